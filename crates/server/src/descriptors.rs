@@ -1,7 +1,7 @@
-//! Whether enough descriptors are free to take on more. Must not know what they are for.
+//! Decides whether enough file descriptors are free to accept more work.
 //!
-//! The kernel counts them for the whole program, and so does this. Who may go how far: a stranger at the door before a start, a
-//! start before what is there already, so that what was taken on can always be carried on.
+//! The kernel limits fds per process, so the count here is global. Priority when fds are scarce: existing work, then
+//! new processes, then unauthenticated connections. So accepted work can always continue.
 
 use std::{
     io,
@@ -11,18 +11,18 @@ use std::{
 
 use rustix::{io::Errno, process::Resource};
 
-/// Descriptors that starts leave free: below, answers of holders and reads of spilled output would fail. Less where the limit
-/// itself is small.
+/// Fds that starts leave free. With fewer, replies of holders and reads of spilled output would fail. The reserve is
+/// smaller if the limit itself is small.
 const FREE_MIN: u64 = 64;
 
-/// Of those who were let in and do not have theirs yet.
+/// Number of fds promised to starts that have not opened them yet.
 static RESERVED: AtomicU64 = AtomicU64::new(0);
 
-/// One descriptor that somebody will need in a moment.
+/// A reservation of one fd that will be opened soon.
 pub(crate) struct Reserved(());
 
 impl Reserved {
-    /// Refused when so few are free that what is there already would suffer.
+    /// Fails if so few fds are free that existing work could suffer.
     pub(crate) fn new() -> io::Result<Self> {
         let all = RESERVED.fetch_add(1, Ordering::Relaxed) + 1;
         let reserved = Self(());
@@ -36,19 +36,20 @@ impl Drop for Reserved {
     }
 }
 
-/// Whether a new connection may have one: strangers leave something to those who are inside, who need them to go on.
+/// Whether a new connection may have an fd. Unauthenticated connections must leave half of the reserve to existing
+/// work.
 pub(crate) fn allow_stranger() -> bool {
     are_free(RESERVED.load(Ordering::Relaxed) + 1, 2)
 }
 
-/// Whether beyond these, the one in question included, the reserve is free, or a part of it. The lowest free number tells, for the kernel gives out the lowest
-/// first.
+/// Whether the reserve, divided by `part`, stays free after `wanted` more fds. Finds the lowest free fd number by a
+/// dup: the kernel assigns the lowest first.
 fn are_free(wanted: u64, part: u64) -> bool {
     let Some(limit) = rustix::process::getrlimit(Resource::Nofile).current else { return true };
     let lowest = match rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3) {
         Ok(fd) => u64::from(fd.as_raw_fd().unsigned_abs()),
         Err(Errno::MFILE) => limit,
-        // Nothing on standard input to copy: nothing is known.
+        // Standard input is closed, so the dup says nothing.
         Err(_) => return true,
     };
     fits(lowest, wanted, part, limit)
@@ -64,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_is_reserved_is_not_taken_from_the_reserve() {
-        // 1024 - 64 = 960 descriptors, numbers 0 to 959, are for starts; the reserve begins at 960.
+        // 1024 - 64 = 960 fds, numbers 0 to 959, are for starts. The reserve begins at 960.
         assert!(fits(959, 1, 1, 1024) && !fits(960, 1, 1, 1024));
     }
 }

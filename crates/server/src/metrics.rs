@@ -1,8 +1,8 @@
-//! What operators count: the numbers behind `/metrics`, and their text.
+//! The metrics of the server and their text at `/metrics`.
 //!
-//! Whoever counts adds to one relaxed atomic, at most once per batch or request; nothing here locks or looks a label up. What can
-//! be counted by looking (sessions, processes, bytes of their logs) is looked at when somebody asks. Labels come from fixed lists,
-//! so that no peer can make the text grow. Must not know doors, and shows no id, name, path or argument of anybody.
+//! Code that counts adds to one relaxed atomic, at most once per batch or request; nothing here takes a lock or looks
+//! up a label. Gauges (sessions, processes) are computed when the page is requested. Labels come from fixed lists, so
+//! that a peer cannot make the page grow. The page shows no ids, names, paths or arguments.
 
 mod text;
 
@@ -18,10 +18,11 @@ use exec_server_protocol::{
 
 pub(crate) use self::text::Text;
 
-/// Upper ends of the buckets of latencies, in microseconds: what a loopback answers in, up to what somebody notices.
+/// Upper bounds of the latency buckets, in microseconds: from a typical response over loopback to a delay that a person
+/// notices.
 const BUCKETS_US: [u64; 12] = [100, 250, 500, 1000, 2500, 5000, 10_000, 50_000, 100_000, 500_000, 1_000_000, 5_000_000];
 
-/// Statuses that a door answers with, each a label; what is not here counts as the last.
+/// HTTP statuses that the door answers with, each with its label. Any other status counts as the last entry.
 const STATUSES: [(u16, &str); 10] = [
     (400, "400"),
     (401, "401"),
@@ -35,31 +36,28 @@ const STATUSES: [(u16, &str); 10] = [
     (0, "other"),
 ];
 
-/// A number that only grows.
+/// A counter that only grows.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// One more.
     pub fn inc(&self) {
         self.add(1);
     }
 
-    /// So many more.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// As of now.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How long the requests of one method took.
+/// The latency histogram of one method.
 #[derive(Debug, Default)]
 struct Latency {
-    /// One per bucket, and the last for everything beyond.
+    /// One counter per bucket, plus one for everything above.
     buckets: [Counter; BUCKETS_US.len() + 1],
     sum_us: Counter,
 }
@@ -73,48 +71,44 @@ impl Latency {
     }
 }
 
-/// Everything that is counted as it happens, since this server began.
+/// All counters, since the start of this server.
 #[derive(Debug)]
 pub struct Metrics {
-    /// Connections that passed a door.
+    /// Connections that the door admitted.
     pub connections: Counter,
-    /// Requests that a door answered instead of letting their connection in, by [`STATUSES`].
+    /// Connections that the door refused, indexed as [`STATUSES`].
     refused: [Counter; STATUSES.len()],
-    /// Connections dropped because nothing was heard of their peers.
+    /// Connections closed because the peer no longer responded.
     pub dead_peers: Counter,
-    /// Bytes that came in over all connections, framing included.
+    /// Bytes received on all connections, including framing.
     pub received_bytes: Counter,
-    /// Bytes that went out.
+    /// Bytes sent on all connections, including framing.
     pub sent_bytes: Counter,
     /// Output that holders have read from their children.
     pub output_bytes: Counter,
-    /// Output given up by the overflow policy before every reader had it.
+    /// Output dropped by the overflow policy before all readers had read it.
     pub dropped_bytes: Counter,
-    /// Bytes that entered the standard input of children.
+    /// Bytes written to the stdin of children.
     pub stdin_bytes: Counter,
-    /// Gaps told to readers, once a reader.
+    /// Gaps reported to readers, counted once per reader.
     pub gaps: Counter,
-    /// The bytes of those gaps.
     pub gap_bytes: Counter,
-    /// Segments of logs, 1 MiB each, that went to disk.
+    /// Log segments of 1 MiB that were written to disk.
     pub spilled_segments: Counter,
-    /// Processes started.
     pub started: Counter,
-    /// Sessions made.
     pub sessions: Counter,
-    /// Sessions resumed by a connection.
     pub resumed: Counter,
-    /// Sessions that ended because nobody came back in time.
+    /// Sessions that expired before a client resumed them.
     pub expired: Counter,
-    /// Sessions of earlier servers taken over with their holder.
+    /// Sessions of earlier servers whose holders were adopted.
     pub adopted: Counter,
-    /// Holders that could not be taken over when they were found; each is tried again.
+    /// Failed attempts to adopt a holder that was found. Each is retried.
     pub adoption_failures: Counter,
-    /// Holders that died, and their processes with them.
+    /// Holders that died together with their processes.
     pub holders_lost: Counter,
-    /// By the place of a method in the table of methods.
+    /// Indexed as `METHODS`.
     latencies: [Latency; METHODS.len()],
-    /// By kind.
+    /// Indexed as `Kind::ALL`.
     errors: [Counter; Kind::ALL.len()],
 }
 
@@ -146,7 +140,7 @@ impl Default for Metrics {
     }
 }
 
-/// What is looked at when somebody asks.
+/// Values that are computed when the page is requested.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) connections: u64,
@@ -159,32 +153,32 @@ pub(crate) struct Seen {
     pub(crate) blocked_disk: u64,
     pub(crate) draining: bool,
     pub(crate) audit_lost: u64,
-    /// What became of those who waited at the door, by a fixed word.
+    /// The door's counters, each with a fixed label.
     pub(crate) door: [(&'static str, u64); 4],
 }
 
 impl Metrics {
-    /// A request was answered.
+    /// Records the latency of an answered request.
     pub(crate) fn answered(&self, method: &'static Method, took: Duration) {
         if let Some(place) = METHODS.iter().position(|other| other.name == method.name) {
             self.latencies[place].observe(took);
         }
     }
 
-    /// A request, or something that was to be one, ended in an error.
+    /// Counts an error response, also for a message that was not a valid request.
     pub(crate) fn failed(&self, kind: Kind) {
         if let Some(counter) = self.errors.get(kind as usize) {
             counter.inc();
         }
     }
 
-    /// A door sent a peer away.
+    /// Counts a connection that the door refused.
     pub(crate) fn refused(&self, status: u16) {
         let place = STATUSES.iter().position(|(known, _)| *known == status).unwrap_or(STATUSES.len() - 1);
         self.refused[place].inc();
     }
 
-    /// All of it, in the text format of Prometheus.
+    /// The page in the Prometheus text format.
     pub(crate) fn render(&self, seen: &Seen) -> String {
         let mut text = Text::default();
         text.gauge("exec_server_build_info", "Which build this is.", &[(&[("version", env!("CARGO_PKG_VERSION"))], 1)]);
@@ -289,7 +283,7 @@ impl Metrics {
                 let labels = [("method", method.name), ("le", &text::seconds(*end))];
                 text.sample("exec_server_request_seconds_bucket", &labels, &below.to_string());
             }
-            // The rest last, so that the count is never below a bucket while others count on.
+            // Read the last bucket last: other threads keep counting, and the total must not be less than a bucket.
             let all = below + latency.buckets[BUCKETS_US.len()].get();
             let infinite = [("method", method.name), ("le", "+Inf")];
             text.sample("exec_server_request_seconds_bucket", &infinite, &all.to_string());

@@ -1,17 +1,18 @@
-//! The server's own files: which objects of this host no principal but the owner reaches through a file method.
+//! Protects the server's own files: only the owner may access them with file methods.
 //!
 //! ```text
 //!  paths (state directory, tokens, audit log, TLS files, sockets)
-//!    └── trace each, list directories to the bottom ──▶ Inventory: objects by device and inode, names, directories on the way
+//!    └── trace each, list directories recursively ──▶ Inventory: objects by device and inode, names, parent directories
 //!  View opens an object ──▶ is the inventory new enough for it? ──▶ is the object in it?
 //! ```
 //!
-//! An object is known by device and inode, so a symbolic link, a bind mount (of the state directory, of a directory in it or of one file) or a
-//! hard link leads to the same refusal. The inventory is a cache. It is valid for an object whose inode was changed before the
-//! inventory was taken: creating an object, renaming it into a directory and giving it a hard link all change the inode. For
-//! anything newer, and once a second, it is taken again; directories that did not change since are not listed again.
+//! An object is identified by device and inode. So access is refused also through a symbolic link, a hard link, or a
+//! bind mount of the state directory, of a subdirectory or of a single file.
 //!
-//! Owns the inventory. Must not know methods, principals or the wire.
+//! The inventory is a cache. It is valid for an object whose inode was last changed (ctime) before the inventory was
+//! taken: creating an object, renaming it into a directory and adding a hard link all change the ctime. For a newer
+//! object, and at least once a second, the inventory is taken again. Directories that have not changed since are not
+//! listed again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -33,22 +34,21 @@ use rustix::{
 
 use crate::process::lock;
 
-/// Device and inode.
 type Identity = (u64, u64);
 
-/// Inode times have the grain of the kernel's clock: a change within this time of the inventory may carry an older time.
+/// Resolution of inode timestamps, with a margin. A change this soon after the inventory may have an older timestamp.
 const CLOCK_GRAIN_NS: i128 = 20_000_000;
 
-/// How long an inventory is used at most: a bound for what a wrong clock can hide.
+/// Longest use of an inventory. Bounds how long a wrong clock can hide a change.
 const MAX_AGE_NS: i128 = 1_000_000_000;
 
-/// Levels below a protected directory that are listed. The state directory has two.
+/// How many levels below a protected directory are listed. The state directory has two.
 const MAX_DEPTH: usize = 8;
 
-/// Symbolic links in one path before it counts as a loop; the kernel's own bound.
+/// Most symbolic links in one path before it counts as a loop. The kernel has the same limit.
 const MAX_LINKS: usize = 40;
 
-/// The server's own files, as a guard for views.
+/// A `Guard` for the server's own files.
 #[derive(Debug)]
 pub(crate) struct OwnFiles {
     paths: Vec<PathBuf>,
@@ -57,27 +57,28 @@ pub(crate) struct OwnFiles {
 
 #[derive(Debug, Default)]
 struct Inventory {
-    /// When it was begun, by the clocks of inode times and of the boot; `None` before the first one.
+    /// Start time, by CLOCK_REALTIME (as in inode timestamps) and CLOCK_BOOTTIME. `None` before the first inventory.
     taken: Option<(i128, i128)>,
     objects: HashSet<Identity>,
-    /// File systems that have any of the objects or names.
+    /// Devices of the protected objects and names.
     devices: BTreeSet<u64>,
-    /// Names by their directory: of protected files, and of symbolic links on the way to them.
+    /// Protected names, by their directory: of protected files, and of symbolic links on the path to them.
     names: HashMap<Identity, Vec<ProtectedName>>,
-    /// Directories on the way to protected objects.
+    /// Directories on the path to protected objects.
     ancestors: HashSet<Identity>,
     listings: HashMap<Identity, Listing>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ProtectedName {
-    /// This name alone.
+    /// Only this name.
     Exact(OsString),
-    /// This name, and names that begin with it and a dot: a file is replaced by `NAME.new`, and a log is moved to `NAME.1`.
+    /// This name, and names that start with it and a dot. A file is replaced through `NAME.new`, and a rotated log is
+    /// renamed to `NAME.1`.
     WithSuffixes(OsString),
 }
 
-/// What a directory held when it was last listed.
+/// The contents of a directory when it was last listed.
 #[derive(Debug, Clone)]
 struct Listing {
     changed: Moment,
@@ -86,16 +87,16 @@ struct Listing {
 }
 
 impl OwnFiles {
-    /// Protects what these absolute paths lead to, with everything below.
+    /// Protects the objects at these absolute paths and everything below them.
     pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, inventory: Mutex::default() }
     }
 
-    /// Looks something up in an inventory that is new enough for an object.
+    /// Queries an inventory that is new enough for `object`.
     fn look_up(&self, object: &Stat, look: impl FnOnce(&Inventory, Identity) -> bool) -> bool {
         let mut inventory = lock(&self.inventory);
         if !inventory.is_valid_for(object) {
-            // A thread that acts as the user of `--run-as` could not look into the state directory.
+            // With `--run-as`, this thread may act as another user, who cannot read the state directory.
             as_server(|| inventory.take(&self.paths));
         }
         look(&inventory, object.identity())
@@ -142,7 +143,7 @@ impl Inventory {
         !self.devices.contains(&device) || changed + CLOCK_GRAIN_NS < wall
     }
 
-    /// Looks at all of it again.
+    /// Takes a new inventory. Reuses listings of directories that have not changed.
     fn take(&mut self, paths: &[PathBuf]) {
         let taken = (nanoseconds(ClockId::Realtime), nanoseconds(ClockId::Boottime));
         let before = std::mem::take(self);
@@ -168,17 +169,17 @@ impl Inventory {
     }
 }
 
-/// One look at everything.
+/// One run of `Inventory::take`.
 struct Walk<'a> {
     inventory: &'a mut Inventory,
-    /// Listings of the inventory before.
+    /// Listings of the previous inventory.
     before: &'a HashMap<Identity, Listing>,
-    /// A directory that changed before this time was listed as it is.
+    /// A directory that changed before this time was listed completely last time.
     settled_before: i128,
 }
 
 impl Walk<'_> {
-    /// Follows a path link by link and notes what it passes. A part that is missing ends it; its name is protected.
+    /// Follows a path link by link and records what it passes. Stops at a missing component and protects its name.
     fn trace(&mut self, path: &Path) -> Option<()> {
         let mut rest = parts(path);
         let mut dir = open_path(CWD, OsStr::new("/"))?;
@@ -222,7 +223,7 @@ impl Walk<'_> {
         Some(())
     }
 
-    /// Notes a directory and everything below it.
+    /// Records a directory and everything below it.
     fn directory(&mut self, dir: BorrowedFd<'_>, depth: usize) {
         let Ok(stat) = Stat::of(dir) else { return };
         let identity = stat.identity();
@@ -246,7 +247,7 @@ impl Walk<'_> {
     }
 }
 
-/// What is in a directory now. What vanishes meanwhile is not the server's any more.
+/// Lists a directory. An entry that vanishes while it is listed is ignored: it no longer belongs to the server.
 fn list(dir: BorrowedFd<'_>, changed: Moment) -> Listing {
     let mut listing = Listing { changed, files: Vec::new(), directories: Vec::new() };
     for (name, stat) in entries(dir) {
@@ -267,13 +268,13 @@ fn entries(dir: BorrowedFd<'_>) -> Vec<(OsString, Stat)> {
     names.filter_map(|name| Stat::entry(dir, &name).ok().map(|stat| (name, stat))).collect()
 }
 
-/// A file at or below these paths that has more than one hard link. No sandbox of a process can hide the other name.
+/// Finds a file at or below these paths that has more than one hard link. A sandbox cannot hide the other link.
 pub(crate) fn find_hard_linked(paths: &[PathBuf]) -> Option<PathBuf> {
     paths.iter().find_map(|path| hard_linked(path, MAX_DEPTH))
 }
 
 fn hard_linked(path: &Path, depth: usize) -> Option<PathBuf> {
-    // Links are followed: the path is one that the server was given.
+    // Follow symbolic links: these paths come from the server's configuration.
     let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let stat = Stat::of(fd.as_fd()).ok()?;
     match stat.kind {
@@ -287,7 +288,7 @@ fn hard_linked(path: &Path, depth: usize) -> Option<PathBuf> {
     }
 }
 
-/// Names of a path in reverse order, to be taken from the end.
+/// The components of a path in reverse order, to be popped from the end.
 fn parts(path: &Path) -> Vec<OsString> {
     let mut names: Vec<OsString> = path
         .components()
@@ -335,7 +336,7 @@ mod tests {
             assert!(own.protects(&stat(&state.join(path))), "{path}");
         }
         assert!(!own.protects(&stat(&base.join("other"))));
-        // Made after the first look.
+        // Created after the first inventory.
         fs::create_dir(state.join("sessions/two")).expect("make a directory");
         fs::write(state.join("sessions/two/secret"), "s").expect("write");
         for path in ["sessions/two", "sessions/two/secret"] {

@@ -1,13 +1,16 @@
-//! Directories that stand where something must not come into being while a confined process runs: a `.git` above all.
+//! Placeholders: empty directories at paths that a sandboxed process must not create, above all `.git`.
 //!
-//! A mount keeps a name read-only, and a mount needs something to lie on; a name that is not there cannot be kept from a process that may
-//! write its directory. So an empty directory is made there, which programs that look for a repository pass over, and the view shows it
-//! read-only like any other. Its time of modification is 1970, by which it is known until somebody puts something into it. Another placeholder
-//! does not count as something: the time is set again after one was made or removed in it.
+//! A read-only mount protects a name, but it needs something to be mounted on. A name that does not exist cannot be
+//! protected from a process that may write to its directory. So an empty directory is created there, which programs
+//! that look for a repository ignore. The view shows it read-only.
 //!
-//! It goes when nobody needs it: whoever has a kit for it holds a shared lock on it, and whoever runs in a view has a mount on it. Taken
-//! away too early it would set its name free; so neither is guessed. Their paths are kept in the state
-//! directory, so that the next server takes away those of a server that was killed. Must not know policies.
+//! A placeholder has the mtime 0 (1970), which marks it until something is created in it. A nested placeholder does not
+//! count: after one is created or removed, the mtime of the outer one is reset.
+//!
+//! A placeholder is removed when it is no longer needed. Two things show that it is needed: a prepared sandbox (kit)
+//! holds a shared lock on it, and a process in a view has a mount on it. Removing it too early would free its name, so
+//! both are checked. The paths are recorded in the state directory, so that the next server removes the placeholders of
+//! a server that was killed.
 
 use std::{
     collections::BTreeSet,
@@ -26,18 +29,18 @@ use rustix::{
     io::Errno,
 };
 
-/// How often one is looked for again that somebody took away meanwhile.
+/// How many times to look again if the placeholder is removed while we lock it.
 const TRIES: usize = 8;
 
-/// One that stays while this is held.
+/// Keeps a placeholder from being removed.
 #[derive(Debug)]
 pub(crate) struct Placeholder {
-    /// Locked.
+    /// Holds the shared lock.
     _dir: OwnedFd,
 }
 
-/// Makes sure that something is there. Where we may make nothing, neither may a process of ours,
-/// unless it can open what is closed.
+/// Makes sure that something exists at the path. If we have no permission to create it, neither has a process of the
+/// same user, so nothing is needed. The exception is a parent directory that we own: the process could change its mode.
 pub(crate) fn make(path: &Path) -> io::Result<()> {
     let around = marked_around(path);
     match rustix::fs::mkdirat(CWD, path, Mode::from_raw_mode(0o755)) {
@@ -53,7 +56,7 @@ pub(crate) fn make(path: &Path) -> io::Result<()> {
 
 fn mark(path: &Path) -> io::Result<()> {
     let dir = open(path)?;
-    // Whoever owns the directory around it may make a repository of it.
+    // The owner of the parent directory may turn it into a repository.
     if let Some(around) = path.parent().filter(|_| rustix::process::geteuid().is_root()) {
         let around = fs::metadata(around)?;
         std::os::unix::fs::fchown(&dir, Some(around.uid()), Some(around.gid()))?;
@@ -66,7 +69,7 @@ fn set_first_time(dir: &OwnedFd) -> io::Result<()> {
     Ok(rustix::fs::futimens(dir, &Timestamps { last_access: first, last_modification: first })?)
 }
 
-/// The directory around a path, where it is a placeholder itself.
+/// Opens the parent directory if it is a placeholder itself.
 fn marked_around(path: &Path) -> Option<OwnedFd> {
     open(path.parent()?).ok().filter(is_marked)
 }
@@ -76,12 +79,12 @@ fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(CWD, path, flags, Mode::empty())
 }
 
-/// Holds the placeholder at a path; nothing where there is none, but a repository.
+/// Locks the placeholder at a path. `None` if something else is there, for example a repository.
 pub(crate) fn hold(path: &Path) -> Option<Placeholder> {
     for _ in 0..TRIES {
         let dir = open(path).ok().filter(is_marked)?;
         flock(&dir, FlockOperation::LockShared).ok()?;
-        // It may have gone while we waited.
+        // It may have been removed while we waited for the lock.
         if is_at(&dir, path) {
             return Some(Placeholder { _dir: dir });
         }
@@ -98,7 +101,8 @@ fn is_at(dir: &OwnedFd, path: &Path) -> bool {
     matches!((fstat(dir.as_fd()), there), (Ok(own), Ok(there)) if (own.st_dev, own.st_ino) == there)
 }
 
-/// Takes a placeholder away that nobody needs; false while somebody does.
+/// Removes a placeholder that is no longer needed. Returns false if it is still needed, and true if it is gone or is
+/// not a placeholder.
 pub(crate) fn remove(path: &Path) -> bool {
     let Some(dir) = open(path).ok().filter(is_marked) else { return true };
     if flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() || is_mounted_somewhere(path) {
@@ -107,22 +111,22 @@ pub(crate) fn remove(path: &Path) -> bool {
     let around = marked_around(path);
     match fs::remove_dir(path) {
         Ok(()) => {
-            // Without it the directory around stays for good, which costs nothing else.
+            // If the reset fails, the outer placeholder is never removed, which does no other harm.
             around.map(|around| set_first_time(&around));
             true
         }
-        // Another placeholder is in it: what anybody else made in it would have changed its time.
+        // The directory holds another placeholder. Anything else created in it would have changed its mtime.
         Err(error) => error.kind() != io::ErrorKind::DirectoryNotEmpty,
     }
 }
 
-/// Takes away those that nobody needs. Tells which are gone, and which are left.
+/// Removes the placeholders that are no longer needed. Returns the paths that are gone and those that are left.
 pub(crate) fn remove_all(paths: BTreeSet<PathBuf>) -> (Vec<PathBuf>, Vec<PathBuf>) {
-    // The last first: one may be in another.
+    // In reverse order: one may be inside another.
     paths.into_iter().rev().partition(|path| remove(path))
 }
 
-/// Whether a process of this host, in a view, has a mount on a path.
+/// Whether a process in another mount namespace has a mount on this path.
 fn is_mounted_somewhere(path: &Path) -> bool {
     let own = namespace(Path::new("/proc/self"));
     let Ok(processes) = fs::read_dir("/proc") else { return true };
@@ -140,12 +144,12 @@ fn namespace(process: &Path) -> Option<PathBuf> {
 }
 
 fn has_mount(process: &Path, wanted: &[u8]) -> bool {
-    // One that is gone has none.
+    // The process has ended and has no mounts.
     let Ok(mounts) = fs::read(process.join("mountinfo")) else { return false };
     mounts.split(|byte| *byte == b'\n').any(|line| line.split(|byte| *byte == b' ').nth(4) == Some(wanted))
 }
 
-/// A path as the kernel writes it into the table of mounts.
+/// The path as the kernel escapes it in `mountinfo`.
 fn escaped(path: &Path) -> Vec<u8> {
     let mut out = Vec::new();
     for byte in path.as_os_str().as_bytes() {

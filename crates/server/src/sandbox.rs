@@ -1,7 +1,9 @@
-//! Sandboxes of requests: what a context of the wire asks for, and what enforces it, kept ready for the next request that asks for the same.
+//! The sandboxes of requests: converts a sandbox from the wire into a policy, builds what enforces it, and caches the
+//! result for requests with the same policy.
 //!
-//! Owns the conversion from the wire and a bounded store of what was made. A stored sandbox is used again only while every place that its
-//! policy speaks of is what it was; patterns are searched again each time. All of it blocks, and is called off the runtime's threads.
+//! The cache is bounded. A cached sandbox is used again only while every path that its policy names is still the same
+//! object. Glob patterns are searched again each time. Everything here blocks, so it is called outside the runtime's
+//! threads.
 
 use std::{
     collections::BTreeSet,
@@ -36,87 +38,87 @@ use crate::{
     session::Launch,
 };
 
-/// Sandboxes that are kept ready; each costs some descriptors and a table of mounts.
+/// Most cached sandboxes of each kind. Each costs a few fds and a mount table.
 const KEPT: usize = 32;
 
-/// How long placeholders stay after their last use, and how often they are looked at.
+/// How long placeholders stay after their last use, and how often to check them.
 const PLACED: Duration = Duration::from_secs(5);
 
-/// How long one is kept ready that nobody asks for: it holds on to every file system of the host, also to one that is unmounted.
+/// How long an unused sandbox stays cached. It keeps all file systems of the host busy, also one that was unmounted.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Mounts of one sandbox.
+/// Most mounts of one sandbox.
 const MOUNTS_MAX: usize = 4000;
 
-/// How often a sandbox is made anew because something was renamed while it was made.
+/// How many times to build a sandbox if files are renamed while it is built.
 const TRIES: usize = 3;
 
-/// What a request asks for.
+/// The sandbox that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Confinement {
-    /// Absent where files are not restricted.
+    /// `None`: files are not restricted.
     files: Option<Policy>,
     scope: Scope,
     is_network_restricted: bool,
-    /// The principal whose floor demands that files are restricted.
+    /// The principal whose rights require that files are restricted (see `Floor`).
     floor_of: Option<String>,
 }
 
-/// What a principal with a floor is told whose policy restricts no files.
+/// The error text for a principal that must restrict files and whose policy does not.
 pub(crate) const NEEDS_RESTRICTED_FILES: &str = "a sandbox that restricts files, in which `/` is not writable";
 
 impl Confinement {
-    /// Refuses, when it is read, to let everything be written.
+    /// Makes `rules` fail if the policy allows writing everywhere.
     pub(crate) fn with_floor_of(self, principal: String) -> Self {
         Self { floor_of: Some(principal), ..self }
     }
 
-    /// Whether only some files can be reached.
+    /// Whether access to files is restricted.
     pub(crate) fn restricts_files(&self) -> bool {
         self.files.is_some()
     }
 
-    /// Whether there is no network.
+    /// Whether network access is restricted.
     pub(crate) fn restricts_network(&self) -> bool {
         self.is_network_restricted
     }
 }
 
-/// What the text of a sandbox in a request says.
+/// The parsed sandbox field of a request.
 pub(crate) enum Asked {
-    /// `null`: there is none.
+    /// `null`: no sandbox.
     Nothing,
-    /// One that confines nothing.
+    /// A sandbox that restricts nothing.
     Free,
     Confined(Confinement),
 }
 
-/// What a request is told whose sandbox confines nothing.
+/// Reported to a request whose sandbox restricts nothing.
 pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
     wire::AppliedSandbox { file_system: wire::AppliedFileSystem::Unrestricted, network: wire::Network::Enabled };
 
-/// A confined process's kit, and what it means.
+/// The prepared sandbox of a process.
 #[derive(Debug)]
 pub(crate) struct Confined {
     pub(crate) kit: Kit,
     pub(crate) rules: Rules,
     mounted: Mounted,
-    /// What stands for what must not come into being.
+    /// Hold the placeholders for paths that must not be created.
     placeholders: Vec<Placeholder>,
     used: Mutex<Instant>,
 }
 
-/// Where files of a confined request are.
+/// The file view of a sandboxed `fs/*` request.
 #[derive(Debug)]
 pub(crate) struct FileView {
-    /// What it shows, and what keeps it; absent where all may be touched.
+    /// `None`: all files may be accessed, so no view is needed.
     shown: Option<Shown>,
     pub(crate) rules: Rules,
     is_network_restricted: bool,
     used: Mutex<Instant>,
 }
 
-/// A tree of files, and the namespace that it is in.
+/// A file tree, and the mount namespace that keeps it alive.
 #[derive(Debug)]
 struct Shown {
     tree: Arc<Tree>,
@@ -125,17 +127,17 @@ struct Shown {
 }
 
 impl FileView {
-    /// The word for how it confines.
+    /// The sandbox to report to the client.
     pub(crate) fn applied(&self) -> wire::AppliedSandbox {
         applied(Applied { files: self.shown.is_some(), network: self.is_network_restricted })
     }
 
-    /// What a request sees, beneath its roots if it has any.
+    /// The files that a request sees. The roots of the principal narrow it further.
     pub(crate) fn view(&self) -> View {
         self.shown.as_ref().map_or_else(View::everything, |shown| View::of(shown.tree.clone()))
     }
 
-    /// An early word for what takes long: whether it may begin there at all.
+    /// An early check for a long operation: whether the sandbox allows reading where it starts.
     pub(crate) fn permits_reading(&self, path: &Path) -> Result<(), Failure> {
         if self.shown.is_none() {
             return Ok(());
@@ -143,15 +145,15 @@ impl FileView {
         Ok(self.rules.decide(path, Access::Read)?)
     }
 
-    /// Says of an operation that failed that the sandbox was the reason, where it was.
+    /// If the sandbox is the reason for a failed operation, returns the error that says so.
     pub(crate) fn explain(&self, error: &files::Error) -> Option<Failure> {
         self.shown.as_ref()?;
-        // So the kernel says it, and who speaks in its place, of what the view keeps as it is.
+        // Errors for paths that the view protects. They come from the kernel, or from the `fs` crate in its place.
         let is_kept =
             |os: &io::Error| matches!(os.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::ResourceBusy);
         let is_kept = matches!(&error.trouble, files::Trouble::Os(os) if is_kept(os));
         let denied = self.rules.decide(&error.path, Access::Read).and_then(|()| match error.kind() {
-            // Only what wants to write meets these in what it may read.
+            // If reading is allowed, only a write gets these errors.
             files::Kind::PermissionDenied | files::Kind::OutsideView => self.rules.decide(&error.path, Access::Write),
             _ if is_kept => Err(Denied { path: error.path.clone(), wanted: Access::Write }),
             _ => Ok(()),
@@ -161,14 +163,14 @@ impl FileView {
 }
 
 impl Confined {
-    /// Says of a start that came to nothing that the sandbox was the reason, where it was.
+    /// If the sandbox is the reason for a failed start, returns the error that says so. Otherwise returns `failure`.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
         let denied = match &failure {
             Failure::Cwd { cwd, .. } => self.rules.decide(Path::new(cwd), Access::Read).err(),
             Failure::Program { program, .. } if program.contains('/') => {
                 self.rules.decide(Path::new(program), Access::Read).err()
             }
-            // Looked for in directories, of which the sandbox hides or refuses some.
+            // The program was looked up in `PATH`, and the sandbox hides or denies some of those directories.
             Failure::Program { program, source } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some(Denied { path: program.into(), wanted: Access::Read })
             }
@@ -181,7 +183,7 @@ impl Confined {
 trait Ready {
     fn rules(&self) -> &Rules;
 
-    /// Whether nothing was taken away from it.
+    /// Whether all mounts of the view are still in place.
     fn is_whole(&self) -> bool;
 
     fn used(&self) -> &Mutex<Instant>;
@@ -215,17 +217,17 @@ impl Ready for FileView {
     }
 }
 
-/// The last used at the end; at most [`KEPT`].
+/// Cached sandboxes, most recently used last; at most [`KEPT`].
 type Kept<T> = Mutex<Vec<(Confinement, Arc<T>)>>;
 
-/// All sandboxes of a server.
+/// All sandboxes of a server, with their caches.
 pub(crate) struct Sandboxes {
     holders: Arc<dyn Holders>,
     hidden: Vec<PathBuf>,
     tmpdir: Option<PathBuf>,
     processes: Kept<Confined>,
     views: Kept<FileView>,
-    /// Where placeholders may be, and when it was last looked whether they are needed.
+    /// Paths of possible placeholders, and the time of the last sweep.
     placed: Mutex<(BTreeSet<PathBuf>, Instant)>,
 }
 
@@ -235,7 +237,7 @@ impl Sandboxes {
         Self { holders, hidden, tmpdir, processes: Mutex::default(), views: Mutex::default(), placed }
     }
 
-    /// What a context asks for; nothing where it confines nothing.
+    /// Reads the sandbox of a request. `None` if it restricts nothing.
     pub(crate) fn read(&self, context: &wire::SandboxContext) -> Result<Option<Confinement>, Failure> {
         let wire::Profile::Managed { file_system, network } = &context.permissions else { return Ok(None) };
         let is_network_restricted = *network == wire::Network::Restricted;
@@ -256,7 +258,7 @@ impl Sandboxes {
         let roots = match (&context.workspace_roots, &context.cwd) {
             (Some(roots), _) => Some(roots.iter().map(resolve).collect::<Result<_, _>>()?),
             (None, None) => None,
-            // Of the generation that has roots, and there are none.
+            // A URI as cwd means a protocol generation that has workspace roots, so a missing list means no roots.
             (None, Some(cwd)) if cwd.form() == Form::Uri => Some(Vec::new()),
             (None, Some(_)) => Some(cwd.iter().cloned().collect()),
         };
@@ -264,7 +266,7 @@ impl Sandboxes {
         Ok(Some(Confinement { files, scope, is_network_restricted, floor_of: None }))
     }
 
-    /// The same from the text of a request.
+    /// `read` for the raw JSON of a request.
     pub(crate) fn read_raw(&self, context: &RawValue) -> Result<Asked, Failure> {
         let context: Option<wire::SandboxContext> = serde_json::from_str(context.get())
             .map_err(|error| Failure::InvalidParams { reason: format!("sandbox: {error}") })?;
@@ -272,9 +274,10 @@ impl Sandboxes {
         Ok(self.read(&context)?.map_or(Asked::Free, Asked::Confined))
     }
 
-    /// What a process is to be confined with.
+    /// The sandbox for a process, cached or new.
     pub(crate) fn process(&self, asked: &Confinement) -> Result<Arc<Confined>, Failure> {
-        // Mounts hide a name. Another name of the same file may be anywhere, also in what the policy grants.
+        // A mount hides a path, not a file. If the file has another hard link, a sandboxed process could reach it
+        // there, even inside a directory that the policy grants.
         if let Some(path) = own_files::find_hard_linked(&self.hidden) {
             return Err(Failure::NotEnforceable {
                 what: format!(
@@ -294,7 +297,7 @@ impl Sandboxes {
                     Some(_) if !rules.allows_everything_but(&self.hidden) => Purpose::Process,
                     Some(_) | None => Purpose::WholeSystem,
                 };
-                // Cheaper to find out, and on a host without it no view is made for nothing.
+                // Check this first: it is cheap, and without Landlock a view would be built in vain.
                 Kit::check_host().map_err(not_enforceable)?;
                 let (view, mounted) = self.build(&Script::new(rules, purpose))?;
                 let kit = Kit::new(rules, purpose, asked.is_network_restricted, view).map_err(not_enforceable)?;
@@ -303,15 +306,16 @@ impl Sandboxes {
         )
     }
 
-    /// What a policy means for a process: there is something in every place that must not come into being.
+    /// The rules for a process. Creates a placeholder at each path that the process must not create.
     fn rules_with_placeholders(&self, asked: &Confinement) -> Result<Rules, Failure> {
         let mut rules = asked.rules()?;
-        // Rules that confine nothing keep nothing from anybody.
+        // Rules that allow everything protect no path, so they need no placeholders.
         if asked.files.is_none() || rules.allows_everything_but(&self.hidden) {
             return Ok(rules);
         }
         if !rules.absent().is_empty() {
-            // Before they are made: a server that is killed in between leaves the next one their paths.
+            // Record the paths before creating the placeholders. If the server is killed in between, the next server
+            // finds them.
             self.place(rules.absent());
             for path in rules.absent() {
                 placeholder::make(path).map_err(|error| Failure::NotEnforceable {
@@ -324,7 +328,8 @@ impl Sandboxes {
         Ok(rules)
     }
 
-    /// Remembers placeholders, here and on disk. The file is written under the lock, so that it is never older than what is in memory.
+    /// Records placeholders in memory and on disk. The file is written under the lock, so that it is never older than
+    /// the memory.
     fn place(&self, paths: &[PathBuf]) {
         let mut placed = lock(&self.placed);
         let before = placed.0.len();
@@ -334,12 +339,13 @@ impl Sandboxes {
         }
         let all: Vec<PathBuf> = placed.0.iter().cloned().collect();
         if let Err(error) = self.holders.keep_placeholders(&all) {
-            // They go with this server; only one that is killed leaves them.
+            // Not fatal: this server removes the placeholders when it ends. They stay only if it is killed.
             tracing::warn!(%error, "the paths of placeholders are not kept for the next server");
         }
     }
 
-    /// Takes away what earlier servers left, but for placeholders that a process still needs: these are looked at again. Blocks.
+    /// Removes the placeholders of earlier servers. Those that a process still needs are checked again by `sweep`.
+    /// Blocks.
     pub(crate) fn adopt_placeholders(&self) {
         let (gone, left) = placeholder::remove_all(self.holders.placeholders().into_iter().collect());
         if !gone.is_empty() {
@@ -351,7 +357,7 @@ impl Sandboxes {
         }
     }
 
-    /// Forgets placeholders that are gone, here and on disk.
+    /// Removes the paths from the record, in memory and on disk.
     fn forget_placed(&self, gone: &[PathBuf]) {
         let mut placed = lock(&self.placed);
         for path in gone {
@@ -363,12 +369,12 @@ impl Sandboxes {
         }
     }
 
-    /// Whether there is something to look after.
+    /// Whether `sweep` has work to do.
     pub(crate) fn has_any(&self) -> bool {
         !(lock(&self.placed).0.is_empty() && lock(&self.processes).is_empty() && lock(&self.views).is_empty())
     }
 
-    /// Takes away the placeholders that nobody needs any more, and what was kept ready in vain. Blocks.
+    /// Removes placeholders that are no longer needed, and cached sandboxes that are no longer used. Blocks.
     pub(crate) fn sweep(&self) {
         let paths = {
             let mut placed = lock(&self.placed);
@@ -378,7 +384,8 @@ impl Sandboxes {
             placed.1 = Instant::now();
             placed.0.clone()
         };
-        // A kit that was used just now may be used again soon.
+        // Keep a sandbox that is in use or was used recently. A sandbox with placeholders is kept for a shorter time,
+        // because it keeps them too.
         lock(&self.processes).retain(|(_, kept)| {
             let enough = if kept.placeholders.is_empty() { IDLE } else { PLACED };
             Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < enough
@@ -390,7 +397,7 @@ impl Sandboxes {
         }
     }
 
-    /// Where a confined request finds its files; nothing where it may touch all.
+    /// The view for a file request, cached or new.
     pub(crate) fn files(&self, asked: &Confinement) -> Result<Arc<FileView>, Failure> {
         self.ready(
             asked,
@@ -405,7 +412,7 @@ impl Sandboxes {
         )
     }
 
-    /// What is kept for a request, while it still fits, or what is made for it.
+    /// Returns the cached sandbox for this request if it is still valid, or makes a new one.
     fn ready<T: Ready>(
         &self,
         asked: &Confinement,
@@ -436,7 +443,7 @@ impl Sandboxes {
         let mut rules = read()?;
         let mut made = make(&rules);
         for _ in 1..TRIES {
-            // Something was renamed meanwhile, and what was made may lie elsewhere.
+            // If something was renamed in between, the sandbox may refer to the wrong objects. Build it again.
             if made.is_ok() && rules.is_fresh() {
                 break;
             }
@@ -453,7 +460,7 @@ impl Sandboxes {
         Ok(made)
     }
 
-    /// A tree of files that shows what the rules grant.
+    /// Builds the file tree that the rules allow.
     fn show(&self, rules: &Rules) -> Result<Shown, Failure> {
         let script = Script::new(rules, Purpose::Files);
         let (Built { root, mounts, .. }, mounted) = self.build(&script)?;
@@ -468,7 +475,8 @@ impl Sandboxes {
                 covers.push(stat.st_dev);
             }
         }
-        // One that is a placeholder may go meanwhile, and its name is not free for that.
+        // A placeholder may be removed at any time, but its name must stay reserved. So the tree treats guarded paths
+        // as absent too.
         let absent = rules.absent().iter().chain(rules.guarded()).cloned().collect();
         Ok(Shown { tree: Arc::new(Tree { root, covers, absent }), mounted, _namespace: mounts })
     }
@@ -488,14 +496,14 @@ impl Sandboxes {
     }
 }
 
-/// What is kept ready goes with the server, and what stands for repositories where nobody runs that needs it; the rest is found by the
-/// next server that confines a process there.
+/// Drops the cached sandboxes and removes the placeholders that no process needs. The rest is recorded for the next
+/// server.
 impl Drop for Sandboxes {
     fn drop(&mut self) {
         lock(&self.processes).clear();
         let mut placed = lock(&self.placed);
         let (_, left) = placeholder::remove_all(std::mem::take(&mut placed.0));
-        self.holders.keep_placeholders(&left).ok(); // The next server looks at each path anyway.
+        self.holders.keep_placeholders(&left).ok(); // On failure the old list stays. The next server checks each path.
     }
 }
 
@@ -519,7 +527,7 @@ impl Confinement {
     }
 }
 
-/// Makes ready what a start is to be confined with, and notes it in its record.
+/// Prepares the sandbox of a start, if it has one, and writes it to the metadata of the process.
 pub(crate) async fn confine(core: Option<Arc<Core>>, launch: &mut Launch) -> Result<Option<Arc<Confined>>, Failure> {
     let (Some(asked), Some(core)) = (launch.confinement.clone(), core) else { return Ok(None) };
     let sandboxes = core.sandboxes.clone();
@@ -530,7 +538,7 @@ pub(crate) async fn confine(core: Option<Arc<Core>>, launch: &mut Launch) -> Res
     Ok(Some(confined))
 }
 
-/// The word for what was applied.
+/// Converts to the wire format.
 pub(crate) fn applied(applied: Applied) -> wire::AppliedSandbox {
     wire::AppliedSandbox {
         file_system: match applied.files {

@@ -1,12 +1,13 @@
-//! Searches and watches of a connection: threads that look at trees, and what they found until somebody asks for it.
+//! The searches and watches of a connection: threads that read directory trees, and their results until the client asks
+//! for them.
 //!
 //! ```text
-//! thread: search ▶ Search, two pages at most, then the thread waits ▶ fs/searchNext
-//! thread: watch  ▶ Watching, one entry a path, then overflow        ▶ fs/watchNext
+//! thread: search ▶ Search: at most two pages, then the thread waits ▶ fs/searchNext
+//! thread: watch  ▶ Watching: one entry per path, then overflow      ▶ fs/watchNext
 //! ```
 //!
-//! Bounds: so many of a connection and of the server, given back when the thread has ended, not before. All end with the connection. Must not
-//! know paths, policies or the wire.
+//! Their number is bounded, per connection and for the whole server. A permit is returned only when its thread has
+//! ended. All searches and watches end with the connection.
 
 use std::{
     collections::BTreeMap,
@@ -25,13 +26,13 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::{error::Failure, process::lock};
 
-/// How long a page waits for more after its first line.
+/// How long to wait for a full page after the first line.
 const PAGE_TIME: Duration = Duration::from_millis(100);
 
-/// How often a thread that waits for its reader looks whether it should end.
+/// How often a thread that waits for its reader checks whether it should stop.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Threads that all connections together may have.
+/// Most search and watch threads of all connections together.
 #[derive(Debug)]
 pub(crate) struct Places {
     searches: Arc<Semaphore>,
@@ -45,14 +46,14 @@ impl Default for Places {
     }
 }
 
-/// A place of a connection and of the server, given back when it is dropped.
+/// One permit of the connection and one of the server. Returned on drop.
 #[derive(Debug)]
 pub(crate) struct Place {
     _of_connection: OwnedSemaphorePermit,
     _of_server: OwnedSemaphorePermit,
 }
 
-/// What a connection has under way.
+/// The searches and watches of a connection.
 #[derive(Debug)]
 pub(crate) struct Seekers {
     searches: Arc<Semaphore>,
@@ -66,12 +67,10 @@ struct Named {
     is_over: bool,
 }
 
-/// Something under way.
 #[derive(Clone, Debug)]
 pub(crate) enum Seeker {
-    /// It is searched, or globbed, and may be called off.
+    /// A search or a glob.
     Search(Arc<Search>),
-    /// It is watched.
     Watch(Arc<Watching>),
 }
 
@@ -103,18 +102,16 @@ impl Default for Seekers {
 }
 
 impl Seekers {
-    /// A place for a search or a glob.
     pub(crate) fn place_to_search(&self, server: &Places) -> Result<Place, Failure> {
         place(&self.searches, &server.searches)
             .ok_or(Failure::TooManySeekers { what: "searches", most: limits::SEARCHES })
     }
 
-    /// A place for a watch.
     pub(crate) fn place_to_watch(&self, server: &Places) -> Result<Place, Failure> {
         place(&self.watches, &server.watches).ok_or(Failure::TooManySeekers { what: "watches", most: limits::WATCHES })
     }
 
-    /// Gives something a name, by which it is found and called off.
+    /// Registers a seeker under a name, by which it can be found and closed.
     pub(crate) fn add(&self, name: &str, seeker: Seeker) -> Result<(), Failure> {
         if name.is_empty() || name.len() > limits::HANDLE_ID_BYTES {
             return Err(Failure::HandleName);
@@ -130,12 +127,11 @@ impl Seekers {
         Ok(())
     }
 
-    /// What has this name.
     pub(crate) fn find(&self, name: &str) -> Option<Seeker> {
         lock(&self.named).by_name.get(name).cloned()
     }
 
-    /// Takes this very one off the table; another of the same name stays.
+    /// Removes this seeker. Another one that has taken the same name stays.
     pub(crate) fn remove(&self, name: &str, seeker: &Seeker) {
         let mut named = lock(&self.named);
         if named.by_name.get(name).is_some_and(|known| known.is(seeker)) {
@@ -143,7 +139,7 @@ impl Seekers {
         }
     }
 
-    /// Calls off what has this name.
+    /// Removes and stops the seeker with this name.
     pub(crate) fn close(&self, name: &str) {
         let closed = lock(&self.named).by_name.remove(name);
         if let Some(seeker) = closed {
@@ -151,7 +147,7 @@ impl Seekers {
         }
     }
 
-    /// The connection is over: everything is called off, and nothing more is begun.
+    /// Stops all seekers because the connection has ended. No new ones can be added.
     pub(crate) fn end(&self) {
         let mut named = lock(&self.named);
         named.is_over = true;
@@ -167,20 +163,20 @@ fn place(of_connection: &Arc<Semaphore>, of_server: &Arc<Semaphore>) -> Option<P
     Some(Place { _of_connection, _of_server })
 }
 
-/// A search under way, or done and not told to its end.
+/// A search that is running, or finished with results left to read.
 #[derive(Debug)]
 pub(crate) struct Search {
     pub(crate) stop: Stop,
-    /// How its paths are written.
+    /// How paths are written on the wire.
     pub(crate) form: Form,
-    /// Bytes of lines that wait; beyond it the thread does.
+    /// Most bytes of buffered lines. Beyond that, the thread waits.
     capacity: usize,
     found: Mutex<Found>,
-    /// Told when lines were taken, and when it is called off.
+    /// Notified when lines were taken, and when the search is cancelled.
     room: Condvar,
-    /// Told when there is something to take.
+    /// Notified when there are new lines or an outcome.
     news: Notify,
-    /// Held by the one who waits for a page.
+    /// Held by the request that waits for a page.
     reader: tokio::sync::Mutex<()>,
     _place: Place,
 }
@@ -192,14 +188,14 @@ struct Found {
     outcome: Option<Result<Outcome, Refused>>,
 }
 
-/// Why something came to nothing.
+/// Why a search or a watch failed.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// What was asked for cannot be read.
+    /// The pattern is invalid.
     Pattern(PatternError),
-    /// The files are not so.
+    /// A file operation failed.
     File(exec_server_fs::Error),
-    /// It may not be.
+    /// It is not allowed, or a limit was reached.
     Failure(Failure),
 }
 
@@ -221,7 +217,7 @@ impl From<Failure> for Refused {
     }
 }
 
-/// Some lines, and at the end what it came to.
+/// Lines, and the outcome if they are the last.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) lines: Vec<Line>,
@@ -229,7 +225,7 @@ pub(crate) struct Page {
 }
 
 impl Search {
-    /// One that is about to begin. In pages, its thread runs two ahead of the reader.
+    /// A search that has not started yet. With `in_pages`, its thread runs at most two pages ahead of the reader.
     pub(crate) fn new(stop: Stop, in_pages: bool, form: Form, place: Place) -> Arc<Self> {
         let capacity = if in_pages { 2 * limits::SEARCH_PAGE_BYTES } else { usize::MAX };
         Arc::new(Self {
@@ -244,13 +240,13 @@ impl Search {
         })
     }
 
-    /// Ends it at its next look.
+    /// Cancels the search. Its thread ends at its next check.
     pub(crate) fn call_off(&self) {
         self.stop.cancel();
         self.room.notify_all();
     }
 
-    /// Called by its thread: keeps a line, when there is room for it.
+    /// Buffers a line; called by the search's thread. Waits while the buffer is full.
     pub(crate) fn tell(&self, line: Line) -> ControlFlow<()> {
         let mut found = lock(&self.found);
         while found.bytes >= self.capacity {
@@ -267,31 +263,31 @@ impl Search {
         ControlFlow::Continue(())
     }
 
-    /// Called by its thread, last.
+    /// Sets the outcome; the last call of the search's thread.
     pub(crate) fn done(&self, outcome: Result<Outcome, Refused>) {
         lock(&self.found).outcome = Some(outcome);
         self.news.notify_one();
     }
 
-    /// The next page, when it is there.
+    /// Waits for the next page.
     pub(crate) async fn page(&self) -> Result<Page, Failure> {
         let Ok(_reader) = self.reader.try_lock() else {
             return Err(Failure::Overloaded { what: "requests for a page of one search" });
         };
         self.wait(|found| !found.lines.is_empty()).await;
         let full = self.wait(|found| found.bytes >= limits::SEARCH_PAGE_BYTES);
-        // What there is then has to do.
+        // On timeout, return the lines that there are.
         tokio::time::timeout(PAGE_TIME, full).await.ok();
         Ok(self.take())
     }
 
-    /// All of it, when it is done.
+    /// Waits until the search is done and returns all lines.
     pub(crate) async fn all(&self) -> Page {
         self.wait(|_| false).await;
         self.take()
     }
 
-    /// Waits until it is so, or the search is done. Cancel safe.
+    /// Waits until `is_enough` returns true or the search is done. Cancel safe.
     async fn wait(&self, is_enough: impl Fn(&Found) -> bool) {
         loop {
             let news = self.news.notified();
@@ -312,32 +308,32 @@ impl Search {
     }
 }
 
-/// A watch under way.
 #[derive(Debug)]
 pub(crate) struct Watching {
     pub(crate) changes: Changes,
     pub(crate) ender: Ender,
-    /// How its paths are written.
+    /// How paths are written on the wire.
     pub(crate) form: Form,
     news: Notify,
-    /// Held by the one who waits for changes.
+    /// Held by the request that waits for changes.
     reader: tokio::sync::Mutex<()>,
     _place: Place,
 }
 
 impl Watching {
-    /// One that is about to begin.
+    /// A watch that has not started yet.
     pub(crate) fn new(ender: Ender, form: Form, place: Place) -> Arc<Self> {
         let (changes, news, reader) = (Changes::default(), Notify::new(), tokio::sync::Mutex::default());
         Arc::new(Self { changes, ender, form, news, reader, _place: place })
     }
 
-    /// Called by its thread when there is something to take.
+    /// Called by the watch's thread when there are changes.
     pub(crate) fn ring(&self) {
         self.news.notify_one();
     }
 
-    /// What changed, when something has, or the time is over; after the first change it is gathered for a while.
+    /// Waits for changes, at most `wait`. After the first change, waits for `settle` to collect more, then returns at
+    /// most `most`.
     pub(crate) async fn next(&self, wait: Duration, settle: Duration, most: usize) -> Result<Taken, Failure> {
         let Ok(_reader) = self.reader.try_lock() else {
             return Err(Failure::Overloaded { what: "requests for changes of one watch" });
@@ -352,7 +348,7 @@ impl Watching {
             }
         };
         if !wait.is_zero() {
-            // Nothing came: then that is the answer.
+            // On timeout, return an empty result.
             tokio::time::timeout(wait, something).await.ok();
         }
         if !settle.is_zero() && !self.changes.is_empty() && !self.changes.is_over() {

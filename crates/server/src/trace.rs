@@ -1,7 +1,9 @@
-//! The span of a request: what every line about it carries, and its place in the caller's trace.
+//! The tracing span of a request: the fields that every log line about the request carries, and its parent in the
+//! client's trace.
 //!
-//! Always made, whatever is logged, so that a warning says whose request it belongs to; without a subscriber it costs a branch.
-//! Must not hold anything that opens a door: a session is named by the beginning of its id, and what a peer made up is cut.
+//! The span is always created, at any log level, so that a warning shows which request it belongs to. Without a
+//! subscriber it costs a branch. It contains no secrets: a session is named by a prefix of its id. Names that a client
+//! chose are truncated.
 
 use std::fmt;
 
@@ -10,10 +12,11 @@ use tracing::{Span, field::Empty};
 
 use crate::{core::Principal, session::short};
 
-/// Characters of a name that a peer made up.
+/// Most characters of a name that a client chose.
 const NAME_CHARS: usize = 64;
 
-/// A request's span. A valid `traceparent` makes it a child: the id of the trace, the caller's span, and one of its own.
+/// Creates the span of a request. With a valid `traceparent`, the span gets the trace id, the client's span id as its
+/// parent, and a new span id.
 pub(crate) fn request(
     connection: u64,
     principal: &Principal,
@@ -39,7 +42,7 @@ pub(crate) fn request(
     }
     if let Some(parent) = trace.and_then(Trace::parent) {
         let mut own = [0; 8];
-        // Without randomness the span has no name; its parent and its trace are what joins logs.
+        // Without random bytes the span has no id. The trace id and the parent are enough to correlate logs.
         if getrandom::fill(&mut own).is_ok() {
             span.record("span_id", format!("{:016x}", u64::from_be_bytes(own)));
         }
@@ -49,13 +52,13 @@ pub(crate) fn request(
     span
 }
 
-/// Says which process the current request is about.
+/// Records the process that the current request is about.
 pub(crate) fn about(process: &str) {
     let cut = process.char_indices().nth(NAME_CHARS).map_or(process, |(at, _)| &process[..at]);
     Span::current().record("process", cut);
 }
 
-/// An id, cut where a peer made up a long one.
+/// A request id, truncated if it is long.
 struct Cut<'a>(&'a RequestId);
 
 impl fmt::Display for Cut<'_> {

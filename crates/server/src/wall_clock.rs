@@ -1,9 +1,8 @@
-//! The wall clock, for what people read and for dates that people set. Nothing is timed by it but the expiry of access, which is a
-//! date by its nature.
+//! The wall clock, for timestamps that people read and dates that people set. It times nothing but the expiry of
+//! access, which is given as a date.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
@@ -15,7 +14,7 @@ pub fn now_seconds() -> u64 {
     now_ms() / 1000
 }
 
-/// `2026-11-16T04:30:00Z`.
+/// Formats a time like `2026-11-16T04:30:00Z`.
 #[must_use]
 pub fn show_seconds(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -23,15 +22,15 @@ pub fn show_seconds(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// `2026-11-16T04:30:00.123Z`.
+/// Formats a time like `2026-11-16T04:30:00.123Z`.
 pub(crate) fn show_ms(ms: u64) -> String {
     let mut text = show_seconds(ms / 1000);
     text.pop();
     format!("{text}.{:03}Z", ms % 1000)
 }
 
-/// Reads a date, or a date with a time and `Z`; fractions of a second do not count. `None` for anything else, such as a time without a
-/// zone, which would mean something else on another machine.
+/// Parses a date, or a date and time with `Z`. Fractions of a second are ignored. `None` for anything else, such as a
+/// time without a zone, which would mean a different time on another machine.
 #[must_use]
 pub fn read_seconds(text: &str) -> Option<u64> {
     let (date, time) = match text.split_once(['T', 't', ' ']) {
@@ -45,7 +44,7 @@ pub fn read_seconds(text: &str) -> Option<u64> {
         return None;
     }
     let days = days_until(year, month, day);
-    // The 31st of February is none.
+    // Rejects days that do not exist, such as 31 February.
     (civil(days) == (year, month, day)).then_some(days * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
@@ -56,7 +55,7 @@ fn numbers(text: &str, separator: char) -> Option<[u64; 3]> {
     parts.next().is_none().then_some(found)
 }
 
-/// Days since 1970 of a date of the Gregorian calendar. Years begin in March here, so that the leap day is the last.
+/// Days since 1970 of a Gregorian date. Years start in March here, so that the leap day is the last day of the year.
 fn days_until(year: u64, month: u64, day: u64) -> u64 {
     let years = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (years / 400, years % 400);

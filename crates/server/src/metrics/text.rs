@@ -1,21 +1,20 @@
-//! The text format of Prometheus, version 0.0.4: families, samples, labels. Must not know what is counted.
+//! Writes the Prometheus text format, version 0.0.4: families, samples, labels.
 
 use std::fmt::Write as _;
 
-/// Labels of a sample, and its value.
+/// The labels of a sample, and its value.
 type Sample<'a> = (&'a [(&'a str, &'a str)], u64);
 
-/// A page of metrics under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Text(String);
 
 impl Text {
-    /// A family of numbers that only grow.
+    /// Adds a family of counters.
     pub(crate) fn counter(&mut self, name: &str, help: &str, samples: &[Sample<'_>]) {
         self.family(name, help, "counter", samples);
     }
 
-    /// A family of numbers that go up and down.
+    /// Adds a family of gauges.
     pub(crate) fn gauge(&mut self, name: &str, help: &str, samples: &[Sample<'_>]) {
         self.family(name, help, "gauge", samples);
     }
@@ -27,13 +26,13 @@ impl Text {
         }
     }
 
-    /// The two lines that a family begins with.
+    /// Adds the HELP and TYPE lines of a family.
     pub(crate) fn begin(&mut self, name: &str, help: &str, kind: &str) {
-        // Writing to a string does not fail.
+        // Writing to a `String` does not fail.
         write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n").ok();
     }
 
-    /// One line. Names, labels and values are our own words: nothing in them needs an escape.
+    /// Adds one sample. Nothing is escaped: all names, labels and values are constants of this server.
     pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: &str) {
         self.0.push_str(name);
         for (at, (label, word)) in labels.iter().enumerate() {
@@ -44,13 +43,12 @@ impl Text {
         writeln!(self.0, "{after} {value}").ok();
     }
 
-    /// The whole page.
     pub(crate) fn finish(self) -> String {
         self.0
     }
 }
 
-/// Microseconds as seconds, exactly.
+/// Converts microseconds to seconds without rounding.
 pub(crate) fn seconds(us: u64) -> String {
     let (whole, rest) = (us / 1_000_000, us % 1_000_000);
     let text = format!("{whole}.{rest:06}");
