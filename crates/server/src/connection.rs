@@ -474,8 +474,8 @@ impl Connection {
         call: impl FnOnce(handlers::Context, Reply) -> Option<Call>,
     ) {
         // A request may keep all its bytes until it is answered. Small requests are bounded by their number and not
-        // counted. stdin is always counted: a small write must not be accepted after a larger one before it was
-        // refused.
+        // counted. stdin is always counted: after a large write was refused, a later small one must not be
+        // accepted.
         let reply = match method.class {
             Class::Ordered if bytes > SMALL_BYTES || method.scope == Some(Scope::Stdin) => match reply.park(bytes) {
                 Ok(reply) => reply,

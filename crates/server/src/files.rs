@@ -21,7 +21,7 @@ use crate::{core::Hook, error::Failure, process::lock};
 /// The unit in which memory is counted.
 const KIB: usize = 1024;
 
-/// Threads and memory for file work, for the whole server.
+/// The server-wide threads and memory for file work.
 #[derive(Debug)]
 pub(crate) struct Pool {
     jobs: Arc<Semaphore>,

@@ -51,7 +51,7 @@ pub(crate) struct Link {
     owner: OnceLock<Weak<Session>>,
     holders: Arc<dyn Holders>,
     pub(crate) metrics: Arc<Metrics>,
-    /// `None` if there was no live holder from the beginning.
+    /// `None` for a link that never had a live holder.
     socket: Option<AsyncFd<OwnedFd>>,
     /// Encoded messages that the socket has not accepted yet, oldest first.
     unsent: Mutex<VecDeque<Message>>,
@@ -67,7 +67,7 @@ pub(crate) struct Link {
     broken: AtomicBool,
     /// Whether the holder is about to exit because the session is archived.
     departure: watch::Sender<Departure>,
-    /// There is no holder, and the session's files contain everything that it had.
+    /// The session is archived: its files contain everything that the holder had.
     is_archive: bool,
 }
 
@@ -115,7 +115,7 @@ pub(crate) enum Waiter {
         confined: Option<Arc<Confined>>,
         reserved: Reserved,
         session: Weak<Session>,
-        /// The search path for a program name without a slash, for the error text if it is not found.
+        /// The search path for a program name without a slash. Named in the error if the program is not found.
         search_path: Option<String>,
     },
     /// A start that was answered with an error because the holder did not reply in time. The holder may still execute
@@ -622,7 +622,6 @@ impl Link {
             waiters.starts.clear();
             std::mem::take(&mut waiters.waiting)
         };
-        // Update the session before the waiters are answered: a client that retries then finds the new state.
         if self.is_departing() {
             session.handle_left();
         } else {

@@ -311,8 +311,8 @@ impl Process {
 
     pub(crate) fn owner_position(&self) -> Position {
         let owner = *lock(&self.owner);
-        // Events after the owner's position were dropped. Start at the mark instead, where the byte offset is exact, so
-        // that the reported gap is exact. The client knows which part of the gap it already has.
+        // If events after the owner's position were dropped, start at the mark instead. Its byte offset is exact, so the
+        // reported gap is exact. The client knows which part of the gap it already has.
         let is_gone = self.chain().first().is_some_and(|(first, _)| first > owner.seq + 1);
         if is_gone { *lock(&self.owner_mark) } else { owner }
     }
@@ -398,7 +398,7 @@ impl Process {
             self.note_released(first);
         }
         for segment in gone {
-            // The chain lock is not held here: `release` sends to the holder.
+            // `release` does I/O, so the chain lock is not held here.
             self.link().release(self.slot, segment);
         }
     }
@@ -533,7 +533,7 @@ impl Process {
     }
 
     /// Handles the death of the holder: answers all queued operations and lets readers see an end. The caller kills
-    /// what is left of the process.
+    /// the remaining processes.
     pub(crate) fn handle_holder_lost(&self) {
         self.end_here(self.published());
         self.fail_inputs();
@@ -568,8 +568,7 @@ impl Process {
         *since
     }
 
-    /// Whether the owner has everything: by its acknowledgement or, for a peer that cannot acknowledge, by what was
-    /// sent.
+    /// Whether the owner has everything: acknowledged or, if the peer cannot acknowledge, sent.
     pub(crate) fn is_taken(&self) -> bool {
         lock(&self.owner).seq + 1 >= self.status().next_seq
     }

@@ -8,8 +8,8 @@
 //!                        └───┘
 //! ```
 //! If the session has a holder, the clock of the detached session runs in the holder, so it also runs while no server
-//! does. A session that never had a process has no holder, and its clock runs here. Failure path: if the holder dies,
-//! the session stays; its processes have ended and their output can still be read.
+//! does. Without a live holder (before the first process, or after the holder has exited) the clock runs here. Failure
+//! path: if the holder dies, the session stays; its processes have ended and their output can still be read.
 
 use std::{
     collections::BTreeMap,
@@ -69,7 +69,7 @@ pub struct Session {
     archive: Archive,
 }
 
-/// The facts that a restarted server needs about a session. Stored by the holder, or in a file while there is no holder.
+/// The facts that a restarted server needs about a session. Stored by the holder, or in a file without a holder.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SessionRecord {
@@ -297,8 +297,8 @@ impl Session {
         match welcome.and_then(|welcome| self.rejoin(&link, &found).map(|()| welcome)) {
             Ok(welcome) => Ok((link, welcome)),
             Err(error) => {
-                // Before the link is dropped: a holder that loses its link and finds its secret gone knows that no
-                // server will come back.
+                // Before the link is dropped: a holder that loses its link and finds its secret removed or replaced knows
+                // that no server will come back.
                 holders.unmake(&self.id);
                 Err(error)
             }

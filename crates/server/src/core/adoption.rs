@@ -108,7 +108,7 @@ impl Adopting {
             match found {
                 Found::Holder { controller, secret } => match self.adopt_holder(controller, secret).await {
                     Ok(()) => return,
-                    // The holder may have archived the session and exited just now. Retry at once and do not log.
+                    // The holder may have archived the session and exited just now. Look again soon, and do not log.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && pause == LEFT_AFTER => {}
                     // The holder is never killed. It is contacted again; if it never answers, its own clock ends it.
                     Err(error) => {
@@ -209,8 +209,8 @@ impl Core {
             let mut tick = tokio::time::interval(SWEEP_EVERY);
             tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                // Do not use the instant that `tick` returns. It is the time at which the tick was due: after a pause
-                // it is long past.
+                // Do not use the instant that `tick` returns. It is the time at which the tick was due. After a pause that is
+                // long past, and a process that has just closed would seem to have closed long ago.
                 tick.tick().await;
                 let Some(core) = core.upgrade() else { return };
                 core.sweep(Instant::now());

@@ -1,4 +1,4 @@
-//! `environment/info` and `environment/status`: what this host offers.
+//! `environment/info` and `environment/status`: describe this host.
 
 use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::Path};
 

@@ -95,7 +95,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
                 return Err(Failure::SessionAttached { id: id.to_string() });
             }
             if let Some(implicit) = implicit.filter(|implicit| implicit.id != session.id) {
-                // A client can never resume an implicit session.
+                // No client could resume the implicit session after this.
                 implicit.end().await;
             }
             (session, true, claim)
@@ -136,7 +136,7 @@ async fn find_session(connection: &mut Connection, id: &str, is_reference: bool)
     }
 }
 
-/// The session settings: the time-to-live that was asked for, else the default of this kind of client, never above the
+/// The session settings: the requested time-to-live, else the default of this kind of client, never above the
 /// server's bound.
 fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max: Option<Duration>) -> Attachment {
     let reference = capabilities.is_empty();

@@ -217,7 +217,7 @@ fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand),
     Ok((under_way, errand))
 }
 
-/// The value of a server variable, for a header. Errors never contain the value.
+/// The value of a server variable that a header names. Errors never contain the value.
 fn variable_of<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Result<&'a [u8], Failure> {
     if environment::is_kept_from_headers(name) {
         return Err(invalid(format!(

@@ -1,7 +1,7 @@
 //! Implements the methods. A handler begins its effect before its first await, so that effects keep arrival order, and
 //! ends in exactly one answer.
 //!
-//! Handlers work with sessions and processes. They do not depend on framing, sockets or the pushing of events.
+//! Handlers work with sessions and processes. They do not depend on framing, on sockets or on how events are pushed.
 
 pub(crate) mod command;
 pub(crate) mod environment;
@@ -33,7 +33,7 @@ use crate::{
     session::{InUse, Session},
 };
 
-/// What a handler can use. The request has passed the gates of its method family.
+/// Everything that a handler can use. The request has passed the gates of its method family.
 pub(crate) struct Context {
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Arc<Peer>,

@@ -200,7 +200,7 @@ pub(crate) async fn signal(context: Context, params: wire::SignalParams, reply: 
                 context.record(&session, Some(process.id()), record);
             }
             let slot = process.slot();
-            // Ignore the status: without a holder there is no process to signal.
+            // Ignore the status: without a holder no process is left to signal.
             process.link().status(|req| ToHolder::Signal { req, slot, signal }).get().await;
             reply.result(&Empty {});
         }

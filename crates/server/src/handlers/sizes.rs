@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::error::Failure;
 
-/// `execve`: maximum for arguments and environment, whatever the stack limit is (three quarters of `_STK_LIM`).
+/// `execve`: maximum for arguments and environment at any stack limit (three quarters of `_STK_LIM`).
 const TOTAL_BYTES: usize = 6 << 20;
 
 /// `execve`: always allowed (`ARG_MAX`).

@@ -21,7 +21,7 @@ use crate::{
 /// Number of sweeps, one per second, after which a pending start fails: after 5 to 6 s.
 const START_LOOKS: u32 = 6;
 
-/// The same limit as a time, for the error text.
+/// The same limit as a time. Used in the error text.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
 impl Link {

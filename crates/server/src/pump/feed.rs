@@ -83,15 +83,16 @@ pub(crate) enum Start {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    Awaiting {
-        until: Instant,
-    },
-    Acked {
-        taken: Position,
-    },
+    /// A resumed reference client: nothing is pushed before its first read or `until`.
+    Awaiting { until: Instant },
+    /// The peer acknowledges. `taken` is the last acknowledged position.
+    Acked { taken: Position },
+    /// The peer cannot acknowledge. Sent output counts as taken, except for the last [`limits::UNREAD_BYTES`].
     Pushed,
+    /// The peer cannot acknowledge and polls with `process/read`. Its reads have taken everything up to `base`.
     Polled {
         base: Position,
+        /// Since when pushing pauses because the reads are too far behind.
         held_since: Option<Instant>,
     },
     /// An observer without a hold.
@@ -276,7 +277,7 @@ impl Feed {
     /// Moves the cursor forward to after a number that the reader has, although this connection did not send it.
     ///
     /// If that number was dropped from the log, the cursor moves to before the gap. The gap is then counted from an
-    /// exact offset, and the reader knows which part of it it has.
+    /// exact offset, and the reader knows which part of the gap it has.
     fn go_to(&mut self, seq: u64) {
         self.filling = None;
         self.marks.clear();
@@ -355,8 +356,8 @@ impl Feed {
                 return Next::Idle;
             }
             let process = self.process.clone();
-            // The chain is locked only while one record is encoded. Every branch drops it before it calls into the
-            // process.
+            // Lock the chain only while one record is encoded. The branches unlock it before calls that lock it
+            // again.
             let chain = process.chain();
             match chain.read(&mut self.cursor) {
                 Step::Record(record) => {

@@ -42,7 +42,7 @@ pub(crate) struct Mailbox {
     pub(crate) metrics: Arc<Metrics>,
     mail: Mutex<Mail>,
     pub(super) bell: Notify,
-    /// Notified when the pump takes the mail, for a connection that has paused reading.
+    /// Notified when the pump takes the mail. A connection that has paused reading waits for it.
     drained: Notify,
     /// Bytes of this connection's waiting requests.
     parked: AtomicUsize,

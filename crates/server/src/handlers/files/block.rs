@@ -79,7 +79,7 @@ async fn read_block(
         let attached = is_attached.then(|| bytes.freeze());
         (wire::ReadBlockResult { chunk, eof: block.eof, hole }, attached)
     };
-    // The block is in the page cache: read it here, without a worker thread.
+    // If the block is in the page cache, read it here, without a worker thread.
     if is_attached && let Some(block) = read.read_block_now(&mut bytes.spare()[..len], offset) {
         return Ok(result(bytes, block));
     }
@@ -135,8 +135,8 @@ async fn create_draft(errand: &Errand, params: wire::CreateParams) -> Result<wir
     Ok(wire::CreateResult { handle_id: params.handle_id, size })
 }
 
-/// Closes drafts of this path in detached sessions of the same principal, so that the attached client can continue
-/// them. Their clients have disconnected and may or may not come back.
+/// Closes drafts of this path in the principal's detached sessions, whose clients may or may not come back. The client
+/// of this request can then continue the drafts.
 fn close_left(errand: &Errand, path: &Path) {
     let others = errand.context.core.sessions_of(&errand.session().principal);
     others.iter().filter(|other| other.attached().is_none()).for_each(|other| other.files.close_drafts(path));

@@ -23,7 +23,7 @@ impl Feed {
             self.gaps.push_back((gap.to_seq, gap.bytes));
         }
         // During a takeover, output that the old connection acknowledged last may be released while the new connection
-        // already reads. The owner has that output, so there is no gap for it.
+        // already reads. The owner has that output, so do not report a gap.
         if self.is_owner() && gap.to_seq <= self.process.owner_taken_seq() {
             return;
         }
