@@ -1,8 +1,10 @@
-//! F19: a holder is killed at every step of its logs, and what is left on disk is checked: a prefix, no torn record, no hole, and
-//! nothing missing of what it had said was spilled. `crash --seeds N --from S`; run by `cargo xtask faults --only F19`.
+//! Fault test F19: kills a holder at every failpoint of its logs, and checks the files that are left. They must be a
+//! prefix of the log without a torn record or a hole, and contain every segment that was reported as spilled. Usage:
+//! `crash --seeds N --from S`. Run by `cargo xtask faults --only F19`.
 //!
-//! Each life is a process of its own: this program with `live`, which turns a real holder over scripted children and a real
-//! directory, and dies by SIGKILL at the step it is told. The step counts up until a life is long enough to end by itself.
+//! Each run is a separate process: this program with the argument `live`. It runs a real holder with scripted children
+//! and a real directory, and kills itself with SIGKILL at the given step. The step number increases until a run
+//! finishes before it is reached.
 
 #![expect(clippy::print_stdout, reason = "a program whose result is its output")]
 #![expect(clippy::disallowed_methods, reason = "it starts itself and reads its arguments")]
@@ -36,10 +38,11 @@ use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
 };
 
-/// Output of each of the two processes of a life: three segments and a little, of which all but the last go to disk.
+/// Output of each of the two processes in a run: a little more than three segments, of which all but the last go to
+/// disk.
 const BYTES: u64 = 3_300_000;
 
-/// Every step there is: a sweep that misses one proves less than it says.
+/// All failpoints. The sweep must hit each of them; otherwise it would prove less than it claims.
 const STEPS: &[&str] = &[
     "append",
     "commit",
@@ -63,7 +66,7 @@ fn main() {
     }
 }
 
-/// All lives of some seeds; the last line says how many there were and where they ended.
+/// Does all runs for a range of seeds. The last line of output says how many there were and where they ended.
 fn sweep(seeds: u64, from: u64) {
     let (mut lives, mut bytes, mut died_at) = (0_u64, 0, BTreeMap::new());
     for seed in from..from + seeds {
@@ -97,7 +100,7 @@ fn last_step(said: &str) -> String {
     said.lines().rev().find_map(|line| line.strip_prefix("dies at ")).unwrap_or("no step").to_owned()
 }
 
-/// Checks what a life left; gives the bytes that could be read.
+/// Checks the files that a run left. Returns the number of bytes that could be read.
 fn check(dir: &Path, seed: u64, said: &str) -> u64 {
     let fd: OwnedFd = File::open(dir).unwrap().into();
     let files = segment_files(dir);
@@ -111,7 +114,7 @@ fn check(dir: &Path, seed: u64, said: &str) -> u64 {
     let mut bytes = 0;
     for slot in 0..2_u32 {
         let recovered = recover(fd.as_fd(), slot).unwrap();
-        // A header that was not written whole makes a file without use: one at most, since one is written at a time.
+        // A file with an incomplete header is unusable. There is one at most, because one file is written at a time.
         assert!(recovered.lost_files <= 1, "{recovered:?}");
         assert_eq!(survey(fd.as_fd(), slot).unwrap(), recovered, "headers and records tell the same after a kill");
         let known = |word: &str| -> BTreeSet<u64> {
@@ -127,7 +130,7 @@ fn check(dir: &Path, seed: u64, said: &str) -> u64 {
     bytes
 }
 
-/// Reads what was recovered and compares every byte; gives how many there were.
+/// Reads what was recovered and compares every byte. Returns the number of bytes.
 fn read(fd: &OwnedFd, seed: u64, slot: u32, recovered: &Recovered) -> u64 {
     let Some(first) = recovered.segments.first() else { return 0 };
     let mut chain = Chain::new();
@@ -150,13 +153,13 @@ fn read(fd: &OwnedFd, seed: u64, slot: u32, recovered: &Recovered) -> u64 {
     recovered.end_offset - first.base_offset
 }
 
-/// The slots of the segment files.
+/// The slots that have segment files.
 fn segment_files(dir: &Path) -> BTreeSet<u32> {
     let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter_map(|name| name.strip_suffix(".seg")?.split_once('-')?.0.parse().ok()).collect()
 }
 
-/// What a process writes at an offset: never the same for two seeds, processes or nearby places.
+/// The byte that a process writes at an offset. Depends on the seed, the process and the offset.
 fn byte_at(seed: u64, slot: u32, at: u64) -> u8 {
     let mixed = (at ^ seed << 32 ^ u64::from(slot) << 60).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8
@@ -172,7 +175,7 @@ fn die_when_due(name: &'static str) {
     }
 }
 
-/// One write call a line: what was said before the end is whole.
+/// Prints a line with one write call, so that lines printed before the kill are complete.
 fn say(line: Arguments<'_>) {
     std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
@@ -189,7 +192,7 @@ impl Spawner for Scripts {
     }
 }
 
-/// One holder and what its controller knows.
+/// One run: a holder and the state of its controller.
 struct Life {
     holder: Holder<Scripts>,
     socket: OwnedFd,
@@ -203,14 +206,14 @@ impl Life {
         wire::send(&self.socket, message, &[]).unwrap();
     }
 
-    /// Takes the oldest segment that is on disk.
+    /// Releases the oldest segment on disk.
     fn release(&mut self, slot: u32) {
         let segment = self.on_disk[slot as usize].remove(0);
         say(format_args!("released {slot} {segment}"));
         self.send(&ToHolder::Release { slot, segment });
     }
 
-    /// Turns the holder and hears what it says.
+    /// Runs one turn of the holder and receives its messages.
     fn turn(&mut self) {
         self.now += 1_000_000;
         self.holder.turn(self.now);
@@ -252,7 +255,7 @@ fn live(seed: u64, step: u64, dir: &Path) {
     let holder = Holder::new(config, theirs, scripts.clone(), 0).unwrap();
     let mut life = Life { holder, socket, on_disk: [Vec::new(), Vec::new()], now: 0 };
     life.send(&ToHolder::Hello { version: wire::VERSION, secret, epoch: 1 });
-    // Nobody is there to take the output, so that it goes to disk.
+    // Detach, so that the output spills to disk.
     life.send(&ToHolder::Detach { ttl_ms: wire::TTL_NONE });
     for req in 1..=2 {
         let argv = vec![b"script".to_vec()];
@@ -267,7 +270,8 @@ fn live(seed: u64, step: u64, dir: &Path) {
     write_and_release(&mut life, &scripts, seed);
 }
 
-/// Both processes write in turns of seeded lengths; now and then what is on disk is taken, so that files go, too.
+/// Both processes write chunks of random length, alternating at random. From time to time a segment on disk is
+/// released, so that files are removed too.
 fn write_and_release(life: &mut Life, scripts: &Scripts, seed: u64) {
     let mut random = seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
     let mut next = |below: u64| {
@@ -293,7 +297,7 @@ fn write_and_release(life: &mut Life, scripts: &Scripts, seed: u64) {
         turns += 1;
         assert!(turns < 100_000, "nothing moves: {written:?}, {:?}", life.on_disk);
     }
-    // However fast the disk was: of each process a file has come, and one has gone.
+    // Regardless of the disk's speed, at least one file of each process is written and removed.
     for slot in 0..2_u32 {
         while life.on_disk[slot as usize].is_empty() {
             life.turn();

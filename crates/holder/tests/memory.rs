@@ -1,4 +1,5 @@
-//! A holder that finds no memory for what it reads. A program of its own: it takes pages away from the only log in the process.
+//! A holder that has no memory for the output it reads. This is a separate test program, because it removes access to
+//! the pages of the only log in the process.
 
 #![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
 #![expect(unsafe_code, reason = "pages are taken away and given back")]
@@ -31,7 +32,7 @@ impl Spawner for Script {
     }
 }
 
-/// Where the holder has mapped its segment: the mapping that can be written.
+/// The address at which the holder has mapped its segment. The holder's mapping is the writable one.
 fn segment() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
     let mut segments = maps.lines().filter(|line| line.contains("exec-server-log") && line.contains(" rw-s "));
@@ -40,10 +41,10 @@ fn segment() -> usize {
     usize::from_str_radix(line.split('-').next().expect("an address"), 16).expect("an address")
 }
 
-/// Takes all pages but the first of the segment away, or gives them back.
+/// Removes or restores access to all pages of the segment except the first.
 fn protect(segment: usize, flags: MprotectFlags) {
     let start = std::ptr::with_exposed_provenance_mut(segment + PAGE);
-    // SAFETY: the pages are those of the holder's mapping, and of this thread, which is not inside it now.
+    // SAFETY: the pages belong to the holder's mapping. Only this thread uses them, and it does not access them now.
     unsafe { mprotect(start, SEGMENT_BYTES - PAGE, flags).expect("mapped") }
 }
 

@@ -1,5 +1,5 @@
-//! The spawner and real holder processes. A program of its own without a test harness: fork needs a single thread; so all
-//! of its tests, which share a spawner, are in one file, beyond the usual length.
+//! The spawner and real holder processes. This test program has no test harness, because fork needs a single thread.
+//! All tests share one spawner, so they are in one long file.
 
 #![allow(clippy::disallowed_methods, reason = "the test waits with a deadline of its own")]
 #![allow(clippy::print_stdout, reason = "a test without a harness reports by itself")]
@@ -18,16 +18,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const SECRET: [u8; 32] = [3; 32];
 
-/// A session's record, of a usual size.
+/// A typical size of a session's record.
 const INFO_BYTES: usize = 500;
 
-/// Holders of a failed test end by themselves this long after it.
+/// Holders of a failed test expire after this time.
 const TTL_MS: u64 = 10_000;
 
 type Test = fn(&SpawnerHandle);
 
 fn main() {
-    // Before anything else, as in the real program, both.
+    // Both steps must come before anything else, as in the real program.
     if std::env::args_os().nth(1).is_some_and(|first| first == spawner::ARGUMENT) {
         return spawner::serve_stdin().expect("standard input is the socket");
     }
@@ -105,7 +105,7 @@ impl Link {
         wire::send(&self.socket, message, &[]).expect("the holder reads");
     }
 
-    /// The next message; `None` at end of file.
+    /// Receives the next message. Returns `None` at EOF.
     fn recv(&mut self) -> Option<(FromHolder, Vec<OwnedFd>)> {
         let start = Instant::now();
         loop {
@@ -128,7 +128,7 @@ impl Link {
         }
     }
 
-    /// Starts a shell and gives its pid.
+    /// Starts a shell and returns its pid.
     fn start(&mut self, script: &str) -> Result<u32, i32> {
         self.start_on(script, false)
     }
@@ -151,7 +151,7 @@ impl Link {
         })
     }
 
-    /// Ends the session and waits for the end of file.
+    /// Ends the session and waits for EOF.
     fn end(&mut self) {
         self.send(&ToHolder::End { req: 77 });
         let status = self.until(|message| match message {
@@ -186,7 +186,7 @@ fn wait_for(mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// A file of the session's directory, once it is whole.
+/// Waits until a file in the session's directory is complete, and returns its text.
 fn text(dir: &Path, name: &str) -> String {
     let mut text = String::new();
     wait_for(|| {
@@ -202,19 +202,19 @@ fn field(pid: i32, name: &str) -> String {
     line.split_ascii_whitespace().nth(1).expect("a value").to_owned()
 }
 
-/// Process id of the holder, from one of its children.
+/// Pid of the holder, found as the parent of one of its children.
 fn holder_of(child: u32) -> i32 {
     field(child.cast_signed(), "PPid:").parse().expect("a pid")
 }
 
-/// Changes how many descriptors a process may have.
+/// Changes the soft `RLIMIT_NOFILE` of a process.
 fn limit_descriptors(pid: i32, current: Option<u64>) {
     let pid = rustix::process::Pid::from_raw(pid);
     let limit = Rlimit { current, maximum: getrlimit(Resource::Nofile).maximum };
     rustix::process::prlimit(pid, Resource::Nofile, limit).expect("a process of our own user");
 }
 
-/// How often a process has slept or was made to wait.
+/// Number of context switches of a process, voluntary or not.
 fn switches(pid: i32) -> u64 {
     let count = |name: &str| field(pid, name).parse::<u64>().expect("a number");
     count("voluntary_ctxt_switches:") + count("nonvoluntary_ctxt_switches:")
@@ -271,7 +271,7 @@ fn children_see_three_descriptors(spawner: &SpawnerHandle) {
         let line = lines.next().expect("a line of signals");
         assert!(line.ends_with("0000000000000000"), "{line}");
     }
-    // The shell itself keeps one above 2 for the saved stdout while its output goes to the file.
+    // The shell keeps one fd above 2 for the saved stdout while its output goes to the file.
     let fds: Vec<&str> = lines.filter(|line| line.parse().is_ok_and(|fd: u32| fd < 10)).collect();
     assert_eq!(fds, ["0", "1", "2"]);
     link.end();
@@ -282,7 +282,7 @@ fn end_leaves_no_descendant(spawner: &SpawnerHandle) {
     let dir = parent.path().join("session");
     std::fs::create_dir(&dir).expect("a directory");
     let mut link = Link::create(spawner, &dir, TTL_MS);
-    // A daemon that left group, session and streams, and ignores what can be ignored.
+    // A daemon that has left its group, session and streams, and ignores the signals that can be ignored.
     let pids = parent.path().join("pids");
     let script = format!(
         "trap '' TERM HUP INT; for n in 1 2 3; do setsid sh -c 'trap \"\" TERM HUP; (sleep 1000 & echo $! >>{0}) & echo $$ \
@@ -297,7 +297,7 @@ fn end_leaves_no_descendant(spawner: &SpawnerHandle) {
         members = text.lines().filter_map(|line| line.parse::<i32>().ok()).collect();
         members.len() == 6
     });
-    // Strays are reaped as they die, not kept until the end.
+    // Strays are reaped when they die, not only at the end.
     let stray = link.start("(setsid sh -c 'exit 3' &) ; exit 0").expect("started");
     wait_for(|| is_gone(stray.cast_signed()));
     link.end();
@@ -359,7 +359,7 @@ fn terminate_reaches_daemons(spawner: &SpawnerHandle) {
     for is_tty in [false, true] {
         let mut link = Link::create(spawner, dir.path(), TTL_MS);
         let pids = dir.path().join(format!("pids-{is_tty}"));
-        // It has left the session, and its parents are gone: nothing but the stream tells whose it is.
+        // The daemon has left the session and its parents are gone, so only the stream shows where it belongs.
         let script = format!("(setsid sh -c 'echo $$ >{0}; exec sleep 1000' &); sleep 0.01; exit 0", pids.display());
         let leader = link.start_on(&script, is_tty).expect("started");
         let mut daemon = None;
@@ -376,7 +376,7 @@ fn terminate_reaches_daemons(spawner: &SpawnerHandle) {
         });
         assert_eq!(status, Status::StreamsHeld);
         wait_for(|| is_gone(daemon));
-        // Closed now, or it could not be forgotten.
+        // `Forget` succeeds only when the process has closed.
         wait_for(|| {
             link.send(&ToHolder::Forget { req: 6, slot: 0 });
             let status = link.until(|message| match message {
@@ -409,12 +409,12 @@ fn one_terminate_is_enough_for_leader_and_daemon(spawner: &SpawnerHandle) {
 fn idle_holder_uses_no_processor_time(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
     let mut link = Link::create(spawner, dir.path(), TTL_MS);
-    // A leader that is dead with its streams held, one that said something, one that is silent.
+    // Three cases: a dead leader whose streams are held, a process that has written output, and a silent process.
     let held = link.start("sleep 1000 & exit 0").expect("started");
     wait_for(|| is_gone(held.cast_signed()));
     link.start("echo x; exec sleep 1000").expect("started");
     let holder = holder_of(link.start("exec sleep 1000").expect("started"));
-    // Once it has come to rest it stays there: two looks apart in time show the same count.
+    // An idle holder stays idle: its counters do not change over time.
     let wait = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
     let rest = || rustix::event::poll(&mut [], Some(&wait)).expect("a pause");
     rest();
@@ -440,9 +440,9 @@ fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
         rustix::process::prlimit(rustix::process::Pid::from_raw(holder), Resource::Nofile, getrlimit(Resource::Nofile));
     let before = before.expect("a process of our own user").current;
     let is_open = |fd: &u64| Path::new(&format!("/proc/{holder}/fd/{fd}")).exists();
-    // The lowest number that is free, so that there is none that it may have.
+    // Limit the holder to the fds that it has open.
     limit_descriptors(holder, (0..).find(|fd| !is_open(fd)));
-    // Too large for a datagram: it comes with a descriptor, for which there is no room.
+    // The message is too large for a datagram, so it comes with an fd, for which the holder has no room.
     let long = "x".repeat(100_000);
     let seen = dir.path().join("seen");
     let script = format!("{{ printf %s \"$LONG\" | wc -c; echo end; }} >{0}.new; mv {0}.new {0}", seen.display());
@@ -450,7 +450,7 @@ fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
     spec.env.push(format!("LONG={long}").into_bytes());
     let slept = switches(holder);
     link.ask(spec);
-    // It has tried, and tries again by the clock.
+    // The holder has tried, and retries after a delay.
     wait_for(|| switches(holder) > slept + 3);
     limit_descriptors(holder, before);
     link.started().expect("started, once there was room");
@@ -462,7 +462,7 @@ fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
 fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
     let mut link = Link::create(spawner, dir.path(), TTL_MS);
-    // Nobody takes what it writes, and its cap is beyond what the descriptors are for.
+    // The output is never released, and the cap allows more segments than there are fds.
     let spec = StartSpec { cap_bytes: 1 << 40, ..shell("read go; head -c 80000000 /dev/zero; exec sleep 1000") };
     link.ask(StartSpec { pipe_stdin: true, ..spec });
     let holder = holder_of(link.started().expect("started"));
@@ -474,7 +474,7 @@ fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
     let mut next = Link::new(spawner::connect(open(dir.path()).as_fd()).expect("the path socket"));
     next.hello(2);
     drop(link);
-    // And with nobody there the oldest goes to disk, which is what frees descriptors.
+    // Detached, the oldest segments spill to disk, which frees fds.
     next.send(&ToHolder::Detach { ttl_ms: TTL_MS });
     let written = |link: &Link| link.control.as_ref().expect("mapped").status(0).written;
     wait_for(|| written(&next) == 80_000_000);
@@ -489,7 +489,7 @@ fn holder_outlives_spawner(spawner: SpawnerHandle) {
     let holder = holder_of(leader);
     let pid = spawner.pid();
     drop(spawner);
-    // It ends at end of file and is our child to reap.
+    // The spawner exits at EOF. It is our child, so we must reap it.
     wait_for(|| field(pid, "State:") == "Z");
     rustix::process::waitpid(rustix::process::Pid::from_raw(pid), rustix::process::WaitOptions::empty())
         .expect("reaped");
@@ -509,10 +509,10 @@ fn spawner_is_started_by_path_from_a_threaded_program() {
     let thread = std::thread::spawn(move || stop_rx.recv().is_err());
     let spawner = exec_spawner(&us).expect("a spawner");
     let pid = spawner.pid();
-    // Nobody of ours has to reap it, and nothing of our environment is in it.
+    // The spawner is not our child, so we need not reap it, and it has none of our environment.
     assert_ne!(field(pid, "PPid:"), std::process::id().to_string());
     assert_eq!(field(pid, "Threads:"), "1");
-    // The end of its title may reach into the memory of the environment.
+    // The end of the title may extend into the memory of the environment.
     let shown = |file: &str| {
         let bytes = std::fs::read(format!("/proc/{pid}/{file}")).expect("readable for the same user");
         String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
@@ -523,7 +523,7 @@ fn spawner_is_started_by_path_from_a_threaded_program() {
     wait_for(|| field(pid, "Name:") == "exec-spawner");
     holder_is_a_process_of_its_own(&spawner);
     drop(spawner);
-    // In one look: whoever is its parent may reap it between two.
+    // Read the file once: the parent may reap the process between two reads.
     wait_for(|| {
         std::fs::read_to_string(format!("/proc/{pid}/status")).map_or(true, |status| status.contains("State:\tZ"))
     });
@@ -538,11 +538,11 @@ fn other_programs_are_no_spawners() {
     assert!(matches!(error, ExecError::NotOurs { status: Some(status), .. } if !status.success()), "{error}");
     let error = exec_spawner(Path::new("/bin/cat")).expect_err("it does not know the argument");
     assert!(matches!(&error, ExecError::NotOurs { said, .. } if said.contains("cat")), "{error}");
-    // And a person who types the argument is told so.
+    // A person who types the argument gets an error.
     assert!(matches!(spawner::serve_stdin(), Err(ExecError::NotASocket)));
 }
 
-/// Last: it lowers the limit of this process for good.
+/// Must run last, because it permanently lowers the limit of this process.
 fn starts_are_refused_without_descriptors() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(64) }).expect("lower is allowed");
     let spawner = fork_spawner().expect("fork");

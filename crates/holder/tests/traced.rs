@@ -1,5 +1,5 @@
-//! A dead leader that somebody traces: its descriptor says that it is dead, and it cannot be reaped. A program of its own, for the
-//! tracer is a fork of it.
+//! A dead leader that is being traced: its pidfd reports the death, but the holder cannot reap it. This is a separate
+//! test program, because the tracer is a fork of it.
 
 #![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
 #![expect(unsafe_code, reason = "nothing that is safe forks and traces")]
@@ -20,13 +20,14 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 const SECRET: [u8; 32] = [7; 32];
 const MS: u64 = 1_000_000;
 
-/// A process that traces another and never waits for it. It ends when this is dropped, or its thread.
+/// A process that traces another one and never waits for it. It ends when this value is dropped, or with the thread
+/// that created it.
 struct Tracer(Pid);
 
 impl Tracer {
     fn of(pid: u32) -> Self {
         let (told, tells) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
-        // SAFETY: the child makes nothing but system calls, on numbers and one byte of its own, and ends without returning.
+        // SAFETY: the child makes only system calls, with integers and one byte on its stack, and never returns.
         let tracer = unsafe {
             let tracer = libc::fork();
             if tracer == 0 {
@@ -66,7 +67,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// A holder with one process that sleeps.
+    /// Creates a holder with one process that sleeps.
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join(SECRET_NAME), SECRET).expect("the secret, as a server writes it");
@@ -131,7 +132,7 @@ impl Rig {
         stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
     }
 
-    /// Whether a wait would end at once, or before its time.
+    /// Whether the holder would not sleep now: an event is ready or a deadline has passed.
     fn is_awake(&self) -> bool {
         let is_ready = poll(&mut [PollFd::new(&self.holder.as_fd(), PollFlags::IN)], Some(&Timespec::default()));
         let next = self.last.as_ref().and_then(|turn| turn.next_deadline_ns);
@@ -145,7 +146,7 @@ fn dead_leader_that_is_traced_is_asked_for_by_the_clock() {
     let tracer = Tracer::of(rig.pid.expect("started"));
     rig.send(&ToHolder::Terminate { req: 2, slot: 0, grace_ms: None });
     rig.until(Rig::is_zombie);
-    // What is ready is handled, and then there is nothing more to be done.
+    // The holder handles what is ready and then has nothing to do.
     rig.until(|rig| !rig.is_awake());
     assert!(rig.status().exited.is_none() && rig.is_zombie());
     drop(tracer);
@@ -162,7 +163,7 @@ fn session_that_takes_long_to_end_does_not_look_at_its_clock() {
     rig.turn();
     rig.send(&ToHolder::End { req: 2 });
     rig.until(Rig::is_zombie);
-    // Its time to live is over by now, and it is ending already.
+    // The time to live has passed, but the session is already ending.
     rig.now += 100 * MS;
     rig.turn();
     assert!(!rig.is_awake() && !rig.last.expect("turned").ended);

@@ -1,4 +1,5 @@
-//! A detached session whose processes have closed is left to its files, and a later holder takes them up again.
+//! When all processes of a detached session have closed, the holder exits and leaves the files. A later holder restores
+//! them.
 
 use std::os::fd::AsFd;
 
@@ -15,7 +16,7 @@ fn limits() -> Limits {
     Limits { ttl_ms: TTL_NONE, archive_after_ms: AFTER_MS, free_floor_bytes: 0, ..Limits::default() }
 }
 
-/// A holder whose server allows archives, with a closed process of a little more than a segment of output.
+/// Creates a holder whose server allows archives, with a closed process that wrote a little more than one segment.
 fn ended(limits: Limits) -> (Rig, u32, Vec<u8>) {
     let mut rig = Rig::build(Source::default(), limits);
     rig.server.send(&ToHolder::AllowArchive);
@@ -43,18 +44,18 @@ fn detach(rig: &mut Rig) {
     rig.turn();
 }
 
-/// Lets the time pass after which a holder leaves.
+/// Lets the time pass after which a holder archives its session.
 fn wait(rig: &mut Rig) {
     rig.now += AFTER_MS * MS;
 }
 
-/// Turns until the holder has ended.
+/// Runs turns until the holder has ended.
 #[track_caller]
 fn until_ended(rig: &mut Rig) {
     rig.until(|rig| rig.last.ended);
 }
 
-/// Another holder for the same session, with a server of its own.
+/// Creates the next holder for the same session, with a new server.
 fn next(rig: Rig) -> Rig {
     let Rig { holder, source, now, dir, .. } = rig;
     drop(holder);
@@ -202,7 +203,7 @@ fn a_full_quota_keeps_the_holder() {
 #[test]
 fn a_full_disk_keeps_the_holder_until_there_is_room() {
     let (mut rig, slot, _) = ended(limits());
-    // A directory in the place of each segment: the writes fail.
+    // Put a directory in the place of each segment file, so that the writes fail.
     let names: Vec<_> = rig.server.log(slot).ids().into_iter().map(|id| log::disk_name(slot, id)).collect();
     names.iter().for_each(|name| std::fs::create_dir(rig.dir.path().join(name)).expect("a directory"));
     detach(&mut rig);
@@ -228,7 +229,7 @@ fn a_holder_that_never_got_its_session_does_not_take_it_up() {
     let files = rig.files();
     let mut rig = next(rig);
     rig.until_message(|message| *message == FromHolder::Ready);
-    // The server could not go on with it, and makes another.
+    // The server could not use this holder and creates another.
     std::fs::write(rig.dir.path().join("secret"), [9; SECRET.len()]).expect("another secret");
     rig.lose_server();
     until_ended(&mut rig);

@@ -1,4 +1,4 @@
-//! Who controls a holder: adoption, epochs, secrets, nonsense, a controller that does not read.
+//! Control of a holder: adoption, epochs, secrets, invalid messages, and a controller that does not read.
 
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
@@ -32,7 +32,7 @@ fn new_controller_learns_everything_and_the_old_one_is_closed() {
     };
     assert_eq!(rig.server.inbox.pop_front(), Some(FromHolder::Process(Box::new(expected))));
     assert_eq!(rig.server.inbox.pop_front(), Some(FromHolder::Ready));
-    // A child that another test is about to exec may have a copy of the holder's end for a moment.
+    // A child of another test may hold a copy of the holder's socket until its exec.
     rig.until(|_| {
         old.absorb();
         old.is_lost
@@ -134,7 +134,7 @@ fn nonsense_costs_the_connection_and_nothing_else() {
         drop(rig.adopt(epoch));
         rig.until_message(|message| matches!(message, FromHolder::Ready));
     }
-    // A second `Hello` has no place on a connection that controls.
+    // A second `Hello` is not allowed on the controller's connection.
     rig.server.hello(99);
     rig.until(|rig| rig.server.is_lost);
     drop(rig.adopt(100));
@@ -148,7 +148,7 @@ fn controller_that_does_not_read_stops_the_children_and_loses_nothing() {
     let mut rig = Rig::scripted();
     let slot = rig.start(StartSpec { cap_bytes: 1 << 40, ..spec() });
     let driver = rig.driver();
-    // Requests whose answers nobody reads fill the socket and the queue behind it.
+    // Requests whose answers are not read fill the socket and then the queue.
     for req in 0..100_000_u32 {
         if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
             rig.holder.turn(0);
@@ -164,7 +164,7 @@ fn controller_that_does_not_read_stops_the_children_and_loses_nothing() {
     driver.write_stdout(&data).expect("room");
     rig.holder.turn(0);
     assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).written, 0);
-    // An idle holder must not spin meanwhile: nothing that it would refuse to do may be reported.
+    // An idle holder must not spin: its epoll fd may report only events that the holder would handle.
     let polled = rustix::event::poll(
         &mut [rustix::event::PollFd::new(&rig.holder.as_fd(), rustix::event::PollFlags::IN)],
         Some(&rustix::event::Timespec::default()),
@@ -210,7 +210,7 @@ fn fifty_controllers_in_the_middle_of_a_stream_lose_and_repeat_nothing() {
             {
                 at += n;
             }
-            // Every other one takes what it reads, the rest die with everything lent to them.
+            // Every second controller releases what it reads. The others disappear with all segments lent to them.
             if epoch % 2 == 0 {
                 rig.server.release(slot);
             }

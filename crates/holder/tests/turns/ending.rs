@@ -8,7 +8,7 @@ use exec_server_holder::{Confine, Limits};
 
 use crate::support::{MS, Rig, Source, open_dir, shell, spec};
 
-/// Turns until the holder has ended.
+/// Runs turns until the holder has ended.
 #[track_caller]
 fn until_ended(rig: &mut Rig) {
     rig.until(|rig| rig.last.ended);
@@ -88,7 +88,7 @@ fn an_orphan_ends_after_its_own_time_unless_another_server_comes() {
     rig.lose_server();
     rig.turn();
     assert_eq!(rig.last.next_deadline_ns, Some(5100 * MS));
-    // The next server says nothing about it: the limit was that of the first.
+    // The next server does not set the limit, and the limit of the first server no longer applies.
     drop(rig.adopt(2));
     rig.turn();
     rig.now = 6000 * MS;
@@ -123,7 +123,7 @@ fn one_that_nobody_can_find_any_more_ends_with_its_link() {
 
 #[test]
 fn one_that_nobody_can_find_leaves_the_group_to_the_holder_after_it() {
-    // A directory in place of a control group: what is written to the kernel stays in plain files.
+    // A plain directory in place of a control group: writes to the kernel end up in plain files.
     let group = tempfile::tempdir().expect("a directory");
     let build = || {
         let group = SessionGroup::decode(format!("u {}\n", group.path().display()).as_bytes());
@@ -165,7 +165,7 @@ fn one_with_a_process_lives_on_without_its_secret() {
 #[test]
 fn last_words_of_a_server_that_read_nothing_are_heard() {
     let mut rig = Rig::scripted();
-    // More answers than its socket and the holder's queue take together, so that the holder stops listening.
+    // The answers to these requests exceed the socket and the holder's queue, so the holder stops reading.
     for req in 0..500 {
         rig.server.send(&ToHolder::Signal { req, slot: 7, signal: 1 });
         rig.holder.turn(0);
@@ -193,7 +193,7 @@ fn clock_stands_still_while_others_use_the_session_and_starts_anew_behind_it() {
     rig.server.send(&ToHolder::Detach { ttl_ms: 100 });
     rig.turn();
     rig.now = 90 * MS;
-    // Used in passing.
+    // A single use that has already ended.
     rig.server.send(&ToHolder::Used { is_going_on: false });
     rig.turn();
     rig.now = 180 * MS;
@@ -205,7 +205,7 @@ fn clock_stands_still_while_others_use_the_session_and_starts_anew_behind_it() {
     rig.server.send(&ToHolder::Used { is_going_on: false });
     rig.turn();
     assert_eq!(rig.last.next_deadline_ns, Some(5100 * MS));
-    // Whoever uses it goes with the server.
+    // The use ends when the server is lost.
     rig.server.send(&ToHolder::Used { is_going_on: true });
     rig.turn();
     assert_eq!(rig.last.next_deadline_ns, None);

@@ -1,4 +1,4 @@
-//! Full logs: blocking, spilling, dropping.
+//! Full logs: blocking, spilling and dropping.
 
 use std::mem::MaybeUninit;
 
@@ -23,7 +23,7 @@ fn limited(quota: u64) -> Rig {
     Rig::build(Source::default(), limits)
 }
 
-/// Writes what the pipe takes.
+/// Writes as much as the pipe accepts.
 fn feed(driver: &Driver, data: &[u8], at: &mut usize) {
     while let Some(rest) = data.get(*at..).filter(|rest| !rest.is_empty()) {
         match driver.write_stdout(&rest[..rest.len().min(65536)]) {
@@ -37,7 +37,7 @@ fn blocked(rig: &Rig, slot: u32) -> Blocked {
     rig.server.control.as_ref().expect("mapped").status(slot).blocked
 }
 
-/// Feeds until the holder says that it does not read any more.
+/// Writes until the holder reports that it no longer reads.
 #[track_caller]
 fn feed_until_blocked(rig: &mut Rig, slot: u32, data: &[u8], at: &mut usize, why: Blocked) {
     let driver = rig.driver();
@@ -77,7 +77,8 @@ enum Full {
     Disk,
 }
 
-/// A process that waits because its log is full, with what it wrote; some of that is still in its pipe.
+/// Creates a process that is blocked because its log is full. Returns its data and how much of it is written. Some of
+/// that is still in the pipe.
 fn on_a_full_log(full: Full) -> (Rig, u32, Vec<u8>, usize) {
     let (mut rig, slot, data, mut at) = match full {
         Full::Disk => on_a_full_disk(),
@@ -110,7 +111,7 @@ fn exit_of_a_blocked_child_is_told_with_its_tail_whatever_is_full() {
         let driver = rig.driver();
         driver.die(9);
         driver.close_all();
-        // Nothing is taken: the end must not wait for that.
+        // Nothing is released: the end must not wait for that.
         rig.until(|rig| rig.server.log(slot).closed.is_some());
         let log = rig.server.log(slot);
         assert!(log.bytes == data[..at], "{full:?}");
@@ -129,7 +130,7 @@ fn exit_is_told_while_others_hold_a_full_log_and_the_close_when_they_are_gone() 
         rig.until(|rig| rig.server.log(slot).exit.is_some());
         assert_eq!(rig.server.log(slot).exit.map(|exit| exit.code), Some(7));
         assert!(rig.server.log(slot).bytes == data[..at], "{full:?}");
-        // The writer that is left waits, as before: the reserve is for what cannot grow.
+        // The remaining writer still blocks: the reserve is only for output that cannot grow.
         let exited = rig.server.log(slot).bytes.len();
         for _ in 0..10 {
             feed(&driver, &data, &mut at);
@@ -144,7 +145,7 @@ fn exit_is_told_while_others_hold_a_full_log_and_the_close_when_they_are_gone() 
     }
 }
 
-/// The last event that this reader has.
+/// The last event in the log, which this reader has read.
 fn read_to(rig: &Rig, slot: u32) -> u64 {
     rig.server.control.as_ref().expect("mapped").status(slot).next_seq - 1
 }
@@ -154,7 +155,7 @@ fn readers_that_follow_free_what_they_have_taken_and_nothing_more() {
     for full in [Full::Quota, Full::Disk] {
         let (mut rig, slot, data, mut at) = on_a_full_log(full);
         let driver = rig.driver();
-        // Nothing of the oldest segment but its last event: it stays.
+        // The readers have taken only the first event of the oldest segment, so the segment stays.
         rig.server.send(&ToHolder::Followed { slot, seq: 1 });
         rig.turn();
         assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).dropped, 0, "{full:?}");
@@ -166,7 +167,7 @@ fn readers_that_follow_free_what_they_have_taken_and_nothing_more() {
         });
         let status = rig.server.control.as_ref().expect("mapped").status(slot);
         assert!(status.dropped > 0 && status.released_seq == 0, "counted, and not taken by the owner: {status:?}");
-        // The reader that follows has missed nothing, one that comes later all that was freed.
+        // The follower has missed nothing. A reader that starts later misses everything that was dropped.
         assert!(rig.server.log(slot).bytes == data && rig.server.log(slot).gap_bytes == 0, "{full:?}");
         driver.exit(0);
         driver.close_all();
@@ -192,7 +193,7 @@ fn followed_log_is_kept_for_an_attached_client_and_when_the_server_is_lost() {
         rig.turn();
     }
     assert_eq!((blocked(&rig, slot), dropped(&rig)), (Blocked::MemoryCap, 0), "its client has not taken it");
-    // The readers go with the server, and come back by way of the next one.
+    // Followers are lost with the server, and reconnect through the next one.
     rig.lose_server();
     rig.last = rig.holder.turn(0);
     drop(rig.adopt(2));
@@ -207,7 +208,7 @@ fn followed_log_is_kept_for_an_attached_client_and_when_the_server_is_lost() {
 fn paused_stream_that_ends_is_read_to_its_end_and_wakes_nobody_after_that() {
     let (mut rig, slot, data, at) = on_a_full_log(Full::Quota);
     let driver = rig.driver();
-    // The child lives on without its streams.
+    // The child continues without its streams.
     driver.close_all();
     rig.until(|rig| rig.server.log(slot).bytes.len() == at);
     assert!(rig.server.log(slot).bytes == data[..at]);
@@ -237,7 +238,7 @@ fn detached_and_full_goes_to_disk_and_comes_back_whole() {
     let spilled = rig.files().iter().filter(|name| name.ends_with(".seg")).count();
     assert!(spilled >= 9, "{:?}", rig.files());
 
-    // A second reader finds all of it, from the files.
+    // A second reader gets everything from the files.
     drop(rig.adopt(2));
     rig.until_message(|message| matches!(message, FromHolder::Ready));
     rig.server.absorb();
@@ -310,7 +311,7 @@ fn drop_oldest_never_blocks_and_counts_what_it_dropped() {
             rig.server.send(&ToHolder::Attach);
         }
         let (data, mut at, driver) = (pattern(20 << 20), 0, rig.driver());
-        // The reader sleeps while the child writes.
+        // The reader is idle while the child writes.
         let start = std::time::Instant::now();
         while at < data.len() {
             feed(&driver, &data, &mut at);
@@ -330,9 +331,9 @@ fn drop_oldest_never_blocks_and_counts_what_it_dropped() {
     }
 }
 
-/// A process whose log waits for a full disk; with what it writes, and how much of that is written.
+/// Creates a process whose log waits for a full disk. Returns its data and how much of it is written.
 fn on_a_full_disk() -> (Rig, u32, Vec<u8>, usize) {
-    // A floor above any disk stands for a full one.
+    // A free-space floor above the size of any disk simulates a full disk.
     let limits =
         Limits { free_floor_bytes: u64::MAX / 2, free_floor_percent: 100, ttl_ms: TTL_NONE, ..Limits::default() };
     let mut rig = Rig::build(Source::default(), limits);
@@ -347,7 +348,7 @@ fn on_a_full_disk() -> (Rig, u32, Vec<u8>, usize) {
 fn full_disk_blocks_says_so_and_is_tried_again() {
     let (mut rig, slot, data, mut at) = on_a_full_disk();
     assert_eq!(rig.last.next_deadline_ns, Some(1_000_000_000));
-    // The retry fails too and waits again; nothing is lost.
+    // The retry fails too, and the next one is scheduled. Nothing is lost.
     rig.now = 1_000_000_000;
     rig.until(|rig| rig.last.next_deadline_ns == Some(2_000_000_000));
     assert_eq!(blocked(&rig, slot), Blocked::DiskFull);
@@ -364,7 +365,7 @@ fn full_disk_blocks_says_so_and_is_tried_again() {
 #[test]
 fn disk_that_rests_wakes_nobody_while_nothing_may_be_done() {
     let (mut rig, ..) = on_a_full_disk();
-    // Requests whose answers nobody reads, until it hears no more of them.
+    // Send requests without reading the answers, until the holder stops reading.
     for req in 0..100_000 {
         if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
             rig.holder.turn(0);
@@ -376,11 +377,11 @@ fn disk_that_rests_wakes_nobody_while_nothing_may_be_done() {
     rig.now = 1_000_000_000;
     let turn = rig.holder.turn(rig.now);
     assert!(turn.next_deadline_ns.is_none_or(|at| at > rig.now), "{turn:?}");
-    // When it is read again the disk is tried again, and rests once more.
+    // When the server reads again, the holder tries the disk again and schedules the next retry.
     rig.until(|rig| rig.last.next_deadline_ns == Some(2_000_000_000));
 }
 
-/// Has a process write more than its cap while nobody is attached, then end; gives its slot.
+/// Starts a process that writes more than its cap and then ends, in a detached session. Returns its slot.
 #[track_caller]
 fn spill_one(rig: &mut Rig) -> u32 {
     let slot = rig.start(small(Overflow::Block));
@@ -408,7 +409,7 @@ fn slot_is_given_to_another_process_when_its_files_are_gone_and_so_named() {
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).expect("inotify");
     let kinds = inotify::WatchFlags::DELETE | inotify::WatchFlags::MOVED_TO;
     inotify::add_watch(&watch, rig.dir.path(), kinds).expect("a watch");
-    // Both in one turn.
+    // The holder gets both commands in one turn.
     let (forget, start) = (rig.server.req(), rig.server.req());
     rig.server.send(&ToHolder::Forget { req: forget, slot: first });
     rig.server.send(&ToHolder::Start { req: start, spec: spec() });
@@ -421,7 +422,8 @@ fn slot_is_given_to_another_process_when_its_files_are_gone_and_so_named() {
     while let Ok(event) = events.next() {
         names.extend(event.file_name().map(|name| name.to_string_lossy().into_owned()));
     }
-    // Off the roll first, so that no kill in between brings it back, and then its files.
+    // The process is removed from the manifest first, so that a kill in between does not bring it back. Then its files
+    // go.
     assert_eq!(names.first().map(String::as_str), Some(ROLL_NAME), "{names:?}");
     assert!(names.len() == files + 1 && names.iter().skip(1).all(|name| is_of(first, name)), "{names:?}");
     assert_eq!(rig.start(spec()), first);
@@ -440,7 +442,7 @@ fn roll_goes_with_the_last_file_and_comes_back_with_the_next() {
     rig.server.release(first);
     rig.turn();
     rig.holder.wait_for_disk();
-    // What begins now is on no roll, so there must be none.
+    // A new process is not in the old manifest, so that file must be gone.
     let second = rig.start(spec());
     assert_eq!(rig.files(), ["sock"]);
     let third = spill_one(&mut rig);

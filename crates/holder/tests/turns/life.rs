@@ -52,7 +52,7 @@ fn starts_that_come_together_are_answered_in_order_and_before_what_follows_them(
         rig.server.send(&ToHolder::Start { req, spec });
         asked.push(req);
     }
-    // The slot of the second, which is running by the time that the holder comes to this.
+    // Terminate the process in the second slot. It runs by the time that the holder handles this command.
     let end = rig.server.req();
     rig.server.send(&ToHolder::Terminate { req: end, slot: 1, grace_ms: None });
     let mut slots = Vec::new();
@@ -71,7 +71,7 @@ fn starts_that_come_together_are_answered_in_order_and_before_what_follows_them(
         assert!(is_its_own && slot == expected, "start {number} is in slot {slot}");
         rig.until(|rig| rig.server.log(slot).closed.is_some());
         let said = &rig.server.log(slot).bytes;
-        // The second may be ended before it says anything.
+        // The second process may be killed before it writes anything.
         assert!(
             *said == format!("{number}\n").as_bytes() || (number == 1 && said.is_empty()),
             "start {number}: {said:?}"
@@ -274,8 +274,8 @@ fn nothing_is_announced_behind_the_last_event() {
     let mut rig = Rig::scripted();
     let slot = rig.start(spec());
     let driver = rig.driver();
-    // All of it is ready at once, the exit first: its handler reads both streams to their ends, and the events of the
-    // streams come after the close.
+    // Everything is ready at once, with the exit first. The exit handler reads both streams to EOF, so the events of
+    // the streams are handled after the close.
     driver.exit(0);
     driver.write_stdout(b"x").expect("room");
     driver.close_all();

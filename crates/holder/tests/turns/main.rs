@@ -1,4 +1,4 @@
-//! The holder turned in this process, with scripted and with real children, and a small server as its controller.
+//! Runs a holder in this process, with scripted or real children, and a small server as its controller.
 
 #![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
 

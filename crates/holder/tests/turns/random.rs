@@ -1,4 +1,5 @@
-//! Any order of attaching, leaving, taking, dying and changing caps delivers every byte once or counts it as dropped.
+//! Property test: any order of attach, detach, release, controller loss and cap changes delivers every byte once or
+//! counts it as dropped.
 
 use std::sync::LazyLock;
 
@@ -35,7 +36,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 static DATA: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(24 << 20));
 
-/// What the holder has read may lag behind what was fed; this many rounds without progress mean that it blocks.
+/// The holder may lag behind the writer. After this many turns without progress, the child counts as blocked.
 const PATIENCE: usize = 40;
 
 fn check(overflow: Overflow, quota: u64, ops: Vec<Op>) -> Result<(), TestCaseError> {
@@ -69,13 +70,13 @@ fn check(overflow: Overflow, quota: u64, ops: Vec<Op>) -> Result<(), TestCaseErr
     }
     driver.exit(0);
     driver.close_all();
-    // Nothing is taken any more: the end of a process waits for nobody.
+    // Nothing is released from now on: the end of a process must not wait for readers.
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     let log = rig.server.log(slot);
     let (written, dropped) = log.closed.expect("closed");
     prop_assert_eq!(written, at as u64);
     prop_assert_eq!(log.bytes.len() as u64 + log.gap_bytes, written);
-    // What was read before it was dropped is no gap to this reader.
+    // Bytes that this reader read before they were dropped are not a gap for it.
     prop_assert!(log.gap_bytes <= dropped);
     if log.gap_bytes == 0 {
         prop_assert!(log.bytes == data[..at]);
@@ -85,7 +86,8 @@ fn check(overflow: Overflow, quota: u64, ops: Vec<Op>) -> Result<(), TestCaseErr
     Ok(())
 }
 
-/// Found by the test below: a segment began behind `Closed`, and dropping the oldest then dropped the end.
+/// Regression of the property test below: a segment began after `Closed`, and dropping the oldest segment then dropped
+/// the end.
 #[test]
 fn end_of_a_full_log_is_its_last_event() {
     let ops = [

@@ -1,4 +1,4 @@
-//! Writes to stdin: order, exactly once, close.
+//! Writes to stdin: order, exactly-once delivery and close.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +13,7 @@ fn open() -> StartSpec {
     StartSpec { pipe_stdin: true, ..spec() }
 }
 
-/// Everything that the child finds in its stdin now.
+/// Reads everything that is in the child's stdin now.
 fn drain(driver: &Driver, into: &mut Vec<u8>) {
     let mut buf = [0; 65536];
     while let Ok(n @ 1..) = driver.read_stdin(&mut buf) {
@@ -21,7 +21,7 @@ fn drain(driver: &Driver, into: &mut Vec<u8>) {
     }
 }
 
-/// Sends one part and gives its request.
+/// Sends one part and returns its request number.
 fn part(rig: &mut Rig, slot: u32, key: Option<[u8; 16]>, whole: &[u8], range: std::ops::Range<usize>) -> u32 {
     let req = rig.server.req();
     let (total, offset) = (whole.len() as u64, range.start as u64);
@@ -38,7 +38,7 @@ fn part_is_accepted_when_the_child_has_taken_it_all() {
     let mut got = Vec::new();
     for start in (0..data.len()).step_by(50_000) {
         let req = part(&mut rig, slot, Some(KEY), &data, start..start + 50_000);
-        // The pipe holds 64 KiB: the second part waits for the child.
+        // The pipe holds 64 KiB, so the second part waits for the child.
         rig.turn();
         drain(&driver, &mut got);
         rig.turn();
@@ -57,7 +57,7 @@ fn retry_by_a_new_controller_in_the_middle_of_a_part_enters_once() {
     let data = pattern(112_000);
     let first = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
     assert_eq!(rig.written(first), (WriteStatus::Accepted, 56_000));
-    // Only a part of this one fits before the child reads: it is in hand when the controller dies.
+    // Only some bytes of this part fit before the child reads. The part is unfinished when the controller disappears.
     part(&mut rig, slot, Some(KEY), &data, 56_000..112_000);
     rig.turn();
     drop(rig.adopt(2));
@@ -75,7 +75,7 @@ fn retry_by_a_new_controller_in_the_middle_of_a_part_enters_once() {
     assert_eq!(rig.written(again), (WriteStatus::Accepted, 112_000));
     drain(&driver, &mut inbox);
     assert!(inbox == data);
-    // And once more, when all is done.
+    // Repeat the write once more after it is complete.
     let third = part(&mut rig, slot, Some(KEY), &data, 0..56_000);
     assert_eq!(rig.written(third), (WriteStatus::Accepted, 112_000));
     drain(&driver, &mut inbox);

@@ -1,5 +1,5 @@
-//! A holder with its controller on one thread: both are turned by the test, time is a number. One room for all test files,
-//! so somewhat beyond the usual length.
+//! Test support: a holder and its controller on one thread. The test runs both in turns and sets the time. Shared by
+//! all test files of this program.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +18,7 @@ pub(crate) const SECRET: [u8; 32] = [7; 32];
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Where children come from: a script each, or the kernel.
+/// Creates scripted or real children.
 #[derive(Clone, Default)]
 pub(crate) struct Source {
     pub(crate) drivers: Arc<Mutex<Vec<Driver>>>,
@@ -37,13 +37,13 @@ impl Spawner for Source {
     }
 }
 
-/// What a server knows of one log.
+/// A server's view of one log.
 #[derive(Default)]
 pub(crate) struct Log {
     chain: Chain,
     cursor: Option<Cursor>,
     pub(crate) bytes: Vec<u8>,
-    /// Output bytes and events in order, as words.
+    /// The kinds of events in order. Consecutive outputs count once.
     pub(crate) order: Vec<&'static str>,
     pub(crate) exit: Option<Exit>,
     pub(crate) closed: Option<(u64, u64)>,
@@ -75,7 +75,7 @@ pub(crate) struct Rig {
     pub(crate) server: Server,
     pub(crate) source: Source,
     pub(crate) now: u64,
-    /// Added to the time at each round of `until`.
+    /// Added to the time in each round of `until`.
     pub(crate) tick: u64,
     pub(crate) last: Turn,
     pub(crate) dir: tempfile::TempDir,
@@ -120,7 +120,7 @@ impl Server {
         self.next_req
     }
 
-    /// Takes in what has arrived and reads every log to its end.
+    /// Receives all pending messages and reads every log to its end.
     pub(crate) fn absorb(&mut self) {
         while !self.is_lost {
             match wire::recv(&self.socket) {
@@ -182,7 +182,7 @@ impl Server {
         }
     }
 
-    /// Gives back everything that was read.
+    /// Releases and returns all segments that have been read completely.
     pub(crate) fn release(&mut self, slot: u32) {
         let log = self.logs.get_mut(&slot).expect("a known slot");
         let seq = log.cursor.as_ref().map_or(0, |cursor| cursor.next_seq() - 1);
@@ -192,7 +192,7 @@ impl Server {
         }
     }
 
-    /// Goes on reading where another server stopped; what that one had mapped is gone.
+    /// Continues to read where another server stopped. The mappings of that server are gone.
     pub(crate) fn resume(&mut self, old: Self) {
         for (slot, log) in old.logs {
             self.logs.insert(slot, Log { chain: Chain::new(), ..log });
@@ -205,12 +205,12 @@ impl Server {
 }
 
 impl Log {
-    /// Segments that are known and not given back.
+    /// Number of segments that are known and not released.
     pub(crate) fn segments(&self) -> usize {
         self.chain.segments().count()
     }
 
-    /// Names of the segments that are known.
+    /// Ids of the known segments.
     pub(crate) fn ids(&self) -> Vec<u64> {
         self.chain.segments().map(|info| info.id).collect()
     }
@@ -248,7 +248,7 @@ impl Log {
             };
             match log::load(dir.as_fd(), slot, load) {
                 Ok(loaded) => assert!(self.chain.set_loaded(load, loaded)),
-                // Dropped by the holder; the message is on its way.
+                // The holder has dropped the segment, and its message is on its way.
                 Err(_) => self.chain.remove(load),
             }
         }
@@ -293,7 +293,7 @@ impl Rig {
         self.server.absorb();
     }
 
-    /// Turns both until `is_true`.
+    /// Runs turns of both until `is_true`.
     #[track_caller]
     pub(crate) fn until(&mut self, mut is_true: impl FnMut(&mut Self) -> bool) {
         let start = Instant::now();
@@ -310,7 +310,7 @@ impl Rig {
         }
     }
 
-    /// The first message that fits; those before it are dropped.
+    /// Waits for the first message that matches. Drops the messages before it.
     #[track_caller]
     pub(crate) fn until_message(&mut self, mut is_it: impl FnMut(&FromHolder) -> bool) -> FromHolder {
         let mut found = None;
@@ -326,7 +326,7 @@ impl Rig {
         found.expect("found above")
     }
 
-    /// Starts a process and gives its slot.
+    /// Starts a process and returns its slot.
     #[track_caller]
     pub(crate) fn start(&mut self, spec: StartSpec) -> u32 {
         let req = self.server.req();
@@ -347,7 +347,7 @@ impl Rig {
         self.source.drivers.lock().expect("no test panics with it").last().expect("a child").clone()
     }
 
-    /// Asks and gives the status of the answer.
+    /// Sends a request and returns the status of the answer.
     #[track_caller]
     pub(crate) fn ask(&mut self, message: impl FnOnce(u32) -> ToHolder<'static>) -> Status {
         let req = self.server.req();
@@ -365,7 +365,7 @@ impl Rig {
         }
     }
 
-    /// The answer to a write.
+    /// Waits for the answer to a write.
     #[track_caller]
     pub(crate) fn written(&mut self, req: u32) -> (WriteStatus, u64) {
         let is_it =
@@ -376,7 +376,7 @@ impl Rig {
         }
     }
 
-    /// A second server that adopts the session over the path socket.
+    /// Connects a second server over the path socket, which adopts the session. Returns the old server.
     #[track_caller]
     pub(crate) fn adopt(&mut self, epoch: u64) -> Server {
         let dir = open_dir(&self.dir);
@@ -386,7 +386,7 @@ impl Rig {
         std::mem::replace(&mut self.server, server)
     }
 
-    /// Names of the files in the session's directory, but for the secret, which belongs to the server.
+    /// Names of the files in the session's directory, except the secret, which belongs to the server.
     pub(crate) fn files(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.dir.path()) else { return Vec::new() };
         let mut names: Vec<String> =
@@ -396,8 +396,8 @@ impl Rig {
         names
     }
 
-    /// The server is gone, and the next turn knows it: a child that another test is about to exec has a copy of the socket,
-    /// so that closing ours alone would be seen some time later.
+    /// Disconnects the server, so that the next turn notices. Closing our socket would not be enough: a child of
+    /// another test may hold a copy of it until its exec.
     pub(crate) fn lose_server(&mut self) {
         shutdown(&self.server.socket, Shutdown::Both).expect("a connected socket");
         let (gone, _other) = rustix::pipe::pipe().expect("a pipe");
@@ -406,7 +406,7 @@ impl Rig {
     }
 }
 
-/// A holder in this directory, with nothing special about it.
+/// A default configuration for a holder in this directory.
 pub(crate) fn config(dir: OwnedFd) -> Config {
     Config {
         dir,
@@ -419,7 +419,7 @@ pub(crate) fn config(dir: OwnedFd) -> Config {
     }
 }
 
-/// The two ends of a holder's first link: ours, and its own.
+/// The socket pair for a holder's first connection: our end and the holder's.
 pub(crate) fn pair() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair")
@@ -429,7 +429,7 @@ pub(crate) fn open_dir(dir: &tempfile::TempDir) -> OwnedFd {
     rustix::fs::open(dir.path(), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).expect("the directory")
 }
 
-/// Bytes that tell their own place.
+/// Test data whose bytes depend on their position.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|n| (n / 7 + n / 4099) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! The layout of control messages.
+//! Encoding and decoding of control messages.
 
 use exec_server_holder::wire::{
     FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, WriteStatus,
