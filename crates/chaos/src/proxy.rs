@@ -181,6 +181,7 @@ impl Drop for Proxy {
         if let Some(acceptor) = self.acceptor.take().filter(|_| woken) {
             acceptor.join().ok(); // If `draw` panicked, that is already reported.
         }
+        // Cut again: the acceptor may have accepted a connection after the first cut.
         self.cut(Event::Fin);
     }
 }

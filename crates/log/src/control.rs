@@ -280,6 +280,7 @@ impl Control {
 
     pub(crate) fn set_first(&self, slot: u32, first_seq: u64, dropped: u64) {
         if let Some(shared) = self.slot(slot) {
+            // Store `dropped` first: a reader that sees the new `first_seq` also sees the dropped bytes.
             shared.dropped.store(dropped, Ordering::Relaxed);
             shared.first_seq.store(first_seq, Ordering::Release);
         }

@@ -117,6 +117,7 @@ impl Segment {
         shared.records.store(0, Ordering::Relaxed);
         shared.magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
         let used = u32::try_from(SEGMENT_HEADER).expect("the header is 64 bytes");
+        // Stored last, with release: a reader that loads this commit sees the new header.
         shared.commit.store(used, Ordering::Release);
     }
 
@@ -249,6 +250,7 @@ impl Segment {
         shared.output.store(self.output, Ordering::Relaxed);
         shared.records.store(self.records, Ordering::Relaxed);
         let commit = u32::try_from(end).expect("a segment is 1 MiB");
+        // Publishes the record: its bytes and the counters above are stored before.
         failpoint::step("commit");
         shared.commit.store(commit, Ordering::Release);
         header.seq

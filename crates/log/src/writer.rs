@@ -141,8 +141,8 @@ impl Writer {
 
     /// Commits the first `len` bytes of the room as one record. True means that the caller must write the eventfd.
     ///
-    /// Does nothing for zero bytes. Panics if [`Writer::room`] was not called before, or if `len` is larger than the
-    /// room.
+    /// Call [`Writer::room`] first and fill its buffer; `len` must not exceed the length of the buffer. Does nothing for
+    /// zero bytes. Panics if the current segment has no room for the record.
     pub fn commit(&mut self, control: &Control, stream: Stream, len: usize) -> bool {
         if len == 0 {
             return false;

@@ -123,7 +123,7 @@ pub enum SpawnError {
     /// The parent could not get a resource for the child: pipe, terminal, memory or process.
     #[error("get `{what}` for a child")]
     Resources { what: &'static str, source: io::Error },
-    /// A step in the child failed before it changed to the working directory.
+    /// A step in the child failed, other than the change of directory and the exec.
     #[error("set up `{stage}` in the child")]
     Setup { stage: Stage, source: io::Error },
     #[error("enter working directory `{}`", path.to_string_lossy())]
@@ -252,8 +252,7 @@ impl Spawn {
         let child = first.launch(|launch| launch.run_beside(|| Self::spawn_nested(spawns, &mut others)).0);
         children.push(child);
         children.append(&mut others);
-        // If the description of the first child was rejected, its closure did not run and the others are still to be
-        // started.
+        // If the description of the first child was rejected, the closure above did not run. Start the others now.
         Self::spawn_nested(spawns, children);
     }
 

@@ -8,7 +8,7 @@ use std::{collections::HashSet, ffi::OsStr, fs, io, os::unix::ffi::OsStrExt};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 /// Maximum number of rounds of walk and kill. If the tree still grows after them, it is reported as incomplete. A
-/// killed process cannot fork, so each round kills everything that the previous one saw. More rounds would only stall
+/// killed process cannot fork, so a round leaves only processes that its walk did not see. More rounds would only stall
 /// the caller.
 const MAX_ROUNDS: usize = 64;
 

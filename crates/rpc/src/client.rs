@@ -342,7 +342,7 @@ impl RawClient {
         self.shared.owe(|owed| owed.ping = true);
     }
 
-    /// How long the peer's host has sent no TCP acknowledgement. `None` if the transport is not TCP.
+    /// How long the peer's host has sent no TCP acknowledgement. `None` if the transport is not TCP, or is closed.
     pub fn silent_for(&self) -> Option<Duration> {
         self.probe.as_ref().and_then(TcpProbe::last_ack_ms).map(|ms| Duration::from_millis(ms.into()))
     }

@@ -22,7 +22,8 @@ const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Why an upgrade failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// A part of the request contains a control character or space that would end the part early.
+    /// A part of the request contains a control character or space that would end the part early, or the path does not
+    /// start with a slash.
     #[error("request part holds a control character: `{part}`")]
     InvalidRequest {
         /// The host, the path or the name of a header.
