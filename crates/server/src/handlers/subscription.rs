@@ -17,7 +17,7 @@ pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, r
         Err(failure) => return reply.fail(&failure),
     };
     if *process.session == *context.session.id {
-        // The connection already gets the processes of its own session, and could not distinguish two feeds of one
+        // This session's processes are already pushed to the connection. It could not distinguish two feeds of one
         // process.
         let reason = "a connection is pushed the processes of its own session without a subscription".to_owned();
         return reply.fail(&Failure::InvalidParams { reason });

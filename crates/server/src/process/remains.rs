@@ -41,8 +41,8 @@ impl Process {
         {
             let mut chain = process.chain();
             recovered.segments.iter().for_each(|info| chain.push_disk(*info));
-            // Makes the chain report a gap after the last segment, for the events and bytes that were in memory, as far
-            // as they are known.
+            // Makes the chain report a gap after the last segment. It covers the events and bytes that were in memory, as
+            // far as they are known.
             chain.forget_below(status.next_seq, status.written);
         }
         process.end_here(status);

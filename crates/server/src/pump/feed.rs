@@ -87,7 +87,7 @@ enum Mode {
     Awaiting { until: Instant },
     /// The peer acknowledges. `taken` is the last acknowledged position.
     Acked { taken: Position },
-    /// The peer cannot acknowledge. Sent output counts as taken, except for the last [`limits::UNREAD_BYTES`].
+    /// The peer cannot acknowledge. Sent output counts as taken, except for the last `limits::UNREAD_BYTES`.
     Pushed,
     /// The peer cannot acknowledge and polls with `process/read`. Its reads have taken everything up to `base`.
     Polled {
@@ -416,7 +416,7 @@ impl Feed {
         }
     }
 
-    /// For a peer that cannot acknowledge: releases sent output older than the last [`limits::UNREAD_BYTES`], one mark
+    /// For a peer that cannot acknowledge: releases sent output older than the last `limits::UNREAD_BYTES`, one mark
     /// at a time.
     fn let_go(&mut self, closed: bool) {
         if self.mode != Mode::Pushed || (!closed && self.sent.offset < self.let_go_at + MARK_BYTES) {
