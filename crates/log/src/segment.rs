@@ -96,7 +96,7 @@ impl Segment {
         })
     }
 
-    /// Starts a new segment, with a new id, in this memory. No reader may still have it mapped as the old segment.
+    /// Starts a new segment, with a new id, in this memory. All readers must have returned the old one.
     fn begin(&mut self, slot: u32, base_seq: u64, base_offset: u64) {
         self.id += 1;
         self.slot = slot;
@@ -308,7 +308,7 @@ impl Pool {
         !self.free.is_empty()
     }
 
-    /// Takes back a segment that no reader has mapped. `in_use` is the number of segments that are in use.
+    /// Takes back a segment that all readers have returned. `in_use` is the number of segments that are in use.
     ///
     /// If the pool is full, the memory is freed and the segment's id is returned, so that the caller can tell readers
     /// to unmap it.

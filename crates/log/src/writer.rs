@@ -38,7 +38,7 @@ impl Room<'_> {
 /// The result of `Writer::release`.
 #[derive(Debug)]
 pub enum Released {
-    /// The segment was in memory. Reuse it when no reader has it mapped.
+    /// The segment was in memory. Reuse it after all readers have returned it.
     Memory(Segment),
     /// The segment was on disk. Its file can be removed.
     Disk,
@@ -51,7 +51,7 @@ pub enum Released {
 pub struct Dropped {
     pub id: u64,
     pub place: Place,
-    /// The memory, if it was in memory. Reuse it when no reader has it mapped.
+    /// The memory, if it was in memory. Reuse it after all readers have returned it.
     pub segment: Option<Segment>,
     pub bytes: u64,
 }
@@ -219,8 +219,8 @@ impl Writer {
         memory.find(|segment| segment.is_sealed())
     }
 
-    /// Records that the file of a sealed segment is written. Returns its memory, which can be reused when no reader has
-    /// it mapped.
+    /// Records that the file of a sealed segment is written. Returns its memory, which can be reused after all readers
+    /// have returned it.
     pub fn set_on_disk(&mut self, id: u64) -> Option<Segment> {
         let index = self.find(id)?;
         let held = &mut self.segments[index];
