@@ -1,7 +1,7 @@
-//! Places where processes run, as objects: code that takes a [`Backend`] does not know whether it is this machine or another.
+//! Traits for code that runs processes without depending on where they run.
 //!
-//! Two traits and nothing behind them: [`Backend`] starts, [`Running`] is what was started. Both are the calls of
-//! [`Client`] and [`Process`] without their generics; here and there is one implementation, so that they behave alike.
+//! [`Backend`] starts processes; [`Running`] is a started process. They offer the methods of [`Client`] and [`Process`] as trait objects,
+//! without generics. A local and a remote back end use the same implementation, so they behave alike.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::{Client, Error, Events, Exit, Process, Read, Start, Totals, transport::BoxFuture};
 
-/// A place where processes run.
+/// A place where processes run: a server, or this program.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -26,14 +26,14 @@ pub trait Backend: Send + Sync {
     /// Starts a process; see [`Client::start`].
     fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn Running>, Error>>;
 
-    /// Whether it is reached over a connection to a server, on this machine or another, rather than inside this program.
+    /// Whether this back end connects to a server, on this machine or another. False if the server runs inside this program.
     fn is_remote(&self) -> bool;
 
-    /// The session behind it, for everything else that a server can do.
+    /// The client of this back end, for everything else that a server offers.
     fn client(&self) -> &Client;
 }
 
-/// A process that was started at a [`Backend`]; dropping it ends nothing.
+/// A process that a [`Backend`] started. Dropping it does not end the process.
 pub trait Running: Send + Sync {
     /// See [`Process::id`].
     fn id(&self) -> &ProcessId;
@@ -44,7 +44,7 @@ pub trait Running: Send + Sync {
     /// See [`Process::wake`].
     fn wake(&self) -> watch::Receiver<u64>;
 
-    /// See [`Process::events_after`]; 0 is from the first event on.
+    /// See [`Process::events_after`]; 0 begins at the first event.
     fn events_after(&self, seq: u64) -> Events;
 
     /// See [`Process::read`].
@@ -74,11 +74,11 @@ pub trait Running: Send + Sync {
     /// See [`Process::closed`].
     fn closed(&self) -> Option<Totals>;
 
-    /// The handle itself, for its streams and the rest.
+    /// The underlying handle, for its streams and all other methods.
     fn process(&self) -> &Process;
 }
 
-/// A server, as a place.
+/// A back end that runs processes on a server.
 #[derive(Debug, Clone)]
 pub struct Remote(pub Client);
 

@@ -88,7 +88,7 @@ impl Client {
         self.watch_state().borrow().clone()
     }
 
-    /// A receiver that reports each change of the [`state`](Self::state).
+    /// A receiver that reports each change of the `state`.
     #[must_use]
     pub fn watch_state(&self) -> watch::Receiver<State> {
         self.session().state()

@@ -1,8 +1,9 @@
-//! Where processes run, chosen by the user rather than by the program: by a variable, a name or a URL.
+//! Lets the user choose where processes run, by an environment variable, a name or a URL.
 //!
-//! `EXEC_SERVER_URL`, then `CODEX_EXEC_SERVER_URL`: unset or empty is the default of `environments.toml`, else this machine;
-//! `none` is nowhere; everything else is a name in that file, or a URL. `file` owns these rules, `lazy` when a connection is
-//! made, and this module joins them: an [`Environment`] is a choice that connects when it is used.
+//! The variables are `EXEC_SERVER_URL`, then `CODEX_EXEC_SERVER_URL`. If both are unset or empty, the default of `environments.toml`
+//! applies, or else this machine. The value `none` disables processes. Every other value is a name in that file, or a URL. `file`
+//! implements these rules, and `lazy` decides when to connect. This module joins them: an [`Environment`] is a choice that connects on
+//! first use.
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,19 +40,19 @@ use crate::{
     transport::{BoxFuture, Dialer, Tls, Token, TokenError},
 };
 
-/// The variables that choose, the first that says something counts.
+/// The variables that choose an environment. The first one that is not empty wins.
 pub const VARIABLES: [&str; 2] = ["EXEC_SERVER_URL", "CODEX_EXEC_SERVER_URL"];
 
 pub use crate::transport::TOKEN_VARIABLE;
 
-/// Who connects, for the server's log.
+/// The name of the client in the server's log.
 const CLIENT_NAME: &str = "exec-server-environment";
 
-/// A place where processes run, which is connected to when it is first used.
+/// A place where processes run. It connects on first use.
 ///
-/// All who ask for it share one connection, and one attempt to make it. A failed attempt is made again by the next one who
-/// asks, and a lost session is replaced by a fresh one; but a program that could not be started, or ended before it answered, is
-/// not started again.
+/// All users of an environment share one connection, and one attempt to connect. After a failed attempt, the next use tries again. A lost
+/// session is replaced by a new one. There is one exception: a program that could not be started, or that ended before it answered, is not
+/// started again.
 pub struct Environment {
     id: String,
     is_remote: bool,
@@ -59,8 +60,8 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// What the variables and the user's `environments.toml` choose; `None` where they say `none`. A token is taken from
-    /// `EXEC_SERVER_TOKEN`, which stays where it is.
+    /// Returns the environment that the variables and the user's `environments.toml` choose; `None` if they choose `none`. The token is
+    /// read from `EXEC_SERVER_TOKEN`; the variable is not removed.
     pub fn from_env() -> Result<Option<Self>, EnvironmentError> {
         let asked = asked_by(|name| std::env::var_os(name))?;
         let choice = choose(asked.as_deref())?;
@@ -73,7 +74,7 @@ impl Environment {
         Ok(Self::new(choice, token))
     }
 
-    /// A choice that was made; `None` for none. The token is for a server whose URL and file have none.
+    /// Creates an environment from a choice; `None` for `Choice::None`. The token is used if neither the URL nor the file has one.
     pub fn new(choice: Choice, token: Option<Token>) -> Option<Self> {
         match choice {
             Choice::None => None,
@@ -85,7 +86,7 @@ impl Environment {
             Choice::Remote(spec) => Some(Self {
                 id: spec.id.clone(),
                 is_remote: true,
-                // A program that fails at its start would fail at every start.
+                // A program that fails at its first start is expected to fail at every start.
                 backend: if spec.is_program {
                     Lazy::new(open_remote(spec, token), |error| error.kind() == ErrorKind::Spawn)
                 } else {
@@ -95,24 +96,24 @@ impl Environment {
         }
     }
 
-    /// Its name: `local`, `remote` for a plain URL, else an id of `environments.toml`.
+    /// The name of the environment: `local`, `remote` for a plain URL, or an id from `environments.toml`.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Whether it is a server, rather than this program.
+    /// Whether processes run on a server. False if they run in this program.
     #[must_use]
     pub fn is_remote(&self) -> bool {
         self.is_remote
     }
 
-    /// The place itself, connected to where that has not been done, or has to be done again.
+    /// Returns the back end. Connects first if it is not connected, or if its session is lost.
     pub async fn backend(&self) -> Result<Arc<dyn Backend>, Error> {
         self.backend.get().await
     }
 
-    /// How it stands; starts nothing and mends nothing.
+    /// The state of the connection. Does not connect.
     #[must_use]
     pub fn status(&self) -> Status {
         self.backend.status()
@@ -136,7 +137,7 @@ impl Open for Arc<dyn Backend> {
 }
 
 impl RemoteSpec {
-    /// Connects, with the builder's settings where this has none; the token is for a server whose URL and file have none.
+    /// Connects. The settings of this spec override those of the builder. The token is used if neither the URL nor the file has one.
     pub async fn connect(&self, mut builder: Builder, token: Option<Token>) -> Result<Client, Error> {
         let failure = ConnectFailure::Permanent;
         let failed = |reason| Error::Connect { address: self.target.to_string(), failure, reason };
@@ -160,8 +161,8 @@ impl RemoteSpec {
             .await
     }
 
-    /// Tells apart what leads elsewhere, or to the same server as somebody else, and shows none of it: a hash of name and address,
-    /// of what the address does not show, and of the token as [`connect`](Self::connect) would choose it.
+    /// A hash that identifies the server and the token without revealing them. It covers the name, the address, the parts of the address
+    /// that `Display` hides, and the token that [`connect`](Self::connect) would use.
     #[must_use]
     pub fn fingerprint(&self, token: Option<&Token>) -> String {
         let (file, token) = match &self.token_file {
@@ -189,7 +190,7 @@ impl RemoteSpec {
     }
 }
 
-/// What the variables ask for, as [`Environments::pick`] takes it.
+/// Returns the value of the variables, as an argument for [`Environments::pick`].
 pub fn asked_by(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<String>, EnvironmentError> {
     for variable in VARIABLES {
         let Some(value) = lookup(variable) else { continue };
@@ -201,7 +202,7 @@ pub fn asked_by(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<Stri
     Ok(None)
 }
 
-/// Picks by name or URL, as [`Environments::pick`] does from the user's own file, which is read only where a name is asked for.
+/// Chooses by name or URL like [`Environments::pick`], from the user's own file. The file is read only if a name is given, or nothing.
 pub fn choose(name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
     if let Some(asked) = name_or_url.map(str::trim)
         && let Some(choice) = Choice::without_file(asked)?
@@ -211,27 +212,27 @@ pub fn choose(name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
     users_own()?.pick(name_or_url)
 }
 
-/// The names that can be picked from the user's own file, `local` first.
+/// The names in the user's own file, with `local` first.
 pub fn names() -> Result<Vec<String>, EnvironmentError> {
     Ok(users_own()?.names())
 }
 
 fn users_own() -> Result<Environments, EnvironmentError> {
     let file = config_file(std::env::var_os("XDG_CONFIG_HOME"), std::env::home_dir());
-    // Without a home there is no file, and a name in it cannot be found.
+    // Without a home directory there is no file, and names cannot be found.
     file.map_or_else(|| Ok(Environments::empty(FILE_NAME)), |path| Environments::load(&path))
 }
 
 const FILE_NAME: &str = "environments.toml";
 
-/// The user's own file: in the config directory, which must be absolute to count.
+/// The user's own file, in the config directory. Relative config and home directories are ignored.
 fn config_file(xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
     let config = xdg.map(PathBuf::from).filter(|dir| dir.is_absolute());
     let config = config.or_else(|| home.filter(|dir| dir.is_absolute()).map(|dir| dir.join(".config")));
     config.map(|dir| dir.join("exec-server").join(FILE_NAME))
 }
 
-/// Reads a token off the runtime's threads: the file may be a pipe that somebody fills in time.
+/// Reads a token on a blocking thread: the file may be a pipe whose writer is slow.
 async fn token_in(file: PathBuf) -> Result<Token, TokenError> {
     let read = {
         let file = file.clone();

@@ -10,7 +10,7 @@ use exec_server_protocol::{SessionId, failure};
 /// The prefix of every text about a broken connection. Peers of older generations compare it.
 pub const DISCONNECTED: &str = "exec-server transport disconnected";
 
-/// Why a call or a connection failed. Branch on [`Error::kind`].
+/// Why a call or a connection failed. Branch on `Error::kind`.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,15 +1,15 @@
-//! HTTP requests that the server makes for us, from its own network: whole, or with a body that streams.
+//! HTTP requests that the server makes from its own network, with a buffered or a streamed response body.
 //!
 //! ```text
 //! stream() ── name `http-n` on the table ──▶ http/request ──▶ head of the answer
 //! Body ◀── pieces ◀── Streams ◀── Ear ◀── http/request/bodyDelta          Body ──▶ taken ──▶ http/request/ack
 //! ```
 //!
-//! A stream belongs to one link and ends with it; nothing of it is asked for again. A server of ours sends a window beyond what was
-//! taken. Of one that cannot wait, 256 pieces of a stream and 16 MiB of all are kept; a stream that gets more fails, and nothing
-//! else does. Dropping a [`Body`], or a future of this module, calls the request off where the server can.
+//! A stream belongs to one link and ends with it; it is not requested again. A current server sends at most one window beyond what was
+//! consumed. For a server without a window, the client keeps 256 pieces per stream and 16 MiB for all streams. A stream that exceeds these
+//! limits fails, and nothing else does. Dropping a [`Body`], or a future of this module, cancels the request if the server supports that.
 //!
-//! Must not know what is fetched, nor which targets are allowed: that is the server's rule.
+//! The server decides which targets are allowed.
 
 mod streams;
 
@@ -40,28 +40,28 @@ use crate::{
 
 const NAME: &str = requests::HttpRequest::NAME;
 
-/// Pieces of a body that a server may send beyond what was taken: 4 MiB.
+/// Pieces of a body that a server may send beyond what was consumed: 4 MiB.
 const WINDOW: u64 = 64;
 
-/// What is to be asked for.
+/// An HTTP request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
     /// The method, such as `GET`.
     pub method: String,
-    /// Where to, `http:` or `https:`.
+    /// The URL, `http:` or `https:`.
     pub url: String,
-    /// Headers; repeats stay, and stay in order.
+    /// The headers. Repeated headers are kept, in order.
     pub headers: Vec<Header>,
-    /// The body.
+    /// The request body.
     pub body: Bytes,
-    /// How long all of it may take, the body of the answer included.
+    /// Timeout for the whole request, including the response body.
     pub timeout: Option<Duration>,
-    /// What to do with a redirect.
+    /// How the server treats a redirect.
     pub redirect: RedirectPolicy,
 }
 
 impl Request {
-    /// A request without headers and body.
+    /// Creates a request without headers and body.
     #[must_use]
     pub fn new(method: impl Into<String>, url: impl Into<String>) -> Self {
         Self { method: method.into(), url: url.into(), ..Self::default() }
@@ -74,7 +74,7 @@ impl Request {
         self
     }
 
-    /// Adds a header whose value is `prefix` and the value of a variable of the server, which never comes here.
+    /// Adds a header whose value is `prefix` followed by the value of a variable of the server. The client never sees that value.
     #[must_use]
     pub fn header_from_server(
         mut self,
@@ -87,21 +87,21 @@ impl Request {
         self
     }
 
-    /// Sets the body.
+    /// Sets the request body.
     #[must_use]
     pub fn body(mut self, body: impl Into<Bytes>) -> Self {
         self.body = body.into();
         self
     }
 
-    /// Sets how long all of it may take.
+    /// Sets the timeout for the whole request.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Sets what to do with a redirect.
+    /// Sets what the server does with a redirect.
     #[must_use]
     pub fn redirect(mut self, policy: RedirectPolicy) -> Self {
         self.redirect = policy;
@@ -124,19 +124,19 @@ impl Request {
     }
 }
 
-/// The head of an answer, and its body.
+/// The head of a response, and its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response<B> {
-    /// The status.
+    /// The status code.
     pub status: u16,
-    /// The headers, names in small letters; repeats stay, and stay in order.
+    /// The headers, with names in lower case. Repeated headers are kept, in order.
     pub headers: Vec<Header>,
-    /// The body: all of it, or a stream.
+    /// The body: buffered bytes or a stream.
     pub body: B,
 }
 
 impl<B> Response<B> {
-    /// The first value of a header, whatever the case of its name.
+    /// The first value of a header. The case of the name does not matter.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value.as_str())
@@ -144,16 +144,17 @@ impl<B> Response<B> {
 }
 
 impl Client {
-    /// Makes a request from the server's network, and waits for all of the answer: 16 MiB of body at most.
+    /// Makes a request from the server's network, and waits for the whole response. The body may have at most 16 MiB.
     ///
-    /// A request that a cut interrupted is not sent again: it ends with [`Error::UnknownOutcome`].
+    /// A request that a cut interrupts is not sent again: it fails with [`Error::UnknownOutcome`].
     pub async fn http_request(&self, request: &Request) -> Result<Response<Bytes>, Error> {
         self.check_http(request).await?;
         let id = format!("buffered-{}", self.handle().session().streams.next_whole());
         let mut calling = Calling { handle: self.handle(), request_id: &id, is_asked: true };
         let params = request.params(id.clone());
         let answered = self.request::<requests::HttpRequest>(&params).await;
-        // Answered, or gone with its link: there is nothing to call off. What took too long is under way.
+        // If the request was answered, or ended with its link, there is nothing to cancel. A request that ran into `call_timeout` is still
+        // running.
         let is_late = self.handle().session().options.call_timeout.is_some();
         calling.is_asked = is_late && matches!(&answered, Err(Error::UnknownOutcome { .. }));
         let result = answered?;
@@ -161,9 +162,9 @@ impl Client {
         Ok(Response { status: result.status, headers: result.headers, body: body.into() })
     }
 
-    /// Makes a request from the server's network, and returns with the head of the answer; the body streams.
+    /// Makes a request from the server's network, and returns after the head of the response. The body is a stream.
     ///
-    /// The stream ends with the link: a cut fails it, after what had arrived.
+    /// The stream ends with the connection. After a cut, it first returns what had arrived, and then an error.
     pub async fn http_stream(&self, request: &Request) -> Result<Response<Body>, Error> {
         self.check_http(request).await?;
         let handle = self.handle();
@@ -177,7 +178,7 @@ impl Client {
             loop {
                 let link = links.after(after).await?;
                 after = link.epoch;
-                // Listened for before it is asked for: its first piece may come with the answer.
+                // Register the body before sending: its first piece may come together with the answer.
                 let body = Body::new(handle, params.request_id.clone(), link.epoch, window);
                 match link.send(NAME, &params).await.map_err(|error| link.error(NAME, error)) {
                     Ok(sent) => match sent.answer().await.map_err(|error| link.error(NAME, error)) {
@@ -192,7 +193,7 @@ impl Client {
                     },
                     Err(error) => {
                         body.forget();
-                        // It was never sent: the next link will do.
+                        // The request was never sent, so the next link can be used.
                         if !matches!(error, Error::Disconnected { .. }) {
                             return Err(error);
                         }
@@ -204,7 +205,7 @@ impl Client {
         Ok(Response { status: result.status, headers: result.headers, body })
     }
 
-    /// Refuses what this server would silently ignore.
+    /// Refuses options that this server would silently ignore.
     async fn check_http(&self, request: &Request) -> Result<(), Error> {
         let server = &self.handle().session().peer.server;
         let takes_variables = request.headers.iter().any(|header| header.value_env_var.is_some());
@@ -212,7 +213,7 @@ impl Client {
         if server.generation == Generation::Current || !(takes_variables || stops) {
             return Ok(());
         }
-        // Generation S knows neither, and not the question.
+        // Generation S supports neither option, nor `environment/info`.
         let info = self.info().await?;
         let lacks_variables = !info.as_ref().is_some_and(|info| info.capabilities.http_header_env_vars);
         match (takes_variables && lacks_variables, stops && info.is_none()) {
@@ -231,11 +232,11 @@ fn unreadable(reason: &str) -> Error {
     Error::Decode { method: NAME.to_owned(), reason: reason.to_owned() }
 }
 
-/// A request that was asked for; dropped before its answer, it is called off.
+/// Guard of a request in flight. If it is dropped before the answer, the request is cancelled.
 struct Calling<'a> {
     handle: &'a Arc<Handle>,
     request_id: &'a str,
-    /// Whether the server may know of it.
+    /// Whether the request may be running on the server.
     is_asked: bool,
 }
 
@@ -247,9 +248,9 @@ impl Drop for Calling<'_> {
     }
 }
 
-/// The body of an answer, piece by piece: a `Stream` of bytes. Dropped before its end, the request is called off.
+/// A response body as a `Stream` of bytes. Dropping it before its end cancels the request.
 ///
-/// An error is the last item: the target, the server or the link failed, and what came before is not all.
+/// An error is the last item: the target, the server or the connection failed, and the body is incomplete.
 pub struct Body {
     handle: Arc<Handle>,
     name: String,
@@ -263,17 +264,17 @@ impl Body {
         Self { handle: Arc::clone(handle), name, epoch, is_over: false }
     }
 
-    /// There is nothing to call off: it was refused, or its link is gone.
+    /// Drops the body without a cancel: the request was refused, or its link is gone.
     fn forget(mut self) {
         self.is_over = true;
     }
 
-    /// The next piece; `None` at the end.
+    /// Returns the next piece, or `None` at the end.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
         self.next().await.transpose()
     }
 
-    /// All that is left, if it is no more than `most` bytes.
+    /// Returns the rest of the body. Fails if it has more than `most` bytes.
     pub async fn collect_up_to(mut self, most: usize) -> Result<Vec<u8>, Error> {
         let mut all = Vec::new();
         while let Some(chunk) = self.chunk().await? {

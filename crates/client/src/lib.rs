@@ -274,7 +274,7 @@
 //! # Memory and backpressure
 //!
 //! The client's memory does not grow with the output of a process. The server sends at most one window (4 MiB) beyond
-//! what was consumed. The slowest cursor of a handle decides what counts as consumed. Further output stays on the
+//! what was consumed. The slowest cursor of a handle decides how much counts as consumed. Further output stays on the
 //! server, up to 16 MiB in memory. After that the process blocks, as if it wrote to a full pipe. Therefore read every
 //! cursor that you open, drop cursors that you do not read, and start noisy processes whose output is not needed with
 //! `Overflow::DropOldest` ([`Start::overflow`]). A handle without a cursor blocks its process in the same way;

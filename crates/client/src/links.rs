@@ -50,7 +50,7 @@ impl Standing {
         true
     }
 
-    /// With `fail_fast`, [`Links::after`] fails at once while the link is down.
+    /// With `fail_fast`, `Links::after` fails at once while the link is down.
     pub(crate) fn links(&self, fail_fast: bool) -> Links {
         Links { shared: Arc::clone(&self.0), fail_fast }
     }

@@ -1,16 +1,18 @@
-//! This machine as a server: the same core, holders and client as everywhere, without a socket in between.
+//! Runs the server core inside this program: the same core, holders and client as with a remote server, connected in memory instead of by a
+//! socket.
 //!
 //! ```text
 //! Client ◀── memory ──▶ Core ◀── control ──▶ holder ──▶ children
-//!                         └── spawner: forked by the hook, or a program of its own
+//!                         └── spawner: forked by `embed`, or the program `exec-server`
 //! ```
 //!
-//! Children are never ours: a holder owns them, and a spawner makes holders. A program gives this library a spawner in one of
-//! two ways: [`embed`], the first thing in its `main`, where no thread exists yet; or [`LocalConfig::program`], the path of
-//! `exec-server`, at any time. Neither costs anything until the first process is started.
+//! Children are not children of this program: a holder process owns them, and a spawner process forks holders. A program provides a spawner
+//! in one of two ways. It calls [`embed`] as the first statement of its `main`, while it has no other thread. Or it sets
+//! [`LocalConfig::program`] to the path of `exec-server`, at any time. No holder exists until the first process is started.
 //!
-//! Failure paths: the hook was forgotten: [`Local::start`] says what to do. This program is killed: its holders see that and end their
-//! processes when the session's time-to-live is over, which is short for a private state directory.
+//! Failure paths: if the hook was forgotten, [`Local::start`] fails with an error that says what to do. If this program is killed, its
+//! holders notice that, and end their processes when the session's time-to-live is over. The time-to-live is short for a private state
+//! directory.
 
 use std::{
     ffi::OsString,
@@ -40,30 +42,31 @@ use crate::{
     transport::{BoxFuture, Connect, Connection, TOKEN_VARIABLE},
 };
 
-/// Bytes on their way between client and core: some chunks, so that neither waits for the other's every turn.
+/// Buffer between client and core. It holds several chunks, so that the two do not wait for each other on every message.
 const PAIR_BYTES: usize = 1 << 20;
 
-/// How long the processes of a private [`Local`] outlive a program that was killed: long enough to mend a connection inside
-/// of it, short enough to leave nothing behind.
+/// How long the processes of a private [`Local`] outlive a program that was killed. Long enough to reconnect within the program, short
+/// enough to leave nothing behind.
 const PRIVATE_TTL: Duration = Duration::from_secs(1);
 
-/// Until a new holder was told its time-to-live, it waits this long for its first word: more than a busy machine needs.
+/// Time-to-live of a new holder until it receives its configured one. Longer than a busy machine needs to send it.
 const FIRST_TTL_MS: u64 = 10_000;
 
-/// What this back end is called in errors.
+/// The name of this back end in errors.
 const NAME: &str = "local";
 
-/// What to do about a missing spawner.
+/// The error text for a missing spawner.
 const NO_SPAWNER: &str = "there is nothing to start processes with: call `exec_server_client::local::embed()` first in \
                           `main`, or give the path of `exec-server` as `LocalConfig::program`";
 
 static EMBEDDED: OnceLock<Arc<SpawnerHandle>> = OnceLock::new();
 
-/// The hook: call it first in `main`, before any thread exists and before any secret is read.
+/// Prepares this program for local processes. Call it as the first statement of `main`, before any thread exists and before any secret is
+/// read.
 ///
-/// It forks a small process that makes the owners of this program's processes, for every [`Local`]; it ends with this
-/// program. Calling it again does nothing. Where threads exist already, which no fork survives in good order, it is an error;
-/// use [`LocalConfig::program`] then.
+/// It forks the spawner, a small process that forks the holders of every [`Local`] in this program and ends with it. Further calls do
+/// nothing. If the program has other threads already, forking is unsafe and this returns an error; use [`LocalConfig::program`] in that
+/// case.
 ///
 /// ```no_run
 /// fn main() -> std::io::Result<()> {
@@ -84,7 +87,7 @@ pub fn embed() -> io::Result<()> {
         )));
     }
     let spawner = Arc::new(spawner::fork_spawner()?);
-    // One thread only: nobody can have been faster.
+    // The program has one thread, so no other thread can have set it.
     EMBEDDED.set(spawner).ok();
     Ok(())
 }
@@ -92,24 +95,24 @@ pub fn embed() -> io::Result<()> {
 /// Settings of a [`Local`].
 #[derive(Debug, Clone)]
 pub struct LocalConfig {
-    /// Where sessions leave their traces, so that they can be resumed when this program comes back; locked while in use.
-    /// Absent: a private one, removed at the end.
+    /// The directory for the files of sessions, so that a later run of this program can resume them. It is locked while in use. `None`: a
+    /// private directory, removed at the end.
     pub state_dir: Option<PathBuf>,
     /// The path of `exec-server`, for a program that cannot call [`embed`].
     pub program: Option<PathBuf>,
-    /// Who starts processes, for the log.
+    /// The name of the client in the log.
     pub name: String,
-    /// How long processes outlive this program. Absent: a second in a private state directory, else the server's 24 hours.
+    /// How long processes outlive this program. `None`: one second with a private state directory, otherwise the server's 24 hours.
     pub ttl: Option<Ttl>,
-    /// The session to come back to, in a state directory of its own.
+    /// The session to resume, from the given `state_dir`.
     pub resume: Option<SessionId>,
-    /// What processes inherit from; this program's own variables unless set, and never our token.
+    /// The variables from which processes inherit. Default: the variables of this program. `EXEC_SERVER_TOKEN` is always removed.
     pub environment: Vec<(OsString, OsString)>,
-    /// Where processes run that name no directory; this program's own unless set.
+    /// The working directory of processes that set none. Default: the working directory of this program.
     pub cwd: Option<PathBuf>,
-    /// Memory that the output of one process may fill before it is held back.
+    /// Memory that the output of one process may use before the process is blocked.
     pub memory_cap_bytes: u64,
-    /// Disk that the output of one process may fill while nobody is connected.
+    /// Disk space that the output of one process may use while no client is connected.
     pub disk_quota_bytes: u64,
 }
 
@@ -131,20 +134,20 @@ impl Default for LocalConfig {
 
 /// A server inside this program, and a client of it.
 ///
-/// End it with [`end`](Self::end). Dropping it cuts the client off and leaves its processes to their time-to-live.
+/// End it with [`end`](Self::end). Dropping it disconnects the client; the processes then live until their time-to-live is over.
 #[derive(Debug)]
 pub struct Local {
     client: Client,
     host: Arc<Host>,
-    /// Removed with this value, and last: fields are dropped in order.
+    /// Removes the directory when dropped. Must be the last field: fields are dropped in order.
     _private_dir: Option<PrivateDir>,
 }
 
 impl Local {
-    /// Starts the server; a process is made only when the first one is asked for.
+    /// Starts the server. A holder process is forked only when the first process is started.
     pub async fn start(config: LocalConfig) -> Result<Self, Error> {
         let setup = config.clone();
-        // Directories, and perhaps a program: all of it blocks.
+        // Creates directories and may start a program, which blocks.
         let opened = tokio::task::spawn_blocking(move || open(&setup)).await;
         let (state, spawner, private_dir) = opened.map_err(|error| failed(&error))??;
         let limits = Limits { ttl_ms: FIRST_TTL_MS, disk_quota_bytes: config.disk_quota_bytes, ..Limits::default() };
@@ -163,13 +166,13 @@ impl Local {
         Ok(Self { client, host, _private_dir: private_dir })
     }
 
-    /// The session with it.
+    /// The client of this server.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Ends every session of it with its processes, and removes its private directory. Returns when they are gone.
+    /// Ends every session with its processes, and removes the private directory. Returns when the processes are gone.
     pub async fn end(self) {
         let Some(Serving { core, mut links }) = self.host.take() else { return };
         core.end_all().await;
@@ -180,12 +183,12 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        // With the core go the connections to the holders; what that means to them is their time-to-live's business.
+        // Dropping the core closes its connections to the holders. They then end their processes after the time-to-live.
         drop(self.host.take());
     }
 }
 
-/// The server's side: there until the [`Local`] ends, whoever still has a client.
+/// The server side. It exists until the [`Local`] ends, even if clones of the client remain.
 #[derive(Debug)]
 struct Host {
     serving: Mutex<Option<Serving>>,
@@ -193,13 +196,13 @@ struct Host {
 
 struct Serving {
     core: Arc<Core>,
-    /// One task a connection; they end with the set.
+    /// One task per connection. They are aborted with the set.
     links: JoinSet<()>,
 }
 
 impl Host {
     fn lock(&self) -> MutexGuard<'_, Option<Serving>> {
-        // No code under the lock can panic half-way through a change.
+        // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.serving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -221,14 +224,14 @@ impl Connect for InMemory {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
             let mut serving = self.0.lock();
-            // Not worth trying again, unlike a server that cannot be reached.
+            // `Disconnected` and not `Connect`, so that the client does not retry.
             let ended = || Error::Disconnected { reason: Some("the local server has ended".to_owned()) };
             let Serving { core, links } = serving.as_mut().ok_or_else(ended)?;
             let (near, far) = memory(PAIR_BYTES);
             let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
             let connection = Authenticated::vouch(far, framing, Grant::owner(), NAME);
             let core = Arc::clone(core);
-            // Those that have ended are let go here, so that the set does not grow with every reconnect.
+            // Remove tasks that have ended, so that the set does not grow with every reconnect.
             while links.try_join_next().is_some() {}
             links.spawn(async move { core.serve(connection).await });
             Ok(Connection { stream: near, framing, carrier: None })
@@ -240,20 +243,20 @@ impl Connect for InMemory {
     }
 }
 
-/// A directory that is removed with this value.
+/// A directory that is removed when this value is dropped.
 #[derive(Debug)]
 struct PrivateDir(PathBuf);
 
 impl Drop for PrivateDir {
     fn drop(&mut self) {
-        // It may be gone by itself, and nobody could be told.
+        // The error is ignored: the directory may be gone already, and a drop cannot report an error.
         std::fs::remove_dir_all(&self.0).ok();
     }
 }
 
-/// What blocks: the state directory and the spawner.
+/// The blocking part of the start: opens the state directory and finds the spawner.
 fn open(config: &LocalConfig) -> Result<(StateDir, Arc<SpawnerHandle>, Option<PrivateDir>), Error> {
-    // Before the directory, so that an error leaves none behind.
+    // Find the spawner first, so that an error leaves no directory behind.
     let spawner = find_spawner(config.program.as_deref())?;
     let (path, private_dir) = match &config.state_dir {
         Some(given) => (std::path::absolute(given).map_err(|error| failed(&error))?, None),
@@ -274,7 +277,7 @@ fn find_spawner(program: Option<&Path>) -> Result<Arc<SpawnerHandle>, Error> {
     }
 }
 
-/// The user's runtime directory, which nobody else can enter; else the temporary one.
+/// The user's runtime directory, which other users cannot enter, or else the directory for temporary files.
 fn private_base() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     runtime.filter(|dir| dir.is_absolute() && dir.is_dir()).unwrap_or_else(std::env::temp_dir)

@@ -1,13 +1,13 @@
-//! One file from place to place.
+//! Copies one file.
 //!
-//! A small one is read and written in one request each. A large one goes in blocks, in order, with up to
-//! [`BLOCKS_UNDER_WAY`] reads and as many writes under way:
+//! A small file takes one read and one write request. A large file is copied in blocks, in order, with up to [`BLOCKS_UNDER_WAY`] reads and
+//! as many writes in flight:
 //!
 //! ```text
 //! reads:  [6][7][8]…     ▶ in order ▶     writes: [2][3][4][5]     all before is written
 //! ```
-//! So of a part whose length is known, everything but the last blocks under way is there for sure, and that is where an
-//! interrupted copy goes on. For this to hold across holes, all writes before a hole are waited for.
+//! In a part of known length, everything except the last blocks in flight is therefore complete. An interrupted copy continues from there.
+//! To keep this true across holes, the copy waits for all writes before a hole.
 
 use std::{path::Path, time::Duration};
 
@@ -21,28 +21,28 @@ use crate::fs::{
     WriteOptions,
 };
 
-/// Up to here a file is read and written in one request.
+/// A file of up to this size is read and written in one request each.
 pub(super) const SMALL: u64 = 1 << 20;
 
-/// How long a part that somebody else writes is waited for. A server needs up to 30 s to see that a client is gone which said
-/// nothing, because its machine sleeps or its address has changed; its writer ends with it.
+/// How long to wait for a part that another writer has open. If a client disappears without closing its connection, because its machine
+/// sleeps or its address changed, a server needs up to 30 s to notice. The client's writer ends with it.
 const BUSY_FOR: Duration = Duration::from_secs(40);
 
-/// How long that is waited for before anybody is told.
+/// How long to wait before the wait is reported.
 const BUSY_UNTOLD: Duration = Duration::from_secs(2);
 
-/// How often it is asked for: at first, and at last.
+/// The first and the longest pause between two attempts.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 const BUSY_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// What is said of it.
+/// The reason that is reported.
 const BUSY: &str = "another copy is writing this file";
 
-/// How often a file is opened again because a server forgot that it was: far above what restarts can bring about, and an end
-/// to what a server can that only says so.
+/// How often a file is opened again after a server has lost its handle. Far above what restarts can cause. The limit stops a server that
+/// reports a lost handle each time.
 const REOPENED_MAX: u32 = 100;
 
-/// What is known of the file before it is read.
+/// The metadata of a file before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) size: u64,
@@ -50,14 +50,14 @@ pub(super) struct Source {
     pub(super) modified: Moment,
 }
 
-/// The two places of a copy.
+/// The two sides of a copy.
 pub(super) struct Copy<'a> {
     pub(super) source: &'a dyn FileSystem,
     pub(super) target: &'a dyn FileSystem,
     pub(super) watch: &'a dyn Watch,
 }
 
-/// A range of the source that was read: what is in it, and where the next begins.
+/// A range of the source that was read: its content, and the offset after it.
 struct Span {
     pieces: Vec<(u64, Bytes)>,
     has_hole: bool,
@@ -65,7 +65,7 @@ struct Span {
 }
 
 impl Copy<'_> {
-    /// Copies a file of any size; neither path has a link in it.
+    /// Copies a file of any size. Neither path contains a link.
     pub(super) async fn whole(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
         self.watch.begun(to, source.size);
         if source.size <= SMALL { self.small(from, to, source).await } else { self.large(from, to, source).await }
@@ -73,7 +73,7 @@ impl Copy<'_> {
 
     async fn small(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
         let bytes = match self.source.read_within(from, SMALL, Links::Refuse).await {
-            // It has grown since it was listed.
+            // The file has grown since it was listed.
             Err(error) if error.kind == fs::ErrorKind::TooLarge => return self.large(from, to, source).await,
             read => read?,
         };
@@ -90,7 +90,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// What is open goes with its server; when that comes back, both ends are opened again and the copy goes on.
+    /// Copies a large file. Open files are lost when a server restarts; both sides are then opened again, and the copy continues.
     async fn large(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
         let mut told = 0;
         for _ in 0..REOPENED_MAX {
@@ -102,10 +102,10 @@ impl Copy<'_> {
         self.pass(from, to, source, &mut told).await
     }
 
-    /// Copies a large file with what it opens now; `told` is how much of it the watch knows of.
+    /// Copies a large file with newly opened handles. `told` is the number of bytes that were reported to the watch.
     async fn pass(&self, from: &Path, to: &Path, source: &Source, told: &mut u64) -> Result<(), Error> {
         let reader = self.source.open(from, Links::Refuse).await?;
-        // What was opened counts, and not what a listing said of its name.
+        // Use the size of the open file, not that of the listing.
         let source = Source { size: reader.size(), ..source.clone() };
         let keep = Some(mark::word(&self.source.place(), from, &source, reader.etag()));
         let writer = self.begin(to, CreateOptions { links: Links::Refuse, keep }).await?;
@@ -122,14 +122,14 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// Tells the watch what it does not know yet of the bytes up to `end`.
+    /// Reports the bytes up to `end` that were not reported yet.
     fn tell(&self, to: &Path, told: &mut u64, end: u64) {
         self.watch.moved(to, end.saturating_sub(*told));
         *told = end.max(*told);
     }
 
-    /// Begins the part, or goes on with it. Of a copy that is gone the place may still write the last blocks, or not know yet
-    /// that it is gone: that is waited for.
+    /// Creates the part, or opens it to continue. An earlier writer may still be writing its last blocks, or the server may not have
+    /// noticed yet that it is gone. This waits for it.
     async fn begin(&self, to: &Path, options: CreateOptions) -> Result<Box<dyn WriteAt>, Error> {
         let began = Instant::now();
         let (mut pause, mut is_told) = (BUSY_PAUSE, false);
@@ -177,7 +177,7 @@ impl Copy<'_> {
                 Some(read) = reads.next(), if writes.len() < BLOCKS_UNDER_WAY => {
                     let read: Span = read?;
                     if read.has_hole {
-                        // Behind a hole only when everything before it is there; see the module.
+                        // Write after a hole only when everything before it is written; see the module documentation.
                         while let Some(written) = writes.next().await {
                             written?;
                         }
@@ -185,7 +185,7 @@ impl Copy<'_> {
                     for (offset, bytes) in read.pieces {
                         writes.push_back(write(writer, offset, bytes));
                     }
-                    // Blocks that were asked for inside of a hole come back behind it.
+                    // Reads that began inside of a hole end after it.
                     let end = read.end.min(size);
                     self.tell(to, told, end);
                     next = next.max(end);
@@ -200,7 +200,7 @@ async fn write(writer: &dyn WriteAt, offset: u64, bytes: Bytes) -> Result<(), Er
     Ok(writer.write_at(offset, bytes).await?)
 }
 
-/// Reads a range, at least; a hole at its end may reach further.
+/// Reads at least a range. A hole at its end may extend further.
 async fn span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<Span, Error> {
     let mut span = Span { pieces: Vec::new(), has_hole: false, end: begin };
     while span.end < end {
@@ -225,11 +225,11 @@ async fn span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<
     Ok(span)
 }
 
-/// How much of a part that was found is there for sure: all but the blocks that may have been under way.
+/// How much of an existing part is certainly complete: everything except the blocks that may have been in flight.
 fn certain(found: u64, size: u64) -> u64 {
     let block = BLOCK as u64;
     let under_way = BLOCKS_UNDER_WAY as u64 * block;
-    // Of two writers of the same part the later has the last word; a part longer than its file is none of ours.
+    // A part that is longer than its file is not from this source. With two writers of the same part, the later one decides.
     if found > size { 0 } else { found.saturating_sub(under_way) / block * block }
 }
 

@@ -1,10 +1,10 @@
-//! What is written down beside a target, so that an interrupted transfer is known again.
+//! Writes and reads the mark beside a target, by which an interrupted copy is recognized.
 //!
-//! A tree has a mark beside it: of which source it is, how the target was named, which directory it became, and a word that
-//! nobody else has. While that is there, a copy of the same source goes on in the same tree; a directory that was made anew
-//! under the same name is another one. A part of a file needs no mark: the word in its name says of what it is a part.
+//! The mark of a tree contains its source, how the target was named, the creation time of the root, and a random word. While the mark
+//! exists, a copy of the same source continues in the same tree. A directory that was recreated under the same name has another creation
+//! time, and does not match. The part of a file needs no mark: the hash in its name identifies its source.
 //!
-//! Nothing depends on a mark but going on: where it cannot be written or read, the copy is one that begins anew each time.
+//! Only continuing depends on the mark. If it cannot be written or read, each copy begins anew.
 
 use std::{
     ffi::OsString,
@@ -18,20 +18,20 @@ use sha2::{Digest as _, Sha256};
 use super::{Error, file::Source};
 use crate::fs::{self, EntryKind, ErrorKind, FileSystem, Links, Metadata, WriteOptions};
 
-/// The end of a mark's name.
+/// The suffix of a mark's name.
 const SUFFIX: &str = ".exec-server-cp";
 
-/// The longest mark that is read: longer ones are not ours.
+/// The longest mark that is read. A longer file is not a mark.
 const MARK_MAX: u64 = 64 * 1024;
 
-/// How a tree was named. The same words again lead to the same tree only where it was named by itself.
+/// How the target of a tree was given. The form decides whether the same arguments lead to the same tree again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// By `SRC/.`: the target, whether it is there or not.
+    /// With a source of `SRC/.`: the target itself, whether it existed or not.
     Contents,
-    /// By a directory that was there: the source's name in it.
+    /// As an existing directory: the tree is inside of it, under the source's name.
     Inside,
-    /// By itself, when it was not there.
+    /// As a path that did not exist: the tree is the target itself.
     Itself,
 }
 
@@ -47,16 +47,16 @@ impl Form {
     }
 }
 
-/// What a mark says beside the source.
+/// The content of a mark, without its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Note {
     pub(super) form: Form,
-    /// Whether the transfer made the root, and so everything below it.
+    /// Whether the copy created the root, and therefore everything below it.
     pub(super) is_made: bool,
-    /// When the root came to be: another directory of the same name has another time. None until it is made, 0 where the file
-    /// system does not tell.
+    /// The creation time of the root, which distinguishes it from another directory of the same name. `None` until the root is created; 0
+    /// if the file system does not report it.
     pub(super) created_ms: Option<i64>,
-    /// Random: a source that has this mark in it has the target in it.
+    /// Random. If this mark can be read inside of the source, then the target lies inside of the source.
     word: String,
 }
 
@@ -71,7 +71,7 @@ impl Note {
         format!("{head}{} {made} {created} {}\n", self.form.as_str(), self.word)
     }
 
-    /// None where the mark is of another transfer.
+    /// Parses a mark; `None` if it belongs to another copy.
     fn read(head: &str, text: &str) -> Option<Self> {
         let mut words = text.strip_prefix(head)?.strip_suffix('\n')?.split(' ');
         let mut next = || words.next();
@@ -90,7 +90,7 @@ impl Note {
     }
 }
 
-/// A mark that stands.
+/// A mark that was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) path: PathBuf,
@@ -98,24 +98,24 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Whether this very mark is to be read there: then both places are one.
+    /// Whether this very mark can be read at the path. If so, both file systems are the same.
     pub(super) async fn is_at(&self, files: &dyn FileSystem, path: &Path) -> Result<bool, Error> {
         let read = files.read_within(path, MARK_MAX, Links::Refuse).await;
         Ok(unless_lost(read.map(Some))?.is_some_and(|bytes| bytes == self.text.as_bytes()))
     }
 }
 
-/// What an interrupted transfer has left.
+/// The state that an interrupted copy has left.
 pub(super) struct Found {
     pub(super) note: Note,
     pub(super) mark: Mark,
-    /// When the mark was made; 0 where the file system does not tell.
+    /// When the mark was created; 0 if the file system does not report it.
     pub(super) since_ms: i64,
-    /// The root as it is now.
+    /// The current metadata of the root.
     pub(super) root: Metadata,
 }
 
-/// The words of the transfer: what every mark of it begins with.
+/// The text with which every mark of this copy begins.
 pub(super) struct Words(String);
 
 impl Words {
@@ -126,7 +126,7 @@ impl Words {
         ))
     }
 
-    /// What this very transfer has left of a tree.
+    /// The state that an interrupted run of this copy has left of a tree.
     pub(super) async fn find(&self, files: &dyn FileSystem, tree: &Path) -> Result<Option<Found>, Error> {
         let Some(path) = beside(tree) else { return Ok(None) };
         unless_lost(self.try_find(files, tree, path).await)
@@ -141,13 +141,13 @@ impl Words {
         let is_it = root.kind == EntryKind::Directory
             && match note.created_ms {
                 Some(created_ms) => created_ms == root.created_ms,
-                // Interrupted between the making of the root and this word about it: then nothing is in it.
+                // The copy was interrupted after creating the root and before recording its creation time. The root must then be empty.
                 None => files.list(tree, None, Links::Refuse).await?.entries.is_empty(),
             };
         Ok(is_it.then_some(Found { note, mark: Mark { path, text }, since_ms, root }))
     }
 
-    /// Writes the mark; none where that is not possible.
+    /// Writes the mark; `None` if that is not possible.
     pub(super) async fn put(&self, files: &dyn FileSystem, tree: &Path, note: &Note) -> Result<Option<Mark>, Error> {
         let Some(path) = beside(tree) else { return Ok(None) };
         let text = note.write(&self.0);
@@ -157,12 +157,12 @@ impl Words {
     }
 }
 
-/// Removes the mark of a tree that is complete.
+/// Removes the mark of a complete tree.
 pub(super) async fn remove(files: &dyn FileSystem, mark: &Mark) -> Result<(), Error> {
     unless_lost(files.remove(&mark.path, false, true, Links::Refuse).await.map(Some)).map(drop)
 }
 
-/// A mark that cannot be had is none; only a place that is lost, or breaks its rules, ends the copy.
+/// Treats a mark that cannot be accessed as missing. Only a side that is disconnected or violates the protocol ends the copy.
 fn unless_lost<T>(had: Result<Option<T>, fs::Error>) -> Result<Option<T>, Error> {
     match had {
         Err(error) if matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData) => Err(error.into()),
@@ -170,7 +170,7 @@ fn unless_lost<T>(had: Result<Option<T>, fs::Error>) -> Result<Option<T>, Error>
     }
 }
 
-/// The word for a part of a file: whoever finds it under this word goes on with the same version of the same file.
+/// The key for the part of a file. Only the same version of the same file has the same key.
 pub(super) fn word(place: &str, from: &Path, source: &Source, etag: Option<&str>) -> String {
     let mut sum = Sha256::new();
     for part in [place.as_bytes(), from.as_os_str().as_bytes(), etag.unwrap_or_default().as_bytes()] {
@@ -186,7 +186,7 @@ pub(super) fn word(place: &str, from: &Path, source: &Source, etag: Option<&str>
 fn beside(tree: &Path) -> Option<PathBuf> {
     let (dir, name) = (tree.parent()?, tree.file_name()?);
     let mut mark = OsString::from(".");
-    // A name without room for ours is told by its sum.
+    // If the name is too long for a suffix, use its hash.
     if name.len() + 1 + SUFFIX.len() <= 255 {
         mark.push(name);
     } else {

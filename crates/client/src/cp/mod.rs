@@ -1,19 +1,20 @@
-//! Copies files and trees between two places: bytes, permission bits, symbolic links, times of modification, and holes of
-//! files that are too large for one request.
+//! Copies files and trees between two file systems. Keeps content, permission bits, symbolic links and times of modification, and the holes
+//! of large files.
 //!
 //! ```text
 //! resolve SRC and DST ──▶ one file, or a tree: directories, files and links as jobs, tens of them under way
 //!                             small file: one read, one write       large file: blocks, several under way
 //! ```
-//! Two rules hold whatever the source's place says. *Nothing is written outside of the target*: every name of a listing must
-//! be one, and no link below the target is followed. *No file is seen under its name before it is whole*: it grows under a
-//! hidden name beside it.
+//! Two rules hold, even if the source lies. *Nothing is written outside of the target*: every name in a listing is checked, and no link
+//! below the target is followed. *No file appears under its name before it is complete*: it is written under a hidden name beside it.
 //!
-//! Interrupted, it is called again with the same words and goes on. Of a large file that is what its hidden part holds: the
-//! part has a name that only the same version of the same source leads to (address, path, size, time, etag). Of a tree it is
-//! what has the size, the time and the mode of its source; and only where a mark beside the tree says that this very transfer
-//! was interrupted there, or ended with something missing. Failure paths: what cannot be read or written is told, and the
-//! rest goes on; a place that is gone, breaks its rules or has no room ends the transfer.
+//! An interrupted copy continues when it is called again with the same arguments. A large file continues from its hidden part. The part's
+//! name is a hash of the source's address, path, size, time and etag, so that only the same version of the same file continues with it. In
+//! a tree, a file is skipped if it has the size, time and mode of its source. This applies only if a mark beside the tree says that the
+//! same copy was interrupted there, or ended with something missing.
+//!
+//! Failure paths: a file that cannot be read or written is reported, and the copy continues. The copy ends if a side is disconnected,
+//! violates the protocol, or has a full disk.
 
 mod file;
 mod mark;
@@ -32,43 +33,44 @@ use crate::fs::{self, EntryKind, ErrorKind, FileSystem, Links};
 
 pub use names::BadName;
 
-/// Bits of the mode that are kept: owners are not, so that set-user-id and set-group-id would lend another's rights.
+/// The mode bits that are copied. set-user-id and set-group-id are not, because the owner is not copied, and they would grant another
+/// user's rights.
 const MODE_KEPT: u32 = 0o1777;
 
-/// A path at a place.
+/// A path on a file system: the source or the target of a copy.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// Where.
+    /// The file system.
     pub files: Arc<dyn FileSystem>,
-    /// What; absolute.
+    /// The absolute path.
     pub path: PathBuf,
 }
 
-/// Told while a copy goes on; from one task, and never for long.
+/// Receives the progress of a copy. All calls come from one task, and must return quickly.
 pub trait Watch: Sync {
-    /// A file is begun.
+    /// A file begins.
     fn begun(&self, path: &Path, size: u64);
 
-    /// So many bytes of it more have arrived, or were there already.
+    /// This many further bytes of a file have arrived, or were there already.
     fn moved(&self, path: &Path, bytes: u64);
 
-    /// Something is at its place.
+    /// A file, link or directory is complete.
     fn done(&self, path: &Path, kind: EntryKind);
 
-    /// Something was left out: a pipe, a socket or a device.
+    /// A FIFO, a socket or a device was skipped.
     fn left_out(&self, path: &Path);
 
-    /// Something failed, and the rest goes on.
+    /// Something failed, and the copy continues.
     fn failed(&self, error: &Error);
 
-    /// A file is waited for, and why; told once for a file, and only if it takes a while.
+    /// The copy waits for a file; `why` is the reason. Called once per file, and only after a while.
     fn waiting(&self, _path: &Path, _why: &str) {}
 
-    /// Something of a tree is missing. The mark stays beside it, by which a copy of the same source goes on there.
+    /// A part of a tree is missing. The mark stays beside the tree, so that a copy of the same source continues there.
     fn unfinished(&self, _tree: &Path, _mark: &Path) {}
 }
 
-/// Nobody looks.
+/// A `Watch` that ignores all progress.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unwatched;
 
@@ -80,22 +82,22 @@ impl Watch for Unwatched {
     fn failed(&self, _: &Error) {}
 }
 
-/// What a copy came to.
+/// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Report {
-    /// Files that were copied.
+    /// The number of files that were copied.
     pub files: u64,
-    /// Files that an interrupted copy had brought already.
+    /// The number of files that an earlier, interrupted copy had already copied.
     pub found: u64,
-    /// Directories.
+    /// The number of directories.
     pub directories: u64,
-    /// Symbolic links.
+    /// The number of symbolic links.
     pub links: u64,
-    /// Bytes of the files that were copied, holes included.
+    /// The size of all copied files, holes included.
     pub bytes: u64,
-    /// What was left out: pipes, sockets, devices.
+    /// The number of FIFOs, sockets and devices that were skipped.
     pub left_out: u64,
-    /// What failed.
+    /// The number of files, links and directories that failed.
     pub failed: u64,
 }
 
@@ -103,61 +105,61 @@ pub struct Report {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file, at one of the two places.
+    /// A file operation failed on one of the two sides.
     #[error(transparent)]
     File(#[from] fs::Error),
-    /// A directory, and not asked for.
+    /// The source is a directory, and `recursive` is not set.
     #[error("`{}` is a directory: say `-r`", path.display())]
     IsADirectory {
-        /// The source.
+        /// The path of the source.
         path: PathBuf,
     },
-    /// Neither a file nor a directory.
+    /// The source is neither a file nor a directory.
     #[error("`{}` is neither a file nor a directory", path.display())]
     Special {
-        /// The source.
+        /// The path of the source.
         path: PathBuf,
     },
-    /// A directory was to become something that is there and is none.
+    /// A directory would replace something that is not a directory.
     #[error("`{}` is not a directory", path.display())]
     NotADirectory {
-        /// The target.
+        /// The path of the target.
         path: PathBuf,
     },
-    /// The target is the source, or inside of it.
+    /// The target is the source, or lies inside of it.
     #[error("`{}` cannot be copied to itself or below itself", path.display())]
     IntoItself {
-        /// The source.
+        /// The path of the source.
         path: PathBuf,
     },
-    /// A listing has a name that names nothing directly below its directory.
+    /// A listing contains a name that does not denote an entry of its directory.
     #[error("the listing of `{}` has the name {name:?}, which is not used: {why}", path.display())]
     Name {
         /// The directory.
         path: PathBuf,
-        /// The name.
+        /// The name in the listing.
         name: OsString,
-        /// What is wrong with it.
+        /// Why the name is refused.
         why: BadName,
     },
-    /// A listing that does not go on from name to name, or never ends.
+    /// The names of a listing are not in order, or the listing never ends.
     #[error("the listing of `{}` is not in order: {why}", path.display())]
     Listing {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the listing.
         why: &'static str,
     },
     /// The file became shorter while it was read.
     #[error("`{}` became shorter while it was read; copy it again", path.display())]
     Shrunk {
-        /// The source.
+        /// The path of the source.
         path: PathBuf,
     },
 }
 
 impl Error {
-    /// Whether nothing more can be hoped for, rather than for one file.
+    /// Whether the error ends the whole copy. False if it affects only one file.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         match self {
@@ -171,16 +173,18 @@ impl Error {
         }
     }
 
-    /// Whether a place cannot be reached any more, or does not keep to the protocol.
+    /// Whether a side can no longer be reached, or violates the protocol.
     #[must_use]
     pub fn is_connection(&self) -> bool {
         matches!(self, Self::File(error) if matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData))
     }
 }
 
-/// Copies a file, or with `recursive` a tree. A target that is a directory gets the source's name in it; a file is not copied
-/// to a target that ends in a slash and is not there. A source that ends in `/.` means what is in it. Links below the source
-/// are copied as links. Directories that are there keep their mode and time.
+/// Copies a file, or with `recursive` a tree.
+///
+/// If the target is a directory, the copy is created inside of it, under the source's name. A file is not copied to a target that ends in a
+/// slash and does not exist. A source that ends in `/.` means the content of the directory. Links below the source are copied as links.
+/// Existing directories keep their mode and time.
 pub async fn copy(source: &Place, target: &Place, recursive: bool, watch: &dyn Watch) -> Result<Report, Error> {
     let found = source.files.metadata(&source.path, Links::Follow).await?;
     let from = source.files.canonicalize(&source.path).await?;
@@ -207,7 +211,7 @@ pub async fn copy(source: &Place, target: &Place, recursive: bool, watch: &dyn W
                 (Some(mark), Ok(Report { failed: 0, .. }) | Err(Error::IntoItself { .. })) => {
                     mark::remove(&*target.files, mark).await?;
                 }
-                // What is missing may be tried again, and then only that.
+                // Keep the mark, so that another run copies only what is missing.
                 (Some(mark), _) => watch.unfinished(&root.path, &mark.path),
                 (None, _) => {}
             }
@@ -217,7 +221,7 @@ pub async fn copy(source: &Place, target: &Place, recursive: bool, watch: &dyn W
     }
 }
 
-/// A tree in itself would grow for ever, and a file would be replaced by what it was.
+/// Refuses to copy a tree into itself, which would never end, or a file onto itself.
 fn refuse_itself(source: &Place, target: &Place, from: &Path, to: &Path) -> Result<(), Error> {
     if source.files.place() == target.files.place() && to.starts_with(from) {
         return Err(Error::IntoItself { path: from.to_owned() });

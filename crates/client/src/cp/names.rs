@@ -1,33 +1,31 @@
-//! Names in listings: which of them may become a part of a path.
-//!
-//! Pure. A listing comes from a place that may lie; whatever is joined to a path has passed here.
+//! Checks the names in a listing before they become part of a path. The listing may come from a server that lies.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
-/// Bytes of one name, as Linux has it.
+/// The longest name that Linux allows, in bytes.
 const NAME_MAX: usize = 255;
 
-/// Why a name is not used.
+/// Why a name is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadName {
-    /// Nothing at all.
+    /// The name is empty.
     #[error("it is empty")]
     Empty,
-    /// `.` or `..`: not below the directory.
+    /// The name is `.` or `..`, which are not entries of the directory.
     #[error("it is a dot segment")]
     Dots,
-    /// It names something elsewhere.
+    /// The name contains a slash, so it denotes a file elsewhere.
     #[error("it has a slash")]
     Slash,
-    /// No file has such a name.
+    /// The name contains a NUL byte, which no file name can.
     #[error("it has a NUL byte")]
     Nul,
-    /// Longer than a name can be.
+    /// The name is longer than a file name can be.
     #[error("it is longer than {NAME_MAX} bytes")]
     Long,
 }
 
-/// Whether a name names something directly below its directory, and nothing else.
+/// Whether a name denotes an entry of its directory, and nothing else.
 pub(super) fn check(name: &OsStr) -> Result<(), BadName> {
     let bytes = name.as_bytes();
     match bytes {

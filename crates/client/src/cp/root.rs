@@ -1,12 +1,13 @@
-//! The root of a tree at its target: made or found, with the mark of the transfer beside it.
+//! Creates or finds the root of a tree at its target, and writes the mark beside it.
 //!
 //! ```text
 //! not there:  mark without a time ──▶ make it ──▶ mark with its time        there: mark with its time
 //! ```
-//! So a copy that is killed at any moment finds its root again, and no other directory of that name is taken for it. What was
-//! there before the transfer keeps its mode and its time. Which directories those are is known to a copy that goes on: none, if
-//! the transfer made the root; else the ones older than the mark. Where the file system does not tell when something came to be,
-//! it is all that are there, and those that the interrupted copy made keep the mode and time they had by then.
+//! This order lets a copy that was killed at any moment find its root again, and never mistake another directory of the same name for it.
+//!
+//! Directories that existed before the copy keep their mode and time. A continued copy determines these directories as follows. If the copy
+//! created the root, there are none. Otherwise they are the directories older than the mark. If the file system reports no creation times,
+//! all existing directories count; those that the interrupted copy had created then keep their preliminary mode and time.
 
 use std::path::{Path, PathBuf};
 
@@ -16,31 +17,31 @@ use super::{
 };
 use crate::fs::{EntryKind, ErrorKind, FileSystem, Links, Metadata};
 
-/// The bit by which directories hand their group down.
+/// The set-group-id bit, by which a directory passes its group to new entries.
 const GROUP_BIT: u32 = 0o2000;
 
-/// Where a tree goes.
+/// Where a tree is copied to.
 pub(super) struct Aim {
     pub(super) path: PathBuf,
     pub(super) form: Form,
-    /// What an interrupted copy has left there.
+    /// The state that an interrupted copy has left there.
     pub(super) found: Option<Found>,
 }
 
-/// The root of a tree that is copied.
+/// The root of a tree at the target.
 pub(super) struct Root {
     pub(super) path: PathBuf,
-    /// Whether this transfer made it, now or before it was interrupted.
+    /// Whether this copy created the root, in this run or before it was interrupted.
     pub(super) is_ours: bool,
-    /// What it hands down to directories that are made in it.
+    /// The set-group-id bit of the root, which new directories in it inherit.
     pub(super) group: u32,
     pub(super) mark: Option<Mark>,
-    /// Of a transfer that goes on: when it began; 0 where nobody knows.
+    /// If this copy continues an interrupted one: when that one began; 0 if unknown.
     pub(super) since_ms: Option<i64>,
 }
 
 impl Root {
-    /// Makes it, unless it is there, and marks it.
+    /// Creates the root, unless it exists, and writes the mark.
     pub(super) async fn prepare(files: &dyn FileSystem, aim: Aim, words: &Words, mode: u32) -> Result<Self, Error> {
         let Aim { path, form, found } = aim;
         let mut note = Note::new(form, false, None);
@@ -79,8 +80,8 @@ impl Root {
         Ok(Self { is_ours: note.is_made, group: group(&there), mark, since_ms: None, path })
     }
 
-    /// Whether the source has it in it, though it goes by another address: then the source sees the mark where it was written.
-    /// What was made for the copy is taken away again.
+    /// Refuses a target that lies inside of the source under another address. In that case the mark can be read through the source. Removes
+    /// what was created for the copy.
     pub(super) async fn refuse_itself(
         &self,
         source: &dyn FileSystem,
@@ -98,24 +99,24 @@ impl Root {
         Err(Error::IntoItself { path: from.to_owned() })
     }
 
-    /// Whether a directory below it, which is there, was made by the copy that is gone on with.
+    /// Whether an existing directory below the root was created by the interrupted copy that this one continues.
     pub(super) fn has_made(&self, found: &Metadata) -> bool {
         let is_later = |since_ms| since_ms != 0 && found.created_ms >= since_ms;
         self.since_ms.is_some_and(|since_ms| self.is_ours || is_later(since_ms))
     }
 }
 
-/// What a directory hands down.
+/// The set-group-id bit of a directory.
 pub(super) fn group(found: &Metadata) -> u32 {
     found.mode.unwrap_or_default() & GROUP_BIT
 }
 
-/// The mode of a directory until everything is in it: ours to write, whatever it will be then.
+/// The mode of a directory while it is being filled. It is writable for its owner, even if the final mode is not.
 pub(super) fn mode_meanwhile(mode: u32, group: u32) -> u32 {
     mode_then(mode, group) | 0o700
 }
 
-/// The mode of a directory at the end; the group that it hands down is the target's.
+/// The final mode of a directory. Its set-group-id bit is that of the target.
 pub(super) fn mode_then(mode: u32, group: u32) -> u32 {
     (mode & MODE_KEPT) | group
 }

@@ -1,7 +1,7 @@
-//! Which path a copy becomes: the rules of `cp`, on whichever place the target is.
+//! Determines the path of the copy, with the rules of `cp`.
 //!
-//! What the user names is followed; what is found below is not. The paths that come out have no link in them, so that from
-//! here on every link is refused.
+//! Links in the path that the user gives are followed; links below it are not. The resulting paths contain no link, so from here on every
+//! link is refused.
 
 use std::{
     os::unix::ffi::OsStrExt as _,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::fs::{self, EntryKind, ErrorKind, Links};
 
-/// The path that a file becomes.
+/// The path of the copy of a file.
 pub(super) async fn of_file(source: &Path, target: &Place) -> Result<PathBuf, Error> {
     match kind(target).await? {
         Some(EntryKind::Directory) => inside(source, target).await,
@@ -25,7 +25,7 @@ pub(super) async fn of_file(source: &Path, target: &Place) -> Result<PathBuf, Er
     }
 }
 
-/// Where a directory goes, and what a copy of it that was interrupted has left there.
+/// The path of the copy of a directory, and the state that an interrupted copy has left there.
 pub(super) async fn of_tree(source: &Path, target: &Place, words: &Words) -> Result<Aim, Error> {
     let (path, form) = match kind(target).await? {
         Some(EntryKind::Directory) => {
@@ -33,7 +33,8 @@ pub(super) async fn of_tree(source: &Path, target: &Place, words: &Words) -> Res
             if means_contents(source) {
                 (itself, Form::Contents)
             } else {
-                // Made by a copy that was interrupted: then it is the target, and not the directory around it.
+                // If an interrupted copy created this directory, it is the target itself, and not the directory in which to create the
+                // copy.
                 let found = words.find(&*target.files, &itself).await?;
                 if let Some(found) = found.filter(|found| found.note.form == Form::Itself) {
                     return Ok(Aim { path: itself, form: Form::Itself, found: Some(found) });
@@ -49,7 +50,7 @@ pub(super) async fn of_tree(source: &Path, target: &Place, words: &Words) -> Res
     Ok(Aim { path, form, found })
 }
 
-/// What the target is, links followed; none if it is not there.
+/// The type of the target, with links followed; `None` if it does not exist.
 async fn kind(target: &Place) -> Result<Option<EntryKind>, Error> {
     match target.files.metadata(&target.path, Links::Follow).await {
         Ok(found) => Ok(Some(found.kind)),
@@ -58,7 +59,7 @@ async fn kind(target: &Place) -> Result<Option<EntryKind>, Error> {
     }
 }
 
-/// The source's name in a directory.
+/// The source's name inside of the target directory.
 async fn inside(source: &Path, target: &Place) -> Result<PathBuf, Error> {
     let dir = target.files.canonicalize(&target.path).await?;
     let Some(name) = source.file_name() else {
@@ -69,7 +70,7 @@ async fn inside(source: &Path, target: &Place) -> Result<PathBuf, Error> {
     Ok(dir.join(name))
 }
 
-/// A path that is not there yet, in a directory that is.
+/// A path that does not exist yet, in a directory that does.
 async fn beside(target: &Place) -> Result<PathBuf, Error> {
     let (Some(dir), Some(name)) = (target.path.parent(), target.path.file_name()) else {
         return Err(Error::NotADirectory { path: target.path.clone() });
@@ -81,7 +82,7 @@ fn ends_in_slash(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b"/")
 }
 
-/// `DIR/.` and the root: what is in it, not itself.
+/// Whether the path means the content of a directory and not the directory itself: `DIR/.` and the root directory.
 fn means_contents(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     bytes.ends_with(b"/.") || path.file_name().is_none()

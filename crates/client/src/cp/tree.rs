@@ -1,11 +1,11 @@
-//! A tree from place to place: its directories, files and links as jobs, tens of them under way.
+//! Copies a tree: its directories, files and links are jobs, and tens of them run at a time.
 //!
 //! ```text
 //! stack:  [dir] ──make, list a page──▶ files, links and directories on top, the next page below them
 //! ```
-//! Last in, first out, so that what waits is bounded by the pages on the way down, however large the tree. Directories that
-//! the transfer made get their mode and time at the very end, from the leaves up: until then they must be writable, and every
-//! new file changes them. Those that were there before keep what they have.
+//! The stack is last in, first out, so its size is bounded by the pages on the way down, however large the tree is. Directories that this
+//! copy created get their mode and time at the very end, from the leaves up. Until then they must be writable, and every new entry changes
+//! their time. Directories that existed before keep their mode and time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,56 +22,57 @@ use super::{
 };
 use crate::fs::{Entry, EntryKind, ErrorKind, FileSystem, Links, Metadata, Moment, Page};
 
-/// Jobs under way: half of what a server serves a connection at a time.
+/// Limit for running jobs: half of the requests that a server serves at a time per connection.
 const JOBS: usize = 32;
 
-/// Large files under way: their blocks fill the line by themselves.
+/// Limit for large files in flight. Their blocks fill the connection by themselves.
 const LARGE: usize = 2;
 
-/// Directories of a tree: a place that tells of more does so for ever.
+/// Limit for the directories of a tree. A source that reports more is assumed to never end.
 const DIRECTORIES_MAX: usize = 2_000_000;
 
-/// Files of one directory of the target that are remembered.
+/// Limit for the files of one target directory that are remembered.
 const EXISTING_MAX: usize = 500_000;
 
-/// Bytes of a path, as Linux has it.
+/// The longest path that Linux allows, in bytes.
 const PATH_MAX: usize = 4096;
 
-/// What the target has of a directory, by name; of those alone that an interrupted copy may have brought.
+/// The files in a target directory that an interrupted copy may have copied, by name.
 type Existing = HashMap<OsString, Entry>;
 
-/// A directory of the target, for what goes into it.
+/// A target directory, as needed by the jobs for its entries.
 #[derive(Default)]
 struct Around {
-    /// Made just now: nothing can be in it.
+    /// Whether the directory was just created and is empty.
     is_new: bool,
-    /// What it hands down to directories that are made in it.
+    /// The set-group-id bit, which new directories inherit.
     group: u32,
     existing: Existing,
 }
 
-/// A directory of the source: where, and what the copy of it is to have at the end.
+/// A directory of the source, with the final mode and time of its copy.
 struct Directory {
+    /// The path relative to the root.
     below: PathBuf,
     mode: u32,
     modified: Moment,
 }
 
-/// Work that waits.
+/// A job that waits to run.
 enum Job {
-    /// Makes a directory, unless it is there.
+    /// Creates a directory, unless it exists.
     Directory { directory: Directory, parent: Arc<Around> },
-    /// Lists on behind a name.
+    /// Lists the entries after a name.
     Page { below: PathBuf, after: Option<OsString>, around: Arc<Around> },
     /// Copies a file.
     File { below: PathBuf, source: file::Source },
-    /// Makes a link.
+    /// Creates a symbolic link.
     Link { below: PathBuf, entry: Entry },
 }
 
-/// What a job came to.
+/// The result of a job.
 enum Done {
-    /// `is_ours` says whether this transfer made it.
+    /// `is_ours` says whether this copy created the directory.
     Directory {
         directory: Directory,
         is_ours: bool,
@@ -102,14 +103,14 @@ pub(super) struct Tree<'a> {
     watch: &'a dyn Watch,
 }
 
-/// What changes while it goes on.
+/// The mutable state of a copy.
 #[derive(Default)]
 struct State {
     stack: Vec<Job>,
-    /// Large files that wait for their turn.
+    /// Large files that wait because `LARGE` others are in flight.
     large: VecDeque<Job>,
     large_under_way: usize,
-    /// Every directory that is there by now, and whether it gets mode and time at the end.
+    /// Every directory that exists at the target so far, and whether it gets its mode and time at the end.
     directories: Vec<(Directory, bool)>,
     report: Report,
 }
@@ -125,7 +126,7 @@ impl<'a> Tree<'a> {
         Self { source: &*source.files, target: &*target.files, from, root, watch }
     }
 
-    /// Copies it; `mode` and `modified` are those of its root.
+    /// Copies the tree. `mode` and `modified` are those of its root.
     pub(super) async fn copy(&self, (mode, modified): (u32, Moment)) -> Result<Report, Error> {
         let mut state = State::default();
         let directory = Directory { below: PathBuf::new(), mode: root::mode_then(mode, self.root.group), modified };
@@ -173,7 +174,7 @@ impl<'a> Tree<'a> {
             return self.enter(directory, self.root.has_made(&found), group).await;
         }
         let mode = root::mode_meanwhile(directory.mode, parent.group);
-        // Taken for done if it is there: a cut may have hidden that it was made.
+        // Recursive, so that an existing directory is not an error: a cut may have hidden that it was created.
         self.target.create_directory(&to, true, Links::Refuse, Some(mode)).await?;
         let directory = Directory { mode: root::mode_then(directory.mode, parent.group), ..directory };
         let around = Around { is_new: true, group: parent.group, existing: Existing::new() };
@@ -188,7 +189,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Looks at a directory that is there. One of a transfer that goes on may have its mode already, and something in it.
+    /// Handles a directory that exists at the target. In a continued copy it may already have its final mode, and contain files.
     async fn enter(&self, directory: Directory, is_ours: bool, group: u32) -> Result<Done, Error> {
         let mut around = Around { is_new: false, group, existing: Existing::new() };
         if self.root.since_ms.is_some() {
@@ -197,14 +198,14 @@ impl<'a> Tree<'a> {
                 let mode = root::mode_meanwhile(directory.mode, group);
                 self.target.set_metadata(&to, Links::Itself, Some(mode), None).await?;
             }
-            // Nothing depends on it: what cannot be cleared away stays.
+            // The error is ignored: nothing depends on the cleanup.
             self.target.sweep(&to, Links::Refuse).await.ok();
             around.existing = self.brought(&to).await?;
         }
         Ok(Done::Directory { directory, is_ours, around })
     }
 
-    /// What an interrupted copy has brought into a directory. Beyond a bound nothing counts as brought, and is copied again.
+    /// The files that an interrupted copy has copied into a directory. Beyond `EXISTING_MAX`, files are copied again.
     async fn brought(&self, to: &Path) -> Result<Existing, Error> {
         let mut existing = Existing::new();
         let mut after = None;
@@ -229,8 +230,8 @@ impl<'a> Tree<'a> {
         Ok(Done::Listed { below, page, around })
     }
 
-    /// Whether the target is below this directory of the source, whatever paths both go by. Then the mark beside the target is
-    /// here, and there would always be more to copy.
+    /// Refuses a target that lies below this directory of the source, even if both have different addresses. In that case the listing
+    /// contains the mark beside the target, and the copy would never end.
     async fn refuse_itself(&self, from: &Path, page: &Page) -> Result<(), Error> {
         let Some(mark) = &self.root.mark else { return Ok(()) };
         let is_named_so = |entry: &&Entry| mark.path.file_name() == Some(&*entry.name);
@@ -238,7 +239,7 @@ impl<'a> Tree<'a> {
             Some(entry) if mark.is_at(self.source, &from.join(&entry.name)).await? => {
                 Err(Error::IntoItself { path: self.from.clone() })
             }
-            // None, or one of another transfer, which is a file as any other.
+            // No mark, or the mark of another copy, which is copied like any file.
             _ => Ok(()),
         }
     }
@@ -259,7 +260,7 @@ impl<'a> Tree<'a> {
         Ok(Done::Link)
     }
 
-    /// Counts what a job came to; only what ends the whole copy is an error.
+    /// Records the result of a job. Returns an error only if it ends the whole copy.
     fn take(&self, state: &mut State, done: Done) -> Result<(), Error> {
         match done {
             Done::Directory { directory, is_ours, around } => {
@@ -323,8 +324,8 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Gives directories their mode and time, the deepest first: a parent that may not be entered any more comes after what is
-    /// in it, and a change inside would be a new time for it.
+    /// Sets the mode and time of directories, the deepest first. A parent comes after its entries because its final mode may deny access,
+    /// and because changes inside of it change its time.
     async fn finish(&self, state: &mut State) -> Result<(), Error> {
         let mut directories = std::mem::take(&mut state.directories);
         directories.sort_by_key(|(directory, _)| std::cmp::Reverse(directory.depth()));
@@ -348,7 +349,7 @@ impl<'a> Tree<'a> {
     async fn complete(&self, directory: &Directory, is_ours: bool) -> Result<(), Error> {
         let to = self.target_path(&directory.below);
         if is_ours {
-            // Whoever put something else there since gets nothing changed.
+            // If another program has replaced the directory since, change nothing.
             if self.target.metadata(&to, Links::Itself).await?.kind != EntryKind::Directory {
                 return Err(Error::NotADirectory { path: to });
             }
@@ -381,7 +382,7 @@ impl Job {
 }
 
 impl State {
-    /// The next job whose turn it is.
+    /// Returns the next job that may run.
     fn next_job(&mut self) -> Option<Job> {
         if self.large_under_way < LARGE
             && let Some(job) = self.large.pop_front()
@@ -403,18 +404,17 @@ impl State {
     }
 }
 
-/// Joins without a slash at the end where there is nothing to join.
+/// Joins two paths. Adds no slash if the second one is empty.
 fn join(root: &Path, below: &Path) -> PathBuf {
     if below.as_os_str().is_empty() { root.to_owned() } else { root.join(below) }
 }
 
-/// Whether what is at the target came from this entry, by an interrupted copy.
+/// Whether a file at the target is a complete copy of this entry, made by an interrupted copy.
 fn is_same(source: &Entry, target: &Entry) -> bool {
     (source.size, source.modified, source.mode & MODE_KEPT) == (target.size, target.modified, target.mode)
 }
 
-/// Looks at a page before anything is made of it: every name is one, and they go up, so that a listing that goes round in
-/// circles is known.
+/// Checks a page before it is used: every name must be valid, and the names must ascend. The order reveals a listing that repeats itself.
 fn check_page(path: &Path, page: &Page, after: Option<OsString>) -> Result<(), Error> {
     if page.more && page.entries.is_empty() {
         return Err(Error::Listing { path: path.to_owned(), why: "there is more, but nothing comes" });

@@ -1,5 +1,5 @@
-//! What can be wrong with the choice of an environment: told with the file, the environment and the key, and what would be
-//! right instead. It must not repeat a URL, which may carry a token.
+//! The errors of choosing an environment. They name the file, the environment and the key, and say what is allowed. They never contain a
+//! URL, which may include a token.
 
 use std::{fmt, io, path::PathBuf};
 
@@ -10,34 +10,34 @@ use crate::transport::TokenError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
-    /// The file is there but cannot be read.
+    /// The file exists but cannot be read.
     #[error("read `{}`", path.display())]
     Read {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The file is not TOML.
+    /// The file is not valid TOML.
     #[error("`{}` is not TOML{}: {reason}", path.display(), Line(*line))]
     Syntax {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The line, from 1, where it is known.
+        /// The line of the error, from 1, if known.
         line: Option<usize>,
-        /// What the parser said.
+        /// The message of the parser.
         reason: String,
     },
-    /// A key of the file breaks a rule.
+    /// The value of a key is not allowed.
     #[error("`{}`: {}key `{key}`: {fault}", path.display(), Named(environment))]
     Key {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The id of the environment, or its place in the file where it has none; absent for keys of the whole file.
+        /// The id of the environment, or its position in the file if it has none. `None` for keys of the whole file.
         environment: Option<String>,
-        /// The key.
+        /// The name of the key.
         key: String,
-        /// What is wrong with it, and what would be right.
+        /// Why the value is not allowed, and what is.
         fault: Fault,
     },
     /// No environment has this name.
@@ -46,111 +46,111 @@ pub enum EnvironmentError {
         List(known), path.display()
     )]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// The file that names come from.
+        /// The file that defines the names.
         path: PathBuf,
-        /// The names that there are.
+        /// The names that exist.
         known: Vec<String>,
     },
-    /// The URL that was asked for cannot be used.
+    /// The requested URL cannot be used.
     #[error("this URL cannot be used: {reason}")]
     Url {
-        /// What is wrong with it.
+        /// Why the URL cannot be used.
         reason: String,
     },
-    /// A variable is not text.
+    /// The value of a variable is not UTF-8.
     #[error("`{variable}` is not UTF-8: it must be `none`, a name or a URL")]
     Variable {
-        /// Its name.
+        /// The name of the variable.
         variable: &'static str,
     },
-    /// The token in `EXEC_SERVER_TOKEN` cannot be used.
+    /// The token in `EXEC_SERVER_TOKEN` is not valid.
     #[error("use the token in `{TOKEN_VARIABLE}`")]
     Token {
-        /// What is wrong with it.
+        /// Why the token is not valid.
         source: TokenError,
     },
 }
 
-/// What is wrong with a key of `environments.toml`.
+/// Why a key of `environments.toml` is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// No such key exists.
+    /// The key does not exist.
     #[error("unknown; known are {}", List(known))]
     UnknownKey {
-        /// Those that exist there.
+        /// The keys that exist in this place.
         known: Vec<String>,
     },
-    /// The value has another type.
+    /// The value has the wrong type.
     #[error("must be {expected}")]
     Type {
-        /// What it must be.
+        /// The expected type.
         expected: &'static str,
     },
-    /// The key must be there.
+    /// A required key is missing.
     #[error("missing; every environment needs one")]
     Missing,
-    /// An id that cannot be asked for.
+    /// The id has a form that cannot be used as a name.
     #[error("must have 1 to {most} characters, no colon, no control character and no blank at either end")]
     Id {
-        /// The longest id.
+        /// The longest allowed id, in characters.
         most: usize,
     },
-    /// An id that has a meaning already.
+    /// The id is reserved.
     #[error("`{id}` is reserved; choose another name")]
     Reserved {
-        /// The id.
+        /// The reserved id.
         id: String,
     },
-    /// Two environments have this id.
+    /// Two environments have the same id.
     #[error("`{id}` is there twice; every environment needs its own")]
     Duplicate {
-        /// The id.
+        /// The id that occurs twice.
         id: String,
     },
-    /// The default is no environment of this file.
+    /// The default does not name an environment of this file.
     #[error("`{id}` is no environment; use one of {}, or `none`", List(known))]
     UnknownDefault {
-        /// The default.
+        /// The value of `default`.
         id: String,
-        /// What it can be.
+        /// The allowed values.
         known: Vec<String>,
     },
-    /// Neither a URL nor a program.
+    /// The environment has neither a URL nor a program.
     #[error("missing; give either `url` or `program`")]
     NoWay,
-    /// Both a URL and a program.
+    /// The environment has both a URL and a program.
     #[error("not beside `url`; give either of them")]
     TwoWays,
-    /// The key makes sense only beside another.
+    /// The key requires another key.
     #[error("needs `{other}` beside it")]
     Needs {
         /// The other key.
         other: &'static str,
     },
-    /// The key makes no sense for this URL.
+    /// The key does not apply to this kind of URL.
     #[error("only for {schemes} URLs")]
     Scheme {
-        /// The schemes that it is for.
+        /// The schemes to which the key applies.
         schemes: &'static str,
     },
-    /// A directory that cannot stand in a `PATH`.
+    /// The directory cannot be an element of `PATH`.
     #[error("`{directory}` must begin with `/` or `~/` and contain no colon")]
     SearchDirectory {
-        /// The directory.
+        /// The directory from the file.
         directory: String,
     },
     /// The URL cannot be used.
     #[error("{reason}")]
     Url {
-        /// Why.
+        /// Why the URL cannot be used.
         reason: String,
     },
 }
 
-/// Where in a file, when that is known.
+/// Displays a line number, if known.
 struct Line(Option<usize>);
 
 impl fmt::Display for Line {
@@ -159,7 +159,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// An environment in front of its key.
+/// Displays the environment before its key.
 struct Named<'a>(&'a Option<String>);
 
 impl fmt::Display for Named<'_> {
@@ -168,7 +168,7 @@ impl fmt::Display for Named<'_> {
     }
 }
 
-/// Names in backticks.
+/// Displays names in backticks.
 struct List<'a>(&'a [String]);
 
 impl fmt::Display for List<'_> {

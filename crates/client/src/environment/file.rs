@@ -1,4 +1,4 @@
-//! `environments.toml`: names for the servers of a user, and which of them is the default.
+//! Reads `environments.toml`: the names of a user's servers, and the default.
 //!
 //! ```toml
 //! default = "build"             # an id, `local` or `none`; without it `local`
@@ -18,7 +18,7 @@
 //! args = ["exec", "-i", "box", "exec-server", "serve", "--listen", "stdio"]
 //! ```
 //!
-//! Owns the rules of the file and of picking by name or URL. It opens no connection and reads no variable.
+//! Implements the rules of the file, and the choice by name or URL. Opens no connection and reads no environment variable.
 
 use std::{
     fs, io,
@@ -34,13 +34,13 @@ use crate::transport::{Launch, Target, TargetError};
 /// The name of this machine.
 pub const LOCAL: &str = "local";
 
-/// The word for no environment, in any case.
+/// The word for no environment; its case does not matter.
 pub const NONE: &str = "none";
 
 /// The id of an environment that was given as a URL.
 pub const REMOTE: &str = "remote";
 
-/// Longest id, in characters.
+/// The longest id, in characters.
 const ID_MAX: usize = 64;
 
 const FILE_KEYS: &[&str] = &["default", "include_local", "environments"];
@@ -62,11 +62,11 @@ const KEYS: &[&str] = &[
     "insecure_plaintext",
 ];
 
-/// Where processes are to run.
+/// Where processes run.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "made once in the life of a program")]
 pub enum Choice {
-    /// Nowhere: it was switched off.
+    /// Nowhere: processes are disabled.
     None,
     /// On this machine.
     Local,
@@ -74,44 +74,44 @@ pub enum Choice {
     Remote(RemoteSpec),
 }
 
-/// A server, and how it is reached.
+/// A server, and how to connect to it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RemoteSpec {
-    /// Its name; [`REMOTE`] for a plain URL.
+    /// The name of the environment; [`REMOTE`] for a plain URL.
     pub id: String,
-    /// Where it is, or which program leads there.
+    /// The address of the server, or the program that connects to it.
     pub target: Target,
-    /// A program of ours is the server, or leads there: if it cannot be started now, it cannot be later.
+    /// Whether a local program is the server or connects to it. If such a program cannot be started, a retry does not help.
     pub is_program: bool,
-    /// How long connecting may take; the client's default where absent.
+    /// Timeout for connecting; `None` for the client's default.
     pub connect_timeout: Option<Duration>,
-    /// How long the server may take to answer `initialize`; the client's default where absent.
+    /// Timeout for the answer to `initialize`; `None` for the client's default.
     pub initialize_timeout: Option<Duration>,
-    /// The file with the token; absolute.
+    /// The absolute path of the token file.
     pub token_file: Option<PathBuf>,
-    /// The certificates to trust instead of the system's, as PEM; absolute.
+    /// The absolute path of a PEM file with the authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// Shows the token also to a `ws://` server on another machine, in clear text.
+    /// Allows sending the token in clear text to a `ws://` server on another machine.
     pub insecure_plaintext: bool,
-    /// Our own certificate and its key, as PEM; absolute.
+    /// The client certificate and its key, as absolute paths of PEM files.
     pub identity: Option<Identity>,
-    /// Variables for programs that are started there.
+    /// Variables for the processes that are started on the server.
     pub env: Vec<(String, String)>,
-    /// Directories of the server's host to search for programs before its `PATH`; `~/` is the home directory there.
+    /// Directories on the server's host that are searched for programs before its `PATH`. `~/` is the home directory there.
     pub path: Vec<String>,
 }
 
 /// The files of a client certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The certificate.
+    /// The certificate, with its chain.
     pub cert: PathBuf,
-    /// Its key.
+    /// The private key of the certificate.
     pub key: PathBuf,
 }
 
-/// The environments of a file.
+/// The environments that a file defines.
 #[derive(Debug, Clone)]
 pub struct Environments {
     path: PathBuf,
@@ -122,12 +122,12 @@ pub struct Environments {
 }
 
 impl Environments {
-    /// No names but `local`, as if the file were empty.
+    /// Creates a value with no name but `local`, as if the file were empty.
     pub fn empty(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), default: None, includes_local: true, specs: Vec::new() }
     }
 
-    /// Reads a file; a missing one is empty.
+    /// Reads a file. A missing file counts as empty.
     pub fn load(path: &Path) -> Result<Self, EnvironmentError> {
         let failed = |source| EnvironmentError::Read { path: path.to_owned(), source };
         let path = std::path::absolute(path).map_err(failed)?;
@@ -138,7 +138,7 @@ impl Environments {
         }
     }
 
-    /// Reads the text of a file. `path` is its name in errors, and its directory is what relative paths start from.
+    /// Parses the text of a file. `path` is the file's name in errors. Relative paths in the file start from its directory.
     pub fn parse(text: &str, path: &Path) -> Result<Self, EnvironmentError> {
         let table: Table = text.parse().map_err(|error: toml::de::Error| EnvironmentError::Syntax {
             path: path.to_owned(),
@@ -163,7 +163,8 @@ impl Environments {
         Ok(all)
     }
 
-    /// Picks an environment by name or URL, blanks around it aside; empty is like absent: the default of the file, else `local`.
+    /// Chooses an environment by name or URL. Surrounding whitespace is ignored. An empty or absent value chooses the default of the file,
+    /// or else `local`.
     pub fn pick(&self, name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
         let asked = name_or_url.map(str::trim).filter(|asked| !asked.is_empty());
         let Some(asked) = asked.or(self.default.as_deref()) else {
@@ -181,12 +182,12 @@ impl Environments {
         }
     }
 
-    /// The server of this name.
+    /// The server with this name.
     pub fn get(&self, id: &str) -> Option<&RemoteSpec> {
         self.specs.iter().find(|spec| spec.id == id)
     }
 
-    /// Every name that can be picked, `local` first, then in the order of the file.
+    /// Every name that can be chosen: `local` first, then in the order of the file.
     pub fn names(&self) -> Vec<String> {
         let local = self.includes_local.then(|| LOCAL.to_owned());
         local.into_iter().chain(self.specs.iter().map(|spec| spec.id.clone())).collect()
@@ -200,12 +201,12 @@ impl Environments {
 }
 
 impl Choice {
-    /// What needs no file: `none` and URLs; absent for what must be a name.
+    /// Handles the values that need no file: `none` and URLs. Returns `None` for a value that must be a name.
     pub fn without_file(asked: &str) -> Result<Option<Self>, EnvironmentError> {
         if asked.eq_ignore_ascii_case(NONE) {
             return Ok(Some(Self::None));
         }
-        // No name has a colon, and no URL is without.
+        // A name never contains a colon, and a URL always does.
         if !asked.contains(':') {
             return Ok(None);
         }
@@ -215,7 +216,7 @@ impl Choice {
 }
 
 impl RemoteSpec {
-    /// A server at a URL, with nothing else said of it.
+    /// A server at a URL, with defaults for everything else.
     pub fn at(id: impl Into<String>, url: &str) -> Result<Self, TargetError> {
         let target = url.parse()?;
         Ok(Self::new(id.into(), target, scheme(url).eq_ignore_ascii_case("stdio")))
@@ -238,9 +239,9 @@ impl RemoteSpec {
     }
 }
 
-/// One entry of `[[environments]]`.
+/// Parses one entry of `[[environments]]`.
 fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, EnvironmentError> {
-    // Until its id is known to be good, it is told by its place.
+    // Errors name the entry by its position until its id is known to be valid.
     let mut keys = Keys { path, environment: Some(format!("#{}", at + 1)), table };
     let id = keys.text("id")?.ok_or_else(|| keys.fault("id", Fault::Missing))?;
     check_id(id).map_err(|fault| keys.fault("id", fault))?;
@@ -270,7 +271,7 @@ fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, Environ
     Ok(spec)
 }
 
-/// The way to the server: a URL or a program.
+/// The address of the server: a URL or a program.
 fn server(keys: &Keys<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError> {
     let (url, program) = (keys.text("url")?, keys.text("program")?);
     if program.is_none()
@@ -293,7 +294,7 @@ fn server(keys: &Keys<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError> {
     }
 }
 
-/// A token or a certificate that would never be shown is a mistake of somebody who believes to be safe.
+/// Refuses a token or certificate that would never be used: the user would wrongly believe to be protected by it.
 fn check_use(keys: &Keys<'_>) -> Result<(), EnvironmentError> {
     let scheme = keys.text("url")?.map_or("", |url| scheme(url.trim()));
     let rules: [(_, &[&str], _); 4] = [
@@ -311,7 +312,7 @@ fn check_use(keys: &Keys<'_>) -> Result<(), EnvironmentError> {
     Ok(())
 }
 
-/// Whether a directory can stand in a `PATH`.
+/// Whether a directory can be an element of `PATH`.
 fn is_search_directory(dir: &str) -> bool {
     (dir.starts_with('/') || dir.starts_with("~/")) && !dir.contains([':', '\0'])
 }
@@ -326,7 +327,7 @@ fn check_id(id: &str) -> Result<(), Fault> {
     }
     let is_good = (1..=ID_MAX).contains(&id.chars().count())
         && id.trim() == id
-        // It would be taken for a URL.
+        // It would be parsed as a URL.
         && !id.contains(':')
         && !id.contains(char::is_control);
     is_good.then_some(()).ok_or(Fault::Id { most: ID_MAX })

@@ -1,5 +1,5 @@
-//! The keys of one table of `environments.toml`: their types, and errors that name the place.
-//! Must not know what a key is for.
+//! Typed access to the keys of one table of `environments.toml`, with errors that name the place. Does not depend on the meaning of the
+//! keys.
 
 use std::{
     collections::BTreeMap,
@@ -11,14 +11,13 @@ use toml::{Table, Value};
 
 use super::{EnvironmentError, Fault};
 
-/// The longest timeout that a file can ask for: a day, beyond which it is a slip of the pen.
+/// The longest timeout that a file can set: one day. A larger value is a mistake.
 const TIMEOUT_MAX_S: f64 = 86_400.0;
 
-/// A table, with what errors say about it.
+/// A table, with its place in the file for errors.
 pub(super) struct Keys<'a> {
-    /// The file.
     pub(super) path: &'a Path,
-    /// The environment that the table is of.
+    /// The environment that the table describes.
     pub(super) environment: Option<String>,
     pub(super) table: &'a Table,
 }
@@ -82,13 +81,13 @@ impl<'a> Keys<'a> {
         self.get(key, "a number of seconds above 0 and up to 86400", read)
     }
 
-    /// A path, which starts from the directory of the file where it is relative.
+    /// A path. A relative one starts from the directory of the file.
     pub(super) fn file(&self, key: &str) -> Result<Option<PathBuf>, EnvironmentError> {
         let read = |value: &'a Value| plain(value).filter(|path| !path.is_empty());
         Ok(self.get(key, "a path in quotes", read)?.map(|path| self.beside(path)))
     }
 
-    /// A program: a plain name is looked for by the system, a path is one like others.
+    /// A program: a plain name is looked up in `PATH`, and a path is resolved like other paths.
     pub(super) fn program(&self, program: &str) -> Result<PathBuf, EnvironmentError> {
         match program {
             "" => Err(self.fault("program", Fault::Type { expected: "the name or the path of a program" })),
@@ -107,7 +106,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// A text that the system takes.
+/// The text of a value, unless it contains a NUL, which no system call accepts.
 fn plain(value: &Value) -> Option<&str> {
     value.as_str().filter(|text| !text.contains('\0'))
 }

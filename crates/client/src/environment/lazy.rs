@@ -1,4 +1,4 @@
-//! Something that is opened at its first use: one attempt for all who wait, and another one after it failed or was lost.
+//! Opens something on first use. All callers share one attempt; a new attempt follows after a failure or a loss.
 //!
 //! ```text
 //!           first use               done
@@ -7,8 +7,8 @@
 //!                 failed ▼   │ next use, unless the failure is final
 //!                        Failed
 //! ```
-//! An attempt lives as long as somebody waits for it; the next caller begins a new one. It runs in whoever waits, so that no
-//! task is left behind. Knows neither clients nor servers.
+//! An attempt runs inside the futures of the callers that wait for it, so no task is left behind. If all of them are dropped, the attempt
+//! is dropped, too, and the next caller begins a new one.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,58 +19,58 @@ use futures_util::{
 
 use crate::{error::Error, transport::BoxFuture};
 
-/// What can be opened.
+/// Something that can be opened.
 pub(super) trait Open: Clone + Send + Sync + 'static {
-    /// How it does now.
+    /// The current state.
     fn health(&self) -> Health;
 }
 
-/// How something open does.
+/// The state of something that was opened.
 #[derive(Debug)]
 pub(super) enum Health {
     /// It can be used.
     Well,
-    /// It is being mended, and can be used as soon as that is done.
+    /// It is reconnecting. It can be used, and calls wait.
     Mending,
-    /// It is of no use any more.
+    /// It is lost for good.
     Lost(Error),
 }
 
-/// What is known of it, without touching anything.
+/// The state of an environment's connection.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Status {
-    /// It is connected.
+    /// The environment is connected.
     Ready,
-    /// It was not asked for yet, or is being connected, again or for the first time.
+    /// The environment has not been used yet, or it is connecting or reconnecting.
     Pending,
-    /// The last attempt failed, or the connection is lost; the next use tries again where that can help.
+    /// The last attempt failed, or the session is lost. The next use tries again, unless the failure is final.
     Disconnected {
-        /// Why.
+        /// Why the attempt failed or the session was lost.
         error: Error,
     },
 }
 
 type Attempt<T> = BoxFuture<'static, Result<T, Error>>;
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct Lazy<T: Open> {
     open: Box<dyn Fn() -> Attempt<T> + Send + Sync>,
-    /// Whether a first attempt that failed like this would fail again and again.
+    /// Whether this failure of a first attempt would happen again on every attempt.
     is_final: fn(&Error) -> bool,
-    /// Shared with the attempt under way.
+    /// Shared with the current attempt.
     state: Arc<Mutex<State<T>>>,
 }
 
 struct State<T: Open> {
     slot: Slot<T>,
-    /// It has worked once: no failure is final any more.
+    /// Whether an attempt has succeeded before. After that, no failure is final.
     was_open: bool,
 }
 
 enum Slot<T: Open> {
     Idle,
-    /// Dead when nobody waits any more.
+    /// The reference is dead if no caller waits for the attempt.
     Opening(WeakShared<Attempt<T>>),
     Open(T),
     Failed {
@@ -85,7 +85,7 @@ impl<T: Open> Lazy<T> {
         Self { open: Box::new(open), is_final, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The open thing, opened where it is not or is lost.
+    /// Returns the open value. Opens it first if it is not open or is lost.
     pub(super) async fn get(&self) -> Result<T, Error> {
         let attempt = {
             let mut state = lock(&self.state);
@@ -102,7 +102,7 @@ impl<T: Open> Lazy<T> {
         attempt.await
     }
 
-    /// What is known; starts and mends nothing.
+    /// The current state. Does not open anything.
     pub(super) fn status(&self) -> Status {
         match &lock(&self.state).slot {
             Slot::Idle | Slot::Opening(_) => Status::Pending,
@@ -128,14 +128,14 @@ impl<T: Open> Lazy<T> {
             result
         };
         let attempt: Shared<Attempt<T>> = (Box::pin(attempt) as Attempt<T>).shared();
-        // A fresh one is not finished, so there is something to look at.
+        // Cannot be `None` here: the new attempt is not finished.
         state.slot = attempt.downgrade().map_or(Slot::Idle, Slot::Opening);
         attempt
     }
 }
 
 fn lock<T: Open>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
-    // No code under the lock can panic half-way through a change.
+    // Poisoning is harmless: no code under the lock can panic half-way through a change.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -147,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    /// The number of the attempt that made it, and whether it is lost.
+    /// The number of the attempt that created it, and whether it is lost.
     #[derive(Debug, Clone)]
     struct Thing(u32, Arc<AtomicBool>);
 
@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    /// A place whose attempts wait for a permit each, and fail while it is down.
+    /// Each attempt takes a permit, and fails while `is_down` is set.
     #[derive(Default)]
     struct Place {
         attempts: AtomicU32,
@@ -199,7 +199,7 @@ mod tests {
         assert!((&mut first).now_or_never().is_none());
         assert!((&mut second).now_or_never().is_none());
         assert!(matches!(lazy.status(), Status::Pending));
-        // Whoever began the attempt may leave: the others still get it.
+        // The caller that began the attempt is dropped. The other one still gets the result.
         drop(first);
         gate.add_permits(1);
         assert_eq!(second.await.unwrap().0, 1);

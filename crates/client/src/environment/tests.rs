@@ -1,4 +1,4 @@
-//! The rules of names, URLs and `environments.toml`, as tables.
+//! Table tests for names, URLs and `environments.toml`.
 
 use std::{ffi::OsString, fs, path::Path, time::Duration};
 
@@ -11,7 +11,7 @@ fn parse(text: &str) -> Result<Environments, String> {
     Environments::parse(text, Path::new(FILE)).map_err(|error| error.to_string())
 }
 
-/// A choice in a few words.
+/// A short description of a choice.
 fn shown(choice: &Choice) -> String {
     match choice {
         Choice::None => "none".to_owned(),
@@ -71,7 +71,7 @@ fn a_fingerprint_differs_with_whatever_leads_elsewhere_or_to_somebody_else() {
         assert!(!all[at + 1..].contains(one), "{at}");
         assert!(one.len() == 64 && !one.contains("s3cret"), "{one}");
     }
-    // Not where a token comes from, but which one it is; the URL's own goes first.
+    // The value of the token counts, not its source. A token in the URL takes precedence.
     assert_eq!(print("ws://a:1/?token=other", None), print("ws://a:1/", Some(&other)));
     assert_eq!(print("ws://a:1/?token=s3cret", Some(&other)), print("ws://a:1/?token=s3cret", None));
 }
@@ -91,7 +91,7 @@ fn environment_manager_finds_names_and_the_default_of_the_file() {
     ] {
         assert_eq!(pick(&file, asked), expected, "{asked:?}");
     }
-    // Names are names: another spelling is another one.
+    // Names are case-sensitive.
     assert!(pick(&file, Some("Build")).starts_with("error: "));
 }
 
@@ -138,7 +138,7 @@ cwd = 'boxes'
     assert!(!safe.is_program);
     let program = file.get("box").unwrap();
     assert!(program.is_program);
-    // Shown without values, which may be secrets.
+    // `Debug` shows no values, which may be secrets.
     let shown = format!("{:?}", program.target);
     assert!(shown.contains("stdio:/conf/./start"), "{shown}");
 }
@@ -275,7 +275,7 @@ async fn retryable_startup_failure_does_not_burn_environment() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let environment = environment(&format!("url = 'ws://{}'", listener.local_addr().unwrap()));
     for _ in 0..2 {
-        // Each use comes to the door, which is shut in its face.
+        // Each use connects once, and the listener closes the connection at once.
         let shut = async { listener.accept().await.map(drop) };
         let (accepted, tried) = tokio::join!(shut, environment.backend());
         accepted.unwrap();

@@ -1,7 +1,6 @@
-//! What can go wrong with a file, the same here and on a server.
+//! The error of file operations, the same for local and remote files.
 //!
-//! One error with a kind to branch on; the text says what was tried, on what, and why it failed. It must not know the wire
-//! beyond the words of its failures.
+//! One error type with a kind to branch on. Its text says what was attempted, on which path, and why it failed.
 
 use std::{
     io,
@@ -10,17 +9,17 @@ use std::{
 
 use exec_server_protocol::failure;
 
-/// Why something with a file failed.
+/// Why a file operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{operation} `{}`: {reason}", path.display())]
 pub struct Error {
-    /// What was tried, such as `read`.
+    /// The operation, such as `read`.
     pub operation: &'static str,
-    /// On what.
+    /// The path on which the operation was attempted.
     pub path: PathBuf,
-    /// What to branch on.
+    /// The kind of the error, to branch on.
     pub kind: ErrorKind,
-    /// What the system, or the server, said.
+    /// The message of the system or of the server.
     pub reason: String,
 }
 
@@ -28,43 +27,43 @@ pub struct Error {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// There is no such file.
+    /// The file does not exist.
     NotFound,
-    /// The system does not permit it.
+    /// The system denies the operation.
     PermissionDenied,
-    /// A sandbox does not permit it.
+    /// A sandbox denies the operation.
     SandboxDenied,
-    /// It makes no sense for this file: not a regular file, a relative path, a bound exceeded.
+    /// The operation does not apply: not a regular file, a relative path, or a limit exceeded.
     InvalidInput,
-    /// A regular expression or a glob cannot be read.
+    /// A regular expression or a glob is not valid.
     InvalidPattern,
-    /// There is a link in the path, and none was to be followed.
+    /// The path contains a symbolic link, and links must not be followed.
     Symlink,
-    /// Something of that name is there already.
+    /// A file with this name exists already.
     AlreadyExists,
-    /// It is a directory.
+    /// The path is a directory.
     IsADirectory,
-    /// It, or a part of the path, is no directory.
+    /// The path, or a part of it, is not a directory.
     NotADirectory,
     /// The directory is not empty.
     NotEmpty,
-    /// The file is not in the state that was asked for.
+    /// The file does not have the requested etag.
     Changed,
-    /// Somebody else is at it.
+    /// Another writer has the file.
     Busy,
-    /// It is no longer open: its server was started anew. Opened again, it goes on.
+    /// The file is no longer open, because its server was restarted. Open it again to continue.
     Closed,
-    /// It is too large for one message.
+    /// The file is too large for one message.
     TooLarge,
-    /// There is no room on the disk.
+    /// The disk is full.
     Full,
-    /// The place cannot do it.
+    /// The server, or this machine, does not support the operation.
     Unsupported,
-    /// The server cannot be reached any more; for what the session says, see [`crate::Error`].
+    /// The server can no longer be reached. For the state of the session, see [`crate::Error`].
     Disconnected,
-    /// What the server answered makes no sense.
+    /// The server's answer is not valid.
     InvalidData,
-    /// Anything else.
+    /// Any other error.
     Other,
 }
 
@@ -73,7 +72,7 @@ impl Error {
         Self { operation, path: path.to_owned(), kind, reason: reason.into() }
     }
 
-    /// What a call to a server came to.
+    /// Converts the error of a call to a server.
     pub(crate) fn of_call(operation: &'static str, path: &Path, error: &crate::Error) -> Self {
         let kind = match error {
             crate::Error::Server { kind: Some(kind), .. } => of_word(*kind),
@@ -94,7 +93,7 @@ impl Error {
     }
 }
 
-/// A server's text without the path and what was tried on it, where it begins with them: the error says both itself.
+/// Removes the operation and the path from the start of a server's message, because the error displays both itself.
 fn once<'a>(text: &'a str, path: &Path) -> &'a str {
     match text.split_once(&format!("`{}`: ", path.display())) {
         Some((tried, reason)) if tried.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b' ') => reason,
@@ -102,7 +101,7 @@ fn once<'a>(text: &'a str, path: &Path) -> &'a str {
     }
 }
 
-/// What the server's word means for a caller.
+/// Converts the server's failure kind.
 fn of_word(word: failure::Kind) -> ErrorKind {
     use failure::Kind;
     match word {
@@ -178,7 +177,7 @@ mod tests {
         assert_eq!(told("open `/a b`: no such file"), "open `/a b`: no such file");
         assert_eq!(told("look at `/a b`: no such file"), "open `/a b`: no such file");
         assert_eq!(told("`/a b`: a path of another kind of host"), "open `/a b`: a path of another kind of host");
-        // What says something else first is left as it is, and so is another path.
+        // A message that begins with other text, or names another path, is left unchanged.
         assert_eq!(told("open `/a`: no such file"), "open `/a b`: open `/a`: no such file");
         assert_eq!(told("`x` may not read `/a b`: no"), "open `/a b`: `x` may not read `/a b`: no");
     }

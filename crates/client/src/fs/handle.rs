@@ -1,6 +1,7 @@
-//! Files of a server that are open: handles of the session, which outlive cut links as the session does.
-//! Failure path: a commit that a cut interrupted is tried again; if the server does not know the handle any more, it is looked
-//! whether the file is there.
+//! Open files on a server. Their handles belong to the session, so they survive cut connections.
+//!
+//! Failure path: an interrupted commit is tried again. If the server no longer knows the handle, the client checks whether the file is
+//! there.
 
 use std::{
     borrow::Cow,
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::{requests, transport::BoxFuture};
 
-/// A handle of the session; closed when it is dropped.
+/// A handle on the server. Closed when dropped.
 pub(super) struct Handle {
     pub(super) remote: Remote,
     pub(super) path: PathBuf,
@@ -45,7 +46,7 @@ impl Drop for Handle {
     }
 }
 
-/// A file that is read.
+/// A file that is open for reading.
 pub(super) struct File {
     pub(super) handle: Handle,
     pub(super) size: u64,
@@ -80,16 +81,17 @@ impl ReadAt for File {
     }
 }
 
-/// A file that is written.
+/// A file that is being written.
 pub(super) struct Draft {
     pub(super) handle: Handle,
     pub(super) found: u64,
 }
 
 impl Draft {
-    /// What became of a commit that a cut interrupted. It is tried again, which is harmless: a handle that was committed is
-    /// unknown. So is one of a server that was started anew; the commit has worked if the file is there with the size and the
-    /// time it was to have. Without both nobody can tell, and the cut is the answer.
+    /// Finds out the result of a commit that a cut interrupted. The commit is sent again, which is harmless: the server forgets a handle
+    /// after its commit. A restarted server has also forgotten the handle. In that case the commit succeeded if the file has the expected
+    /// size and time of modification. If the caller set only one of them or none, the result cannot be determined, and the error of the cut
+    /// is returned.
     async fn committed(&self, params: &wire::CommitParams, cut: crate::Error) -> Result<Written, crate::Error> {
         let Handle { remote, path, .. } = &self.handle;
         for _ in 0..AGAIN_MAX {

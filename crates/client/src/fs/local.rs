@@ -1,7 +1,6 @@
-//! The files of this machine, by the same code as a server's, without a server.
+//! File access on this machine, with the same code that the server uses, and without a server.
 //!
-//! Each call is one blocking operation on a thread for such; dropping its future calls the operation off where that leaves
-//! nothing half done. It must not know the wire.
+//! Each call runs one operation on a blocking thread. Dropping its future cancels the operation, if that leaves nothing half done.
 
 use std::{
     ffi::OsString,
@@ -22,26 +21,26 @@ use super::{
 };
 use crate::transport::BoxFuture;
 
-/// What this place is called.
+/// The name of this machine as a place.
 const NAME: &str = "local";
 
-/// Said of a file that became too large while it was read.
+/// The advice in the error for a file that became too large while it was read.
 const ADVICE: &str = "read it in blocks";
 
-/// This machine, as a place with files.
+/// The file system of this machine.
 #[derive(Debug, Clone, Default)]
 pub struct Local {
     view: Arc<View>,
 }
 
 impl Local {
-    /// Everything that this program may touch.
+    /// Creates access to all files that this program itself can access.
     #[must_use]
     pub fn new() -> Self {
         Self { view: Arc::new(View::everything()) }
     }
 
-    /// Does something where it may block.
+    /// Runs an operation on a blocking thread.
     fn run<'a, T: Send + 'static>(
         &'a self,
         operation: &'static str,
@@ -57,7 +56,7 @@ impl Local {
     }
 }
 
-/// Runs work on a thread that may block, and calls it off with the future.
+/// Runs work on a blocking thread. Dropping the future cancels the work.
 async fn blocking<T: Send + 'static>(
     operation: &'static str,
     path: PathBuf,
@@ -73,7 +72,7 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Calls off what nobody waits for any more.
+/// Cancels the work when dropped.
 struct CallOff(Cancel);
 
 impl Drop for CallOff {
@@ -206,7 +205,7 @@ impl FileSystem for Local {
             };
             let found = files::walk(view, path, &walk, cancel)?;
             let kind = |kind| if kind == files::Type::Directory { WalkKind::Directory } else { WalkKind::File };
-            // What has no text is told as an error, as every server does.
+            // Report paths that are not UTF-8 as errors, as every server does.
             let (entries, odd): (Vec<_>, Vec<_>) =
                 found.entries.into_iter().partition(|(path, _)| path.to_str().is_some());
             let odd = odd.into_iter().map(|(path, _)| (path, "its name is not UTF-8".to_owned()));
@@ -279,7 +278,7 @@ impl FileSystem for Local {
     }
 }
 
-/// A file that is read.
+/// A file that is open for reading.
 struct File {
     file: Arc<files::OpenFile>,
     etag: String,
@@ -314,12 +313,12 @@ impl ReadAt for File {
     }
 
     fn ahead(&self) -> usize {
-        // The kernel reads ahead by itself; what is not far ahead is still in the processor's cache when it is sent.
+        // The kernel reads ahead by itself. A block that is not read far ahead is still in the CPU cache when it is sent.
         1
     }
 }
 
-/// A file that is written.
+/// A file that is being written.
 struct Draft {
     draft: Arc<Mutex<files::Draft>>,
     line: Arc<Line>,
@@ -397,7 +396,7 @@ fn to_moment(moment: Moment) -> files::Moment {
     files::Moment { seconds: moment.seconds, nanos: moment.nanos }
 }
 
-/// What the operations on files say, as places say it.
+/// Converts an error of the file operations.
 fn of_files(operation: &'static str, error: &files::Error) -> Error {
     let kind = match error.kind() {
         files::Kind::NotFound => ErrorKind::NotFound,

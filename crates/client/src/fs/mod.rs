@@ -1,9 +1,9 @@
-//! Files of a place, as objects: code that takes a [`FileSystem`] does not know where they are.
+//! File access on a server or on this machine, behind one trait.
 //!
-//! `Local` (with the feature `local`) is this machine, by the same code as the server's; [`Remote`] is a server. Both take absolute paths, native, and
-//! end in the same [`Error`]s. A file of any size passes in one [`FileSystem::read_file`] or [`FileSystem::write_file`]: large
-//! ones go in blocks, several of them on their way at a time. What does not fit memory is read and written by [`ReadAt`] and
-//! [`WriteAt`], or as a stream by [`read_stream`].
+//! `Local` (with the feature `local`) works on this machine, with the same code that the server uses. [`Remote`] works on a server. Both
+//! take absolute native paths and return the same [`Error`]s. One call of [`FileSystem::read_file`] or [`FileSystem::write_file`] transfers
+//! a file of any size. Large files are sent in blocks, several at a time. For files that do not fit into memory, use [`ReadAt`] and
+//! [`WriteAt`], or [`read_stream`].
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -14,7 +14,7 @@
 //! let notes = Path::new("/srv/notes.txt");
 //! let before = files.metadata(notes, Links::Follow).await?;
 //! let text = files.read_file(notes, Links::Follow).await?;
-//! // Only if nobody was faster.
+//! Write only if the file has not changed since.
 //! let options = WriteOptions { if_match: before.etag, ..WriteOptions::default() };
 //! files.write_file(notes, [&text[..], b"more\n"].concat().into(), options).await?;
 //! # Ok(())
@@ -50,172 +50,172 @@ pub use stream::{read_all, read_stream, read_stream_from, write_all};
 
 use crate::transport::BoxFuture;
 
-/// Bytes of one block: 256 KiB, a quarter of what the wire allows, so that those on their way stay in the processors' caches.
+/// The size of a block: 256 KiB, a quarter of what the protocol allows, so that the blocks in flight stay in the CPU caches.
 pub const BLOCK: usize = 256 * 1024;
 
-/// Blocks of one file that are on their way at a time: enough to fill a line of 4 MiB, which is 500 Mbit/s at 60 ms.
+/// The number of blocks of one file in flight: together 4 MiB, enough for 500 Mbit/s at a latency of 60 ms.
 pub const BLOCKS_UNDER_WAY: usize = 16;
 
-/// Whether symbolic links are followed.
+/// How symbolic links are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Links {
-    /// Wherever they lead.
+    /// Follow every link.
     #[default]
     Follow,
     /// A link anywhere in the path is an error.
     Refuse,
-    /// No link on the way, and one at the end of the path is meant itself.
+    /// A link in the directories of the path is an error. A link at its end is not followed: the operation applies to the link itself.
     Itself,
 }
 
-/// What is known of a file.
+/// The metadata of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metadata {
-    /// What it is; with [`Links::Follow`] what it leads to.
+    /// The type of the file. With [`Links::Follow`], the type of the link's target.
     pub kind: EntryKind,
-    /// Whether the path itself is a link.
+    /// Whether the path itself is a symbolic link.
     pub is_symlink: bool,
-    /// Bytes; 0 where a server does not say.
+    /// The size in bytes; 0 if the server does not report it.
     pub size: u64,
-    /// Permission bits, where a server says them.
+    /// The permission bits, if the server reports them.
     pub mode: Option<u32>,
-    /// When it was last changed.
+    /// The time of the last modification.
     pub modified: Moment,
-    /// When it came to be, in milliseconds since 1970; 0 where it is not known.
+    /// The time of creation in milliseconds since 1970; 0 if unknown.
     pub created_ms: i64,
-    /// Its state, for [`WriteOptions::if_match`].
+    /// Identifies the current state of the file, for [`WriteOptions::if_match`].
     pub etag: Option<String>,
-    /// Where the link leads, with [`Links::Itself`].
+    /// The target of the link, with [`Links::Itself`].
     pub link_target: Option<OsString>,
-    /// Whom it belongs to, where that was asked for ([`Remote::with_owners`]).
+    /// The owner, if it was requested with [`Remote::with_owners`].
     pub owner: Option<Owner>,
 }
 
-/// One entry of a directory, as it is.
+/// One entry of a directory, with links not followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name, as the place says it: whoever makes a path of it looks at it first.
+    /// The name as the file system returned it. Check it before you use it as part of a path.
     pub name: OsString,
-    /// What it is itself.
+    /// The type of the entry itself.
     pub kind: EntryKind,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Permission bits.
+    /// The permission bits.
     pub mode: u32,
-    /// When it was last changed.
+    /// The time of the last modification.
     pub modified: Moment,
-    /// Where a link points.
+    /// The target of a symbolic link.
     pub target: Option<OsString>,
-    /// Whom it belongs to, where that was asked for ([`Remote::with_owners`]).
+    /// The owner, if it was requested with [`Remote::with_owners`].
     pub owner: Option<Owner>,
 }
 
 /// A part of a directory, ordered by the bytes of the names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Page {
-    /// The entries.
+    /// The entries of this part.
     pub entries: Vec<Entry>,
-    /// Whether there are more behind the last one.
+    /// Whether more entries follow the last one.
     pub more: bool,
 }
 
-/// One entry of a directory, as the reference tells it: links followed, what cannot be followed left out.
+/// One entry of a directory in the form of the reference protocol: links are followed, and dangling links are left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryEntry {
-    /// Its name.
+    /// The name of the entry.
     pub name: OsString,
-    /// It is, or leads to, a directory.
+    /// Whether the entry is a directory, or a link to one.
     pub is_directory: bool,
-    /// It is, or leads to, a file.
+    /// Whether the entry is a regular file, or a link to one.
     pub is_file: bool,
 }
 
 /// How a file is written.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WriteOptions {
-    /// Whether links are followed.
+    /// How symbolic links are treated.
     pub links: Links,
-    /// Only if the file is in this state; `absent` for a file that must not be there.
+    /// Write only if the file has this etag. `absent` requires that the file does not exist.
     pub if_match: Option<String>,
-    /// Adds at the end instead.
+    /// Append to the file instead of replacing it.
     pub append: bool,
-    /// Permission bits; those of the file that is replaced, or the usual ones, unless set.
+    /// The permission bits. Default: those of the replaced file, or the usual ones for a new file.
     pub mode: Option<u32>,
-    /// When it was last changed; now unless set.
+    /// The time of modification. Default: now.
     pub modified: Option<Moment>,
-    /// Returns only when it is on the disk.
+    /// Return only when the file is on disk (fsync).
     pub sync: bool,
-    /// The word under which what was written is found again after an interruption; see [`CreateOptions::keep`].
+    /// The key under which an interrupted write can be continued; see [`CreateOptions::keep`].
     pub keep: Option<String>,
 }
 
-/// How a file is begun that is written in blocks.
+/// How a file is created that is written in blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CreateOptions {
-    /// Whether links are followed.
+    /// How symbolic links are treated.
     pub links: Links,
-    /// Keeps what was written when the writer goes without a commit; the next one with the same word goes on with it.
+    /// Keeps the blocks if the writer ends without a commit. The next writer with the same key continues with them.
     pub keep: Option<String>,
 }
 
 /// How a file is completed that was written in blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CommitOptions {
-    /// Bytes of the whole; what was not written of them is a hole.
+    /// The final size. Ranges that were not written become holes.
     pub size: Option<u64>,
-    /// As in [`WriteOptions`].
+    /// See [`WriteOptions::if_match`].
     pub if_match: Option<String>,
-    /// As in [`WriteOptions`].
+    /// See `WriteOptions::mode`.
     pub mode: Option<u32>,
-    /// As in [`WriteOptions`].
+    /// See `WriteOptions::modified`.
     pub modified: Option<Moment>,
-    /// As in [`WriteOptions`].
+    /// See `WriteOptions::sync`.
     pub sync: bool,
 }
 
-/// What became of a file that was written.
+/// The result of a write.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Written {
-    /// Whether nobody could see it half written.
+    /// Whether the file was replaced atomically, so that no reader could see it half written.
     pub atomic: bool,
-    /// Its state now.
+    /// The etag after the write.
     pub etag: Option<String>,
 }
 
-/// What is at an offset of a file.
+/// The content of a file at an offset.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Block {
     /// The bytes; empty in a hole.
     pub bytes: Bytes,
-    /// So many zeros are here that no disk holds; it may be more than was asked for.
+    /// The length of the hole at this offset, which reads as zeros. It can exceed the requested length.
     pub hole: u64,
-    /// Whether the file ends here: fewer bytes were there than asked for.
+    /// Whether the end of the file was reached: there were fewer bytes than requested.
     pub eof: bool,
 }
 
-/// What a walk found.
+/// The result of a walk.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Walk {
-    /// Paths and what they are, level by level.
+    /// The paths with their types, level by level.
     pub entries: Vec<(PathBuf, WalkKind)>,
-    /// What could not be looked at, and why.
+    /// The paths that could not be read, and why.
     pub errors: Vec<(PathBuf, String)>,
-    /// Whether a bound cut the walk.
+    /// Whether a limit ended the walk early.
     pub truncated: bool,
 }
 
-/// Files at one place.
+/// File operations on one machine: this one, or that of a server.
 pub trait FileSystem: fmt::Debug + Send + Sync {
-    /// Which place it is, without a token: `local`, or the address of a server.
+    /// The name of the machine, without a token: `local`, or the address of a server.
     fn place(&self) -> String;
 
     /// Reads a whole regular file.
     fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, Error>>;
 
-    /// Reads a whole regular file of `most` bytes at most; a larger one is [`ErrorKind::TooLarge`].
+    /// Reads a whole regular file of at most `most` bytes. A larger one fails with [`ErrorKind::TooLarge`].
     fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, Error>>;
 
-    /// Writes a whole file. Nobody sees it half written, unless it has more than one name or is not a regular file.
+    /// Writes a whole file. No reader sees it half written, unless it has more than one hard link or is not a regular file.
     fn write_file<'a>(
         &'a self,
         path: &'a Path,
@@ -223,7 +223,7 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         options: WriteOptions,
     ) -> BoxFuture<'a, Result<Written, Error>>;
 
-    /// Makes a directory; `recursive` makes its parents too, and takes one that is there for done.
+    /// Creates a directory. With `recursive`, creates its parents, too, and succeeds if the directory exists.
     fn create_directory<'a>(
         &'a self,
         path: &'a Path,
@@ -232,22 +232,22 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         mode: Option<u32>,
     ) -> BoxFuture<'a, Result<(), Error>>;
 
-    /// What is known of a file.
+    /// Returns the metadata of a file.
     fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, Error>>;
 
-    /// The same path without links; it must exist.
+    /// Returns the path with all links resolved. The file must exist.
     fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, Error>>;
 
-    /// The names in a directory, and what they lead to.
+    /// Lists a directory, with links followed.
     fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, Error>>;
 
-    /// The entries of a directory as they are, those with names after `after`; a part of them where there are many.
+    /// Lists the entries of a directory whose names come after `after`, with links not followed. A large directory takes several calls.
     fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> BoxFuture<'a, Result<Page, Error>>;
 
-    /// A bounded look at a tree.
+    /// Lists a tree, within limits.
     fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, Error>>;
 
-    /// Removes a file, link or directory; `force` takes one that is not there for done.
+    /// Removes a file, a link or a directory. With `force`, succeeds if it does not exist.
     fn remove<'a>(
         &'a self,
         path: &'a Path,
@@ -256,13 +256,13 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         links: Links,
     ) -> BoxFuture<'a, Result<(), Error>>;
 
-    /// Copies within this place: files with their mode, links as links, directories with `recursive`.
+    /// Copies within this machine. Files keep their mode, links are copied as links, and directories require `recursive`.
     fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), Error>>;
 
-    /// Makes a symbolic link, in place of a file or link that is there.
+    /// Creates a symbolic link. Replaces an existing file or link.
     fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), Error>>;
 
-    /// Changes mode and time of modification; what is absent stays.
+    /// Changes the mode and the time of modification. `None` leaves a value unchanged.
     fn set_metadata<'a>(
         &'a self,
         path: &'a Path,
@@ -271,45 +271,45 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         modified: Option<Moment>,
     ) -> BoxFuture<'a, Result<(), Error>>;
 
-    /// Removes what writers that were killed left hidden in a directory; what may be somebody's stays, and so do parts that are
-    /// kept. A server does so by itself, when the same file is written again.
+    /// Removes hidden temporary files that killed writers left in a directory. Files that may still be in use stay, and so do kept parts. A
+    /// server does this by itself when the same file is written again.
     fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Opens a regular file to read it in blocks.
     fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>>;
 
-    /// Begins a file that is written in blocks, and that nobody sees before its commit.
+    /// Creates a file that is written in blocks. It is not visible before its commit.
     fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>>;
 }
 
-/// A file that is read in blocks: the one that was opened, whatever becomes of its path. Dropping it closes it.
+/// A file that is open for reading in blocks. It stays the same file even if its path is replaced. Dropping it closes the file.
 pub trait ReadAt: Send + Sync {
-    /// Bytes that it had when it was opened.
+    /// The size when the file was opened.
     fn size(&self) -> u64;
 
-    /// Its state when it was opened.
+    /// The etag when the file was opened.
     fn etag(&self) -> Option<&str>;
 
-    /// Reads up to `len` bytes, a [`BLOCK`] at most. With `holes` a hole is told in place of its zeros.
+    /// Reads up to `len` bytes, at most one [`BLOCK`]. With `holes`, a hole is returned as its length instead of zeros.
     fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>>;
 
-    /// How many blocks are worth asking for before the first is there.
+    /// How many blocks to request before the first one has arrived.
     fn ahead(&self) -> usize {
         BLOCKS_UNDER_WAY
     }
 }
 
-/// A file that is written in blocks. Dropping it without a commit gives it up, or keeps it under its word.
+/// A file that is being written in blocks. Dropping it without a commit discards it, or keeps it under its key ([`CreateOptions::keep`]).
 pub trait WriteAt: Send + Sync {
-    /// Bytes that an earlier writer with the same word has left. The last blocks that it had under way may be missing in them.
+    /// The number of bytes that an earlier writer with the same key has left. The last blocks that it had in flight may be missing.
     fn found(&self) -> u64;
 
-    /// Writes a [`BLOCK`] at most; what lies between blocks is a hole.
+    /// Writes at most one [`BLOCK`]. A range between blocks that is not written becomes a hole.
     fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// Completes it: it appears under its name, whole.
+    /// Completes the file: it appears under its name, with all of its content.
     fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, Error>>;
 
-    /// Gives it up, also what is kept under its word.
+    /// Discards the file, including what is kept under its key.
     fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>>;
 }

@@ -1,8 +1,8 @@
-//! Files of a server.
+//! File access on a server.
 //!
-//! One request a call, but for large files, which go in blocks through a handle of the session: it outlives cut links, as the
-//! session does. Failure paths: a call that a cut interrupted is sent again where that is harmless; one that is not, such as a
-//! commit, ends with its outcome unknown, and the error says so.
+//! Each operation is one request, except for large files, which are sent in blocks through a handle of the session. Handles survive cut
+//! connections, because the session does. Failure paths: an interrupted call is sent again if that is harmless. Other calls, such as a
+//! commit, fail with an error that says that the outcome is unknown.
 
 use std::{
     borrow::Cow,
@@ -32,40 +32,41 @@ use crate::{
     transport::BoxFuture,
 };
 
-/// How often a call is sent again whose links break one after the other.
+/// How often a call is sent again if one connection after another breaks.
 pub(super) const AGAIN_MAX: usize = 16;
 
-/// A server, as a place with files.
+/// The file system of a server.
 #[derive(Clone)]
 pub struct Remote {
     client: Client,
-    /// As the wire has it, for every call.
+    /// The sandbox for every call, in the form of the protocol.
     sandbox: Option<Arc<RawValue>>,
-    /// Whom files belong to is asked for.
+    /// Whether to request the owners of files.
     owners: bool,
 }
 
 impl Remote {
-    /// The files that the server itself can reach.
+    /// Creates access to all files that the server itself can access.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self { client, sandbox: None, owners: false }
     }
 
-    /// The same within a sandbox, given as PROTOCOL.md describes it; what it denies is [`ErrorKind::SandboxDenied`].
+    /// Returns the same file system inside a sandbox, given as PROTOCOL.md describes it. A denied operation fails with
+    /// [`ErrorKind::SandboxDenied`].
     #[must_use]
     pub fn sandboxed(&self, sandbox: Box<RawValue>) -> Self {
         Self { client: self.client.clone(), sandbox: Some(Arc::from(sandbox)), owners: self.owners }
     }
 
-    /// Asks whom files belong to, too; a server without the capability `owners` does not say it.
+    /// Also requests the owners of files. A server without the capability `owners` does not report them.
     #[must_use]
     pub fn with_owners(mut self) -> Self {
         self.owners = true;
         self
     }
 
-    /// The session behind it.
+    /// The client of this server.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
@@ -75,7 +76,7 @@ impl Remote {
         self.sandbox.as_ref().and_then(|sandbox| RawValue::from_string(sandbox.get().to_owned()).ok())
     }
 
-    /// A path as this server wants it: a URI where it knows no other, or where the bytes are not UTF-8.
+    /// Formats a path for this server: as a URI if the server accepts no other form, or if the path is not UTF-8.
     pub(super) async fn path(&self, operation: &'static str, path: &Path) -> Result<PathArg, Error> {
         let form = match (path.to_str(), self.client.server().generation) {
             (None, _) => Form::Uri,
@@ -100,7 +101,7 @@ impl Remote {
         self.client.request::<M>(params).await.map_err(|error| Error::of_call(operation, path, &error))
     }
 
-    /// As [`call`](Self::call), with the bytes attached to the answer.
+    /// Like [`call`](Self::call), and also returns the bytes that are attached to the answer.
     pub(super) async fn call_attached<M: Method>(
         &self,
         operation: &'static str,
@@ -111,7 +112,7 @@ impl Remote {
         called.map_err(|error| Error::of_call(operation, path, &error))
     }
 
-    /// As [`call`](Self::call), with bytes that a server may take attached.
+    /// Like [`call`](Self::call), with bytes that are attached to the request if the server accepts that.
     pub(super) async fn call_with<M: Method>(
         &self,
         operation: &'static str,
@@ -123,7 +124,7 @@ impl Remote {
         called.map_err(|error| Error::of_call(operation, path, &error))
     }
 
-    /// A call whose second time has the effect of the first: sent again where a cut left its outcome unknown.
+    /// Like [`call`](Self::call), but idempotent: the call is sent again if a cut left its outcome unknown.
     async fn call_again<M: Method>(
         &self,
         operation: &'static str,
@@ -139,7 +140,7 @@ impl Remote {
         self.call::<M>(operation, path, params).await
     }
 
-    /// Opens a handle under a name that nobody has used, and under another where a cut left open what became of it.
+    /// Opens a handle under a new random name. If a cut leaves the outcome unknown, tries again under another name.
     async fn handle<M: Method>(
         &self,
         operation: &'static str,
@@ -150,7 +151,7 @@ impl Remote {
             let handle = Handle::new(self, path);
             match self.client.request::<M>(&params(handle.handle_id.clone())).await {
                 Ok(result) => return Ok((handle, result)),
-                // Closed before the next is opened: a draft has one writer.
+                // Close the uncertain handle first: a draft can have only one writer.
                 Err(crate::Error::UnknownOutcome { .. }) => handle.close(false).await?,
                 Err(error) => return Err(Error::of_call(operation, path, &error)),
             }
@@ -245,7 +246,7 @@ impl Remote {
             mode: options.mode,
             modified_at: options.modified,
         };
-        // Its second time has the effect of the first, so it is sent again where a cut left its outcome unknown.
+        // Without `if_match` and `append` the write is idempotent, so it is sent again if a cut left its outcome unknown.
         let mut again = if is_repeatable { AGAIN_MAX } else { 0 };
         let written = loop {
             match self.client.session().call_with::<requests::FsWriteFile>(&params, &bytes).await {
@@ -274,7 +275,8 @@ impl Remote {
         }
     }
 
-    /// One byte more is asked for: it says that there are more. A server that does not know how to read a part sends them all.
+    /// Reads a file of at most `most` bytes. Requests one byte more, which shows whether the file is larger. A server that cannot read a
+    /// part sends the whole file.
     async fn read_at_most(&self, path: &Path, most: u64, links: Links) -> Result<Bytes, Error> {
         let params = wire::ReadFileParams {
             path: self.path("read", path).await?,
@@ -352,7 +354,7 @@ impl Remote {
         let found = self.call::<requests::FsWalk>("walk", path, &params).await?;
         let entries = found.entries.into_iter().map(|entry| Ok((resolve("walk", path, &entry.path)?, entry.kind)));
         let errors = found.errors.into_iter().map(|error| {
-            // As a URI it has all of its bytes; the reference tells it with others in place of those that are no text.
+            // A URI contains every byte of the path. The reference protocol replaces bytes that are not UTF-8.
             let told = error.uri.map_or(error.path, PathArg::new);
             Ok((resolve("walk", path, &told)?, error.message))
         });
@@ -523,7 +525,7 @@ impl FileSystem for Remote {
     }
 }
 
-/// As the wire has it: said only where links are not followed.
+/// The value for the protocol. It is set only if links are not followed.
 fn follow(links: Links) -> Option<bool> {
     match links {
         Links::Follow => None,
@@ -536,7 +538,7 @@ pub(super) fn decode(operation: &'static str, path: &Path, text: &str) -> Result
         .map_err(|error| Error::new(operation, path, ErrorKind::InvalidData, format!("the answer is {error}")))
 }
 
-/// The bytes of an answer: attached to it, or in it as text.
+/// The bytes of an answer: attached to it, or in it as base64.
 pub(super) fn bytes_of(
     operation: &'static str,
     path: &Path,
@@ -567,7 +569,7 @@ pub(super) fn resolve(operation: &'static str, path: &Path, told: &PathArg) -> R
     })
 }
 
-/// Milliseconds, which is all that the reference tells.
+/// Converts milliseconds, the only precision of the reference protocol.
 fn of_millis(millis: i64) -> Moment {
     let nanos = u32::try_from(millis.rem_euclid(1000)).unwrap_or_default() * 1_000_000;
     Moment { seconds: millis.div_euclid(1000), nanos }

@@ -1,7 +1,7 @@
-//! Searching, globbing and watching the trees of a server.
+//! Search, glob and watch on the files of a server.
 //!
-//! Searches and watches belong to a connection, not to the session: a cut ends them. A search that was not told to its end then
-//! fails, and its caller begins again; a [`Watch`] watches anew by itself and says *overflow*, because nobody knows what it missed.
+//! Searches and watches belong to a connection, not to the session, so a cut ends them. An unfinished search then fails, and its caller has
+//! to begin again. A [`Watch`] restarts by itself and reports *overflow*, because changes may have been missed.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,83 +21,83 @@ use super::{
 };
 use crate::requests;
 
-/// How often a watch is begun anew whose connections break one after the other.
+/// How often a watch is restarted if one connection after another breaks.
 const AGAIN_MAX: usize = 16;
 
-/// How long one request for changes waits at the server; a link that is silent for longer says nothing of the watch.
+/// How long one request for changes waits on the server.
 const WATCH_WAIT: Duration = Duration::from_secs(30);
 
-/// A line that matches, or one beside it.
+/// A line that matches, or a line of its context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
     /// The number of the line, from 1.
     pub line: u64,
-    /// Bytes of the file before the line.
+    /// The offset of the line in the file, in bytes.
     pub offset: u64,
-    /// The line without its end, or a part of it.
+    /// The line without its line end, or a part of it.
     pub text: Vec<u8>,
-    /// Where in `text` it matches.
+    /// The ranges of `text` that match, as start and end.
     pub spans: Vec<(usize, usize)>,
-    /// It is told only because it is beside a match.
+    /// Whether the line is only context of a match.
     pub is_context: bool,
-    /// Bytes of the line before `text`, and in all, where `text` is not the whole of it.
+    /// If `text` is only a part of the line: the bytes of the line before `text`, and the length of the whole line.
     pub cut: Option<(u64, u64)>,
 }
 
-/// A search, told page by page. Dropping it calls it off.
+/// A running search that returns its results page by page. Dropping it cancels the search.
 pub struct Search {
     handle: Handle,
     first: Option<wire::SearchResult>,
     summary: Option<SearchSummary>,
 }
 
-/// Paths that match, and what was gone through.
+/// The paths that match a glob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
-    /// Path, kind, bytes and time of modification in milliseconds since 1970, in the order of paths.
+    /// Path, type, size, and time of modification in milliseconds since 1970, ordered by path.
     pub entries: Vec<(PathBuf, EntryKind, u64, i64)>,
-    /// What was gone through.
+    /// The totals of the scan, and whether a limit ended it early.
     pub summary: ScanSummary,
 }
 
-/// One change.
+/// One change in a watched tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Where.
+    /// The path that changed.
     pub path: PathBuf,
-    /// What.
+    /// How the path changed.
     pub change: ChangeKind,
-    /// It is, or was, a directory.
+    /// Whether the path is, or was, a directory.
     pub is_directory: bool,
 }
 
-/// What changed since it was told last.
+/// The changes since the last call of `Watch::next`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Changes {
-    /// Each path once.
+    /// The changes, with each path once.
     pub changes: Vec<Change>,
-    /// Changes were lost: look at everything.
+    /// Whether changes were lost. If so, scan the whole tree again.
     pub overflow: bool,
-    /// Directories that are not watched because of a bound.
+    /// The number of directories that are not watched because of a limit.
     pub unwatched: u64,
-    /// Why nothing more will come.
+    /// Why the watch ended, if it has ended.
     pub ended: Option<WatchEnd>,
 }
 
-/// A watch. Dropping it ends it.
+/// A watch on a tree. Dropping it ends the watch.
 pub struct Watch {
     handle: Handle,
     params: WatchParams,
-    /// Directories that were watched at its beginning.
+    /// The number of directories that were watched when the watch began.
     pub directories: u64,
-    /// Directories that were not, because of a bound.
+    /// The number of directories that were not watched because of a limit.
     pub unwatched: u64,
 }
 
 impl Remote {
-    /// Searches a tree, or one file, for a regular expression. What the params say of the path, pages and names is set here.
+    /// Searches a tree or one file for a regular expression. This method sets the path, the paging and the handle in `params`.
     pub async fn search(&self, path: &Path, params: SearchParams) -> Result<Search, Error> {
         let handle = Handle::new(self, path);
         let mut params = SearchParams { path: self.path("search", path).await?, pages: true, ..params };
@@ -107,7 +107,7 @@ impl Remote {
         Ok(Search { handle, first: Some(first), summary: None })
     }
 
-    /// Finds the paths below a directory that match a glob.
+    /// Finds the paths below a directory that match a glob. This method sets the path in `params`.
     pub async fn glob(&self, path: &Path, params: GlobParams) -> Result<Glob, Error> {
         let params = GlobParams { path: self.path("look into", path).await?, sandbox: self.sandbox(), ..params };
         let found = self.call::<requests::FsGlob>("look into", path, &params).await?;
@@ -118,7 +118,7 @@ impl Remote {
         Ok(Glob { entries: entries.collect::<Result<_, Error>>()?, summary: found.summary })
     }
 
-    /// Watches a tree, or one file.
+    /// Watches a tree or one file. This method sets the path and the handle in `params`.
     pub async fn watch(&self, path: &Path, params: WatchParams) -> Result<Watch, Error> {
         let handle = Handle::new(self, path);
         let params = WatchParams {
@@ -133,7 +133,7 @@ impl Remote {
 }
 
 impl Search {
-    /// The next lines; none when there are no more.
+    /// Returns the next lines, or `None` after the last ones.
     pub async fn next(&mut self) -> Result<Option<Vec<Found>>, Error> {
         while self.summary.is_none() {
             let Handle { remote, path, handle_id, .. } = &self.handle;
@@ -159,7 +159,7 @@ impl Search {
         Ok(None)
     }
 
-    /// What it came to; none before [`next`](Self::next) has said that there are no more.
+    /// The summary of the search; `None` until [`next`](Self::next) has returned `None`.
     #[must_use]
     pub fn summary(&self) -> Option<&SearchSummary> {
         self.summary.as_ref()
@@ -167,7 +167,7 @@ impl Search {
 }
 
 impl Watch {
-    /// Waits for changes and gathers them for `settle`.
+    /// Waits for changes, and then collects further ones for `settle`.
     pub async fn next(&mut self, settle: Duration) -> Result<Changes, Error> {
         loop {
             let params = wire::WatchNextParams {
@@ -179,7 +179,7 @@ impl Watch {
             let client = self.handle.remote.client().clone();
             let told = match client.request::<requests::FsWatchNext>(&params).await {
                 Ok(told) => told,
-                // Gone with its connection, or perhaps with the answer: what was missed is not known.
+                // The watch ended with its connection, or the answer was lost. Either way, missed changes are unknown.
                 Err(error) if is_gone(&error) => return self.begin_anew().await,
                 Err(error) => return Err(Error::of_call("watch", &self.handle.path, &error)),
             };
@@ -221,7 +221,7 @@ impl Watch {
     }
 }
 
-/// Whether the watch went with its connection, or may have.
+/// Whether the watch ended, or may have ended, with its connection.
 fn is_gone(error: &crate::Error) -> bool {
     matches!(error, crate::Error::UnknownOutcome { .. }) || error.server_kind() == Some(Kind::UnknownHandle)
 }
@@ -232,7 +232,7 @@ fn found_line(path: &Path, line: wire::SearchLine) -> Result<Found, Error> {
         None => line.text.into_bytes(),
     };
     let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
-    // Whatever the server says, a place is in the text.
+    // Clamp the ranges to the text: the server may send wrong ones.
     let spans = line.spans.iter().map(|(from, to)| (place(*from).min(place(*to)), place(*to))).collect();
     Ok(Found {
         path: resolve("search", path, &line.path)?,

@@ -1,6 +1,4 @@
-//! Whole files through blocks, with several blocks under way: as a stream, or as one piece of memory.
-//!
-//! Knows offsets and windows; it must not know which place a file is at.
+//! Reads and writes whole files in blocks, with several blocks in flight, as a stream or as one buffer.
 
 use std::{path::Path, sync::Arc};
 
@@ -13,13 +11,13 @@ use futures_util::{
 use super::{BLOCK, BLOCKS_UNDER_WAY, Block, CommitOptions, Error, ErrorKind, ReadAt, WriteAt, Written};
 use crate::transport::BoxFuture;
 
-/// The bytes of a file in order, in chunks of a [`BLOCK`] at most, up to its end: also what is added while it is read, and of a
-/// file that does not tell its size.
+/// Streams the bytes of a file in order, in chunks of at most one [`BLOCK`]. Reads until the end of the file, including bytes that are
+/// appended during the read. Also works for files that report no size.
 pub fn read_stream(file: Arc<dyn ReadAt>) -> impl Stream<Item = Result<Bytes, Error>> + Send + Unpin {
     read_stream_from(file, 0)
 }
 
-/// The same from this byte on.
+/// Like `read_stream`, from this offset on.
 pub fn read_stream_from(file: Arc<dyn ReadAt>, offset: u64) -> impl Stream<Item = Result<Bytes, Error>> + Send + Unpin {
     let reader = Reader { file, next: offset, reads: FuturesOrdered::new(), is_over: false };
     Box::pin(stream::try_unfold(reader, |mut reader| async move {
@@ -28,21 +26,21 @@ pub fn read_stream_from(file: Arc<dyn ReadAt>, offset: u64) -> impl Stream<Item 
     }))
 }
 
-/// A file that is read from block to block.
+/// The state of a stream.
 struct Reader {
     file: Arc<dyn ReadAt>,
-    /// Where the next block is asked for.
+    /// The offset of the next block to request.
     next: u64,
-    /// Those under way, each with where it begins.
+    /// The reads in flight, each with its offset.
     reads: FuturesOrdered<BoxFuture<'static, Result<(u64, Block), Error>>>,
     is_over: bool,
 }
 
 impl Reader {
-    /// The next bytes; `None` at the end.
+    /// Returns the next bytes, or `None` at the end.
     async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
         while !self.is_over {
-            // Behind the size that the file was opened with there is most often nothing: it is looked at with one block at a time.
+            // Beyond the size at the time of opening there is usually nothing, so request only one block at a time there.
             while self.reads.is_empty() || (self.next < self.file.size() && self.reads.len() < BLOCKS_UNDER_WAY) {
                 self.ask();
             }
@@ -50,7 +48,7 @@ impl Reader {
             let (offset, block) = read?;
             self.is_over = block.eof || block.bytes.is_empty();
             if block.bytes.len() < BLOCK {
-                // The others begin too far behind it.
+                // The block is short. The other reads in flight begin too late, so drop them.
                 self.reads = FuturesOrdered::new();
                 self.next = offset + block.bytes.len() as u64;
             }
@@ -68,9 +66,9 @@ impl Reader {
     }
 }
 
-/// The bytes of a file in one piece.
+/// Reads a whole file into memory.
 pub async fn read_all(file: Arc<dyn ReadAt>) -> Result<Bytes, Error> {
-    // What a place says of the size is believed only so far: the rest is made room for when it comes.
+    // The reported size may be wrong, so reserve at most this much at once. More is allocated as the bytes arrive.
     const AT_ONCE: u64 = 1 << 30;
     let room = usize::try_from(file.size().min(AT_ONCE)).unwrap_or_default();
     let mut all = BytesMut::with_capacity(room);
@@ -81,7 +79,7 @@ pub async fn read_all(file: Arc<dyn ReadAt>) -> Result<Bytes, Error> {
     Ok(all.freeze())
 }
 
-/// Writes all bytes of a file and completes it.
+/// Writes all bytes of a file, then commits it.
 pub async fn write_all(
     path: &Path,
     file: Box<dyn WriteAt>,
@@ -103,7 +101,7 @@ pub async fn write_all(
 mod tests {
     use super::*;
 
-    /// A file that says one size, has another, and gives a few bytes at a time.
+    /// A file that reports a wrong size, and returns a few bytes per read.
     struct Odd {
         said: u64,
         bytes: Vec<u8>,

@@ -1,6 +1,6 @@
-//! Bodies that are streamed to us: what came and was not read, how each ends, and what is to be acknowledged.
+//! The streamed response bodies of a session: the pieces that were not read yet, how each body ends, and the acknowledgements that are due.
 //!
-//! Filled by the link's reader, emptied by [`Body`](super::Body); both wait for nothing here. Must not know links.
+//! The reader task of the link fills them, and [`Body`](super::Body) empties them. Neither waits here.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -32,27 +32,27 @@ pub(crate) struct Streams {
 #[derive(Debug, Default)]
 struct Table {
     streams: BTreeMap<String, Entry>,
-    /// Bytes that are kept of streams without a window.
+    /// Bytes that are buffered for streams without a window.
     kept: usize,
 }
 
-/// One stream, from the moment that it is asked for until its reader goes.
+/// One stream, from its request until its reader is dropped.
 #[derive(Debug)]
 struct Entry {
-    /// The link that it came by.
+    /// The link of the stream.
     epoch: u64,
     window: Option<u64>,
-    /// The last piece that came, the last that was taken, and the last that was acknowledged.
+    /// The last piece received, the last one consumed, and the last one acknowledged.
     heard: u64,
     taken: u64,
     acked: u64,
     pieces: VecDeque<Bytes>,
-    /// Behind the pieces.
+    /// How the stream ends, after the pieces.
     end: Option<Result<(), Error>>,
     reader: Option<Waker>,
 }
 
-/// What a reader gets.
+/// The result of a read.
 pub(super) enum Taken {
     Nothing,
     Piece { bytes: Bytes, is_ack_due: bool },
@@ -74,7 +74,7 @@ impl Streams {
         self.lock().streams.insert(name, entry);
     }
 
-    /// Forgets a stream; whether the server still sends it.
+    /// Removes a stream. Returns whether the server is still sending it.
     pub(super) fn remove(&self, name: &str, epoch: u64) -> bool {
         let mut table = self.lock();
         if table.streams.get(name).is_none_or(|entry| entry.epoch != epoch) {
@@ -85,11 +85,11 @@ impl Streams {
         entry.end.is_none()
     }
 
-    /// A piece came. One that nobody waits for is none of our business; one that breaks the rules fails its stream, or ends the link
-    /// where no rule-abiding server could have sent it.
+    /// Handles a piece. A piece without a stream is ignored. A piece that breaks a rule fails its stream. An oversized piece, which no
+    /// correct server sends, closes the link.
     pub(crate) fn hear(&self, delta: wire::BodyDeltaParams<'_>) -> Result<(), Closed> {
         const TOO_LARGE: Closed = Closed::Protocol("a piece of an HTTP body is larger than 1 MiB");
-        // Before anything is made of it; the text alone may be of two bytes more.
+        // Check the length before decoding. The text can stand for up to two bytes more than the limit, so the bytes are checked again.
         if delta.delta_base64.len() > base64::encoded_len(limits::HTTP_DELTA_BYTES) {
             return Err(TOO_LARGE);
         }
@@ -135,7 +135,7 @@ impl Streams {
         };
         if let Some(bytes) = entry.pieces.pop_front() {
             *kept -= if entry.window.is_none() { bytes.len() } else { 0 };
-            // Empty pieces have numbers, too: with the last one that is here, all that came is taken.
+            // Empty pieces have numbers, too: after the last piece in the queue, everything received is consumed.
             entry.taken = if entry.pieces.is_empty() { entry.heard } else { entry.taken + 1 };
             return Taken::Piece { bytes, is_ack_due: entry.is_ack_due() };
         }
@@ -148,7 +148,7 @@ impl Streams {
         }
     }
 
-    /// What is to be acknowledged now, on this link.
+    /// The acknowledgements that are due on this link.
     pub(crate) fn due_acks(&self, epoch: u64) -> Vec<wire::AckParams> {
         let mut table = self.lock();
         let due = table.streams.iter_mut().filter(|(_, entry)| entry.epoch == epoch && entry.is_ack_due());
@@ -159,7 +159,7 @@ impl Streams {
         acks.collect()
     }
 
-    /// The link is gone, and every stream that came by it or one before it: their readers hear it behind what had come.
+    /// Fails every stream of this link and of earlier ones. Readers get the error after the pieces that had arrived.
     pub(crate) fn fail(&self, epoch: u64, error: &Error) {
         let mut readers = Vec::new();
         for entry in self.lock().streams.values_mut().filter(|entry| entry.epoch <= epoch) {
@@ -170,13 +170,13 @@ impl Streams {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // No code under the lock can panic half-way through a change.
+        // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Entry {
-    /// Bytes that count in what is kept of all streams.
+    /// Bytes that count against the limit for all streams.
     fn kept(&self) -> usize {
         if self.window.is_some() { 0 } else { self.pieces.iter().map(Bytes::len).sum() }
     }
@@ -185,13 +185,13 @@ impl Entry {
         self.window.is_some_and(|window| self.end.is_none() && self.taken - self.acked >= window.div_ceil(4))
     }
 
-    /// Whether a piece may come now.
+    /// Whether this piece is allowed now.
     fn check(&self, seq: u64, bytes: &[u8], kept: usize) -> Result<(), Error> {
         if seq != self.heard + 1 {
             let text = format!("HTTP body: piece {seq} came behind piece {}", self.heard);
             return Err(Error::Protocol(text));
         }
-        // The end has no bytes and needs no room.
+        // The last piece has no bytes and needs no room.
         if bytes.is_empty() {
             return Ok(());
         }
@@ -217,7 +217,7 @@ impl Entry {
     }
 }
 
-/// What the server says of a body that it could not bring to its end.
+/// The error for a body that the server could not complete.
 fn failed(text: &str) -> Error {
     Error::Server { code: failure::INTERNAL, kind: Some(Kind::HttpFailed), message: format!("HTTP body: {text}") }
 }

@@ -42,7 +42,7 @@ pub enum Event {
         /// The totals of the process's output.
         totals: Totals,
     },
-    /// No further events can be received, for this reason. This is the last event.
+    /// No further events can be received. Contains the reason. This is the last event.
     Failed(Error),
 }
 

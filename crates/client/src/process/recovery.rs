@@ -178,7 +178,7 @@ pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Res
     Ok(events)
 }
 
-/// Fills a log only by reading, for a process of this session whose notifications went to an earlier connection.
+/// Fills a log only by reading. Used for a process of this session whose notifications went to an earlier connection.
 pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
     loop {
         let Some(log) = weak.upgrade() else { return };

@@ -1,6 +1,6 @@
-//! Connects to a [`Target`], and says in words what went wrong and what to do about it.
+//! Connects to a [`Target`], and explains each failure together with what to do about it.
 //!
-//! Where a caller can act on it, the failure is a kind of its own; the rest is text. Never shows a token.
+//! A failure on which a caller can act has its own error variant; all others are texts. No error contains a token.
 
 use std::{io, path::Path, time::Duration};
 
@@ -25,18 +25,18 @@ use crate::error::{
 /// Opens connections to a [`Target`].
 #[derive(Debug, Clone)]
 pub struct Dialer {
-    /// Where to.
+    /// The server to connect to.
     pub target: Target,
-    /// Shown to the server; goes before the one of the target. Programs, also ssh, are not given one.
+    /// The token for the server. It overrides the one of the target. Programs, including ssh, do not get a token.
     pub token: Option<Token>,
-    /// For `wss://`.
+    /// TLS settings for `wss://`.
     pub tls: Tls,
-    /// Shows the token also to a `ws://` server beyond loopback, where everybody on the way can read it.
+    /// Allows sending the token to a `ws://` server beyond loopback, where it can be read on the network.
     pub insecure_plaintext: bool,
 }
 
 impl Dialer {
-    /// Dials with the token of the target, and trusts what the system trusts.
+    /// Creates a dialer that uses the token of the target and trusts the system's certificate authorities.
     #[must_use]
     pub fn new(target: Target) -> Self {
         Self { target, token: None, tls: Tls::default(), insecure_plaintext: false }
@@ -48,10 +48,10 @@ impl Dialer {
         let has_token = self.token.as_ref().or(self.target.token()).is_some();
         if socket.scheme == Scheme::Plain && has_token && !self.insecure_plaintext {
             let is_known = !addresses.is_empty();
-            // Not asked of the connection: whoever listens elsewhere does not even hear of us.
+            // Checked before connecting, so that no connection is opened to another machine.
             addresses.retain(|address| address.ip().to_canonical().is_loopback());
             if is_known && addresses.is_empty() {
-                // No matter of trying again.
+                // A `TargetError` is permanent, so the client does not retry.
                 return Err(TargetError::new(
                     "the server is not on this machine, and `ws://` would show the token to everybody on the way; use \
                      `wss://` or `ssh://`, or allow it with `--insecure-plaintext`",

@@ -1,6 +1,6 @@
-//! A program that is a server, or leads to one, over its standard input and output.
+//! Describes a program that is a server, or connects to one, over its stdin and stdout.
 //!
-//! Owns what is started and how; the running of it is `program`'s.
+//! This module defines what is started and how. `program` runs and ends it.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -19,12 +19,11 @@ use super::{
 };
 use crate::error::Error;
 
-/// A program to start, which then speaks newline JSON on its standard streams.
+/// A program to start, which speaks newline-delimited JSON on its stdin and stdout.
 ///
-/// It gets our environment with `env` on top, but never our `EXEC_SERVER_TOKEN` unless `env` names it. It runs in a
-/// process group of its own, so that a Ctrl-C meant for us does not reach it; its standard error goes to the log.
-/// When the connection ends it gets the end of its input, a second later SIGTERM, and two seconds later SIGKILL; so does
-/// everything else in its group.
+/// The program inherits this program's environment, with `env` added. It does not inherit `EXEC_SERVER_TOKEN`, unless `env` sets it. It
+/// runs in its own process group, so that a Ctrl-C on the terminal does not reach it. Its stderr goes to the log. When the connection ends,
+/// the program gets EOF on stdin, SIGTERM a second later, and SIGKILL two seconds after that. The signals go to its whole process group.
 ///
 /// ```
 /// use exec_server_client::transport::Launch;
@@ -37,16 +36,16 @@ use crate::error::Error;
 pub struct Launch {
     /// The program: a path, or a name that is looked up in `PATH`.
     pub program: OsString,
-    /// Its arguments, without the program's name.
+    /// The arguments, without the program's name.
     pub args: Vec<OsString>,
-    /// Variables on top of our own environment; the last one of a name counts.
+    /// Variables to add to the inherited environment. The last entry of a name wins.
     pub env: Vec<(OsString, OsString)>,
-    /// Its working directory; ours if absent.
+    /// The working directory of the program; `None` for that of this program.
     pub cwd: Option<PathBuf>,
 }
 
 impl Launch {
-    /// Starts `program` without arguments.
+    /// Describes `program` without arguments.
     pub fn new(program: impl Into<OsString>) -> Self {
         Self { program: program.into(), args: Vec::new(), env: Vec::new(), cwd: None }
     }
@@ -65,7 +64,7 @@ impl Launch {
         self
     }
 
-    /// Sets a variable.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
@@ -92,7 +91,7 @@ impl Launch {
         command
     }
 
-    /// The system says "not found" of the working directory and of the program alike.
+    /// The system reports ENOENT for a missing working directory as well as for a missing program, so check which one it is.
     fn failed(&self, error: &io::Error) -> Error {
         let reason = match &self.cwd {
             Some(cwd) if !cwd.is_dir() => format!("working directory `{}` is not a directory here", cwd.display()),
@@ -103,7 +102,7 @@ impl Launch {
     }
 }
 
-/// A command that does not get our token.
+/// Creates a command that does not inherit the token.
 pub(super) fn command(program: &OsStr) -> Command {
     #[expect(
         clippy::disallowed_methods,
@@ -152,14 +151,14 @@ impl Carrier for Launched {
     }
 }
 
-/// The program alone: arguments may hold what is nobody's business.
+/// Shows only the program: arguments may contain secrets.
 impl fmt::Display for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stdio:{}", self.program.display())
     }
 }
 
-/// Without the values of variables, for the same reason.
+/// Shows no values of variables, which may contain secrets.
 impl fmt::Debug for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.env.iter().map(|(name, _)| name).collect();
@@ -176,7 +175,7 @@ impl fmt::Debug for Launch {
 mod tests {
     use super::*;
 
-    /// What the command says of our token's variable: not mentioned, removed, or set.
+    /// How the command treats the token variable: `None` if not mentioned, `Some(None)` if removed, or its value.
     fn token_of(command: &Command) -> Option<Option<&OsStr>> {
         command.get_envs().find(|(name, _)| *name == TOKEN_VARIABLE).map(|(_, value)| value)
     }

@@ -1,11 +1,11 @@
-//! Ways to a server: a [`Connect`] opens one connection at a time, and is asked again whenever the link must be mended.
+//! Transports to a server. A [`Connect`] opens one connection at a time; the client calls it again for every reconnect.
 //!
-//! A [`Target`] is read from text, and a [`Dialer`] connects to it. Two kinds of way:
+//! A [`Target`] is parsed from text, and a [`Dialer`] connects to it. There are two kinds of transport:
 //!
-//! - sockets: `net` opens them, `tls` secures them, `dialer` upgrades them to WebSocket and puts failures into words;
-//! - programs: `launch` and `ssh` say which, `program` runs it and ends it, `tail` keeps its last words.
+//! - Sockets: `net` opens them, `tls` secures them, and `dialer` upgrades them to WebSocket and describes failures.
+//! - Programs: `launch` and `ssh` define the command, `program` runs and ends it, and `tail` keeps the end of its stderr.
 //!
-//! Knows addresses, tokens, certificates and programs; it must not know sessions or methods. Reads no environment.
+//! This module does not depend on sessions or methods, and reads no environment variables.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -31,45 +31,45 @@ pub use target::{Target, TargetError};
 pub use tls::Tls;
 pub use token::{TOKEN_VARIABLE, Token, TokenError};
 
-/// A boxed future, so that the traits here can be objects.
+/// A boxed future, which makes the traits here usable as trait objects.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Opens connections to one server, the first one and every later one.
+/// Opens connections to one server: the first one and every later one.
 pub trait Connect: Send + Sync + 'static {
-    /// Opens a connection; the caller sets the deadline, by dropping the future.
+    /// Opens a connection. There is no timeout; the caller drops the future to cancel it.
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>>;
 
-    /// Where to, for people; never with a token.
+    /// The address for error messages and logs, without a token.
     fn address(&self) -> String;
 
-    /// Whether a broken link may be mended by connecting again.
+    /// Whether the client may reconnect after the connection breaks.
     fn is_mendable(&self) -> bool {
         true
     }
 
-    /// How long a person may take on the next connection, to type a password for instance, before the server can
-    /// answer its first request. It comes on top of the time that the server is given.
+    /// Extra time for a person to act during the next connection, for example to type a password. It is added to the timeout for the
+    /// server's first answer.
     fn patience(&self) -> Duration {
         Duration::ZERO
     }
 }
 
-/// An open connection on which nothing was said yet.
+/// An open connection on which no message was sent yet.
 pub struct Connection {
-    /// The bytes.
+    /// The byte stream.
     pub stream: Stream,
-    /// How messages are told apart on it.
+    /// How messages are framed on the stream.
     pub framing: Framing,
-    /// What lives and ends with the connection, such as a program that carries it.
+    /// The carrier of the connection, such as a program. It ends with the connection.
     pub carrier: Option<Box<dyn Carrier>>,
 }
 
-/// Something beneath a connection that ends with it when dropped.
+/// Something that carries a connection and that ends when it is dropped.
 pub trait Carrier: Send + Sync {
-    /// Why the connection ended before the server answered, where the carrier knows better than the stream.
+    /// Why the connection ended before the server answered, if the carrier knows more than the stream does.
     fn explain(&self) -> BoxFuture<'_, Option<Error>>;
 
-    /// Ends it as dropping does, and waits until it is gone. The stream should be dropped before.
+    /// Ends the carrier as dropping does, and waits until it is gone. Drop the stream first.
     fn end(&mut self) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }

@@ -1,5 +1,4 @@
-//! Opens sockets: TCP to the first address of a name that answers, and Unix sockets whatever the length of their path.
-//! Must not know what is said over them.
+//! Opens sockets: TCP to the first address of a name that answers, and Unix sockets with paths of any length.
 
 use std::{fs::File, io, net::SocketAddr, os::fd::AsRawFd as _, path::Path, time::Duration};
 
@@ -9,24 +8,24 @@ use tokio::{
     time,
 };
 
-/// How long an address may be silent before the next one is tried beside it, as RFC 8305 recommends. Longer, and a host
-/// whose IPv6 leads nowhere feels slow; shorter, and a far host is asked twice.
+/// How long an address may be silent before the next one is tried concurrently, as RFC 8305 recommends. A longer delay makes a host with
+/// broken IPv6 feel slow. A shorter one connects twice to a distant host.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Longest path in a Unix address: 108 bytes less the NUL.
+/// Longest path in a Unix socket address: 108 bytes minus the NUL.
 const UNIX_PATH_MAX: usize = 107;
 
-/// The addresses of a host, by name or address.
+/// Resolves a host name or address.
 pub(super) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok(lookup_host((host, port)).await?.collect())
 }
 
-/// Connects to the first of these that answers.
+/// Connects to the first of these addresses that answers.
 pub(super) async fn tcp(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
     first_of(alternating(addresses), HEAD_START, TcpStream::connect).await
 }
 
-/// Connects to a socket in the file system.
+/// Connects to a Unix socket by its path.
 pub(super) async fn unix(path: &Path) -> io::Result<UnixStream> {
     if path.as_os_str().len() <= UNIX_PATH_MAX {
         return UnixStream::connect(path).await;
@@ -34,12 +33,12 @@ pub(super) async fn unix(path: &Path) -> io::Result<UnixStream> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    // The open directory stands for all of the path but its last part.
+    // The path is too long for an address: refer to its directory by an open fd.
     let dir = File::open(dir)?;
     UnixStream::connect(Path::new(&format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name)).await
 }
 
-/// Takes both families in turn, beginning with the one that the resolver prefers.
+/// Alternates between the address families, beginning with the one that the resolver prefers.
 fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let is_first_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (first, second): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| address.is_ipv6() == is_first_v6);
@@ -54,8 +53,8 @@ fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     }
 }
 
-/// The first success. The next one is tried when one fails, or after `head_start` without an answer; what was tried before
-/// goes on. If all fail, the last failure.
+/// Returns the first success. The next candidate is tried when one fails, or after `head_start` without a result; earlier attempts
+/// continue. If all fail, returns the last failure.
 async fn first_of<A, T, F: Future<Output = io::Result<T>>>(
     candidates: Vec<A>,
     head_start: Duration,
@@ -70,7 +69,7 @@ async fn first_of<A, T, F: Future<Output = io::Result<T>>>(
             return Err(failure);
         }
         let has_more = untried.len() > 0;
-        // Both are cancel safe: attempts stay in their set.
+        // Both arms are cancel safe: the attempts stay in the set.
         tokio::select! {
             Some(result) = trying.next() => match result {
                 Ok(connected) => return Ok(connected),
@@ -85,10 +84,10 @@ async fn first_of<A, T, F: Future<Output = io::Result<T>>>(
 mod tests {
     use super::*;
 
-    /// What each candidate does: after how long, and whether it is reached.
+    /// The behaviour of a candidate: its delay in milliseconds, and whether it succeeds.
     type Script = (u64, bool);
 
-    /// Returns the index of the winner and when it won, in milliseconds.
+    /// Returns the index of the winner, and its time in milliseconds.
     async fn check(scripts: &[Script]) -> (io::Result<usize>, u128) {
         let start = time::Instant::now();
         let candidates: Vec<(usize, Script)> = scripts.iter().copied().enumerate().collect();

@@ -1,15 +1,15 @@
-//! A running program whose standard streams carry a connection, from its start to its end.
+//! A program whose stdin and stdout carry a connection, from its start to its end.
 //!
 //! ```text
 //! dropped ── has exited ──────────────────────────────────────────┐
 //!    └─ EOF_GRACE ── SIGTERM ── TERM_GRACE ── SIGKILL ────────────┴── rest of its group killed ── reaped
 //! ```
 //!
-//! The end of its input is the stream's, which is dropped beside it. The steps of the end are taken by a thread of their
-//! own, for seconds at most: whoever drops does not wait, and it works while the runtime goes away too. Until it is reaped
-//! its number, which is also its group's, belongs to nobody else; hence the group is signalled before.
+//! The program gets EOF on stdin when the stream is dropped, which the owner drops beside this value. A separate thread takes the steps
+//! after that, for a few seconds at most. So a drop does not block, and the steps also work while the runtime shuts down.
 //!
-//! Where even the thread cannot be had, it is killed at once. Must not know what is said over the streams.
+//! The pid of the program is also the id of its process group. Until the program is reaped, the kernel does not reuse this id. The group is
+//! therefore signalled before the program is reaped. If the thread cannot be created, the program is killed at once.
 
 use std::{
     fmt, io,
@@ -38,24 +38,24 @@ use tokio::{
 
 use super::tail::Tail;
 
-/// From the end of its input to SIGTERM: a server has its processes to end first.
+/// From EOF on stdin to SIGTERM. A server needs this time to end its processes.
 const EOF_GRACE: Duration = Duration::from_secs(1);
 
 /// From SIGTERM to SIGKILL.
 const TERM_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a program may take to exit after the end of its output before the end is not its own fault.
+/// How long a program may take to exit after EOF on its stdout. If it takes longer, its exit does not explain the end of the connection.
 const EXIT_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long its last words may take after its exit. Something that it left behind may hold standard error for ever.
+/// How long to wait for the end of stderr after the exit. A child that the program left behind may hold stderr open indefinitely.
 const WORDS_WITHIN: Duration = Duration::from_millis(200);
 
-/// Whom the end of a program concerns.
+/// Which processes are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// It leads a process group of its own, which ends with it.
+    /// The program leads its own process group, and the whole group is ended.
     Group,
-    /// It stays in our process group, so that it may ask questions on the terminal; only itself is ended.
+    /// The program stays in this program's process group, so that it can prompt on the terminal. Only the program itself is ended.
     Leader,
 }
 
@@ -66,19 +66,19 @@ pub(super) enum Exit {
     Signal(i32),
 }
 
-/// A program; dropping it ends the program, without waiting.
+/// A running program. Dropping it ends the program without waiting.
 #[derive(Debug)]
 pub(super) struct Running {
-    /// Taken by the first call that ends it.
+    /// Taken by the first call that ends the program.
     ending: Option<Ending>,
-    /// Readable once the program has exited.
+    /// A pidfd, readable once the program has exited.
     exited: AsyncFd<OwnedFd>,
     tail: Arc<Tail>,
-    /// Reads standard error until the program is ended, which then does it itself.
+    /// Reads stderr until this value is dropped. `Ending` reads the rest.
     _draining: JoinSet<()>,
 }
 
-/// Starts a program with pipes to its standard streams; must be called inside a tokio runtime.
+/// Starts a program with pipes for stdin, stdout and stderr. Must be called inside a tokio runtime.
 pub(super) fn spawn(mut command: Command, scope: Scope) -> io::Result<(Stream, Running)> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     if scope == Scope::Group {
@@ -96,7 +96,7 @@ pub(super) fn spawn(mut command: Command, scope: Scope) -> io::Result<(Stream, R
     let pidfd = match opened {
         Ok(pidfd) => pidfd,
         Err(error) => {
-            // Of our own child only too many descriptors can be the reason.
+            // For a child of this program, the only possible reason is a lack of fds.
             child.kill().ok();
             child.wait()?;
             return Err(error.into());
@@ -104,11 +104,12 @@ pub(super) fn spawn(mut command: Command, scope: Scope) -> io::Result<(Stream, R
     };
     let tail = Arc::new(Tail::new());
     let spare_stderr = stderr.try_clone();
-    // From here on each `?` drops it, and so ends the program.
+    // From here on, an early return drops `ending`, which kills the program.
     let mut ending = Ending { child, pid, pidfd, scope, stderr: None, tail: Arc::clone(&tail) };
     ending.stderr = Some(spare_stderr?);
     let exited = exec_server_rpc::register(ending.pidfd.try_clone()?, Interest::READABLE)?;
-    // These also make our ends nonblocking; those of the program are open files of their own.
+    // These calls also make this program's ends of the pipes nonblocking. The other ends are separate open file descriptions and stay
+    // blocking.
     let stream = Stream::new(pipe::Receiver::from_owned_fd(stdout)?, pipe::Sender::from_owned_fd(stdin)?);
     let stderr = pipe::Receiver::from_owned_fd(stderr)?;
     let mut draining = JoinSet::new();
@@ -118,37 +119,37 @@ pub(super) fn spawn(mut command: Command, scope: Scope) -> io::Result<(Stream, R
 }
 
 impl Running {
-    /// How it ended, once its output has ended; `None` if it still runs a second later.
+    /// How the program ended, called after EOF on its stdout; `None` if it still runs after `EXIT_WITHIN`.
     pub(super) async fn exit(&self) -> Option<Exit> {
-        // Readiness is kept, so that it may be asked again.
+        // Keep the readiness, so that this function can be called again.
         time::timeout(EXIT_WITHIN, self.exited.readable()).await.ok()?.ok()?.retain_ready();
-        time::timeout(WORDS_WITHIN, self.tail.finished()).await.ok(); // What came is enough.
-        // Looked at and not reaped: the number must stay ours until the end.
+        time::timeout(WORDS_WITHIN, self.tail.finished()).await.ok(); // On a timeout, the text received so far is enough.
+        // `NOWAIT` does not reap the program: its pid must stay reserved until the end.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = rustix::process::waitid(WaitId::PidFd(self.exited.get_ref().as_fd()), options).ok()??;
         let signal = status.terminating_signal().map(Exit::Signal);
         status.exit_status().map(Exit::Code).or(signal)
     }
 
-    /// What it said last.
+    /// The end of the program's stderr.
     pub(super) fn tail(&self) -> &Arc<Tail> {
         &self.tail
     }
 
-    /// The exit and the last words as the end of a sentence.
+    /// The exit and the end of stderr, as the end of a sentence.
     pub(super) fn last_words(&self, exit: Exit) -> String {
         let words = self.tail.text();
         if words.is_empty() { format!(" ({exit})") } else { format!(" ({exit}): {words}") }
     }
 
-    /// Ends it and waits until it is reaped.
+    /// Ends the program and waits until it is reaped.
     pub(super) async fn end(&mut self) {
         if let Some(done_rx) = self.start_ending() {
-            done_rx.await.ok(); // The sender drops when the thread is through, whatever happened there.
+            done_rx.await.ok(); // The sender is dropped when the thread ends, whatever happened there.
         }
     }
 
-    /// `None` if it is gone already.
+    /// Starts the thread that ends the program; `None` if the program has exited already.
     fn start_ending(&mut self) -> Option<oneshot::Receiver<()>> {
         let ending = self.ending.take()?;
         if ending.has_exited() {
@@ -158,9 +159,9 @@ impl Running {
         let name = "exec-server-end".to_owned();
         let started = thread::Builder::new().name(name).spawn(move || {
             ending.run();
-            done_tx.send(()).ok(); // Nobody waits after a drop.
+            done_tx.send(()).ok(); // After a drop there is no receiver.
         });
-        // Without a thread the closure was dropped, and with it the program was killed.
+        // If the thread could not be created, the closure was dropped, which killed the program.
         started.ok().map(|_| done_rx)
     }
 }
@@ -171,20 +172,20 @@ impl Drop for Running {
     }
 }
 
-/// A program that is to be ended; killed and reaped when dropped.
+/// A program that is being ended. Dropping it kills and reaps the program.
 #[derive(Debug)]
 struct Ending {
     child: Child,
     pid: Pid,
     pidfd: OwnedFd,
     scope: Scope,
-    /// Standard error, held and read to the last so that the program can say what it wants on its way out.
+    /// stderr, held open and read until the end, so that a write to it does not fail or block while the program shuts down.
     stderr: Option<OwnedFd>,
     tail: Arc<Tail>,
 }
 
 impl Ending {
-    /// Takes the steps, blocking.
+    /// Takes the steps described in the module documentation. Blocks.
     fn run(mut self) {
         for (grace, signal) in [(EOF_GRACE, Signal::TERM), (TERM_GRACE, Signal::KILL)] {
             if self.exits_within(grace) {
@@ -205,9 +206,9 @@ impl Ending {
         true
     }
 
-    /// Waits for the exit or for words, and takes those.
+    /// Waits for the exit or for output on stderr, and reads that output.
     fn wait(&mut self, most: Duration) -> rustix::io::Result<()> {
-        // Never over three seconds.
+        // The cast is safe: `most` is never more than a few seconds.
         let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
         let mut fds = vec![PollFd::new(&self.pidfd, PollFlags::IN)];
         fds.extend(self.stderr.iter().map(|stderr| PollFd::new(stderr, PollFlags::IN)));
@@ -220,7 +221,7 @@ impl Ending {
             let mut buf = [0; 4096];
             match rustix::io::read(stderr, &mut buf) {
                 Ok(count @ 1..) => self.tail.feed(&buf[..count]),
-                // The runtime's reader may have been quicker.
+                // The reader in the runtime may have been faster.
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
                 Ok(0) | Err(_) => self.stderr = None,
             }
@@ -239,14 +240,14 @@ impl Ending {
             Scope::Group => rustix::process::kill_process_group(self.pid, signal),
             Scope::Leader => rustix::process::pidfd_send_signal(&self.pidfd, signal),
         };
-        sent.ok(); // It, or the last of its group, is gone: that is what was wanted.
+        sent.ok(); // An error means that the program, or the last process of its group, is gone already.
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
-        self.child.wait().ok(); // Fails only if somebody else reaps our children; then it is gone, too.
+        self.child.wait().ok(); // Fails only if other code in this program reaps all children. The program is gone in that case, too.
     }
 }
 

@@ -1,6 +1,6 @@
-//! `ssh://`: the system's ssh runs `exec-server dial-stdio` on another machine.
+//! The `ssh://` transport: the system's ssh runs `exec-server dial-stdio` on another machine.
 //!
-//! Everything about keys, agents, jumps and names is left to ssh and its configuration. Must not know what is said over it.
+//! Keys, agents, jump hosts and names are left to ssh and its configuration.
 
 use std::{
     ffi::OsString,
@@ -26,10 +26,11 @@ use crate::error::{ConnectFailure, Error};
 
 mod preamble;
 
-/// Passed to ssh after [`Ssh::options`], which therefore win, and before the configuration, which does not.
+/// Options for ssh. They come after [`Ssh::options`], which therefore win, and override the configuration file.
 ///
-/// Mending needs a link that is noticed to be dead: nothing is sent over an idle one otherwise. A tunnel of bytes has no
-/// use for forwardings, which fail where another ssh has them already, nor for commands of other purposes.
+/// Reconnecting requires that a dead connection is noticed. Without `ServerAlive…`, ssh sends nothing over an idle connection. Forwardings
+/// are useless here, and would fail if another ssh already holds their ports. The configured local and remote commands serve other
+/// purposes.
 const OPTIONS: [&str; 6] = [
     "ServerAliveInterval=15",
     "ServerAliveCountMax=3",
@@ -39,16 +40,16 @@ const OPTIONS: [&str; 6] = [
     "RemoteCommand=none",
 ];
 
-/// Starts ssh, `$0`, so that a Ctrl-C or Ctrl-\ meant for the remote process does not cut the link: ssh leaves ignored
-/// signals ignored. It stays in our process group, or it could not ask for a password on the terminal.
+/// Starts ssh (`$0`) with SIGINT and SIGQUIT ignored, so that a Ctrl-C or Ctrl-\ meant for the remote process does not cut the connection.
+/// ssh keeps ignored signals ignored. ssh stays in this program's process group: otherwise it could not ask for a password on the terminal.
 const LAUNCHER: &str = "trap '' INT QUIT
 command -v \"$0\" >/dev/null || { echo 'no such program here' >&2; exit 125; }
 exec \"$0\" \"$@\"";
 
-/// What [`LAUNCHER`] ends with, and says, where there is no ssh.
+/// The exit status and message of [`LAUNCHER`] if ssh is not installed.
 const NO_SSH: (Exit, &str) = (Exit::Code(125), "no such program here");
 
-/// What ssh prints, with status 255, where it did not reach its server: later it may.
+/// Messages of ssh, with status 255, if it did not reach its server. A later attempt may succeed.
 const UNREACHABLE: [&str; 5] = [
     "Connection refused",
     "Connection timed out",
@@ -57,41 +58,41 @@ const UNREACHABLE: [&str; 5] = [
     "Could not resolve hostname",
 ];
 
-/// Finds the program also where a shell that reads no profile does not look.
+/// Finds `exec-server` also in directories that are not in the `PATH` of a non-login shell.
 const FIND: &str = "echo; for p in exec-server \"$HOME/.local/bin/exec-server\" \"$HOME/.cargo/bin/exec-server\"; \
      do command -v \"$p\" >/dev/null && exec \"$p\" dial-stdio; done; exit 127";
 
-/// Time to type a password: what a server of ssh gives by default.
+/// Time to type a password: the default `LoginGraceTime` of sshd.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A server on another machine, reached by the system's ssh: its configuration, keys, agent and questions apply.
+/// A server on another machine, reached by the system's ssh with its configuration, keys, agent and prompts.
 ///
-/// Parsed from `ssh://[user@]host[:port][/path-to-exec-server]`; `/~/bin/exec-server` is below the home directory there.
-/// Without a path it is the `exec-server` in `PATH`, `~/.local/bin` or `~/.cargo/bin` of the host.
+/// Parsed from `ssh://[user@]host[:port][/path-to-exec-server]`. A path that begins with `/~/` is relative to the remote home directory.
+/// Without a path, `exec-server` is searched in `PATH`, `~/.local/bin` and `~/.cargo/bin` of the remote host.
 ///
-/// The first connection may ask for a password on the terminal. Once the server was heard, a broken link is mended without
-/// questions (`BatchMode`): they would come in the midst of somebody's work, and the answer could go to the wrong reader.
+/// The first connection may ask for a password on the terminal. Once the server has answered, later connections use `BatchMode` and ask
+/// nothing: a prompt would interrupt the user's work, and the answer could go to the wrong program.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Ssh {
-    /// The local program; `ssh` by default.
+    /// The local program. Default: `ssh`.
     pub program: OsString,
-    /// More arguments for it, such as `-F` and a file, or `-o` and a setting; they win over those that we pass.
+    /// Further arguments for ssh, such as `-F` and a file, or `-o` and a setting. They override those that this library passes.
     pub options: Vec<OsString>,
     user: Option<String>,
     host: String,
     port: Option<u16>,
-    /// The program on the far side; below the home directory if it begins with `~/`.
+    /// The path of the program on the remote host. Relative to the home directory if it begins with `~/`.
     server: Option<String>,
     heard: Heard,
 }
 
-/// Whether the server has answered. A copy starts afresh: it is another client's.
+/// Whether the server has answered. A clone starts with false, because it belongs to another client.
 #[derive(Debug, Default)]
 struct Heard(Arc<AtomicBool>);
 
 impl Ssh {
-    /// Reads what follows `ssh://`.
+    /// Parses the part of a URL after `ssh://`.
     pub(super) fn parse(rest: &str) -> Result<Self, TargetError> {
         if rest.contains(['?', '#']) {
             return Err(TargetError::new("`ssh://` takes no query; write `?` and `#` as `%3F` and `%23`"));
@@ -124,7 +125,7 @@ impl Ssh {
         })
     }
 
-    /// `user@host`, as ssh takes it.
+    /// `user@host`, as ssh expects it.
     fn login(&self) -> String {
         match &self.user {
             Some(user) => format!("{user}@{}", self.host),
@@ -148,8 +149,8 @@ impl Ssh {
         command
     }
 
-    /// For whatever shell the user has there. The blank line ends what a profile may have printed without a line end;
-    /// readers of newline JSON skip it.
+    /// The command for the user's remote shell, which can be any shell. `echo` prints a blank line, which ends a line that a profile may
+    /// have left unterminated. Readers of newline-delimited JSON skip it.
     fn remote_command(&self) -> String {
         match &self.server {
             None => format!("exec sh -c {}", quoted(FIND)),
@@ -160,14 +161,14 @@ impl Ssh {
         }
     }
 
-    /// What the end of ssh means, before the server has answered.
+    /// Explains the exit of ssh before the server has answered.
     fn judge(&self, exit: Exit, running: &Running) -> String {
         let login = self.login();
         let last = running.tail().last().unwrap_or_default();
         if (exit, last.as_str()) == NO_SSH {
             return "it is not installed on this machine".to_owned();
         }
-        // A csh has no status of its own for it.
+        // csh exits with status 1 if it does not find a command.
         let is_missing = exit == Exit::Code(127) || (exit == Exit::Code(1) && last.ends_with("Command not found."));
         match (exit, &self.server) {
             _ if is_missing => self.install(),
@@ -195,13 +196,13 @@ impl Ssh {
     }
 }
 
-/// No character that a command of somebody's ssh configuration could take for more than a name.
+/// Whether a user name contains only characters that are safe in a command of an ssh configuration.
 fn is_user(user: &str) -> bool {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'+' | b'@');
     !user.is_empty() && !user.starts_with('-') && user.bytes().all(is_name)
 }
 
-/// The program that a path of the URL stands for.
+/// The remote program that the path of a URL names.
 fn server_path(path: &str) -> Result<Option<String>, TargetError> {
     if path.is_empty() || path == "/" {
         return Ok(None);
@@ -217,7 +218,8 @@ fn server_path(path: &str) -> Result<Option<String>, TargetError> {
     Ok(Some(below_home.map_or_else(|| path.clone(), str::to_owned)))
 }
 
-/// One word for sh, bash, zsh and fish. A backslash counts in fish between single quotes too, so that none stays there.
+/// Quotes a word for sh, bash, zsh and fish. fish interprets a backslash even between single quotes, so backslashes are moved outside of
+/// them.
 fn quoted(word: &str) -> String {
     let mut text = String::from("'");
     for char in word.chars() {

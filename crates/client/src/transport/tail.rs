@@ -1,7 +1,7 @@
-//! The last words of a program: its standard error goes to the log line by line, and the end of it is kept for an error.
+//! Logs the stderr of a program line by line, and keeps its end for error messages.
 //!
-//! Bounded whatever the program writes. What is shown to people has no control characters: the text may come from
-//! another machine.
+//! Memory is bounded, however much the program writes. Control characters are replaced in text that is shown to people, because the text
+//! may come from another machine.
 
 use std::{
     collections::VecDeque,
@@ -10,32 +10,32 @@ use std::{
 
 use tokio::{io::AsyncReadExt as _, net::unix::pipe, sync::watch};
 
-/// Bytes of text kept: enough for the complaint of any ssh, its warnings included.
+/// Bytes of text that are kept: enough for any error message of ssh, including warnings.
 const KEPT_BYTES: usize = 4 * 1024;
 
-/// Longest line that is kept and logged; the rest of a longer one is dropped.
+/// Longest line that is kept and logged. The rest of a longer line is dropped.
 const LINE_BYTES: usize = 1024;
 
-/// Lines that go into an error text.
+/// Lines that go into an error message.
 const SHOWN_LINES: usize = 6;
 
-/// One read of standard error.
+/// The size of one read of stderr.
 const READ_BYTES: usize = 4 * 1024;
 
-/// What a program said last. Written by whoever reads its standard error, and for ssh by who reads its standard output.
+/// The last output of a program. Filled by the reader of its stderr, and for ssh also by the reader of its stdout.
 #[derive(Debug)]
 pub(super) struct Tail {
     state: Mutex<State>,
-    /// Standard error has ended.
+    /// True once stderr has reached EOF.
     finished_tx: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whole lines without their ends, at most `KEPT_BYTES` together.
+    /// Complete lines without line ends, at most `KEPT_BYTES` together.
     lines: VecDeque<String>,
     bytes: usize,
-    /// The line that has not ended, at most `LINE_BYTES`.
+    /// The incomplete last line, at most `LINE_BYTES`.
     partial: Vec<u8>,
 }
 
@@ -44,7 +44,7 @@ impl Tail {
         Self { state: Mutex::default(), finished_tx: watch::Sender::new(false) }
     }
 
-    /// Takes what came next.
+    /// Appends bytes.
     pub(super) fn feed(&self, bytes: &[u8]) {
         let mut state = self.lock();
         for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
@@ -57,7 +57,7 @@ impl Tail {
         }
     }
 
-    /// The last lines in one line, or nothing.
+    /// The last lines, joined into one; empty if there are none.
     pub(super) fn text(&self) -> String {
         let mut state = self.lock();
         state.end_line();
@@ -66,14 +66,13 @@ impl Tail {
         lines.join("; ")
     }
 
-    /// The last line.
     pub(super) fn last(&self) -> Option<String> {
         let mut state = self.lock();
         state.end_line();
         state.lines.back().cloned()
     }
 
-    /// Reads standard error to its end.
+    /// Reads stderr to its end.
     pub(super) async fn drain(&self, mut stderr: pipe::Receiver) {
         let mut buf = [0; READ_BYTES];
         while let Ok(count @ 1..) = stderr.read(&mut buf).await {
@@ -82,20 +81,20 @@ impl Tail {
         self.finished_tx.send_replace(true);
     }
 
-    /// Waits until standard error has ended.
+    /// Waits until stderr has reached EOF.
     pub(super) async fn finished(&self) {
-        // The sender is ours, so that it cannot be gone.
+        // Cannot fail: the sender is a field of `self`.
         self.finished_tx.subscribe().wait_for(|finished| *finished).await.ok();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code under this lock can panic half-way through a change.
+        // Poisoning is harmless: no code under this lock can panic half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Turns what came since the last line end into a line, unless it is blank.
+    /// Turns the incomplete line into a complete one, unless it is blank.
     fn end_line(&mut self) {
         let text = String::from_utf8_lossy(&self.partial).trim().replace(char::is_control, "?");
         self.partial.clear();

@@ -1,6 +1,6 @@
-//! The address of a server as a person writes it. Opens nothing.
+//! Parses the address of a server. Opens no connection.
 //!
-//! A token in the query is moved out while parsing, and a query is never shown: it is where secrets are put.
+//! A token in the query is removed while parsing, and a query is never displayed, because it may contain secrets.
 
 use std::{
     ffi::OsString,
@@ -21,18 +21,18 @@ use super::{
 };
 use crate::error::{ConnectFailure, Error};
 
-/// Why a text is not the address of a server. Never repeats the text: it may hold a token.
+/// Why a text is not the address of a server. Never contains the text, which may include a token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what}; an address is one of `ws://HOST:PORT`, `wss://HOST`, `unix:///PATH`, `stdio:COMMAND ARGS`, \
      `ssh://[USER@]HOST[:PORT][/PATH-TO-EXEC-SERVER]`"
 )]
 pub struct TargetError {
-    /// What is wrong with it.
+    /// The problem with the address.
     what: &'static str,
 }
 
-/// Where a server is, and the token that came with the address. Neither `Display` nor `Debug` shows a token or a query.
+/// The address of a server, and the token that was part of it. Neither `Display` nor `Debug` shows a token or a query.
 ///
 /// ```
 /// use exec_server_client::transport::Target;
@@ -48,7 +48,7 @@ pub struct Target {
     token: Option<Token>,
 }
 
-/// How a server is reached.
+/// The transport to a server.
 #[derive(Clone)]
 pub(super) enum Way {
     WebSocket(WebSocket),
@@ -61,12 +61,12 @@ pub(super) enum Way {
 #[derive(Clone)]
 pub(super) struct WebSocket {
     pub(super) scheme: Scheme,
-    /// A name or an address, IPv6 without its brackets.
+    /// A name or an address; IPv6 without brackets.
     pub(super) host: String,
     pub(super) port: u16,
-    /// Host and port as they were written: what the server is called in the request.
+    /// Host and port as they were written, for the `Host` header.
     pub(super) authority: String,
-    /// The target of the request, without the token.
+    /// The request target, without the token.
     pub(super) path_and_query: String,
 }
 
@@ -80,7 +80,7 @@ pub(super) enum Scheme {
 #[derive(Clone)]
 pub(super) struct UnixSocket {
     pub(super) path: PathBuf,
-    /// The target of the request, without the token.
+    /// The request target, without the token.
     pub(super) path_and_query: String,
 }
 
@@ -91,7 +91,7 @@ impl Target {
         self.token.as_ref()
     }
 
-    /// What `ssh://` means here, to change its program or options.
+    /// The settings of an `ssh://` target, to change its program or options; `None` for other targets.
     pub fn ssh_mut(&mut self) -> Option<&mut Ssh> {
         match &mut self.way {
             Way::Ssh(ssh) => Some(ssh),
@@ -99,7 +99,7 @@ impl Target {
         }
     }
 
-    /// What decides where this leads and `Display` leaves out: the query, or the words and the surroundings of a program.
+    /// The parts of the address that `Display` leaves out: the query, or the arguments, variables and working directory of a program.
     pub(crate) fn unshown(&self) -> Vec<&[u8]> {
         match &self.way {
             Way::WebSocket(WebSocket { path_and_query, .. }) | Way::Unix(UnixSocket { path_and_query, .. }) => {
@@ -109,7 +109,7 @@ impl Target {
                 let words = launch.args.iter().map(|word| word.as_bytes());
                 let env = launch.env.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
                 let cwd = launch.cwd.iter().map(|cwd| cwd.as_os_str().as_bytes());
-                // Two ends that no word can be, for words, variables and directory are lists of any length.
+                // Two separators that no argument can equal, because arguments, variables and directory are lists of any length.
                 words.chain([&b"\0"[..]]).chain(env).chain([&b"\0"[..]]).chain(cwd).collect()
             }
             Way::Ssh(_) => Vec::new(),
@@ -141,7 +141,7 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Self, TargetError> {
         let (scheme, rest) = text.split_once(':').ok_or(TargetError { what: "the address has no scheme" })?;
-        // A command has no authority, so that it follows at once.
+        // A command has no authority, so it follows the colon without `//`.
         if scheme.eq_ignore_ascii_case("stdio") {
             return Ok(command(rest)?.into());
         }
@@ -199,7 +199,7 @@ fn without_fragment(text: &str) -> &str {
     text.split_once('#').map_or(text, |(text, _)| text)
 }
 
-/// Whether it is a name, or an address; only IPv6 stands in brackets.
+/// Whether the text is a host name or an address. Only an IPv6 address may be in brackets.
 pub(super) fn is_host(host: &str, is_bracketed: bool) -> bool {
     if is_bracketed {
         return host.parse::<Ipv6Addr>().is_ok();
@@ -278,7 +278,7 @@ impl From<TokenError> for TargetError {
     fn from(error: TokenError) -> Self {
         match error {
             TokenError::Malformed { what } => Self { what },
-            // Only a token file has these.
+            // Only a token file can have these errors.
             TokenError::Io { .. }
             | TokenError::NotAFile { .. }
             | TokenError::Owner { .. }

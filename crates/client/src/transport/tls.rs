@@ -1,28 +1,28 @@
-//! `wss://`: whom we trust, who we are, and what a failed handshake means. Must not know what is said over it.
+//! TLS for `wss://`: trusted authorities, the client certificate, and explanations of a failed handshake.
 
 use std::path::{Path, PathBuf};
 
-/// Whom to trust on a `wss://` connection, and who we are. By default the system's authorities are trusted and no
-/// certificate is shown.
+/// The trusted certificate authorities and the client certificate of a `wss://` connection. By default the system's authorities are trusted
+/// and no client certificate is sent.
 ///
-/// The files are read for each connection, so that a renewed certificate counts from the next one on.
+/// The files are read for each connection, so that a renewed certificate is used from the next connection on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Authorities to trust in place of the system's, PEM.
+    /// Authorities to trust instead of the system's, PEM.
     ca_file: Option<PathBuf>,
-    /// Our certificate with its chain, and its key, PEM.
+    /// The client certificate with its chain, and its key, PEM.
     client_cert: Option<(PathBuf, PathBuf)>,
 }
 
 impl Tls {
-    /// Trusts the authorities in this PEM file, and none of the system's.
+    /// Trusts only the authorities in this PEM file, and not those of the system.
     #[must_use]
     pub fn ca_file(mut self, path: impl AsRef<Path>) -> Self {
         self.ca_file = Some(path.as_ref().to_owned());
         self
     }
 
-    /// Shows this certificate, with its chain, to servers that ask for one; both files are PEM.
+    /// Sends this certificate, with its chain, to servers that request one. Both files are PEM.
     #[must_use]
     pub fn client_cert(mut self, cert: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
         self.client_cert = Some((cert.as_ref().to_owned(), key.as_ref().to_owned()));
@@ -53,7 +53,7 @@ mod with_rustls {
     use super::Tls;
     use crate::error::{ConnectFailure, chain};
 
-    /// Why a connection is not secured.
+    /// Why TLS could not be established.
     #[derive(Debug, thiserror::Error)]
     pub(in crate::transport) enum TlsError {
         #[error("read `{}`", path.display())]
@@ -89,11 +89,11 @@ mod with_rustls {
         }
     }
 
-    /// Secures a fresh connection to `host`. Has no deadline of its own.
+    /// Does the TLS handshake on a new connection to `host`. Has no timeout.
     pub(in crate::transport) async fn secure(tls: &Tls, stream: Stream, host: &str) -> Result<Stream, TlsError> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| TlsError::Name)?;
         let tls = tls.clone();
-        // Reads files, the system's authorities among them.
+        // Reads files, including the system's authorities, which blocks.
         let config = tokio::task::spawn_blocking(move || config(&tls)).await.map_err(|_| TlsError::Cancelled)??;
         let Stream { reader, writer, probe, .. } = stream;
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, tokio::io::join(reader, writer));
@@ -124,7 +124,7 @@ mod with_rustls {
                 }
             }
         }
-        // Given here, so that a program that has another default provider, or none, keeps it.
+        // Set explicitly, so that a program with another default provider, or without one, is not affected.
         let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots);
@@ -136,7 +136,7 @@ mod with_rustls {
                 builder.with_client_auth_cert(certificates(cert.clone())?, private)?
             }
         };
-        // All that is said inside; a server of several protocols must not take us for another.
+        // The only protocol used over this connection. Without ALPN, a server of several protocols could choose another one.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
@@ -150,8 +150,8 @@ mod with_rustls {
         }
     }
 
-    /// What a failure on a secured stream means, where TLS is the reason. With TLS 1.3 a server refuses our certificate
-    /// only after the handshake.
+    /// Explains an error on a TLS stream; `None` if TLS is not the reason. With TLS 1.3, a server rejects a client certificate only after
+    /// the handshake.
     pub(in crate::transport) fn refusal(error: &io::Error) -> Option<String> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         Some(match error {
@@ -178,7 +178,7 @@ mod with_rustls {
 
     fn certificate(reason: &CertificateError) -> String {
         match reason {
-            // A bad signature is that of another authority with the same name.
+            // A bad signature means that another authority has the same name.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 "the server's certificate comes from an authority that is not trusted here; pass its CA with `--tls-ca`"
                     .to_owned()
@@ -197,7 +197,7 @@ mod with_rustls {
         }
     }
 
-    /// Certificates are the other side's words: neither long ones nor control characters reach a terminal.
+    /// Shortens text that comes from the peer's certificate, and replaces its control characters, before it is shown on a terminal.
     fn short(text: &str) -> String {
         text.chars().take(200).map(|char| if char.is_control() { '?' } else { char }).collect()
     }
@@ -212,7 +212,7 @@ mod without {
     use super::Tls;
     use crate::error::ConnectFailure;
 
-    /// Why a connection is not secured.
+    /// Why TLS could not be established.
     #[derive(Debug, thiserror::Error)]
     #[error("this program was built without TLS: use `ws://` through a tunnel, or `ssh://`")]
     pub(in crate::transport) struct TlsError;

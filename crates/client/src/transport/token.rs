@@ -1,4 +1,4 @@
-//! The secret that a server asks for: never shown by accident, wiped when dropped. Must not know where it is sent.
+//! The token that authenticates a client. It is never printed, and it is wiped from memory when dropped.
 
 use std::{
     fmt,
@@ -11,64 +11,64 @@ use std::{
 use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
-/// The variable with the token for a server whose URL and file have none. No program that we start inherits it: it is ours to
-/// show to a server.
+/// The environment variable with the token, used if neither the URL nor a file has one. Programs that this library starts do not inherit
+/// it, because it is meant for the server only.
 pub const TOKEN_VARIABLE: &str = "EXEC_SERVER_TOKEN";
 
-/// Longest token: what a server accepts, since all of a request head must fit into 8 KiB.
+/// Longest token that a server accepts: the whole head of a request must fit into 8 KiB.
 const MAX_BYTES: usize = 1024;
 
-/// The `f_type` of a pipe without a name (`PIPEFS_MAGIC`).
+/// The `f_type` of an anonymous pipe (`PIPEFS_MAGIC`).
 const PIPE_FILE_SYSTEM: i128 = 0x5049_5045;
 
-/// Why a token cannot be used. Never holds the token.
+/// Why a token cannot be used. Never contains the token.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
     /// The file could not be read.
     #[error("read token file `{}`", path.display())]
     Io {
-        /// The file.
+        /// The path of the token file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// It is a directory, a FIFO, a socket or a device.
+    /// The path is a directory, a FIFO, a socket or a device.
     #[error("token file `{}` is not a regular file", path.display())]
     NotAFile {
-        /// The path.
+        /// The path of the token file.
         path: PathBuf,
     },
-    /// Another user could have written the file.
+    /// The file belongs to another user, who could have written it.
     #[error("token file `{}` belongs to uid {owner}; it must belong to us or to root", path.display())]
     Owner {
-        /// The file.
+        /// The path of the token file.
         path: PathBuf,
-        /// Its owner.
+        /// The uid of the owner.
         owner: u32,
     },
     /// Other users can read or write the file.
     #[error("token file `{0}` has mode {mode:04o}; others must not have access: `chmod 600 {0}`", path.display())]
     Mode {
-        /// The file.
+        /// The path of the token file.
         path: PathBuf,
-        /// Its permission bits.
+        /// The permission bits of the file.
         mode: u32,
     },
-    /// The text cannot be a token.
+    /// The text is not a valid token.
     #[error("{what}")]
     Malformed {
-        /// What is wrong with it.
+        /// Why the text is not valid.
         what: &'static str,
     },
 }
 
-/// A secret that lets its bearer in. `Debug` does not show it.
+/// A secret that authenticates a client. `Debug` does not show it.
 #[derive(Clone)]
 pub struct Token(Zeroizing<String>);
 
 impl Token {
-    /// Takes a token as a person or a program wrote it: blanks around it, such as a line end, do not count.
+    /// Creates a token from text. Surrounding whitespace, such as a newline, is removed.
     pub fn new(text: impl AsRef<[u8]>) -> Result<Self, TokenError> {
         let text = text.as_ref().trim_ascii();
         if text.is_empty() {
@@ -77,24 +77,25 @@ impl Token {
         if text.len() > MAX_BYTES {
             return Err(TokenError::Malformed { what: "token is longer than 1024 bytes" });
         }
-        // Others do not survive a header, or would end it.
+        // Other characters are not allowed in an HTTP header, or would end it.
         match std::str::from_utf8(text) {
             Ok(text) if text.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(Self(Zeroizing::new(text.to_owned()))),
             _ => Err(TokenError::Malformed { what: "token has characters other than visible ASCII" }),
         }
     }
 
-    /// Reads a token from a regular file, or a pipe without a name as a shell makes it for `<(command)`, that nobody but us and root can have read or written.
+    /// Reads a token from a file that only this user and root can read or write. The file must be a regular file, or an anonymous pipe such
+    /// as a shell creates for `<(command)`.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenError> {
         let path = path.as_ref();
         let failed = |source| TokenError::Io { path: path.to_owned(), source };
-        // A FIFO would wait for a writer.
+        // `O_NONBLOCK`, because opening a FIFO would wait for a writer.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
-        // Asked of the open file: what is read is what was checked.
+        // Check the open file and not the path, so that the file that is read is the one that was checked.
         let metadata = file.metadata().map_err(failed)?;
         if metadata.file_type().is_fifo() && is_nameless_pipe(&file) {
-            // Its writer is there, or has left.
+            // Read with blocking again: the writer of an anonymous pipe exists, or has closed it.
             rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| failed(errno.into()))?;
         } else if !metadata.is_file() {
             return Err(TokenError::NotAFile { path: path.to_owned() });
@@ -107,14 +108,14 @@ impl Token {
         if mode & 0o077 != 0 {
             return Err(TokenError::Mode { path: path.to_owned(), mode });
         }
-        // With room for blanks around it; one allocation, so that no copy is left behind.
+        // Leaves room for surrounding whitespace. The buffer never grows, so that no reallocation leaves a copy of the token in memory.
         let most = MAX_BYTES + 64;
         let mut bytes = Zeroizing::new(Vec::with_capacity(most + 1));
         file.take(most as u64).read_to_end(&mut bytes).map_err(failed)?;
         Self::new(bytes.as_slice())
     }
 
-    /// The text, for the one place that sends it.
+    /// The text of the token, for the code that sends it.
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }

@@ -1,14 +1,14 @@
-//! Splits a line into words as a shell does, without being one: quotes and backslashes count, nothing is expanded.
+//! Splits a command line into words with a shell's rules for quotes and backslashes, without any expansion.
 
 use exec_server_rpc::url::InvalidUrl;
 
 /// Splits `text` at blanks.
 ///
-/// Between single quotes every character is itself. Between double quotes a backslash escapes `"`, `\`, `$` and the
-/// backtick, and is itself before all others. Elsewhere it escapes the next character, whatever that is.
+/// Between single quotes every character stands for itself. Between double quotes a backslash escapes `"`, `\`, `$` and the backtick, and
+/// is literal before other characters. Outside of quotes a backslash escapes any next character.
 pub(super) fn split(text: &str) -> Result<Vec<String>, InvalidUrl> {
     let mut words = Vec::new();
-    // `None` between words: `''` is a word, a run of blanks is not.
+    // `None` between words. `''` is a word; a run of blanks is not.
     let mut word: Option<String> = None;
     let mut chars = text.chars();
     while let Some(char) = chars.next() {

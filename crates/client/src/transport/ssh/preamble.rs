@@ -1,7 +1,7 @@
-//! What a shell prints before the program that it is to run: greetings of a profile, a refusal of the account.
+//! Skips text that a remote shell prints before the server starts: greetings of a profile, or the refusal of an account.
 //!
-//! Each message begins with `{` on a line of its own, so that every line before the first of them is not the server's. It
-//! goes to the last words of ssh instead, where it may explain why there is no server.
+//! Every message of the server begins with `{` at the start of a line, so all lines before the first such line are not the server's. They
+//! are added to the stderr tail of ssh, where they may explain why there is no server.
 
 use std::{
     io,
@@ -18,10 +18,10 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::transport::tail::Tail;
 
-/// Most that is skipped; who says more is no shell on its way to a server.
+/// Limit for the skipped bytes. A shell that prints more will not start a server.
 const SKIPPED_MAX: usize = 64 * 1024;
 
-/// One read while skipping.
+/// The size of one read while skipping.
 const READ_BYTES: usize = 4 * 1024;
 
 /// A reader that begins with the first message.
@@ -29,14 +29,14 @@ pub(super) struct Skipping<R> {
     reader: R,
     state: State,
     tail: Arc<Tail>,
-    /// Set with the first message.
+    /// Set when the first message arrives.
     heard: Arc<AtomicBool>,
 }
 
 enum State {
-    /// Before the first message.
+    /// The first message was not found yet.
     Looking { skipped: usize, is_line_start: bool },
-    /// Bytes that were read beyond what was looked at; they come before those of the reader.
+    /// The first message was found. Contains bytes that were already read, which come before those of the reader.
     Found(BytesMut),
 }
 
@@ -45,7 +45,7 @@ impl<R: AsyncRead + Unpin> Skipping<R> {
         Self { reader, state: State::Looking { skipped: 0, is_line_start: true }, tail, heard }
     }
 
-    /// Reads once and looks; false at the end.
+    /// Reads once and searches for the first message. Returns false at EOF.
     fn poll_look(&mut self, cx: &mut Context<'_>, skipped: usize, is_line_start: bool) -> Poll<io::Result<bool>> {
         let mut room = [0; READ_BYTES];
         let mut buf = ReadBuf::new(&mut room);
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// What is read of these pieces, and what becomes of the rest.
+    /// Returns the bytes read from these pieces, the text of the tail, and whether a message was found.
     async fn check(pieces: &[&str]) -> (io::Result<String>, String, bool) {
         let mut reader = piecewise(pieces);
         let (tail, heard) = (Arc::new(Tail::new()), Arc::new(AtomicBool::new(false)));
@@ -110,7 +110,7 @@ mod tests {
         (read, tail.text(), heard.load(Ordering::Relaxed))
     }
 
-    /// Gives one piece a read.
+    /// A reader that returns one piece per read.
     fn piecewise<'a>(pieces: &'a [&str]) -> impl AsyncRead + Unpin + 'a {
         let start: Box<dyn AsyncRead + Unpin> = Box::new(&b""[..]);
         pieces.iter().fold(start, |before, piece| Box::new(before.chain(piece.as_bytes())))
