@@ -1,4 +1,4 @@
-//! Directories: making them, and listing what is in them.
+//! Creating and listing directories.
 
 use std::{
     collections::BinaryHeap,
@@ -20,54 +20,53 @@ use crate::{
     Cancel, Links, Result, Stat, Trouble, Type, View, error::On, metadata::permissions, target::is_unfinished,
 };
 
-/// What the kernel hands over at once.
+/// Buffer size of one `getdents` call.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// One entry of a directory, links followed.
+/// A directory entry, with links followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name.
     pub name: OsString,
     /// A directory, or a link to one.
     pub is_directory: bool,
     /// A regular file, or a link to one.
     pub is_file: bool,
-    /// A symbolic link itself.
+    /// The entry itself is a symbolic link.
     pub is_symlink: bool,
 }
 
-/// The same with all that is known of it.
+/// A directory entry with its metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detail {
-    /// The entry.
     pub entry: Entry,
-    /// What it is itself.
+    /// Metadata of the entry itself, links not followed.
     pub stat: Stat,
-    /// Where it leads, if it is a link.
+    /// Target, if the entry is a link.
     pub link_target: Option<Vec<u8>>,
 }
 
-/// Makes a directory. With `recursive` its parents too, and one that is there is no mistake.
+/// Creates a directory. With `recursive`, creates missing parents too, and an existing directory is not an error.
 pub fn create_directory(view: &View, path: &Path, links: Links, (recursive, mode): (bool, Option<u32>)) -> Result<()> {
     let create = || -> Result<(), Trouble> {
         if !recursive {
             return make(view, path, links, mode);
         }
-        // From the top: a parent that is there costs a look, one that another makes meanwhile nothing.
+        // Create from the top. A parent that exists already costs only a lookup, and one that another process creates in the meantime is
+        // accepted.
         let missing: Vec<&Path> = path.ancestors().take_while(|path| !is_directory(view, path, links)).collect();
         for ancestor in missing.into_iter().rev() {
             let mode = mode.filter(|_| ancestor == path);
             match make(view, ancestor, links, mode) {
                 Err(trouble) if trouble.is(Errno::EXIST) => {
                     view.open(ancestor, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map_err(|found| {
-                        // A dangling link has the name, and nothing behind it.
+                        // The name is a dangling link. Report that it exists.
                         if found.is(Errno::NOENT) { trouble } else { found }
                     })?;
                 }
                 other => other?,
             }
         }
-        // Under a view that hides the parents all were missing; what counts is the directory itself.
+        // In a view that hides the parents, all of them seemed missing. Only the directory itself has to exist.
         view.open(path, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map(drop)
     };
     create().on("create the directory", path)
@@ -76,7 +75,7 @@ pub fn create_directory(view: &View, path: &Path, links: Links, (recursive, mode
 fn is_directory(view: &View, path: &Path, links: Links) -> bool {
     match view.open(path, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
         Ok(_) => true,
-        // Only what is certainly not there is made.
+        // Create only what certainly does not exist.
         Err(trouble) => !trouble.is(Errno::NOENT),
     }
 }
@@ -84,14 +83,15 @@ fn is_directory(view: &View, path: &Path, links: Links) -> bool {
 fn make(view: &View, path: &Path, links: Links, mode: Option<u32>) -> Result<(), Trouble> {
     let (dir, name) = match view.parent(path, links) {
         Ok(found) => found,
-        // `/` has no parent, and it is there.
+        // `/` has no parent, and it exists.
         Err(trouble) if trouble.is(Errno::BUSY) => return Err(Errno::EXIST.into()),
         Err(trouble) => return Err(trouble),
     };
     let bits = mode.map(permissions).transpose()?;
     rustix::fs::mkdirat(&dir, name, bits.unwrap_or(Mode::from_raw_mode(0o777)))?;
     if let Some(bits) = bits {
-        // The umask took some away. Never through a link: whoever put one there in between gets nothing changed.
+        // Set the mode again, because the umask removed bits. Do not follow a link that another process may have placed there in the
+        // meantime.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if let Ok(made) = rustix::fs::openat(&dir, name, flags, Mode::empty()) {
             rustix::fs::fchmod(made, bits)?;
@@ -100,7 +100,8 @@ fn make(view: &View, path: &Path, links: Links, mode: Option<u32>) -> Result<(),
     Ok(())
 }
 
-/// Lists a directory in the order of the system, links followed; what leads nowhere is left out. More than `most` entries are an error.
+/// Lists a directory in the order of the file system, with links followed. A link that leads nowhere is left out. More than `most` entries
+/// are an error.
 pub fn read_directory(view: &View, path: &Path, links: Links, most: usize, cancel: &Cancel) -> Result<Vec<Entry>> {
     let read = || -> Result<Vec<Entry>, Trouble> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
@@ -124,7 +125,7 @@ pub fn read_directory(view: &View, path: &Path, links: Links, most: usize, cance
     read().on("list", path)
 }
 
-/// What an entry leads to; `None` where it leads nowhere that may be seen.
+/// The type of the object that an entry leads to. `None` if it leads nowhere, or out of the view.
 pub(crate) fn kind_followed(
     view: &View,
     (path, dir): (&Path, BorrowedFd<'_>),
@@ -138,12 +139,12 @@ pub(crate) fn kind_followed(
     if kind != Type::Symlink {
         return Some(kind);
     }
-    // Through the view, since the link may lead anywhere.
+    // Resolve through the view, because the link may lead anywhere.
     let target = view.locate(&path.join(name), Links::Follow).ok()?;
     Stat::of(target.as_fd()).ok().map(|stat| stat.kind)
 }
 
-/// Whether an entry is a symbolic link itself, whatever it leads to.
+/// Whether an entry itself is a symbolic link.
 pub(crate) fn is_link(dir: BorrowedFd<'_>, name: &OsStr, file_type: FileType) -> bool {
     match file_type {
         FileType::Unknown => Stat::entry(dir, name).is_ok_and(|stat| stat.kind == Type::Symlink),
@@ -151,8 +152,8 @@ pub(crate) fn is_link(dir: BorrowedFd<'_>, name: &OsStr, file_type: FileType) ->
     }
 }
 
-/// Lists a directory with all that is known of its entries, sorted by the bytes of their names: those after `after`, `most` of them. The
-/// flag says whether there are more. What this crate has unfinished there is left out.
+/// Lists a directory with metadata, sorted by the bytes of the names. Returns at most `most` entries after the name `after`, and whether
+/// there are more. Unfinished files of this crate are left out.
 pub fn read_details(
     view: &View,
     path: &Path,
@@ -162,7 +163,7 @@ pub fn read_details(
 ) -> Result<(Vec<Detail>, bool)> {
     let read = || -> Result<(Vec<Detail>, bool), Trouble> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
-        // The smallest names so far, the largest of them on top: memory does not grow with the directory.
+        // A heap of the smallest names so far, with the largest on top. Its memory does not grow with the directory.
         let mut names = BinaryHeap::new();
         each(dir.as_fd(), cancel, |name, _| {
             if after.is_none_or(|after| name > after) && !is_unfinished(name) {
@@ -180,7 +181,7 @@ pub fn read_details(
         let mut details = Vec::with_capacity(names.len());
         for name in names.into_sorted_vec() {
             cancel.check()?;
-            // One that is gone meanwhile is as if it had never been there.
+            // Skip an entry that was removed in the meantime.
             if let Some(detail) = detail(view, (path, dir.as_fd()), name) {
                 details.push(detail);
             }
@@ -204,7 +205,6 @@ fn detail(view: &View, (path, dir): (&Path, BorrowedFd<'_>), name: OsString) -> 
     Some(Detail { entry: Entry { name, is_directory, is_file, is_symlink }, stat, link_target })
 }
 
-/// The names in a directory.
 pub(crate) fn names(dir: BorrowedFd<'_>, cancel: &Cancel) -> Result<Vec<OsString>, Trouble> {
     let mut found = Vec::new();
     each(dir, cancel, |name, _| {
@@ -214,7 +214,7 @@ pub(crate) fn names(dir: BorrowedFd<'_>, cancel: &Cancel) -> Result<Vec<OsString
     Ok(found)
 }
 
-/// Tells of each entry, without `.` and `..`. A directory that is removed meanwhile has no more entries.
+/// Calls `tell` for each entry except `.` and `..`. A directory that is removed in the meantime has no further entries.
 pub(crate) fn each(
     dir: BorrowedFd<'_>,
     cancel: &Cancel,
@@ -238,7 +238,7 @@ pub(crate) fn each(
     Ok(())
 }
 
-/// Removes the name of a file, or an empty directory.
+/// Removes a file name or an empty directory.
 pub(crate) fn unlink(dir: BorrowedFd<'_>, name: &OsStr, is_directory: bool) -> Result<(), Errno> {
     let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
     rustix::fs::unlinkat(dir, name, flags)

@@ -1,7 +1,7 @@
-//! Glob patterns over paths below a root. Bytes that are not UTF-8 are matched as they are.
+//! Glob patterns for paths below a root. Bytes that are not UTF-8 are matched as they are.
 //!
-//! A sandbox reads the patterns of its policy with the same engine and the same settings, but for empty alternatives, which count there:
-//! here a pattern asks for something, and there it denies.
+//! A sandbox parses the patterns of its policy with the same engine and settings, with one exception: in a sandbox, empty alternatives
+//! count. Here a pattern asks for files; in a sandbox it may deny them.
 
 use std::{
     ffi::OsStr,
@@ -11,58 +11,48 @@ use std::{
 
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
-/// Bytes of one pattern, glob or regular expression: beyond it compiling takes noticeable time.
+/// Maximum bytes of one glob or regular expression. Compiling longer ones takes noticeable time.
 pub const PATTERN_BYTES: usize = 8 << 10;
 
-/// Levels of braces in a pattern: reading it takes a call for each.
+/// Maximum nesting of braces in a pattern. The parser is recursive.
 const NESTING: usize = 32;
 
-/// Patterns in one list.
+/// Maximum number of patterns in one list.
 pub const PATTERNS: usize = 256;
 
-/// Why a pattern cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// It is not a pattern.
     #[error("the pattern `{pattern}` cannot be read: {reason}")]
     Malformed {
         /// The beginning of the pattern.
         pattern: String,
-        /// What is wrong with it.
         reason: String,
     },
-    /// It is longer than it may be.
     #[error("the pattern has {bytes} bytes; at most {PATTERN_BYTES} are taken")]
-    TooLong {
-        /// Its length.
-        bytes: usize,
-    },
-    /// There are more than there may be.
+    TooLong { bytes: usize },
     #[error("there are {count} patterns; at most {PATTERNS} are taken")]
-    TooMany {
-        /// Their number.
-        count: usize,
-    },
+    TooMany { count: usize },
 }
 
 impl PatternError {
     pub(crate) fn malformed(pattern: &str, reason: impl ToString) -> Self {
         let pattern = pattern.chars().take(64).collect();
-        // A parser draws the pattern, marks the place, and says on the last line what is wrong; the pattern is said already.
+        // A multi-line message repeats the pattern, marks the position, and has the reason in its last line. The pattern is already in the
+        // error.
         let reason = reason.to_string();
         let last = reason.lines().next_back().unwrap_or_default();
         Self::Malformed { pattern, reason: last.strip_prefix("error: ").unwrap_or(last).to_owned() }
     }
 }
 
-/// A list of patterns, of which one must match.
+/// A list of patterns. It matches a path if one of the patterns does.
 #[derive(Debug, Clone, Default)]
 pub struct Patterns {
     set: GlobSet,
 }
 
 impl Patterns {
-    /// Patterns as in ignore files: one without a slash means a name at any depth, others the path from the root on.
+    /// Patterns as in ignore files: a pattern without a slash matches a name at any depth, others match the path from the root.
     pub fn anywhere(patterns: &[String]) -> Result<Self, PatternError> {
         if patterns.len() > PATTERNS {
             return Err(PatternError::TooMany { count: patterns.len() });
@@ -80,40 +70,39 @@ impl Patterns {
         Ok(Self { set })
     }
 
-    /// Whether one of them matches a path below the root.
+    /// Whether one of the patterns matches a path relative to the root.
     #[must_use]
     pub fn is_match(&self, relative: &Path) -> bool {
         self.set.is_match(relative)
     }
 
-    /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.set.is_empty()
     }
 }
 
-/// One pattern over whole paths below a root, which knows where it can match at all.
+/// One pattern for whole paths below a root. It knows in which directories it can match.
 #[derive(Debug, Clone)]
 pub struct PathPattern {
     set: GlobSet,
-    /// Its leading components without a wildcard.
+    /// Leading components without a wildcard.
     prefix: Vec<Vec<u8>>,
-    /// How deep a match can lie; none where the pattern has `**`.
+    /// Maximum depth of a match. `None` if the pattern contains `**`.
     depth: Option<usize>,
-    /// A component of it begins with a dot.
+    /// A component of the pattern begins with a dot.
     names_hidden: bool,
 }
 
 impl PathPattern {
-    /// Reads a pattern such as `src/**/*.rs`.
+    /// Parses a pattern such as `src/**/*.rs`.
     pub fn new(pattern: &str) -> Result<Self, PatternError> {
         let pattern = pattern.strip_prefix('/').unwrap_or(pattern);
         let mut builder = GlobSetBuilder::new();
         builder.add(glob(pattern)?);
         let set = builder.build().map_err(|error| PatternError::malformed(pattern, error.kind()))?;
         let components: Vec<&str> = pattern.split('/').collect();
-        // Alternatives may hold slashes, and then components are not what they seem.
+        // Alternatives in braces may contain slashes, so splitting at slashes would be wrong.
         let is_plain = !pattern.contains('{');
         let prefix = components[..components.len() - 1]
             .iter()
@@ -125,7 +114,6 @@ impl PathPattern {
         Ok(Self { set, prefix, depth, names_hidden })
     }
 
-    /// Whether it matches a path below the root.
     #[must_use]
     pub fn is_match(&self, relative: &Path) -> bool {
         self.set.is_match(relative)
@@ -140,7 +128,7 @@ impl PathPattern {
             && names().zip(&self.prefix).all(|(name, wanted)| name.as_bytes() == wanted.as_slice())
     }
 
-    /// Whether it asks for hidden names itself.
+    /// Whether the pattern itself names hidden files.
     #[must_use]
     pub fn names_hidden(&self) -> bool {
         self.names_hidden
@@ -165,7 +153,7 @@ fn glob(pattern: &str) -> Result<Glob, PatternError> {
     built.map_err(|error| PatternError::malformed(pattern, error.kind()))
 }
 
-/// How deep braces are in braces.
+/// Nesting depth of the braces.
 fn nesting(pattern: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     let mut bytes = pattern.bytes();

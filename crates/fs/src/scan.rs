@@ -1,8 +1,8 @@
-//! Goes through a tree, bounded: what search, glob and watch see of it is decided here.
+//! Scans a directory tree with limits. Search, glob and watch use it; it decides which entries they see.
 //!
-//! Every directory is opened below its parent's descriptor and without following a link, so that whoever moves things about meanwhile
-//! leads nobody out of the tree. Links are seen and never followed, so that there are no loops. Names are visited in the order of
-//! their bytes. What vanishes while it is looked at is not there; what cannot be looked at is told.
+//! Every directory is opened relative to the fd of its parent, without following links, so that concurrent renames cannot lead the scan out
+//! of the tree. Links are reported but never followed, so loops cannot occur. Names are visited in byte order. An entry that disappears
+//! during the scan is skipped. Other errors are recorded.
 
 use std::{
     ffi::{CStr, OsStr, OsString},
@@ -29,13 +29,13 @@ use crate::{
     view::{Links, View, proc_path, real_path},
 };
 
-/// Errors that are told one by one; the others are counted.
+/// Maximum number of errors that are kept. Further errors are only counted.
 pub const ERRORS: usize = 100;
 
-/// The depth that nobody goes beyond: every level holds a descriptor.
+/// Maximum depth of any scan. Every level holds an open fd.
 pub const MAX_DEPTH: usize = 256;
 
-/// File systems of the kernel's own, whose files are no content; reading some of them waits or has effects.
+/// Magic numbers of the kernel's own file systems. Their files are not content, and reading some of them blocks or has side effects.
 const KERNEL_FILE_SYSTEMS: &[u64] = &[
     0x9fa0,      // proc
     0x6265_6572, // sysfs
@@ -46,22 +46,23 @@ const KERNEL_FILE_SYSTEMS: &[u64] = &[
     0x6270_6e65, // binfmt_misc and others of its family
 ];
 
-/// What of a tree is looked at, and how much.
+/// Which part of a tree to scan, and how much of it.
 #[derive(Debug, Clone)]
 pub struct Filter {
-    /// Names that begin with a dot too.
+    /// Include names that begin with a dot.
     pub hidden: bool,
-    /// Leave out what ignore files say, and `.git`.
+    /// Apply ignore files, and skip `.git`.
     pub ignore_rules: bool,
-    /// Ask ignore files above the root as well, where it is inside of a repository. Not for one who may not look there.
+    /// Also apply the ignore files above the root, if the root is inside a git repository. Must be false for a caller that may not read
+    /// there.
     pub rules_above: bool,
-    /// Only files that one of these matches; all where there is none.
+    /// Visit only files that match one of these patterns. Empty: all files.
     pub include: Patterns,
-    /// Neither files nor directories that one of these matches.
+    /// Skip files and directories that match one of these patterns.
     pub exclude: Patterns,
     /// Levels below the root.
     pub max_depth: usize,
-    /// Entries of directories in all.
+    /// Total number of directory entries.
     pub max_entries: u64,
 }
 
@@ -79,20 +80,16 @@ impl Default for Filter {
     }
 }
 
-/// A bound that was met, so that there may be more than was told.
+/// A limit that ended the scan early, so that the result may be incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cut {
-    /// It was called off.
     Cancelled,
-    /// Its time was over.
+    /// The deadline passed.
     Time,
-    /// Something lies deeper.
     Depth,
-    /// There are more entries.
     Entries,
-    /// There are more results.
     Results,
-    /// The results are as many bytes as they may be.
+    /// The results reached their maximum size in bytes.
     Bytes,
 }
 
@@ -105,32 +102,32 @@ impl From<Stopped> for Cut {
     }
 }
 
-/// What a scan has seen.
+/// Summary of a scan.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Directories that were read.
+    /// Number of directories read.
     pub directories: u64,
-    /// Entries that were looked at, before any rule.
+    /// Number of entries examined, before any rule was applied.
     pub entries: u64,
-    /// FIFOs, sockets, devices, and directories of the kernel's own file systems.
+    /// Number of FIFOs, sockets, devices, and directories of the kernel's own file systems.
     pub special: u64,
-    /// The first things that could not be looked at.
+    /// The first errors, each with its path.
     pub errors: Vec<(PathBuf, io::Error)>,
-    /// All of them.
+    /// Number of all errors.
     pub error_count: u64,
-    /// Why it ended early, each reason once, in order.
+    /// Why the scan ended early. Each reason occurs once, in order.
     pub cuts: Vec<Cut>,
 }
 
 impl Seen {
-    /// Notes that a bound was met.
+    /// Records that a limit was reached.
     pub fn cut(&mut self, cut: Cut) {
         if let Err(at) = self.cuts.binary_search(&cut) {
             self.cuts.insert(at, cut);
         }
     }
 
-    /// Notes what could not be looked at. What is gone is no trouble: it is as if it had never been there.
+    /// Records an error. `NotFound` is ignored: the entry disappeared during the scan.
     pub fn trouble(&mut self, path: &Path, error: impl Into<io::Error>) {
         let error = error.into();
         if error.kind() == io::ErrorKind::NotFound {
@@ -143,42 +140,37 @@ impl Seen {
     }
 }
 
-/// What an entry is, itself: links are not followed.
+/// Type of an entry. Links are not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
-    /// A regular file.
     File,
-    /// A directory.
     Directory,
-    /// A symbolic link, wherever it leads.
     Symlink,
     /// A FIFO, a socket or a device.
     Special,
 }
 
-/// One entry, while it is visited.
+/// An entry that is being visited.
 #[derive(Debug)]
 pub struct Entry<'a> {
-    /// The directory it is in.
+    /// The directory that contains the entry.
     pub parent: BorrowedFd<'a>,
-    /// Its name there.
     pub name: &'a OsStr,
-    /// Where it is below the root.
+    /// Path relative to the root.
     pub relative: &'a Path,
-    /// What it is.
     pub kind: EntryKind,
 }
 
-/// What to do after an entry.
+/// How the scan continues after an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Go on; into it, if it is a directory.
+    /// Continue, and enter the entry if it is a directory.
     Enter,
-    /// Go on beside it.
+    /// Continue without entering it.
     Pass,
 }
 
-/// A directory that is being gone through.
+/// A directory that is being scanned.
 struct Level {
     dir: OwnedFd,
     device: u64,
@@ -187,23 +179,22 @@ struct Level {
     rest: vec::IntoIter<(OsString, EntryKind)>,
 }
 
-/// One scan: what it may see and what it has seen.
+/// A running scan.
 pub struct Scan<'a> {
     view: &'a View,
     filter: &'a Filter,
     stop: &'a Stop,
-    /// What the root is called in what is told.
+    /// The root as it appears in reported paths.
     path: &'a Path,
-    /// The root without links, for rules.
+    /// The path of the root with links resolved, which the ignore rules need.
     real: PathBuf,
     above: Vec<Rules>,
     levels: Vec<Level>,
-    /// What was seen so far.
     pub seen: Seen,
 }
 
 impl<'a> Scan<'a> {
-    /// Begins at a directory of a view that is open already. `path` names it in what is told.
+    /// Starts at an open directory of a view. `path` is its name in reported paths.
     pub fn new(
         (view, root): (&'a View, OwnedFd),
         path: &'a Path,
@@ -222,7 +213,7 @@ impl<'a> Scan<'a> {
         Ok(scan)
     }
 
-    /// Visits everything below the root that the filter lets through. `Break` ends it at once.
+    /// Visits everything below the root that passes the filter. `Break` ends the scan at once.
     pub fn run(mut self, mut visit: impl FnMut(&Entry<'_>, &mut Seen) -> ControlFlow<(), Next>) -> Seen {
         while let Some(level) = self.levels.last_mut() {
             if let Some(stopped) = self.stop.check() {
@@ -281,7 +272,7 @@ impl<'a> Scan<'a> {
             self.enter(dir, stat.st_dev, relative.clone())
         });
         if let Err(error) = entered {
-            // Became a link or a file since it was listed.
+            // The entry has become a link or a file since it was listed.
             if error.kind() != io::ErrorKind::NotADirectory && Errno::from_io_error(&error) != Some(Errno::LOOP) {
                 self.seen.trouble(&self.path.join(&relative), error);
             }
@@ -300,10 +291,10 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// The names of a directory, as many as there is room for, sorted.
+    /// The names of a directory, sorted, up to the limit of entries.
     fn list(&mut self, dir: BorrowedFd<'_>) -> io::Result<Vec<(OsString, EntryKind)>> {
         let mut names = Vec::new();
-        // A descriptor of its own: a listing moves the place that it is read at.
+        // `Dir::read_from` opens its own fd, so the position of `dir` does not change.
         for entry in Dir::read_from(dir)? {
             let entry = entry?;
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
@@ -326,7 +317,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// What a scan reports of an object that the view does not admit.
+/// The error that a scan records for an object that the view refuses.
 pub(crate) fn refusal(trouble: Trouble) -> io::Error {
     match trouble {
         Trouble::Os(error) => error,
@@ -334,7 +325,7 @@ pub(crate) fn refusal(trouble: Trouble) -> io::Error {
     }
 }
 
-/// Opens the beginning of a scan: a directory or a regular file, and nothing else, which is seen before anything is opened.
+/// Opens the root of a scan. It must be a directory or a regular file; this is checked before anything is opened.
 pub(crate) fn open_root(view: &View, path: &Path) -> Result<(OwnedFd, EntryKind), Trouble> {
     let located = view.locate(path, Links::Follow)?;
     let (kind, what) = match FileType::from_raw_mode(fstat(&located)?.st_mode) {
@@ -349,17 +340,17 @@ pub(crate) fn open_root(view: &View, path: &Path) -> Result<(OwnedFd, EntryKind)
         return Err(Trouble::NotRegular(what));
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    // By the descriptor: the name may lead elsewhere by now.
+    // Open through the located fd: the path may lead elsewhere by now.
     Ok((openat(CWD, proc_path(located.as_fd()), flags, Mode::empty())?, kind))
 }
 
-/// Opens a name below a directory, to read, without following a link and without waiting for a FIFO's writer.
+/// Opens a name in a directory for reading, without following a link and without waiting for the writer of a FIFO.
 pub(crate) fn open_below(dir: BorrowedFd<'_>, name: &OsStr, more: OFlags) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | more;
     openat(dir, name, flags, Mode::empty())
 }
 
-/// What a name is; some file systems do not say it with the name. None: it is gone.
+/// The type of an entry. Some file systems do not return it with the name, so it needs a `stat`. `None` if the entry no longer exists.
 fn kind_of(dir: BorrowedFd<'_>, name: &CStr, told: FileType) -> Option<EntryKind> {
     let kind = match told {
         FileType::Unknown => FileType::from_raw_mode(statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_mode),

@@ -1,8 +1,8 @@
-//! Searches the files of a tree for a regular expression, line by line. Matches are told as they are found; whoever hears them may be
-//! slow, and then the search is slow.
+//! Searches the files of a tree for a regular expression, line by line. Matches are passed to a callback as they are found; a slow callback
+//! slows the search down.
 //!
-//! Memory is bounded whatever the files hold: a line that does not fit the buffer ends the search of its file, which is counted.
-//! Files are read, never mapped: one that shrinks meanwhile would end the process.
+//! Memory is bounded for any content: a line that does not fit into the buffer ends the search of its file, and such files are counted.
+//! Files are read, never mapped: truncating a mapped file would kill the process with SIGBUS.
 
 use std::{
     fs::File,
@@ -25,40 +25,38 @@ use crate::{
     stop::{Stop, Stopped},
 };
 
-/// Bytes of the longest line that is searched; it bounds the memory of a search.
+/// Longest line that can be searched, in bytes. It limits the memory of a search.
 const LINE_BUFFER_BYTES: usize = 8 << 20;
 
-/// Bytes that a compiled expression may take.
+/// Maximum size of a compiled expression.
 const EXPRESSION_BYTES: usize = 8 << 20;
 
-/// Places in one line that are told.
+/// Maximum number of match positions reported per line.
 const SPANS: usize = 64;
 
-/// What one result costs beside its text, of the bytes that results may have.
+/// Bytes that a result counts in addition to its path and text, towards `max_result_bytes`.
 const RESULT_OVERHEAD: usize = 64;
 
-/// The most lines of context on either side.
+/// Maximum number of context lines on each side.
 pub const MAX_CONTEXT: usize = 100;
 
-/// What is searched for.
+/// A compiled search pattern.
 #[derive(Debug, Clone)]
 pub struct Pattern {
     matcher: RegexMatcher,
 }
 
-/// How an expression is read.
+/// How to interpret an expression.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reading {
-    /// It is a plain text, in which no character has a meaning.
+    /// Treat the expression as plain text.
     pub literal: bool,
-    /// Letters match in either case.
     pub ignore_case: bool,
-    /// It matches whole words only.
+    /// Match whole words only.
     pub word: bool,
 }
 
 impl Pattern {
-    /// Compiles an expression.
     pub fn new(pattern: &str, reading: Reading) -> Result<Self, PatternError> {
         if pattern.len() > PATTERN_BYTES {
             return Err(PatternError::TooLong { bytes: pattern.len() });
@@ -76,20 +74,20 @@ impl Pattern {
     }
 }
 
-/// What is told, and how much of it.
+/// Limits and options of the result.
 #[derive(Debug, Clone)]
 pub struct Bounds {
-    /// Lines before and after a match.
+    /// Number of context lines before and after a match.
     pub context: (usize, usize),
-    /// Matching lines in all.
+    /// Maximum number of matching lines in total.
     pub max_matches: u64,
-    /// Matching lines of one file; what is left out is not a cut.
+    /// Maximum number of matching lines per file. Lines left out for this reason do not count as truncation.
     pub max_per_file: Option<u64>,
-    /// Bytes of a line that are told.
+    /// Maximum number of bytes of a line to return.
     pub max_line_bytes: usize,
-    /// Larger files are passed over and counted.
+    /// Larger files are skipped and counted.
     pub max_file_bytes: u64,
-    /// Bytes of all results.
+    /// Maximum total size of the results.
     pub max_result_bytes: usize,
 }
 
@@ -106,70 +104,65 @@ impl Default for Bounds {
     }
 }
 
-/// A line that matches, or one of its neighbours.
+/// A matching line, or a context line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
-    /// The file.
     pub path: PathBuf,
-    /// Its number, from 1.
+    /// Line number, starting at 1.
     pub number: u64,
-    /// Bytes of the file before it.
+    /// Number of bytes in the file before the line.
     pub offset: u64,
-    /// What is told of it, without its end.
+    /// The returned part of the line, without its line ending.
     pub text: Vec<u8>,
-    /// Bytes of the line before `text`.
+    /// Number of bytes of the line before `text`.
     pub skipped: usize,
-    /// Bytes of the line in all.
+    /// Length of the whole line in bytes.
     pub bytes: usize,
-    /// Where in `text` it matches; none for a neighbour.
+    /// Ranges of the matches in `text`. Empty for a context line.
     pub spans: Vec<(usize, usize)>,
-    /// It does not match itself.
     pub is_context: bool,
 }
 
 impl Line {
-    /// What it takes of the bytes of results.
+    /// Bytes that this line counts towards `max_result_bytes`.
     #[must_use]
     pub fn cost(&self) -> usize {
         self.path.as_os_str().len() + self.text.len() + 16 * self.spans.len() + RESULT_OVERHEAD
     }
 }
 
-/// What a search came to.
+/// Summary of a search.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// The tree that was gone through.
+    /// Summary of the scan of the tree.
     pub seen: Seen,
-    /// Matching lines that were told.
+    /// Number of matching lines returned.
     pub matches: u64,
-    /// Files that hold them.
+    /// Number of files with matching lines.
     pub matched_files: u64,
-    /// Files that were read.
+    /// Number of files read.
     pub files: u64,
-    /// Bytes that were read.
+    /// Number of bytes read.
     pub bytes: u64,
-    /// Files that are no text.
+    /// Number of binary files.
     pub binary: u64,
-    /// Files that are larger than asked for.
+    /// Number of files larger than `max_file_bytes`.
     pub large: u64,
-    /// Files with a line that is longer than can be searched.
+    /// Number of files with a line that is too long to be searched.
     pub long_lines: u64,
 }
 
-/// What is searched for, where, and how much of it is told.
+/// The parameters of a search.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// A directory or a file.
     pub path: &'a Path,
-    /// What is searched for.
     pub pattern: &'a Pattern,
-    /// What of the tree is looked at.
+    /// Which part of the tree to scan.
     pub filter: &'a Filter,
-    /// How much is told.
     pub bounds: &'a Bounds,
 }
 
-/// Searches a directory, or one file. `tell` ends the search by `Break`.
+/// Searches a directory, or a single file. The callback `tell` can end the search by returning `Break`.
 pub fn search(
     view: &View,
     request: Request<'_>,
@@ -209,9 +202,9 @@ struct Search<'a> {
     tell: &'a mut dyn FnMut(Line) -> ControlFlow<()>,
     searcher: Searcher,
     outcome: Outcome,
-    /// Bytes of what was told.
+    /// Size of the results so far.
     told: usize,
-    /// Nothing more is to be told.
+    /// The search must end.
     is_over: bool,
 }
 
@@ -223,7 +216,7 @@ impl Search<'_> {
             EntryKind::Special => seen.special += 1,
             EntryKind::File => match scan::open_below(entry.parent, entry.name, OFlags::empty()) {
                 Ok(file) => self.file(file, &root.join(entry.relative), seen),
-                // Became a link since it was listed.
+                // The entry has become a link since it was listed.
                 Err(rustix::io::Errno::LOOP) => {}
                 Err(error) => seen.trouble(&root.join(entry.relative), error),
             },
@@ -232,7 +225,7 @@ impl Search<'_> {
     }
 
     fn file(&mut self, file: OwnedFd, path: &Path, seen: &mut Seen) {
-        // Looked at after it was opened: what was listed may have been replaced.
+        // Check after opening: the entry may have been replaced since it was listed.
         let stat = match fstat(&file) {
             Ok(stat) => stat,
             Err(error) => return seen.trouble(path, error),
@@ -250,7 +243,7 @@ impl Search<'_> {
         }
         self.outcome.files += 1;
         let mut searcher = self.searcher.clone();
-        // One byte more, so that a file that grew is told from one that fits.
+        // Allow one byte more than the limit, to distinguish a file that grew during the search from one that just fits.
         let mut reader = Reader {
             file: File::from(file),
             stop: self.stop,
@@ -276,13 +269,13 @@ impl Search<'_> {
             }
             (_, Some(Ended::Grew)) => self.outcome.large += 1,
             (_, Some(Ended::Failed(error))) => seen.trouble(path, error),
-            // Whoever hears has gone, or the buffer has no room for a line: the reader had no trouble.
+            // The reader had no error. Either the callback ended the search, or a line did not fit into the buffer.
             (Err(_), None) if !self.is_over => self.outcome.long_lines += 1,
             (Err(_) | Ok(()), None) => {}
         }
     }
 
-    /// Tells a line, if there is room for it.
+    /// Passes a line to the callback, unless the results would exceed their maximum size.
     fn tell(&mut self, line: Line) -> Result<(), Cut> {
         self.told += line.cost();
         if self.told > self.bounds.max_result_bytes {
@@ -290,7 +283,7 @@ impl Search<'_> {
         }
         match (self.tell)(line) {
             ControlFlow::Continue(()) => Ok(()),
-            // Whoever hears has gone, or waited with us until the time was over.
+            // The callback ended the search: its receiver is gone, or it waited for room until the deadline passed.
             ControlFlow::Break(()) => Err(self.stop.check().map_or(Cut::Cancelled, Cut::from)),
         }
     }
@@ -303,7 +296,7 @@ enum Ended {
     Failed(io::Error),
 }
 
-/// Reads a file as long as nobody says stop.
+/// Reads a file until the search is stopped.
 struct Reader<'a> {
     file: File,
     stop: &'a Stop,
@@ -338,7 +331,7 @@ impl Read for Reader<'_> {
     }
 }
 
-/// Hears the hits of one file.
+/// Receives the matches of one file from the searcher.
 struct Hits<'a, 'b> {
     search: &'a mut Search<'b>,
     path: &'a Path,
@@ -348,7 +341,7 @@ struct Hits<'a, 'b> {
 }
 
 impl Hits<'_, '_> {
-    /// True: go on with this file.
+    /// Returns whether to continue with this file.
     fn hear(&mut self, number: Option<u64>, offset: u64, bytes: &[u8], is_context: bool) -> bool {
         let line = trimmed(bytes);
         let spans = if is_context { Vec::new() } else { spans(&self.search.pattern.matcher, line) };
@@ -376,7 +369,7 @@ impl Sink for Hits<'_, '_> {
         if bounds.max_per_file.is_some_and(|most| self.matches >= most) {
             return Ok(false);
         }
-        // Asked at the first that is too many, so that exactly as many as allowed are no cut.
+        // Check at the first match beyond the limit, so that a search with exactly `max_matches` matches does not count as truncated.
         if self.search.outcome.matches >= bounds.max_matches {
             self.cut = Some(Cut::Results);
             return Ok(false);
@@ -390,7 +383,7 @@ impl Sink for Hits<'_, '_> {
     }
 
     fn context(&mut self, _: &Searcher, near: &SinkContext<'_>) -> io::Result<bool> {
-        // Before a match that will not be told there is nothing to say.
+        // Skip the context lines before a match that will not be reported.
         let bounds = self.search.bounds;
         let is_before = *near.kind() == grep_searcher::SinkContextKind::Before;
         let is_enough = bounds.max_per_file.is_some_and(|most| self.matches >= most)
@@ -412,7 +405,7 @@ impl Sink for Hits<'_, '_> {
     }
 }
 
-/// A line without its end.
+/// The line without its line ending.
 fn trimmed(bytes: &[u8]) -> &[u8] {
     let line = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     line.strip_suffix(b"\r").unwrap_or(line)
@@ -420,7 +413,7 @@ fn trimmed(bytes: &[u8]) -> &[u8] {
 
 fn spans(matcher: &RegexMatcher, line: &[u8]) -> Vec<(usize, usize)> {
     let mut spans = Vec::new();
-    // Cannot fail: this matcher has no errors.
+    // This matcher never returns an error.
     let found = matcher.find_iter(line, |found| {
         spans.push((found.start(), found.end()));
         spans.len() < SPANS
@@ -429,7 +422,7 @@ fn spans(matcher: &RegexMatcher, line: &[u8]) -> Vec<(usize, usize)> {
     spans
 }
 
-/// The part of a line that is told: from its beginning, or from a little before the first match where that lies too far behind.
+/// The part of a line to return. It starts at the beginning of the line, or shortly before the first match if that lies too far behind.
 fn window(line: &[u8], spans: Vec<(usize, usize)>, most: usize) -> (usize, &[u8], Vec<(usize, usize)>) {
     if line.len() <= most {
         return (0, line, spans);
@@ -442,7 +435,7 @@ fn window(line: &[u8], spans: Vec<(usize, usize)>, most: usize) -> (usize, &[u8]
     (begin, &line[begin..end.max(begin)], spans.into_iter().filter_map(inside).collect())
 }
 
-/// The nearest place at or before `at` that is not inside of a character.
+/// The nearest position at or before `at` that is not inside a UTF-8 character.
 fn boundary(line: &[u8], at: usize) -> usize {
     let is_inside = |at: usize| line.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
     (at.saturating_sub(3)..=at).rev().find(|at| !is_inside(*at)).unwrap_or(at)

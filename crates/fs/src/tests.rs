@@ -1,4 +1,4 @@
-//! Against naive models: what a range, some lines and a sequence of writes come to, and how a view resolves.
+//! Tests against naive models: ranges, lines and sequences of writes, and path resolution by a view.
 
 use std::{
     ffi::OsStr,
@@ -100,7 +100,7 @@ proptest! {
         if let Ok(fd) = view.locate(&path, Links::Follow) {
             prop_assert!(crate::view::real_path(std::os::fd::AsFd::as_fd(&fd)).expect("a path").starts_with(&root));
         }
-        // What the whole machine would find beneath the root, the view finds, too.
+        // The view finds everything beneath the root that an unrestricted lookup finds there.
         if let Ok(real) = path.canonicalize() && real.starts_with(&root) && !path.components().any(|part| part == std::path::Component::ParentDir) {
             prop_assert!(view.locate(&path, Links::Follow).is_ok(), "{}", path.display());
         }
@@ -145,7 +145,7 @@ fn a_program_that_runs_is_replaced_and_not_written_into() {
     let dir = tempfile::tempdir().expect("a directory");
     let (view, path) = (View::everything(), dir.path().join("program"));
     fs::copy("/bin/sleep", &path).expect("copy a program");
-    // The kernel refuses writers while somebody executes it; an open for execution is not at hand, so a mapping of it is made by running it.
+    // The kernel refuses writers while a file is being executed (ETXTBSY), so run it.
     #[expect(clippy::disallowed_methods, reason = "a test runs a program")]
     let mut child = std::process::Command::new(&path).arg("60").spawn().expect("run it");
     let error = put(&view, &path, Place::End, b"x").expect_err("it runs");
@@ -197,7 +197,7 @@ fn whoever_writes_a_name_again_takes_away_what_a_killed_writer_of_it_left() {
     assert_eq!(fs::read(&file).expect("it is there"), b"new");
     assert_eq!(fs::read_link(&link).expect("a link"), Path::new("new"));
     assert!(aside.iter().all(|aside| !aside.exists()));
-    // One that is in use is left alone, and another name is found.
+    // A temporary file that is in use stays, and the writer takes another name.
     let held = fs::File::create(&aside[0]).expect("create");
     assert!(left::hold(&held));
     put(&view, &file, Place::Whole, b"newer").expect("it can be written");
@@ -205,7 +205,7 @@ fn whoever_writes_a_name_again_takes_away_what_a_killed_writer_of_it_left() {
     assert_eq!(fs::read_dir(&path).expect("it is there").count(), 3);
 }
 
-/// A file with two names and these bytes, and both names.
+/// Creates a file with two hard links, and returns both paths.
 fn with_two_names(dir: &Path, bytes: &[u8]) -> [PathBuf; 2] {
     let names = ["one", "two"].map(|name| dir.join(name));
     fs::write(&names[0], bytes).expect("write");
@@ -247,7 +247,7 @@ fn who_is_called_off_before_the_first_byte_is_changed_changes_none() {
     let committed = thread::scope(|scope| {
         let turn = target.lock();
         let commit = scope.spawn(|| draft.commit(Some(3), &Finish::default(), &cancel));
-        // It has begun, and waits for the one before it.
+        // Wait until the commit has cut the draft, so that it now waits for the lock.
         while bytes.metadata().expect("look").len() != 3 && !commit.is_finished() {
             thread::yield_now();
         }
@@ -267,7 +267,7 @@ fn a_draft_that_is_half_copied_is_known_as_such_and_can_be_committed_again() {
     let (view, finish, cancel) = (View::everything(), Finish::default(), Cancel::new());
     let target = Target::find(&view, &names[0], Links::Follow).expect("find");
     let existing = target.existing().expect("open").expect("it is there");
-    // Its bytes are there and cannot be read: all goes well until they are needed.
+    // The new bytes can be written but not read, so the copy fails only after it has begun.
     fs::write(dir.path().join("new"), b"new").expect("write");
     let unreadable = fs::OpenOptions::new().write(true).open(dir.path().join("new")).expect("open");
     let mut begun = false;
@@ -316,7 +316,7 @@ fn what_is_kept_has_its_name_whoever_clears_up_meanwhile() {
             }
         });
         let lost = (0..5_000).find(|_| {
-            // Busy where the other is just at it.
+            // `create` may return `Busy` while the other thread holds the lock.
             let draft = Draft::create(&view, &path, Links::Refuse, Some("word"));
             draft.is_ok_and(|draft| draft.file().and_then(|file| Stat::of(file.as_fd())).expect("look").links == 0)
         });

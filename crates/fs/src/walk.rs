@@ -1,4 +1,4 @@
-//! A bounded look at a tree: level by level, sorted by name in each directory.
+//! Lists a directory tree with limits: level by level, sorted by name within each directory.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -19,39 +19,39 @@ use crate::{
     error::On,
 };
 
-/// What each item costs of the budget beside its text.
+/// Bytes that an item counts in addition to its text, towards `max_bytes`.
 const ITEM_BYTES: usize = 64;
 
-/// How far a walk goes.
+/// Limits and options of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Walk {
-    /// Levels below the beginning whose directories are looked into; 0 lists the beginning alone.
+    /// Levels below the root whose directories are read. 0 lists only the root itself.
     pub max_depth: u64,
-    /// Directories that are looked into, the beginning counted.
+    /// Maximum number of directories to read, including the root.
     pub max_directories: u64,
-    /// Entries that are looked at.
+    /// Maximum number of entries to examine.
     pub max_entries: u64,
-    /// Bytes of what is told, counted as 64 and its path and message for each item.
+    /// Maximum size of the result: each item counts 64 bytes plus its path and message.
     pub max_bytes: usize,
-    /// Whether links to directories are followed.
+    /// Whether to follow links to directories.
     pub follow_directories: bool,
-    /// Whether directories with a dot in front are told but not looked into.
+    /// List directories whose name begins with a dot, but do not read them.
     pub prune_hidden: bool,
 }
 
-/// What a walk found.
+/// Result of a walk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Walked {
     /// Directories and regular files.
     pub entries: Vec<(PathBuf, Type)>,
-    /// What could not be looked at, and why.
+    /// Paths that could not be examined, each with the reason.
     pub errors: Vec<(PathBuf, String)>,
-    /// Whether a bound cut it.
+    /// Whether a limit cut the walk short.
     pub truncated: bool,
     bytes: usize,
 }
 
-/// The budget is used up.
+/// The result has reached its maximum size.
 struct Full;
 
 impl Walked {
@@ -72,12 +72,12 @@ impl Walked {
     }
 }
 
-/// Walks a tree. One that begins with a file, or with a link where none is followed, is empty.
+/// Walks a tree. If the root is a file, or a link that is not followed, the result is empty.
 pub fn walk(view: &View, path: &Path, options: &Walk, cancel: &Cancel) -> Result<Walked> {
     let begin = || -> Result<Option<Stat>, Trouble> {
         let itself = view.open(path, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
         if Stat::of(itself.as_fd())?.kind == Type::Symlink && !options.follow_directories {
-            // A link that leads nowhere is still nothing that is there.
+            // A dangling link is an error, even if links are not followed.
             view.locate(path, Links::Follow)?;
             return Ok(None);
         }
@@ -115,7 +115,7 @@ struct Walker<'a> {
     view: &'a View,
     options: &'a Walk,
     cancel: &'a Cancel,
-    /// Who was looked into, so that a link to above is told once and leads nowhere.
+    /// Directories already read (device and inode). A link to one of them is listed but not entered again.
     visited: HashSet<(u64, u64)>,
     waiting: VecDeque<(PathBuf, u64)>,
     directories: u64,
@@ -126,7 +126,7 @@ impl Walker<'_> {
     fn directory(&mut self, path: &Path, depth: u64, walked: &mut Walked) -> Result<Result<(), Full>, Trouble> {
         let links = if self.options.follow_directories || depth == 0 { Links::Follow } else { Links::Refuse };
         let dir = match self.view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
-            // The beginning may have links before it; only what is below must have none.
+            // The path of the root may contain links. Only the part below it must not.
             Err(Trouble::Symlink) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
                 self.view.open(path, Links::Follow, flags, Mode::empty())?
@@ -137,7 +137,7 @@ impl Walker<'_> {
         names.sort_unstable_by(|left, right| left.0.cmp(&right.0));
         for (name, file_type) in names {
             self.cancel.check()?;
-            // What leads nowhere was never counted, so that it cannot cut a walk short either.
+            // Entries that lead nowhere do not count, so that they cannot cut the walk short.
             let Some(kind) = kind_followed(self.view, (path, dir.as_fd()), &name, file_type) else { continue };
             if self.entries == self.options.max_entries {
                 walked.truncated = true;
@@ -188,13 +188,13 @@ impl Walker<'_> {
         Ok(())
     }
 
-    /// The names of a directory, as many as can still matter: of a huge one the smallest are kept.
+    /// The names of a directory that can still matter. Of a huge directory, only the smallest names are kept.
     fn names(&self, dir: std::os::fd::BorrowedFd<'_>) -> Result<Vec<(OsString, FileType)>, Trouble> {
         let room = usize::try_from(self.options.max_entries).unwrap_or(usize::MAX).saturating_add(1);
         let mut names: Vec<(OsString, FileType)> = Vec::new();
         each(dir, self.cancel, |name, file_type| {
             names.push((name.to_owned(), file_type));
-            // Links that lead nowhere do not count, hence the slack.
+            // Keep more names than `max_entries`, because links that lead nowhere do not count.
             if names.len() >= room.saturating_mul(4).max(1024) {
                 names.sort_unstable_by(|left, right| left.0.cmp(&right.0));
                 names.truncate(room.saturating_mul(2).max(512));
@@ -205,7 +205,7 @@ impl Walker<'_> {
     }
 }
 
-/// The system's text for an error of one entry: clients of other generations compare it.
+/// The system's error text for one entry. Clients of other generations compare it.
 fn system_text(trouble: &Trouble) -> String {
     let errno = match trouble {
         Trouble::OutsideView => Errno::PERM,

@@ -1,12 +1,12 @@
-//! Tells what changes in a directory, or of one file. Changes are gathered by path until somebody takes them; where there are more than
-//! that holds, or the kernel lost some, *overflow* is said instead and whoever watches looks for himself.
+//! Watches a directory or a single file for changes with inotify. Changes are collected per path until the caller takes them. If there are
+//! too many, or if the kernel lost events, *overflow* is reported instead, and the caller must examine everything again.
 //!
 //! ```text
-//! inotify ▶ Watch::run (a thread of its own) ▶ Changes: one entry a path, bounded ▶ Changes::take, when somebody asks
+//! inotify ▶ Watch::run (its own thread) ▶ Changes: one entry per path, bounded ▶ Changes::take, on request
 //! ```
 //!
-//! No descriptor of a watched directory is kept: the kernel tells of a directory's end only when nobody has it open. A directory is
-//! opened to be watched from the root on, without following a link, and the root must still be the one it was.
+//! No fd of a watched directory is kept open, because the kernel reports the removal of a directory only when it is not open. To add a
+//! watch, a directory is opened from the root without following links, and the root must still be the same directory.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -40,16 +40,16 @@ use crate::{
     view::{Links, View, proc_path, real_path},
 };
 
-/// Paths with a change that wait to be taken; beyond it they are forgotten and overflow is said.
+/// Maximum number of changed paths that wait to be taken. Beyond it they are dropped and overflow is reported.
 pub const CHANGES: usize = 16_384;
 
-/// Bytes of these paths.
+/// Maximum total bytes of these paths.
 const CHANGE_BYTES: usize = 4 << 20;
 
-/// Levels below the root that are watched.
+/// Maximum number of levels below the root that are watched.
 const DEPTH: usize = 128;
 
-/// What is heard of a directory.
+/// The inotify events of a watched directory.
 const EVENTS: inotify::WatchFlags = inotify::WatchFlags::CREATE
     .union(inotify::WatchFlags::DELETE)
     .union(inotify::WatchFlags::MODIFY)
@@ -61,62 +61,59 @@ const EVENTS: inotify::WatchFlags = inotify::WatchFlags::CREATE
     .union(inotify::WatchFlags::ONLYDIR)
     .union(inotify::WatchFlags::EXCL_UNLINK);
 
-/// What is watched.
+/// Options of a watch.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Directories below the root too.
+    /// Watch the directories below the root too.
     pub recursive: bool,
-    /// Names that begin with a dot too, and what is below them.
+    /// Include names that begin with a dot, and everything below them.
     pub hidden: bool,
-    /// Neither what one of these matches nor what is below it.
+    /// Exclude paths that match one of these patterns, and everything below them.
     pub exclude: Patterns,
-    /// Directories that are watched at most.
+    /// Maximum number of directories to watch.
     pub max_directories: usize,
 }
 
-/// What happened to a path since it was told last.
+/// How a path changed since its last report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// It is there now; what was there before, if anything, has been replaced.
+    /// The path exists now. It is new, or it replaced something else.
     Created,
-    /// Its content or its attributes are others, or it was replaced.
+    /// The content or the attributes changed, or the path was replaced.
     Modified,
-    /// It is there no more.
+    /// The path does not exist any longer.
     Removed,
 }
 
-/// One change.
+/// A change of one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Where.
     pub path: PathBuf,
-    /// What.
     pub what: What,
-    /// The kernel said that it is a directory.
+    /// The kernel reported that the path is a directory.
     pub is_directory: bool,
 }
 
-/// Why nothing more will be told.
+/// Why a watch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The root was removed, moved or unmounted.
     RootRemoved,
-    /// The kernel's word could not be read.
+    /// Reading events from inotify failed.
     Failed,
 }
 
-/// What is taken at once.
+/// Result of `Changes::take`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Changes, by path.
     pub changes: Vec<Change>,
-    /// Changes were lost: look at everything.
+    /// Changes were lost. The caller must examine everything again.
     pub overflow: bool,
-    /// More wait.
+    /// More changes are ready.
     pub more: bool,
-    /// Directories that are not watched because of a bound.
+    /// Number of directories that are not watched because of a limit.
     pub unwatched: u64,
-    /// Nothing more will come after this.
+    /// The watch has ended. No changes follow.
     pub end: Option<End>,
 }
 
@@ -136,7 +133,7 @@ struct State {
 }
 
 impl Changes {
-    /// Takes up to `most` changes. Overflow and the end are said again until they were taken: overflow once, the end always.
+    /// Takes up to `most` changes. Overflow is reported once. The end is reported by every call after the last change.
     #[must_use]
     pub fn take(&self, most: usize) -> Taken {
         let mut state = self.lock();
@@ -152,20 +149,20 @@ impl Changes {
         Taken { changes, overflow: std::mem::take(&mut state.overflow), more, unwatched: state.unwatched, end }
     }
 
-    /// Whether there is something to take.
+    /// Whether there is nothing to take.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let state = self.lock();
         state.waiting.is_empty() && !state.overflow && state.end.is_none()
     }
 
-    /// Whether nothing more will come.
+    /// Whether the watch has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.lock().end.is_some()
     }
 
-    /// Says that nothing more can be told.
+    /// Marks the watch as failed.
     pub fn fail(&self) {
         self.end(End::Failed);
     }
@@ -187,7 +184,7 @@ impl Changes {
         self.lock().forget();
     }
 
-    /// Directories that are not watched because of a bound.
+    /// Number of directories that are not watched because of a limit.
     #[must_use]
     pub fn unwatched(&self) -> u64 {
         self.lock().unwatched
@@ -202,13 +199,13 @@ impl Changes {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code under the lock can panic half-way through a change.
+        // No code under the lock can panic midway through a change, so the state behind a poisoned lock is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// What is known is not all, and then it is worth nothing.
+    /// Events were lost, so a partial list would mislead: clear it and report overflow.
     fn forget(&mut self) {
         self.waiting.clear();
         self.bytes = 0;
@@ -216,7 +213,7 @@ impl State {
     }
 }
 
-/// What two changes of one path are together.
+/// Combines two changes of one path.
 fn merged(first: What, then: What) -> What {
     match (first, then) {
         (What::Removed, What::Created | What::Modified) => What::Modified,
@@ -232,36 +229,35 @@ pub struct Ender {
 }
 
 impl Ender {
-    /// A new one.
     pub fn new() -> io::Result<Self> {
         Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
 
-    /// Ends it. Saying it twice changes nothing.
+    /// Ends the watch. Further calls have no effect.
     pub fn end(&self) {
-        rustix::io::write(&self.event, &1_u64.to_ne_bytes()).ok(); // Full means that it was said already.
+        rustix::io::write(&self.event, &1_u64.to_ne_bytes()).ok(); // EAGAIN: the counter is full, so the end is signalled.
     }
 }
 
-/// A root that is watched.
+/// A watched root.
 #[derive(Debug)]
 pub struct Watch {
     inotify: OwnedFd,
     options: Options,
-    /// The directory that is watched for the root, as it is told.
+    /// The watched directory, as it appears in reported paths.
     told: PathBuf,
-    /// The same without links.
+    /// The watched directory with links resolved.
     root: PathBuf,
-    /// Device and inode of the directory that is watched for the root.
+    /// Device and inode of the watched directory.
     identity: (u64, u64),
-    /// Set where the root is a file: the one name that counts, and what it is told by.
+    /// Set if the root is a file: its name in the watched directory, and the path to report.
     only: Option<(OsString, PathBuf)>,
-    /// Watched directories by the kernel's number for them, each by its path below the root.
+    /// Watched directories by inotify watch descriptor, as paths relative to the root.
     directories: HashMap<i32, PathBuf>,
 }
 
 impl Watch {
-    /// Begins to watch. What happens from now on will be told by [`run`](Self::run), into `changes`.
+    /// Starts watching. Changes from now on are delivered to `changes` by [`run`](Self::run).
     pub fn new(view: &View, path: &Path, options: Options, changes: &Changes) -> Result<Self> {
         Self::begin(view, path, options, changes).on("watch", path)
     }
@@ -274,7 +270,7 @@ impl Watch {
             return Err(Trouble::Unsupported("the kernel tells nothing of changes on this file system"));
         }
         if kind != EntryKind::Directory {
-            // A file is replaced more often than it is written to: its directory tells of both.
+            // Files are often replaced rather than written. Watching the directory reports both.
             let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else {
                 return Err(Trouble::InvalidInput("it is in no directory"));
             };
@@ -291,13 +287,13 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Directories that are watched.
+    /// Number of watched directories.
     #[must_use]
     pub fn directories(&self) -> usize {
         self.directories.len()
     }
 
-    /// Tells what happens until the root is gone or `ender` says so; `ring` is called after every batch.
+    /// Delivers changes until the root is gone or `ender` ends the watch. Calls `ring` after every batch.
     pub fn run(mut self, view: &View, changes: &Changes, ender: &Ender, ring: &dyn Fn()) {
         let mut buffer = vec![MaybeUninit::uninit(); 64 << 10];
         loop {
@@ -315,7 +311,7 @@ impl Watch {
         }
     }
 
-    /// Hears what the kernel has to say now. False: nothing more will come.
+    /// Reads the pending events. Returns false if the watch has ended.
     fn hear(&mut self, view: &View, buffer: &mut [MaybeUninit<u8>], changes: &Changes) -> bool {
         let mut heard = Vec::new();
         let mut reader = inotify::Reader::new(&self.inotify, buffer);
@@ -385,7 +381,7 @@ impl Watch {
         true
     }
 
-    /// A new directory: what came into it before it was watched is told too.
+    /// Handles a new directory. Entries that were created in it before it was watched are reported too.
     fn appeared(&mut self, view: &View, relative: &Path, changes: &Changes) -> bool {
         match self.open(view, relative) {
             Ok(dir) => {
@@ -399,12 +395,12 @@ impl Watch {
                 changes.end(End::RootRemoved);
                 false
             }
-            // Gone again, or not ours to look at.
+            // The directory is gone again, or the view refuses it.
             Err(Opened::Unreachable) => true,
         }
     }
 
-    /// After the kernel lost something: directories may have come that nobody was told of.
+    /// Called after the kernel lost events: finds directories that were created in the meantime.
     fn look_again(&mut self, view: &View, changes: &Changes) -> bool {
         if !self.is_recursive() {
             return true;
@@ -421,7 +417,7 @@ impl Watch {
         }
     }
 
-    /// Watches every directory below one that is watched itself. `tells` says whether what is found there is news.
+    /// Watches every directory below one that is already watched. With `tells`, everything found there is reported as created.
     fn watch_below(&mut self, (view, dir): (&View, OwnedFd), relative: &Path, changes: &Changes, tells: bool) {
         let filter = Filter {
             hidden: self.options.hidden,
@@ -441,12 +437,12 @@ impl Watch {
                 changes.note(self.told.join(&path), What::Created, entry.kind == EntryKind::Directory);
             }
             ControlFlow::Continue(match entry.kind {
-                // Watched before it is listed: what comes in between is seen by both.
+                // Add the watch before listing the directory. An entry created in between is then reported twice rather than missed.
                 EntryKind::Directory if self.watch_entry(view, entry, path, changes) => Next::Enter,
                 EntryKind::Directory | EntryKind::File | EntryKind::Symlink | EntryKind::Special => Next::Pass,
             })
         });
-        // Too deep or too many to look at: there may be more that nobody watches.
+        // The scan hit a limit or an error, so there may be more directories that are not watched.
         changes.add_unwatched(u64::try_from(seen.cuts.len()).unwrap_or(u64::MAX) + seen.error_count);
     }
 
@@ -455,6 +451,7 @@ impl Watch {
             changes.add_unwatched(1);
             return false;
         }
+        // If the open fails, let the scan enter the directory: it fails there as well and records the error.
         let Ok(dir) = open_below(entry.parent, entry.name, OFlags::DIRECTORY) else { return true };
         if fstat(&dir).is_ok_and(|stat| view.is_cover(stat.st_dev)) || view.admit(dir.as_fd()).is_err() {
             return false;
@@ -464,20 +461,20 @@ impl Watch {
         watched.is_ok()
     }
 
-    /// Watches one directory, by its descriptor: a name may lead elsewhere by now.
+    /// Watches one directory through its fd, because its name may lead elsewhere by now.
     fn watch(&mut self, dir: BorrowedFd<'_>, relative: PathBuf) -> Result<(), Trouble> {
         let wd = inotify::add_watch(&self.inotify, proc_path(dir), EVENTS)?;
         self.directories.insert(wd, relative);
         Ok(())
     }
 
-    /// A directory was moved away, with all that it holds.
+    /// Removes the watches of a directory that was moved away, and of everything below it.
     fn forget_below(&mut self, relative: &Path) {
         let gone: Vec<i32> =
             self.directories.iter().filter(|(_, path)| path.starts_with(relative)).map(|(wd, _)| *wd).collect();
         for wd in gone {
             self.directories.remove(&wd);
-            inotify::remove_watch(&self.inotify, wd).ok(); // Gone already: nothing is lost.
+            inotify::remove_watch(&self.inotify, wd).ok(); // The kernel may have removed the watch already.
         }
     }
 
@@ -489,7 +486,7 @@ impl Watch {
         !self.options.hidden && name.as_bytes().starts_with(b".")
     }
 
-    /// Opens a directory below the root, which must be the one that it was.
+    /// Opens a directory below the root. The root must still be the same directory.
     fn open(&self, view: &View, relative: &Path) -> Result<OwnedFd, Opened> {
         let mut dir = open_directory(view, &self.root).map_err(|_| Opened::RootIsAnother)?;
         let stat = fstat(&dir).map_err(|_| Opened::RootIsAnother)?;
@@ -504,7 +501,7 @@ impl Watch {
     }
 }
 
-/// One word of the kernel.
+/// One inotify event.
 struct Heard {
     wd: i32,
     what: ReadFlags,
@@ -518,7 +515,7 @@ enum Opened {
     Unreachable,
 }
 
-/// Opens a directory by the path that it had without links.
+/// Opens a directory by its path with links resolved.
 fn open_directory(view: &View, path: &Path) -> Result<OwnedFd, Trouble> {
     view.open(path, Links::Refuse, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
 }

@@ -1,4 +1,4 @@
-//! Searching and globbing real trees: rules, bounds, strange names, and what moves under the search.
+//! Searching and globbing real trees: ignore rules, limits, unusual names, and changes during the search.
 #![allow(clippy::disallowed_methods, reason = "tests measure real time")]
 
 use std::{
@@ -86,7 +86,7 @@ fn ignore_files_hidden_names_and_patterns_are_heeded_and_can_be_switched_off() {
     put(&dir, ".git/info/exclude", "deep\n");
     let (lines, _) = find(dir.path(), "needle");
     assert_eq!(names(&dir, &lines), ["a.rs", "keep.log"]);
-    // Rules of the repository reach into a search that begins below its top.
+    // Ignore rules of the repository also apply to a search that starts below its top.
     let (lines, _) = find(&dir.path().join("sub"), "needle");
     assert_eq!(names(&dir, &lines), [] as [&str; 0]);
     let alone = Filter { rules_above: false, ..Filter::default() };
@@ -154,7 +154,7 @@ fn links_fifos_and_the_kernel_s_files_neither_lead_astray_nor_hold_up() {
     let (lines, outcome) = find(dir.path(), "needle");
     assert_eq!(names(&dir, &lines), ["here"]);
     assert_eq!((outcome.seen.special, outcome.seen.error_count), (1, 0));
-    // A root on /proc is not entered; a FIFO as the root is refused, and neither waits.
+    // A root on /proc is not entered, and a FIFO as the root is refused. Neither blocks.
     let (lines, outcome) = find(Path::new("/proc/self"), "a");
     assert_eq!((lines.len(), outcome.seen.special, outcome.files), (0, 1, 0));
     let fifo = dir.path().join("fifo");
@@ -298,7 +298,7 @@ fn a_search_stays_beneath_its_view_and_says_what_is_not_there() {
     };
     let sub = inside.parent().unwrap();
     let view = View::beneath([sub]);
-    // Nor does it hear rules from outside of it.
+    // The search does not apply ignore rules from outside its view either.
     assert_eq!(find(&View::everything(), sub), Ok(vec![]));
     assert_eq!(find(&view, sub), Ok(vec![inside.clone()]));
     assert_eq!(find(&view, outside.path()), Err(Kind::OutsideView));

@@ -1,4 +1,4 @@
-//! Watching real directories: what is told, what is lost and said to be, and what ends it.
+//! Watching real directories: reported changes, overflow, and the end of a watch.
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time, with a deadline")]
 
 use std::{
@@ -24,7 +24,7 @@ fn options() -> Options {
     Options { recursive: true, hidden: true, exclude: Patterns::default(), max_directories: 10_000 }
 }
 
-/// A watch on a thread of its own.
+/// A watch that runs on its own thread.
 struct Watched {
     changes: Arc<Changes>,
     bell: Arc<(Mutex<u64>, Condvar)>,
@@ -60,7 +60,7 @@ fn run(watch: Watch, changes: Arc<Changes>) -> Watched {
 }
 
 impl Watched {
-    /// Takes until what was taken satisfies.
+    /// Takes changes until `enough` is true for all of them together.
     fn until(&self, enough: impl Fn(&Taken) -> bool) -> Taken {
         let end = Instant::now() + LONG;
         let mut all = Taken::default();
@@ -93,7 +93,7 @@ impl Drop for Watched {
     }
 }
 
-/// Events that the kernel keeps for one who does not read.
+/// Maximum number of events that the kernel queues for a reader.
 fn kernel_queue() -> usize {
     fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
         .expect("inotify is there")
@@ -132,13 +132,13 @@ fn directories_that_come_are_watched_with_what_they_hold_already() {
         fs::write(deep.join("file"), "x").unwrap();
         watched.until_told(&deep.join("file"), What::Created);
     }
-    // A directory that is moved is watched under its new name, and only that.
+    // A directory that is moved within the root is watched under its new name only.
     let moved = dir.path().join("moved");
     fs::rename(dir.path().join("n0"), &moved).unwrap();
     watched.until_told(&moved, What::Created);
     fs::write(moved.join("m/o/later"), "x").unwrap();
     watched.until_told(&moved.join("m/o/later"), What::Created);
-    // One that is moved out is not watched any more.
+    // A directory that is moved out of the root is no longer watched.
     let outside = TempDir::new().unwrap();
     fs::rename(&moved, outside.path().join("out")).unwrap();
     watched.until_told(&moved, What::Removed);
@@ -172,7 +172,7 @@ fn an_overflow_of_the_kernel_s_queue_is_said_and_the_watch_goes_on() {
     let dir = TempDir::new().unwrap();
     fs::create_dir(dir.path().join("known")).unwrap();
     let (watch, changes) = begin(dir.path(), options());
-    // Nobody reads yet: the queue of the kernel holds so many and then says that it lost some.
+    // No thread reads the events yet, so the kernel's queue overflows.
     let queue = kernel_queue();
     let (one, other) = (dir.path().join("known/a"), dir.path().join("known/b"));
     fs::write(&one, "x").unwrap();
@@ -180,12 +180,12 @@ fn an_overflow_of_the_kernel_s_queue_is_said_and_the_watch_goes_on() {
         fs::rename(&one, &other).unwrap();
         fs::rename(&other, &one).unwrap();
     }
-    // Lost with the rest: a directory that the watch has to find by itself.
+    // The event of this directory is lost too. The watch has to find the directory by itself.
     fs::create_dir_all(dir.path().join("lost/deep")).unwrap();
     let watched = run(watch, changes);
     watched.until(|taken| taken.overflow);
     let later = dir.path().join("lost/deep/later");
-    // Rescanned after the overflow was said: write until it is seen.
+    // The rescan comes after the overflow is reported, so write until the change is reported.
     let end = Instant::now() + LONG;
     loop {
         fs::write(&later, "x").unwrap();
@@ -203,7 +203,7 @@ fn whoever_does_not_take_is_told_of_an_overflow_and_costs_no_memory() {
     let dir = TempDir::new().unwrap();
     let watched = watch(dir.path(), options());
     let queue = kernel_queue();
-    // Each is one event at least: whatever the kernel still holds, more than fit were heard, or the kernel lost some.
+    // Each file causes at least one event. So either more changes were read than fit, or the kernel's queue overflowed.
     for at in 0..CHANGES + queue + 10 {
         fs::write(dir.path().join(at.to_string()), "").unwrap();
     }
@@ -262,7 +262,7 @@ fn no_descriptor_stays_after_a_watch() {
     for _ in 0..200 {
         drop(watch(dir.path(), options()));
     }
-    // Tests beside this one open and close theirs meanwhile.
+    // Tests in parallel threads open and close fds too.
     assert!(count() < before + 100, "{before} became {}", count());
 }
 
@@ -276,7 +276,7 @@ fn a_root_behind_a_link_is_told_by_the_name_that_was_given() {
     fs::create_dir(link.join("sub")).unwrap();
     fs::write(link.join("sub/file"), "x").unwrap();
     watched.until_told(&link.join("sub/file"), What::Created);
-    // Another directory in its place is none of its business.
+    // A root outside the view is refused.
     let refused = Watch::new(&View::beneath([dir.path().join("real")]), dir.path(), options(), &Changes::default());
     assert_eq!(refused.unwrap_err().kind(), Kind::OutsideView);
     let on_proc = Watch::new(&View::everything(), Path::new("/proc/self"), options(), &Changes::default());
