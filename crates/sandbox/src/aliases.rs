@@ -1,6 +1,8 @@
-//! Second paths of a file or directory: bind mounts of it, of a directory above it, or of something below it. It must not know why anybody asks.
+//! Finds other paths of a file or directory that bind mounts create: mounts of it, of a directory above it, or of
+//! something below it.
 //!
-//! The kernel's table of mounts says for each mount which part of which file system it shows. What shows the same part is the same thing.
+//! The kernel's mount table says for each mount which part of which file system it shows. Two paths that show the same
+//! part of the same device are the same object.
 
 use std::{
     ffi::OsString,
@@ -11,7 +13,7 @@ use std::{
 
 use crate::paths;
 
-/// Which part of a file system is mounted where.
+/// One line of `mountinfo`: which part of a device is mounted where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mount {
     device: String,
@@ -19,19 +21,19 @@ struct Mount {
     at: PathBuf,
 }
 
-/// The mounts of this process, in the order of the kernel.
+/// The mounts of this process, in the kernel's order.
 #[derive(Debug, Default)]
 pub(crate) struct MountTable(Vec<Mount>);
 
 impl MountTable {
-    /// Reads the table; without `/proc` there is none.
+    /// Reads the table. Without `/proc` it is empty.
     pub(crate) fn read() -> Self {
         Self::parse(&fs::read("/proc/self/mountinfo").unwrap_or_default())
     }
 
     fn parse(table: &[u8]) -> Self {
         let mount = |line: &[u8]| {
-            // id, parent, device, root, mount point; what follows says how.
+            // id, parent, device, root, mount point. The other fields are not needed.
             let mut fields = line.split(|byte| *byte == b' ').skip(2);
             let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
             Some(Mount { device, root: unescaped(fields.next()?), at: unescaped(fields.next()?) })
@@ -39,9 +41,9 @@ impl MountTable {
         Self(table.split(|byte| *byte == b'\n').filter_map(mount).collect())
     }
 
-    /// Other paths that lead to what is at `real`, or to something in it. `real` has no links.
+    /// Other paths that lead to `real` or to something below it. `real` must not contain links.
     pub(crate) fn aliases(&self, real: &Path) -> Vec<PathBuf> {
-        // Of several mounts on one place the last covers the others.
+        // Of several mounts on the same path, the last covers the others. `max_by_key` returns the last.
         let covering = self.0.iter().filter(|mount| real.starts_with(&mount.at));
         let Some(own) = covering.max_by_key(|mount| mount.at.components().count()) else { return Vec::new() };
         let Ok(below) = real.strip_prefix(&own.at) else { return Vec::new() };
@@ -56,22 +58,22 @@ impl MountTable {
             .collect()
     }
 
-    /// The same, of those that exist and are not covered by something else.
+    /// The aliases that exist and are not covered by another mount.
     pub(crate) fn present_aliases(&self, real: &Path) -> Vec<PathBuf> {
         let identity = paths::identity(real);
         let is_same = |alias: &Path| paths::identity(alias).is_some_and(|found| Some(found) == identity);
-        // What shows a part of it has another identity, and is hidden whatever it is now.
+        // A mount of something below `real` has another identity, so it cannot be compared. It is always included.
         let is_mount = |alias: &Path| self.0.iter().any(|mount| mount.at == alias);
         self.aliases(real).into_iter().filter(|alias| is_same(alias) || is_mount(alias)).collect()
     }
 }
 
-/// Without the trailing slash that `join` adds for an empty rest.
+/// Joins without the trailing slash that `join` adds for an empty rest.
 fn joined(base: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { base.to_owned() } else { base.join(rest) }
 }
 
-/// The table writes space, tab, newline and backslash as three octal digits.
+/// In `mountinfo`, space, tab, newline and backslash are three octal digits after a backslash.
 fn unescaped(text: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;

@@ -1,8 +1,8 @@
-//! Makes the mounts of a script in a namespace of their own.
+//! Builds a view from a script, in a new mount namespace.
 //!
-//! Runs in a process of one thread that exists for this alone: it leaves the namespaces that it is in. Paths are opened with links
-//! refused, so that a name that is swapped meanwhile is an error and never another place. Whoever gets the descriptors holds the
-//! namespace; nobody has to be in it.
+//! Runs in a single-threaded process that does nothing else, because it leaves its namespaces. Paths are opened without
+//! following symbolic links: if a name is swapped in the meantime, the build fails and never uses another path. The
+//! returned fds keep the namespace alive; no process needs to be in it.
 
 use std::{
     collections::BTreeMap,
@@ -22,27 +22,24 @@ use crate::{
     system,
 };
 
-/// Where the empty tree is mounted before it becomes the root: a directory that every host has.
+/// Where the empty tree is mounted before it becomes the root. Every host has this directory.
 const STAGE: &str = "/proc";
 
-/// A view that was made.
 #[derive(Debug)]
 pub struct Built {
-    /// The user namespace that owns it, where rights of root were needed and there were none.
+    /// The user namespace that owns the mount namespace. `None` if the process had the privileges without one.
     pub user: Option<OwnedFd>,
-    /// Its mount namespace.
     pub mounts: OwnedFd,
-    /// Its root directory; paths are resolved from it with `RESOLVE_IN_ROOT`.
+    /// The root directory. Resolve paths from it with `RESOLVE_IN_ROOT`.
     pub root: OwnedFd,
 }
 
-/// A step that did not work.
+/// A failed step.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {source}")]
 pub struct BuildError {
-    /// What was tried, and on what.
+    /// The attempted operation and its path.
     pub what: String,
-    /// What the system said.
     pub source: io::Error,
 }
 
@@ -56,7 +53,7 @@ impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
     }
 }
 
-/// Leaves the caller's namespaces for new ones and makes the view in them. The process can do nothing else afterwards.
+/// Enters new namespaces and builds the view in them. The process is of no other use afterwards.
 pub fn build(script: &Script) -> Result<Built, BuildError> {
     let user = enter_namespaces()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -81,7 +78,7 @@ pub fn build(script: &Script) -> Result<Built, BuildError> {
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .doing(|| "open the view".to_owned())?;
     if script.is_empty_tree {
-        // The working directory is where the old root is mounted, which is over the new one.
+        // After `pivot_root(".", ".")` the old root is mounted over the new one, and it is the working directory.
         rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH)
             .doing(|| "let go of the old root".to_owned())?;
     }
@@ -91,7 +88,8 @@ pub fn build(script: &Script) -> Result<Built, BuildError> {
     Ok(Built { user, mounts, root })
 }
 
-/// A mount namespace as it is with rights of root; otherwise with a user namespace in which we are who we are.
+/// Enters a new mount namespace. Without the privilege for that, also enters a new user namespace that maps our own uid
+/// and gid.
 fn enter_namespaces() -> Result<Option<OwnedFd>, BuildError> {
     let unshare = |flags: libc::c_int| system::io_call(libc::SYS_unshare, [flags as usize, 0, 0, 0, 0, 0]);
     match unshare(libc::CLONE_NEWNS) {
@@ -101,7 +99,7 @@ fn enter_namespaces() -> Result<Option<OwnedFd>, BuildError> {
     }
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS).doing(|| "make a user and a mount namespace".to_owned())?;
-    // The files of a process that is not dumpable belong to root.
+    // The `/proc/self` files of a process that is not dumpable belong to root, so they could not be written.
     set_dumpable_behavior(DumpableBehavior::Dumpable).doing(|| "open our own files in `/proc`".to_owned())?;
     let maps = [
         ("setgroups", "deny".to_owned()),
@@ -123,7 +121,7 @@ fn keep_private() -> rustix::io::Result<()> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
 }
 
-/// A copy for each bind, in the order of the steps, before anything is changed or covered.
+/// Clones the source of each bind mount, in the order of the steps. Must run before any path is changed or covered.
 fn copy_sources(script: &Script) -> Result<Vec<Option<OwnedFd>>, BuildError> {
     let copy = |step: &Step| {
         let Step::Bind { path, is_read_only, .. } = step else { return Ok(None) };
@@ -141,10 +139,10 @@ fn copy_sources(script: &Script) -> Result<Vec<Option<OwnedFd>>, BuildError> {
 }
 
 struct Builder {
-    /// Trees of ours in memory, by where they are mounted.
+    /// Our tmpfs instances, by mount point.
     trees: BTreeMap<PathBuf, OwnedFd>,
     null: OwnedFd,
-    /// The first empty directory that covers another; the others are copies of it.
+    /// The first empty mask. Further masks are clones of it.
     mask: Option<OwnedFd>,
 }
 
@@ -199,7 +197,7 @@ impl Builder {
         Ok(())
     }
 
-    /// A device on a mount without devices cannot be opened, whatever rights one has.
+    /// Covers a file with a device node on a `nodev` mount, which cannot be opened even by root.
     fn mask_file(&self, path: &Path) -> io::Result<()> {
         let place = system::place(CWD, path)?;
         let cover = system::clone_tree(self.null.as_fd())?;
@@ -213,7 +211,7 @@ impl Builder {
         system::attach(system::terminals()?.as_fd(), place.as_fd())
     }
 
-    /// The tree of ours that a path lies in, and the rest of the path.
+    /// The tmpfs of ours that contains a path, and the path below it.
     fn tree_of<'a>(&self, path: &'a Path) -> io::Result<(BorrowedFd<'_>, &'a Path)> {
         let found = path.ancestors().skip(1).find_map(|above| self.trees.get_key_value(above));
         let (above, tree) = found.ok_or(io::ErrorKind::NotFound)?;
@@ -256,7 +254,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Nothing more is made in our trees.
+    /// Makes our tmpfs instances read-only.
     fn freeze(&self) -> Result<(), BuildError> {
         for (path, tree) in &self.trees {
             let read_only = libc::MOUNT_ATTR_RDONLY;

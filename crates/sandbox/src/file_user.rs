@@ -1,40 +1,41 @@
-//! Lets one thread use files as another user (`--run-as`): its fsuid, fsgid, supplementary groups and none of root's capabilities.
+//! Lets a thread access files as another user (`--run-as`): with that user's fsuid, fsgid and supplementary groups, and
+//! without root's capabilities.
 //!
 //! ```text
-//!  FileUser::enter ──▶ setgroups, setfsgid, setfsuid, capset ──▶ work ──▶ Acting::drop restores in reverse order
-//!                                                                 └── as_server(..): the server's own rights for a moment
+//!  FileUser::enter ──▶ setgroups, setfsgid, setfsuid, capset ──▶ work ──▶ Acting::drop restores the server's ids
+//!                                                                 └── as_server(..): the server's own rights, temporarily
 //! ```
 //!
-//! All calls are raw system calls: the C library's `setgroups` would change every thread of the process. The effective uid stays that of the
-//! server, so another process of the user can neither signal nor trace the server. Failure path: a thread that cannot get
-//! its rights back would do the server's work as the user, or the user's next work as root, so the program aborts. The kernel
-//! gives a new thread the ids of the thread that starts it, so work that acts as a user must start none.
+//! All calls are raw system calls, because the C library's `setgroups` would change every thread of the process. The
+//! effective uid stays that of the server, so other processes of the user can neither signal nor trace the server.
 //!
-//! This module must not know which files are used.
+//! If a thread cannot restore its rights, the program aborts: otherwise the thread would do the server's work as the
+//! user, or the user's next work as root. A new thread inherits the ids of the thread that starts it, so work that acts
+//! as a user must not start threads.
 
 use std::{cell::RefCell, io, marker::PhantomData, sync::Arc};
 
 use crate::system::{address, call, io_call};
 
-/// `_LINUX_CAPABILITY_VERSION_3`: two words of 32 bits for each set.
+/// `_LINUX_CAPABILITY_VERSION_3`: two 32-bit words for each set.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
-/// CAP_SETGID and CAP_SETUID, which a thread needs to become itself again. They give no right to any file.
+/// CAP_SETGID and CAP_SETUID, which a thread needs to restore its ids. They give no access to files.
 const KEPT: u32 = 1 << 6 | 1 << 7;
 
-/// Asks for the current id instead of setting one: no user has this number.
+/// Queries the current id instead of setting one: -1 is not a valid id.
 const ASK: usize = u32::MAX as usize;
 
 thread_local! {
-    /// Whom this thread acts as now, and what it needs to stop.
+    /// The user that this thread acts as, and what is needed to restore its rights.
     static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
 }
 
 struct Current {
     user: Arc<FileUser>,
-    /// Whether the groups are the user's.
+    /// Whether the groups were changed to the user's.
     has_groups: bool,
-    /// The server's capabilities, once they were taken away.
+    /// The server's capabilities, if they were dropped.
     capabilities: Option<[CapabilityWords; 2]>,
 }
 
@@ -47,26 +48,26 @@ struct CapabilityWords {
     inheritable: u32,
 }
 
-/// The user that file operations are done as.
+/// The user for file operations.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FileUser {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
-    /// Uid, gid and groups of the server itself.
+    /// Uid, gid and groups of the server.
     server: (u32, u32, Vec<u32>),
 }
 
-/// A thread that acts as a [`FileUser`] until this is dropped. It cannot leave its thread.
+/// The thread acts as a [`FileUser`] until this value is dropped. Not `Send`: it must be dropped on the same thread.
 #[derive(Debug)]
 pub struct Acting {
-    /// A second one on a thread that acts already changes nothing.
+    /// False for a nested value on a thread that already acts as a user. Dropping that one changes nothing.
     is_outer: bool,
     _not_send: PhantomData<*const ()>,
 }
 
 impl FileUser {
-    /// A user by numbers. Remembers the server's own ids, which must be those of every thread that will act.
+    /// A user by ids. Records the server's own ids, which must be the ids of every thread that will act as the user.
     pub fn new(uid: u32, gid: u32, groups: Vec<u32>) -> io::Result<Self> {
         let own_groups = rustix::process::getgroups()?.into_iter().map(rustix::process::Gid::as_raw).collect();
         let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), own_groups);
@@ -79,7 +80,7 @@ impl FileUser {
         if is_outer {
             let mut current = Current { user: self.clone(), has_groups: false, capabilities: None };
             let taken = current.take_rights();
-            // Also where it failed half-way: what was changed until then is undone like the end of the work.
+            // Set it even if `take_rights` failed half-way, so that `end` undoes what was changed.
             CURRENT.set(Some(current));
             if let Err(error) = taken {
                 end();
@@ -97,8 +98,8 @@ impl Current {
         set_groups(groups)?;
         self.has_groups = true;
         set_file_id(libc::SYS_setfsgid, *gid)?;
-        // From 0 to another uid the kernel drops the capabilities over files by itself; the others would still give rights to
-        // reserved disk space, quotas and some attributes.
+        // When the fsuid changes from 0, the kernel drops the capabilities for files. Drop the others too: they give
+        // access to reserved disk space, quotas and some attributes.
         set_file_id(libc::SYS_setfsuid, *uid)?;
         if *uid != 0 {
             let [low, high] = capabilities;
@@ -128,12 +129,13 @@ impl Drop for Acting {
     }
 }
 
-/// Runs work with the server's own rights on a thread that may act as a user, for example to look at the server's own files.
+/// Runs work with the server's own rights on a thread that may act as a user. For example, to read the server's own
+/// files.
 pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
     struct Resume(Option<Arc<FileUser>>);
     impl Drop for Resume {
         fn drop(&mut self) {
-            // Whether the work ended or panicked: the rest of the user's work is the user's.
+            // Runs also if the work panicked: the rest of the thread's work must run as the user.
             let resumed = self.0.take().map(|user| user.enter());
             match resumed {
                 Some(Ok(acting)) => std::mem::forget(acting), // The outer one ends it.
@@ -150,7 +152,7 @@ pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Makes the thread the server's again.
+/// Restores the server's rights. Aborts if that fails.
 fn end() {
     if CURRENT.take().is_some_and(|current| current.give_rights_back().is_err()) {
         std::process::abort();
@@ -161,7 +163,7 @@ fn set_groups(groups: &[u32]) -> io::Result<()> {
     io_call(libc::SYS_setgroups, [groups.len(), address(groups.as_ptr()), 0, 0, 0, 0]).map(drop)
 }
 
-/// `setfsuid` and `setfsgid` tell the id before and never an error, so the id is asked for afterwards.
+/// `setfsuid` and `setfsgid` return the previous id and never an error. So query the id afterwards.
 fn set_file_id(number: libc::c_long, id: u32) -> io::Result<()> {
     let set = |id: usize| call(number, [id, 0, 0, 0, 0, 0]).map_err(io::Error::from_raw_os_error);
     set(id as usize)?;
@@ -245,7 +247,7 @@ mod tests {
     #[test]
     fn a_user_that_cannot_be_taken_changes_nothing() {
         assert!(rustix::process::geteuid().is_root(), "this test gives a thread another user: run it as root");
-        // No user has this number, so the kernel keeps the old one.
+        // -1 is not a valid uid, so the kernel keeps the old one.
         let user = Arc::new(FileUser::new(u32::MAX, NOBODY, vec![7]).expect("our own groups"));
         let before = all();
         assert!(user.enter().is_err());

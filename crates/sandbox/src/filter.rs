@@ -1,7 +1,8 @@
-//! The filter of system calls that every sandboxed process gets: what could reach around a view, and with it the network.
+//! The seccomp filter of every sandboxed process: refuses system calls that could bypass a view, and network access if
+//! that is restricted.
 //!
-//! Numbers are compared as the kernel uses them: the request of an `ioctl`, the number of a process and the family of a socket are 32 bits,
-//! whatever is in the upper half of the register.
+//! Arguments are compared as the kernel uses them. The request of an `ioctl`, a pid and the family of a socket are
+//! 32-bit values, so the upper half of the register is ignored.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
@@ -27,17 +28,17 @@ const KEEP_BITS: u16 = 0x54;
 const GO_ON: u16 = 0x05;
 const RETURN: u16 = 0x06;
 
-/// The bits of a socket's type that say its kind; the others are flags.
+/// The bits of a socket's type argument that are the type. The others are flags.
 const SOCKET_KINDS: u32 = 0xf;
 
-/// Offsets in the kernel's `seccomp_data`, little endian.
+/// Offsets in the kernel's `seccomp_data`, for little endian.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const fn argument(index: u32) -> u32 {
     16 + 8 * index
 }
 
-/// Never of use to a confined program but for reaching around what confines it.
+/// System calls that a sandboxed program needs only to bypass its sandbox.
 const REFUSED: &[c_long] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -80,8 +81,8 @@ const REFUSED: &[c_long] = &[
     libc::SYS_quotactl,
 ];
 
-/// Flags of `clone` that make a namespace, in which a process has every right, and with it ways around a view. Among the lowest eight bits
-/// is the signal of its end.
+/// Flags of `clone` that create a namespace. In a new user namespace a process has all capabilities, and with them ways
+/// around a view. CLONE_NEWTIME is not included: the lowest eight bits are the exit signal here.
 const CLONE_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -90,11 +91,12 @@ const CLONE_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 
-/// Those of `unshare`: also CLONE_NEWTIME.
+/// Flags of `unshare` that create a namespace, including CLONE_NEWTIME.
 const UNSHARE_NAMESPACES: u32 = CLONE_NAMESPACES | 0x80;
 
-/// Calls that change another process: its limits (no time left kills it), when and where it runs, where its memory is. Landlock knows none
-/// of them. Each has one argument, or two, and the value with which it is about the caller itself.
+/// System calls that can change another process: its limits (a CPU limit of zero kills it), its scheduling, and the
+/// placement of its memory. Landlock covers none of them. Each entry is a call, the index of an argument, and the value
+/// of that argument that means the caller itself. A call with two entries must match both.
 const ABOUT_OTHERS: &[(c_long, u32, u32)] = &[
     (libc::SYS_prlimit64, 0, 0),
     (libc::SYS_sched_setaffinity, 0, 0),
@@ -111,7 +113,8 @@ const ABOUT_OTHERS: &[(c_long, u32, u32)] = &[
     (libc::SYS_move_pages, 0, 0),
 ];
 
-/// Calls that find or use an IPC object by its key, number or name; refused where a process has no IPC namespace of its own.
+/// System calls that find or use an IPC object by key, id or name. Refused if the process has no IPC namespace of its
+/// own.
 const OF_IPC: &[c_long] = &[
     libc::SYS_shmget,
     libc::SYS_shmat,
@@ -128,30 +131,30 @@ const OF_IPC: &[c_long] = &[
     libc::SYS_mq_unlink,
 ];
 
-/// Calls that are refused outright and lie next to each other, in one leaf of the tree: fewer steps in all than a leaf for each.
+/// Most refused calls per leaf of the tree. Grouping neighboring calls needs fewer instructions than one leaf each.
 const LEAF: usize = 4;
 
-/// The program that is handed to the kernel, made once.
+/// The BPF program for the kernel. Each variant is created once.
 pub(crate) fn program(is_network_restricted: bool, ipc: Ipc) -> &'static [sock_filter] {
     static PROGRAMS: [[OnceLock<Vec<sock_filter>>; 2]; 2] = [const { [const { OnceLock::new() }; 2] }; 2];
     PROGRAMS[usize::from(is_network_restricted)][ipc as usize].get_or_init(|| make(is_network_restricted, ipc))
 }
 
 fn make(is_network_restricted: bool, ipc: Ipc) -> Vec<sock_filter> {
-    // A call of another architecture has other numbers.
+    // Another architecture has other system call numbers.
     let mut out = vec![load(ARCH), jump(IF_EQUAL, ARCHITECTURE, 1, 0), give(KILL), load(NUMBER)];
     if cfg!(target_arch = "x86_64") {
-        // The numbers of x32.
+        // The x32 system calls.
         out.extend([jump(IF_AT_LEAST, 0x4000_0000, 0, 1), give(KILL)]);
     }
     out.extend(tree(&leaves(rules(is_network_restricted, ipc))));
     out
 }
 
-/// What becomes of a call.
+/// The decision about a system call.
 enum Rule {
     Refuse,
-    /// These steps refuse it, or go on behind their last; a call that comes to the end of all is allowed.
+    /// Instructions that refuse the call, or continue after the last one. A call that reaches the end is allowed.
     Unless(Vec<sock_filter>),
 }
 
@@ -170,21 +173,22 @@ fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, Rule> {
     for (number, flags) in [(libc::SYS_clone, CLONE_NAMESPACES), (libc::SYS_unshare, UNSHARE_NAMESPACES)] {
         unless(number, &[load(argument(0)), jump(IF_ANY_BIT, flags, 0, 1), give(REFUSE)]);
     }
-    // Its flags are in memory, where no filter looks. Libraries that do not find it use `clone`.
+    // `clone3` has its flags in memory, which a filter cannot read. With ENOSYS, libraries fall back to `clone`.
     unless(libc::SYS_clone3, &[give(NOT_THERE)]);
-    // Input that is pushed into a terminal is typed by nobody.
+    // These requests inject input into a terminal, as if the user had typed it.
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
         unless(libc::SYS_ioctl, &[load(argument(1)), jump(IF_EQUAL, request as u32, 0, 1), give(REFUSE)]);
     }
     if is_network_restricted {
         for socket in [libc::SYS_socket, libc::SYS_socketpair] {
             unless(socket, &[load(argument(0)), jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), give(REFUSE)]);
-            // A datagram needs no connection: each may have an address of its own, which is in memory. Raw ones are datagrams by another
-            // name, so those of the kinds that are connected are all that is left.
+            // Allow only connection-oriented types. A datagram socket needs no connection: each datagram can have its
+            // own address, in memory that a filter cannot read. Raw Unix sockets are datagram sockets too.
             unless(socket, &[load(argument(1)), keep(SOCKET_KINDS), jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0)]);
             unless(socket, &[jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), give(REFUSE)]);
         }
-        // To whom a message goes is named by an address, or by a connection, which cannot be made.
+        // A message needs an address or a connection. `connect` is refused, so it is enough to refuse an address in
+        // `sendto`.
         for half in [argument(4), argument(4) + 4] {
             unless(libc::SYS_sendto, &[load(half), jump(IF_EQUAL, 0, 1, 0), give(REFUSE)]);
         }
@@ -193,7 +197,8 @@ fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, Rule> {
     rules
 }
 
-/// Steps that decide, with the number from which on they are asked; the number is loaded. In order.
+/// The leaves of the tree, in order: each has its lowest system call number, and the instructions that decide. These
+/// expect the number to be loaded.
 fn leaves(rules: BTreeMap<u32, Rule>) -> Vec<(u32, Vec<sock_filter>)> {
     let mut out = Vec::new();
     let mut refused: Vec<u32> = Vec::new();
@@ -225,8 +230,8 @@ fn leaves(rules: BTreeMap<u32, Rule>) -> Vec<(u32, Vec<sock_filter>)> {
     out
 }
 
-/// Finds the leaf by halves. The kernel tries the program with every number there is before it takes it, once for each start: in a
-/// row of all numbers that took longer than the exec that follows.
+/// A binary search for the leaf. When a filter is installed, at every start, the kernel evaluates it for each system
+/// call number. With a linear list of all numbers, that took longer than the exec that follows.
 fn tree(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
     match leaves {
         [] => vec![give(ALLOW)],
@@ -259,7 +264,7 @@ const fn jump(code: u16, value: u32, yes: u8, no: u8) -> sock_filter {
     sock_filter { code, jt: yes, jf: no, k: value }
 }
 
-/// Goes on so many steps further down.
+/// Jumps forward over `steps` instructions.
 fn skip(steps: usize) -> sock_filter {
     sock_filter { code: GO_ON, jt: 0, jf: 0, k: u32::try_from(steps).unwrap_or(u32::MAX) }
 }
@@ -272,10 +277,10 @@ const fn give(answer: u32) -> sock_filter {
 mod tests {
     use super::*;
 
-    /// Every program that there is.
+    /// All variants of the program.
     const KINDS: [(bool, Ipc); 4] = [(false, Ipc::Own), (true, Ipc::Own), (false, Ipc::Refused), (true, Ipc::Refused)];
 
-    /// Runs the program as the kernel would.
+    /// Interprets the program as the kernel would.
     fn answer(program: &[sock_filter], number: c_long, arguments: [u64; 6]) -> u32 {
         let mut data = [0_u8; 64];
         data[0..4].copy_from_slice(&to_u32(number).to_le_bytes());
@@ -313,7 +318,7 @@ mod tests {
         }
     }
 
-    /// With no argument that matters, so that only the number decides.
+    /// The arguments are harmless, so only the number decides.
     #[test]
     fn every_number_is_answered_as_by_a_row_of_all() {
         for (restricted, ipc) in KINDS {
@@ -348,7 +353,7 @@ mod tests {
     fn a_process_changes_itself_and_no_other() {
         let program = program(false, Ipc::Own);
         for (number, index, own) in ABOUT_OTHERS {
-            // The other argument of those that have two.
+            // Set all arguments of this call to the caller itself.
             let mut arguments = [0_u64; 6];
             for (_, index, own) in ABOUT_OTHERS.iter().filter(|(other, ..)| other == number) {
                 arguments[*index as usize] = u64::from(*own);

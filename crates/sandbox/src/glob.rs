@@ -1,9 +1,12 @@
-//! Which paths of this host a pattern matches now.
+//! Finds the paths on this host that a glob pattern matches.
 //!
-//! What a pattern means is `globset`'s word, with the settings that `fs/glob` has: `*`, `?` and `[..]` stay within a name, `**` crosses
-//! names, `{a,b}` is either, a backslash takes the next sign as it is. Two things are stricter here, since a pattern that denies must not
-//! mean less than it says: an empty alternative of a brace counts, and what cannot be read is an error. A search is bounded in
-//! the number of names it looks at, and in depth where somebody says so; links are names like any other and are not followed.
+//! Patterns have the syntax of `globset`, with the same settings as `fs/glob`: `*`, `?` and `[..]` match within a name,
+//! `**` crosses directories, `{a,b}` is an alternative, and a backslash escapes the next character. Two things are
+//! stricter here, because a pattern that denies must not match less than it says: empty alternatives in braces are
+//! allowed, and an invalid pattern is an error.
+//!
+//! A search is bounded in the number of names, and optionally in depth. Symbolic links are matched like other names and
+//! not followed.
 
 use std::{
     fs, io,
@@ -14,30 +17,30 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
 use crate::paths;
 
-/// Names that all searches of a policy may look at: about a second of work.
+/// Most names that all searches of a policy may look at: about a second of work.
 pub(crate) const NAMES_MAX: usize = 100_000;
 
-/// Bytes of one pattern: beyond it compiling takes noticeable time.
+/// Longest pattern. Compiling a longer one takes noticeable time.
 const BYTES_MAX: usize = 8 << 10;
 
-/// Levels of braces in a pattern.
+/// Deepest nesting of braces in a pattern.
 const NESTING_MAX: usize = 32;
 
-/// Why nothing is found.
+/// Why a search failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// The search was given up: the pattern means more than can be enforced.
+    /// The search exceeded its budget: the pattern covers more than can be enforced.
     TooMuch,
-    /// A directory on its way is closed to us, but not to whoever it belongs to, which we are.
+    /// A directory cannot be listed, but we own it, so the sandboxed process could change its mode.
     Closed(PathBuf),
-    /// It is no pattern, for this reason.
+    /// The pattern is invalid. The text is the reason.
     Malformed(String),
 }
 
-/// Every path below the fixed part that an absolute pattern matches; what lies in a match is not looked at. Of `budget` it takes a name
-/// for each that it looks at.
+/// All paths that an absolute pattern matches. Does not search below a match. Each name that it looks at takes one from
+/// `budget`.
 pub(crate) fn find(pattern: &str, depth: Option<usize>, budget: &mut usize) -> Result<Vec<PathBuf>, Trouble> {
-    // As paths are written: no part is empty or a dot.
+    // Normalize the pattern as paths are: without empty components and dots.
     let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     let matcher = matcher(&format!("/{}", parts.join("/")))?;
     let is_fixed = |part: &&&str| !part.contains(['*', '?', '[', ']', '{', '}', '\\']);
@@ -46,13 +49,14 @@ pub(crate) fn find(pattern: &str, depth: Option<usize>, budget: &mut usize) -> R
     if fixed == parts.len() {
         return Ok(vec![base]);
     }
-    // Alternatives may hold slashes, and then parts are not what they seem.
+    // Braces may contain slashes, and `**` crosses directories. Then the number of components does not bound the depth.
     let is_open = pattern.contains(['{', '}']) || pattern.contains("**");
     let most = if is_open { usize::MAX } else { parts.len() - fixed };
     search(&base, &matcher, depth.unwrap_or(usize::MAX).min(most), budget)
 }
 
-/// As a set of one: a set reports a pattern that its engine cannot compile, a single matcher panics.
+/// Compiles a pattern as a set of one: a set returns an error for a pattern that the regex engine cannot compile, where
+/// a single matcher would panic.
 fn matcher(pattern: &str) -> Result<GlobSet, Trouble> {
     if pattern.len() > BYTES_MAX {
         return Err(Trouble::Malformed(format!("it has {} bytes; the limit is {BYTES_MAX}", pattern.len())));
@@ -63,13 +67,13 @@ fn matcher(pattern: &str) -> Result<GlobSet, Trouble> {
     let built = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).empty_alternates(true).build();
     let set = built.and_then(|glob| GlobSetBuilder::new().add(glob).build());
     set.map_err(|error| {
-        // A parser draws the pattern, and says on the last line what is wrong.
+        // The text of some errors has several lines, with a drawing of the pattern. The last line has the reason.
         let reason = error.kind().to_string();
         Trouble::Malformed(reason.lines().next_back().unwrap_or_default().to_owned())
     })
 }
 
-/// How deep braces are in braces. Reading a pattern takes a call for each level.
+/// How deep braces are nested. The parser recurses once per level.
 fn nesting(pattern: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     let mut bytes = pattern.bytes();
@@ -94,7 +98,7 @@ fn search(base: &Path, matcher: &GlobSet, depth: usize, budget: &mut usize) -> R
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && paths::is_ours(&dir) => {
                 return Err(Trouble::Closed(dir));
             }
-            // What cannot be listed here cannot be listed by the one to be confined either.
+            // If we cannot list the directory, the sandboxed process cannot either.
             Err(_) => continue,
         };
         for entry in entries.flatten() {

@@ -1,22 +1,21 @@
-//! What this host can enforce, found out by asking the kernel. It changes nothing.
+//! Finds out what this host can enforce. Changes nothing.
 
 use std::fs;
 
 use crate::landlock;
 
-/// What this host can enforce.
+/// The features that this host has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Host {
-    /// The release of Landlock.
+    /// The Landlock ABI version. `None` without Landlock.
     pub landlock: Option<u32>,
-    /// Whether system calls can be filtered.
+    /// Whether system calls can be filtered with seccomp.
     pub seccomp: bool,
-    /// Whether mount namespaces can be made, so far as settings tell.
+    /// Whether mount namespaces can be created, as far as the settings tell.
     pub namespaces: bool,
 }
 
 impl Host {
-    /// Asks the kernel.
     pub fn look() -> Self {
         let setting = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
         let is_root = rustix::process::geteuid().is_root();
@@ -30,7 +29,7 @@ impl Host {
         }
     }
 
-    /// Whether Landlock is new enough.
+    /// Whether the Landlock ABI is new enough.
     pub fn has_landlock(self) -> bool {
         self.landlock.is_some_and(|release| release >= landlock::NEEDED)
     }

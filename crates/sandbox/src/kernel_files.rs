@@ -1,10 +1,12 @@
-//! Makes the kernel's own file systems read-only in the view of a process, and covers message queues of the host's.
+//! Makes the kernel's own file systems read-only in the view of a process, and covers the host's message queues.
 //!
-//! A server that runs as root has children that may write `/proc/sys/kernel/core_pattern`: the kernel executes what stands there, outside of
-//! every sandbox. Neither Landlock (which denies nothing inside of what it allows) nor dropped capabilities stop a root user there, so the
-//! mounts do. Mounts are found in `mountinfo` rather than by name, because a host may have a second `/proc`, for example of a chroot.
+//! If the server runs as root, its children could write `/proc/sys/kernel/core_pattern`: the kernel runs the program
+//! named there outside of every sandbox. Landlock cannot deny it inside a granted directory, and dropping capabilities
+//! does not stop root there. So the mounts are made read-only. They are found in `mountinfo` and not by path, because a
+//! host may have a second `/proc`, for example in a chroot.
 //!
-//! A mount of POSIX message queues shows those of the IPC namespace in which it was mounted, so a new IPC namespace does not hide them.
+//! A mount of POSIX message queues shows the queues of the IPC namespace in which it was mounted. So a new IPC
+//! namespace does not hide them.
 
 use std::{
     ffi::OsString,
@@ -43,17 +45,16 @@ const KERNEL_FILE_SYSTEMS: [&str; 16] = [
     "resctrl",
 ];
 
-/// Where such file systems are mounted; every mount below is treated like them, whatever its type.
+/// Where such file systems are mounted. Every mount below is made read-only too, regardless of its type.
 const KERNEL_PLACES: [&str; 2] = ["/proc", "/sys"];
 
-/// What is done with a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Treatment {
     ReadOnly,
     Cover,
 }
 
-/// A line of `mountinfo` that needs a treatment.
+/// A line of `mountinfo` that must be protected.
 #[derive(Debug, PartialEq, Eq)]
 struct KernelMount {
     id: u64,
@@ -61,16 +62,18 @@ struct KernelMount {
     treatment: Treatment,
 }
 
-/// Opens `/proc` before the view's root replaces it: the view may not show it.
+/// Opens `/proc` before the root is replaced, because the view may not contain it.
 pub(crate) fn open_proc() -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open("/proc", flags, Mode::empty())?)
 }
 
-/// Treats every such mount that can be reached from the root directory of this process, which is the root of the view.
+/// Protects every such mount that can be reached from the root directory of this process, which is the root of the
+/// view.
 pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
     for mount in find(&read_mounts(proc)?) {
-        // A mount that lies under another one is out of reach, and so is one in a directory that this user cannot enter.
+        // Skip mounts that cannot be reached: those under another mount, and those in a directory that this user cannot
+        // enter.
         let place = match system::place(CWD, &mount.path) {
             Ok(place) => place,
             Err(error) => match Errno::from_io_error(&error) {
@@ -101,7 +104,7 @@ fn read_mounts(proc: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The mounts that need a treatment. A line is `id parent device root path options [tags…] - type source options`.
+/// The mounts to protect. A line is `id parent device root path options [tags…] - type source options`.
 fn find(mountinfo: &[u8]) -> Vec<KernelMount> {
     let parse = |line: &[u8]| {
         let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
@@ -121,7 +124,7 @@ fn find(mountinfo: &[u8]) -> Vec<KernelMount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(parse).collect()
 }
 
-/// The kernel writes space, tab, newline and backslash as three octal digits behind a backslash.
+/// In `mountinfo`, space, tab, newline and backslash are three octal digits after a backslash.
 fn unescape(text: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

@@ -1,7 +1,7 @@
-//! What a child applies to itself between clone and exec, prepared by somebody else.
+//! Confines a child between clone and exec.
 //!
-//! A [`Kit`] is made where the policy is known and can be handed to another process by its descriptors. [`InChild`] is the part that runs
-//! in the child: raw system calls alone, no memory, no lock.
+//! A [`Kit`] is made where the policy is known, and can be passed to another process as fds. [`InChild`] is the part
+//! that runs in the child: it makes only raw system calls, allocates nothing and takes no lock.
 
 use std::{
     io,
@@ -20,22 +20,20 @@ use crate::{
     system::{address, call},
 };
 
-/// Capabilities over files, users, signals and low ports; all others reach around a view.
+/// Capabilities for files, users, signals and low ports. All others could bypass a view.
 const KEPT_CAPABILITIES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10;
 
-/// `_LINUX_CAPABILITY_VERSION_3`: two words for each set.
+/// `_LINUX_CAPABILITY_VERSION_3`: two 32-bit words for each set.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
-/// How a kit confines.
+/// The restrictions of a kit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Applied {
-    /// Files are restricted.
     pub files: bool,
-    /// The network is restricted.
     pub network: bool,
 }
 
-/// All that a child needs to be confined.
+/// Everything that a child needs to confine itself.
 #[derive(Debug)]
 pub struct Kit {
     user: Option<OwnedFd>,
@@ -44,40 +42,30 @@ pub struct Kit {
     applied: Applied,
 }
 
-/// Why a kit could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum KitError {
-    /// The kernel has no Landlock.
     #[error(
         "this kernel does not offer Landlock, which keeps a process out of the others; boot it with `landlock` in `lsm=`"
     )]
     NoLandlock,
-    /// The kernel's Landlock lets a process signal others.
+    /// The Landlock ABI is too old: it does not keep a process from signalling others.
     #[error(
         "this kernel's Landlock is of release {release}, which does not keep a process from signalling others; release {} does, which comes with Linux 6.12",
         landlock::NEEDED
     )]
-    OldLandlock {
-        /// What it has.
-        release: u32,
-    },
-    /// A rule was not taken.
+    OldLandlock { release: u32 },
+    /// The kernel refused a Landlock rule.
     #[error("allow `{}`: {source}", path.display())]
-    Rule {
-        /// For what.
-        path: std::path::PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Rule { path: std::path::PathBuf, source: io::Error },
 }
 
 impl Kit {
-    /// Whether this host has what a kit is made of.
+    /// Checks that this host has what a kit needs.
     pub fn check_host() -> Result<(), KitError> {
         suffices(landlock::abi())
     }
 
-    /// Makes the kit for rules, with the view that was made for them.
+    /// Makes the kit for these rules. `view` must have been built for the same rules.
     pub fn new(rules: &Rules, purpose: Purpose, is_network_restricted: bool, view: Built) -> Result<Self, KitError> {
         Self::check_host()?;
         let is_about_files = purpose != Purpose::WholeSystem;
@@ -89,10 +77,10 @@ impl Kit {
         let granted = script::fitted(rules, purpose);
         let granted = granted.rules.iter().filter(|(_, rule)| is_about_files && rule.access != Access::Deny);
         for (path, rule) in granted {
-            // As the view shows it: its terminals are its own.
+            // Open the path in the view, not on the host: the view has its own devpts.
             let place = match open_in(view.root.as_fd(), path) {
                 Ok(place) => place,
-                // Gone since the policy was read: nothing is left to be granted.
+                // Removed since the policy was evaluated, so there is nothing to grant.
                 Err(rustix::io::Errno::NOENT) => continue,
                 Err(error) => return Err(refused(path)(error.into())),
             };
@@ -102,12 +90,11 @@ impl Kit {
         Ok(Self { user: view.user, mounts: view.mounts, rules: set.into_fd(), applied })
     }
 
-    /// How it confines.
     pub fn applied(&self) -> Applied {
         self.applied
     }
 
-    /// For another process: a byte that says which descriptors there are, and they.
+    /// The kit in parts, to be passed to another process: a byte of flags, and the fds.
     pub fn parts(&self) -> (u8, Vec<BorrowedFd<'_>>) {
         let Applied { files, network } = self.applied;
         let flags = u8::from(self.user.is_some()) | u8::from(files) << 1 | u8::from(network) << 2;
@@ -115,7 +102,7 @@ impl Kit {
         (flags, fds.map(|fd| fd.as_fd()).collect())
     }
 
-    /// The other way round; nothing where they do not fit together.
+    /// Puts a kit together again. `None` if the flags and the fds do not match.
     pub fn from_parts(flags: u8, fds: Vec<OwnedFd>) -> Option<Self> {
         let [has_user, files, network] = [0, 1, 2].map(|at| flags >> at & 1 == 1);
         let mut fds = fds.into_iter();
@@ -125,12 +112,12 @@ impl Kit {
         is_whole.then_some(Self { user, mounts, rules, applied: Applied { files, network } })
     }
 
-    /// Its descriptors: user namespace, mount namespace, rules.
+    /// The fds: user namespace, mount namespace, Landlock ruleset.
     pub fn descriptors(&self) -> [Option<&OwnedFd>; 3] {
         [self.user.as_ref(), Some(&self.mounts), Some(&self.rules)]
     }
 
-    /// The part for the child, with the numbers that the descriptors have there.
+    /// The part that runs in the child. `numbers` are the fds of `Self::descriptors` in the child.
     pub fn in_child(&self, numbers: [Option<RawFd>; 3]) -> InChild {
         let [user, mounts, rules] = numbers;
         let filters = [Ipc::Own, Ipc::Refused].map(|ipc| filter::program(self.applied.network, ipc));
@@ -152,29 +139,31 @@ fn open_in(view: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::io::retry_on_intr(|| rustix::fs::openat2(view, path, flags, Mode::empty(), resolve))
 }
 
-/// What runs in the child.
+/// The part of a [`Kit`] that runs in the child.
 #[derive(Debug)]
 pub struct InChild {
     user: Option<RawFd>,
     mounts: Option<RawFd>,
     rules: Option<RawFd>,
-    /// By [`Ipc`]; made beforehand, because a child allocates nothing.
+    /// Indexed by [`Ipc`]. Prepared in advance, because the child must not allocate.
     filters: [&'static [sock_filter]; 2],
 }
 
-/// How a process is kept from the System V IPC and the message queues of others.
+/// How a process is kept from the System V IPC objects and message queues of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ipc {
-    /// It has an IPC namespace of its own, which its descendants share.
+    /// It has a new IPC namespace, which its descendants share.
     Own,
-    /// The calls are refused, because the host makes no such namespace (built without, or at its limit).
+    /// The system calls are refused, because the host cannot create an IPC namespace (not built in, or at its limit).
     Refused,
 }
 
 impl InChild {
-    /// Enters the view, lets go of rights and keeps the rules. Before descriptors are closed and the user is changed.
+    /// Enters the view, drops capabilities and applies the Landlock rules. Call it before fds are closed and the user
+    /// is changed.
     ///
-    /// The IPC namespace is made here and not with the view: a view is used by every start with the same policy, also of other sessions.
+    /// The IPC namespace is created here and not with the view, because all starts with the same policy share a view,
+    /// even those of different sessions.
     pub fn enter(&self) -> Result<Ipc, c_int> {
         for (namespace, kind) in [(self.user, libc::CLONE_NEWUSER), (self.mounts, libc::CLONE_NEWNS)] {
             if let Some(fd) = namespace {
@@ -194,7 +183,7 @@ impl InChild {
         Ok(ipc)
     }
 
-    /// Filters system calls from here on. Last before exec.
+    /// Installs the seccomp filter. Must be the last step before exec.
     pub fn seal(&self, ipc: Ipc) -> Result<(), c_int> {
         let filter = self.filters[ipc as usize];
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
@@ -203,10 +192,10 @@ impl InChild {
     }
 }
 
-/// Lets go of all capabilities but those over files, users and signals. For good: with `no_new_privs`, which is set next, a program that is
-/// executed gets no more than was there before, root or not.
+/// Drops all capabilities but those in `KEPT_CAPABILITIES`, permanently: `no_new_privs` is set next, so no exec can
+/// gain capabilities, even for root.
 fn drop_capabilities() -> Result<(), c_int> {
-    // Version and process; then effective, permitted and inheritable of the lower and the upper half.
+    // The header is the version and the pid. Each half (low, high) has the effective, permitted and inheritable sets.
     let header: [u32; 2] = [CAPABILITY_VERSION, 0];
     let mut sets = [0_u32; 6];
     call(libc::SYS_capget, [address(header.as_ptr()), address(sets.as_mut_ptr()), 0, 0, 0, 0])?;

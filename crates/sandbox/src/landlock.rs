@@ -1,4 +1,4 @@
-//! Rules that the kernel keeps for a thread and all it becomes: Landlock. It must not know where rules come from.
+//! Landlock rulesets: rules that the kernel enforces for a thread and all its descendants.
 
 use std::{
     io,
@@ -17,23 +17,23 @@ const READ_FILE: u64 = 1 << 2;
 const READ_DIR: u64 = 1 << 3;
 const MAKE_CHAR: u64 = 1 << 6;
 const MAKE_BLOCK: u64 = 1 << 11;
-/// Moving and linking between directories, since release 2.
+/// Rename and link between directories, since ABI 2.
 const REFER: u64 = 1 << 13;
-/// Since 3.
+/// Since ABI 3.
 const TRUNCATE: u64 = 1 << 14;
-/// Control calls on devices, since 5.
+/// `ioctl` on devices, since ABI 5.
 const IOCTL_DEV: u64 = 1 << 15;
-/// Everything of the first release.
+/// All access rights of ABI 1.
 const FIRST: u64 = (1 << 13) - 1;
-/// What makes sense for something that is no directory.
+/// The access rights that apply to a file that is not a directory.
 const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
-/// Abstract sockets and signals stay among those with the same rules, since 6.
+/// Restricts abstract Unix sockets and signals to processes with the same ruleset, since ABI 6.
 const SCOPES: u64 = 3;
 
-/// The release that has all of it (Linux 6.12). With an older one a process would be held by less than is promised: it could kill its server.
+/// The ABI that has all of these (Linux 6.12). With an older one, a process could kill its server.
 pub(crate) const NEEDED: u32 = 6;
 
-/// The release of Landlock that the kernel has; nothing where it has none or it is switched off.
+/// The Landlock ABI of the kernel. `None` if Landlock is missing or disabled.
 pub(crate) fn abi() -> Option<u32> {
     // LANDLOCK_CREATE_RULESET_VERSION.
     let version = call(libc::SYS_landlock_create_ruleset, [0, 0, 1, 0, 0, 0]).ok()?;
@@ -47,24 +47,24 @@ struct Beneath {
     parent: i32,
 }
 
-/// A set of rules before it is kept.
+/// A ruleset that is not applied yet.
 pub(crate) struct Ruleset {
     fd: OwnedFd,
     handled: u64,
 }
 
 impl Ruleset {
-    /// Denies every access to files, where files are restricted. The kernel has a release that knows all of it.
+    /// Denies all access to files if `is_about_files`. The kernel must have at least ABI `NEEDED`.
     pub(crate) fn new(is_about_files: bool) -> io::Result<Self> {
         let handled = if is_about_files { FIRST | REFER | TRUNCATE | IOCTL_DEV } else { 0 };
-        // Files, network, scopes.
+        // Handled accesses to files and to the network, and scopes.
         let request: [u64; 3] = [handled, 0, SCOPES];
         let args = [address(request.as_ptr()), size_of_val(&request), 0, 0, 0, 0];
         let fd = fd_call(libc::SYS_landlock_create_ruleset, args)?;
         Ok(Self { fd, handled })
     }
 
-    /// Allows an access to what a descriptor stands for and everything below.
+    /// Allows access to the object behind an fd and everything below it.
     pub(crate) fn allow(&self, place: BorrowedFd<'_>, access: Access, is_dir: bool) -> io::Result<()> {
         let wanted = match access {
             Access::Read => READ,

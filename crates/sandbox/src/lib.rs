@@ -1,24 +1,28 @@
-//! Turns a policy about files and the network into what the kernel enforces: Landlock, mounts and a filter of system calls.
+//! Turns a policy for files and the network into what the kernel enforces: mounts, Landlock and a seccomp filter.
 //!
-//! The crate owns what a policy means and how it is applied. It knows nothing of the wire, of sessions or of a runtime.
+//! The crate defines what a policy means and how it is applied. It does not depend on the wire protocol, on sessions or
+//! on a runtime.
 //!
 //! ```text
-//!  Policy ── resolve(scope) ──▶ Rules ──┬── decide(path) ─────────────▶ an answer, for error texts
+//!  Policy ── resolve(scope) ──▶ Rules ──┬── decide(path) ─────────────▶ allowed or denied, for error texts
 //!                                       ├── Script ── build ──▶ Built:  a mount namespace and its root
 //!                                       └── Ruleset (Landlock) ──┐
 //!                                                Kit: namespace ─┴──▶ applied by a child between clone and exec
 //! ```
 //!
-//! - [`Policy`] is what somebody asked for; [`Policy::resolve`] finds out what it means on this host now: [`Rules`], paths without
-//!   links, the longest of which decides.
-//! - A view is a mount namespace in which only what the rules grant can be reached, read-only where they say so. A process that
-//!   is single-threaded and will end builds it ([`build`]) from a [`Script`]; whoever holds its descriptors keeps it alive and can
-//!   resolve paths in it without being in it.
-//! - Landlock denies nothing inside of what it allows, and knows nothing of modes, owners and times of files: so there is always a view.
-//!   A view alone does not keep a process from reaching into another one, which sees more: so a process always gets Landlock, too ([`Kit`]).
-//! - A process sees the kernel's own file systems read-only, and has an IPC namespace of its own.
-//! - [`FileUser`] is no part of a sandbox: it lets a thread of the server use files as the user that processes run as.
-//! - What cannot be enforced is an error that says what is missing; nothing is ever left out in silence.
+//! - [`Policy`] is the request. [`Policy::resolve`] evaluates it on this host, at this moment, into [`Rules`]: paths
+//!   without symbolic links, of which the longest match decides.
+//! - A view is a mount namespace that contains only what the rules grant, read-only where they say so. A
+//!   single-threaded process that does nothing else builds it ([`build`]) from a [`Script`]. The fds of the view keep it
+//!   alive. A process that has them can resolve paths in the view without entering it.
+//! - Landlock cannot deny anything inside a granted directory, and does not cover modes, owners and times of files. So
+//!   there is always a view. A view alone does not keep a process from accessing another process that sees more. So a
+//!   process always gets Landlock too ([`Kit`]).
+//! - A process sees the kernel's own file systems read-only, and has its own IPC namespace.
+//! - [`FileUser`] is not part of a sandbox: it lets a thread of the server access files as the user that processes run
+//!   as.
+//! - If something cannot be enforced, the result is an error that says what is missing. No restriction is ever dropped
+//!   silently.
 
 #![expect(unsafe_code, reason = "namespaces, Landlock and seccomp have no safe wrapper")]
 

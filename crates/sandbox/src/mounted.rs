@@ -1,7 +1,8 @@
-//! Whether the mounts of a view are where they were made. It must not know why they were.
+//! Checks that the mounts of a view are still in place.
 //!
-//! The kernel takes a mount away with the name that it lies on when that is removed by somebody who does not see the mount. What it
-//! covered is open then to whoever still has the view, and a new file may even get the number of the old one.
+//! When a process that does not see a mount removes the name under it, the kernel removes the mount too. Then the path
+//! that it covered is open to every process in the view. A new file may even get the inode number of the old one, so
+//! the check compares mount ids.
 
 use std::{
     io,
@@ -13,7 +14,7 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use crate::script::{Script, Step};
 
-/// A view, and the mounts that it was made of.
+/// A view, and the mount ids at its mount points.
 #[derive(Debug)]
 pub struct Mounted {
     root: OwnedFd,
@@ -21,7 +22,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Looks at a view that was just made.
+    /// Records the mounts of a view that was just built.
     pub fn look(root: &OwnedFd, script: &Script) -> io::Result<Self> {
         let root = root.try_clone()?;
         let mut at = Vec::new();
@@ -38,7 +39,7 @@ impl Mounted {
         Ok(Self { root, at })
     }
 
-    /// Whether all of them are there.
+    /// Whether all mounts are still in place.
     pub fn is_whole(&self) -> bool {
         self.at.iter().all(|(path, mount)| mount_of(&self.root, path).is_ok_and(|found| found == *mount))
     }

@@ -1,4 +1,4 @@
-//! Where a path leads, link by link. It must not know what a path is asked for.
+//! Follows paths through symbolic links, one component at a time.
 
 use std::{
     ffi::OsString,
@@ -7,20 +7,20 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// Links in one path before it counts as a loop; the kernel's own bound.
+/// Most symbolic links in one path before it counts as a loop. The kernel has the same limit.
 const LINKS_MAX: usize = 40;
 
-/// A path that exists, and the links on the way to it.
+/// An existing path, and the links on the way to it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Traced {
-    /// Without links.
+    /// The path without links.
     pub(crate) real: PathBuf,
     pub(crate) is_dir: bool,
-    /// Each link by a path without links before its last part, and the text in it.
+    /// Each link with its target. Only the last component of the link's path is a link.
     pub(crate) links: Vec<(PathBuf, PathBuf)>,
 }
 
-/// Removes `.` and `..` by the text alone.
+/// Removes `.` and `..` lexically.
 pub(crate) fn normalized(path: &Path) -> PathBuf {
     let mut clean = PathBuf::from("/");
     for part in path.components() {
@@ -35,12 +35,12 @@ pub(crate) fn normalized(path: &Path) -> PathBuf {
     clean
 }
 
-/// A path of which a part is not there, or cannot be looked at.
+/// A path with a component that does not exist or cannot be read.
 #[derive(Debug)]
 pub(crate) struct Missing {
-    /// The first part that is not there; all before has no links. A placeholder counts as not there.
+    /// The path up to the first missing component, without links. A placeholder counts as missing.
     pub(crate) first: PathBuf,
-    /// The links on the way.
+    /// The links that were followed before.
     pub(crate) links: Vec<(PathBuf, PathBuf)>,
     pub(crate) error: io::Error,
 }
@@ -60,38 +60,39 @@ pub(crate) fn trace(path: &Path) -> Result<Traced, Missing> {
     }
 }
 
-/// Whether a path is that of an empty directory that only stands where something must not come into being: it was never
-/// touched since 1970.
+/// Whether a path is a placeholder: an empty directory with mtime 0, which only keeps its name from being created.
 pub(crate) fn is_placeholder(path: &Path) -> bool {
     let is_marked = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir() && meta.mtime() == 0);
     is_marked && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// Whether whoever runs as we do can open a directory that is closed to us now: its owner can.
+/// Whether we own a directory. A process of the same user can change its mode, so a lack of permission does not keep
+/// the process out.
 pub fn is_ours(dir: &Path) -> bool {
     fs::symlink_metadata(dir).is_ok_and(|meta| meta.uid() == rustix::process::geteuid().as_raw())
 }
 
-/// Where a path leads as far as it exists; what is missing is added as it is written.
+/// Follows a path as far as it exists, and appends the missing components as written.
 pub(crate) fn reach(path: &Path) -> PathBuf {
     match walk(&normalized(path)) {
         Ok((mut real, rest, _)) => {
             real.extend(rest.map(|(names, _)| names).unwrap_or_default());
             real
         }
-        // A loop leads nowhere; its own name says most.
+        // A loop of links leads nowhere, so return the path itself.
         Err(_) => normalized(path),
     }
 }
 
-/// Device and number of what a path leads to.
+/// Device and inode of the object at a path, following links.
 pub(crate) fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 type Walked = (PathBuf, Option<(Vec<OsString>, io::Error)>, Vec<(PathBuf, PathBuf)>);
 
-/// The part that exists without links, the names that are left with the reason, and the links that were followed.
+/// Returns the existing part without links, the remaining components with the error (if any), and the links that were
+/// followed.
 fn walk(path: &Path) -> io::Result<Walked> {
     let names = |path: &Path| -> Vec<OsString> {
         let mut names: Vec<OsString> = path

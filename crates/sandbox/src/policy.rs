@@ -1,5 +1,5 @@
-//! What somebody asked for, and its reading on this host: names of places become paths, patterns become what they match, links
-//! are followed, and what is protected without being asked is added.
+//! Policies, and their evaluation on this host: named places become paths, patterns become their matches, symbolic
+//! links are followed, and paths that are always protected are added.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ use crate::{
     rules::{Access, Rule, Rules},
 };
 
-/// What programs of the system need to run.
+/// The directories that system programs need to run.
 const MINIMAL: [&str; 11] = [
     "/bin",
     "/sbin",
@@ -29,93 +29,85 @@ const MINIMAL: [&str; 11] = [
     "/run/current-system/sw",
 ];
 
-/// Rules of one policy: each may be a mount, and a table of mounts is copied with every namespace.
+/// Most rules of one policy. Each may become a mount, and every new namespace copies the mount table.
 const RULES_MAX: usize = 2000;
 
-/// Bytes of a `.git` file that are looked at; it holds one path.
+/// Most bytes of a `.git` file that are read. It contains one path.
 const GIT_FILE_MAX: u64 = 8192;
 
-/// What an entry is about.
+/// The subject of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// A file or directory by its absolute path.
+    /// A file or directory, by absolute path.
     Path(PathBuf),
-    /// Everything that a pattern matches; relative to the working directory unless it begins with a slash.
+    /// Everything that a glob pattern matches. Relative to the working directory unless it starts with a slash.
     Pattern(String),
-    /// `/`.
     Root,
-    /// What programs of the system need to run.
+    /// The directories that system programs need to run.
     Minimal,
     /// The project roots, or a path below each of them.
     ProjectRoots(Option<PathBuf>),
-    /// The directory for temporary files of the server.
+    /// The server's directory for temporary files.
     Tmpdir,
-    /// `/tmp`.
     SlashTmp,
-    /// Something that this release does not know, by its name.
+    /// A place that this release does not know, by its name.
     Unknown(String),
 }
 
-/// One grant or denial.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// What it is about.
     pub place: Place,
-    /// What is allowed there.
     pub access: Access,
-    /// It says nothing of a path that does not exist.
+    /// Ignore the entry if its path does not exist.
     pub skips_missing: bool,
 }
 
-/// Which files may be touched.
+/// The access to files: grants and denials.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Policy {
-    /// Grants and denials; what none covers is denied.
+    /// Everything that no entry covers is denied.
     pub entries: Vec<Entry>,
     /// How deep patterns are searched.
     pub scan_depth: Option<usize>,
 }
 
-/// What a policy is read against.
+/// The context in which a policy is evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Scope {
-    /// Where relative patterns begin.
+    /// Where relative patterns start.
     pub cwd: Option<PathBuf>,
-    /// The project roots; absent where nobody said which.
+    /// The project roots. `None` if the request does not define them.
     pub roots: Option<Vec<PathBuf>>,
-    /// The directory for temporary files.
+    /// The server's directory for temporary files.
     pub tmpdir: Option<PathBuf>,
-    /// What nobody is ever granted.
+    /// Paths that no policy can grant.
     pub hidden: Vec<PathBuf>,
 }
 
-/// Why a policy means nothing that can be enforced.
+/// Why a policy cannot be evaluated or enforced.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// It has to be known where something begins.
+    /// An entry is relative, and the scope lacks the working directory or the project roots.
     #[error("`{what}` needs a working directory, and the sandbox has none")]
-    NeedsCwd {
-        /// The entry.
-        what: String,
-    },
-    /// It cannot be kept to.
+    NeedsCwd { what: String },
     #[error("{what}")]
     NotEnforceable {
-        /// What, and why.
+        /// Says what cannot be enforced, and why.
         what: String,
     },
 }
 
 impl Policy {
-    /// Whether a search has to be made each time it is read.
+    /// Whether the policy has patterns, which must be searched again at each evaluation.
     pub fn has_patterns(&self) -> bool {
         self.entries.iter().any(|entry| matches!(entry.place, Place::Pattern(_)))
     }
 
-    /// Finds out what it means now.
+    /// Evaluates the policy on this host, as it is now.
     pub fn resolve(&self, scope: &Scope) -> Result<Rules, PolicyError> {
         let mut reading = Reading::default();
-        // Also those that do not exist: a `.git` that an entry leaves to others is not protected unasked.
+        // Paths of entries that grant writing or skip missing paths, even if they do not exist. A `.git` that such an
+        // entry names does not get the default protection.
         let mut named = Vec::new();
         let mut budget = glob::NAMES_MAX;
         for entry in &self.entries {
@@ -170,7 +162,7 @@ impl Policy {
                 let what = format!("a pattern below `{}`, which is not UTF-8", cwd.display());
                 return Err(PolicyError::NotEnforceable { what });
             };
-            // Signs of the directory's own name are no pattern.
+            // Escape characters of the directory's own path that have a meaning in patterns.
             let cwd: String = cwd
                 .chars()
                 .flat_map(|sign| if "*?[{}\\".contains(sign) { vec!['\\', sign] } else { vec![sign] })
@@ -196,18 +188,18 @@ impl Policy {
     }
 }
 
-/// Entries as they are read one by one; some can be judged only when all are known.
+/// The state of an evaluation. Some entries can be judged only when all are known.
 #[derive(Default)]
 struct Reading {
     rules: Rules,
-    /// Links on the way to something, and where they led.
+    /// Symbolic links on the way to an entry's path, and where each of them led.
     links: Vec<(PathBuf, PathBuf)>,
-    /// What was not there, by its first part that was not.
+    /// Missing paths, each up to its first missing component.
     missing: Vec<PathBuf>,
 }
 
 impl Reading {
-    /// Adds one place as it is now.
+    /// Adds the path of an entry, as it is now.
     fn take(&mut self, path: &Path, entry: &Entry) -> Result<(), PolicyError> {
         self.rules.stamp(path);
         let links = match paths::trace(path) {
@@ -219,7 +211,7 @@ impl Reading {
                 self.rules.add(traced.real, Rule { access: entry.access, is_dir: traced.is_dir });
                 links
             }
-            // What is not there cannot be granted.
+            // A path that does not exist cannot be granted.
             Err(_) if entry.access == Access::Write || !entry.is_firm() => Vec::new(),
             Err(missing) => self.note_missing(path, missing)?,
         };
@@ -235,7 +227,8 @@ impl Reading {
         let Missing { first, links, error } = missing;
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {}
-            // Whoever is confined cannot look there either, unless it can open what is closed.
+            // The sandboxed process has no permission there either, unless the directory belongs to us and the process
+            // could change its mode.
             io::ErrorKind::PermissionDenied if !first.parent().is_some_and(paths::is_ours) => return Ok(Vec::new()),
             _ => {
                 let what = format!("`{}` cannot be looked at: {error}", path.display());
@@ -247,10 +240,10 @@ impl Reading {
         Ok(links)
     }
 
-    /// What all entries mean together.
+    /// Judges the missing paths and the links, now that all rules are known.
     fn finish(mut self) -> Result<Rules, PolicyError> {
         for first in std::mem::take(&mut self.missing) {
-            // Elsewhere nobody can make it.
+            // If the directory is not writable, the process cannot create the path.
             if self.rules.around(&first) != Access::Write {
                 continue;
             }
@@ -276,13 +269,14 @@ impl Reading {
 }
 
 impl Entry {
-    /// Whether it also speaks of something that is not there: of a path that somebody wrote down.
+    /// Whether the entry also applies to a path that does not exist: to one that is spelled out, not to a pattern or a
+    /// named place.
     fn is_firm(&self) -> bool {
         !self.skips_missing && matches!(self.place, Place::Path(_) | Place::ProjectRoots(Some(_)))
     }
 }
 
-/// Denies what nobody is ever granted, by every path that leads to it through a mount.
+/// Denies the paths that no policy can grant, also under every other path that a bind mount gives them.
 fn hide(rules: &mut Rules, hidden: &[PathBuf]) {
     let mounts = if hidden.is_empty() { MountTable::default() } else { MountTable::read() };
     for path in hidden {
@@ -297,7 +291,8 @@ fn hide(rules: &mut Rules, hidden: &[PathBuf]) {
     }
 }
 
-/// What a repository's own configuration runs is run by its user, outside of any sandbox: so it stays read-only.
+/// Makes `.git` below each writable directory read-only. Git runs programs from a repository's configuration, later and
+/// outside of the sandbox, as the user. So a sandboxed process must not change it.
 fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> {
     let roots: Vec<PathBuf> = rules
         .rules
@@ -332,7 +327,7 @@ fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> 
     Ok(())
 }
 
-/// The directories that a `.git` file leads to, where they can be written otherwise.
+/// Also protects the directories that a `.git` file refers to (worktrees), if they would be writable otherwise.
 fn protect_git_elsewhere(rules: &mut Rules, git: &Path) {
     let base = git.parent().unwrap_or(Path::new("/"));
     let Some(dir) = read_line(git).and_then(|line| line.strip_prefix("gitdir:").map(|path| base.join(path.trim())))

@@ -1,4 +1,4 @@
-//! What a policy means on this host: paths without links, the longest of which decides. It must not know how it is enforced.
+//! The result of evaluating a policy: paths without symbolic links, of which the longest match decides.
 
 use std::{
     collections::BTreeMap,
@@ -7,19 +7,18 @@ use std::{
 
 use crate::paths;
 
-/// What may be done with a file. The order is that of precedence among entries for one path: the last wins.
+/// The allowed access. The order is the precedence among entries for the same path: the greatest wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
-    /// Reading and executing.
+    /// Read and execute.
     Read,
-    /// Reading, executing and writing.
+    /// Read, execute and write.
     Write,
-    /// Nothing.
     Deny,
 }
 
 impl Access {
-    /// Whether one who has this may do that.
+    /// Whether this access allows the wanted one.
     pub fn includes(self, wanted: Self) -> bool {
         match (self, wanted) {
             (_, Self::Deny) | (Self::Write, _) | (Self::Read, Self::Read) => true,
@@ -28,38 +27,35 @@ impl Access {
     }
 }
 
-/// One grant or denial, with everything below it.
+/// A grant or a denial of a path and everything below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// What is allowed.
     pub access: Access,
-    /// Whether it is about a directory.
     pub is_dir: bool,
 }
 
-/// A policy as it stands on this host at one moment.
+/// A policy as evaluated on this host at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
     pub(crate) rules: BTreeMap<PathBuf, Rule>,
-    /// Links that lead to what is granted, and their texts.
+    /// Symbolic links that lead to granted paths, with their targets.
     pub(crate) links: BTreeMap<PathBuf, PathBuf>,
-    /// What must not come into being: it would be denied or read-only if it were there.
+    /// Paths that do not exist and that a process must not create, because they would be denied or read-only.
     pub(crate) absent: Vec<PathBuf>,
-    /// What is there and may be a mere placeholder of such.
+    /// Paths that exist and may be placeholders for such paths.
     pub(crate) guarded: Vec<PathBuf>,
-    /// What is denied to everybody, whatever the policy says.
+    /// Paths that are always denied, regardless of the policy.
     pub(crate) hidden: Vec<PathBuf>,
-    /// What decided how the policy was read: places, and what was there.
+    /// The objects (device and inode) that the evaluation depended on, by path.
     stamps: BTreeMap<PathBuf, Option<(u64, u64)>>,
 }
 
-/// What a policy does not allow.
+/// An access that the policy does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the sandbox does not allow to {} `{}`", verb(*wanted), path.display())]
 pub struct Denied {
-    /// Where the request leads.
+    /// The path after all links.
     pub path: PathBuf,
-    /// What it wanted there.
     pub wanted: Access,
 }
 
@@ -72,24 +68,25 @@ fn verb(wanted: Access) -> &'static str {
 }
 
 impl Rules {
-    /// The rule that decides about a path without links: the longest that covers it.
+    /// The rule for a path without links: the longest that covers it.
     pub fn covering(&self, path: &Path) -> Option<(&Path, Rule)> {
         path.ancestors().find_map(|above| self.rules.get_key_value(above)).map(|(path, rule)| (path.as_path(), *rule))
     }
 
-    /// What is allowed at a path without links.
+    /// The access to a path without links.
     pub fn access(&self, path: &Path) -> Access {
         self.covering(path).map_or(Access::Deny, |(_, rule)| rule.access)
     }
 
-    /// Whether a path, wherever its links lead now, may be used like this. For texts and early answers: what enforces is a view.
+    /// Checks the access to a path, following its links. Only for error texts and early refusals: the view is what
+    /// enforces the rules.
     pub fn decide(&self, path: &Path, wanted: Access) -> Result<(), Denied> {
         let real = paths::reach(path);
         let is_kept_absent = wanted == Access::Write && self.absent.iter().any(|path| real.starts_with(path));
         if self.access(&real).includes(wanted) && !is_kept_absent { Ok(()) } else { Err(Denied { path: real, wanted }) }
     }
 
-    /// Whether all of it may be written, and nothing is excepted but what is hidden from everybody.
+    /// Whether everything is writable, except the paths that are always hidden.
     pub fn allows_everything_but(&self, hidden: &[PathBuf]) -> bool {
         let is_hidden = |path: &Path| {
             self.hidden.iter().any(|hidden| hidden == path) || hidden.iter().any(|hidden| paths::reach(hidden) == path)
@@ -98,32 +95,32 @@ impl Rules {
             && self.rules.iter().all(|(path, rule)| rule.access == Access::Write || is_hidden(path))
     }
 
-    /// Paths that must not come into being: they would be denied or read-only if they were there.
+    /// Paths that do not exist and must not be created, because they would be denied or read-only.
     pub fn absent(&self) -> &[PathBuf] {
         &self.absent
     }
 
-    /// Paths that nobody may write in what may be written, and that may be mere placeholders.
+    /// Protected directories inside a writable directory that may be placeholders.
     pub fn guarded(&self) -> &[PathBuf] {
         &self.guarded
     }
 
-    /// Whether the places that the policy speaks of are what they were when it was read.
+    /// Whether the paths that the policy names are still the same objects as when it was evaluated.
     pub fn is_fresh(&self) -> bool {
         self.stamps.iter().all(|(path, then)| paths::identity(path) == *then)
     }
 
-    /// What is allowed around a path that has a rule of its own.
+    /// The access to the parent directory of a path.
     pub(crate) fn around(&self, path: &Path) -> Access {
         path.parent().map_or(Access::Deny, |above| self.access(above))
     }
 
-    /// Notes what is at a place now.
+    /// Records which object is at a path now.
     pub(crate) fn stamp(&mut self, path: &Path) {
         self.stamps.entry(path.to_owned()).or_insert_with(|| paths::identity(path));
     }
 
-    /// Notes what may be a placeholder.
+    /// Collects the paths that may be placeholders; see `Self::guarded`.
     pub(crate) fn guard(&mut self) {
         let is_kept = |(path, rule): &(&PathBuf, &Rule)| {
             rule.access != Access::Write
@@ -134,13 +131,13 @@ impl Rules {
         self.guarded = self.rules.iter().filter(is_kept).map(|(path, _)| path.clone()).collect();
     }
 
-    /// Adds a rule; of several for one path that with the highest precedence stays.
+    /// Adds a rule. Of several rules for the same path, the access with the highest precedence wins.
     pub(crate) fn add(&mut self, path: PathBuf, rule: Rule) {
         let kept = self.rules.entry(path).or_insert(rule);
         kept.access = kept.access.max(rule.access);
     }
 
-    /// Takes every rule at and below a path away and denies it.
+    /// Denies a path, and removes all other rules at and below it.
     pub(crate) fn cut(&mut self, path: &Path, is_dir: bool) {
         self.rules.retain(|at, _| !at.starts_with(path));
         self.rules.insert(path.to_owned(), Rule { access: Access::Deny, is_dir });

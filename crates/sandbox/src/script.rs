@@ -1,8 +1,9 @@
-//! Which mounts make a view out of rules, as a list of steps in order. It must not make any of them.
+//! Turns rules into a script: the ordered list of mounts that make the view. Does not mount anything itself.
 //!
-//! Where `/` is granted the view is this host's own tree, read-only unless it may be written; else it is an empty tree in memory with
-//! places for what is granted. On it lie, outer ones first: copies of granted directories (read-only or not), and masks over
-//! what is denied inside of them. A grant inside of a mask gets a place in the mask. All copies are taken before anything is changed.
+//! If `/` is granted, the view starts with the host's own tree, read-only unless `/` is writable. Otherwise it starts
+//! with an empty tmpfs. On top of it, outer paths first, come bind mounts of granted paths (read-only or not), and
+//! masks over paths that are denied inside them. A grant inside a mask gets a mount point in the mask. All bind mounts
+//! are cloned before anything is changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,13 +14,13 @@ use std::{
 
 use crate::rules::{Access, Rule, Rules};
 
-/// Devices that a program may expect and that give away nothing.
+/// Devices that programs expect and that reveal nothing.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
-/// Where terminals are; those of a view are its own.
+/// The mount point of devpts. A view has its own instance.
 const TERMINALS: &str = "/dev/pts";
 
-/// Links that programs expect in `/dev`.
+/// Symbolic links that programs expect in `/dev`.
 const DEVICE_LINKS: [(&str, &str); 5] = [
     ("/dev/ptmx", "pts/ptmx"),
     ("/dev/fd", "/proc/self/fd"),
@@ -28,45 +29,44 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
     ("/dev/stderr", "/proc/self/fd/2"),
 ];
 
-/// Whom a view is for.
+/// The use of a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// A process: it gets `/proc` and a few devices.
+    /// A process. It gets `/proc` and a few devices.
     Process,
-    /// A process whose files are not restricted but for what is hidden: it keeps all devices.
+    /// A process whose files are not restricted, except for hidden ones. It keeps all devices.
     WholeSystem,
-    /// Operations on files by somebody outside of the view: no device and nothing of `/proc`.
+    /// File operations from outside of the view: without devices and without `/proc`.
     Files,
 }
 
-/// One step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Puts a copy of what is at the path there.
+    /// Mounts a clone of the host's `path` at the same path.
     Bind { path: PathBuf, is_read_only: bool, is_dir: bool, has_place: bool },
-    /// Covers a directory with an empty one, or with one that has places for grants.
+    /// Covers a directory with an empty one, or with one that has mount points for grants.
     MaskDir { path: PathBuf, is_open: bool },
     /// Covers a file with one that cannot be opened.
     MaskFile { path: PathBuf },
-    /// Makes a place for terminals of the view's own.
+    /// Mounts a new devpts instance.
     Terminals { path: PathBuf },
-    /// Makes a link in a tree of ours.
+    /// Creates a symbolic link in a tmpfs of the view.
     Link { path: PathBuf, target: PathBuf },
 }
 
 /// A view as a list of steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Script {
-    /// Begins with an empty tree instead of this host's.
+    /// Start with an empty tree instead of the host's.
     pub(crate) is_empty_tree: bool,
-    /// Makes this host's tree read-only.
+    /// Make the host's tree read-only.
     pub(crate) is_read_only: bool,
-    /// A process will live in it: makes the kernel's file systems read-only and covers message queues.
+    /// The view is for a process: make the kernel's file systems read-only and cover message queues.
     pub(crate) is_for_process: bool,
     pub(crate) steps: Vec<Step>,
 }
 
-/// The rules for a purpose: what it always gets, and never.
+/// Adapts the rules to a purpose: adds what it always gets and removes what it never gets.
 pub(crate) fn fitted(rules: &Rules, purpose: Purpose) -> Rules {
     let mut rules = rules.clone();
     let has_own = |rules: &Rules, path: &str| rules.rules.keys().any(|at| at.starts_with(path));
@@ -95,8 +95,8 @@ pub(crate) fn fitted(rules: &Rules, purpose: Purpose) -> Rules {
     rules
 }
 
-/// Directories on the way to a mount that could be renamed, and with them what the mount keeps, are mounted on themselves: the
-/// kernel moves no place of a mount.
+/// Keeps the parent directories of mounts from being renamed, which would move a protected path away from its mount.
+/// Each such directory is bind-mounted onto itself: the kernel refuses to rename a mount point.
 fn pin(rules: &Rules, steps: &mut BTreeMap<PathBuf, Step>) {
     let is_movable = |dir: &Path| rules.access(dir) == Access::Write && rules.around(dir) == Access::Write;
     let above = steps.keys().flat_map(|path| path.ancestors().skip(1));
@@ -109,12 +109,12 @@ fn pin(rules: &Rules, steps: &mut BTreeMap<PathBuf, Step>) {
 }
 
 impl Script {
-    /// The view that rules ask for.
+    /// The view for these rules.
     pub fn new(rules: &Rules, purpose: Purpose) -> Self {
         let has_own_terminals = purpose == Purpose::Process && !rules.rules.contains_key(Path::new(TERMINALS));
         let rules = fitted(rules, purpose);
         let root = rules.access(Path::new("/"));
-        // By path, so that outer ones come first.
+        // Sorted by path, so that outer paths come first.
         let mut steps = BTreeMap::new();
         for (path, rule) in rules.rules.iter().filter(|(path, _)| *path != Path::new("/")) {
             let (around, is_dir) = (rules.around(path), rule.is_dir);
@@ -142,7 +142,7 @@ impl Script {
         }
         pin(&rules, &mut steps);
         let mut steps: Vec<Step> = steps.into_values().collect();
-        // A link that lies in what is granted is there already.
+        // Only for links whose directory is denied. A link in a granted directory exists already.
         let is_ours = |path: &Path| path.parent().is_some_and(|dir| rules.access(dir) == Access::Deny);
         let links = rules.links.iter().filter(|(path, _)| is_ours(path));
         steps.extend(links.map(|(path, target)| Step::Link { path: path.clone(), target: target.clone() }));
@@ -154,12 +154,12 @@ impl Script {
         }
     }
 
-    /// How many mounts it takes.
+    /// How many mounts the view needs.
     pub fn mounts(&self) -> usize {
         self.steps.len()
     }
 
-    /// Places in the view whose file systems only cover something else, or hold the way to it.
+    /// Paths in the view whose file systems only cover other files, or only contain mount points.
     pub fn covers(&self) -> Vec<&Path> {
         let root = self.is_empty_tree.then_some(Path::new("/"));
         let masks = self.steps.iter().filter_map(|step| match step {
@@ -169,7 +169,7 @@ impl Script {
         root.into_iter().chain(masks).collect()
     }
 
-    /// As bytes, for the process that makes the mounts.
+    /// Encodes the script for the process that builds the view.
     pub fn encode(&self) -> Vec<u8> {
         let flags = [self.is_empty_tree, self.is_read_only, self.is_for_process];
         let mut out = vec![flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag))];
@@ -197,7 +197,7 @@ impl Script {
         out
     }
 
-    /// The other way round; nothing where the bytes are no script.
+    /// Decodes a script. `None` if the bytes are invalid.
     pub fn decode(mut bytes: &[u8]) -> Option<Self> {
         fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
             let (taken, rest) = bytes.split_at_checked(count)?;
@@ -278,7 +278,7 @@ mod tests {
         let bytes = script.encode();
         assert_eq!(Script::decode(&bytes), Some(script));
         for cut in 0..bytes.len() {
-            // Some cuts fall between steps; none makes it panic.
+            // A cut between two steps decodes. No cut may panic.
             Script::decode(&bytes[..cut]);
         }
     }

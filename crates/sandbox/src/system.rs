@@ -1,6 +1,6 @@
-//! System calls without a wrapper, each as one small function. It must not know why they are made.
+//! Small wrappers for system calls that have no safe wrapper elsewhere.
 //!
-//! None of them allocates or takes a lock, so that a child between clone and exec may use those that it needs.
+//! None of them allocates or takes a lock, so a child may use them between clone and exec.
 
 use std::{
     ffi::CStr,
@@ -10,22 +10,22 @@ use std::{
 
 use libc::{c_int, c_long};
 
-/// One raw system call.
+/// A raw system call.
 pub(crate) fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
     // SAFETY: each caller passes what the call with this number takes; pointers are valid for its duration.
     unsafe { system_call(number, args) }
 }
 
-/// One raw system call, for a child between clone and exec above all: the C library's would leave its error number in a place that
-/// such a child shares with whoever made it and goes on meanwhile.
+/// A raw system call, mainly for a child between clone and exec. The C library would store `errno` in thread-local
+/// memory, which such a child shares with the parent that continues to run.
 ///
 /// # Safety
 ///
-/// The arguments must be what the call with this number takes.
+/// The arguments must be valid for the system call with this number.
 pub unsafe fn system_call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the arguments are valid.
     let result = unsafe { raw(number, args) };
-    // The kernel's last page of numbers is its errors.
+    // The kernel returns errors as -4095 to -1.
     match c_int::try_from(result) {
         Ok(error @ -4095..=-1) => Err(-error),
         _ => Ok(result.cast_unsigned()),
@@ -34,11 +34,12 @@ pub unsafe fn system_call(number: c_long, args: [usize; 6]) -> Result<usize, c_i
 
 /// # Safety
 ///
-/// The arguments must be what the call with this number takes.
+/// The arguments must be valid for the system call with this number.
 #[cfg(target_arch = "x86_64")]
 unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
-    // SAFETY: the kernel changes these registers and what the caller has promised.
+    // SAFETY: the call changes only the declared registers and the memory that the arguments give it. The caller
+    // guarantees the arguments.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -57,15 +58,14 @@ unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     result
 }
 
-/// As above.
-///
 /// # Safety
 ///
-/// As above.
+/// The arguments must be valid for the system call with this number.
 #[cfg(target_arch = "aarch64")]
 unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
-    // SAFETY: as above.
+    // SAFETY: the call changes only the declared registers and the memory that the arguments give it. The caller
+    // guarantees the arguments.
     unsafe {
         std::arch::asm!(
             "svc #0",
@@ -82,31 +82,32 @@ unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     result
 }
 
-/// A pointer as an argument of a system call. The provenance is exposed because the kernel reads and writes through it.
+/// A pointer as an argument of a system call. Exposes the provenance, because the kernel reads and writes through the
+/// pointer.
 pub fn address<T>(pointer: *const T) -> usize {
     pointer.expose_provenance()
 }
 
-/// The same for callers that deal in `io::Error`.
+/// `call` with an `io::Error`.
 pub(crate) fn io_call(number: c_long, args: [usize; 6]) -> io::Result<usize> {
     call(number, args).map_err(io::Error::from_raw_os_error)
 }
 
-/// A call whose answer is a new descriptor of ours.
+/// A system call that returns a new fd.
 pub(crate) fn fd_call(number: c_long, args: [usize; 6]) -> io::Result<OwnedFd> {
     let fd = io_call(number, args)?;
     let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this fd, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A detached copy of the mounts at and below what a descriptor stands for.
+/// A detached clone of the mounts at and below an fd.
 pub(crate) fn clone_tree(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = libc::AT_EMPTY_PATH as usize | libc::AT_RECURSIVE as usize | 1 | libc::O_CLOEXEC as usize;
     fd_call(libc::SYS_open_tree, [at.as_raw_fd() as usize, address(c"".as_ptr()), flags, 0, 0, 0])
 }
 
-/// Mounts what a descriptor stands for on what another stands for.
+/// Mounts the tree behind one fd onto the object behind another.
 pub(crate) fn attach(tree: BorrowedFd<'_>, at: BorrowedFd<'_>) -> io::Result<()> {
     // MOVE_MOUNT_F_EMPTY_PATH and MOVE_MOUNT_T_EMPTY_PATH.
     let (empty, flags) = (address(c"".as_ptr()), 0x4 | 0x40);
@@ -114,9 +115,9 @@ pub(crate) fn attach(tree: BorrowedFd<'_>, at: BorrowedFd<'_>) -> io::Result<()>
         .map(drop)
 }
 
-/// Sets attributes (`MOUNT_ATTR_…`) of a mount, and of those below it if asked.
+/// Sets attributes (`MOUNT_ATTR_…`) of a mount, and of the mounts below it if `is_recursive`.
 pub(crate) fn set_attributes(mount: BorrowedFd<'_>, attributes: u64, is_recursive: bool) -> io::Result<()> {
-    // The kernel's `mount_attr`: to set, to clear, propagation, user namespace.
+    // The kernel's `mount_attr`: attributes to set, attributes to clear, propagation, user namespace.
     let request: [u64; 4] = [attributes, 0, 0, 0];
     let flags = libc::AT_EMPTY_PATH | if is_recursive { libc::AT_RECURSIVE } else { 0 };
     let fd = mount.as_raw_fd() as usize;
@@ -124,7 +125,7 @@ pub(crate) fn set_attributes(mount: BorrowedFd<'_>, attributes: u64, is_recursiv
     io_call(libc::SYS_mount_setattr, args).map(drop)
 }
 
-/// A new, detached file system of a kind that needs no disk, with options.
+/// A new, detached mount of a file system that needs no disk.
 pub(crate) fn new_tree(kind: &CStr, options: &[(&CStr, &CStr)], attributes: u64) -> io::Result<OwnedFd> {
     // FSCONFIG_SET_STRING and FSCONFIG_CMD_CREATE; FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC are 1.
     let context = fd_call(libc::SYS_fsopen, [address(kind.as_ptr()), 1, 0, 0, 0, 0])?;
@@ -136,19 +137,20 @@ pub(crate) fn new_tree(kind: &CStr, options: &[(&CStr, &CStr)], attributes: u64)
     fd_call(libc::SYS_fsmount, [fd, 1, attributes as usize, 0, 0, 0])
 }
 
-/// One in memory whose root has this mode.
+/// A new tmpfs whose root directory has this mode.
 pub(crate) fn tmpfs(mode: &CStr) -> io::Result<OwnedFd> {
     let attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
     new_tree(c"tmpfs", &[(c"mode", mode), (c"size", c"1m")], attributes)
 }
 
-/// One of terminals that belong to nobody else.
+/// A new devpts instance.
 pub(crate) fn terminals() -> io::Result<OwnedFd> {
     let attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
     new_tree(c"devpts", &[(c"mode", c"620"), (c"ptmxmode", c"666")], attributes)
 }
 
-/// Opens a path for its place alone, links refused anywhere in it, from a directory or (absolute) from the root.
+/// Opens a path with O_PATH and refuses symbolic links in all components. An absolute path starts at the root, a
+/// relative one at `from`.
 pub(crate) fn place(from: BorrowedFd<'_>, path: &std::path::Path) -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags, ResolveFlags};
     let path = if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path };
