@@ -1,6 +1,6 @@
 //! Sends the whole state of the session to a new controller: each process with its segments in order, then `Ready`.
 //!
-//! [`Adoption`] keeps the position in this list. Nothing else in the session changes until `Ready`, so the controller
+//! `Adoption` keeps the position in this list. Nothing else in the session changes until `Ready`, so the controller
 //! gets a consistent snapshot. The socket sets the pace. A controller that stops reading is dropped after a timeout.
 
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 //! session.
 //!
 //! ```text
-//!            all closed, detached              on disk               manifest, clock written       no server, or it said `Leave`
+//!            all closed, detached              on disk               manifest, clock written       no server, or it sent `Leave`
 //!  Waiting ───────── after a while ──▶ Spilling ──────▶ Writing ───────────────────────▶ Told ──────────────▶ the holder ends
 //!     ▲                                   │                │                             │
 //!     └───────── attached, a start, a server that does not know archives ────────────────┘
@@ -136,7 +136,8 @@ impl<S: Spawner> Holder<S> {
         self.cx.send(&FromHolder::Archived);
     }
 
-    /// Whether the session currently consists of nothing but its files.
+    /// Whether nothing needs this holder now: the session is detached, all processes have closed, no descendant runs, and
+    /// no keyed write can be repeated.
     fn may_archive(&self) -> bool {
         self.archiving.is_allowed
             && self.limits.archive_after_ms != TTL_NONE

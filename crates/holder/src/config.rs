@@ -1,4 +1,4 @@
-//! The configuration of a holder, and the [`Spawner`] trait, which lets a simulation replace real children.
+//! The configuration of a holder, and the `Spawner` trait, which lets a simulation replace real children.
 
 use std::os::fd::OwnedFd;
 
@@ -70,7 +70,7 @@ impl Default for Limits {
     }
 }
 
-/// Creates children: real ones ([`Forker`]) or scripted ones in a simulation.
+/// Creates children: real ones (`Forker`) or scripted ones in a simulation.
 pub trait Spawner {
     /// Spawns one child.
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError>;

@@ -7,7 +7,7 @@
 //! - A foreign uid, a wrong secret, a first message other than `Hello`, or no message until the deadline: the
 //!   connection is closed. Nothing else happens.
 //! - No fd is free: the listener pauses briefly, so that the holder does not spin.
-//! - The secret in the directory is not this holder's: [`Door::open`] fails. The session has another holder, or wants
+//! - The secret in the directory is not this holder's: `Door::open` fails. The session has another holder, or wants
 //!   none.
 
 use std::io;

@@ -37,6 +37,7 @@ const LAST_COMMANDS_MAX: usize = 4096;
 /// Number of child events after which a waiting reader is woken, before the rest of the events are handled.
 const RING_EVENTS: usize = 8;
 
+// Epoll tokens of `Holder::poller`.
 const CONTROLLER: u64 = 1;
 const DOOR: u64 = 2;
 const CHILDREN: u64 = 3;
@@ -201,7 +202,7 @@ impl<S: Spawner> Holder<S> {
         let is_orphan_over = self.orphan_ends_at.is_some_and(|at| now_ns >= at);
         if self.ending.is_none() && (self.lease.poll_expired(now_ns) || is_orphan_over) {
             if self.is_abandoned() {
-                // No server ever took over this holder, so its lease ran out. It must not end the session, which may
+                // Nothing was started here and the secret is gone. This holder must not end the session, which may
                 // have another holder by now.
                 self.end(Reason::Abandoned);
             } else {
@@ -317,8 +318,8 @@ impl<S: Spawner> Holder<S> {
             self.cx.controller.replace(socket, epoch);
             self.welcome(epoch);
             if is_first {
-                // The server that created this holder is connected. Attach now: otherwise the time to live would run
-                // until the server's first `Attach` or `Detach`, however late that comes.
+                // The server that created this holder is connected. Attach now: otherwise the time to live could run
+                // out before the server's first `Attach` or `Detach`, however late that comes.
                 self.attach();
             }
         }
@@ -348,8 +349,8 @@ impl<S: Spawner> Holder<S> {
     /// Handles the loss of the controller: detaches the session, and the current time to live runs.
     fn handle_loss(&mut self) {
         self.adoption = None;
-        // The lost server knew where the logs stood. From now on, if this holder is killed, only the manifest on disk
-        // tells the next server.
+        // Write the current log positions to the manifest: if this holder is killed now, the next server knows them
+        // from nowhere else.
         self.cx.is_roll_stale = true;
         self.cx.lent.taint();
         if let Ttl::Nanos(ns) = self.orphan_ttl {
@@ -375,7 +376,7 @@ impl<S: Spawner> Holder<S> {
         match (outcome.result, self.processes.get_mut(&outcome.slot)) {
             (Ok(()), Some(process)) => process.handle_spilled(outcome.id, &mut self.cx),
             (Ok(()), None) => self.cx.spill.unlink(outcome.slot, outcome.id),
-            // The disk rests until the retry time, and the `reconsider` calls below report the reason. The manifest
+            // Writes now pause until the retry time, and the `reconsider` calls below report the reason. The manifest
             // that came with this segment may not have been written either, so it is due again.
             (Err(_), _) => self.cx.is_roll_stale = true,
         }

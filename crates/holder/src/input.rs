@@ -145,7 +145,7 @@ impl Process {
         self.settle(cx);
     }
 
-    /// Closes stdin because the child is gone, and answers everything that waits.
+    /// Closes stdin because the child has exited or closed its end, and answers everything that waits.
     pub(crate) fn close_input(&mut self, cx: &mut Context) {
         self.input.is_open = false;
         for part in [self.input.current.take(), self.input.next.take()].into_iter().flatten() {

@@ -59,7 +59,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Unregisters an fd without its [`Interest`].
+    /// Unregisters an fd without its `Interest`.
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::delete(&self.epoll, fd)?)
     }

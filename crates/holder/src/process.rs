@@ -3,6 +3,9 @@
 //! This file has the record and its phases. Reading is in [`output`](crate::output), stdin in [`input`](crate::input),
 //! exit and kill in [`end`](crate::end). A process does not depend on other processes.
 //!
+//! Terms: the *leader* is the child that the holder spawned, as opposed to the child's descendants. The *tail* is the
+//! output that is still in the streams when the leader dies. The *slot* is the number of the process in the session.
+//!
 //! ```text
 //!   Running ── leader dead ──▶ Draining ── tail read, reaped ──▶ Exited ── all streams ended ──▶ Closed
 //! ```
@@ -346,7 +349,7 @@ pub(crate) fn stream_fd(child: &Child, stream: Stream) -> Option<BorrowedFd<'_>>
     }
 }
 
-/// Translates a start request into a [`Spawn`].
+/// Translates a start request into a `Spawn`.
 pub(crate) fn describe(
     spec: &StartSpec,
     nofile: Option<(u64, u64)>,

@@ -2,7 +2,7 @@
 //! the disk.
 //!
 //! Owns the thread, the single segment write in flight, and the disk rules (free-space floor, pause after a failure).
-//! [`output`](crate::output) decides which segment goes to disk and what a full disk means for a process.
+//! `output` decides which segment goes to disk and what a full disk means for a process.
 //!
 //! ```text
 //!   epoll thread ── Job::Write (one at a time), Job::Unlink ──▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
@@ -224,8 +224,8 @@ impl Spill {
     }
 
     /// Hands the jobs of this turn to the thread. If a segment is to be written, the manifest goes with it, otherwise
-    /// before the other jobs. Then a forgotten process is out of the manifest before its files are removed, so that a
-    /// kill in between does not bring it back. The slot stays busy until the files are gone.
+    /// before the other jobs. In the second case, a forgotten process is out of the manifest before its files are
+    /// removed, so that a kill in between does not bring it back. The slot stays busy until the files are gone.
     pub(crate) fn hand_over(&mut self, mut roll: Option<String>) {
         self.has_roll |= roll.is_some();
         if self.has_roll && !self.has_files() && !self.is_archived {
