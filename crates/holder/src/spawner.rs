@@ -9,8 +9,8 @@
 //! their session. The spawner kills them.
 //!
 //! Failure paths:
-//! - The server ends: the spawner reads EOF and exits. If the state directory was created for that server alone, the
-//!   spawner first removes it (`guard`). Holders continue.
+//! - The server ends: holders continue. The spawner reads EOF and exits. If the state directory was created for that
+//!   server alone, the spawner first waits until the last holder has ended, and removes the directory (`guard`).
 //! - The spawner dies: holders do not need it, and the server starts another.
 //! - Forking or setting up a holder fails: the controller's end of the socket pair reads EOF before any `Welcome`.
 
@@ -221,8 +221,8 @@ fn serve(socket: OwnedFd) {
     }
 }
 
-/// Sets attributes that only the spawner needs. It gets SIGCHLD through a signalfd, it becomes the parent of orphaned
-/// descendants, and processes of our user cannot read its memory, which has contained secrets of holders.
+/// Sets attributes that only the spawner needs, not its forks. SIGCHLD arrives through a signalfd. Orphaned descendants
+/// become children of the spawner. Processes of our user cannot read its memory, which has contained secrets of holders.
 fn become_guardian() -> io::Result<OwnedFd> {
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -314,8 +314,8 @@ fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
 
 pub(crate) fn close_range(first: RawFd, last: RawFd) {
     if first <= last {
-        // SAFETY: plain system call. No value in this process that is still used owns an fd in the range: the caller
-        // has excluded those.
+        // SAFETY: plain system call. No value in this process owns an fd in the range: the caller excludes the fds that
+        // are in use.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }
 }

@@ -109,9 +109,9 @@ impl Groups {
 
 impl Group {
     /// Makes the child start in this group.
-    // At the memory limit, the kernel kills every process that shares the child's memory until its exec. So no other
-    // child may be spawned at the same time.
     pub(crate) fn let_in(&self, spawn: &mut Spawn) -> io::Result<()> {
+        // Until its exec, a child shares memory with the holder and with other children on their way to exec. At the
+        // memory limit, the kernel kills every process that shares the child's memory, unless it is stopped.
         spawn.alone = self.has_memory_limit;
         for (hierarchy, dir) in &self.dirs {
             match hierarchy {

@@ -94,8 +94,8 @@ pub fn exec_spawner(program: &Path) -> Result<SpawnerHandle, ExecError> {
     exec_spawner_for(program, None)
 }
 
-/// Like [`exec_spawner`], with one more argument for people who look at `ps`: whom the spawner and its holders serve.
-/// The program does not read it.
+/// Like [`exec_spawner`], with one more argument: whom the spawner and its holders serve. It is for people who look at
+/// `ps`; the program does not read it.
 pub fn exec_spawner_for(program: &Path, whom: Option<&OsStr>) -> Result<SpawnerHandle, ExecError> {
     let failed = |source| ExecError::Start { program: program.to_owned(), source };
     // The program starts in `/`, where a relative path would mean something else.

@@ -15,7 +15,7 @@ use super::request::LAYOUT;
 use super::{SpawnerHandle, isolate, name, pair};
 use crate::wire;
 
-/// The request kind. 1 is a holder.
+/// The request kind. 1 is a holder, 3 a guard.
 pub(super) const KIND: u8 = 2;
 
 /// Time limit for the mounts. Thousands of mounts take about a second.

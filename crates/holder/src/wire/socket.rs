@@ -88,8 +88,8 @@ pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datag
     recv_with(socket.as_fd(), buf, RecvFlags::empty())
 }
 
-/// Peeks at a message, and removes it from the socket only if its fds were received. If a process has no room for the
-/// fds of a message, the kernel drops them, and a log without its segments would be lost. A peek creates its own copies
+/// Receives a message, but leaves it in the socket if this process has no room for its fds. Peeks first: a plain receive
+/// would make the kernel drop those fds, and a log without its segments would be lost. The peek creates its own copies
 /// of the fds, so the second receive needs none.
 pub(crate) fn recv_or_leave(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
     let looked = recv_with(socket, buf, RecvFlags::PEEK);
