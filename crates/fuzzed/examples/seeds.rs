@@ -1,5 +1,5 @@
-//! Writes the first files of every corpus, from the golden messages and from what our own encoders make:
-//! `cargo run -p exec-server-fuzzed --example seeds`. Files that libFuzzer found beside them stay.
+//! Writes the initial files of every corpus, from the golden messages and with our own encoders. Run it with
+//! `cargo run -p exec-server-fuzzed --example seeds`. Files that libFuzzer has added to the corpus stay.
 
 #![expect(clippy::unwrap_used, reason = "a tool for developers")]
 
@@ -193,7 +193,7 @@ fn logs() -> Vec<Vec<u8>> {
     writer.append_closed(&control, &mut pool).unwrap();
     let file = encoded(|out| writer.oldest_sealed_in_memory().unwrap().encode_for_disk(out));
     let mut seeds = vec![[&[0], &file[..]].concat(), [&[0], &file[..200]].concat(), [&[0], &file[..63]].concat()];
-    // Lengths, then damages: cut, flip, hole, removal.
+    // Record lengths, then damages: cut, bit flip, zeros, removal.
     let long = [0xff_u8; 80];
     for damage in [&[][..], &[0, 0, 0, 128], &[1, 1, 0, 64], &[0, 2, 0, 200], &[1, 3, 0, 0], &[0, 1, 1, 0]] {
         seeds.push([&[1, 40][..], &long, damage].concat());

@@ -1,4 +1,4 @@
-//! The base64 module against another implementation: same verdict, same bytes, same text.
+//! Fuzz target: our base64 module must agree with the `base64` crate on every input.
 
 use ::base64::{Engine as _, engine::general_purpose::STANDARD};
 use exec_server_protocol::base64;
@@ -14,6 +14,7 @@ pub fn check(data: &[u8]) {
     assert_eq!(appended, [b"before", text.as_bytes()].concat());
     assert_eq!(base64::decode(&text).as_deref(), Ok(data));
     if let Ok(text) = std::str::from_utf8(data) {
+        // Both must accept the same texts and decode them to the same bytes.
         let decoded = weight::within(2 * data.len() + 64, || base64::decode(text));
         assert_eq!(decoded.ok(), STANDARD.decode(text).ok(), "{text:?}");
     }

@@ -1,6 +1,7 @@
-//! Recovery of a log from disk: whatever was done to its files, what comes back is a prefix of what was written, record by record
-//! and byte by byte; prefix and counted loss together are the log while the headers are whole; a file of any bytes is a typed
-//! error or a whole prefix.
+//! Fuzz target: recovery of a log from damaged files on disk.
+//!
+//! Recovery must return a prefix of the written records, byte for byte. As long as all headers are intact, the prefix and the counted loss
+//! together must be the whole log. A file with arbitrary content must be either a typed error or a valid prefix.
 
 use std::{
     fs::{self, File},
@@ -16,7 +17,8 @@ use crate::{
     weight,
 };
 
-/// An even first byte: the rest is a file. An odd one: the rest are lengths and then damages, four bytes each.
+/// If the first byte is even, the rest is the content of a file. If it is odd, the rest consists of record lengths and then damages of four
+/// bytes each.
 pub fn check(data: &[u8]) {
     match data {
         [choice, rest @ ..] if choice % 2 == 0 => any_file(rest),
@@ -53,11 +55,11 @@ fn damaged(count: usize, rest: &[u8]) {
         is_header_hurt |= hurt(&path(dir.path(), &segments, damage[0]), *damage);
     }
     let recovered = recovered(dir.path());
-    // By headers alone the last of it may be believed to be whole, never less of it.
+    // `survey` reads only the headers. It may count damaged records at the end as valid, but it must never find less than `recover`.
     let surveyed = survey(File::open(dir.path()).unwrap().as_fd(), SLOT).unwrap();
     assert!(surveyed.segments.starts_with(&recovered.segments) && surveyed.next_seq >= recovered.next_seq);
     assert_eq!(surveyed.lost_files, recovered.lost_files);
-    // Where nothing can be read there is no event to be before or after.
+    // Without segments there are no events to compare.
     if !recovered.segments.is_empty() {
         assert_eq!(read(dir.path(), &recovered, &made), (recovered.next_seq, recovered.end_offset));
     }
@@ -76,7 +78,7 @@ fn path(dir: &Path, segments: &[SegmentInfo], choice: u8) -> PathBuf {
     dir.join(disk_name(SLOT, segments[usize::from(choice) % segments.len()].id))
 }
 
-/// Writes every segment, as the holder's thread does.
+/// Writes every segment to disk, as the holder's thread does.
 fn spill(made: &mut Made, dir: &Path) -> Vec<SegmentInfo> {
     let mut bytes = Vec::new();
     while let Some(segment) = made.writer.oldest_sealed_in_memory() {
@@ -88,7 +90,7 @@ fn spill(made: &mut Made, dir: &Path) -> Vec<SegmentInfo> {
     made.writer.segments().collect()
 }
 
-/// Does one damage; whether it may have touched the header, or the whole file.
+/// Applies one damage to a file. Returns whether it may have touched the header, or removed the file.
 fn hurt(path: &Path, [_, kind, low, high]: [u8; 4]) -> bool {
     let Ok(file) = File::options().read(true).write(true).open(path) else { return false };
     let len = file.metadata().unwrap().len();
@@ -100,7 +102,7 @@ fn hurt(path: &Path, [_, kind, low, high]: [u8; 4]) -> bool {
             file.read_at(&mut byte, at).unwrap();
             file.write_at(&[byte[0] ^ 1 << (kind / 4 % 8)], at).unwrap();
         }
-        // A part that never reached the disk.
+        // A part of the file that never reached the disk.
         2 => drop(file.write_at(&[0; 512][..usize::try_from((len - at).min(512)).unwrap()], at).unwrap()),
         _ => {
             fs::remove_file(path).unwrap();
@@ -110,7 +112,7 @@ fn hurt(path: &Path, [_, kind, low, high]: [u8; 4]) -> bool {
     at < 64
 }
 
-/// Reads what was recovered through a chain and compares it with what was written.
+/// Reads the recovered segments through a chain and compares them with the written records.
 fn read(dir: &Path, recovered: &Recovered, made: &Made) -> (u64, u64) {
     let dir = File::open(dir).unwrap();
     let mut chain = Chain::new();

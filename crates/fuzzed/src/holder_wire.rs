@@ -1,5 +1,7 @@
-//! The packets between server and holder, both directions: what is understood is written back to the same message, what is not is
-//! a typed error, and neither allocates more than a small multiple of the packet. Also over a real socket, as it is received.
+//! Fuzz target: the packets between server and holder, in both directions, also over a real socket.
+//!
+//! A packet that decodes must survive encoding and decoding again. Other packets must give a typed error. Neither may allocate more than a
+//! small multiple of the packet's size.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -16,7 +18,7 @@ use rustix::{
 use crate::weight;
 
 pub fn check(data: &[u8]) {
-    // An empty string in a list takes 4 bytes of the packet and 24 of memory; growing a list may hold the old one too.
+    // An empty string in a list takes 4 bytes of the packet and 24 bytes of memory. While a list grows, the old allocation may exist too.
     let limit = 24 * data.len() + 4096;
     if let Ok(message) = weight::within(limit, || ToHolder::decode(data)) {
         let mut encoded = Vec::new();
@@ -41,7 +43,7 @@ pub fn check(data: &[u8]) {
     over_a_socket(data);
 }
 
-/// The packet as the kernel hands it over: by itself, and as the body of a packet that says it is in a memfd.
+/// Sends the packet over a socket: by itself, and as a body in a memfd that another packet announces.
 fn over_a_socket(data: &[u8]) {
     if data.is_empty() || data.len() > wire::MESSAGE_MAX {
         return;

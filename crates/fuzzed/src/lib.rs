@@ -1,8 +1,8 @@
-//! Everything that reads bytes of others, as functions that panic when a property is broken.
+//! Fuzz targets for all code that reads untrusted bytes, as functions that panic if a property does not hold.
 //!
-//! One module a target, each with `check(data)`: libFuzzer calls it with what it makes up (`fuzz/`), the test `replay` with the
-//! committed corpus. The properties are more than "no panic": agreement with a naive model, a round trip, and a bound on what
-//! was allocated. Test only; no product crate depends on it.
+//! Each target is a module with a function `check(data)`. libFuzzer calls it with generated inputs (`fuzz/`), and the test `replay` calls
+//! it with the committed corpus. The targets check more than the absence of panics: agreement with a naive model, round trips, and limits
+//! on allocated memory. This crate is for tests only. No product crate depends on it.
 
 #![expect(unsafe_code, reason = "an allocator that counts")]
 #![expect(clippy::unwrap_used, reason = "a target fails by panicking")]
@@ -21,10 +21,10 @@ mod sliced;
 pub mod websocket;
 mod weight;
 
-/// A target: its name, which is that of its corpus too, and its body.
+/// A fuzz target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target.
+/// All fuzz targets.
 pub const TARGETS: &[Target] = &[
     ("message", message::check),
     ("lines", lines::check),

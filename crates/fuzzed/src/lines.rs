@@ -1,25 +1,25 @@
-//! Line framing: however the bytes are sliced, the receiver makes the same of them as splitting them by hand, and holds no more
-//! than a line and what one read takes.
+//! Fuzz target: line framing. For any slicing of the bytes, the receiver must return the same messages as a naive split, and it must hold
+//! no more memory than one line and one read.
 
 use exec_server_rpc::{Closed, Framing, Inbound, LINES_MARK, Outbox};
 use futures_util::FutureExt as _;
 
 use crate::{sliced, weight};
 
-/// The first byte chooses the longest line, the second the size of the slices.
+/// The first byte selects the maximum line length, the second the size of the slices.
 pub fn check(data: &[u8]) {
     let [max, slice, bytes @ ..] = data else { return };
     let (max, slice) = (usize::from(*max) + 1, usize::from(*slice) + 1);
     compare(max, max, slice, bytes);
 }
 
-/// The same with a model that knows another bound: how the tests see that a difference is noticed.
+/// Compares with a model that has another limit. A test uses it to prove that a difference is detected.
 pub fn check_against(max: usize, other_max: usize, bytes: &[u8]) {
     compare(max, other_max, 1, bytes);
 }
 
 fn compare(max: usize, model_max: usize, slice: usize, bytes: &[u8]) {
-    // Two rooms of 16 KiB, a copy of the input for the stream, and what was received.
+    // Two buffers of 16 KiB, a copy of the input for the stream, and the received messages.
     let limit = 128 * 1024 + 8 * bytes.len();
     let (received, closed) = weight::within(limit, || sliced::receive(Framing::Lines { max }, bytes, slice));
     let (expected, end) = split(bytes, model_max);
@@ -47,7 +47,7 @@ enum End {
     Torn,
 }
 
-/// What stands between two messages decides how it is written again.
+/// A received message. The variant decides how it is encoded again.
 #[derive(Clone, Copy)]
 enum Sliced<'a> {
     Line(&'a [u8]),
@@ -62,7 +62,7 @@ impl<'a> Sliced<'a> {
     }
 }
 
-/// The naive reading: all bytes at once.
+/// The naive model: splits all bytes at once.
 fn split(bytes: &[u8], max: usize) -> (Vec<Sliced<'_>>, End) {
     let mut lines = Vec::new();
     let mut rest = bytes;
@@ -83,7 +83,7 @@ fn split(bytes: &[u8], max: usize) -> (Vec<Sliced<'_>>, End) {
             Some(at) => (rest[..at].strip_suffix(b"\r").unwrap_or(&rest[..at]), &rest[at + 1..]),
             None => (rest, &rest[rest.len()..]),
         };
-        // Without its end a line may still be followed by one: a CR is not counted until it is known not to belong to it.
+        // A line without an end may be followed by an LF. Its final CR counts only if it is known not to belong to a CR LF.
         let counted =
             if end.is_none() && line.len() == max + 1 { line.strip_suffix(b"\r").unwrap_or(line) } else { line };
         if counted.len() > max || (end.is_none() && line.len() > max) {
@@ -98,7 +98,7 @@ fn split(bytes: &[u8], max: usize) -> (Vec<Sliced<'_>>, End) {
     (lines, End::Eof)
 }
 
-/// What was received goes out and comes back as it is.
+/// Sends the received messages again and checks that they arrive unchanged.
 fn send_again(messages: &[Sliced<'_>]) {
     let mut outbox = Outbox::new(Framing::Lines { max: usize::MAX });
     for message in messages {
@@ -112,7 +112,7 @@ fn send_again(messages: &[Sliced<'_>]) {
     let (received, _) = sliced::receive(Framing::Lines { max: 1 << 20 }, &sent, 4096);
     let expected: Vec<Inbound> =
         messages.iter().map(|message| Inbound::Message(message.bytes().to_vec().into())).collect();
-    // A line that ends in CR alone loses it on the way, as the rule of the framing says.
+    // By the rules of the framing, a line that ends with a CR loses it on the way.
     let is_plain = messages.iter().all(|message| !matches!(message, Sliced::Line(line) if line.ends_with(b"\r")));
     assert!(!is_plain || received == expected);
 }

@@ -1,21 +1,21 @@
-//! A log as a holder writes it, with records of chosen lengths, and what is in it. Knows neither disk nor damage.
+//! Builds a log like a holder does, with records of given lengths.
 
 use exec_server_log::{Control, Exit, Pool, Stream, Writer};
 
 pub(crate) const SLOT: u32 = 3;
 
-/// The log of a process that has closed: its writer, and the records by number: (kind, bytes).
+/// The log of a closed process: its writer, and the lengths of its output records. Record `seq` has the length `lengths[seq - 1]`.
 pub(crate) struct Made {
     pub(crate) writer: Writer,
     pub(crate) lengths: Vec<usize>,
 }
 
-/// The byte that fills record `seq`.
+/// The byte that record `seq` is filled with.
 pub(crate) fn stamp(seq: u64) -> u8 {
     (seq % 251) as u8
 }
 
-/// Appends a record per length (zero: one byte), then exit and close.
+/// Appends one record per length (at least one byte each), then the exit and the close.
 pub(crate) fn make(lengths: impl Iterator<Item = usize>) -> Made {
     let control = Control::create().unwrap();
     control.reset_slot(SLOT);

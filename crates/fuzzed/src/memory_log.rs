@@ -1,4 +1,4 @@
-//! Segments in memory that are not what they claim to be: a reader moves on strictly, reads nothing outside, and comes to an end.
+//! Fuzz target: corrupt segments in memory. A reader must always move forward, never read outside the segment, and reach an end.
 
 use std::os::fd::OwnedFd;
 
@@ -7,7 +7,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::log_maker;
 
-/// Fields: cursor 8, base_seq and base_offset of a second segment 8 each, then writes of 6 bytes: position 2, value 4.
+/// Input: cursor (8 bytes), `base_seq` and `base_offset` of a second segment (8 bytes each), then writes of 6 bytes: position (2), value
+/// (4).
 pub fn check(data: &[u8]) {
     let Some((fields, writes)) = data.split_first_chunk::<24>() else { return };
     let number = |at: usize| u64::from_le_bytes(fields[at..at + 8].try_into().unwrap());
@@ -17,7 +18,7 @@ pub fn check(data: &[u8]) {
     made.writer.segment(info.id).unwrap().encode_for_disk(&mut bytes);
     for write in writes.as_chunks::<6>().0 {
         let [low, high, value @ ..] = *write;
-        // The first 16 bytes are checked when it is mapped.
+        // The first 16 bytes are checked when the segment is mapped, so leave them intact.
         let at = 16 + usize::from(u16::from_le_bytes([low, high])) % (bytes.len() - 20);
         bytes[at..at + 4].copy_from_slice(&value);
     }
@@ -34,7 +35,7 @@ pub fn check(data: &[u8]) {
     walk(&chain, number(8));
 }
 
-/// Reads to the end from behind `after`.
+/// Reads to the end, starting after the sequence number `after`.
 fn walk(chain: &Chain, after: u64) {
     let mut cursor = Cursor::after(after);
     let mut steps = 0;
@@ -59,7 +60,7 @@ fn walk(chain: &Chain, after: u64) {
         }
         assert!(cursor.next_seq() > before.next_seq() || before.next_seq() == u64::MAX);
         steps += 1;
-        // Two segments of 1 MiB have at most 2 x 43,688 records, and a gap before each.
+        // Two segments of 1 MiB have at most 2 x 43,688 records, and a gap before each of the two.
         assert!(steps < 100_000);
     }
 }

@@ -1,5 +1,7 @@
-//! The message decoder: it takes exactly what a naive reader of JSON takes, calls it what its members make it, builds little from
-//! it, and what it understood is written and read again as the same. Then the params of every method.
+//! Fuzz target: the message decoder, and the params of every method.
+//!
+//! The decoder must accept exactly the messages that a naive JSON parser accepts, classify them by their members, and allocate little. A
+//! decoded message must survive encoding and decoding again.
 
 use exec_server_protocol::{
     Incoming, decode,
@@ -13,7 +15,8 @@ use crate::{
 };
 
 pub fn check(data: &[u8]) {
-    // Borrowed but for ids, escaped names and the open keys of the scan, which are 24 bytes for two of text.
+    // Decoded messages borrow from the input, except for ids and escaped names. The scan also keeps 24 bytes per open key, which takes at
+    // least two bytes of text.
     let decoded = weight::within(32 * data.len() + 8192, || decode(data));
     let members = std::str::from_utf8(data).ok().and_then(model::object);
     match (decoded, members) {
@@ -31,7 +34,7 @@ fn member<'a>(members: &Members<'a>, name: &str) -> Option<&'a str> {
     members.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
 }
 
-/// Whether the members are of the types that the envelope asks for.
+/// Whether the members have the types that the envelope requires.
 fn is_message(members: &Members<'_>) -> bool {
     let is_text = |text: &str| text.starts_with('"');
     let is_id = |text: &str| is_text(text) || (text != "-0" && text.parse::<i64>().is_ok());
@@ -72,7 +75,7 @@ fn classify(incoming: &Incoming<'_>, members: &Members<'_>) {
     }
 }
 
-/// Writes what was understood and reads it again; then its contents as the types of its method.
+/// Encodes the decoded message and decodes it again. Then checks its params or result with the types of its method.
 fn again(incoming: &Incoming<'_>) {
     let mut out = Vec::new();
     match incoming {

@@ -1,11 +1,12 @@
-//! JSON read the naive way: one recursive function per rule of RFC 8259, keys compared as they read. Knows no message.
+//! A naive JSON parser: one recursive function per rule of RFC 8259. Keys are compared by their unescaped text. Does not depend on the
+//! message format.
 
 use exec_server_protocol::limits;
 
-/// A message by this reading: the members of the outermost object as (name, text of the value).
+/// The members of the outermost object: name and text of the value.
 pub(crate) type Members<'a> = Vec<(String, &'a str)>;
 
-/// The members of a text that is one object within the bounds, without a key twice; `None` for any other.
+/// The members of a text that is one object within the limits and without duplicate keys. `None` for any other text.
 pub(crate) fn object(text: &str) -> Option<Members<'_>> {
     let mut reader = Reader { text, at: 0, values: 0 };
     reader.space();

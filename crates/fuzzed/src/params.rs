@@ -1,11 +1,10 @@
-//! The typed contents of every method, request and answer: what can be read is written and read again as the same. Knows no
-//! envelope.
+//! Round trip of the params and results of every method: a value that decodes must survive encoding and decoding again.
 
 use exec_server_protocol::{Empty, command, environment, http, initialize, message, method, process, session};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// For a type that borrows from its text.
+/// For types that borrow from their text.
 macro_rules! borrowing {
     ($text:expr, $type:ident :: $name:ident) => {{
         if let Ok(value) = message::params::<$type::$name<'_>>(Some($text)) {
@@ -16,7 +15,7 @@ macro_rules! borrowing {
     }};
 }
 
-/// The params of a request or notification of this name.
+/// Checks the params of the request or notification `name`.
 pub(crate) fn check_params(name: &str, text: &RawValue) {
     match name {
         "initialize" => owned::<initialize::InitializeParams>(text),
@@ -55,7 +54,7 @@ pub(crate) fn check_params(name: &str, text: &RawValue) {
     }
 }
 
-/// Reads `text` as `T`; where that works, what is written reads and writes as itself.
+/// Decodes `text` as `T`. If that works, the encoded value must decode, and encode to the same text.
 fn owned<T: for<'a> Deserialize<'a> + Serialize>(text: &RawValue) {
     let Ok(value) = message::params::<T>(Some(text)) else { return };
     let written = serde_json::value::to_raw_value(&value).unwrap();
@@ -63,7 +62,7 @@ fn owned<T: for<'a> Deserialize<'a> + Serialize>(text: &RawValue) {
     assert_eq!(serde_json::to_string(&again).unwrap(), written.get());
 }
 
-/// A result as a client may have to read it: as every type there is.
+/// Decodes a result as every result type, because a result does not name its method.
 pub(crate) fn check_result(text: &RawValue) {
     owned::<initialize::InitializeResult>(text);
     owned::<process::StartResult>(text);

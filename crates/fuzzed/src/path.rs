@@ -1,5 +1,5 @@
-//! Path arguments: what a text names is absolute and without NUL, a URI's path has no dot segments left, and what is written as
-//! a URI is read back as the same bytes.
+//! Fuzz target: path arguments. A resolved path must be absolute and without NUL bytes. The path of a URI must have no dot segments. A path
+//! written as a URI must be read back with the same bytes.
 
 use std::{
     ffi::OsStr,
@@ -39,7 +39,7 @@ fn read(text: &str) {
     }
 }
 
-/// A native path is itself.
+/// The model for a native path: it is used unchanged.
 fn native(text: &str) -> Result<PathBuf, PathError> {
     if !text.starts_with('/') {
         return Err(PathError::Relative);
@@ -47,7 +47,7 @@ fn native(text: &str) -> Result<PathBuf, PathError> {
     if text.contains('\0') { Err(PathError::Nul) } else { Ok(PathBuf::from(text)) }
 }
 
-/// The naive reading of what follows `file:`: decode everything, then walk the segments.
+/// The naive model for the part after `file:`: decode everything, then walk the segments.
 fn uri(rest: &str) -> Option<Vec<u8>> {
     if rest.contains(['?', '#', '\\']) {
         return None;
@@ -101,7 +101,7 @@ fn unescape(text: &str) -> Option<Vec<u8>> {
     (!out.contains(&0)).then_some(out)
 }
 
-/// Any bytes as an absolute path: written as a URI and read again.
+/// Writes any bytes as the URI of an absolute path, and reads it again.
 fn write(data: &[u8]) {
     let path = [b"/", data].concat();
     let is_plain = path.split(|byte| *byte == b'/').all(|segment| segment != b"." && segment != b"..");

@@ -1,4 +1,4 @@
-//! A byte stream that comes in slices of chosen sizes, and a receiver driven over it to its end. Knows no framing.
+//! A byte stream that arrives in slices of a given size, and a loop that drives a receiver to the end of it.
 
 use std::{
     io,
@@ -20,6 +20,7 @@ struct Source {
 
 impl AsyncRead for Source {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        // Return `Pending` every other time, so that `receive` cancels and restarts `recv` between any two slices.
         self.is_pending = !self.is_pending;
         if self.is_pending {
             cx.waker().wake_by_ref();
@@ -32,7 +33,7 @@ impl AsyncRead for Source {
     }
 }
 
-/// Everything a receiver makes of the bytes, cancelled and begun again at every await.
+/// Returns everything that a receiver makes of the bytes. Every `recv` that would wait is cancelled and started again.
 pub(crate) fn receive(framing: Framing, bytes: &[u8], slice: usize) -> (Vec<Inbound>, Closed) {
     let source = Source { bytes: bytes.to_vec(), at: 0, slice: slice.max(1), is_pending: false };
     let mut receiver = Receiver::new(framing, Box::new(source), BytesMut::new());

@@ -1,5 +1,5 @@
-//! WebSocket frames: however the bytes are sliced, the receiver makes the same of them as a naive parser of RFC 6455, in both
-//! roles; and what we send, fragmented and masked, is read back as it was.
+//! Fuzz target: WebSocket frames. For any slicing of the bytes, and in both roles, the receiver must return the same messages as a naive
+//! parser of RFC 6455. Messages that we send, fragmented and masked, must be read back unchanged.
 
 use bytes::Bytes;
 use exec_server_rpc::{Closed, Framing, Inbound, Outbox, Role};
@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 
 use crate::{sliced, weight};
 
-/// The first byte chooses role and slices, the second the largest message.
+/// The first byte selects the role and the size of the slices, the second the maximum message size.
 pub fn check(data: &[u8]) {
     let [choice, max, bytes @ ..] = data else { return };
     let role = if choice & 1 == 0 { Role::Server } else { Role::Client };
@@ -40,7 +40,7 @@ struct Frame {
     payload: Vec<u8>,
 }
 
-/// The naive reading: frame by frame over all bytes at once.
+/// The naive model: parses frame by frame over all bytes at once.
 fn parse(mut rest: &[u8], role: Role, max: usize) -> (Vec<Inbound>, End) {
     let mut received = Vec::new();
     let mut message: Option<Vec<u8>> = None;
@@ -66,7 +66,7 @@ fn parse(mut rest: &[u8], role: Role, max: usize) -> (Vec<Inbound>, End) {
     }
 }
 
-/// Takes a whole frame off the front; a header that breaks a rule is an error before its payload has come.
+/// Takes a complete frame off the front. A header that breaks a rule is an error even before its payload has arrived.
 fn take_frame(rest: &mut &[u8], role: Role, before: Option<usize>, max: usize) -> Result<Option<Frame>, End> {
     let [first, second, ..] = **rest else { return Ok(None) };
     let (fin, opcode, masked, short) = (first & 0x80 != 0, first & 0x0f, second & 0x80 != 0, second & 0x7f);
@@ -113,7 +113,7 @@ fn closed(payload: &[u8]) -> End {
     }
 }
 
-/// What was received goes out in either role and comes back.
+/// Sends the received messages again in both roles and checks that they arrive unchanged.
 fn send_again(inbounds: &[Inbound]) {
     for (ours, theirs) in [(Role::Server, Role::Client), (Role::Client, Role::Server)] {
         let mut outbox = Outbox::new(Framing::WebSocket { role: ours, max: 1 << 20 });

@@ -1,4 +1,4 @@
-//! How much memory a piece of code holds at once: an allocator that counts per thread. Knows no target.
+//! Measures the peak memory of a piece of code, with an allocator that counts per thread.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -11,13 +11,13 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 thread_local! {
-    /// Bytes that this thread allocated less those it freed; it may free what others allocated.
+    /// Bytes that this thread allocated minus bytes that it freed. It may be negative, because a thread can free memory of other threads.
     static NOW: Cell<isize> = const { Cell::new(0) };
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
 
 fn note(change: isize) {
-    // A thread that is ending has no counters any more; nothing is measured then.
+    // The counters of a thread that is ending are already gone. Nothing is measured then.
     let now = NOW.try_with(|now| {
         now.set(now.get() + change);
         now.get()
@@ -27,34 +27,34 @@ fn note(change: isize) {
     }
 }
 
-// SAFETY: every call goes to the system's allocator with the arguments it came with; counting touches no memory of the caller.
+// SAFETY: every call is forwarded to the system allocator with unchanged arguments. Counting does not touch the caller's memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size().cast_signed());
-        // SAFETY: the caller's own promise is passed on.
+        // SAFETY: the caller upholds the contract of `alloc`, which is passed on unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         note(layout.size().cast_signed());
-        // SAFETY: as above.
+        // SAFETY: the caller upholds the contract of `alloc_zeroed`, which is passed on unchanged.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         note(size.cast_signed() - layout.size().cast_signed());
-        // SAFETY: as above.
+        // SAFETY: the caller upholds the contract of `realloc`, which is passed on unchanged.
         unsafe { System.realloc(old, layout, size) }
     }
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
         note(-layout.size().cast_signed());
-        // SAFETY: as above.
+        // SAFETY: the caller upholds the contract of `dealloc`, which is passed on unchanged.
         unsafe { System.dealloc(old, layout) }
     }
 }
 
-/// Runs `code` and panics if it ever held more than `limit` bytes beyond what was there before.
+/// Runs `code`, and panics if it holds more than `limit` bytes at any time, in addition to what was allocated before.
 pub(crate) fn within<T>(limit: usize, code: impl FnOnce() -> T) -> T {
     let before = NOW.get();
     MOST.set(before);

@@ -1,10 +1,10 @@
-//! The committed corpus through every target, on stable: each file was once interesting, or once a crash.
+//! Runs every fuzz target on its committed corpus, with stable Rust. Each file was once interesting to the fuzzer, or caused a crash.
 
 use std::{fs, path::PathBuf};
 
 use exec_server_fuzzed::TARGETS;
 
-/// What a corpus may weigh: the whole of it lies in the repository.
+/// Maximum total size of the corpus, because it is part of the repository.
 const CORPUS_MAX_BYTES: u64 = 1 << 20;
 
 fn corpus() -> PathBuf {
@@ -49,8 +49,8 @@ fn every_corpus_and_every_program_has_a_target() {
 
 #[test]
 fn a_target_can_fail() {
-    // The checks are asserts: one that never fires proves nothing. This is a line of one byte more than was allowed, read by a
-    // model that was told of another bound.
+    // A check that can never fail proves nothing. Here the line is too long for the receiver, but not for the model, so the comparison must
+    // fail.
     let broken = std::panic::catch_unwind(|| exec_server_fuzzed::lines::check_against(1, 3, b"abc\n"));
     assert!(broken.is_err());
 }
