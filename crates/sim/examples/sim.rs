@@ -1,11 +1,11 @@
-//! Runs simulated worlds: `sim SEED` prints the trace of one, `sim --seeds N [--from SEED]` runs many, prints what failed and what was reached.
+//! Runs simulated worlds: `sim SEED` prints the trace of one, `sim --seeds N [--from SEED]` runs many and prints failures and coverage.
 
 use std::{collections::BTreeMap, io::Write as _, path::Path, process::ExitCode};
 
 use exec_server_protocol::method::METHODS;
 use exec_server_sim::{Report, branch::Branch, run_and_keep, run_many};
 
-/// Where traces go.
+/// Directory for the traces.
 const TRACES: &str = "target/sim";
 
 fn main() -> ExitCode {
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// One seed, with its whole trace on standard output and in its file.
+/// Runs one seed. Prints the whole trace to stdout and writes it to its file.
 fn one(seed: u64) -> std::io::Result<ExitCode> {
     let report = run_and_keep(seed, Path::new(TRACES), true)?;
     std::io::stdout().write_all(report.trace.as_bytes())?;
@@ -51,7 +51,7 @@ fn many(from: u64, count: u64) -> std::io::Result<ExitCode> {
     let methods = METHODS.iter().map(|method| method.name);
     let unsent: Vec<_> = methods.filter(|name| !reports.iter().any(|report| report.sent.contains_key(*name))).collect();
     let never: Vec<_> = Branch::ALL.iter().filter(|branch| !counters.contains_key(branch)).collect();
-    // A handful of seeds cannot reach everything.
+    // A few seeds cannot reach everything.
     if count >= 200 && !(never.is_empty() && unsent.is_empty()) {
         writeln!(out, "never reached: {never:?}, never sent: {unsent:?}")?;
         return Ok(ExitCode::FAILURE);

@@ -1,4 +1,4 @@
-//! What the model client asks for, one method a function: sent when it has a connection, and remembered either way.
+//! The requests of the model client, one function per method. A request is recorded in any case and sent if there is a connection.
 
 use exec_server_protocol::base64;
 use serde_json::{Value, json};
@@ -11,7 +11,8 @@ use crate::{
     view::{Plan, Start, View},
 };
 
-/// Every method that a move of some model client sends: those here, `fs/…` by [`Desk`](crate::desk::Desk), `command/…` by [`Relic`](crate::relic::Relic).
+/// Every method that model clients send. [`Desk`](crate::desk::Desk) sends `fs/…`, [`Relic`](crate::relic::Relic) sends `command/…`, this
+/// file sends the others.
 pub const METHODS: &[&str] = &[
     "initialize",
     "process/start",
@@ -58,7 +59,6 @@ pub const METHODS: &[&str] = &[
 ];
 
 impl Client {
-    /// Starts a process.
     pub fn start(&mut self, name: &str, plan: Plan) {
         self.trace(format_args!("start {name}: {}", child::argv(name, &plan.steps)[2..].join(" ")));
         let view = View::new(name.to_owned(), plan, self.stage.trace.clone(), self.stage.records.clone());
@@ -89,9 +89,9 @@ impl Client {
         self.call(attached, Call::Start(name.to_owned()), "process/start", params);
     }
 
-    /// Writes to a process's stdin, under an id.
+    /// Writes to the stdin of a process, with an id unless `is_keyless`.
     pub fn write(&mut self, name: &str, len: u64, is_keyless: bool) {
-        // Without an id a write is never sent again: it is made only where it can be sent now.
+        // A write without an id is never sent again, so it is only created if it can be sent now.
         let (server, is_keyless) = (self.server.lives(), is_keyless && self.attached.is_some());
         let Some(view) = self.views.get_mut(name) else { return };
         let index = view.next_write(len, is_keyless, server);
@@ -109,7 +109,7 @@ impl Client {
         self.call(attached, Call::Write(name.to_owned(), index), "process/write", params);
     }
 
-    /// Closes a process's stdin, behind its writes.
+    /// Closes the stdin of a process after its writes.
     pub fn close_stdin(&mut self, name: &str) {
         self.trace(format_args!("close stdin of {name}"));
         let Some(view) = self.views.get_mut(name) else { return };
@@ -124,14 +124,14 @@ impl Client {
         }
     }
 
-    /// Reads what was not taken yet.
+    /// Reads the output after the last received event.
     pub fn read(&mut self, name: &str, wait_ms: u64) {
         let (Some(attached), Some(view)) = (self.attached, self.views.get(name)) else { return };
         let params = json!({"processId": name, "afterSeq": view.last, "waitMs": wait_ms});
         self.call(attached, Call::Read(name.to_owned(), wait_ms), "process/read", params);
     }
 
-    /// Signals, terminates, or anything else of which only the answer counts.
+    /// Sends a signal, a terminate or another request for which only the fact of an answer matters.
     pub fn command(&mut self, name: &str, method: &str, params: Value) {
         let Some(attached) = self.attached else { return };
         self.trace(format_args!("{method} {params}"));
@@ -141,7 +141,7 @@ impl Client {
         self.call(attached, Call::Command(name.to_owned()), method, params);
     }
 
-    /// Drops a closed process.
+    /// Forgets a closed process.
     pub fn forget(&mut self, name: &str) {
         let (Some(attached), Some(view)) = (self.attached, self.views.get_mut(name)) else { return };
         view.forgotten = true;
@@ -149,14 +149,12 @@ impl Client {
         self.call(attached, Call::Command(name.to_owned()), "process/forget", json!({"processId": name}));
     }
 
-    /// Asks for the list of processes.
     pub fn list(&mut self, scope: &str) {
         if let Some(attached) = self.attached {
             self.call(attached, Call::List, "process/list", json!({"scope": scope}));
         }
     }
 
-    /// Ends the session.
     pub fn end_session(&mut self) {
         if let Some(attached) = self.attached {
             self.asked_to_end = true;
@@ -165,7 +163,7 @@ impl Client {
         }
     }
 
-    /// Acknowledges what was taken of a process.
+    /// Acknowledges the received output of a process.
     pub fn ack(&mut self, name: &str) {
         let (Some(attached), Some(view)) = (self.attached, self.views.get_mut(name)) else { return };
         if self.kind == Kind::Acknowledges && view.last > view.acked {
@@ -175,7 +173,7 @@ impl Client {
         }
     }
 
-    /// The old connection goes on speaking after another has the session: a write and a terminate that must not act.
+    /// Sends requests on a superseded connection: a write and a terminate that must have no effect.
     pub fn speak_stale(&mut self) {
         let stale = self.connections.iter().find(|(_, connection)| connection.superseded).map(|(number, _)| *number);
         let (Some(stale), Some(name)) = (stale, self.views.keys().next().cloned()) else { return };
@@ -187,11 +185,12 @@ impl Client {
         self.notify(stale, "process/ack", json!({"processId": name, "seq": 1_000_000}));
     }
 
-    /// Follows a process of another session, without holding it. Its output is that of one stream, so that gaps can be placed.
+    /// Subscribes to a process of another session, without holding its output. The process must write to one stream only, so that the
+    /// position of gaps is known.
     pub fn subscribe(&mut self, session: &str, name: &str, plan: Plan) {
         let Some(attached) = self.attached.filter(|_| self.kind == Kind::Acknowledges) else { return };
         let Some(connection) = self.connections.get_mut(&attached) else { return };
-        // What is under way of a subscription that is just being ended would be taken for the new one's.
+        // Events of a subscription that is just ending could be mistaken for events of the new one.
         if connection.watched.contains_key(name) || connection.calls.values().any(|call| call.is_about(name)) {
             return;
         }
@@ -203,13 +202,13 @@ impl Client {
         self.call(attached, Call::Subscribe(name.to_owned()), "process/subscribe", params);
     }
 
-    /// The processes of other sessions that it follows.
+    /// The processes of other sessions that the attached connection subscribes to.
     pub fn watched(&self) -> Vec<String> {
         let attached = self.attached.and_then(|number| self.connections.get(&number));
         attached.into_iter().flat_map(|connection| connection.watched.keys().cloned()).collect()
     }
 
-    /// Follows a process of another session no longer.
+    /// Ends a subscription.
     pub fn unsubscribe(&mut self, name: &str) {
         let Some(attached) = self.attached else { return };
         let connection = self.connections.get_mut(&attached);
@@ -219,7 +218,7 @@ impl Client {
         self.call(attached, Call::Command(name.to_owned()), "process/unsubscribe", params);
     }
 
-    /// Asks what the host says of itself.
+    /// Queries the environment of the host.
     pub fn ask_environment(&mut self, method: &str) {
         if let Some(attached) = self.attached {
             self.call(attached, Call::Command(String::new()), method, json!({}));
@@ -229,7 +228,7 @@ impl Client {
         }
     }
 
-    /// Asks for what a world without a network can answer: a request that is refused, and one to be called off that is not there.
+    /// Sends HTTP requests that a world without a network can answer: one that the sandbox refuses, and a cancel of an unknown request.
     fn ask_http(&mut self, attached: u32) {
         let permissions = json!({"type": "managed", "file_system": {"type": "unrestricted"}, "network": "restricted"});
         let sandbox = json!({"permissions": permissions});
@@ -239,7 +238,7 @@ impl Client {
         self.call(attached, Call::Command(String::new()), "http/cancel", json!({"requestId": "r"}));
     }
 
-    /// Says something that makes no sense. It must be answered, and change nothing.
+    /// Sends an invalid message. The server must answer it, and it must have no effect.
     pub fn say_nonsense(&mut self, rng: &mut Rng) {
         let Some(attached) = self.attached else { return };
         let (method, params, kind) = match rng.within(0..14) {

@@ -1,16 +1,15 @@
-//! The rare branches that the suite of seeds must reach. They are counted from outside, by what a client is told or a child sees: the
-//! product carries no marks.
+//! The rare branches that the seeds of the suite must reach. They are counted from outside, by what a client receives or a child sees. The
+//! product code has no instrumentation for this.
 
 macro_rules! branches {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// A rare branch, by the name under which it is reported.
+        /// A rare branch. Its name is used in reports.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Branch {
             $($(#[$doc])* $name,)*
         }
 
         impl Branch {
-            /// All of them.
             pub const ALL: &[Self] = &[$(Self::$name),*];
         }
     };
@@ -21,37 +20,37 @@ branches! {
     Resume,
     /// A resume took the session from a connection that was still open.
     Takeover,
-    /// A resume without takeover was granted because the old peer was silent: eviction by silence.
+    /// A resume without takeover succeeded because the old peer did not answer.
     HandedOver,
-    /// A resume was refused because the old peer lives.
+    /// A resume was refused because the old peer is alive.
     Refused,
-    /// A second connection raced for the same session.
+    /// Two connections raced for the same session.
     Race,
-    /// A superseded connection went on speaking.
+    /// A superseded connection sent more requests.
     StaleSpoke,
     /// A gap was reported.
     Gap,
-    /// A gap of a log that drops its oldest.
+    /// A gap in the log of a process that drops its oldest output.
     DropOldestGap,
-    /// A gap for a reader that nobody waits for.
+    /// A gap for a reader that the log does not wait for.
     ObserverGap,
-    /// A child blocked on the cap of its log.
+    /// A child blocked because its log was full.
     Blocked,
-    /// A server ended without a word and another adopted its sessions.
+    /// A server crashed and the next one adopted its sessions.
     Adoption,
-    /// A process was alive when its events were replayed.
+    /// Events of a live process were replayed.
     ReplayWhileLive,
-    /// A chunk came twice, after a resume.
+    /// A chunk arrived twice, after a resume.
     Duplicate,
     /// An unanswered write was sent again under its id.
     WriteRetry,
-    /// A write whose bytes were in already was settled by its id, by another server than the one that wrote them.
+    /// A write that had already reached stdin was recognized by its id, by another server than the one that wrote it.
     SettledAfterCrash,
-    /// A start was sent again and turned out to have happened.
+    /// A start was sent again, and the process had already been started.
     StartRetry,
-    /// A process was terminated while it was being started.
+    /// A process was terminated while it was starting.
     TerminateWhileStarting,
-    /// A reference client was answered a read that had waited: from there on it polls.
+    /// A reference client got the answer to a read that had waited. From then on it polls.
     PollSwitch,
     /// A link was cut inside a frame.
     CutInside,
@@ -61,42 +60,42 @@ branches! {
     HalfOpen,
     /// One direction of a link stalled for a while.
     Stall,
-    /// A grace period ran out on a child that ignores SIGTERM.
+    /// The grace period of a child that ignores SIGTERM ended.
     GraceOver,
     /// A process was ended by its time limit.
     Timeout,
-    /// A process was ended because it wrote nothing.
+    /// A process was ended by its idle timeout.
     IdleTimeout,
-    /// Output came after the exit.
+    /// Output arrived after the exit.
     OutputAfterExit,
-    /// A session's time ran out.
+    /// A session expired.
     Expired,
-    /// A session was ended by command while its processes ran.
+    /// A session was ended by request while its processes ran.
     Ended,
-    /// A process was read back from disk segments.
+    /// Output was read back from disk segments.
     Spill,
-    /// A disk refused a segment.
+    /// The disk refused a segment.
     DiskFull,
-    /// A holder died, and its children with it.
+    /// A holder died with its children.
     HolderDeath,
     /// The clock jumped.
     ClockJump,
-    /// A process of the first generation was heard to its end.
+    /// A first-generation client received the exit of a command.
     FirstGeneration,
-    /// Something senseless was said, and answered.
+    /// An invalid message was sent and answered.
     Nonsense,
-    /// The real client mended its link.
+    /// The real client reconnected.
     Mended,
-    /// A write of the real client was accepted on another link than it was made on.
+    /// A write of the real client was accepted on another link than the one it was sent on first.
     WriteAcrossCut,
-    /// The real client gave up, with a true reason.
+    /// The real client gave up, with a correct reason.
     GaveUp,
-    /// A program with the real client began again and took up its processes where it had left them.
+    /// A program with the real client restarted and attached to its processes at the position where it had stopped.
     TakenUp,
-    /// A second cursor of the real client read from the beginning, what was let go included.
+    /// A second cursor of the real client read from the beginning, including output that was already freed.
     LateCursor,
-    /// The real client followed a process of another session to its end, held for it.
+    /// The real client followed a process of another session to its end, with a hold on its output.
     Held,
-    /// The same without holding it.
+    /// The real client followed a process of another session to its end, without a hold.
     Observed,
 }

@@ -1,7 +1,7 @@
-//! Scripted children: what each does is written in its argv, and every byte it writes tells where it belongs.
+//! Scripted children. The script of a child is in its argv, and every byte that it writes encodes its position.
 //!
-//! Owns the scripts and the records of what children really wrote, read and died of, against which clients are checked. Shares no code
-//! with the log or the server: the oracle counts for itself.
+//! Keeps records of what the children really wrote, read and died of. Clients are checked against these records. Shares no code with the
+//! log or the server: the oracle counts independently.
 
 use std::{
     cell::RefCell,
@@ -21,37 +21,36 @@ use crate::stage::Stage;
 /// One step of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Writes `bytes` to a stream, `chunk` at a time with a pause after each.
+    /// Writes `bytes` to a stream, `chunk` bytes at a time, with a pause after each.
     Write {
         /// 0 = stdout or the terminal, 1 = stderr.
         stream: usize,
-        /// Bytes in all.
+        /// Total number of bytes.
         bytes: u64,
-        /// Bytes in one write.
+        /// Bytes per write.
         chunk: u64,
-        /// Pause after each write.
         pause_ms: u64,
     },
-    /// Does nothing for a while.
+    /// Waits this many milliseconds.
     Wait(u64),
-    /// From here on SIGTERM is only noted.
+    /// From here on SIGTERM is recorded but ignored.
     IgnoreTerm,
-    /// From here on stdin is read into the record, `chunk` bytes at a time; after a delay, during which it fills up.
+    /// From here on stdin is read into the record, `chunk` bytes at a time. Reading begins after a delay, during which stdin fills up.
     Stdin {
-        /// How long nothing is read.
+        /// The delay before the first read.
         delay_ms: u64,
-        /// Bytes in one read.
+        /// Bytes per read.
         chunk: u64,
     },
-    /// Waits until stdin has ended.
+    /// Waits for EOF on stdin.
     Eof,
-    /// The leader exits; streams stay open.
+    /// The main process exits. Its streams stay open.
     Exit(i32),
     /// Closes a stream: 0 = stdout, 1 = stderr.
     Close(usize),
 }
 
-/// The arguments that make a child play these steps under a name.
+/// The argv of a child with this name and script.
 pub fn argv(name: &str, steps: &[Step]) -> Vec<String> {
     ["sim-child", name].into_iter().map(str::to_owned).chain(steps.iter().map(Step::to_string)).collect()
 }
@@ -93,28 +92,28 @@ impl Step {
     }
 }
 
-/// What a child really did.
+/// The real behaviour of a child.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
-    /// How often it was spawned. More than once is a start that happened twice.
+    /// How often it was spawned. More than one means that a start was executed twice.
     pub spawns: u32,
-    /// Bytes that entered each output stream.
+    /// Bytes written to each output stream.
     pub written: [u64; 2],
-    /// Everything it read from stdin.
+    /// Everything that it read from stdin.
     pub stdin: Vec<u8>,
-    /// Stdin ended while it lived.
+    /// It saw EOF on stdin before it exited.
     pub saw_eof: bool,
-    /// The code it ended with.
+    /// The exit code.
     pub exit: Option<i32>,
-    /// Signals that reached it while it lived.
+    /// Signals that it received.
     pub signals: Vec<i32>,
-    /// A write found its stream full at least once.
+    /// At least one write found its stream full.
     pub was_held: bool,
-    /// It died with its holder: what it wrote last nobody may have read.
+    /// It died with its holder. Its last output may be lost.
     pub lost: bool,
-    /// Readers of other sessions that held its output: what they have taken may be freed while its owner is away.
+    /// How many readers of other sessions held its output. Output that all of them have received may be freed while the owner is away.
     pub followers: u32,
-    /// Sizes that its terminal was given.
+    /// How often its terminal was resized.
     pub resizes: usize,
     ignores_term: bool,
 }
@@ -124,12 +123,12 @@ pub struct Record {
 pub struct Records(Arc<Mutex<BTreeMap<String, Record>>>);
 
 impl Records {
-    /// A copy of a child's record; empty for one that never began.
+    /// A copy of a child's record. Empty for a child that never started.
     pub fn get(&self, name: &str) -> Record {
         self.lock().get(name).cloned().unwrap_or_default()
     }
 
-    /// Looks at a record without a copy.
+    /// Accesses a record without a copy.
     pub fn with<T>(&self, name: &str, look: impl FnOnce(&mut Record) -> T) -> T {
         look(self.lock().entry(name.to_owned()).or_default())
     }
@@ -139,11 +138,11 @@ impl Records {
     }
 }
 
-/// Bytes of one block of text: a counter, then a pattern of its text's own without a period.
+/// The block size of the text. A block is a counter and a pattern that does not repeat within the block and depends on name and stream.
 const BLOCK: usize = 256;
 
-/// `len` bytes of the endless text of a name and stream, from `offset` on. Bytes that are moved, lost or repeated show by the pattern inside
-/// a block and by the counter between blocks.
+/// `len` bytes at `offset` of the endless text of a name and stream. The pattern within a block and the counter between blocks reveal
+/// moved, lost and repeated bytes.
 pub fn text(name: &str, stream: usize, offset: u64, len: usize) -> Vec<u8> {
     let key = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64 ^ stream as u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
@@ -166,21 +165,21 @@ pub fn text(name: &str, stream: usize, offset: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// The stream number under which the text for a child's stdin is made.
+/// The stream number of the text for a child's stdin.
 pub const STDIN_TEXT: usize = 7;
 
-/// Makes scripted children for a holder.
+/// Creates scripted children for a holder.
 pub struct ScriptSpawner {
     stage: Stage,
     children: Children,
 }
 
-/// The children that a holder has made.
+/// The children of a holder.
 #[derive(Clone, Default)]
 pub struct Children(Rc<RefCell<Vec<(String, Driver)>>>);
 
 impl Children {
-    /// Their holder is gone: those that still lived died with it, and what was not told of them cannot be told any more.
+    /// Called when the holder has died: all live children died with it, and what was not reported about them is lost.
     pub fn lose(&self, records: &Records) {
         for (name, driver) in self.0.borrow().iter() {
             records.with(name, |record| {
@@ -194,12 +193,12 @@ impl Children {
 }
 
 impl ScriptSpawner {
-    /// Children of this world.
+    /// A spawner for the children of this world.
     pub fn new(stage: Stage) -> Self {
         Self { stage, children: Children::default() }
     }
 
-    /// The names of all children it has made and will make.
+    /// All children that this spawner has created and will create.
     pub fn children(&self) -> Children {
         self.children.clone()
     }
@@ -232,7 +231,7 @@ struct Actor {
 }
 
 impl Actor {
-    /// Fatal signals end the child and its streams, as without handlers; SIGTERM only where it is not ignored.
+    /// Fatal signals end the child and its streams, as in a process without handlers. SIGTERM does so only if it is not ignored.
     fn obey_signals(&self) {
         let (records, name) = (self.stage.records.clone(), self.name.clone());
         self.driver.on_signal(move |driver, signal| {
@@ -308,7 +307,7 @@ impl Actor {
                     self.stage.records.with(&self.name, |record| record.was_held = true);
                     self.stage.pause(1).await;
                 }
-                // Killed, and its streams with it.
+                // The child was killed and its streams are closed.
                 Err(_) => return,
             }
         }
@@ -317,7 +316,7 @@ impl Actor {
     fn put(&self, stream: usize, part: &[u8]) -> Result<u64, ErrorKind> {
         let put = match stream {
             0 => match self.driver.write_stdout(part) {
-                // A child with a terminal has no stdout of its own.
+                // A child on a terminal has no separate stdout.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => self.driver.write_pty(part),
                 other => other,
             },

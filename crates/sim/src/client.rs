@@ -1,7 +1,7 @@
-//! The model client: one session, any number of connections to it, of which one is attached.
+//! The model client: one session and any number of connections to it, one of which is attached.
 //!
-//! Owns what it has asked for and what became of it. After a cut it resumes, sends again what was not answered (starts, writes under
-//! their ids, a close) and nothing else. It trusts nothing: every event goes through the views' checks.
+//! It records its requests and their results. After a cut it resumes and sends again only what was not answered: starts, writes under their
+//! ids, and closes of stdin. It trusts nothing: every event goes through the checks of a view.
 
 use std::{
     cell::RefCell,
@@ -26,50 +26,50 @@ use crate::{
     wire::{Ear, Wire},
 };
 
-/// What a client announces.
+/// The capabilities that a client announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `ack` and `gap`: it acknowledges what it has taken.
+    /// `ack` and `gap`. The client acknowledges what it has processed.
     Acknowledges,
-    /// Nothing: it is pushed to, and reads what it missed.
+    /// No `ack`, like the reference client. The server pushes events, and the client reads what it missed.
     Reference,
 }
 
-/// How a connection comes to its session.
+/// How a connection gets its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Makes it.
+    /// Creates a session.
     New,
-    /// Returns to it if nobody else is there.
+    /// Resumes the session if no other connection is attached.
     Resume,
-    /// Returns to it whoever is there.
+    /// Resumes the session even if another connection is attached.
     TakeOver,
 }
 
-/// What a connection waits to be answered.
+/// A pending call of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Initialize(Arrival),
     Start(String),
     Write(String, usize),
     CloseStdin(String),
-    /// With the time it may wait.
+    /// With its maximum wait in milliseconds.
     Read(String, u64),
-    /// Signal, terminate: only that it is answered counts.
+    /// Signal, terminate and others for which only the fact of an answer matters.
     Command(String),
     List,
     EndSession,
     Subscribe(String),
-    /// Something with files.
+    /// A file request.
     File(File),
-    /// Said by a connection that has lost its session: must be refused.
+    /// A call on a connection that has lost its session. The server must refuse it.
     Stale,
-    /// Something senseless, and the kind of the error that it must be answered with.
+    /// An invalid call, with the error kind that the server must answer.
     Nonsense(&'static str),
 }
 
 impl Call {
-    /// Whether it is a command on this process.
+    /// Whether this is a command on the given process.
     pub(crate) fn is_about(&self, name: &str) -> bool {
         matches!(self, Self::Command(of) if of == name)
     }
@@ -80,49 +80,48 @@ pub(crate) struct Connection {
     pub(crate) link: Link,
     pub(crate) wire: Wire,
     pub(crate) calls: BTreeMap<u64, Call>,
-    /// The session was given to it.
+    /// The server has attached the session to this connection.
     pub(crate) is_initialized: bool,
-    /// Another connection was given the session, one that was opened when this one had it: there is no doubt who came later.
+    /// A later connection has the session. Set only if that connection was opened while this one was attached, so the order is certain.
     pub(crate) superseded: bool,
-    /// Who had the session when this connection was opened.
+    /// The connection that was attached when this one was opened.
     over: Option<u32>,
-    /// The highest number seen per process: on one connection numbers only grow.
+    /// The highest sequence number seen per process. On one connection the numbers only grow.
     pub(crate) seen: BTreeMap<String, u64>,
-    /// Processes of other sessions that it follows, and their sessions.
+    /// Processes of other sessions that this connection subscribes to: name to session and view.
     pub(crate) watched: BTreeMap<String, (String, View)>,
-    /// Kinds of the errors without an id that are due.
+    /// The kinds of expected errors without an id, in order.
     pub(crate) strays: VecDeque<&'static str>,
 }
 
-/// A client and everything it knows.
+/// A client and its state.
 pub struct Client {
-    /// Its name, in the trace and in the names of its processes.
+    /// The name in the trace. Also the prefix of its process names.
     pub name: String,
-    /// What it announces.
     pub kind: Kind,
-    /// Understands `process/gap`, which a client that acknowledges always does.
+    /// Announces the `gap` capability. Always true for `Kind::Acknowledges`.
     pub tells_gaps: bool,
-    /// How long its session may be alone.
+    /// The time-to-live of its session while detached.
     pub ttl_ms: u64,
-    /// Acknowledges as it takes; otherwise only when it is told to.
+    /// Acknowledges as it processes events. Otherwise only when the world tells it to.
     pub acks_promptly: bool,
-    /// What a log of this client may hold at most.
+    /// The maximum number of bytes that a log of this client may retain.
     pub retained_max: Option<u64>,
     pub(crate) session: Option<String>,
     pub(crate) attached: Option<u32>,
     pub(crate) connections: BTreeMap<u32, Connection>,
     /// Its processes, by name.
     pub views: BTreeMap<String, View>,
-    /// Its files.
+    /// Its file requests.
     pub(crate) desk: Desk,
-    /// The error kind of a resume that was refused for good.
+    /// The error kind of a resume that was refused permanently.
     pub(crate) refused: Option<String>,
     pub(crate) ended: bool,
-    /// It has asked for the end of its session.
+    /// It has sent `session/end`.
     pub(crate) asked_to_end: bool,
-    /// Its holder was killed.
+    /// The world killed its holder.
     pub(crate) holder_killed: bool,
-    /// When anything was last heard of the server.
+    /// When the session was last known to be attached.
     pub(crate) heard: Instant,
     pub(crate) server: Arc<Server>,
     pub(crate) stage: Stage,
@@ -156,7 +155,6 @@ impl Ear for Listener {
 }
 
 impl Client {
-    /// A client that has not connected yet.
     pub fn new(name: String, kind: Kind, server: Arc<Server>, stage: Stage, rng: Rng) -> Rc<RefCell<Self>> {
         Rc::new(RefCell::new(Self {
             name,
@@ -183,17 +181,17 @@ impl Client {
         }))
     }
 
-    /// The server has spoken on a connection: the session is known to be attached if that one has it.
+    /// The server has sent something on a connection. If the connection has the session, the session is known to be attached now.
     fn hear(&mut self, connection: u32) {
         let is_attached = self.connections.get(&connection).is_some_and(|known| known.is_initialized);
-        // One that came back when its time was over may have been let in in the last moment: its session ends all the same.
+        // If the client resumed after its time-to-live, the server may have accepted it at the last moment. Its session still ends.
         let is_doomed = self.heard.elapsed().as_millis() >= u128::from(self.ttl_ms);
         if is_attached && !is_doomed {
             self.heard = Instant::now();
         }
     }
 
-    /// Opens a connection and asks for the session.
+    /// Opens a connection and sends `initialize`.
     pub fn connect(this: &Rc<RefCell<Self>>, link: Link, stream: Stream, arrival: Arrival) -> u32 {
         let mut client = this.borrow_mut();
         client.next_connection += 1;
@@ -234,7 +232,7 @@ impl Client {
         self.stage.trace.fail(invariant, format_args!("{}: {what}", self.name));
     }
 
-    /// Asks something on a connection.
+    /// Sends a request on a connection.
     pub(crate) fn call(&mut self, connection: u32, call: Call, method: &str, params: Value) {
         self.next_call += 1;
         let id = self.next_call;
@@ -252,14 +250,14 @@ impl Client {
         }
     }
 
-    /// Whether anything is waited for on connections that are open and have not lost the session.
+    /// A pending call on an open connection that has not lost the session, if there is one.
     pub fn waits_for(&self) -> Option<String> {
         let open = self.connections.iter().filter(|(_, connection)| !connection.superseded);
         open.flat_map(|(number, connection)| connection.calls.values().map(move |call| format!("{call:?} on {number}")))
             .next()
     }
 
-    /// Lets go of all connections but the attached one, or of all.
+    /// Drops all connections, or all except the attached one.
     pub fn drop_connections(&mut self, keep_attached: bool) {
         let keep = self.attached.filter(|_| keep_attached);
         self.views.values_mut().for_each(View::give_up_keyless);
@@ -273,13 +271,14 @@ impl Client {
         self.views.values_mut().for_each(View::give_up_keyless);
         self.trace(format_args!("connection {connection} ended ({why}), {open} calls open"));
         if self.attached == Some(connection) {
-            // Two that raced may have been told in another order than they were served: the one that is left has the session.
+            // If two connections raced, their answers may have arrived in another order than the server handled them. The connection that
+            // is left has the session.
             let mut left = self.connections.iter().filter(|(_, known)| known.is_initialized && !known.superseded);
             self.attached = left.next_back().map(|(number, _)| *number);
         }
     }
 
-    /// The session is ours, on this connection: say what was left unsaid.
+    /// Handles a successful `initialize`: this connection has the session now. Sends again what was not answered.
     pub(crate) fn settle_in(&mut self, number: u32, arrival: Arrival) {
         if let Some(known) = self.connections.get_mut(&number) {
             known.is_initialized = true;
@@ -307,7 +306,7 @@ impl Client {
     fn catch_up(&mut self, name: &str) {
         let Some(view) = self.views.get_mut(name) else { return };
         let replayed = view.last > view.acked;
-        // What was acknowledged last may have been lost with the link.
+        // The last acknowledgement may have been lost with the link, so acknowledge again.
         view.acked = 0;
         let live = self.stage.records.with(name, |record| record.spawns > 0 && record.exit.is_none());
         if live && replayed {
@@ -322,7 +321,8 @@ impl Client {
         );
         let has_run = self.stage.records.with(name, |record| record.exit.is_some());
         if asked && (view.may_be_gone || self.kind == Kind::Reference && has_run) {
-            // Its name may be free again, after a day or for a reference client half a minute: whoever asks now asks for another one.
+            // The name may be free again: after a day, or for a reference client after half a minute. A repeated start would create a
+            // second process.
             view.cancel();
         } else if asked {
             self.ask_start(name);

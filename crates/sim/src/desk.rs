@@ -1,7 +1,7 @@
-//! What a model client does with files: a register that it writes and reads, and every other method beside it, in a directory of its own.
+//! The file requests of a model client: it writes and reads a register file and uses every other file method too, in its own directory.
 //!
-//! Its promise: what is read was written whole, is no older than the last write that was answered before the read was sent, and no newer than
-//! the last one that was sent.
+//! The promise: a read returns a complete write that is not older than the last write answered before the read was sent, and not newer than
+//! the last write sent.
 
 use std::path::PathBuf;
 
@@ -14,38 +14,38 @@ use crate::{
     trace::Invariant,
 };
 
-/// How often its number stands in a register: half a file would show.
+/// How often the number is repeated in the register, so that a partial file is noticed.
 const TIMES: usize = 700;
 
-/// What a client knows of its register.
+/// A client's knowledge of its register.
 #[derive(Debug, Default)]
 pub struct Desk {
     dir: PathBuf,
-    /// The last number that was sent.
+    /// The last number sent.
     sent: u64,
-    /// The highest one whose write was answered.
+    /// The highest number whose write was answered.
     settled: u64,
-    /// Drafts that it made.
+    /// How many drafts it has created.
     drafts: u64,
 }
 
-/// A request about files.
+/// A file request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum File {
     /// Writes this number.
     Write(u64),
-    /// Reads, when this number was settled.
+    /// Reads the register. Holds the value of `settled` when the read was sent.
     Read(u64),
-    /// Searches, when this number was settled.
+    /// Searches the register. Holds the value of `settled` when the search was sent.
     Search(u64),
-    /// The next part of a search or of a watch, of which one at a time is given.
+    /// Gets the next part of a search or watch. The server allows one such request at a time.
     Next,
-    /// Of which only the answer counts.
+    /// Only the fact of an answer matters.
     Other,
 }
 
 impl Desk {
-    /// One in this directory, which the client makes itself.
+    /// Uses this directory, which the client creates itself.
     pub(crate) fn new(dir: PathBuf) -> Self {
         Self { dir, ..Self::default() }
     }
@@ -55,7 +55,7 @@ fn bytes(number: u64) -> String {
     base64::encode(format!("{number:08}\n").repeat(TIMES).as_bytes())
 }
 
-/// The number of a register, if all of it says the same.
+/// The number in a register, if all lines are equal.
 fn number(chunk: &str) -> Option<u64> {
     let text = String::from_utf8(base64::decode(chunk).ok()?).ok()?;
     let first = text.lines().next()?;
@@ -64,7 +64,7 @@ fn number(chunk: &str) -> Option<u64> {
 }
 
 impl Client {
-    /// Does something with files.
+    /// Sends a random file request.
     pub fn use_files(&mut self, rng: &mut Rng) {
         let Some(attached) = self.attached else { return };
         let at = |name: &str| json!(self.desk.dir.join(name));
@@ -90,7 +90,8 @@ impl Client {
             21 => ("fs/searchNext", json!({"handleId": "s"})),
             22 => ("fs/glob", json!({"path": self.desk.dir, "pattern": "**"})),
             23 => ("fs/watch", json!({"path": self.desk.dir, "handleId": "w"})),
-            // What the kernel has told by now depends on this machine's moment: only the answer counts, and it comes at once.
+            // Which events the kernel has reported by now depends on real time, so only the fact of an answer matters. With zero waits it
+            // comes at once.
             24 => ("fs/watchNext", json!({"handleId": "w", "waitMs": 0, "settleMs": 0})),
             _ => ("fs/createDirectory", json!({"path": self.desk.dir.join("sub")})),
         };
@@ -115,7 +116,7 @@ impl Client {
         self.call(attached, Call::File(File::Read(settled)), "fs/readFile", json!({"path": path}));
     }
 
-    /// Looks for the first line of the register: a search sees what a read sees.
+    /// Searches for the first line of the register. A search must see the same content as a read.
     fn search_register(&mut self, attached: u32, path: Value) {
         let settled = self.desk.settled;
         self.trace(format_args!("searches its register"));
@@ -123,7 +124,7 @@ impl Client {
         self.call(attached, Call::File(File::Search(settled)), "fs/search", params);
     }
 
-    /// The same as a write, in three steps. Where one of them is cut off nothing happens.
+    /// Writes the register in three steps. If one of them is lost, nothing changes.
     fn draft_register(&mut self, attached: u32, path: Value) {
         self.desk.sent += 1;
         self.desk.drafts += 1;
@@ -161,11 +162,11 @@ impl Client {
         }
     }
 
-    /// Whether a file request may fail so. A register that was settled is there.
+    /// Whether a file request may fail with this kind. A register that was written must exist.
     pub(crate) fn may_fail(&self, file: &File, kind: &str) -> bool {
         match file {
             File::Read(settled) | File::Search(settled) => *settled == 0 && kind == "notFound",
-            // A link that stalled may bring two of them at once.
+            // A stalled link may deliver two of these requests at once.
             File::Next if kind == "overloaded" => true,
             File::Write(_) | File::Next | File::Other => {
                 ["notFound", "unknownHandle", "duplicateHandle", "tooManyHandles", "alreadyExists"].contains(&kind)

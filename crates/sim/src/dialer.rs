@@ -1,6 +1,6 @@
-//! The real client's way to the server of a world: simulated links, as good or bad as the world has it.
+//! Connects the real client to the server of a world over simulated links of random quality.
 //!
-//! Owns the links that a client has dialled. Knows no session: the client mends its link by dialling again, as over a network.
+//! Keeps the links that a client has dialled. The client recovers from a cut by dialling again, as over a network.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -23,7 +23,7 @@ use crate::{
     trace::Trace,
 };
 
-/// Opens links for one client. Clones open them for the same one.
+/// Opens links for one client. Clones share the same state.
 #[derive(Clone)]
 pub struct Dialer {
     name: String,
@@ -34,22 +34,24 @@ pub struct Dialer {
 
 struct State {
     rng: Rng,
-    /// Links are good: the world is being mended.
+    /// New links have no faults: the world is in its final phase.
     is_good: bool,
+    /// The link dialled last.
     current: Option<Link>,
+    /// The link on which the client last had its session.
     up: Option<Link>,
     dialled: u32,
     born: Instant,
 }
 
 impl Dialer {
-    /// A way on which nothing was dialled yet.
+    /// A dialer that has not dialled yet.
     pub fn new(name: String, server: Arc<Server>, trace: Trace, rng: Rng) -> Self {
         let state = State { rng, is_good: false, current: None, up: None, dialled: 0, born: Instant::now() };
         Self { name, server, trace, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// From now on nothing goes wrong with new links, and the link of the moment is as fast as any.
+    /// From now on new links have no faults, and the current link is fast.
     pub fn mend(&self) {
         let mut state = self.lock();
         state.is_good = true;
@@ -58,7 +60,7 @@ impl Dialer {
         }
     }
 
-    /// The link of the moment, good or not.
+    /// The link dialled last, working or not.
     pub fn link(&self) -> Option<Link> {
         self.lock().current.clone()
     }
@@ -68,25 +70,25 @@ impl Dialer {
         self.lock().dialled
     }
 
-    /// The client has its session on the link of the moment.
+    /// The client has its session on the current link.
     pub fn mark_up(&self) {
         let mut state = self.lock();
         state.up = state.current.clone();
     }
 
-    /// The client begins with a new session.
+    /// The client starts with a new session.
     pub fn forget(&self) {
         let mut state = self.lock();
         (state.up, state.born) = (None, Instant::now());
     }
 
-    /// When the client was last given anything on a link that had its session.
+    /// When the client last received anything on a link that had its session.
     pub fn heard(&self) -> Instant {
         let state = self.lock();
         state.up.as_ref().map_or(state.born, Link::heard)
     }
 
-    /// Does something to the link of the moment.
+    /// Applies a random fault to the current link.
     pub fn disturb(&self, rng: &mut Rng) {
         let Some(link) = self.link() else { return };
         let way = if rng.chance(50) { Way::Up } else { Way::Down };
@@ -128,7 +130,7 @@ impl Dialer {
         let number = state.dialled;
         let quality = if state.is_good { Quality::GOOD } else { Quality::draw(&mut state.rng) };
         let (link, ours, theirs) = Link::new(quality);
-        // Some links do not last, some lead nowhere.
+        // Some links are cut soon, some are half-open from the start.
         match state.rng.within(0..100) {
             _ if state.is_good => {}
             0..8 => {

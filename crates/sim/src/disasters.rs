@@ -1,4 +1,4 @@
-//! What befalls a whole world: programs with the real client, rivals, crashes, deaths of holders, jumps of the clock, ends of sessions.
+//! Operations that affect a whole world: users with the real client, rivals, crashes, killed holders, clock jumps, ended sessions.
 
 use std::{io, time::Duration};
 
@@ -14,14 +14,14 @@ use crate::{
     world::World,
 };
 
-/// Clients of the first generation that come to one world at most, unless none is there.
+/// The maximum number of first-generation clients in one world. If none is connected, another one is added in any case.
 const RELICS_MAX: usize = 4;
 
-/// After so long a closed process is no longer kept.
+/// How long the server keeps a closed process.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 impl World {
-    /// A program with the real client does something, or something is done to its link.
+    /// A program with the real client does something, or its link gets a fault.
     pub(crate) fn step_user(&mut self) {
         let index = self.rng.index(self.users.len());
         if self.users.len() > 1 && self.rng.chance(6) {
@@ -34,7 +34,7 @@ impl World {
         self.users[index].act(&mut self.next_process, self.is_heavy);
     }
 
-    /// Something that everybody feels.
+    /// A random operation that affects the whole world.
     pub(crate) async fn step_world(&mut self) -> io::Result<()> {
         match self.rng.within(0..100) {
             0..26 => self.crash().await?,
@@ -49,7 +49,7 @@ impl World {
         Ok(())
     }
 
-    /// The server ends without a word; another begins after a while. Clients find their connections gone.
+    /// The server crashes, and the next one starts after a while. The clients' connections are gone.
     pub(crate) async fn crash(&mut self) -> io::Result<()> {
         if self.rng.chance(30) {
             self.stage.trace.line(format_args!("server drains"));
@@ -65,7 +65,7 @@ impl World {
         Ok(())
     }
 
-    /// A client of the first generation comes, or does something, or goes.
+    /// A first-generation client connects, does something, or disconnects.
     fn relic(&mut self) {
         let open = self.relics.iter().filter(|relic| relic.borrow().is_open()).count();
         if open == 0 || open < 2 && self.relics.len() < RELICS_MAX && self.rng.chance(30) {
@@ -77,7 +77,7 @@ impl World {
         let open: Vec<_> = self.relics.iter().filter(|relic| relic.borrow().is_open()).cloned().collect();
         let mut relic = open[self.rng.index(open.len())].borrow_mut();
         match self.rng.within(0..10) {
-            // Only what runs can be written to or ended.
+            // Only a running process can be written to or terminated.
             drawn if drawn < 3 || !relic.has_running() => {
                 self.next_process += 1;
                 let mut plan = plans::draw(&mut self.rng, false);
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// Somebody else takes a program's session, or goes away again, or speaks out of turn.
+    /// A rival takes the session of a user, disconnects, or sends requests before its handshake.
     fn rival(&mut self) {
         let server = self.server.clone();
         match self.rng.within(0..3) {
@@ -107,7 +107,7 @@ impl World {
         }
     }
 
-    /// A holder is killed, and its children with it.
+    /// Kills a holder and its children.
     fn kill_holder(&mut self) {
         if self.rng.chance(50) && !self.users.is_empty() {
             let user = &self.users[self.rng.index(self.users.len())];
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// The clock jumps, as on a machine that was suspended with a clock that counts on.
+    /// The clock jumps, as on a machine that was suspended while its clock continued.
     async fn jump(&mut self) {
         let hours = *self.rng.pick(&[1, 5, 25]);
         let by = Duration::from_secs(hours * 3600);
@@ -143,7 +143,7 @@ impl World {
         }
     }
 
-    /// A session is ended in the middle of its work.
+    /// Ends a session while its processes run.
     fn end_session(&mut self) {
         if self.rng.chance(40) && !self.users.is_empty() {
             let index = self.rng.index(self.users.len());
@@ -155,7 +155,7 @@ impl World {
         client.end_session();
     }
 
-    /// A client stays away for longer than its session waits.
+    /// A client stays away longer than its session's time-to-live.
     async fn abandon(&mut self) {
         let client = self.rng.index(self.clients.len());
         let ttl_ms = {

@@ -1,4 +1,4 @@
-//! What has befallen a session of the real client, so that a reason it gives for giving up can be held against the truth.
+//! Records what happened to a session of the real client, to check the reason that the client gives when it gives up.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,23 +13,23 @@ use crate::{
 };
 use exec_server_client::{Error, protocol::failure::Kind};
 
-/// The fate of one session in the hands of one program.
+/// The history of one session, as used by one program.
 pub struct Fate {
     who: String,
     dialer: Dialer,
     trace: Trace,
     ttl: Duration,
-    /// It came back when its time was over: it may have been let in in the last moment, and ends all the same.
+    /// The client resumed after the time-to-live. The server may have accepted it at the last moment, but the session still ends.
     is_doomed: Cell<bool>,
-    /// The program ended the session, or asked for it.
+    /// The program ended the session or requested it.
     pub ended: Cell<bool>,
-    /// The program closed its connection, or dropped its handles.
+    /// The program closed its connection or dropped its handles.
     pub left: Cell<bool>,
-    /// Somebody took the session, and when that was.
+    /// A rival took the session.
     pub taken: Cell<bool>,
-    /// The session's holder was killed: the same for everybody who ever had this session.
+    /// The session's holder was killed. Shared by all programs that ever had this session.
     pub holder_killed: Rc<Cell<bool>>,
-    /// There was a program with this session before, of which something may still be under way and take the session.
+    /// Another program had this session before. Its remaining requests may still take the session.
     has_forerunner: bool,
     gave_up: RefCell<Option<String>>,
 }
@@ -52,18 +52,18 @@ impl Fate {
         }
     }
 
-    /// The client has its session on the link of the moment.
+    /// The client has its session on the current link.
     pub fn handle_up(&self) {
         self.is_doomed.set(self.is_doomed.get() || self.dialer.heard().elapsed() >= self.ttl);
         self.dialer.mark_up();
     }
 
-    /// How long the session may have been alone.
+    /// An upper bound of how long the session may have been detached.
     fn alone(&self) -> Duration {
         if self.is_doomed.get() { Duration::MAX } else { self.dialer.heard().elapsed() + Duration::from_secs(1) }
     }
 
-    /// Before the program of the moment there was another one with the same session.
+    /// Continues the session of another program.
     pub fn continuing(mut self, other: &Self) -> Self {
         self.is_doomed.set(other.is_doomed.get());
         self.ended.set(other.ended.get());
@@ -72,12 +72,12 @@ impl Fate {
         self
     }
 
-    /// Whether its holder may be gone: killed, or because the session is being ended.
+    /// Whether the holder may be gone: it was killed, or the session is being ended.
     pub fn may_lack_holder(&self) -> bool {
         self.holder_killed.get() || self.ended.get()
     }
 
-    /// Whether a request may be refused for what has befallen the session.
+    /// Whether the server may refuse a request with this error because of what happened to the session.
     pub fn may_refuse(&self, error: &Error) -> bool {
         match error.server_kind() {
             Some(Kind::HolderLost) => self.may_lack_holder(),
@@ -87,16 +87,16 @@ impl Fate {
         }
     }
 
-    /// Whether an error that ends a session is true; a wrong one is the world's verdict.
+    /// Checks the reason in an error that ends a session. A wrong reason fails the world.
     pub fn judge(&self, what: &str, error: &Error) {
         let is_true = match error {
             Error::SessionLost { reason, .. } if reason.contains("expired") => self.alone() >= self.ttl,
             Error::SessionLost { reason, .. } if reason.contains("taken") => self.taken.get(),
-            // Why a session is gone is known to the server that saw it go; the next one only knows that there is none.
+            // Only the server that saw a session end knows the reason. The next server only knows that the session does not exist.
             Error::SessionLost { reason, .. } if reason.contains("unknown session") => {
                 self.ended.get() || self.holder_killed.get() || self.alone() >= self.ttl
             }
-            // Killed, or ended by a server that crashed before it could say so.
+            // The holder was killed, or a server ended the session and crashed before it could report that.
             Error::SessionLost { .. } => self.may_lack_holder(),
             Error::Disconnected { reason: Some(reason) } if reason.contains("the session was ended") => {
                 self.ended.get()
@@ -117,13 +117,13 @@ impl Fate {
         }
     }
 
-    /// Whether something has happened that may end this program's hold of the session.
+    /// Whether something has happened that may end this program's use of the session.
     pub fn is_doomed(&self) -> bool {
         self.ended.get() || self.left.get() || self.taken.get() || self.alone() >= self.ttl || self.holder_killed.get()
     }
 }
 
-/// The text of an error without the time of day, so that a seed repeats it. Ids of sessions are the same in every run anyway.
+/// The text of an error without the time of day, so that the trace is repeatable. Session ids are the same in every run.
 pub fn repeatable(error: &Error) -> String {
     let text = error.to_string();
     match text.split_once("unix time ") {

@@ -1,4 +1,4 @@
-//! The end of a world: everything is mended, everything must arrive, and nothing may be left.
+//! The end of a world: all faults are repaired, everything must be delivered, and nothing may be left over.
 
 use std::{io, time::Duration};
 
@@ -12,11 +12,11 @@ use crate::{
     world::World,
 };
 
-/// How long anything may take once all is mended: longer than every script, timeout and grace period.
+/// Time limit for everything after the repair. Longer than every script, timeout and grace period.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 impl World {
-    /// Mends everything, and holds the world to its promises.
+    /// Repairs everything and makes the final checks.
     pub(crate) async fn finish(&mut self) -> io::Result<()> {
         self.stage.trace.line(format_args!("finale"));
         if !self.server.is_up() {
@@ -28,7 +28,7 @@ impl World {
             user.held.values().for_each(|held| held.pause_ms.set(0));
         }
         self.mend().await;
-        // A program may learn only from what it does last that its session is lost; it begins again then.
+        // A program may notice only by its last request that its session is lost. Then it starts again.
         for _ in 0..=self.users.len() {
             self.mend_users().await;
             self.complete().await;
@@ -51,15 +51,15 @@ impl World {
         self.count_records();
     }
 
-    /// Every client comes back over a good link and takes everything.
+    /// Reconnects every model client over a good link and lets it receive everything.
     async fn mend(&mut self) {
         for client in &self.clients {
             client.borrow_mut().drop_connections(false);
         }
-        // A connection that wanted the session may still be served, and given it, until it is found to be gone.
+        // A dropped connection that requested the session may still get it, until the server notices that the connection is gone.
         tokio::time::sleep(Duration::from_secs(4)).await;
         for index in 0..self.clients.len() {
-            // One whose session was over comes a second time, with a new one.
+            // A client whose session has ended connects a second time, with a new session.
             for _ in 0..2 {
                 let number = self.connect_over(index, Arrival::TakeOver, Quality::GOOD);
                 self.clients[index].borrow_mut().acks_promptly = true;
@@ -81,14 +81,14 @@ impl World {
         }
     }
 
-    /// Every program has its session, or begins again until it has; then it closes what it writes to.
+    /// Waits until every user has a session, restarting users that have lost theirs. Then closes the stdin of their processes.
     async fn mend_users(&mut self) {
         let mended = self
             .until(PATIENCE, |world| {
                 world.tend();
                 let down = world.users.iter_mut().filter(|user| user.client.is_none() || user.is_lost());
                 down.for_each(User::begin_again);
-                // What is being taken up or started is not in its hands yet, and could not be closed.
+                // Processes that are being started or attached have no handle yet, so their stdin could not be closed.
                 let has_all =
                     |user: &User| user.held.values().all(|held| held.is_settled() || held.process.borrow().is_some());
                 world.users.iter().all(|user| user.is_up() && has_all(user))
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// Waits until every process has closed in its client's eyes and nothing is unanswered, or a program has lost its session.
+    /// Waits until every process has closed in its client's view and nothing is unanswered, or until a user has lost its session.
     async fn complete(&mut self) {
         let mut looks = 0_u32;
         let complete = self
@@ -124,7 +124,7 @@ impl World {
                     let mut client = client.borrow_mut();
                     let open = client.views.values().filter(|view| view.start != Start::Cancelled && !view.closed);
                     let open: Vec<String> = open.map(|view| view.name.clone()).collect();
-                    // What was sent counts as taken for a reference client: it reads what cuts have swallowed.
+                    // For a reference client, sent output counts as received, so it reads what was lost in cuts.
                     if client.kind == Kind::Reference && looks % 50 == 1 {
                         open.iter().for_each(|name| client.read(name, 0));
                     }
@@ -173,7 +173,7 @@ impl World {
         }
     }
 
-    /// Sessions end by command or by their clock, and leave nothing.
+    /// Ends sessions by request or by expiry, and checks that nothing is left.
     async fn end_sessions(&mut self) {
         let mut leaving = Vec::new();
         for index in 0..self.clients.len() {
@@ -196,9 +196,10 @@ impl World {
         if !ended {
             return self.stage.trace.fail(Invariant::Answered, format_args!("a session does not end"));
         }
-        // Longer than any session waits, those of clients that were never told of theirs included.
+        // Wait longer than any session's time-to-live, including sessions whose client never received the id.
         let longest = leaving.iter().map(|index| self.clients[*index].borrow().ttl_ms).max().unwrap_or(120_000);
-        // A session of the first generation whose server crashed waits as long as that of a client that announced nothing.
+        // If the server crashed, the session of a first-generation client has the same time-to-live as that of a client without
+        // capabilities.
         let of_relics = if self.relics.is_empty() { 0 } else { 600_000 };
         tokio::time::sleep(Duration::from_millis(longest.max(of_relics) + 5000)).await;
         for index in leaving {

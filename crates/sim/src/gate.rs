@@ -1,15 +1,15 @@
-//! Makes work on other threads repeatable: a job goes on only while everything else in the world stands still.
+//! Makes work on other threads repeatable: a job continues only while everything else in the world is idle.
 //!
-//! The server reads disks on the runtime's blocking threads, of which a world has one. A job waits here until the world's own thread is
-//! about to sleep; tokio lets no simulated time pass while a job is under way. So what a job finds, and when it is heard of, does not
-//! depend on how fast the machine is. Knows nothing of what the jobs do.
+//! The server does disk I/O on the runtime's blocking threads; a world has one such thread. A job waits here until the world's own thread
+//! is about to park. Tokio does not advance the simulated time while a blocking job runs. So the result of a job, and when the world
+//! receives it, do not depend on the speed of the machine.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Times that the world's thread falls asleep before nothing is left that could wake it: more than any chain of messages between
-/// server and holder within one instant.
+/// How often the world's thread must park before the world counts as idle. More than the longest chain of messages between server and
+/// holder within one instant.
 const SOUND: usize = 32;
 
 /// The gate of one world.
@@ -25,32 +25,32 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The world's thread has fallen asleep since this was last taken back.
+    /// The world's thread has parked since this flag was last cleared.
     is_asleep: bool,
-    /// The world is over: nobody waits any more.
+    /// The world has ended, so jobs no longer wait.
     is_over: bool,
 }
 
 impl Gate {
-    /// The world's thread is about to sleep: nothing can run.
+    /// The world's thread is about to park: nothing can run.
     pub fn fall_asleep(&self) {
         self.lock().is_asleep = true;
         self.0.changed.notify_one();
     }
 
-    /// The world is over; whatever is still under way goes on.
+    /// The world has ended. Jobs that are still waiting continue.
     pub fn open(&self) {
         self.lock().is_over = true;
         self.0.changed.notify_all();
     }
 
-    /// Waits until the world has fallen asleep often enough that it sleeps soundly: at first it may not have heard yet of what the job
-    /// before has done, or of what waits in its sockets, and of what that brings in turn.
+    /// Waits until the world's thread has parked often enough to be idle. After the first park the world may not have seen yet the result
+    /// of the previous job or the data in its sockets, and that data may cause further work.
     pub fn pass(&self) {
         for _ in 0..SOUND {
             let mut state = self.lock();
             state.is_asleep = false;
-            // One that sleeps already is woken for nothing, so that it falls asleep again.
+            // If the thread is already parked, wake it, so that it parks again.
             self.0.nudge.notify_one();
             while !state.is_asleep && !state.is_over {
                 state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ impl Gate {
         }
     }
 
-    /// Wakes the world's thread for nothing, whenever a job asks for it. Runs as long as the world.
+    /// Wakes the world's thread without any effect whenever a job requests it. Runs as long as the world.
     pub async fn keep_nudging(self) {
         loop {
             self.0.nudge.notified().await;

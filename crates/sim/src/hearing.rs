@@ -1,4 +1,4 @@
-//! What a client makes of messages: events to views, answers to the calls they end.
+//! How the model client handles messages: passes events to views and answers to the calls that they end.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Client {
-    /// A message came on a connection.
+    /// Handles a message on a connection.
     pub(crate) fn handle(&mut self, connection: u32, message: &Value) {
         if let Some(method) = message["method"].as_str() {
             return self.handle_event(connection, method, &message["params"]);
@@ -36,7 +36,7 @@ impl Client {
     }
 
     fn handle_event(&mut self, connection: u32, method: &str, params: &Value) {
-        // What a superseded connection still says was under way before it lost the session.
+        // Events on a superseded connection were sent before it lost the session.
         if self.connections.get(&connection).is_none_or(|known| known.superseded) {
             return;
         }
@@ -63,15 +63,15 @@ impl Client {
                     format_args!("{name}: {method} #{} jumps over what was not taken", params["seq"]),
                 );
             }
-            // What was sent counts as taken: a resumed reference client reads what the cut swallowed.
+            // For a reference client, sent output counts as received. After a resume it reads what was lost in the cut.
             (false, Kind::Reference) => self.read(&name, 0),
         }
     }
 
-    /// An event of a process of another session, which this connection follows.
+    /// Handles an event of a process in another session that this connection subscribes to.
     fn handle_watched(&mut self, connection: u32, session: &str, name: &str, method: &str, params: &Value) {
         let Some(known) = self.connections.get_mut(&connection) else { return };
-        // Unsubscribed, and this was under way.
+        // Unsubscribed while this event was on its way.
         let Some((_, view)) = known.watched.get_mut(name) else { return };
         match hear(view, method, params) {
             Some(true) => {}
@@ -102,7 +102,8 @@ impl Client {
         }
     }
 
-    /// It never began, it went with its session, or it ended and a leap of the clock may have taken it off the table.
+    /// Whether the server may not know a process: it never started, its session was ended, or it exited and a clock jump may have removed
+    /// it.
     fn may_be_unknown(&self, name: &str) -> bool {
         self.is_unstarted(name) || self.asked_to_end || self.views.get(name).is_some_and(|view| view.may_be_gone)
     }
@@ -163,7 +164,7 @@ impl Client {
         }
     }
 
-    /// After the end of a session no child of it lives.
+    /// Checks that no child is alive after the end of its session.
     pub(crate) fn check_nobody_lives(&self, why: &str) {
         for name in self.views.keys() {
             let lives = self.stage.records.with(name, |record| record.spawns > 0 && record.exit.is_none());
@@ -173,7 +174,7 @@ impl Client {
         }
     }
 
-    /// A write that another server than the first one answers was in already, or went in now: its id told them apart.
+    /// Counts a write that was accepted by another server than the one it was first sent to. Its id made the retry safe.
     fn note_settled(&self, name: &str, index: usize) {
         let Some(write) = self.views.get(name).map(|view| view.writes[index]) else { return };
         if write.status == Some(Accepted::Yes) && write.server != self.server.lives() {
@@ -183,7 +184,7 @@ impl Client {
 
     fn handle_list(&self, result: &Value) {
         let mut processes: Vec<&Value> = result["processes"].as_array().into_iter().flatten().collect();
-        // By the time of day they began at, which no seed repeats.
+        // The server sorts by start time of day, which differs between runs. Sort by id to keep the trace repeatable.
         processes.sort_by_key(|process| process["processId"].as_str());
         for process in processes {
             let (id, blocked) = (&process["processId"], &process["blocked"]);
@@ -251,7 +252,7 @@ impl Client {
             }
             (Call::Initialize(_), "draining") => drop(self.connections.remove(&connection)),
             (Call::Start(name), "draining") => {
-                // The server that comes next is asked again.
+                // The request is sent again to the next server.
                 if let Some(Start::Asked(times)) = self.views.get_mut(name).map(|view| &mut view.start) {
                     *times = times.saturating_sub(1);
                 }
@@ -261,14 +262,14 @@ impl Client {
             (Call::File(file), kind) if self.may_fail(file, kind) => {}
             (Call::Subscribe(_), "sessionExpired") => {}
             (call, "holderLost") if self.is_lost(call) => {}
-            // Of another session, whose holder is that session's business.
+            // A process of another session, whose holder this client knows nothing about.
             (Call::Subscribe(name) | Call::Command(name), "holderLost") if !self.views.contains_key(name) => {}
-            // It came in the moment in which its time was over, and was let in.
+            // The client resumed just when its time-to-live ended, and the server accepted it.
             (_, "sessionExpired") if self.heard.elapsed() >= Duration::from_millis(self.ttl_ms) => {}
-            // It was sent behind the end of the session.
+            // The request was sent after the end of the session.
             (_, "unknownSession" | "holderLost") if self.asked_to_end => {}
             (Call::Start(name), "duplicateProcess") => self.handle_started_before(name),
-            // It never began.
+            // The process never started.
             (Call::Read(name, _), "unknownProcess") if self.is_unstarted(name) => {}
             (Call::Read(name, _), "unknownProcess") if self.views.get(name).is_some_and(|view| view.may_be_gone) => {
                 if let Some(view) = self.views.get_mut(name) {
@@ -282,7 +283,7 @@ impl Client {
         }
     }
 
-    /// A session is gone: by its clock, and then not early; by its holder, and then it is dead.
+    /// Checks the reason of a refused resume: a session must not expire early, and a lost holder must really be dead.
     fn check_refusal(&self, kind: &str) {
         let (alone, ttl) = (self.heard.elapsed(), Duration::from_millis(self.ttl_ms));
         match kind {
@@ -293,11 +294,11 @@ impl Client {
                 );
             }
             "sessionExpired" => self.check_nobody_lives("its time is over"),
-            // Why a session is gone is known to the server that saw it go; the next one only knows that there is none.
+            // Only the server that saw a session end knows the reason. The next server only knows that the session does not exist.
             "unknownSession" if !self.asked_to_end && !self.holder_killed && alone + Duration::from_secs(1) < ttl => {
                 self.wrong(Invariant::Lost, format_args!("its session is unknown, and nobody has ended it"));
             }
-            // A session that a server was asked to end before it crashed has no holder either.
+            // If a server got `session/end` before it crashed, the session has no holder either.
             "holderLost" if !self.holder_killed && !self.asked_to_end => {
                 self.wrong(Invariant::Answered, format_args!("its holder is said to be lost, and lives"));
             }
@@ -305,7 +306,7 @@ impl Client {
         }
     }
 
-    /// Whether what a call was about died with its holder.
+    /// Whether the object of a call was lost with its holder.
     fn is_lost(&mut self, call: &Call) -> bool {
         let (Call::Start(name)
         | Call::Write(name, _)
@@ -340,7 +341,7 @@ impl Client {
         }
     }
 
-    /// Notes an event's number; on one connection they only grow.
+    /// Records the sequence number of an event. On one connection the numbers only grow.
     fn note_number(&mut self, connection: u32, name: &str, seq: u64) {
         let Some(seen) = self.connections.get_mut(&connection).map(|known| &mut known.seen) else { return };
         let before = seen.insert(name.to_owned(), seq);
@@ -352,7 +353,7 @@ impl Client {
         }
     }
 
-    /// Whether somebody else may have been given the session without this client knowing yet.
+    /// Whether another connection may have the session without this client knowing it yet.
     fn is_contested(&self, connection: u32) -> bool {
         self.connections.iter().any(|(number, known)| *number != connection && !known.superseded)
     }
@@ -366,7 +367,7 @@ impl Client {
     }
 }
 
-/// Gives an event to a view: whether it fits behind what is known, or nothing where there is no such event.
+/// Passes an event to a view. Returns whether it fits after the previous events, or `None` for an unknown event.
 fn hear(view: &mut View, method: &str, params: &Value) -> Option<bool> {
     Some(match method {
         "process/output" => view.handle_chunk(params, true),

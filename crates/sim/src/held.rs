@@ -1,7 +1,7 @@
-//! A process in the hands of a program with the real client: its handle, its cursors, its input.
+//! A process as used by a program with the real client: its handle, cursors and stdin.
 //!
-//! Owns one ledger for each cursor and the list of writes, and holds both against what the child did. Outlives the client: a program that
-//! begins again goes on with the same ledgers.
+//! Keeps one ledger per cursor and the position of writes, and compares both with what the child did. Outlives the client: a restarted
+//! program continues with the same ledgers.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,7 +26,7 @@ use exec_server_client::{
     protocol::{failure::Kind, process as wire},
 };
 
-/// One process and all that is known of it.
+/// One process and everything known about it.
 pub struct Held {
     pub(crate) name: String,
     pub(crate) plan: Plan,
@@ -34,28 +34,28 @@ pub struct Held {
     stage: Stage,
     pub(crate) fate: RefCell<Rc<Fate>>,
     pub(crate) process: RefCell<Option<Process>>,
-    /// The start was refused or called off.
+    /// The start failed or was cancelled.
     pub(crate) is_cancelled: Cell<bool>,
-    /// Somebody may end it by force.
+    /// The process may be killed.
     pub(crate) asked_to_die: Cell<bool>,
-    /// Dropped from the server.
+    /// The server no longer keeps the process.
     pub(crate) is_forgotten: Cell<bool>,
-    /// The main cursor's place.
+    /// The state of the main cursor.
     pub(crate) ledger: Rc<RefCell<Ledger>>,
-    /// Pause of the main cursor after each event.
+    /// The pause of the main cursor after each event.
     pub(crate) pause_ms: Cell<u64>,
-    /// What runs in the program of the moment.
+    /// The tasks of the current program.
     tasks: RefCell<Tasks>,
-    /// Bytes given to the input line, and how far they were accepted.
+    /// How many bytes were written, and how many of them were accepted.
     written: Cell<u64>,
     accepted: Cell<u64>,
-    /// Nobody knows any more what became of what was written last.
+    /// No more writes are possible: stdin was closed, or the result of the last write is unknown.
     pub(crate) is_input_over: Cell<bool>,
     checked: Cell<usize>,
 }
 
 impl Held {
-    /// A process that is about to be asked for.
+    /// A process whose start is about to be requested.
     pub fn new(user: &User, name: String, plan: Plan) -> Self {
         let (trace, records) = (user.stage.trace.clone(), user.stage.records.clone());
         Self {
@@ -82,13 +82,13 @@ impl Held {
         self.stage.trace.fail(invariant, format_args!("{} {}: {what}", self.who, self.name));
     }
 
-    /// It is in the hands of the program of the moment.
+    /// Assigns the process to the current program.
     pub fn enter(&self, user: &User) {
         *self.fate.borrow_mut() = user.fate.clone();
         *self.tasks.borrow_mut() = user.tasks.clone();
     }
 
-    /// It runs: the main cursor begins, or goes on, behind what it was told.
+    /// The process runs: starts the main cursor after its last event.
     pub fn begin(self: &Rc<Self>, process: Process) {
         let after = self.ledger.borrow().position;
         *self.process.borrow_mut() = Some(process.clone());
@@ -97,7 +97,7 @@ impl Held {
         }
     }
 
-    /// Follows a cursor to its end.
+    /// Reads a cursor to its end.
     fn read(self: &Rc<Self>, process: &Process, after: u64, ledger: Rc<RefCell<Ledger>>, is_main: bool) {
         let mut events = process.events_after(after);
         let (held, stage, fate) = (self.clone(), self.stage.clone(), self.fate.borrow().clone());
@@ -116,10 +116,10 @@ impl Held {
         });
     }
 
-    /// A second cursor reads everything from the beginning, what was let go included.
+    /// A second cursor reads everything from the beginning, including output that was already freed.
     pub fn read_again(self: &Rc<Self>) {
         let Some(process) = self.process.borrow().clone() else { return };
-        // What nobody holds any more is a gap for it, without a count where the client itself cannot know it.
+        // Freed output is a gap for this cursor. The gap has no byte count if the client itself cannot know it.
         if self.ledger.borrow().position < 3 || !self.plan.is_single() || self.plan.drops {
             return;
         }
@@ -131,24 +131,24 @@ impl Held {
         self.read(&process, 0, Rc::new(RefCell::new(ledger)), false);
     }
 
-    /// The program ends: its cursors and its handle are gone, its notes stay.
+    /// The program ends. Its cursors and its handle are gone, but its records stay.
     pub fn let_go(&self) {
         if self.process.borrow_mut().take().is_none() && !self.is_settled() {
-            // Its start was under way, and a client that goes calls it off where it still can.
+            // The start was in progress. A client that is dropped cancels the start if it still can.
             self.asked_to_die.set(true);
         }
         if self.written.get() > self.accepted.get() {
-            // Writes that were under way are lost with the client that knew their ids.
+            // The results of writes in progress are lost, because only the dropped client knew their ids.
             self.is_input_over.set(true);
         }
     }
 
-    /// A start that came to nothing.
+    /// Handles a failed start.
     pub fn handle_unstarted(&self, fate: &Fate, error: &Error) {
         self.is_cancelled.set(true);
         match error {
             error if fate.may_refuse(error) => {}
-            // A server that ends starts nothing; the client does not ask the next one by itself.
+            // A draining server starts nothing. The client does not retry on the next server by itself.
             Error::Server { kind: Some(Kind::Draining), .. } => {}
             Error::Disconnected { .. } | Error::SessionLost { .. } => {
                 fate.judge(&format!("start {}", self.name), error)
@@ -157,7 +157,7 @@ impl Held {
         }
     }
 
-    /// Writes so many bytes to its input.
+    /// Writes `len` bytes to stdin.
     pub fn write(self: &Rc<Self>, user: &User, len: u64) {
         let Some(process) = self.process.borrow().clone() else { return };
         let at = self.written.get();
@@ -184,7 +184,7 @@ impl Held {
         });
     }
 
-    /// Closes its input behind everything written.
+    /// Closes stdin after all writes.
     pub fn close_stdin(self: &Rc<Self>, user: &User) {
         let Some(process) = self.process.borrow().clone() else { return };
         self.is_input_over.set(true);
@@ -204,12 +204,12 @@ impl Held {
         }
     }
 
-    /// Whether its input can be written.
+    /// Whether stdin can be written to.
     pub fn takes_writes(&self) -> bool {
         self.plan.stdin && !self.is_input_over.get() && !self.is_forgotten.get() && self.process.borrow().is_some()
     }
 
-    /// Holds what the child has read against what was written to it, after every step.
+    /// Compares what the child has read with what was written. Called after every step.
     pub fn check(&self) {
         let from = self.checked.get();
         let (len, matches, is_dead) = self.stage.records.with(&self.name, |record| {
@@ -230,17 +230,17 @@ impl Held {
         }
     }
 
-    /// Whether everything of it was told that ever will be.
+    /// Whether all events of the process have been received, or there will be none.
     pub fn is_over(&self) -> bool {
         self.is_cancelled.get() || self.ledger.borrow().closed
     }
 
-    /// Whether no program will take it up again.
+    /// Whether a restarted program need not attach to it again.
     pub fn is_settled(&self) -> bool {
         self.is_over() || self.is_forgotten.get()
     }
 
-    /// The last word on a process that was followed to its end.
+    /// The final checks at the end of a world.
     pub fn check_end(&self) {
         self.check();
         let record = self.stage.records.get(&self.name);
@@ -258,7 +258,7 @@ impl Held {
     }
 }
 
-/// A process of another session, followed with the real client.
+/// Follows a process of another session with the real client.
 pub fn follow(
     user: &User,
     client: Client,
@@ -301,7 +301,7 @@ pub fn follow(
                     }
                     trace.count(if hold { Branch::Held } else { Branch::Observed });
                 };
-                // It lets go after a while: what is held must not be held for ever.
+                // Stop after a while: output must not be held forever.
                 tokio::time::timeout(lasts, reading).await.ok();
                 drop(process);
             });

@@ -1,7 +1,8 @@
-//! Where a simulated server gets its holders: real holder logic with scripted children, in this thread, driven by its descriptors.
+//! Provides the holders of a simulated server: the real holder logic with scripted children, on this thread, driven by its file
+//! descriptors.
 //!
-//! Owns the holders and what sessions leave in a temporary state directory. Holders outlive servers here as they do in life: a server
-//! ends, and the next one finds them by [`core::Holders::scan`] through their path sockets.
+//! Owns the holders and the session directories in a temporary state directory. As in production, holders outlive servers: the next server
+//! finds them with [`core::Holders::scan`] through their path sockets.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,10 +27,10 @@ use tokio::{io::Interest, sync::Notify};
 
 use crate::{branch::Branch, child::ScriptSpawner, gate::Gate, stage::Stage, trace::Invariant};
 
-/// Turns of a holder at one instant of the simulated clock before it is said to spin.
+/// How many turns a holder may take at one instant of the simulated clock before it counts as spinning.
 const TURNS_MAX: u32 = 100_000;
 
-/// Processes of a session, and segments of each, that a disk can be full for: more than a world has.
+/// How many process slots and segments per slot `fill_disk` blocks. More than a world uses.
 const SLOTS: u32 = 10;
 const SEGMENTS: u64 = 12;
 
@@ -39,15 +40,15 @@ pub struct Holders {
     limits: Limits,
     gate: Gate,
     state: Mutex<State>,
-    /// Told when `unborn` has something.
+    /// Notified when `unborn` has a new entry.
     births: Notify,
-    /// Disk segments that the server opened.
+    /// How many disk segments the server has opened.
     loads: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
-    /// By session id. Ids are random, so `order` is what anything is sorted by.
+    /// By session id. Ids are opaque, so everything is sorted by `order`.
     sessions: BTreeMap<String, Entry>,
     unborn: VecDeque<Unborn>,
     created: u64,
@@ -60,11 +61,11 @@ struct Entry {
     record: Option<Vec<u8>>,
     secret: Option<[u8; 32]>,
     is_alive: bool,
-    /// Rung when the holder is to die.
+    /// Notified when the holder must die.
     death: Arc<Notify>,
 }
 
-/// A holder that was asked for and does not run yet: the fork takes its time.
+/// A holder that was requested but does not run yet. This models the time that a fork takes.
 struct Unborn {
     session: String,
     death: Arc<Notify>,
@@ -74,7 +75,7 @@ struct Unborn {
 }
 
 impl Holders {
-    /// No holders yet, and an empty state directory.
+    /// Creates an empty state directory without holders.
     pub fn new(limits: Limits, gate: Gate) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             root: tempfile::tempdir()?,
@@ -86,12 +87,12 @@ impl Holders {
         }))
     }
 
-    /// A directory for the files of a client, which is not there yet.
+    /// The directory for a client's files. It does not exist yet.
     pub fn desk(&self, client: &str) -> std::path::PathBuf {
         self.root.path().join("desks").join(client)
     }
 
-    /// Brings holders to life as they are asked for, and turns them until they end.
+    /// Starts requested holders and drives them until they end.
     pub async fn keep(self: Arc<Self>, stage: Stage) {
         loop {
             let unborn = self.lock().unborn.pop_front();
@@ -105,35 +106,35 @@ impl Holders {
         }
     }
 
-    /// Holders that run.
+    /// The number of running holders.
     pub fn alive(&self) -> usize {
         self.lock().sessions.values().filter(|entry| entry.is_alive).count()
     }
 
-    /// Whether a session's holder runs.
+    /// Whether a session's holder is running.
     pub fn is_alive(&self, session: &str) -> bool {
         self.lock().sessions.get(session).is_some_and(|entry| entry.is_alive)
     }
 
-    /// Ends a session's holder as SIGKILL would, and its children with it. False where it has none.
+    /// Kills a session's holder and its children, like SIGKILL. Returns false if there is none.
     pub fn kill(&self, session: &str) -> bool {
         let state = self.lock();
         let alive = state.sessions.get(session).filter(|entry| entry.is_alive);
         alive.inspect(|entry| entry.death.notify_one()).is_some()
     }
 
-    /// The disk of a session refuses every further segment, or takes them again: a folder stands where the file would be written.
+    /// Makes the disk of a session refuse new segments, or accept them again. A directory blocks the name of each segment file.
     pub fn fill_disk(&self, session: &str, is_full: bool) {
         let Some(dir) = self.lock().sessions.get(session).map(|entry| entry.dir.clone()) else { return };
         for (slot, id) in (0..SLOTS).flat_map(|slot| (0..SEGMENTS).map(move |id| (slot, id))) {
             let path = dir.join(exec_server_log::disk_name(slot, id));
-            // What was written before stays; what is not there need not go.
+            // Ignore errors: an existing segment stays, and a missing directory need not be removed.
             let done = if is_full { std::fs::create_dir(path) } else { std::fs::remove_dir(path) };
             done.ok();
         }
     }
 
-    /// Disk segments that were read back.
+    /// How many disk segments were read back.
     pub fn loads(&self) -> u64 {
         self.loads.load(Ordering::Relaxed)
     }
@@ -161,12 +162,12 @@ impl Holders {
         stage.trace.line(format_args!("holder {order} ended"));
     }
 
-    /// The directory of a session that has one.
+    /// The directory of an existing session.
     fn dir(&self, session: &str) -> io::Result<PathBuf> {
         self.lock().sessions.get(session).map(|entry| entry.dir.clone()).ok_or(io::ErrorKind::NotFound.into())
     }
 
-    /// A session, made where it is not there.
+    /// The entry of a session. Creates it if necessary.
     fn entry(&self, session: &str) -> io::Result<Entry> {
         let mut state = self.lock();
         if let Some(entry) = state.sessions.get(session) {
@@ -232,7 +233,7 @@ impl core::Holders for Holders {
         let mut entries: Vec<(String, Entry)> = self.lock().sessions.clone().into_iter().collect();
         entries.sort_by_key(|(_, entry)| entry.order);
         let found = entries.into_iter().map(|(id, entry)| Self::find(&entry).map(|found| (id, found)));
-        // One that is ending while it is looked at is nobody's to adopt.
+        // Skip a holder that ends during the scan: it cannot be adopted.
         Ok(found.filter_map(Result::ok).collect())
     }
 
@@ -266,13 +267,13 @@ impl core::Holders for Holders {
     }
 
     fn remove(&self, session: &str) -> io::Result<()> {
-        // Also while its holder is still about to end: what it writes then goes with the directory.
+        // The holder may still be ending. Its further files are removed with the directory.
         let entry = self.lock().sessions.remove(session).ok_or(io::ErrorKind::NotFound)?;
         std::fs::remove_dir_all(entry.dir)
     }
 }
 
-/// Turns a holder whenever its descriptors or its deadlines ask for it, until its session has ended.
+/// Turns a holder whenever its file descriptors or deadlines require it, until its session has ended.
 async fn drive(config: Config, controller: OwnedFd, spawner: ScriptSpawner, stage: &Stage) -> io::Result<()> {
     let mut holder = Holder::new(config, controller, spawner, stage.now_ns())?;
     let ready = exec_server_rpc::register(holder.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
@@ -288,7 +289,7 @@ async fn drive(config: Config, controller: OwnedFd, spawner: ScriptSpawner, stag
         if turn.ended {
             return Ok(());
         }
-        // The disk takes no simulated time, so that it does not matter how much real time it takes.
+        // Wait for the disk without advancing the simulated time, so that its real speed does not matter.
         holder.wait_for_disk();
         if is_readable(holder.as_fd())? {
             tokio::task::yield_now().await;

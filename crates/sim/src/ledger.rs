@@ -1,7 +1,7 @@
-//! What one cursor of the real client was told of a process, held against what the child really did.
+//! The events that one cursor of the real client has received of a process, compared with what the child really did.
 //!
-//! Strict, unlike the picture of the model client: a cursor promises every event once and in order through any fault. Knows no link and
-//! no session; whether an error is true is for the [`fate`](crate::fate) to say.
+//! Stricter than the view of the model client: a cursor promises every event once and in order, through any fault. Does not depend on links
+//! or sessions; [`fate`](crate::fate) decides whether an error is correct.
 
 use exec_server_client::{Event, protocol::process as wire};
 
@@ -12,31 +12,32 @@ use crate::{
     view::Plan,
 };
 
-/// Where a cursor stands. A clone goes on from the same place, as a cursor behind the same number does.
+/// The position of a cursor and its checks. A clone continues from the same position, like a second cursor after the same number.
 #[derive(Clone)]
 pub struct Ledger {
     name: String,
-    /// Who reads, for the trace.
+    /// The reader's name in the trace.
     who: String,
     plan: Plan,
-    /// Gaps may be told: its log drops, or nobody waits for this reader.
+    /// Gaps are allowed: the log drops output, or it does not wait for this reader.
     pub may_miss: bool,
     is_observer: bool,
-    /// It came when others had read already.
+    /// The reader attached after other readers had already read.
     is_late: bool,
-    /// Its process was taken up by a later program, which reads: a read counts only from the beginning.
+    /// A restarted program attached to the process again. It is fed by `process/read`, which counts gap bytes from the beginning of the
+    /// output, so a gap may have no byte count.
     pub is_taken_up: bool,
-    /// A gap was not counted: where in the text the next bytes belong is known again when they tell their offset.
+    /// After a gap without a byte count: the position in the text is unknown until the next bytes have an offset.
     is_adrift: bool,
-    /// There was such a gap. The exit may have been in it.
+    /// There was such a gap. It may have contained the exit.
     has_uncounted: bool,
-    /// The last number told.
+    /// The sequence number of the last event.
     pub position: u64,
     taken: [u64; 2],
     gaps: u64,
-    /// The code it ended with.
+    /// The exit code.
     pub exited: Option<i32>,
-    /// Nothing more comes.
+    /// The close was received.
     pub closed: bool,
     trace: Trace,
     records: Records,
@@ -66,19 +67,19 @@ impl Ledger {
         }
     }
 
-    /// A reader for which nobody waits.
+    /// A reader that the log does not wait for.
     pub fn observing(mut self) -> Self {
         (self.may_miss, self.is_observer) = (true, true);
         self
     }
 
-    /// A reader that comes after others.
+    /// A reader that attaches after others.
     pub fn late(mut self) -> Self {
         self.is_late = true;
         self
     }
 
-    /// The same place in another reader's hands.
+    /// The same position with another reader's name.
     pub fn named(mut self, who: String) -> Self {
         self.who = who;
         self
@@ -88,7 +89,7 @@ impl Ledger {
         self.trace.fail(invariant, format_args!("{} {}: {what}", self.who, self.name));
     }
 
-    /// The next event; `asked_to_die` says whether an end by force was wanted.
+    /// Handles the next event. `asked_to_die` says whether a kill was requested.
     pub fn take(&mut self, event: &Event, asked_to_die: bool) {
         if self.closed {
             return self.wrong(Invariant::End, format_args!("something follows the close: {event:?}"));
@@ -146,7 +147,8 @@ impl Ledger {
         self.trace.line(format_args!("{} {} #{seq} {stream:?}: {} bytes at {at}", self.who, self.name, bytes.len()));
     }
 
-    /// Finds out where bytes after an uncounted gap belong. False where they do not tell: then they must be of the text at least.
+    /// Finds the position of bytes after a gap without a byte count. Returns false if the bytes have no offset; then it only checks that
+    /// they occur in the text.
     fn find_place(&mut self, seq: u64, bytes: &[u8], offset: Option<u64>) -> bool {
         let Some(offset) = offset else {
             let written = self.records.with(&self.name, |record| record.written[0]);
@@ -167,15 +169,16 @@ impl Ledger {
     fn take_gap(&mut self, from: u64, to: u64, bytes: Option<u64>) {
         self.trace.count(Branch::Gap);
         self.trace.line(format_args!("{} {} gap {from}..{to}: {bytes:?} bytes", self.who, self.name));
-        // What was let go before it came is gone for a late reader, held or not.
+        // Output that was freed before a late reader attached is a gap for it, with or without a hold.
         let is_late = self.position == to && from == 1 && self.is_late;
-        // Freed for readers that follow: for its owner, and for one of them that came when others had it already.
+        // Output may be freed once the followers have received it. That is a gap for the owner, or for a follower that attached after
+        // others.
         let is_freed = self.records.with(&self.name, |record| record.followers > u32::from(self.is_late));
         if !self.may_miss && !is_late && !is_freed {
             return self.wrong(Invariant::Gap, format_args!("a gap {from}..{to} in a log that must not drop"));
         }
         let Some(bytes) = bytes else {
-            // What the server has forgotten, nobody can count for a reader that comes late.
+            // The server has forgotten this output, so its bytes cannot be counted for a reader that attached later.
             if (self.is_observer || self.is_taken_up) && self.plan.is_single() {
                 (self.is_adrift, self.has_uncounted) = (true, true);
                 return;
@@ -223,13 +226,13 @@ impl Ledger {
         if output_bytes.is_some_and(|told| told > written || told < written && !record.lost) {
             self.wrong(Invariant::End, format_args!("closed says {output_bytes:?} bytes, really {written}"));
         }
-        // What a late reader misses was not all dropped: some of it was taken by others.
+        // A late reader's gaps are not all dropped output: other readers had received some of it.
         if self.plan.drops && !self.is_observer && !self.is_late && dropped_bytes.is_some_and(|told| told < self.gaps) {
             self.wrong(Invariant::Gap, format_args!("closed says {dropped_bytes:?} dropped, gaps said {}", self.gaps));
         }
     }
 
-    /// How far it came, for a world that ends without its close.
+    /// A description of the position. Used if a world ends before the close.
     pub fn standing(&self) -> String {
         let record = self.records.get(&self.name);
         format!(

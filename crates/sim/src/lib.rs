@@ -1,13 +1,14 @@
-//! Test only: seeded worlds of faulty links, the real server core, real holder logic and scripted children, on one thread and a paused clock.
+//! Test only. Runs the real server core and the real holder logic with simulated links and scripted children, on one thread with a paused
+//! clock. Everything is drawn from a seed.
 //!
-//! Theory of operation. A [`world`] draws everything from its seed. Clients ([`client`]) speak over links that delay, slice, stall, cut
-//! and fall half-open ([`link`]) with a server that can crash and begin again ([`server`]) on holders that live on ([`holders`]), whose
-//! children play scripts ([`child`]). Descriptors between server, holders and scripts are real; only the link and the clock are not.
-//! Time moves when nothing else can, so a minute costs milliseconds and a seed repeats its trace to the letter (worlds with a disk
-//! excepted, see [`world::has_disk`]).
+//! A [`world`] draws all decisions from its seed. Model clients ([`client`]) use links that delay, slice, stall, cut and become half-open
+//! ([`link`]). The server can crash and start again ([`server`]). The holders survive it ([`holders`]), and their children play scripts
+//! ([`child`]). The file descriptors between server, holders and scripts are real; only the links and the clock are simulated. Time
+//! advances only when nothing else can run, so a simulated minute costs milliseconds and a seed always produces the same trace. This
+//! includes worlds with a disk ([`world::has_disk`]); `gate` orders their disk I/O.
 //!
-//! The oracle ([`view`]) shares no code with the server: children write text that tells its place, so that loss, repetition and disorder
-//! are seen in the bytes themselves.
+//! The oracle ([`view`]) shares no code with the server. Children write text that encodes its own position, so the bytes themselves show
+//! loss, duplication and reordering.
 
 pub mod asks;
 pub mod branch;
@@ -44,7 +45,7 @@ pub use world::{Report, run};
 
 use std::{fs, io, ops::Range, path::Path, sync::Mutex, thread};
 
-/// Runs a seed; writes its trace under `dir` where it fails, or always.
+/// Runs a seed. Writes its trace to `dir` if it fails, or in any case if `always` is set.
 pub fn run_and_keep(seed: u64, dir: &Path, always: bool) -> io::Result<Report> {
     let report = run(seed)?;
     if always || report.failure.is_some() {
@@ -54,10 +55,10 @@ pub fn run_and_keep(seed: u64, dir: &Path, always: bool) -> io::Result<Report> {
     Ok(report)
 }
 
-/// Worlds at once: each has its own thread, runtime, clock and directory.
+/// How many worlds run concurrently. Each has its own thread, runtime, clock and directory.
 const THREADS: usize = 2;
 
-/// Runs many seeds, a few at a time; tells each world's end as it comes, and returns all in the order of their seeds, without the traces.
+/// Runs many seeds, a few at a time. Calls `told` when a world ends. Returns all reports in the order of their seeds, without the traces.
 pub fn run_many(seeds: Range<u64>, dir: &Path, told: impl Fn(&Report) + Sync) -> io::Result<Vec<Report>> {
     let left = Mutex::new(seeds);
     let live = || {

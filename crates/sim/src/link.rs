@@ -1,7 +1,7 @@
-//! A faulty byte stream between a client and the server: bounded like a socket, with delay, slices, a pace, stalls and cuts.
+//! A faulty byte stream between a client and the server: bounded like a socket, with delay, slices, a rate limit, stalls and cuts.
 //!
-//! Owns the bytes under way and what happens to them. Knows no framing: a cut falls where its byte count says. Time is tokio's, which
-//! the world has paused, so that nothing here depends on how fast the machine is.
+//! Owns the bytes in transit. Does not depend on framing: a cut occurs at its byte count. Time is tokio's paused clock, so nothing here
+//! depends on the speed of the machine.
 
 use std::{
     collections::VecDeque,
@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::rng::Rng;
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// From the client to the server.
@@ -30,16 +30,16 @@ pub enum Way {
     Down,
 }
 
-/// How a healthy link treats bytes, per direction.
+/// The properties of a link without faults, per direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Quality {
-    /// Time under way.
+    /// The transit time.
     pub delay: Duration,
-    /// The most that one read returns.
+    /// The most bytes that one read returns.
     pub slice: usize,
-    /// Bytes that a reader takes in a millisecond; `None` = as they come.
+    /// Bytes per millisecond that the reader takes; `None` means no limit.
     pub pace: Option<u64>,
-    /// Bytes that may be under way before the writer waits.
+    /// The most bytes in transit before the writer blocks.
     pub capacity: usize,
 }
 
@@ -47,7 +47,7 @@ impl Quality {
     /// A link without faults.
     pub const GOOD: Self = Self { delay: Duration::ZERO, slice: 1 << 20, pace: None, capacity: 256 << 10 };
 
-    /// A link as good or bad as chance has it.
+    /// A link of random quality.
     pub fn draw(rng: &mut Rng) -> Self {
         Self {
             delay: Duration::from_millis(*rng.pick(&[0, 0, 1, 5, 40])),
@@ -61,13 +61,13 @@ impl Quality {
 /// How a link ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// What is under way arrives, then both sides see the end.
+    /// Bytes in transit arrive, then both sides see EOF.
     AfterDelivery,
-    /// What is under way is lost, and both sides see a reset.
+    /// Bytes in transit are lost, and both sides see a reset.
     AtOnce,
 }
 
-/// The world's hand on a link.
+/// The world's control of a link.
 #[derive(Clone, Debug)]
 pub struct Link(Arc<Mutex<State>>);
 
@@ -75,24 +75,24 @@ pub struct Link(Arc<Mutex<State>>);
 struct State {
     up: Pipe,
     down: Pipe,
-    /// Since when nothing that one side's machine says reaches the other.
+    /// Since when the link is half-open: nothing from one side reaches the other.
     void_since: Option<Instant>,
-    /// When the last that the client was given had come to its side.
+    /// When the data that the client read last had arrived at its side.
     heard: Instant,
 }
 
 #[derive(Debug)]
 struct Pipe {
     quality: Quality,
-    /// Bytes under way with the time of their arrival, oldest first.
+    /// Bytes in transit with their arrival times, oldest first.
     queue: VecDeque<(Instant, Bytes)>,
     queued: usize,
     delivered: u64,
-    /// The link is cut when so many bytes have been delivered this way.
+    /// The link is cut when this many bytes have been delivered in this direction.
     cut_at: Option<u64>,
-    /// Nothing is read before then.
+    /// Nothing is read before this time.
     rests_until: Option<Instant>,
-    /// Half-open: writes vanish, reads hang.
+    /// Half-open: writes vanish and reads hang.
     is_void: bool,
     reset: bool,
     writer_gone: bool,
@@ -109,7 +109,7 @@ impl Link {
         let end = |read: Way, write: Way| {
             let reader = Reader { shared: shared.clone(), way: read, sleep: None };
             let mut stream = Stream::new(reader, Writer { shared: shared.clone(), way: write });
-            // As the kernel would: a peer that only stalls goes on acknowledging, one behind a dead line does not.
+            // Answers like the kernel: a peer that only stalls still acknowledges, a peer behind a dead line does not.
             let asked = shared.clone();
             stream.probe = Some(TcpProbe::from_fn(move || {
                 let silent = lock(&asked).void_since.map_or(Duration::ZERO, |since| since.elapsed());
@@ -129,14 +129,14 @@ impl Link {
         }
     }
 
-    /// Ends the link at once when `bytes` more have been delivered this way: inside a frame, mostly.
+    /// Resets the link when `bytes` more have been delivered in this direction. This is mostly inside a frame.
     pub fn cut_after(&self, way: Way, bytes: u64) {
         let mut state = lock(&self.0);
         let pipe = state.pipe(way);
         pipe.cut_at = Some(pipe.delivered + bytes);
     }
 
-    /// From now on writes vanish and reads hang, both ways, and nobody is told.
+    /// From now on writes vanish and reads hang in both directions, and neither side gets an error.
     pub fn half_open(&self) {
         let mut state = lock(&self.0);
         state.void_since.get_or_insert_with(Instant::now);
@@ -147,12 +147,12 @@ impl Link {
         }
     }
 
-    /// Nothing arrives this way for a while; nothing is lost.
+    /// Nothing arrives in this direction until `until`. Nothing is lost.
     pub fn stall(&self, way: Way, until: Instant) {
         lock(&self.0).pipe(way).rests_until = Some(until);
     }
 
-    /// Changes how fast the reader of this way reads.
+    /// Changes how fast the reader of this direction reads.
     pub fn pace(&self, way: Way, pace: Option<u64>) {
         let mut state = lock(&self.0);
         let pipe = state.pipe(way);
@@ -160,7 +160,7 @@ impl Link {
         pipe.wake();
     }
 
-    /// From now on it is as fast as any.
+    /// From now on the link is fast in both directions.
     pub fn mend(&self) {
         let mut state = lock(&self.0);
         for way in [Way::Up, Way::Down] {
@@ -170,12 +170,12 @@ impl Link {
         }
     }
 
-    /// When the last that the client was given had come to its side.
+    /// When the data that the client read last had arrived at its side.
     pub fn heard(&self) -> Instant {
         lock(&self.0).heard
     }
 
-    /// Whether the link was cut, by the world or by its byte count.
+    /// Whether the link was reset, by the world or by its byte count.
     pub fn is_cut(&self) -> bool {
         let state = lock(&self.0);
         state.up.reset || state.down.reset
@@ -226,13 +226,13 @@ impl Pipe {
         }
     }
 
-    /// When the next byte may be read; `None` where there is none.
+    /// When the next byte can be read; `None` if there is none.
     fn ready_at(&self) -> Option<Instant> {
         let (arrival, _) = self.queue.front()?;
         Some(self.rests_until.map_or(*arrival, |until| until.max(*arrival)))
     }
 
-    /// Moves bytes into `buf`; true where that was the last before the cut.
+    /// Moves bytes into `buf`. Returns true if these were the last before the cut.
     fn deliver(&mut self, buf: &mut ReadBuf<'_>, now: Instant) -> bool {
         let left = self.cut_at.map_or(u64::MAX, |at| at.saturating_sub(self.delivered));
         let room = buf.remaining().min(self.quality.slice).min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -281,7 +281,7 @@ impl AsyncRead for Reader {
             let now = Instant::now();
             match pipe.ready_at() {
                 Some(at) if at <= now => {
-                    // What a clock that jumped, or a reader that rested, lets in late was said before.
+                    // After a clock jump or a pause of the reader, use the arrival time, not the time of the read.
                     let said = pipe.queue.front().map_or(now, |(arrival, _)| *arrival);
                     let is_last = pipe.deliver(buf, now);
                     if this.way == Way::Down {

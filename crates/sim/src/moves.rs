@@ -1,4 +1,4 @@
-//! What a program with the real client does in one step.
+//! The operations of a program with the real client, one per step.
 
 use std::{rc::Rc, time::Duration};
 
@@ -15,14 +15,14 @@ use crate::{
     user::User,
 };
 
-/// Processes that one program starts at most.
+/// The maximum number of processes that one program starts.
 const PROCESSES_MAX: usize = 6;
 
-/// What may have become of a process between the decision to call and the call.
+/// Allowed errors: the process may be gone between the decision to call and the call.
 const GONE: &[Kind] = &[Kind::UnknownProcess];
 
 impl User {
-    /// One move.
+    /// Performs one random operation.
     pub fn act(&mut self, next_process: &mut u32, heavy: bool) {
         if self.client.is_none() || self.is_lost() {
             return self.begin_again();
@@ -53,7 +53,7 @@ impl User {
         }
     }
 
-    /// Opens what it has none of, or what it has lost.
+    /// Opens a session, or a new one if the session was lost.
     pub fn begin_again(&mut self) {
         if self.is_lost() {
             self.let_go();
@@ -65,7 +65,7 @@ impl User {
         self.open();
     }
 
-    /// Drops everything but its notes, as a program that was killed.
+    /// Drops everything except its records, like a killed program.
     fn let_go(&mut self) {
         self.fate.left.set(true);
         self.held.values().for_each(|held| held.let_go());
@@ -73,7 +73,7 @@ impl User {
         self.kill();
     }
 
-    /// Ends, at once or in order, and begins again with its notes.
+    /// Restarts the program, with or without closing the client first. Its records stay.
     fn restart(&mut self) {
         let Some(client) = self.client.clone() else { return };
         self.trace(format_args!("begins again"));
@@ -88,7 +88,7 @@ impl User {
         self.open();
     }
 
-    /// A session was resumed: its processes are taken up where they were left.
+    /// Attaches to the processes of a resumed session, each at its last position.
     pub(crate) fn take_up(&mut self) {
         let Some(client) = self.client.clone() else { return };
         for held in self.held.values() {
@@ -96,7 +96,7 @@ impl User {
             if held.is_settled() || held.process.borrow().is_some() {
                 continue;
             }
-            // Asked for by the program that was killed: nobody knows whether it began.
+            // The start may have been requested by the killed program, so it is unknown whether the process exists.
             let after = held.ledger.borrow().position;
             let (id, options) = (held.name.clone().into(), Attach { session_id: None, after, hold: true });
             let (client, held, fate) = (client.clone(), held.clone(), self.fate.clone());
@@ -120,7 +120,7 @@ impl User {
         }
     }
 
-    /// A process, drawn from those that fit.
+    /// A random process of those that fit.
     pub(crate) fn pick(&mut self, fits: impl Fn(&Held) -> bool) -> Option<Rc<Held>> {
         let fitting: Vec<Rc<Held>> = self.held.values().filter(|held| fits(held)).cloned().collect();
         (!fitting.is_empty()).then(|| fitting[self.rng.index(fitting.len())].clone())
@@ -216,7 +216,7 @@ impl User {
         }
     }
 
-    /// Ends its session, and everything in it.
+    /// Ends the session and everything in it.
     pub fn end_session(&mut self) {
         let Some(client) = self.client.clone() else { return };
         self.fate.ended.set(true);

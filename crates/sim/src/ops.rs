@@ -1,4 +1,4 @@
-//! What can befall a world in one step: what model clients do, what happens to links, and what happens to everybody.
+//! The operations of a world, one per step: actions of model clients, link faults, and events that affect everything.
 
 use std::{io, time::Duration};
 
@@ -15,11 +15,11 @@ use crate::{
     world::World,
 };
 
-/// Processes that one client starts at most.
+/// The maximum number of processes that one client starts.
 const PROCESSES_MAX: usize = 5;
 
 impl World {
-    /// One operation, and some time.
+    /// Performs one random operation, then lets some time pass.
     pub(crate) async fn step(&mut self) -> io::Result<()> {
         match self.rng.within(0..100) {
             0..60 => self.step_client().await,
@@ -32,7 +32,7 @@ impl World {
         Ok(())
     }
 
-    /// A model client does something, or something is done to its link.
+    /// A model client does something, or its link gets a fault.
     async fn step_client(&mut self) {
         let client = self.rng.index(self.clients.len());
         match self.rng.within(0..100) {
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// A process of the client, drawn from those that fit.
+    /// A random process of the client, of those that fit.
     fn pick_process(&mut self, client: usize, fits: impl Fn(&View) -> bool) -> Option<String> {
         let client = self.clients[client].borrow();
         let names: Vec<&String> = client.views.iter().filter(|(_, view)| fits(view)).map(|(name, _)| name).collect();
@@ -99,7 +99,8 @@ impl World {
         }
     }
 
-    /// Terminates or signals a process that is known to run: one that may be starting again would be started twice.
+    /// Terminates or signals a running process. Only one whose start was answered: if the start were sent again after the terminate, the
+    /// process would be started twice.
     fn steer(&mut self, client: usize) {
         let is_deaf = |view: &View| view.plan.steps.contains(&Step::IgnoreTerm);
         let picked = self.pick_process(client, |view| view.start == Start::Done && !view.closed && is_deaf(view));
@@ -109,11 +110,11 @@ impl World {
         };
         let Some(name) = picked else { return };
         let (method, params) = match self.rng.within(0..4) {
-            // A child that does not listen is asked first: only then does its grace run out.
+            // A child that ignores SIGTERM gets a terminate with a grace period first, so that the grace period ends.
             _ if is_known_deaf => {
                 ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)}))
             }
-            // Few have a terminal, and this is the only place where one is resized.
+            // Few processes have a terminal, and this is the only place where one is resized.
             1..4 if self.clients[client].borrow().views[&name].plan.tty => {
                 ("process/resize", json!({"processId": name, "rows": 30, "cols": 100}))
             }
@@ -125,7 +126,7 @@ impl World {
         self.clients[client].borrow_mut().command(&name, method, params);
     }
 
-    /// Drops a process that is over, once nothing that was asked of it is open.
+    /// Forgets a closed process that has no unanswered requests.
     fn forget(&mut self, client: usize) {
         if let Some(name) = self.pick_process(client, |view| view.closed && !view.forgotten && !view.has_unanswered()) {
             self.clients[client].borrow_mut().forget(&name);
@@ -141,7 +142,7 @@ impl World {
         }
     }
 
-    /// Acknowledges lazily or promptly, reads slowly or fast.
+    /// Changes whether a client acknowledges promptly, and how fast it reads.
     fn change_habits(&mut self, client: usize) {
         let promptly = self.rng.chance(40);
         let pace = self.rng.chance(50).then(|| *self.rng.pick(&[50_u64, 500, 5000]));
@@ -156,7 +157,7 @@ impl World {
         }
     }
 
-    /// Something happens to the attached link.
+    /// Applies a random fault to the attached link.
     fn disturb(&mut self, client: usize) {
         let fault = self.rng.within(0..6);
         let (bytes, way) = (self.rng.within(1..5000), *self.rng.pick(&[Way::Up, Way::Down]));
@@ -192,20 +193,20 @@ impl World {
             }
         }
         if fault == 1 {
-            // Only half of those who cut know it at once.
+            // After a reset the client knows at once that it is disconnected. After the other faults it does not.
             client.attached = None;
         }
     }
 
     fn come_back(&mut self, client: usize) {
         let arrival = if self.rng.chance(50) { Arrival::TakeOver } else { Arrival::Resume };
-        // A client whose connection is fine comes a second time only now and then.
+        // A client that is still attached opens a second connection only now and then.
         if self.clients[client].borrow().attached.is_none() || self.rng.chance(40) {
             self.connect(client, arrival);
         }
     }
 
-    /// Two connections want the same session at the same time.
+    /// Two connections request the same session at the same time.
     async fn race(&mut self, client: usize) {
         self.stage.trace.count(Branch::Race);
         for _ in 0..2 {
@@ -215,7 +216,8 @@ impl World {
         self.stage.pause(self.rng.clone().within(0..50)).await;
     }
 
-    /// A client takes nothing for a while from a process that writes more than its log may hold: the child must block, and no more.
+    /// A client acknowledges nothing for a while, while its process writes more than the log may hold. The child must block, and nothing
+    /// else.
     async fn hoard(&mut self, client: usize) {
         self.clients[client].borrow_mut().acks_promptly = false;
         self.start_heavy(client);
@@ -223,7 +225,8 @@ impl World {
         self.clients[client].borrow_mut().list("session");
     }
 
-    /// A client goes away from such a process, and comes back. Where there is a disk it may be full meanwhile.
+    /// A client disconnects while its process writes more than the log may hold, and resumes later. If there is a disk, it may be full in
+    /// between.
     async fn leave(&mut self, client: usize) {
         self.start_heavy(client);
         sleep(Duration::from_millis(self.rng.within(1..300))).await;
@@ -250,7 +253,7 @@ impl World {
         self.is_heavy = before;
     }
 
-    /// A client follows a process of another one, or no longer.
+    /// A client subscribes to a process of another client, or ends a subscription.
     fn subscribe(&mut self, client: usize) {
         let watched = self.clients[client].borrow().watched();
         if !watched.is_empty() && self.rng.chance(50) {
@@ -276,7 +279,7 @@ impl World {
 }
 
 impl Client {
-    /// A healthy client at the end of a world: takes everything, acknowledges everything.
+    /// Makes the client acknowledge everything promptly. Used at the end of a world.
     pub(crate) fn behave(&mut self) {
         self.acks_promptly = true;
         for name in self.views.keys().cloned().collect::<Vec<_>>() {

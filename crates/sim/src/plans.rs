@@ -1,16 +1,16 @@
-//! What children do in a world: every kind of misbehaviour that a log and a holder must cope with, drawn by chance.
+//! Random scripts of children: all kinds of behaviour that a log and a holder must handle.
 
 use crate::{child::Step, rng::Rng, view::Plan};
 
-/// Draws a child; `heavy` makes those likely that write more than a log may hold.
+/// Draws a script. `heavy` makes scripts likely that write more than a log may hold.
 pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
     let code = i32::try_from(rng.within(0..5)).expect("small");
     let mut plan = Plan { steps: Vec::new(), tty: false, stdin: false, drops: false, timeout_ms: None, idle_ms: None };
     let out = |stream, bytes, chunk, pause_ms| Step::Write { stream, bytes, chunk, pause_ms };
     plan.steps = match if heavy && rng.chance(60) { 9 } else { rng.within(0..16) } {
-        // Gone before anybody has read.
+        // Exits before its output can be read.
         0 => vec![out(0, rng.within(0..300), 100, 0), Step::Exit(code)],
-        // Output after the exit, as a grandchild makes it.
+        // Writes after the exit, like a grandchild.
         1 => vec![
             out(0, rng.within(1..5000), 500, 1),
             Step::Exit(code),
@@ -19,20 +19,20 @@ pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
         ],
         // Stderr stays open long after everything else has ended.
         2 => vec![out(0, 100, 50, 1), Step::Close(0), Step::Exit(code), Step::Wait(rng.within(500..6000))],
-        // Does not listen to SIGTERM.
+        // Ignores SIGTERM.
         3 => vec![Step::IgnoreTerm, out(0, 2000, 100, 7), Step::Wait(rng.within(1000..20_000)), Step::Exit(code)],
-        // One byte at a time.
+        // Writes one byte at a time.
         4 => vec![out(0, rng.within(20..400), 1, 1), Step::Exit(code)],
-        // A burst that fills the pipe, and the log where nobody takes it.
+        // Writes a burst that fills the pipe, and also the log if its output is not read.
         5 => vec![out(0, rng.within(1 << 20..4 << 20), 64 << 10, 0), Step::Exit(code)],
-        // Both streams at once.
+        // Writes to both streams.
         6 => vec![
             out(0, rng.within(1..40_000), 3000, 1),
             out(1, rng.within(1..20_000), 1000, 1),
             out(0, rng.within(1..2000), 10, 0),
             Step::Exit(code),
         ],
-        // Gives up its oldest output.
+        // Drops its oldest output.
         7 => {
             plan.drops = true;
             vec![
@@ -42,18 +42,18 @@ pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
                 Step::Exit(code),
             ]
         }
-        // Runs as long as the world, a little at a time.
+        // Runs as long as the world and writes a little at a time.
         8 => {
             let long = vec![out(0, rng.within(10_000..100_000), 500, rng.within(5..60)), Step::Exit(code)];
-            // Some of them do not listen to SIGTERM either.
+            // Some of these ignore SIGTERM too.
             rng.chance(40).then_some(Step::IgnoreTerm).into_iter().chain(long).collect()
         }
-        // More than the log may hold, over seconds: whatever happens to its client happens in the middle of it.
+        // Writes more than the log may hold over several seconds, so that faults of its client occur in the middle of it.
         9 => {
             plan.drops = rng.chance(25);
             vec![out(0, rng.within(7 << 19..5 << 20), 32 << 10, rng.within(5..40)), Step::Exit(code)]
         }
-        // Is ended by a time limit: while it writes, or because it does not.
+        // Is ended by a time limit: in the first case by the total limit, in the second by the idle limit.
         10 => {
             plan.timeout_ms = Some(rng.within(100..5000));
             vec![out(0, rng.within(10_000..100_000), 500, rng.within(5..60)), Step::Wait(10_000), Step::Exit(code)]
@@ -62,7 +62,7 @@ pub(crate) fn draw(rng: &mut Rng, heavy: bool) -> Plan {
             plan.idle_ms = Some(rng.within(100..3000));
             vec![out(0, rng.within(1..5000), 500, 20), Step::Wait(20_000), Step::Exit(code)]
         }
-        // Takes its input: at once, or late and slowly, so that stdin fills up.
+        // Reads stdin: at once, or late and slowly, so that stdin fills up.
         _ => {
             plan.stdin = true;
             let (delay_ms, chunk) = (*rng.pick(&[0, 0, 300, 4000]), *rng.pick(&[100, 4096, 65_536]));

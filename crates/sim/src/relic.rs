@@ -1,6 +1,6 @@
-//! A client of the first generation: `command/exec` without a handshake, processes that end with the connection.
+//! A first-generation client: it uses `command/exec` without a handshake, and its processes end with the connection.
 //!
-//! Owns one connection and what it was told on it. There are no numbers there: bytes, then the exit, and nothing after it.
+//! Owns one connection and what was received on it. Its protocol has no sequence numbers: output arrives, then the exit, and nothing after it.
 
 use std::{
     cell::RefCell,
@@ -22,12 +22,11 @@ use crate::{
     wire::{Ear, Wire},
 };
 
-/// One connection of the first generation.
+/// One first-generation client and its connection.
 pub struct Relic {
-    /// Its name, in the trace and in the names of its processes.
+    /// The name in the trace. Also the prefix of its process names.
     pub name: String,
     stage: Stage,
-    /// The link beneath it.
     pub link: Link,
     wire: Option<Wire>,
     calls: BTreeMap<u64, String>,
@@ -63,7 +62,6 @@ impl Ear for Listener {
 }
 
 impl Relic {
-    /// Connects.
     pub fn new(name: String, link: Link, stream: Stream, stage: Stage) -> Rc<RefCell<Self>> {
         let relic =
             Self { name, stage, link, wire: None, calls: BTreeMap::new(), next_call: 0, processes: BTreeMap::new() };
@@ -90,17 +88,16 @@ impl Relic {
         self.calls.insert(self.next_call, what);
     }
 
-    /// Whether it has a connection.
+    /// Whether it is connected.
     pub fn is_open(&self) -> bool {
         self.wire.is_some()
     }
 
-    /// Whether a command of it has not ended yet, as far as it was told.
+    /// Whether one of its commands has not exited yet, as far as it knows.
     pub fn has_running(&self) -> bool {
         self.processes.values().any(|told| told.exited.is_none())
     }
 
-    /// Runs a command.
     pub fn exec(&mut self, name: String, plan: Plan) {
         let argv = child::argv(&name, &plan.steps);
         let params = json!({"processId": name, "argv": argv, "cwd": "/", "env": {}, "tty": plan.tty});
@@ -108,7 +105,7 @@ impl Relic {
         self.processes.insert(name, Told { plan, taken: [0; 2], exited: None, asked_to_die: false });
     }
 
-    /// Types something, if there is a terminal to type into.
+    /// Writes to a running command. Only a terminal accepts it.
     pub fn write(&mut self) {
         let Some(name) = self.processes.iter().find(|(_, told)| told.exited.is_none()).map(|(name, _)| name.clone())
         else {
@@ -118,7 +115,7 @@ impl Relic {
         self.call(format!("types into {name}"), "command/exec/write", params);
     }
 
-    /// Ends a command.
+    /// Terminates a running command.
     pub fn terminate(&mut self) {
         let Some((name, told)) = self.processes.iter_mut().find(|(_, told)| told.exited.is_none()) else { return };
         told.asked_to_die = true;
@@ -126,7 +123,7 @@ impl Relic {
         self.call(what, "command/exec/terminate", params);
     }
 
-    /// Goes away; its commands must end.
+    /// Disconnects. Its commands must end.
     pub fn leave(&mut self) {
         self.trace(format_args!("leaves"));
         self.wire = None;
@@ -183,12 +180,12 @@ impl Relic {
         }
     }
 
-    /// Its calls that were never answered, while it is connected.
+    /// A call that was not answered, while it is connected.
     pub fn waits_for(&self) -> Option<String> {
         self.calls.values().next().cloned().filter(|_| self.is_open())
     }
 
-    /// Nothing of it outlives its connection, and nobody was killed before.
+    /// Checks that no command was spawned twice, and that none outlives the connection.
     pub fn check_end(&self) {
         for (name, told) in &self.processes {
             let record = self.stage.records.get(name);

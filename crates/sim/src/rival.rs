@@ -1,4 +1,4 @@
-//! Somebody else who knows a session's id: takes it, keeps it for a while and says nothing; or speaks out of turn.
+//! Another client that knows a session's id. It takes the session and stays silent, or sends requests before its handshake.
 
 use serde_json::{Value, json};
 
@@ -9,16 +9,15 @@ use crate::{
     wire::{Ear, Wire},
 };
 
-/// A connection that only has to be there.
+/// A connection that is only kept open.
 pub struct Rival {
     _wire: Wire,
-    /// The link beneath it.
     pub link: Link,
 }
 
 struct Listener {
     stage: Stage,
-    /// Kinds of errors that the requests 1, 2, 3 … must be answered with; none for those that must succeed.
+    /// The error kind that each request must be answered with, in order. `None` for requests that must succeed.
     expected: Vec<Option<&'static str>>,
 }
 
@@ -27,7 +26,7 @@ impl Ear for Listener {
         let Some(number) = message["id"].as_u64().and_then(|id| usize::try_from(id).ok()) else { return };
         let (kind, expected) = (message["error"]["data"]["kind"].as_str(), self.expected.get(number - 1));
         self.stage.trace.line(format_args!("rival: request {number} answered {}", kind.unwrap_or("well")));
-        // A session may have ended, and a server be ending, before the rival came.
+        // The session may have ended, or the server may be draining, before the rival connected.
         let is_fine = |kind: &str| ["sessionExpired", "unknownSession", "holderLost", "draining"].contains(&kind);
         if expected != Some(&kind) && !kind.is_some_and(is_fine) {
             let (trace, due) = (&self.stage.trace, expected);
@@ -43,14 +42,14 @@ impl Ear for Listener {
 }
 
 impl Rival {
-    /// Takes a session from whoever has it.
+    /// Takes a session from the attached connection.
     pub fn take(session: &str, stage: &Stage, accept: impl FnOnce(exec_server_rpc::Stream) -> bool) -> Self {
         stage.trace.line(format_args!("rival takes session {session}"));
         let asks = [("initialize", json!({"clientName": "rival", "resumeSessionId": session, "takeover": true}), None)];
         Self::speak(asks.to_vec(), stage, accept)
     }
 
-    /// Asks for things before it may.
+    /// Sends requests before the handshake, and invalid handshakes.
     pub fn blunder(stage: &Stage, accept: impl FnOnce(exec_server_rpc::Stream) -> bool) -> Self {
         stage.trace.line(format_args!("rival speaks out of turn"));
         let asks = [

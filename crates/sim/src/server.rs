@@ -1,7 +1,7 @@
-//! The server of a world: the real core, which can end without a word and begin again on the same holders.
+//! The server of a world: the real core, which can crash and start again on the same holders.
 //!
-//! Owns the core and its connections, so that dropping both is a crash: no goodbye, no detach, only closed descriptors. Shared, because
-//! every way to the server ends here.
+//! Owns the core and its connections. Dropping both is a crash: no close frame, no detach, only closed file descriptors. All clients share
+//! it.
 
 use std::{
     io,
@@ -34,27 +34,27 @@ pub struct Server {
 struct State {
     core: Option<Arc<Core>>,
     connections: JoinSet<()>,
-    /// Counts the servers that have begun.
+    /// How many servers have started.
     lives: u32,
 }
 
 impl Server {
-    /// A server that is down.
+    /// A server that is not running.
     pub fn new(config: Config, holders: Arc<Holders>, trace: Trace) -> Arc<Self> {
         Arc::new(Self { config, holders, trace, state: Mutex::default() })
     }
 
-    /// Whether it serves.
+    /// Whether the server is running.
     pub fn is_up(&self) -> bool {
         self.lock().core.is_some()
     }
 
-    /// How many servers there were, this one included.
+    /// How many servers have started, including the current one.
     pub fn lives(&self) -> u32 {
         self.lock().lives
     }
 
-    /// Begins to serve, and adopts what is there.
+    /// Starts a server and adopts the existing holders.
     pub async fn begin(&self) -> io::Result<()> {
         let core = Core::new(self.config.clone(), self.holders.clone());
         let adopted = core.adopt().await;
@@ -64,7 +64,7 @@ impl Server {
         adopted
     }
 
-    /// Says goodbye to everybody first, as at a restart by hand.
+    /// Drains the server, as in a planned restart.
     pub async fn drain(&self) {
         let core = self.lock().core.clone();
         if let Some(core) = core {
@@ -72,9 +72,9 @@ impl Server {
         }
     }
 
-    /// Ends without a word.
+    /// Crashes the server.
     pub async fn crash(&self) {
-        // Nobody is let in any more before those who are in are put out.
+        // Take the core first, so that no new connection is accepted while the existing ones are aborted.
         let (core, mut connections) = {
             let mut state = self.lock();
             (state.core.take(), std::mem::take(&mut state.connections))
@@ -87,7 +87,7 @@ impl Server {
         }
     }
 
-    /// Serves a connection; false, and the connection dropped, while the server is down.
+    /// Serves a connection. If the server is not running, drops the connection and returns false.
     pub fn accept(&self, stream: Stream) -> bool {
         let mut state = self.lock();
         while let Some(ended) = state.connections.try_join_next() {

@@ -1,7 +1,7 @@
-//! What every part of a world stands on: its clock, its records, its tasks.
+//! The parts that everything in a world shares: the clock, the records, and the tasks.
 //!
-//! Owns the local tasks (scripts and holders), which end with it. Everything runs on one thread with paused time, so that the only
-//! source of order is the runtime's queue.
+//! Owns the local tasks (scripts and holders), which end with it. Everything runs on one thread with paused time, so only the runtime's
+//! queue decides the order.
 
 use std::{cell::RefCell, rc::Rc, time::Duration};
 
@@ -12,12 +12,12 @@ use crate::{
     trace::{Invariant, Trace},
 };
 
-/// Tasks that end together, as those of a program that is killed.
+/// Tasks that are aborted together, like those of a killed program.
 #[derive(Clone, Default)]
 pub struct Tasks(Rc<RefCell<JoinSet<()>>>);
 
 impl Tasks {
-    /// Adds one. It must run inside a `LocalSet`.
+    /// Spawns a task. Must be called inside a `LocalSet`.
     pub fn spawn(&self, trace: &Trace, task: impl Future<Output = ()> + 'static) {
         let mut tasks = self.0.borrow_mut();
         while let Some(ended) = tasks.try_join_next() {
@@ -30,18 +30,17 @@ impl Tasks {
         tasks.spawn_local(task);
     }
 
-    /// Ends them all.
+    /// Aborts all tasks.
     pub fn end(&self) {
         self.0.borrow_mut().abort_all();
     }
 }
 
-/// A handle on the ground of one world. Clones stand on the same ground.
+/// A handle to the shared parts of one world. Clones refer to the same parts.
 #[derive(Clone)]
 pub struct Stage {
-    /// What happened.
     pub trace: Trace,
-    /// What children really did.
+    /// The real behaviour of the children.
     pub records: Records,
     shared: Rc<Shared>,
 }
@@ -52,23 +51,23 @@ struct Shared {
 }
 
 impl Stage {
-    /// An empty stage whose clock begins now.
+    /// An empty stage whose clock starts now.
     pub fn new() -> Self {
         let shared = Shared { started: Instant::now(), tasks: Tasks::default() };
         Self { trace: Trace::new(), records: Records::default(), shared: Rc::new(shared) }
     }
 
-    /// Monotonic nanoseconds of the simulated clock. It begins at one second, as zero is a value that code likes to treat apart.
+    /// Monotonic nanoseconds of the simulated clock. It starts at one second, because code often treats zero as a special value.
     pub fn now_ns(&self) -> u64 {
         1_000_000_000 + u64::try_from(self.shared.started.elapsed().as_nanos()).expect("worlds are short")
     }
 
-    /// The instant of the simulated clock at which `now_ns` will say this.
+    /// The instant at which `now_ns` returns `ns`.
     pub fn instant(&self, ns: u64) -> Instant {
         self.shared.started + Duration::from_nanos(ns.saturating_sub(1_000_000_000))
     }
 
-    /// Waits so many milliseconds. Zero lets everybody else have a turn.
+    /// Waits `ms` milliseconds. Zero only yields to the other tasks.
     pub async fn pause(&self, ms: u64) {
         if ms == 0 {
             tokio::task::yield_now().await;
@@ -77,7 +76,7 @@ impl Stage {
         }
     }
 
-    /// Gives a task to the stage. It must run inside a `LocalSet`.
+    /// Spawns a task that ends with the stage. Must be called inside a `LocalSet`.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.shared.tasks.spawn(&self.trace, task);
     }

@@ -1,4 +1,4 @@
-//! What a model client wrote to a process, and the promise R2 as a check: each write at most once, each accepted one exactly once, in order.
+//! The writes of a model client to stdin, and the check of promise R2: each write arrives at most once, each accepted one exactly once, in order.
 
 use crate::{
     child::{STDIN_TEXT, text},
@@ -6,57 +6,56 @@ use crate::{
     view::View,
 };
 
-/// What a pipe or a simulated terminal holds at most: accepted bytes are in the child or in there.
+/// The capacity of a pipe or simulated terminal. Accepted bytes were read by the child or are in there.
 pub const PIPE_BYTES: u64 = 256 << 10;
 
-/// A write as the client knows it.
+/// A write, as the client knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// Where in the text for stdin it begins.
+    /// The offset in the text for stdin.
     pub start: u64,
-    /// Its length.
     pub len: u64,
-    /// The answer.
+    /// The result, once answered.
     pub status: Option<Accepted>,
-    /// It has no id: it is never sent again.
+    /// The write has no id, so it is never sent again.
     pub is_keyless: bool,
-    /// The server that it was first sent to, by its number.
+    /// The number of the server to which the write was first sent.
     pub server: u32,
 }
 
-/// What a write or a close was answered.
+/// The result of a write or a close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
-    /// It went in.
+    /// It was written.
     Yes,
     /// Stdin was closed.
     No,
-    /// It had no id and its answer was lost: nobody knows.
+    /// The result is unknown: the write had no id and its answer was lost, or its holder died.
     Unknown,
 }
 
 impl View {
-    /// The next write, made now.
+    /// Records a new write and returns its index.
     pub fn next_write(&mut self, len: u64, is_keyless: bool, server: u32) -> usize {
         let start = self.writes.last().map_or(0, |write| write.start + write.len);
         self.writes.push(Write { start, len, status: None, is_keyless, server });
         self.writes.len() - 1
     }
 
-    /// Whether another write may follow: not behind one of which nobody will ever know.
+    /// Whether another write may follow. Not after a write without an id whose result is unknown.
     pub fn takes_writes(&self) -> bool {
         let is_open = self.plan.stdin && self.close_stdin.is_none() && !self.forgotten;
         is_open && !self.writes.iter().any(|write| write.is_keyless && write.status != Some(Accepted::Yes))
     }
 
-    /// A link was cut: writes without an id that were not answered stay unknown.
+    /// A link was cut: unanswered writes without an id stay unknown.
     pub fn give_up_keyless(&mut self) {
         for write in self.writes.iter_mut().filter(|write| write.is_keyless && write.status.is_none()) {
             write.status = Some(Accepted::Unknown);
         }
     }
 
-    /// Whether a write or a close was asked for and not answered.
+    /// Whether a write or a close was not answered yet.
     pub fn has_unanswered(&self) -> bool {
         self.writes.iter().any(|write| write.status.is_none()) || self.close_stdin == Some(None)
     }
@@ -67,7 +66,7 @@ impl View {
         text(&self.name, STDIN_TEXT, write.start, usize::try_from(write.len).expect("writes are small"))
     }
 
-    /// Holds what the child has read against what was written to it, after every step.
+    /// Compares what the child has read with what was written. Called after every step.
     pub fn check_stdin(&mut self) {
         let end = self.writes.last().map_or(0, |write| write.start + write.len);
         let (name, from) = (self.name.clone(), self.checked);
@@ -92,7 +91,7 @@ impl View {
         }
     }
 
-    /// How far writes were accepted.
+    /// The end of the last accepted write.
     pub(crate) fn accepted_end(&self) -> u64 {
         let accepted = self.writes.iter().filter(|write| write.status == Some(Accepted::Yes));
         accepted.map(|write| write.start + write.len).max().unwrap_or(0)

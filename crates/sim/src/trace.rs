@@ -1,7 +1,7 @@
-//! What happened in a world, line by line with its virtual time; what was sent; how often each rare branch was taken; and the first thing
-//! that was wrong, by the name of the promise it breaks.
+//! Records a world: a trace with one line per event and its virtual time, the methods sent, how often each rare branch was taken, and the
+//! first violation with the name of its invariant.
 //!
-//! Knows nothing of what it records. The trace is kept in memory; whoever runs the world decides what becomes of it.
+//! The trace is kept in memory. The caller that runs the world decides whether to store it.
 
 use std::{
     collections::BTreeMap,
@@ -13,39 +13,39 @@ use tokio::time::Instant;
 
 use crate::branch::Branch;
 
-/// What must hold after every step of every world. A failure names the one that did not.
+/// The invariants of every step of every world. A failure names the violated invariant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invariant {
-    /// Delivered bytes are a prefix of written bytes, each once and in order.
+    /// Delivered bytes are a prefix of the written bytes, each once and in order.
     Prefix,
-    /// What is missing is told as a gap, counted to the byte, and only where it may be missing.
+    /// Missing output is reported as a gap, exact to the byte, and only where it may be missing.
     Gap,
-    /// A write reaches stdin at most once, and if it was accepted exactly once; in order.
+    /// A write reaches stdin at most once, and exactly once if it was accepted; in order.
     Stdin,
-    /// One exit with the true code and cause, one close, and the close last with the true totals.
+    /// There is one exit with the correct code and cause, and one close, which is last and has the correct totals.
     End,
-    /// What a log holds stays below its limit.
+    /// A log retains no more than its limit.
     Retained,
-    /// After a lease has run out no child and no entry is left; and none runs out early.
+    /// After a session has expired, no child and no entry is left. No session expires early.
     Expiry,
-    /// Every call ends in an answer or a typed error that fits.
+    /// Every call ends with an answer or a typed error that fits.
     Answered,
-    /// A connection that has lost its session changes nothing.
+    /// A connection that has lost its session has no effect.
     Superseded,
-    /// A client that gives up says why, and it is true.
+    /// A client that gives up reports the correct reason.
     Lost,
-    /// A start happens once, and only what was asked to die is killed.
+    /// A start is executed once, and a process is killed only on request.
     Start,
-    /// A file is read as it was written, whole, and never older than what was answered.
+    /// A file is read as it was written: complete, and never older than the last answered write.
     Files,
-    /// Messages have the shape that the wire promises.
+    /// Messages have the shape that the protocol defines.
     Wire,
-    /// Nothing panics, spins or is left behind.
+    /// Nothing panics, spins or is left over.
     Health,
 }
 
 impl Invariant {
-    /// Its name, as printed on failure.
+    /// The name printed on failure.
     pub fn name(self) -> &'static str {
         match self {
             Self::Prefix => "delivered-bytes-are-a-prefix",
@@ -71,20 +71,18 @@ pub type Counters = BTreeMap<Branch, u64>;
 /// How often each method and notification was sent, by its name on the wire.
 pub type Sent = BTreeMap<String, u64>;
 
-/// What a world leaves behind.
+/// The recording of a world.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
-    /// Line by line.
+    /// The trace, one line per event.
     pub text: String,
-    /// The first thing that was wrong.
+    /// The first violation.
     pub failure: Option<String>,
-    /// The rare branches.
     pub counters: Counters,
-    /// The moves.
     pub sent: Sent,
 }
 
-/// A handle on the record of one world.
+/// A handle to the recording of one world.
 #[derive(Clone)]
 pub struct Trace(Arc<Mutex<State>>);
 
@@ -94,19 +92,19 @@ struct State {
 }
 
 impl Trace {
-    /// An empty record that begins now.
+    /// An empty recording that starts now.
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new(State { started: Instant::now(), record: Record::default() })))
     }
 
-    /// Records one event.
+    /// Adds a line to the trace.
     pub fn line(&self, event: fmt::Arguments<'_>) {
         let mut state = self.lock();
         let ms = state.started.elapsed().as_millis();
         writeln!(state.record.text, "{:>6}.{:03} {event}", ms / 1000, ms % 1000).expect("a string takes all");
     }
 
-    /// Records that something is wrong. The first one is the world's verdict.
+    /// Records a violation. The first one is the result of the world.
     pub fn fail(&self, invariant: Invariant, what: fmt::Arguments<'_>) {
         self.line(format_args!("WRONG [{}]: {what}", invariant.name()));
         self.lock().record.failure.get_or_insert_with(|| format!("[{}] {what}", invariant.name()));
@@ -126,12 +124,12 @@ impl Trace {
         }
     }
 
-    /// The verdict so far.
+    /// Whether there was a violation so far.
     pub fn has_failed(&self) -> bool {
         self.lock().record.failure.is_some()
     }
 
-    /// Everything that was recorded.
+    /// Takes the recording out.
     pub fn take(&self) -> Record {
         std::mem::take(&mut self.lock().record)
     }

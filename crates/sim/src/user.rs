@@ -1,7 +1,7 @@
-//! A program that uses the real client: sessions, handles, cursors and input lines of `exec-server-client` over simulated links.
+//! A program that uses the real client library over simulated links: sessions, process handles, cursors and stdin.
 //!
-//! Owns the client and what it was asked for. Every call runs as a task of its own and must end; every event goes through a
-//! [`Ledger`](crate::ledger::Ledger), every error through the [`Fate`]. It may begin again, with nothing but its notes.
+//! Owns the client and its calls. Every call runs in its own task and must end. Every event goes through a
+//! [`Ledger`](crate::ledger::Ledger), every error through the [`Fate`]. The program may restart with only its records.
 
 use std::{
     cell::{Cell, RefCell},
@@ -29,12 +29,12 @@ use crate::{
     view::Plan,
 };
 
-/// Calls that were made and are not answered, by number.
+/// Calls that are not answered yet, by number.
 #[derive(Clone, Default)]
 pub struct Pending(Rc<RefCell<(u64, BTreeMap<u64, String>)>>);
 
 impl Pending {
-    /// Notes a call; the number ends it.
+    /// Records a call. The returned number ends it.
     pub fn begin(&self, what: String) -> u64 {
         let mut state = self.0.borrow_mut();
         state.0 += 1;
@@ -43,12 +43,12 @@ impl Pending {
         number
     }
 
-    /// The call was answered.
+    /// Removes an answered call.
     pub fn end(&self, number: u64) {
         self.0.borrow_mut().1.remove(&number);
     }
 
-    /// The oldest that waits.
+    /// The oldest pending call.
     pub fn first(&self) -> Option<String> {
         self.0.borrow().1.values().next().cloned()
     }
@@ -56,7 +56,7 @@ impl Pending {
 
 /// A program with the real client.
 pub struct User {
-    /// Its name, in the trace and in the names of its processes.
+    /// The name in the trace. Also the prefix of its process names.
     pub name: String,
     pub(crate) stage: Stage,
     pub(crate) rng: Rng,
@@ -67,11 +67,11 @@ pub struct User {
     pub(crate) pending: Pending,
     /// Its processes, by name.
     pub(crate) held: BTreeMap<String, Rc<Held>>,
-    /// A session is being made or taken up.
+    /// A session is being created or resumed.
     pub(crate) is_opening: Rc<Cell<bool>>,
     pub(crate) opened: Rc<RefCell<Option<Result<Client, Error>>>>,
     ttl: Duration,
-    /// What runs in the program of the moment.
+    /// The tasks of the current program.
     pub(crate) tasks: Tasks,
 }
 
@@ -98,7 +98,7 @@ impl User {
         }
     }
 
-    /// The program is killed: nothing of it runs on, and nobody waits for what it asked.
+    /// Kills the program: its tasks are aborted, and its pending calls are forgotten.
     pub(crate) fn kill(&mut self) {
         std::mem::take(&mut self.tasks).end();
         self.pending = Pending::default();
@@ -114,7 +114,7 @@ impl User {
         self.stage.trace.fail(invariant, format_args!("{}: {what}", self.name));
     }
 
-    /// Begins, or begins again, to connect: makes a session, or takes up the one it has.
+    /// Starts to connect: creates a session, or resumes the one that it has.
     pub fn open(&mut self) {
         if self.is_opening.replace(true) {
             return;
@@ -142,7 +142,7 @@ impl User {
         });
     }
 
-    /// Looks whether a session was opened meanwhile; called at every step.
+    /// Checks whether `open` has completed. Called at every step.
     pub fn tend(&mut self) {
         let Some(result) = self.opened.borrow_mut().take() else { return };
         match result {
@@ -159,12 +159,12 @@ impl User {
                 self.session = None;
                 self.held.clear();
             }
-            // Nobody answered for long: as good as not having tried.
+            // The server did not answer in time. The program tries again later.
             Err(error) => self.trace(format_args!("cannot connect: {}", repeatable(&error))),
         }
     }
 
-    /// Follows the state of a client: counts what was mended, and judges what was given up.
+    /// Watches the state of a client: counts reconnects, and checks the reason when the client gives up.
     fn watch(&self, client: &Client) {
         let (mut state, fate) = (client.watch_state(), self.fate.clone());
         let (stage, name) = (self.stage.clone(), self.name.clone());
@@ -191,17 +191,17 @@ impl User {
         });
     }
 
-    /// Whether its session is in its hands, as far as it knows.
+    /// Whether the client is connected with its session, as far as it knows.
     pub fn is_up(&self) -> bool {
         self.client.as_ref().is_some_and(|client| matches!(client.state(), State::Connected))
     }
 
-    /// Whether its client has given up.
+    /// Whether the client has given up.
     pub fn is_lost(&self) -> bool {
         self.client.as_ref().is_some_and(|client| matches!(client.state(), State::Lost { .. }))
     }
 
-    /// The children of a session that is over must be dead.
+    /// Checks that the children of an ended session are dead.
     pub(crate) fn check_children_dead(&self) {
         for name in self.held.keys() {
             if self.stage.records.with(name, |record| record.spawns > 0 && record.exit.is_none()) {
@@ -210,7 +210,7 @@ impl User {
         }
     }
 
-    /// Makes a call; what becomes of it is for `then`.
+    /// Makes a call in its own task, and passes the result to `then`.
     pub(crate) fn call<T: 'static>(
         &self,
         what: String,
@@ -232,7 +232,7 @@ impl User {
         });
     }
 
-    /// An answer of which only that it came counts; errors must be among `kinds`, or the session's fate.
+    /// Makes a call for which only the fact of an answer matters. An error must be one of `kinds`, or be explained by the session's fate.
     pub(crate) fn expect<T: 'static>(
         &self,
         what: String,
@@ -250,7 +250,6 @@ impl User {
         });
     }
 
-    /// Starts a process.
     pub fn start(&mut self, name: String, plan: Plan) {
         let Some(client) = self.client.clone() else { return };
         let mut start = Start::new(child::argv(&name, &plan.steps)).id(name.clone()).cwd("/").pipe_stdin(plan.stdin);

@@ -1,7 +1,7 @@
-//! A client's picture of one process, and the oracle that holds every event against what the child really did.
+//! A client's view of one process, and the oracle that compares every event with what the child really did.
 //!
-//! Owns the promises R1 to R3 as checks: bytes in order and once, gaps told to the byte, one exit with the right code, one close and it
-//! last, stdin exactly once and in order. Knows no connection.
+//! It checks the promises R1 to R3: output bytes arrive once and in order, gaps are exact to the byte, there is one exit with the right code,
+//! there is one close and it is last, and stdin arrives exactly once and in order. Does not depend on connections.
 
 use std::collections::BTreeMap;
 
@@ -15,31 +15,31 @@ use crate::{
     trace::{Invariant, Trace},
 };
 
-/// How a process is to be started.
+/// How to start a process.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What it does.
+    /// The script of the child.
     pub steps: Vec<Step>,
-    /// On a terminal.
+    /// Runs on a terminal.
     pub tty: bool,
-    /// With a writable stdin.
+    /// Has a writable stdin.
     pub stdin: bool,
-    /// Gives up its oldest output instead of blocking. Writes to stdout only, so that a gap's bytes can be placed.
+    /// Drops its oldest output instead of blocking. Such a process writes only to stdout, so that the position of a gap is known.
     pub drops: bool,
-    /// Ended after so long.
+    /// Time limit of the process.
     pub timeout_ms: Option<u64>,
-    /// Ended after so long without output.
+    /// Time limit without output.
     pub idle_ms: Option<u64>,
 }
 
 impl Plan {
-    /// Whether a cause of an exit fits: a time limit only where there is one, a request only where there was one.
+    /// Whether an exit cause is plausible: a timeout only if there is a limit, a termination only if one was requested.
     pub fn allows(&self, cause: &str, code: i32, asked_to_die: bool, lost: bool) -> bool {
         match cause {
             "exit" => code < 128,
             "timeout" => self.timeout_ms.is_some() && code >= 128,
             "idleTimeout" => self.idle_ms.is_some() && code >= 128,
-            // It may end by itself while its grace lasts.
+            // The child may exit by itself during the grace period.
             "terminated" => asked_to_die,
             "signal" => asked_to_die && code >= 128,
             "lost" => lost && code == -1,
@@ -47,65 +47,64 @@ impl Plan {
         }
     }
 
-    /// Whether all it writes goes to one stream, so that bytes that are gone can be placed.
+    /// Whether all output goes to one stream, so that the position of lost bytes is known.
     pub fn is_single(&self) -> bool {
         !self.steps.iter().any(|step| matches!(step, Step::Write { stream: 1, .. }))
     }
 }
 
-/// Where a start stands.
+/// The state of a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Asked for, so many times, and not answered.
+    /// Sent this many times, and not answered.
     Asked(u32),
-    /// It runs, or ran.
+    /// The process runs or has run.
     Done,
-    /// It was called off by a terminate while it started.
+    /// A terminate cancelled the start, or its result will never be known.
     Cancelled,
 }
 
-/// One process in the eyes of its client.
+/// A client's view of one process.
 pub struct View {
-    /// Its name, for the server and for its script.
+    /// The name on the wire and in the script.
     pub name: String,
-    /// How it was started.
     pub plan: Plan,
-    /// Where its start stands.
     pub start: Start,
-    /// The last number taken.
+    /// The last sequence number processed.
     pub last: u64,
-    /// The last number acknowledged.
+    /// The last sequence number acknowledged.
     pub acked: u64,
-    /// Bytes taken since the last acknowledgement.
+    /// Bytes processed since the last acknowledgement.
     pub unacked: u64,
-    /// The exit, once heard.
+    /// The exit code, once reported.
     pub exited: Option<i32>,
-    /// The close was heard.
+    /// The close was reported.
     pub closed: bool,
-    /// Writes in order.
+    /// All writes, in order.
     pub writes: Vec<Write>,
-    /// A close of stdin was asked for, and its answer.
+    /// Outer `None`: no close of stdin was requested. Inner `None`: the request was not answered yet.
     pub close_stdin: Option<Option<Accepted>>,
-    /// The client has dropped it.
+    /// The client has sent `process/forget`, or the server no longer keeps the process.
     pub forgotten: bool,
-    /// It had ended when the time passed for which closed processes are kept, and its client had not heard all of it.
+    /// The process had exited when more time passed than closed processes are kept, so the server may not know it. The client may not have
+    /// received all its events.
     pub may_be_gone: bool,
-    /// The client asked for its end.
+    /// The client has requested its end.
     pub asked_to_die: bool,
     is_observed: bool,
-    /// Taken bytes of each stream, those in gaps counted.
+    /// Bytes received per stream, including bytes in gaps.
     taken: [u64; 2],
     gaps: u64,
-    /// Where each taken number belongs, so that a repeated one can be held against it.
+    /// The position of each received chunk: stream, offset and length, by sequence number. Used to check repeated chunks.
     chunks: BTreeMap<u64, (usize, u64, usize)>,
-    /// Bytes of the child's stdin that were checked.
+    /// How many bytes of the child's stdin were checked.
     pub(crate) checked: usize,
     trace: Trace,
     pub(crate) records: Records,
 }
 
 impl View {
-    /// A process that is about to be asked for.
+    /// A process whose start is about to be requested.
     pub fn new(name: String, plan: Plan, trace: Trace, records: Records) -> Self {
         Self {
             name,
@@ -131,20 +130,20 @@ impl View {
         }
     }
 
-    /// Its start came to nothing, or nobody knows what it came to.
+    /// The start failed, or its result will never be known.
     pub fn cancel(&mut self) {
         self.start = Start::Cancelled;
         self.writes.iter_mut().for_each(|write| write.status = Some(Accepted::No));
         self.close_stdin = Some(Some(Accepted::No));
     }
 
-    /// More time passes than closed processes are kept.
+    /// More time has passed than closed processes are kept.
     pub(crate) fn age(&mut self) {
         self.forgotten |= self.closed;
         self.may_be_gone |= self.records.with(&self.name, |record| record.exit.is_some());
     }
 
-    /// Somebody else's process, for which nobody waits: gaps are as they come.
+    /// Turns this into the view of a subscriber. The server does not wait for subscribers, so gaps are allowed.
     pub fn observe(&mut self) {
         (self.start, self.is_observed) = (Start::Done, true);
     }
@@ -153,7 +152,7 @@ impl View {
         self.trace.fail(invariant, format_args!("{}: {what}", self.name));
     }
 
-    /// A chunk of output, pushed or read. False where numbers before it are missing.
+    /// Handles a chunk of output, pushed or read. Returns false if sequence numbers before it are missing.
     pub fn handle_chunk(&mut self, chunk: &Value, pushed: bool) -> bool {
         let (Some(seq), Some(bytes)) = (chunk["seq"].as_u64(), chunk["chunk"].as_str()) else {
             self.wrong(Invariant::Wire, format_args!("a chunk without number or bytes: {chunk}"));
@@ -169,7 +168,7 @@ impl View {
         }
         if let Some((of, at, len)) = self.chunks.get(&seq) {
             self.trace.count(Branch::Duplicate);
-            // An acknowledgement may have been lost with the link: what comes again is acknowledged again.
+            // The acknowledgement may have been lost with the link, so acknowledge repeated chunks again.
             self.unacked += bytes.len() as u64;
             if *of != stream || *len != bytes.len() || text(&self.name, *of, *at, *len) != bytes {
                 self.wrong(Invariant::Prefix, format_args!("chunk {seq} came twice and differs"));
@@ -177,7 +176,7 @@ impl View {
             return true;
         }
         if seq <= self.last {
-            return true; // Inside a gap that was told before, or an event.
+            return true; // Part of a gap reported before, or an event other than output.
         }
         if pushed && seq > self.last + 1 {
             return false;
@@ -192,7 +191,7 @@ impl View {
         }
         self.last = seq;
         if bytes.is_empty() {
-            return true; // A missing number, told to a peer that would stall at a jump.
+            return true; // A placeholder for a missing number. The server sends it to peers that would stall at a jump.
         }
         let at = self.taken[stream];
         if text(&self.name, stream, at, bytes.len()) != bytes {
@@ -217,11 +216,11 @@ impl View {
         true
     }
 
-    /// A gap, as its own event or in a read. It may begin below what was taken: the server counts from what was acknowledged.
+    /// Handles a gap from an event or a read. It may begin before `last`, because the server counts from the last acknowledgement.
     pub fn handle_gap(&mut self, gap: &Value) {
         let (from, to) = (gap["fromSeq"].as_u64().unwrap_or(0), gap["toSeq"].as_u64().unwrap_or(0));
         if to <= self.last {
-            return; // Told again after a resume.
+            return; // Repeated after a resume.
         }
         self.take_gap(gap, from);
         self.last = to;
@@ -256,7 +255,7 @@ impl View {
         self.taken.iter().sum()
     }
 
-    /// The exit, as an event or as the flag of a read.
+    /// Handles the exit, from an event or from the flag of a read.
     pub fn handle_exit(&mut self, code: i32) {
         let (real, lost) = self.records.with(&self.name, |record| (record.exit, record.lost));
         if real != Some(code) && !(lost && code == -1) {
@@ -267,7 +266,7 @@ impl View {
         }
     }
 
-    /// An `exited` event. False where numbers before it are missing.
+    /// Handles an `exited` event. Returns false if sequence numbers before it are missing.
     pub fn handle_exited_event(&mut self, params: &Value) -> bool {
         let seq = params["seq"].as_u64().unwrap_or(0);
         if seq > self.last + 1 {
@@ -288,7 +287,7 @@ impl View {
         true
     }
 
-    /// A `closed` event. False where numbers before it are missing.
+    /// Handles a `closed` event. Returns false if sequence numbers before it are missing.
     pub fn handle_closed_event(&mut self, params: &Value) -> bool {
         let seq = params["seq"].as_u64().unwrap_or(0);
         if seq > self.last + 1 {
@@ -298,11 +297,11 @@ impl View {
         let (written, lost): (u64, bool) =
             self.records.with(&self.name, |record| (record.written.iter().sum(), record.lost));
         let told = params["outputBytes"].as_u64().unwrap_or(u64::MAX);
-        // What a dying holder had not read went with it.
+        // Output that a dying holder had not read is lost with it.
         if told > written || told < written && !lost {
             self.wrong(Invariant::End, format_args!("closed says {} bytes, really {written}", params["outputBytes"]));
         }
-        // What was dropped may have been delivered before; what was told as gone must have been dropped.
+        // Dropped output may have been delivered before it was dropped. But everything reported as a gap must have been dropped.
         if !self.is_observed && params["droppedBytes"].as_u64().is_none_or(|dropped| dropped < self.gaps) {
             self.wrong(
                 Invariant::Gap,
@@ -313,7 +312,7 @@ impl View {
         true
     }
 
-    /// The close, as an event or as the flag of a read: everything must be here.
+    /// Handles the close, from an event or from the flag of a read. All output must have been received.
     pub fn handle_close(&mut self) {
         if std::mem::replace(&mut self.closed, true) {
             return;
@@ -333,7 +332,7 @@ impl View {
         }
     }
 
-    /// The last word on a process whose world has ended.
+    /// The final checks at the end of a world.
     pub fn check_end(&mut self) {
         self.check_stdin();
         let record = self.records.get(&self.name);

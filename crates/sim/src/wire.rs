@@ -1,7 +1,7 @@
-//! A client's end of one connection: frames in and out, and nothing of what they say.
+//! A client's end of one connection: sends and receives frames, without interpreting the messages.
 //!
-//! Owns two tasks, which end with it. Messages wait in order until the link takes them; the queue is bounded by what the model client
-//! asks for, which is little.
+//! Owns two tasks, which end with it. Messages are queued in order until the link accepts them. The queue is limited by the few requests
+//! that the model client makes.
 
 use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
@@ -11,20 +11,20 @@ use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Role, Stream};
 use serde_json::Value;
 use tokio::{sync::Notify, task::JoinSet};
 
-/// Whom a connection tells what it heard.
+/// Receives the messages and events of a connection.
 pub trait Ear: 'static {
-    /// A message came.
+    /// A message arrived.
     fn heard(&self, connection: u32, message: Value);
-    /// The peer lives and says nothing else.
+    /// A ping arrived.
     fn pinged(&self, connection: u32);
-    /// Nothing more will come, for this reason.
+    /// The connection has ended. `why` is the reason.
     fn ended(&self, connection: u32, why: &str);
 }
 
-/// The sending side of a connection, and the owner of both.
+/// The sending side of a connection. Owns the tasks of both sides.
 pub struct Wire {
     queue: Rc<Queue>,
-    /// Dropped with the wire: both tasks end.
+    /// Dropped with the wire, which aborts both tasks.
     _tasks: JoinSet<()>,
 }
 
@@ -42,7 +42,7 @@ enum Out {
 const FRAMING: Framing = Framing::WebSocket { role: Role::Client, max: limits::MESSAGE_BYTES };
 
 impl Wire {
-    /// Begins to send and to listen.
+    /// Starts to send and to receive.
     pub fn new(number: u32, stream: Stream, ear: impl Ear) -> Self {
         let queue = Rc::new(Queue::default());
         let mut tasks = JoinSet::new();
@@ -58,7 +58,7 @@ impl Wire {
                     }
                 }
                 if outbox.flush_to(&mut writer).await.is_err() {
-                    return; // The reading side sees the same end and says so.
+                    return; // The reader sees the same end and reports it.
                 }
                 outgoing.bell.notified().await;
             }
@@ -84,12 +84,12 @@ impl Wire {
         Self { queue, _tasks: tasks }
     }
 
-    /// Sends a message, when the link takes it.
+    /// Queues a message.
     pub fn send(&self, message: &Value) {
         self.send_text(message.to_string());
     }
 
-    /// Sends any text as a message.
+    /// Queues any text as a message.
     pub fn send_text(&self, text: String) {
         self.queue.push(Out::Message(text.into_bytes()));
     }

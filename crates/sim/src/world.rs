@@ -1,7 +1,7 @@
-//! A world: a server, its holders and children, a few clients of every kind, and what befalls them, all decided by one seed.
+//! A world: a server, its holders and children, a few clients of every kind, and their faults, all decided by one seed.
 //!
-//! Owns the order of events and the end, at which everything must have come out right. Each step is one operation and some time; after
-//! each, every promise that no event tells of is checked.
+//! The world owns the order of operations. Each step is one operation and some time. After each step it checks the invariants that no event
+//! reports. At the end everything must have been delivered.
 
 use std::{
     cell::RefCell,
@@ -38,27 +38,23 @@ use crate::{
     view::View,
 };
 
-/// What came of a world.
+/// The result of a world.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The seed that made it.
     pub seed: u64,
-    /// Everything that happened.
     pub trace: String,
-    /// How often each rare branch was taken.
     pub counters: Counters,
-    /// How often each method was sent.
     pub sent: Sent,
-    /// The first thing that was wrong, after the name of the promise it breaks.
+    /// The first violation, with the name of the invariant.
     pub failure: Option<String>,
 }
 
-/// Whether the world of a seed has a disk to spill to.
+/// Whether the holders of this seed's world can spill to disk.
 pub fn has_disk(seed: u64) -> bool {
     seed % 5 == 4
 }
 
-/// Lives through the world of a seed.
+/// Runs the world of a seed.
 pub fn run(seed: u64) -> io::Result<Report> {
     let gate = Gate::default();
     let asleep = gate.clone();
@@ -87,11 +83,11 @@ pub(crate) struct World {
     pub(crate) stage: Stage,
     pub(crate) holders: Arc<Holders>,
     pub(crate) server: Arc<Server>,
-    /// Model clients, which speak the wire themselves.
+    /// Model clients, which speak the wire protocol directly.
     pub(crate) clients: Vec<Rc<RefCell<Client>>>,
-    /// Model clients whose session is over.
+    /// Model clients whose session has ended.
     pub(crate) retired: Vec<Rc<RefCell<Client>>>,
-    /// Programs with the real client.
+    /// Programs that use the real client library.
     pub(crate) users: Vec<User>,
     pub(crate) relics: Vec<Rc<RefCell<Relic>>>,
     pub(crate) rivals: Vec<Rival>,
@@ -114,14 +110,14 @@ impl World {
             free_floor_bytes: 0,
             free_floor_percent: 0,
             ttl_ms: 120_000,
-            // Simulated holders stay: a world has no server that serves files alone.
+            // Disable archiving: a world has no server that serves archived sessions from files.
             archive_after_ms: exec_server_holder::wire::TTL_NONE,
             ..Limits::default()
         };
         let holders = Holders::new(limits, gate.clone())?;
         let sessions = AtomicU64::new(0);
         let config = Config {
-            // Below three segments a child could block for ever: one stays readable, one is sealed, one is written.
+            // With fewer than three segments a child could block forever: one segment stays readable, one is sealed, one is being written.
             memory_cap_bytes: *rng.pick(&[3 << 20, 4 << 20]),
             ack_window_bytes: *rng.pick(&[128 << 10, 512 << 10, 4 << 20]),
             before_file_work: Hook::from_fn({
@@ -129,12 +125,12 @@ impl World {
                 move || gate.pass()
             }),
             session_ids: SessionIds::from_fn(move || {
-                // As long as a real one, and the same in every run of a seed.
+                // The same format as a real id, but the same in every run of a seed.
                 format!("{:08x}-0000-4000-8000-{seed:012x}", sessions.fetch_add(1, Ordering::Relaxed))
             }),
             ..Config::default()
         };
-        // The cap, the segment that is being written beside it, and the disk.
+        // The memory cap, the segment that is being written beyond it, and the disk.
         let retained_max = config.memory_cap_bytes + (1 << 20) + disk_quota_bytes;
         let server = Server::new(config, holders.clone(), stage.trace.clone());
         Ok(Self {
@@ -158,7 +154,7 @@ impl World {
     async fn live(&mut self) -> io::Result<()> {
         self.stage.spawn(self.holders.clone().keep(self.stage.clone()));
         self.server.begin().await?;
-        // Where there is a disk somebody is left to see that it is full.
+        // With a disk, start at least two clients: one must remain that can observe that the disk of the other is full.
         let fewest = if self.has_disk { 2 } else { 1 };
         for _ in 0..self.rng.within(fewest..fewest + 2) {
             let client = self.new_client();
@@ -197,7 +193,7 @@ impl World {
         client
     }
 
-    /// A link as good or bad as chance has it, with a connection on it.
+    /// Connects a client over a link of random quality.
     pub(crate) fn connect(&mut self, client: usize, arrival: Arrival) -> u32 {
         let quality = Quality::draw(&mut self.rng);
         self.connect_over(client, arrival, quality)
@@ -206,7 +202,7 @@ impl World {
     pub(crate) fn connect_over(&mut self, client: usize, arrival: Arrival, quality: Quality) -> u32 {
         let (link, ours, theirs) = Link::new(quality);
         self.server.accept(theirs);
-        // One whose first answer was lost has no session to come back to.
+        // If the answer to the first `initialize` was lost, the client has no session to resume.
         let arrival = if self.clients[client].borrow().session.is_none() { Arrival::New } else { arrival };
         if arrival == Arrival::New {
             self.clients[client].borrow_mut().drop_connections(false);
@@ -214,7 +210,7 @@ impl World {
         Client::connect(&self.clients[client], link, ours, arrival)
     }
 
-    /// Looks after those whose session is over, and those who have just opened one.
+    /// Replaces clients whose session has ended, and handles sessions that users have just opened.
     pub(crate) fn tend(&mut self) {
         self.users.iter_mut().for_each(User::tend);
         for index in 0..self.clients.len() {
@@ -235,7 +231,7 @@ impl World {
         }
     }
 
-    /// Checks what no event tells.
+    /// Checks the invariants that no event reports.
     pub(crate) fn check(&mut self) {
         for client in self.clients.iter().chain(&self.retired) {
             client.borrow_mut().views.values_mut().for_each(View::check_stdin);
@@ -243,7 +239,7 @@ impl World {
         self.users.iter().flat_map(|user| user.held.values()).for_each(|held| held.check());
     }
 
-    /// Waits until something is so, by looking every few milliseconds; false when the time was over first.
+    /// Polls a condition every 20 ms. Returns false on timeout. Also returns true if the world has failed already.
     pub(crate) async fn until(&mut self, within: Duration, mut is_so: impl FnMut(&mut Self) -> bool) -> bool {
         let deadline = Instant::now() + within;
         loop {

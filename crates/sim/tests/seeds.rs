@@ -1,5 +1,5 @@
-//! The suite of seeds: every world keeps its promises, every method is among the moves, the rare branches are reached, and a seed repeats
-//! itself to the letter.
+//! Runs the suite of seeds: every world keeps its invariants, every method is sent, the rare branches are reached, and a seed always
+//! produces the same trace.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,13 +9,13 @@ use std::{
 use exec_server_protocol::method::{METHODS, NOTIFICATIONS, Sender};
 use exec_server_sim::{Report, asks, branch::Branch, run, run_and_keep, run_many, world::has_disk};
 
-/// Where traces of failed worlds go.
+/// Directory for the traces of failed worlds.
 const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/sim");
 
-/// Seeds that failed once.
+/// Seeds that failed in the past.
 const REGRESSIONS: &str = include_str!("../regressions/seeds.txt");
 
-/// Seeds that every change lives through; unoptimized code lives through fewer in the same time. More by hand: `cargo xtask sim`.
+/// The number of seeds that every change must pass. Unoptimized code runs fewer in the same time. For more, use `cargo xtask sim`.
 const SEEDS: u64 = if cfg!(debug_assertions) { 60 } else { 200 };
 
 fn tell(report: &Report) {
@@ -34,7 +34,7 @@ fn every_seed_keeps_its_promises_and_every_rare_branch_and_method_is_reached() {
     let notes = NOTIFICATIONS.iter().filter(|note| note.sender == Sender::Client).map(|note| note.name);
     let missing: Vec<&str> =
         METHODS.iter().map(|method| method.name).chain(notes).filter(|name| !sent.contains(name)).collect();
-    // Fewer seeds do not reach everything; the run F26 of `cargo xtask faults --ci` holds 200 to it.
+    // Fewer seeds do not reach everything. The run F26 of `cargo xtask faults --ci` requires it of 200 seeds.
     assert!(missing.is_empty() || cfg!(debug_assertions), "methods that no move sends: {missing:?}, of {sent:?}");
     let mut counters: BTreeMap<Branch, u64> = BTreeMap::new();
     for (branch, times) in reports.iter().flat_map(|report| &report.counters) {
