@@ -1,7 +1,12 @@
 //! R5: a server on port 0 keeps its sessions in a directory that no other server will find. When it is killed, its holders end a while later
 //! unless their client asked for more time, and the directory goes when the last of them has ended.
 
-use std::{fs, path::PathBuf, thread, time::Duration};
+use std::{
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
 use serde_json::json;
 
@@ -24,6 +29,15 @@ fn private_dirs(server: &TestServer) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(|path| path.join("sessions").is_dir()).collect()
 }
 
+/// Checks a condition for this long; fails as soon as the condition is false.
+fn holds_for(time: Duration, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        assert!(condition(), "after {:?}", begun.elapsed());
+        thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
 fn start_sleeper(client: &mut Client, id: &str) -> u32 {
     client.ok("process/start", sh(id, "exec sleep 1000"));
     pid_of(client, id)
@@ -43,8 +57,7 @@ fn holders_end_unless_their_client_asked_for_longer_and_the_directory_follows_th
     assert!(is_alive(of_silent) && is_alive(of_asking), "not at once");
     wait_for("the end of what nobody asked to keep", || !is_alive(of_silent));
     // Both holders lost the server at once, so a limit on this one would be over by now, too.
-    thread::sleep(ORPHAN_TTL);
-    assert!(is_alive(of_asking));
+    holds_for(ORPHAN_TTL, || is_alive(of_asking));
     assert_eq!(private_dirs(&server).len(), 1, "a holder lives in it");
     let holders = host::named(&server, "exec-holder");
     assert_eq!(holders.len(), 1);
@@ -83,8 +96,7 @@ fn another_server_on_the_directory_keeps_it_and_its_processes() {
     first.kill();
     let dir = private_dirs(&first).pop().expect("a private directory");
     let second = TestServer::builder().arg(&format!("--state-dir={}", dir.display())).default_state_dir().start();
-    thread::sleep(ORPHAN_TTL * 2);
-    assert!(is_alive(sleeper) && dir.exists());
+    holds_for(ORPHAN_TTL * 2, || is_alive(sleeper) && dir.exists());
     let mut client = second.connect();
     client.initialize_with(json!({"clientName": "test", "resumeSessionId": session, "takeover": true,
         "capabilities": {"ack": true, "gap": true}}));
