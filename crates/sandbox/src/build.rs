@@ -116,6 +116,8 @@ fn enter_namespaces() -> Result<Option<OwnedFd>, BuildError> {
         .map(Some)
 }
 
+/// Stops mount propagation, so that the mounts of the view do not appear on the host, nor later mounts of the host in
+/// the view.
 fn keep_private() -> rustix::io::Result<()> {
     use rustix::mount::{MountPropagationFlags, mount_change};
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)

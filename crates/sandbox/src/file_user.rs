@@ -138,7 +138,7 @@ pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
             // Runs also if the work panicked: the rest of the thread's work must run as the user.
             let resumed = self.0.take().map(|user| user.enter());
             match resumed {
-                Some(Ok(acting)) => std::mem::forget(acting), // The outer one ends it.
+                Some(Ok(acting)) => std::mem::forget(acting), // The outer `Acting` restores the rights.
                 Some(Err(_)) => std::process::abort(),
                 None => {}
             }

@@ -54,7 +54,7 @@ enum Treatment {
     Cover,
 }
 
-/// A line of `mountinfo` that must be protected.
+/// A mount to protect, from a line of `mountinfo`.
 #[derive(Debug, PartialEq, Eq)]
 struct KernelMount {
     id: u64,

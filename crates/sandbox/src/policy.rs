@@ -162,7 +162,7 @@ impl Policy {
                 let what = format!("a pattern below `{}`, which is not UTF-8", cwd.display());
                 return Err(PolicyError::NotEnforceable { what });
             };
-            // Escape characters of the directory's own path that have a meaning in patterns.
+            // Escape the characters in the directory's own path that have a meaning in patterns.
             let cwd: String = cwd
                 .chars()
                 .flat_map(|sign| if "*?[{}\\".contains(sign) { vec!['\\', sign] } else { vec![sign] })

@@ -12,7 +12,7 @@ use libc::{c_int, c_long};
 
 /// A raw system call.
 pub(crate) fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
-    // SAFETY: each caller passes what the call with this number takes; pointers are valid for its duration.
+    // SAFETY: all callers pass valid arguments for this number, and pointers that are valid for the duration of the call.
     unsafe { system_call(number, args) }
 }
 
@@ -88,7 +88,7 @@ pub fn address<T>(pointer: *const T) -> usize {
     pointer.expose_provenance()
 }
 
-/// `call` with an `io::Error`.
+/// Like `call`, but with an `io::Error`.
 pub(crate) fn io_call(number: c_long, args: [usize; 6]) -> io::Result<usize> {
     call(number, args).map_err(io::Error::from_raw_os_error)
 }

@@ -76,7 +76,7 @@ impl Latency {
 pub struct Metrics {
     /// Connections that the door admitted.
     pub connections: Counter,
-    /// Connections that the door refused, indexed as [`STATUSES`].
+    /// Connections that the door refused, in the order of [`STATUSES`].
     refused: [Counter; STATUSES.len()],
     /// Connections closed because the peer no longer responded.
     pub dead_peers: Counter,
@@ -106,9 +106,9 @@ pub struct Metrics {
     pub adoption_failures: Counter,
     /// Holders that died together with their processes.
     pub holders_lost: Counter,
-    /// Indexed as `METHODS`.
+    /// In the order of `METHODS`.
     latencies: [Latency; METHODS.len()],
-    /// Indexed as `Kind::ALL`.
+    /// In the order of `Kind::ALL`.
     errors: [Counter; Kind::ALL.len()],
 }
 

@@ -39,7 +39,7 @@ type Identity = (u64, u64);
 /// Resolution of inode timestamps, with a margin. A change this soon after the inventory may have an older timestamp.
 const CLOCK_GRAIN_NS: i128 = 20_000_000;
 
-/// Longest use of an inventory. Bounds how long a wrong clock can hide a change.
+/// Longest time that an inventory is used. Bounds how long a wrong clock can hide a change.
 const MAX_AGE_NS: i128 = 1_000_000_000;
 
 /// How many levels below a protected directory are listed. The state directory has two.

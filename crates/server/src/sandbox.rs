@@ -103,7 +103,7 @@ pub(crate) struct Confined {
     pub(crate) kit: Kit,
     pub(crate) rules: Rules,
     mounted: Mounted,
-    /// Hold the placeholders for paths that must not be created.
+    /// Locks on the placeholders at paths that must not be created.
     placeholders: Vec<Placeholder>,
     used: Mutex<Instant>,
 }
@@ -420,6 +420,8 @@ impl Sandboxes {
         read: impl Fn() -> Result<Rules, Failure>,
         make: impl Fn(&Rules) -> Result<T, Failure>,
     ) -> Result<Arc<T>, Failure> {
+        // Do not hold the lock while a sandbox is checked or built: both access the file system. If two requests build
+        // the same sandbox, the later one replaces the earlier one in the cache.
         let found = {
             let mut kept = lock(kept);
             let at = kept.iter().position(|(request, _)| request == asked);

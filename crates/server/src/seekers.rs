@@ -290,6 +290,7 @@ impl Search {
     /// Waits until `is_enough` returns true or the search is done. Cancel safe.
     async fn wait(&self, is_enough: impl Fn(&Found) -> bool) {
         loop {
+            // `notify_one` stores a permit, so news that arrives between the check and the `await` is not lost.
             let news = self.news.notified();
             {
                 let found = lock(&self.found);

@@ -99,6 +99,7 @@ impl Table {
     /// Replaces the entries with those of `file`. Connections whose entry was removed, revoked or changed are notified
     /// at once.
     pub(super) fn apply(&mut self, file: &TokenFile, now: u64) -> Result<Vec<Change>, FileError> {
+        // Convert all entries first, so that an invalid file changes nothing.
         let mut next: Vec<Listed> =
             file.all().map(|(is_token, entry)| Listed::new(is_token, entry, now)).collect::<Result<_, _>>()?;
         let mut changes = Vec::new();

@@ -1,5 +1,5 @@
-//! Reads the tokens of a request: `Authorization: Bearer …` or `?token=…`. Returns digests only; the plain text is
-//! wiped.
+//! Reads the tokens of a request: `Authorization: Bearer …` or `?token=…`. Returns digests only, and wipes
+//! its copies of the tokens.
 
 use zeroize::Zeroizing;
 

@@ -201,8 +201,8 @@ impl Door {
         let judged =
             in_time(&place, judge(&mut socket, &gate, &place, &peer, (&self.config.audit, &self.report))).await;
         let Ok(judged) = judged else {
-            // The slot was lost. Answer with 503 as far as that is possible without waiting. The input must be read
-            // first: closing a socket with unread input sends a RST, and the peer may lose the response.
+            // The slot was lost. Answer with 503 as far as that is possible without waiting. Also read the
+            // input: closing a socket with unread input sends a RST, and the peer may lose the response.
             socket.try_write(&Response::busy().encode()).ok();
             socket.try_read(&mut [0; 1 << 10]).ok();
             self.report.refused(503);

@@ -138,7 +138,7 @@ impl Spawned {
     }
 }
 
-/// Finds a session that has no holder by its record.
+/// The record of a session that has no holder. Without a record, the session counts as dead.
 fn record(dir: BorrowedFd<'_>) -> io::Result<Found> {
     Ok(sessions::read_small(dir, "record")?.map_or(Found::Dead, Found::Record))
 }

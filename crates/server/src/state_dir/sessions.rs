@@ -84,8 +84,8 @@ impl StateDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
-        // A holder that is about to end may write its last file between emptying and removal. It writes fewer files
-        // than there are rounds.
+        // A holder that is about to end may write its last file between emptying and removal. It writes only a
+        // few files, fewer than there are rounds.
         for _ in 1..REMOVAL_ROUNDS {
             match self.empty_and_remove(&dir, id) {
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}

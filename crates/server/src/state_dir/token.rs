@@ -130,7 +130,7 @@ impl Token {
         }
     }
 
-    /// The token as text. Only the code that prints the URL needs it.
+    /// The token as text, to be shown to its owner.
     pub fn reveal(&self) -> &str {
         &self.0
     }
