@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{frame, limits, message, tolerant::null_default};
 
-/// Capabilities that the client announces in `initialize`. A client that announces none is treated like a client of the reference.
+/// Capabilities that the client announces in `initialize`. A client that announces none is treated like a client of the
+/// reference implementation.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -80,8 +81,9 @@ pub struct ServerCapabilities {
     pub list_pages: bool,
     /// The server implements `process/subscribe` and `process/unsubscribe`.
     pub subscribe: bool,
-    /// `process/subscribe` and `process/read` accept `fromSeq`. Output that every following reader has taken can be freed when the process
-    /// would otherwise block. `process/read` reports in `blocked` why a process is blocked.
+    /// `process/subscribe` and `process/read` accept `fromSeq`, which marks a reader that follows a process of another session. If the
+    /// process would block and no client is attached to its session, output that all such readers have taken is freed. `process/read`
+    /// reports in `blocked` why a process is blocked.
     pub follow: bool,
     /// `initialize` accepts `ttlMs` and returns the granted value.
     pub ttl: bool,

@@ -26,10 +26,11 @@ pub struct InitializeParams {
     /// The session to resume. Absent: the server creates a new session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume_session_id: Option<SessionId>,
-    /// Capabilities of the client. Absent: the client is treated like a client of the reference.
+    /// Capabilities of the client. Absent: the client is treated like a client of the reference implementation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<ClientCapabilities>,
-    /// How long the session stays alive while no connection is attached and nothing uses it.
+    /// How long the session stays alive while no connection is attached and nothing uses it. Default: 10 minutes for a client without
+    /// capabilities, 24 hours for one with capabilities. The server limits it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<Ttl>,
     /// Take the session over immediately if another connection is attached to it.

@@ -92,7 +92,7 @@ pub const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
 /// 90 MiB.
 pub const ERROR_TEXT_BYTES: usize = 512;
 
-/// Taken output that stays readable, in bytes: one log segment.
+/// Output that stays readable after it was taken, in bytes: one log segment.
 pub const READABLE_BYTES: u64 = MIB as u64;
 
 /// For a client without `ack`, in bytes. Output that was already sent is kept up to this size for a resume. A polling client is pushed at
@@ -134,8 +134,8 @@ pub const DIRECTORY_ENTRIES: usize = 50_000;
 /// File operations of all sessions that run at the same time, each on its own thread. Others wait.
 pub const FILE_JOBS: usize = 64;
 
-/// File operations of one session that run at the same time. With less than [`FILE_JOBS`], a hanging disk in one session leaves threads for
-/// the others.
+/// File operations of one session that run at the same time. Less than [`FILE_JOBS`], so that a disk that hangs for one session leaves
+/// threads for the others.
 pub const FILE_JOBS_OF_SESSION: usize = 16;
 
 /// Bytes of files that all requests hold between disk and answer, as raw bytes and as base64: seven files of the largest size.

@@ -1,4 +1,4 @@
-//! The sandbox context that `process/start` and every `fs/*` method accept.
+//! The sandbox context that `process/start`, `http/request` and every `fs/*` method with a path accept.
 //!
 //! Inside `permissions`, names are in snake case, as in the reference. The older profile without a `type` is accepted too. A profile with
 //! more entries than [`limits::SANDBOX_ENTRIES`] is refused, because the server has to process each entry for every request.
@@ -52,9 +52,9 @@ pub enum Profile {
     },
     /// No sandbox.
     Disabled,
-    /// The caller provides the sandbox. This server does not confine anything.
+    /// Another program enforces the sandbox. This server does not confine anything.
     External {
-        /// The network access that the caller's sandbox allows.
+        /// The network access that the external sandbox allows.
         network: Network,
     },
 }

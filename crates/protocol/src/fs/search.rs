@@ -150,7 +150,7 @@ pub struct SearchLine {
     /// Base64 of the same bytes. Only present if they are not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_base64: Option<String>,
-    /// Ranges of the matches, as `[from, to]` in bytes of the line's text in the file. At most 64.
+    /// Ranges of the matches, as `[from, to]` byte offsets in the raw bytes of `text`, before invalid UTF-8 is replaced. At most 64.
     #[serde(default)]
     pub spans: Vec<(u64, u64)>,
     /// This is a context line, which does not match itself.

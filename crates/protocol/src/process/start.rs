@@ -176,7 +176,7 @@ pub struct Size {
     pub cols: u16,
 }
 
-/// Behavior when output is not taken and the log is full.
+/// Behavior when the log is full because the client has not taken (acknowledged or read) output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -195,7 +195,7 @@ pub enum Overflow {
 pub struct StartResult {
     /// Name of the process, as in the request.
     pub process_id: ProcessId,
-    /// `none` or `linuxSeccomp`. Some servers of the reference omit it or send null.
+    /// `none` or `linuxSeccomp`. Absent or null if the server does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox_type: Option<Cow<'static, str>>,
     /// The sandbox that was applied. Absent if the process is not confined.

@@ -154,7 +154,7 @@ pub struct CloseStdinResult {
 pub enum CloseStdinStatus {
     /// The pipe is closed, or the terminal got its end-of-file character.
     Accepted,
-    /// The terminal is not in canonical mode, where the end-of-file character would be ordinary data. Nothing was sent.
+    /// The terminal is not in canonical mode, so the end-of-file character would be ordinary data. Nothing was sent.
     RawMode,
     /// The process has no stdin, or it is already closed.
     StdinClosed,
