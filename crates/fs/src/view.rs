@@ -205,10 +205,11 @@ impl View {
         Ok((dir, name))
     }
 
-    /// Returns an error if a name must not be removed or replaced. In a tree, that is a name with a mount on it, which keeps the object
-    /// beneath as it is. The kernel refuses this to processes inside the tree. We are outside of it, so an unlink would remove the mount
-    /// together with the name. A name that does not exist has no mount. With a guard, it is a protected object, or a directory on the path
-    /// to one.
+    /// Returns an error if a name must not be removed or replaced.
+    ///
+    /// - With a guard, this applies to protected objects and to directories on the path to one.
+    /// - In a tree, it applies to a name with a mount on it: the mount keeps the object beneath as it is. The kernel refuses the removal to
+    ///   processes inside the tree. We are outside of it, so an unlink would remove the mount together with the name.
     pub(crate) fn refuse_kept(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), Trouble> {
         if let Some(guard) = &self.guard {
             let is_kept = match Stat::entry(dir, name) {

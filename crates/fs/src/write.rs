@@ -387,6 +387,7 @@ impl Draft {
     pub fn create(view: &View, path: &Path, links: Links, keep: Option<&str>) -> Result<Self> {
         let create = || -> Result<Self, Trouble> {
             let target = Target::find(view, path, links)?;
+            // Fails if there is a file that may not be written.
             let existing = target.existing()?;
             let scratch = match keep {
                 None => Scratch::new(&target, None)?,
