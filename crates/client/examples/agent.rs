@@ -1,10 +1,11 @@
-//! An agent's loop on the server of `EXEC_SERVER_URL` that loses nothing: neither to a cut link, nor to its own death.
+//! An agent's loop on the server of `EXEC_SERVER_URL` that loses nothing, neither when the connection is cut nor when the agent dies.
 //!
-//! It starts a job that stops after each step until it is told to go on. At a third of the way the link is cut. At two thirds
-//! the agent dies at the worst moment, when it has answered and not noted it; the next one goes on from three words in a file.
+//! The agent starts a job that stops after each step until the agent answers. After a third of the steps the connection is cut. After two
+//! thirds the agent dies at the worst moment: it has answered a step and not stored that. The next agent continues from three words in a
+//! file.
 //!
-//! Two rules keep every step. What was handled is noted before the next event is asked for, because then it counts as taken.
-//! And an answer names what it answers, here the step: one life of an agent writes exactly once, two lives may write twice.
+//! Two rules preserve every step. First, the agent stores what it has handled before it asks for the next event, because asking marks the
+//! event as consumed. Second, each answer names its step: one agent writes exactly once, but two agents may answer the same step.
 
 use std::{
     error::Error,
@@ -41,11 +42,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if !state.has_changed()? {
         return Err("the link was not cut".into());
     }
-    // No goodbye, and nothing in memory survives. The job does.
+    // The agent dies: it closes nothing, and nothing in its memory survives. The job does.
     drop((agent, job, client));
 
     let mut agent = Agent::recall(&notes)?;
-    // The server may not have missed the first connection yet; `takeover` does not wait for that.
+    // The server may not have noticed yet that the first connection is gone. `takeover` does not wait for that.
     let again = Client::builder().name("agent").resume(agent.session_id.clone()).takeover(true).connect(&url).await?;
     let job = again.attach(&"job".into(), Attach { after: agent.position, ..Attach::default() }).await?;
     let last = agent.work(&job, &notes, None).await?;
@@ -53,22 +54,22 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if (agent.seen, last.as_str(), exit.code) != (30, "told 31 times\n", 7) {
         return Err(format!("{} steps were seen, and the job ended with {}: {last}", agent.seen, exit.code).into());
     }
-    again.end_session().await?; // Nobody comes back to it any more.
+    again.end_session().await?; // No client will resume this session.
     fs::remove_file(&notes)?;
     eprintln!("agent: 30 steps in order through a cut and a death; 1 answer repeated and skipped, nothing lost");
     Ok(())
 }
 
-/// Everything that survives its death.
+/// The state that survives the agent's death.
 struct Agent {
     session_id: SessionId,
-    /// The number of the last event that was handled.
+    /// The sequence number of the last event that was handled.
     position: u64,
     seen: u32,
 }
 
 impl Agent {
-    /// Answers every step until the job has ended, or, with a link to cut, until this life does; the job's last words.
+    /// Answers every step until the job ends, or, if `cut` is set, until this agent dies. Returns the job's last output.
     async fn work(
         &mut self,
         job: &Process,
@@ -84,7 +85,7 @@ impl Agent {
                 Event::Gap { .. } => return Err("output is gone".into()),
                 Event::Failed(error) => return Err(error.into()),
             }
-            // A piece of output need not be a line, and only whole ones are noted.
+            // A piece of output is not necessarily a line. Only complete lines are stored.
             let Some(step) = line.strip_prefix("step ").and_then(|step| step.strip_suffix('\n')) else { continue };
             if step != (self.seen + 1).to_string() {
                 return Err(format!("step {step} came after step {}", self.seen).into());
@@ -92,7 +93,7 @@ impl Agent {
             if let Some(cut) = cut.filter(|_| self.seen + 1 == CUT_AT) {
                 cut.send_replace(());
             }
-            // Waits while the link is cut, and reaches the job once, whatever was under way.
+            // Waits while the connection is cut, and reaches the job exactly once.
             job.write(format!("{step}\n")).await?;
             if cut.is_some() && self.seen + 1 == DIES_AT {
                 break;
@@ -113,7 +114,7 @@ impl Agent {
     }
 }
 
-/// The way to the server with a place to cut it. Every way is a `Connect`: a URL's dialer, or one's own.
+/// A transport that can be cut. Every transport is a `Connect`: the dialer of a URL, or a custom one like this.
 struct Cuttable {
     dialer: Dialer,
     cut: watch::Sender<()>,
@@ -130,7 +131,7 @@ impl Connect for Cuttable {
             let mut server = io::join(reader, mem::replace(&mut connection.stream.writer, Box::new(writer)));
             let mut cut = self.cut.subscribe();
             self.links.lock().unwrap_or_else(PoisonError::into_inner).spawn(async move {
-                // Whichever comes first ends both directions, wherever in a message they are.
+                // The first of these ends both directions, even in the middle of a message.
                 tokio::select! {
                     _ = io::copy_bidirectional(&mut server, &mut far) => {}
                     _ = cut.changed() => {}

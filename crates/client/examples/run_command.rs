@@ -1,8 +1,8 @@
-//! Runs a command where `EXEC_SERVER_URL` says, or inside this program where nothing is said:
-//! `run_command PROGRAM [ARGUMENT]...`
+//! Runs a command on the server of `EXEC_SERVER_URL`, or inside this program if the variable is not set: `run_command PROGRAM
+//! [ARGUMENT]...`
 //!
-//! Both output streams stay apart and byte exact, our standard input goes in to its end, and our exit code is the command's.
-//! That the link may be cut and mended meanwhile does not show in this code: there is nothing to do about it.
+//! Stdout and stderr stay separate and unchanged, stdin is forwarded up to EOF, and the exit code is that of the command. This code does
+//! not handle cut connections: the client reconnects by itself.
 
 use std::{error::Error, process::ExitCode};
 
@@ -14,13 +14,13 @@ use tokio::{
 };
 
 fn main() -> ExitCode {
-    // First of all: it forks, and a fork takes no threads along. Without it a server is needed.
+    // This must come first: it forks, and a fork does not copy threads. Without it, the command needs a server.
     let runtime = match local::embed().and_then(|()| Runtime::new()) {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
     let code = runtime.block_on(run(std::env::args().skip(1).collect()));
-    // Whoever reads a keyboard cannot be called back; we do not wait for the next key.
+    // A blocking read of the terminal cannot be cancelled. Do not wait for the next key.
     runtime.shutdown_background();
     code.unwrap_or_else(|error| failed(&*error))
 }
@@ -29,7 +29,7 @@ async fn run(argv: Vec<String>) -> Result<ExitCode, Box<dyn Error>> {
     let Some(environment) = Environment::from_env()? else { return Err("EXEC_SERVER_URL says `none`".into()) };
     let place = environment.backend().await?;
     let ended = follow(place.start(Start::new(argv).pipe_stdin(true)).await?.process()).await;
-    // Nobody will come back to this session; left alone, the server would keep it for a day.
+    // No client will resume this session. Otherwise the server would keep it for a day.
     place.client().end_session().await?;
     ended
 }
@@ -38,7 +38,7 @@ async fn follow(process: &exec_server_client::Process) -> Result<ExitCode, Box<d
     let mut input = process.stdin();
     let mut typing = JoinSet::new();
     typing.spawn(async move {
-        // A command that does not read its input is no failure of ours.
+        // Errors are ignored: a command may exit without reading its stdin.
         tokio::io::copy(&mut stdin(), &mut input).await.ok();
         input.shutdown().await.ok();
     });
@@ -46,11 +46,12 @@ async fn follow(process: &exec_server_client::Process) -> Result<ExitCode, Box<d
     let mut events = process.events();
     while let Some(event) = events.next().await {
         match event {
-            // Written before the next event is asked for: a slow reader of ours holds the command back, and memory stays small.
+            // Write before asking for the next event, so that a slow reader of this program's output blocks the command and memory stays
+            // small.
             Event::Output { stream: Stream::Stderr, bytes, .. } => stderr.write_all(&bytes).await?,
             Event::Output { bytes, .. } => stdout.write_all(&bytes).await?,
             Event::Gap { bytes, .. } => return Err(format!("{bytes:?} bytes of output are gone").into()),
-            Event::Exited { .. } => {} // What it left behind may still write.
+            Event::Exited { .. } => {} // Children that the command left behind may still write.
             Event::Closed { .. } => break,
             Event::Failed(error) => return Err(error.into()),
         }

@@ -1,8 +1,8 @@
-//! Readers that do not know of each other, on the server of `EXEC_SERVER_URL`: each sees every event, in order, once.
+//! Independent readers of one process on the server of `EXEC_SERVER_URL`: each one sees every event, in order, once.
 //!
-//! Two are cursors of the program that started the process; a third belongs to another session, as `exec-server logs -f` or
-//! a dashboard would; a fourth comes when all is over. The slowest of those that hold decides how far the process may run
-//! ahead. One that only looks on (`hold: false`) never slows it down, and would be told of what it missed as a gap.
+//! Two readers are cursors of the program that started the process. The third belongs to another session, like `exec-server logs -f` or a
+//! dashboard. The fourth begins after the process has ended. The slowest reader with `hold` limits how far the process may run ahead. A
+//! reader with `hold: false` never slows the process down, and sees a gap for events that it missed.
 
 use std::error::Error;
 
@@ -12,7 +12,7 @@ use exec_server_client::{
 };
 use tokio::io::AsyncReadExt as _;
 
-/// Below the 1 MiB that is kept for readers who come late, so that even the last one finds all of it.
+/// Less than the 1 MiB of output that is kept for late readers, so that the last reader finds all of it.
 const LINES: u32 = 100_000;
 
 #[tokio::main]
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let expected: String = (1..=LINES).map(|line| format!("{line}\n")).collect();
 
     let owner = Client::connect(&url).await?;
-    // It waits for a word, so that nobody is late who does not want to be.
+    // The process waits for a line of input, so that all readers can begin before its output does.
     let script = format!("read go; seq 1 {LINES}; echo counted >&2");
     let process = owner.start(Start::new(["sh", "-c", &script]).pipe_stdin(true)).await?;
 
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let watched = Attach { session_id: Some(found.session_id.clone()), after: 0, hold: false };
     let watched = looker.attach(&found.process_id, watched).await?;
 
-    // Each cursor begins here, whenever it is read: what one has not passed is kept for it.
+    // Each cursor begins here, even if it is read later: output that it has not consumed is kept.
     let (mut stdout, mut stderr, events, seen) =
         (process.stdout(), process.stderr(), process.events(), watched.events());
     process.write("go\n").await?;
@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         collect(events),
         collect(seen),
         stdout.read_to_end(&mut bytes),
-        // Beside the other and not after it: a cursor that stands still holds the process back.
+        // Read concurrently with stdout, not after it: a cursor that is not read blocks the process.
         stderr.read_to_string(&mut words),
     );
     out.and(err)?;
@@ -60,14 +60,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
         eprintln!("{:>8} bytes  {name}", bytes.len());
     }
     check_end(&process, &words)?;
-    // A handle's end is not the process's, and a looker's end is nobody's business; the sessions go because we say so.
+    // Dropping a handle does not end its process, and an observer does not affect it. The sessions end because of these calls.
     looker.end_session().await?;
     owner.end_session().await?;
     eprintln!("two_readers: every reader has the same {LINES} lines");
     Ok(())
 }
 
-/// What an event reader finds on standard output, to the end.
+/// Reads all of stdout as events.
 async fn collect(mut events: Events) -> Result<Vec<u8>, Box<dyn Error>> {
     let (mut all, mut last) = (Vec::new(), 0);
     while let Some(event) = events.next().await {
@@ -77,7 +77,7 @@ async fn collect(mut events: Events) -> Result<Vec<u8>, Box<dyn Error>> {
             Event::Gap { from_seq, to_seq, .. } => return Err(format!("{from_seq} to {to_seq} are gone").into()),
             Event::Failed(error) => return Err(error.into()),
         }
-        // Numbers are without holes, so a reader can always say where it is and go on from there.
+        // Sequence numbers have no holes, so a reader can always continue from its position.
         if events.position() != last + 1 {
             return Err(format!("{} came after {last}", events.position()).into());
         }

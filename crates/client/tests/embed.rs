@@ -1,5 +1,5 @@
-//! `Local` by the hook at the top of `main`. A program of its own without a test harness: the hook needs a single thread.
-//! With an argument it is a program of a test that looks at what such a program leaves behind.
+//! Tests `Local` with the `embed` hook in `main`. This is a separate program without a test harness, because the hook requires a single
+//! thread. With an argument, it acts as the program under test: the parent checks what it leaves behind.
 
 #![allow(clippy::disallowed_methods, reason = "the test starts itself again and waits with a deadline of its own")]
 #![allow(clippy::print_stdout, reason = "a test without a harness reports by itself")]
@@ -22,7 +22,7 @@ use exec_server_client::{
 };
 use tokio::runtime::Runtime;
 
-/// How the program ends that was started again.
+/// How the restarted program ends.
 const KILLED: &str = "killed";
 const ENDING: &str = "ending";
 const DROPPING: &str = "dropping";
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         runtime.block_on(live(&how));
         return ExitCode::SUCCESS;
     }
-    // The hook has been called, so calling it again does nothing, threads or not.
+    // The hook was called already, so calling it again does nothing, even with threads.
     embed().expect("the second call is no error");
     let checks: [(&str, Check); 9] = [
         ("streams_stay_apart_and_the_exit_is_told", streams_stay_apart),
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     ExitCode::from(failures)
 }
 
-/// Sessions in a directory of the test, and not for long.
+/// Sessions in the test's directory, with a short time-to-live.
 fn config(dir: &Path) -> LocalConfig {
     LocalConfig { state_dir: Some(dir.join("state")), ttl: Some(Ttl::Ms(1000)), ..LocalConfig::default() }
 }
@@ -80,13 +80,13 @@ fn wait_for(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// Gone, or dead and not yet reaped.
+/// Whether a process is gone, or dead and not reaped yet.
 fn is_gone(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_none_or(|(_, rest)| rest.starts_with(" Z") || rest.starts_with(" X"))
 }
 
-/// All that a process writes to standard output.
+/// All output of a process on stdout or its terminal.
 async fn stdout_of(process: &dyn Running) -> String {
     let (mut events, mut all) = (process.events_after(0), Vec::new());
     while let Some(event) = events.next().await {
@@ -146,7 +146,7 @@ fn children_run_as_this_program(runtime: &Runtime) {
         let again = environment.backend().await.expect("the same place");
         assert!(Arc::ptr_eq(&place, &again));
         place.client().end_session().await.expect("ended");
-        // A session that is lost is replaced by a fresh one at the next use.
+        // The next use replaces a lost session with a new one.
         assert!(matches!(environment.status(), Status::Disconnected { .. }));
         let fresh = environment.backend().await.expect("another place");
         assert_ne!(fresh.client().session_id(), place.client().session_id());
@@ -163,7 +163,7 @@ fn locals_beside_each_other(runtime: &Runtime) {
                 local.client().start(sh("sed -n 's/^PPid:[^0-9]*//p' /proc/$PPID/status")).await.expect("started");
             parents.push(stdout_of(&process).await.trim().to_owned());
         }
-        // The holders of both are children of one spawner.
+        // The holders of both are children of the same spawner.
         assert!(!parents[0].is_empty());
         assert_eq!(parents[0], parents[1]);
         one.end().await;
@@ -184,7 +184,7 @@ fn end_leaves_nothing(runtime: &Runtime) {
         assert!(is_gone(pid));
         let left = std::fs::read_dir(dir.path().join("state/sessions")).expect("the directory").count();
         assert_eq!(left, 0, "sessions are left");
-        // Whoever still has a client is told so, at once.
+        // A remaining client gets an error at once.
         let error = client.start(sh("true")).await.expect_err("it has ended");
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
         assert!(matches!(client.state(), State::Lost { .. }));
@@ -222,7 +222,7 @@ fn a_killed_program_leaves_no_process(_: &Runtime) {
     wait_for("the end of its process", || is_gone(pid));
 }
 
-/// Starts this program again, and gives the id of the process that it started.
+/// Starts this program again, and returns the pid of the process that it started.
 fn start_again(how: &str, dir: &Path) -> (Child, u32) {
     let us = std::env::current_exe().expect("our own path");
     let mut command = Command::new(us);
@@ -233,7 +233,7 @@ fn start_again(how: &str, dir: &Path) -> (Child, u32) {
     (child, line.trim().parse().expect("a process id"))
 }
 
-/// The life of the program that was started again.
+/// Runs the restarted program.
 async fn live(how: &str) {
     let local = start().await;
     let process = local.client().start(sh("exec sleep 1000")).await.expect("started");
@@ -255,7 +255,7 @@ fn a_state_dir_brings_a_session_back(runtime: &Runtime) {
         let id = process.expect("started").id().clone();
         drop(local);
         let resume = || LocalConfig { resume: Some(session_id.clone()), ..patient() };
-        // The lock of the first one is gone with its last task.
+        // The lock of the first server is released with its last task, so retry.
         let end = Instant::now() + Duration::from_secs(20);
         let local = loop {
             match Local::start(resume()).await {

@@ -1,5 +1,5 @@
-//! What is acknowledged and when: the slowest reader decides, waiting discards, and streams are readers too.
-//! It must not test order (`events`) or cuts (`recovery`).
+//! When output is acknowledged: the slowest reader decides, waiting discards output, and streams are readers, too. Order is tested in
+//! `events`, cuts in `recovery`.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use crate::{
     Door, Kind, Peer, both, collect, connect, is_pending, named, next, peer::read_result, settle, start, take, within,
 };
 
-/// 256 KiB, so that an acknowledgement is due every 64 KiB: every fourth piece.
+/// 256 KiB, so that an acknowledgement is due every 64 KiB, which is every fourth piece.
 const WINDOW: u64 = 256 << 10;
 const PIECE: &[u8] = &[b'x'; 16 << 10];
 
@@ -33,7 +33,7 @@ async fn every_quarter_of_the_window_is_acknowledged_and_the_end() {
         peer.output("p", seq, PIECE).await;
     }
     take(&mut events, 4).await;
-    // The fourth counts as taken when the next one is asked for.
+    // The fourth event counts as consumed when the next one is requested.
     assert!(peer.is_silent().await);
     next(&mut events).await;
     assert_eq!(peer.ack().await, ack(4));
@@ -64,7 +64,7 @@ async fn only_the_slower_of_two_readers_is_acknowledged() {
     assert_eq!(peer.ack().await, ack(4));
     next(&mut slow).await;
     assert!(peer.is_silent().await);
-    // The slow one leaves: from now on the fast one decides.
+    // Without the slow reader, the fast one decides.
     drop(slow);
     assert_eq!(peer.ack().await, ack(12));
 }
@@ -129,7 +129,7 @@ async fn waiting_beside_a_reader_takes_nothing_from_it() {
     assert!(is_pending(&mut waiting).await);
     assert!(peer.is_silent().await);
     assert_eq!(take(&mut events, 8).await.len(), 8);
-    // The reader leaves, and with it the last reason to keep anything.
+    // Without the reader, nothing has to be kept.
     drop(events);
     assert_eq!(peer.ack().await.1, 8);
     peer.exited("p", 9, 0).await;
@@ -151,7 +151,7 @@ async fn dropping_the_only_reader_keeps_what_it_did_not_take() {
     assert!(peer.is_silent().await);
     let mut events = process.events_after(5);
     assert_eq!(next(&mut events).await, "out 6 16384 bytes");
-    // A cursor that was given nothing takes nothing.
+    // A cursor that returned nothing has consumed nothing.
     drop(events);
     drop(process.events());
     assert!(peer.is_silent().await);
@@ -162,7 +162,7 @@ async fn an_event_that_was_not_returned_is_not_lost() {
     let (_client, mut peer, _door, process) = connected().await;
     let mut events = process.events();
     for seq in 1..=3 {
-        // Asked for and given up, then asked again.
+        // Request the event, drop the future, and request it again.
         assert!(is_pending(events.next()).await);
         peer.output("p", seq, "x").await;
         settle().await;
@@ -196,7 +196,7 @@ async fn a_reference_server_is_held_back_by_a_slow_reader_and_drops_where_nobody
     }
     settle().await;
     assert_eq!(*unread.wake().borrow(), 20);
-    // The oldest are gone here, and the server no longer has them either.
+    // The oldest events are gone from memory, and the server no longer has them, either.
     let mut late = unread.events();
     let (gap, _) = both(late.next(), peer.serve("process/read", read_result(&[(20, "x")], 21, None, false))).await;
     let Some(Event::Gap { from_seq: 1, to_seq, .. }) = gap else { panic!("{gap:?}") };
@@ -212,11 +212,11 @@ async fn a_reference_server_is_held_back_by_a_slow_reader_and_drops_where_nobody
         peer.serve("process/terminate", json!({"running": false})).await;
     };
     tokio::pin!(sending);
-    // 16 MiB are taken without a reader's help, then nothing more is read.
+    // The client reads 16 MiB ahead of the reader, and then stops reading the connection.
     assert!(is_pending(&mut sending).await);
     let held = *slow.wake().borrow();
     assert!((16..=18).contains(&held), "{held}");
-    // The price of losing nothing where the wire has no acknowledgement: answers wait behind that output too.
+    // Without acknowledgements, nothing can be lost only if answers wait behind that output, too.
     let ending = slow.terminate(None);
     tokio::pin!(ending);
     assert!(is_pending(&mut ending).await);

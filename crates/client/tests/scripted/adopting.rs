@@ -1,5 +1,5 @@
-//! A restarted server that still adopts a session: the client waits for it, says why, and gives up only when its own time is over.
-//! It must not test other reasons for a cut (`recovery`) or other processes of foreign sessions (`foreign`).
+//! A restarted server that is still adopting a session: the client waits, reports the reason, and gives up only when its own time is over.
+//! Other cuts are tested in `recovery`, other processes of foreign sessions in `foreign`.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Calls on one connection: matched by id, bounded in number, without a deadline of their own, and ended by typed errors.
-//! It must not test what happens on the next connection; that is `recovery`.
+//! Calls on one connection: matched by id, limited in number, without an implicit timeout, and ended by typed errors. The next connection
+//! is tested in `recovery`.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ async fn answers_that_nobody_asked_for_are_ignored() {
         peer.send(&json!({"id": request.id.to_string(), "result": {"status": "as text"}})).await;
         peer.send(&json!({"id": i64::MAX, "result": null})).await;
         peer.answer(&request, ready()).await;
-        // The same id again: it is nobody's by now.
+        // The same id again: no call has it any longer.
         peer.answer(&request, json!({"status": "changed"})).await;
     })
     .await;
@@ -70,7 +70,7 @@ async fn rpc_client_call_has_no_implicit_deadline() {
 async fn rpc_client_timeout_removes_pending_request() {
     let builder = Client::builder().call_timeout(Duration::from_secs(5));
     let (client, mut peer, _door) = connect_with(builder, CURRENT).await;
-    // Twice as many as may wait at once: the second half finds places only if the first has left them.
+    // Twice as many as the limit allows: the second half succeeds only if the first half has freed its slots.
     for _ in 0..2 {
         let calls = join_all((0..1024).map(|_| client.environment_status()));
         let (results, ids) = both(calls, async {
@@ -85,7 +85,7 @@ async fn rpc_client_timeout_removes_pending_request() {
             let error = result.unwrap_err();
             assert!(matches!(error, Error::UnknownOutcome { method: "environment/status", .. }), "{error:?}");
         }
-        // Too late is nobody's.
+        // A late answer has no call.
         peer.answer(&ids[0], ready()).await;
     }
     let (status, _) = both(client.environment_status(), peer.serve("environment/status", ready())).await;
@@ -112,7 +112,7 @@ async fn rpc_client_bounds_in_flight_calls_and_preserves_cleanup() {
     assert!(matches!(&refused, Error::Protocol(text) if text.contains("1024 calls")), "{refused:?}");
     let (terminated, ()) = both(process.terminate(None), async {
         let first = peer.request("process/terminate").await;
-        // The one place more is taken: a second one is refused, not queued.
+        // The reserved slot is in use: a second terminate is refused, not queued.
         assert_eq!(error_kind(process.terminate(None).await), ErrorKind::Protocol);
         peer.answer(&first, json!({"running": true})).await;
     })
@@ -132,7 +132,7 @@ async fn answers_received_before_the_end_win_over_it() {
     let (client, mut peer, door) = connect(CURRENT).await;
     let process = start(&client, &mut peer, named("p")).await;
     door.refuse();
-    // A signal may not be sent twice, so that without the answer its outcome would be unknown.
+    // A signal may not be sent twice, so without an answer its outcome would be unknown.
     let calls = async { tokio::join!(process.signal("INT"), process.signal("TERM")) };
     let ((first, second), ()) = both(calls, async {
         let (first, second) = (peer.request("process/signal").await, peer.request("process/signal").await);
@@ -178,7 +178,7 @@ async fn errors_of_the_server_keep_code_kind_and_text() {
         assert_eq!(error.to_string(), "what went wrong");
         assert_eq!(error.server_kind(), kind);
     }
-    // `data` of any shape is no reason to fail otherwise.
+    // `data` of another shape must not cause another error.
     let (listed, ()) = both(client.list(Scope::Session), async {
         let request = peer.request("process/list").await;
         peer.send(&json!({"id": request.id, "error": {"code": 1, "message": "m", "data": [1, 2]}})).await;
@@ -199,7 +199,7 @@ async fn the_closed_marker_of_older_peers_is_a_disconnect() {
     let error = status.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Disconnected);
     assert!(error.to_string().starts_with(DISCONNECTED));
-    // Whoever says so is left, even if it does not close by itself.
+    // The client leaves such a server, even if the server does not close the connection itself.
     assert!(peer.is_left().await);
     let (mut peer, params) = door.welcome(Kind::H).await;
     assert_eq!(params["resumeSessionId"], SESSION);
@@ -256,7 +256,7 @@ async fn a_start_that_the_server_refuses_leaves_the_name_free() {
     })
     .await;
     assert_eq!(refused.unwrap_err().server_kind(), Some(Word::ProgramNotFound));
-    // No terminate is sent for it, and the host is not asked again.
+    // No terminate is sent for the refused start, and `environment/info` is not requested again.
     let process = start(&client, &mut peer, named("p")).await;
     assert_eq!((process.id().as_str(), process.pid()), ("p", Some(4321)));
     assert!(peer.is_silent().await);

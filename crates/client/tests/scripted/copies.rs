@@ -1,5 +1,5 @@
-//! Copies to a server whose answers are not the usual ones: marks that cannot be written, files that another copy writes, and
-//! commits that a cut interrupts. It must not test servers that mean no good; that is `hostile_files`.
+//! Copies to a server with unusual answers: marks that cannot be written, files that another copy is writing, and interrupted commits.
+//! Hostile servers are tested in `hostile_files`.
 
 #![cfg(feature = "local")]
 
@@ -21,14 +21,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-/// What a server says to a request.
+/// How the server answers a request.
 enum Said {
-    /// What a server that works would say.
+    /// As a working server would.
     Usual,
     Refused(&'static str),
 }
 
-/// Something to copy, and a server to copy it to: one that remembers which directories were made.
+/// A source directory, and a server to copy it to. The server remembers which directories were created.
 struct Ground {
     dir: TempDir,
     client: Client,
@@ -48,7 +48,7 @@ impl Ground {
         self.dir.path().canonicalize().unwrap().join(name)
     }
 
-    /// Copies something to `/copy`.
+    /// Copies `name` to `/copy`.
     async fn copy(
         &mut self,
         name: &str,
@@ -117,7 +117,7 @@ async fn a_mark_that_cannot_be_written_ends_no_copy() {
     }
 }
 
-/// What was said of waits.
+/// Records the reported waits.
 #[derive(Default)]
 struct Waits(Mutex<Vec<String>>);
 
@@ -133,7 +133,7 @@ impl Watch for Waits {
     }
 }
 
-/// Copies a file that another copy writes for so long; what was said of it, and how long it took.
+/// Copies a file that another copy is writing for this long. Returns the result, the reported waits, and the duration.
 async fn behind_another_copy(lasts: Duration) -> (Result<Report, cp::Error>, Vec<String>, Duration) {
     let mut ground = Ground::new().await;
     fs::write(ground.path("large"), vec![7; 2 << 20]).unwrap();
@@ -160,11 +160,11 @@ async fn a_file_that_another_copy_writes_is_waited_for_as_long_as_a_server_needs
     assert!((40..45).contains(&took.as_secs()), "{took:?}");
 }
 
-/// The time that the file is to have.
+/// The time of modification of the new file.
 const THEN: Moment = Moment { seconds: 9, nanos: 8 };
 
-/// A commit whose answer a cut takes away. What comes of it when the second has this answer, and a file that was there before
-/// has the size and the time of the new one, or not; and what was asked for.
+/// Cuts the connection before the answer to a commit. The second commit gets the answer `second`. The existing file has the size of the new
+/// one, and this time of modification. Returns the result, and the methods that the client called.
 async fn cut_commit(
     second: Result<Value, &'static str>,
     modified: Moment,
@@ -209,7 +209,7 @@ async fn cut_commit(
 async fn a_commit_that_a_cut_interrupted_is_tried_again_before_anybody_looks_for_the_file() {
     let etag = |etag: &str| Ok(Written { atomic: true, etag: Some(etag.to_owned()) });
     let other = Moment { seconds: 1, ..THEN };
-    // An older file with the same size and time is there, and is not taken for the new one.
+    // An older file with the same size and time exists. It is not mistaken for the new one.
     let done = cut_commit(Ok(json!({"atomic": true, "etag": "new"})), THEN).await;
     assert_eq!(done, (etag("new"), vec!["fs/commit".to_owned()]));
     let asked = ["fs/commit", "fs/getMetadata"].map(str::to_owned).to_vec();

@@ -1,5 +1,5 @@
-//! Events of processes: in order, once, within their bounds, and the trouble of one process is not the trouble of another.
-//! It must not test acknowledgements (`acks`) or what a cut does (`recovery`).
+//! Events of processes: in order, once, and within limits. A failure of one process does not affect another. Acknowledgements are tested in
+//! `acks`, cuts in `recovery`.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn process_events_are_delivered_in_seq_order_when_notifications_are_reorde
     peer.exited("p", 3, 0).await;
     assert_eq!(next(&mut events).await, "out 1 one");
     assert!(is_pending(events.next()).await);
-    // The close came first of all, and still nothing is over.
+    // The close arrived first, and the process still counts as running.
     assert!(process.closed().is_none() && process.exit().is_none());
     peer.output("p", 2, "two").await;
     assert_eq!(collect(&mut events).await, ["out 2 two", "exit 3=0", "close 4"]);
@@ -110,7 +110,7 @@ async fn process_event_reorder_accepts_gap_closing_event_at_limits() {
     let (client, mut peer, _door) = connect(Kind::H).await;
     let process = start(&client, &mut peer, named("p")).await;
     let mut events = process.events();
-    // 256 events of 1 MiB together wait for the first, and that is not counted with them.
+    // 256 events with 1 MiB in total wait for the first one, which is not counted with them.
     for seq in 2..=257 {
         peer.output("p", seq, [b'x'; 4096]).await;
     }
@@ -150,7 +150,7 @@ async fn a_skipped_number_of_a_current_server_fails_its_process_alone() {
     peer.output("q", 1, "fine").await;
     assert_eq!(next(&mut other.events()).await, "out 1 fine");
     let story = ["out 1 one", "failed Protocol: the server skipped a number"];
-    // Whoever comes late hears the same, once.
+    // Later readers see the same failure, once.
     for _ in 0..2 {
         assert_eq!(collect(&mut process.events()).await, story);
     }
@@ -168,7 +168,7 @@ async fn more_than_the_window_fails_its_process_alone_in_bounded_memory() {
     assert_eq!(next(&mut other.events()).await, "out 1 fine");
     let story = collect(&mut events).await;
     let kept = story.len() - 1;
-    // Twice the window and the history, in pieces of 64 KiB: 48 of them, and the one that was too much.
+    // Twice the window plus the history, in pieces of 64 KiB: 48 pieces, plus the one that exceeded the limit.
     assert!((32..=49).contains(&kept), "{kept}");
     assert_eq!(story[kept], "failed Protocol: the server sent more than its window allows");
 }
@@ -178,7 +178,7 @@ async fn a_window_of_single_bytes_is_no_breach_and_holds_up_no_call() {
     let (client, mut peer, _door) = connect(CURRENT).await;
     let (process, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
     let mut events = process.events();
-    // A quarter of the window in bytes, and more events than anybody would keep one by one.
+    // A quarter of the window in bytes, and far more events than could be stored separately.
     let count = (1 << 20) + 1000;
     for batch in 0..=count / 1000 {
         let mut lines = String::new();
@@ -188,7 +188,7 @@ async fn a_window_of_single_bytes_is_no_breach_and_holds_up_no_call() {
         }
         peer.raw(lines).await;
     }
-    // Who reads may ask something in between: the answer comes, behind all that was not taken.
+    // The reader may make a call in between: the answer arrives after all output that was not consumed.
     let (signalled, _) = both(process.signal("INT"), peer.serve("process/signal", json!({}))).await;
     signalled.unwrap();
     peer.output("q", 1, "fine").await;
@@ -261,7 +261,7 @@ async fn a_late_reader_gets_older_output_from_the_server_and_then_from_memory() 
     let process = start(&client, &mut peer, named("p")).await;
     let mut first = process.events();
     let piece = vec![b'x'; 64 << 10];
-    // 3 MiB pass by, of which 1 MiB stays in memory.
+    // 3 MiB pass, of which 1 MiB stays in memory.
     for seq in 1..=48 {
         peer.output("p", seq, &piece).await;
         assert_eq!(next(&mut first).await, format!("out {seq} 65536 bytes"));
@@ -278,7 +278,7 @@ async fn a_late_reader_gets_older_output_from_the_server_and_then_from_memory() 
     assert_eq!(params, json!({"processId": "p", "afterSeq": 2, "waitMs": 0}));
     assert_eq!(spell(&event.unwrap()), "out 3 three");
     assert_eq!(take(&mut late, 2).await, ["out 4 four", "out 5 five"]);
-    // What this read did not tell is gone at the server, or was told by no read.
+    // Numbers that the read did not return are gone on the server.
     let rest = collect(&mut late).await;
     assert_eq!(rest[0], "gap 6-32");
     assert_eq!((rest[1].as_str(), rest.last().unwrap().as_str()), ("out 33 65536 bytes", "close 50"));
@@ -303,7 +303,7 @@ async fn a_server_that_forgot_the_process_leaves_a_gap() {
     .await;
     let Some(Event::Gap { from_seq: 1, to_seq, bytes: None }) = event else { panic!("{event:?}") };
     assert_eq!(next(&mut late).await, format!("out {} 65536 bytes", to_seq + 1));
-    // The first reader is not disturbed.
+    // The first reader is not affected.
     peer.output("p", 41, "more").await;
     assert_eq!(next(&mut first).await, "out 41 more");
 }
@@ -319,6 +319,6 @@ async fn a_gap_that_stands_for_empty_chunks_is_a_gap() {
     peer.output("p", 3, "").await;
     peer.output("p", 4, "four").await;
     assert_eq!(take(&mut process.events(), 2).await, ["gap 1-3 5", "out 4 four"]);
-    // A reader that begins inside of it hears of its own part, of which nobody knows how many bytes it had.
+    // A reader that begins inside of the gap sees only its own part, whose bytes are unknown.
     assert_eq!(take(&mut process.events_after(2), 2).await, ["gap 3-3", "out 4 four"]);
 }

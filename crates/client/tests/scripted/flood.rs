@@ -1,4 +1,4 @@
-//! A flood for processes that nobody follows takes no memory. It runs in a program of its own, because memory is the program's.
+//! A flood of output for processes without a log takes no memory. The test runs in its own program, because memory is measured per program.
 
 use std::{env, fs, process::Command};
 
@@ -14,7 +14,7 @@ fn resident() -> usize {
     line.trim().trim_end_matches("kB").trim().parse().unwrap()
 }
 
-/// Set in the program that runs nothing else.
+/// Set in the program that runs only this test.
 const ALONE: &str = "EXEC_SERVER_TEST_ALONE";
 
 #[test]
@@ -33,7 +33,7 @@ fn a_flood_for_unknown_processes_takes_no_memory() {
 async fn flood() {
     let (client, mut peer, _door) = connect(CURRENT).await;
     let process = start(&client, &mut peer, named("p")).await;
-    // Every message names another process; one piece of memory is sent again and again.
+    // Every message names another process. The same buffer is sent again and again.
     let chunk = base64::encode(&vec![b'x'; 1 << 20]);
     let mut flood = Vec::new();
     for n in 0..8 {
@@ -49,7 +49,7 @@ async fn flood() {
         flood.extend_from_slice(json!({"method": "process/exited", "params": params}).to_string().as_bytes());
         flood.push(b'\n');
     }
-    // What the first one leaves behind is what a connection holds anyway.
+    // The first flood allocates the buffers that a connection keeps anyway.
     peer.raw(&flood).await;
     settle().await;
     let before = resident();

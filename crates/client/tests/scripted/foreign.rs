@@ -1,5 +1,4 @@
-//! Processes that were there before this client: of its own session after a resume, and of other sessions.
-//! It must not test processes that this client started.
+//! Processes that existed before this client: in the client's session after a resume, and in other sessions.
 
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ fn other(hold: bool, after: u64) -> Attach {
     Attach { session_id: Some("other".into()), after, hold }
 }
 
-/// Attaches to process `p` of the session `other`; returns the params of the subscription too.
+/// Attaches to process `p` of the session `other`. Also returns the params of the subscription.
 async fn attach(client: &Client, peer: &mut Peer, options: Attach) -> (Process, Value) {
     let (process, params) = both(client.attach(&"p".into(), options), async {
         let listed = peer.serve("process/list", json!({"processes": [info(SESSION, None), info("other", None)]})).await;
@@ -58,7 +57,7 @@ async fn attaching_subscribes_and_dropping_unsubscribes() {
     assert_eq!((process.pid(), process.is_tty()), (Some(99), true));
     assert_eq!(process.session_id().unwrap().as_str(), "other");
     let mut events = process.events_after(5);
-    // One name in two sessions is two processes.
+    // The same name in two sessions denotes two processes.
     push(&mut peer, 6, "six").await;
     peer.output("p", 1, "own").await;
     assert_eq!(next(&mut events).await, "tty 6 six");
@@ -104,14 +103,14 @@ async fn a_link_that_dies_while_a_subscription_is_renewed_is_given_up_and_a_slow
     let client = client.unwrap();
     let (process, _) = attach(&client, &mut peer, other(true, 0)).await;
     peer.cut();
-    // Answers `initialize`, and is not heard of again.
+    // This peer answers `initialize`, and then dies.
     let (mut dead, _) = door.welcome(CURRENT).await;
     dead.request("process/subscribe").await;
     dead.go_dead();
     let began = Instant::now();
     let (mut peer, _) = door.welcome(CURRENT).await;
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
-    // Takes its time, on a machine that lives.
+    // This peer is slow, but alive.
     let request = peer.request("process/subscribe").await;
     assert!(tokio::time::timeout(Duration::from_secs(600), door.accept()).await.is_err());
     peer.answer(&request, json!({"firstSeq": 1, "nextSeq": 8})).await;
@@ -196,14 +195,14 @@ async fn a_process_of_the_own_session_is_followed_by_reading() {
     let params = peer.serve("process/read", read_result(&[(1, "one"), (2, "two")], 3, None, false)).await;
     assert_eq!(params, json!({"processId": "p", "afterSeq": 0, "waitMs": 30_000}));
     assert_eq!(take(&mut events, 2).await, ["out 1 one", "out 2 two"]);
-    // Its notifications went to somebody before us: what comes now comes twice.
+    // Notifications of this process went to an earlier connection. A pushed event is ignored, because the next read returns it, too.
     peer.output("p", 3, "pushed").await;
     assert_eq!(peer.request("process/read").await.params["afterSeq"], 2);
     peer.cut();
     let (mut peer, _) = door.welcome(CURRENT).await;
     let params = peer.serve("process/read", read_result(&[(3, "three")], 6, Some(4), true)).await;
     assert_eq!(params["afterSeq"], 2);
-    // All that a read leaves out of an exit.
+    // The list contains the details of the exit that a read leaves out.
     peer.serve("process/list", json!({"processes": [info(SESSION, Some(4))]})).await;
     assert_eq!(collect(&mut events).await, ["out 3 three", "exit 4=4", "close 5"]);
     assert!(process.exit().unwrap().usage.is_some());
@@ -218,7 +217,7 @@ async fn haste_and_deadlines_of_calls_do_not_end_a_process_that_is_read() {
     let (process, _) = both(client.attach(&"p".into(), Attach::default()), peer.serve("process/list", list)).await;
     let process = process.unwrap();
     let mut events = process.events();
-    // Longer than a call may take: the read is given up, and asked again.
+    // This takes longer than `call_timeout`: the read is abandoned, and sent again.
     peer.request("process/read").await;
     let second = peer.request("process/read").await;
     peer.answer(&second, read_result(&[(1, "one")], 2, None, false)).await;
@@ -241,7 +240,7 @@ async fn a_reference_server_shows_only_the_own_session() {
     assert!(matches!(&error, Error::Protocol(text) if text.contains("cannot show processes of others")), "{error:?}");
     let (process, ()) = both(client.attach(&"p".into(), Attach { after: 2, ..Attach::default() }), async {
         let mut is_read = false;
-        // The host is asked too, for what it can do; the order is left open.
+        // The client also requests `environment/info`. The order of the two does not matter.
         for _ in 0..2 {
             let request = peer.any_request().await;
             if request.method == "environment/info" {
@@ -269,7 +268,7 @@ async fn a_list_and_an_attach_ask_for_page_after_page() {
     .await;
     assert_eq!(asked, [json!({"scope": "all"}), json!({"scope": "all", "cursor": "c"})]);
     assert_eq!(listed.unwrap().len(), 2);
-    // The wanted one is on the second page.
+    // The process is on the second page.
     let (attached, params) = both(client.attach(&"p".into(), other(false, 5)), async {
         peer.serve("process/list", first).await;
         peer.serve("process/list", second).await;

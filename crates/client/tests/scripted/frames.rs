@@ -1,4 +1,4 @@
-//! The dialect `binary` as a client hears and speaks it: frames by number, numbers that change or mean nothing, frames that are none.
+//! The dialect `binary`: frames by channel number, numbers that change or are unknown, and invalid frames.
 
 use exec_server_client::protocol::{
     frame::{OutputFrame, WriteFrame},
@@ -28,7 +28,7 @@ async fn frames_reach_the_process_of_their_number() {
     let (client, mut peer, _door) = connect(CURRENT).await;
     let (p, q) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
     let (mut p, mut q) = (p.events(), q.events());
-    // Nobody has this number yet, and nobody ever had a process of this name.
+    // Channel 7 is not assigned yet, and the client has no process `nobody`.
     output(&mut peer, 7, 1, Stream::Stdout, "early").await;
     channel(&mut peer, "nobody", 9).await;
     output(&mut peer, 9, 1, Stream::Stdout, "lost").await;
@@ -36,9 +36,9 @@ async fn frames_reach_the_process_of_their_number() {
     channel(&mut peer, "q", 8).await;
     output(&mut peer, 7, 1, Stream::Stdout, "one").await;
     output(&mut peer, 8, 1, Stream::Stderr, "other").await;
-    // In text it is the same log.
+    // Output as text goes to the same log.
     peer.output_on("p", 2, "stdout", "two").await;
-    // A number given anew: the last word counts, for both.
+    // Reassign a number: the last assignment counts, for both processes.
     channel(&mut peer, "p", 8).await;
     output(&mut peer, 8, 3, Stream::Pty, "three").await;
     output(&mut peer, 7, 4, Stream::Stdout, "late").await;
@@ -61,7 +61,7 @@ async fn writes_go_as_frames_once_there_is_a_number_and_only_then() {
     };
     let (written, ()) = tokio::join!(first, served);
     written.unwrap();
-    // The number was heard when the next thing is.
+    // When the client has received the output, it has also received the channel number before it.
     peer.output_on("p", 1, "stdout", "x").await;
     assert_eq!(next(&mut process.events()).await, "out 1 x");
     let served = async {
@@ -90,7 +90,7 @@ async fn a_frame_that_is_none_is_a_cut_and_the_process_goes_on() {
         peer.frame(bad).await;
         let (mut peer, _) = door.welcome(CURRENT).await;
         is_connected(&client).await;
-        // Numbers are of a link: the old one means nothing on the next.
+        // Channel numbers belong to a link: the old one means nothing on the next link.
         output(&mut peer, 7, 1, Stream::Stdout, "lost").await;
         channel(&mut peer, "p", 3).await;
         output(&mut peer, 3, 1, Stream::Stdout, "one").await;

@@ -1,5 +1,5 @@
-//! The way to a session: deadlines of the first connection, wrong answers to `initialize`, what is sent and understood.
-//! It must not test a session that was had and lost.
+//! Creating a session: timeouts of the first connection, wrong answers to `initialize`, and what is sent and understood. Lost sessions are
+//! tested elsewhere.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::{Kind, SESSION, both, error_kind, peer::CURRENT, scripted, within};
 
-/// Opens a client whose server answers `initialize` like this.
+/// Opens a client whose server answers `initialize` with this result.
 async fn answered(builder: Builder, result: Value) -> Result<Client, Error> {
     let (way, mut door) = scripted();
     let (client, _peer) = both(builder.open(way), async {
@@ -217,7 +217,7 @@ async fn explicit_resume_drains_notifications_before_initialize_response() {
     let (client, _peer) = both(Client::builder().resume(SESSION.into()).open(way), async {
         let mut peer = door.accept().await;
         let request = peer.request("initialize").await;
-        // More than any queue holds: whoever keeps them until the answer is read never reads the answer.
+        // More than any queue holds: a client that kept them until it read the answer would never reach the answer.
         for seq in 1..=5000 {
             peer.output("of an earlier life", seq, "x").await;
         }

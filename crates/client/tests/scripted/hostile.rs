@@ -1,5 +1,5 @@
-//! Servers that mean no good, on the level of messages and connections: a typed error in bounded time and memory.
-//! It must not test wrong numbers inside of well-formed messages; that is `hostile_numbers`.
+//! Hostile servers at the level of messages and connections: the client reports a typed error, in bounded time and memory. Wrong numbers in
+//! well-formed messages are tested in `hostile_numbers`.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(crate) async fn is_connected(client: &Client) {
     within(client.watch_state().wait_for(|state| matches!(state, State::Connected))).await.unwrap();
 }
 
-/// Lines that are no message, or no notification that means anything.
+/// Lines that are not a message, or that are not a valid notification.
 const GARBAGE: &[&[u8]] = &[
     b"garbage\n",
     b"\xff\xfe\n",
@@ -50,7 +50,7 @@ async fn garbage_is_a_cut_and_the_process_goes_on() {
         let process = start(&client, &mut peer, named("p")).await;
         let mut events = process.events();
         peer.raw(garbage).await;
-        // Whatever it meant, a resume says it again.
+        // The resume repeats the event that the invalid message may have contained.
         let (mut peer, params) = door.welcome(CURRENT).await;
         assert_eq!(params["resumeSessionId"], SESSION);
         is_connected(&client).await;
@@ -192,11 +192,11 @@ async fn a_server_that_never_reads_holds_writers_and_nobody_else() {
     let client = client.unwrap();
     let process = start(&client, &mut peer, named("p")).await;
     let mut events = process.events();
-    // 8 MiB or 256 writes wait; whoever comes later is not let in.
+    // 8 MiB or 256 writes can be queued. Later writes wait.
     let line = bytes::Bytes::from(vec![b'x'; 1 << 20]);
     let mut writes: FuturesUnordered<_> = (0..300).map(|_| process.write(line.clone())).collect();
     assert!(is_pending(futures_util::StreamExt::next(&mut writes)).await);
-    // What the server says is heard meanwhile.
+    // Messages of the server are still received.
     peer.output("p", 1, "one").await;
     assert_eq!(next(&mut events).await, "out 1 one");
     let began = Instant::now();
@@ -237,11 +237,11 @@ async fn a_server_that_closes_and_never_reads_hangs_no_call() {
     let calls = join_all((0..500).map(|_| process.signal("INT")));
     tokio::pin!(calls);
     assert!(is_pending(&mut calls).await);
-    // An acknowledgement is due too, and cannot leave either.
+    // An acknowledgement is also due, and cannot be sent, either.
     peer.output("p", 1, vec![b'x'; 32 << 10]).await;
     assert_eq!(next(&mut events).await, "out 1 32768 bytes");
     assert!(is_pending(events.next()).await);
-    // It says that it goes, and stays without a word: what was not sent goes on with the next connection.
+    // The server closes its sending direction and then stays silent. Unsent calls continue on the next connection.
     peer.half_close().await;
     let (results, sent) = both(calls, async {
         let (mut peer, _) = door.welcome(Kind::Current { window: 1 << 16 }).await;
@@ -261,7 +261,7 @@ async fn a_server_that_closes_and_never_reads_hangs_no_call() {
     assert!(unknown > 0 && answered > 0, "{unknown} {answered}");
 }
 
-/// The next message, if one comes without a pause.
+/// The next message, if it arrives at once.
 async fn next_message(peer: &mut Peer) -> Option<Value> {
     tokio::time::timeout(Duration::from_millis(1), peer.recv()).await.ok().flatten()
 }
@@ -278,7 +278,7 @@ async fn requests_without_end_to_a_client_that_is_not_read_take_no_memory() {
             sent += 1;
         }
     };
-    // The refusals fill their queue and the pipe, and then the flood is not read any more.
+    // The refusals fill their queue and the pipe. After that the client stops reading the flood.
     assert!(is_pending(flooding).await);
     assert!(sent < 1000, "{sent}");
 }
@@ -304,7 +304,7 @@ async fn a_missed_past_without_end_is_bounded() {
             assert!(told < 64 << 20, "the client keeps everything that it is told");
         }
     };
-    // Not more than a reader may lag behind; then the connection is taken for what it is.
+    // The client reads no more than a reader may lag behind, and then counts as connected.
     tokio::select! {
         () = is_connected(&client) => {}
         () = serving => panic!("nothing is wrong with the process"),

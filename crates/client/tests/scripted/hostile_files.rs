@@ -1,5 +1,4 @@
-//! Servers that mean no good to whoever copies from them: nothing is ever written outside of the target.
-//! It must not test copies that work; the program's own tests do.
+//! Copies from hostile servers: nothing is ever written outside of the target. Successful copies are tested with the binary.
 
 #![cfg(feature = "local")]
 
@@ -25,7 +24,7 @@ use exec_server_client::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A directory with a target for copies and something outside of it.
+/// A directory with a target for copies, and a file outside of the target.
 struct Ground {
     dir: TempDir,
     client: Client,
@@ -46,7 +45,7 @@ impl Ground {
         self.dir.path().canonicalize().unwrap().join(name)
     }
 
-    /// Copies `/src` into `target`, with a server that answers as it likes.
+    /// Copies `/src` into `target`, with a server that answers arbitrarily.
     async fn copy(&mut self, mut server: impl FnMut(&str, &Value) -> Value) -> Result<Report, cp::Error> {
         let source = Place { files: Arc::new(Remote::new(self.client.clone())), path: "/src".into() };
         let files: Arc<dyn FileSystem> = Arc::new(Local::new());
@@ -78,7 +77,7 @@ impl Ground {
         tokio::time::timeout(Duration::from_secs(60), both).await.expect("it ends")
     }
 
-    /// Nothing but the target was made, and nothing outside of it was changed.
+    /// Asserts that only the target was created, and that nothing outside of it was changed.
     fn is_untouched(&self) {
         let mut names: Vec<_> =
             fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -90,7 +89,7 @@ impl Ground {
         assert_eq!(fs::read(self.path("outside/file")).unwrap(), b"untouched");
     }
 
-    /// What is below the target, without what is hidden.
+    /// The entries below the target, without hidden ones.
     fn made(&self) -> BTreeMap<String, char> {
         fn look(dir: &Path, root: &Path, all: &mut BTreeMap<String, char>) {
             for entry in fs::read_dir(dir).into_iter().flatten() {
@@ -155,7 +154,7 @@ async fn names_that_lead_elsewhere_end_the_copy_before_anything_is_made_of_them(
 #[tokio::test]
 async fn a_link_that_becomes_a_directory_is_not_entered() {
     let mut ground = Ground::new().await;
-    // A file that cannot be read leaves the mark of a copy that may go on.
+    // A file that cannot be read leaves the mark, so that the next copy continues.
     let first = ground.copy(|method, _| match method {
         "fs/readDirectory" => listing(&[entry(b"d", "symlink"), entry(b"f", "symlink"), entry(b"x", "file")], false),
         "fs/readFile" => json!({"refused": "not now"}),
@@ -261,7 +260,7 @@ async fn modes_from_elsewhere_lend_nobody_rights() {
     assert!(ground.path("target").as_os_str().as_bytes().starts_with(b"/"));
 }
 
-/// Mode and time, which a copy may want to change.
+/// The mode and time, which a copy may change.
 fn attributes(path: &Path) -> (u32, i64, i64) {
     let found = fs::symlink_metadata(path).unwrap();
     (found.mode() & 0o7777, found.mtime(), found.mtime_nsec())
@@ -322,7 +321,7 @@ async fn a_file_that_is_larger_than_it_was_said_to_be_goes_in_blocks() {
     let mut asked = Value::Null;
     let report = ground.copy(|method, params| match method {
         "fs/readDirectory" => listing(&[entry(b"log", "file")], false),
-        // All of it, whatever was asked for.
+        // The server sends the whole file, although only a part was requested.
         "fs/readFile" => {
             asked = params["len"].clone();
             json!({"dataBase64": base64::encode(&[1; 3 << 20])})
@@ -371,7 +370,7 @@ async fn a_target_that_is_met_in_the_source_ends_the_copy() {
     let source = [entry(b".target.exec-server-cp", "file"), entry(b"f", "file"), entry(b"target", "directory")];
     let done = ground.copy(|method, params| match (method, params["path"].as_str()) {
         ("fs/readDirectory", _) => listing(&source, false),
-        // The server's paths are others, but the files behind them are the same.
+        // The server uses other paths for the same files.
         ("fs/readFile", Some("/src/.target.exec-server-cp")) => {
             json!({"dataBase64": base64::encode(&fs::read(&met).unwrap())})
         }

@@ -1,5 +1,5 @@
-//! Well-formed messages with numbers that no honest server sends: nothing overflows, and one process fails at most.
-//! It must not test broken messages; that is `hostile`.
+//! Well-formed messages with numbers that no honest server sends: nothing overflows, and at most one process fails. Malformed messages are
+//! tested in `hostile`.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use crate::{
     settle, start, take, within,
 };
 
-/// The highest number that a JSON integer can carry here.
+/// The largest number that the protocol can carry.
 const MAX: u64 = u64::MAX;
 
-/// A bad process and a good one on the same connection.
+/// A process with bad events and one with good events, on the same connection.
 async fn two(kind: Kind) -> (Client, Peer, Process, Process) {
     let (client, mut peer, _door) = connect(kind).await;
     let (bad, good) = (start(&client, &mut peer, named("bad")).await, start(&client, &mut peer, named("good")).await);
     (client, peer, bad, good)
 }
 
-/// Sends what is bad to a fresh client of this kind of server; the connection and the other process must go on.
+/// Sends bad notifications to a new client of this kind of server. The connection and the other process must keep working.
 async fn survives(kind: Kind, notifications: &[(&str, Value)]) -> Vec<String> {
     let (client, mut peer, bad, good) = two(kind).await;
     let mut events = bad.events();
@@ -42,7 +42,7 @@ async fn survives(kind: Kind, notifications: &[(&str, Value)]) -> Vec<String> {
             break;
         }
     }
-    // Lost with its last breath: every handle is asked for what it would say now.
+    // Lose the session, and check what the handle reports then.
     drop(peer);
     settle().await;
     client.close().await;
@@ -81,7 +81,7 @@ async fn a_gap_up_to_the_highest_number_is_no_overflow() {
         for to in [MAX, MAX - 1, MAX - 2, MAX - 3] {
             let story = survives(kind, &[gap(1, to), output(1), output(to), output(MAX)]).await;
             assert!(story[0].starts_with("gap 1-") || story[0].starts_with("failed Protocol: "), "{story:?}");
-            // What follows it is told to nobody twice.
+            // Output after the gap is reported at most once.
             assert!(story.iter().filter(|word| word.starts_with("out")).count() <= 1, "{story:?}");
         }
     }
@@ -135,7 +135,7 @@ async fn a_close_without_an_exit_is_an_error_and_no_hang() {
 
 #[tokio::test(start_paused = true)]
 async fn absurd_windows_are_brought_into_bounds() {
-    // 64 KiB at least, 16 MiB at most; acknowledged by quarters.
+    // At least 64 KiB and at most 16 MiB, acknowledged in quarters.
     for (window, every) in [(0, 16 << 10), (1, 16 << 10), (MAX, 4 << 20)] {
         let (client, mut peer, _door) = connect(Kind::Current { window }).await;
         let process = start(&client, &mut peer, named("p")).await;
@@ -253,7 +253,7 @@ async fn a_past_read_back_with_absurd_numbers_ends_for_its_reader() {
             () = serving => unreachable!(),
         };
         assert!(story.len() <= 41, "{story:?}");
-        // The first reader hears nothing of it.
+        // The first reader is not affected.
         peer.output("p", 41, "fine").await;
         assert_eq!(next(&mut first).await, "out 41 fine");
     }

@@ -1,5 +1,4 @@
-//! HTTP bodies as a scripted server streams them: names, order, what comes late, too much, or not at all, and cuts (spec 5.6).
-//! It must not test what the server does.
+//! HTTP bodies streamed by a scripted server: names, order, late pieces, too many pieces, missing pieces, and cuts (spec 5.6).
 
 use exec_server_client::{
     Client, ErrorKind, State,
@@ -14,14 +13,14 @@ fn get() -> Request {
     Request::new("GET", "http://target.example/")
 }
 
-/// Servers that have neither a window nor a way to call off.
+/// Servers that have neither a window nor a cancel.
 const REFERENCE: [Kind; 2] = [Kind::S, Kind::H];
 
 fn head() -> Value {
     json!({"status": 200, "headers": [{"name": "content-type", "value": "text/plain"}], "bodyBase64": ""})
 }
 
-/// Asks for a stream, and plays the server's side of it; returns its name, too.
+/// Requests a stream, and plays the server's side of it. Also returns its name.
 async fn open(client: &Client, peer: &mut Peer) -> (Body, String) {
     let (response, params) = both(client.http_stream(&get()), peer.serve("http/request", head())).await;
     let Response { status, body, .. } = response.unwrap();
@@ -39,7 +38,7 @@ async fn done(peer: &mut Peer, name: &str, seq: u64, error: Option<&str>) {
     peer.notify("http/request/bodyDelta", end).await;
 }
 
-/// All that is left of a body, as pieces, and how it ended.
+/// The remaining pieces of a body, and how it ended.
 async fn rest(body: &mut Body) -> (Vec<String>, Option<String>) {
     let mut pieces = Vec::new();
     loop {
@@ -74,7 +73,7 @@ async fn http_request_forces_buffered_request_params() {
     let response = response.unwrap();
     assert_eq!((response.status, response.header("X-n"), &*response.body), (302, Some("a"), b"hi".as_slice()));
     assert_eq!(response.headers.len(), 2);
-    // `streamResponse` is left out, which says no.
+    // `streamResponse` is left out, which means false.
     let mut params = params;
     let id = params["requestId"].take();
     assert!(id.as_str().is_some_and(|id| !id.is_empty()), "{id}");
@@ -166,7 +165,7 @@ async fn http_response_body_stream_ignores_late_deltas_after_drop() {
 async fn whoever_goes_calls_off_what_the_server_still_does() {
     let (client, mut peer, _door) = connect(CURRENT).await;
     let cancelled = json!({"cancelled": true});
-    // Before the head, and of a whole answer.
+    // Drop a stream before its head, and a buffered request before its answer.
     for is_stream in [true, false] {
         let request = get();
         let asking: std::pin::Pin<Box<dyn Future<Output = ()>>> = match is_stream {
@@ -180,13 +179,13 @@ async fn whoever_goes_calls_off_what_the_server_still_does() {
         let params = peer.serve("http/cancel", cancelled.clone()).await;
         assert_eq!(params["requestId"], asked.params["requestId"]);
     }
-    // Before the end.
+    // Drop a stream before its end.
     let (body, name) = open(&client, &mut peer).await;
     delta(&mut peer, &name, 1, "first").await;
     settle().await;
     drop(body);
     assert_eq!(peer.serve("http/cancel", cancelled).await, json!({"requestId": name}));
-    // A refusal leaves nothing to call off.
+    // After a refusal there is nothing to cancel.
     let refusing = async {
         let asked = peer.request("http/request").await;
         peer.refuse(&asked, -32603, Some("httpFailed"), "no route").await;
@@ -208,7 +207,7 @@ async fn http_response_body_stream_fails_when_transport_disconnects() {
         assert_eq!(pieces, ["before"]);
         let error = error.unwrap();
         assert!(error.starts_with("exec-server transport disconnected"), "{error}");
-        // The session goes on, and the next stream with it; the old name means nothing on the new link.
+        // The session continues, and a new stream works. The old name means nothing on the new link.
         let (mut peer, _) = door.welcome(kind).await;
         is_connected(&client).await;
         let (mut body, name) = open(&client, &mut peer).await;
@@ -232,7 +231,7 @@ async fn a_request_that_a_cut_interrupts_is_not_made_twice() {
     assert_eq!(within(whole).await.unwrap_err().kind(), ErrorKind::UnknownOutcome);
     let (mut peer, _) = door.welcome(CURRENT).await;
     is_connected(&client).await;
-    // One that had not been sent goes out on the next link.
+    // A request that was not sent goes out on the next link.
     open(&client, &mut peer).await;
 }
 
@@ -285,7 +284,7 @@ async fn http_response_body_stream_rejects_oversized_delta() {
     is_connected(&client).await;
 }
 
-/// Sends so many bytes in pieces of 1 MiB; returns the next number.
+/// Sends `mib` pieces of 1 MiB. Returns the next sequence number.
 async fn flood(peer: &mut Peer, name: &str, first: u64, mib: usize) -> u64 {
     let piece = vec![b'x'; limits::HTTP_DELTA_BYTES];
     for n in 0..mib as u64 {
@@ -306,7 +305,7 @@ async fn http_response_body_stream_enforces_queued_byte_budget() {
     let (pieces, error) = rest(&mut body).await;
     assert_eq!(pieces.len(), BUDGET_MIB);
     assert!(error.unwrap().contains("not taken in time"));
-    // What was taken is room again.
+    // Consumed pieces free their room.
     let (mut body, name) = open(&client, &mut peer).await;
     let next = flood(&mut peer, &name, 1, BUDGET_MIB).await;
     settle().await;
@@ -329,7 +328,7 @@ async fn http_response_body_streams_share_queued_byte_budget() {
     let (pieces, error) = rest(&mut second).await;
     assert_eq!(pieces.len(), BUDGET_MIB / 2);
     assert!(error.unwrap().contains("not taken in time"));
-    // Whoever goes gives back what was kept for it.
+    // A dropped body frees the room of its pieces.
     drop((first, second));
     let (mut third, three) = open(&client, &mut peer).await;
     let next = flood(&mut peer, &three, 1, BUDGET_MIB).await;
@@ -391,7 +390,7 @@ async fn a_body_that_breaks_the_rules_or_breaks_off_fails_alone() {
 async fn what_an_older_server_would_ignore_is_refused() {
     let (client, mut peer, _door) = connect(Kind::S).await;
     let (stopping, secret) = (get().redirect(RedirectPolicy::Stop), get().header_from_server("x", "", "Y"));
-    // It is asked once what it can.
+    // The client asks the server once what it supports.
     let answering = async {
         let asked = peer.any_request().await;
         peer.answer_info(&asked).await;

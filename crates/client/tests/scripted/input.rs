@@ -1,5 +1,5 @@
-//! Standard input through cuts and refusals: exactly once and in order where the server keeps ids, an honest error where it does not.
-//! Also starts, which are made once whatever becomes of the link, and ends of handles.
+//! Stdin through cuts and refusals: exactly once and in order if the server remembers write ids, and otherwise an honest error. Also tests
+//! that a start happens once despite cuts, and the drop of handles.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn accepted() -> Value {
     json!({"status": "accepted"})
 }
 
-/// Id and text of the next write, and its request.
+/// Id, text and request of the next write.
 async fn write(peer: &mut Peer) -> (String, String, Request) {
     let request = peer.request("process/write").await;
     let text = base64::decode(request.params["chunk"].as_str().unwrap()).unwrap();
@@ -38,7 +38,7 @@ async fn session_write_retries_same_write_id_after_recovery() {
         let process = start(&client, &mut peer, named("p")).await;
         let writes = join_all((0..40).map(|n| process.write(format!("line {n}\n"))));
         let (results, ()) = both(writes, async {
-            // Sixteen are on their way at once, and the first of them is settled.
+            // Sixteen writes are in flight at once. The first of them is answered.
             let mut ids = Vec::new();
             for n in 0..16 {
                 let (id, text, request) = write(&mut peer).await;
@@ -106,7 +106,7 @@ async fn a_write_on_generation_s_is_not_repeated() {
     }
     let mut peer = peer;
     assert!(peer.is_silent().await);
-    // The next one goes its way.
+    // The next write works.
     let (written, _) = both(process.write("three"), peer.serve("process/write", accepted())).await;
     assert_eq!(written.unwrap(), WriteStatus::Accepted);
 }
@@ -121,7 +121,7 @@ async fn statuses_and_errors_settle_their_own_write() {
         for _ in 0..5 {
             requests.push(write(&mut peer).await.2);
         }
-        // Answers may come in any order; each is for its own.
+        // Answers may come in any order; each one settles its own write.
         peer.refuse(&requests[4], -32602, Some("invalidBase64"), "no").await;
         peer.answer(&requests[2], json!({"status": "unknownProcess"})).await;
         peer.answer(&requests[3], json!("what?")).await;
@@ -143,7 +143,7 @@ async fn refuse(peer: &mut Peer, request: &Request) {
     peer.refuse(request, -32600, Some("overloaded"), "too many bytes of requests").await;
 }
 
-/// The next writes, which must say this.
+/// The next writes, which must have these texts.
 async fn writes(peer: &mut Peer, texts: &[&str]) -> Vec<(String, Request)> {
     let mut requests = Vec::new();
     for text in texts {
@@ -154,7 +154,7 @@ async fn writes(peer: &mut Peer, texts: &[&str]) -> Vec<(String, Request)> {
     requests
 }
 
-/// What became of writes, in short.
+/// The results of writes in short form.
 fn kinds(results: &[Result<WriteStatus, Error>]) -> Vec<Result<WriteStatus, ErrorKind>> {
     results.iter().map(|result| result.as_ref().copied().map_err(Error::kind)).collect()
 }
@@ -170,7 +170,7 @@ async fn writes_that_a_server_has_no_room_for_are_sent_again_in_order() {
             peer.answer(&first[0].1, accepted()).await;
             refuse(&mut peer, &first[1].1).await;
             refuse(&mut peer, &first[3].1).await;
-            // As long as one of them is not answered it may go in, and nothing is sent.
+            // While one of them is unanswered, it may still be accepted, so nothing is sent.
             assert!(tokio::time::timeout(Duration::from_secs(600), peer.recv()).await.is_err());
             refuse(&mut peer, &first[2].1).await;
             for _ in 0..20 {
@@ -191,7 +191,7 @@ async fn writes_that_a_server_has_no_room_for_are_sent_again_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn a_write_that_went_in_before_a_refused_one_is_the_last() {
-    // For now, or for good; as the first of those that are on their way, or behind another.
+    // Refused temporarily or for good; first in flight, or behind another write.
     for word in ["overloaded", "writeIdReused"] {
         let (client, mut peer, _door) = connect(CURRENT).await;
         let process = start(&client, &mut peer, named("p")).await;
@@ -213,13 +213,13 @@ async fn a_write_that_went_in_before_a_refused_one_is_the_last() {
             let text = "an earlier write to the process was refused and its bytes are missing: no";
             assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InputBroken, text));
         }
-        // Nobody goes on writing to it, and it is not closed as if it were whole. Some had been sent before that was known.
+        // Further writes fail, and stdin is not closed as if it were complete. Some writes had been sent before the failure was known.
         assert_eq!(within(process.write("more")).await.unwrap_err().kind(), ErrorKind::InputBroken);
         assert_eq!(within(process.close_stdin()).await.unwrap_err().kind(), ErrorKind::InputBroken);
         while let Some(message) = tokio::time::timeout(Duration::from_millis(1), peer.recv()).await.ok().flatten() {
             assert_eq!(message["method"], "process/write");
         }
-        // All else of the process goes on.
+        // Everything else about the process still works.
         peer.output("p", 1, "one").await;
         assert_eq!(next(&mut process.events()).await, "out 1 one");
     }
@@ -259,7 +259,7 @@ async fn a_refused_write_outlives_a_cut_unless_one_behind_it_may_have_gone_in() 
 async fn where_much_is_on_its_way_nothing_is_sent_ahead() {
     let (client, mut peer, _door) = connect(CURRENT).await;
     let (full, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
-    // Half of what a server holds for a connection.
+    // Half of what a server buffers for a connection.
     let (large, writing) = (vec![b'x'; 32 << 20], async { tokio::join!(other.write("0"), other.write("1")) });
     assert!(is_pending(full.write(large)).await);
     let large = peer.request("process/write").await;
@@ -269,7 +269,7 @@ async fn where_much_is_on_its_way_nothing_is_sent_ahead() {
     assert!(peer.is_silent().await);
     refuse(&mut peer, &first[0].1).await;
     let ((zero, one), ()) = both(writing, async {
-        // By itself it can be refused without harm.
+        // A single write in flight can be refused without harm.
         for text in ["0", "1"] {
             let sent = writes(&mut peer, &[text]).await;
             assert!(peer.is_silent().await);
@@ -321,7 +321,7 @@ async fn closing_stdin_stays_behind_the_writes_and_is_ours_when_repeated() {
         settle().await;
         peer.cut();
         let (mut peer, _) = door.welcome(CURRENT).await;
-        // It was closed on the link before, and says so.
+        // Stdin was closed over the previous link, and the server says so.
         let request = peer.request("process/closeStdin").await;
         peer.answer(&request, json!({"status": "stdinClosed"})).await;
         assert!(!id.is_empty());
@@ -347,7 +347,7 @@ async fn an_interrupted_start_is_made_once() {
         let info = peer.request("environment/info").await;
         peer.answer_info(&info).await;
         let first = peer.request("process/start").await;
-        // The server has started it, and its first words come before the cut.
+        // The server has started the process, and its first output arrives before the cut.
         peer.output("p", 1, "early").await;
         settle().await;
         peer.cut();
@@ -377,7 +377,7 @@ fn info_of(id: &str, pid: u32) -> Value {
 
 #[tokio::test(start_paused = true)]
 async fn an_interrupted_start_on_a_reference_server_is_made_once() {
-    // The first attempt came through, or was lost with the link.
+    // The first request arrived, or was lost with the link.
     for is_known in [true, false] {
         let (client, mut peer, mut door) = connect(Kind::H).await;
         let (process, mut peer) = both(client.start(named("p")), async {
@@ -427,7 +427,7 @@ async fn a_name_that_is_taken_is_an_error_when_it_was_asked_for_once() {
     })
     .await;
     assert!(matches!(started.unwrap_err(), Error::Server { code: -32600, kind: None, .. }));
-    // It is somebody else's, so it is not ended.
+    // The process belongs to another client, so it is not terminated.
     assert!(peer.is_silent().await);
 }
 
@@ -448,7 +448,7 @@ async fn abandoned_process_start_unregisters_and_cleans_up() {
     assert_eq!(terminate.params, json!({"processId": "p"}));
     peer.answer(&request, json!({"processId": "p", "pid": 1})).await;
     peer.answer(&terminate, json!({"running": true})).await;
-    // The name is free here at once.
+    // The name is free in this client at once.
     let process = start(&client, &mut peer, named("p")).await;
     peer.output("p", 1, "of the second").await;
     assert_eq!(next(&mut process.events()).await, "out 1 of the second");
@@ -482,7 +482,7 @@ async fn an_abandoned_start_is_cleaned_up_on_the_next_link_too() {
     drop(client);
     let (mut peer, _) = door.welcome(CURRENT).await;
     peer.serve("process/terminate", json!({"running": true})).await;
-    // Nothing is left to be done, so the last one closes the door.
+    // No cleanup is left, so the last handle closes the connection.
     assert!(peer.is_left().await);
 }
 
@@ -498,7 +498,7 @@ async fn dropping_a_handle_ends_a_process_only_where_that_was_chosen() {
     drop(clone);
     let params = peer.serve("process/terminate", json!({"running": true})).await;
     assert_eq!(params, json!({"processId": "ended"}));
-    // One that has closed by itself needs no end.
+    // A process that has closed by itself is not terminated.
     let process = start(&client, &mut peer, named("over").terminate_on_drop(true)).await;
     peer.exited("over", 1, 0).await;
     peer.closed("over", 2).await;

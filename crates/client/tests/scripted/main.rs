@@ -1,8 +1,7 @@
-//! Owns the server that tests play by hand: a [`Connect`] whose far ends come out of a [`Door`], one [`Peer`] a connection.
-//! It must not know what is tested, and no code of a real server.
+//! Tests of the client against a scripted server. A test plays the server by hand: a [`Connect`] delivers each connection to a [`Door`] as
+//! a [`Peer`]. No code of the real server is involved.
 //!
-//! Everything here runs on the paused clock: a wait that nothing can end runs into [`DEADLINE`] at once, so a hang is a
-//! failure and not a hang.
+//! All tests run on the paused clock. A wait that nothing can end reaches [`DEADLINE`] at once, so a hang becomes a failure.
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
 
 mod acks;
@@ -45,15 +44,15 @@ use tokio::{sync::mpsc, time::timeout};
 pub(crate) use peer::{Kind, Peer};
 pub(crate) use words::{collect, error_kind, next, spell, take};
 
-/// The session of every scripted server.
+/// The session id of every scripted server.
 pub(crate) const SESSION: &str = "session-1";
 
-/// Longer than anything that the client waits for by itself: a session lives 30 days at most.
+/// Longer than any wait of the client itself: a session lives 30 days at most.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
 const LINE_MAX: usize = 96 << 20;
 
-/// What becomes of the next attempts to connect.
+/// The outcome of the next attempts to connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Accept,
@@ -68,18 +67,18 @@ struct Shared {
     capacity: usize,
     near: Framing,
     far: Framing,
-    /// Links know how long the other end has been silent, as over TCP.
+    /// Whether links report how long the peer has been silent, as TCP does.
     has_probe: bool,
 }
 
-/// The way to the scripted server.
+/// The transport to the scripted server.
 #[derive(Debug)]
 pub(crate) struct Scripted {
     shared: Arc<Shared>,
     peers: mpsc::Sender<Peer>,
 }
 
-/// Where connections arrive on the server's side.
+/// Where connections arrive on the server side.
 #[derive(Debug)]
 pub(crate) struct Door {
     shared: Arc<Shared>,
@@ -125,7 +124,7 @@ impl Door {
         within(self.peers.recv()).await.expect("the client connects")
     }
 
-    /// The next connection, after its handshake; also the params of `initialize`.
+    /// The next connection after its handshake, and the params of `initialize`.
     pub(crate) async fn welcome(&mut self, kind: Kind) -> (Peer, serde_json::Value) {
         let mut peer = self.accept().await;
         let params = peer.initialize(kind).await;
@@ -137,39 +136,39 @@ impl Door {
         *self.shared.mode.lock().unwrap() = Mode::Refuse;
     }
 
-    /// Lets every attempt from now on wait for ever.
+    /// Makes every attempt from now on hang.
     pub(crate) fn hang(&self) {
         *self.shared.mode.lock().unwrap() = Mode::Hang;
     }
 
-    /// Accepts again.
+    /// Accepts attempts again.
     pub(crate) fn reopen(&self) {
         *self.shared.mode.lock().unwrap() = Mode::Accept;
     }
 
-    /// Attempts to connect so far.
+    /// The number of attempts to connect so far.
     pub(crate) fn attempts(&self) -> usize {
         self.shared.attempts.load(Ordering::Relaxed)
     }
 }
 
-/// A server that speaks in lines.
+/// A server with newline framing.
 pub(crate) fn scripted() -> (Scripted, Door) {
     with_framing(1 << 20, Framing::Lines { max: LINE_MAX }, Framing::Lines { max: LINE_MAX })
 }
 
-/// A server that speaks in lines, on pipes that hold `capacity` bytes; it takes lines of at most `max`.
+/// A server with newline framing on pipes of `capacity` bytes. The client accepts lines of at most `max` bytes.
 pub(crate) fn narrow(capacity: usize, max: usize) -> (Scripted, Door) {
     with_framing(capacity, Framing::Lines { max }, Framing::Lines { max: LINE_MAX })
 }
 
-/// A server that speaks WebSocket, after the upgrade.
+/// A server with WebSocket framing, after the upgrade.
 pub(crate) fn websocket() -> (Scripted, Door) {
     let framing = |role| Framing::WebSocket { role, max: LINE_MAX };
     with_framing(1 << 20, framing(Role::Client), framing(Role::Server))
 }
 
-/// A server behind links that can go dead without a word.
+/// A server whose links can die without a close.
 pub(crate) fn probed() -> (Scripted, Door) {
     let framing = Framing::Lines { max: LINE_MAX };
     let (mode, attempts) = (Mutex::new(Mode::Accept), AtomicUsize::new(0));
@@ -187,30 +186,30 @@ fn behind(shared: Shared) -> (Scripted, Door) {
     (Scripted { shared: Arc::clone(&shared), peers: peers_tx }, Door { shared, peers: peers_rx })
 }
 
-/// A client of a scripted server, with the connection and the door for later ones.
+/// A client of a scripted server, its connection, and the door for later connections.
 pub(crate) async fn connect(kind: Kind) -> (Client, Peer, Door) {
     connect_with(Client::builder(), kind).await
 }
 
-/// As [`connect`], with options.
+/// Like [`connect`], with options.
 pub(crate) async fn connect_with(builder: Builder, kind: Kind) -> (Client, Peer, Door) {
     let (way, mut door) = scripted();
     let (client, (peer, _)) = both(builder.open(way), door.welcome(kind)).await;
     (client.unwrap(), peer, door)
 }
 
-/// Starts a process, and plays the server's side of it.
+/// Starts a process, and plays the server's side of the start.
 pub(crate) async fn start(client: &Client, peer: &mut Peer, start: Start) -> Process {
     let (process, _) = both(client.start(start), peer.serve_start()).await;
     process.unwrap()
 }
 
-/// A process of this name.
+/// A process with this name.
 pub(crate) fn named(id: &str) -> Start {
     Start::new(["program"]).id(id).pipe_stdin(true)
 }
 
-/// Waits for something that must happen.
+/// Waits for something that must happen before the deadline.
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     timeout(DEADLINE, future).await.expect("it happens before the deadline")
 }
@@ -220,12 +219,12 @@ pub(crate) async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output
     within(async { tokio::join!(a, b) }).await
 }
 
-/// Lets everything happen that needs no more than a moment.
+/// Runs all tasks until they are idle.
 pub(crate) async fn settle() {
     timeout(Duration::from_millis(1), pending::<()>()).await.unwrap_err();
 }
 
-/// Polls a future until everything is quiet, and finds it unfinished.
+/// Whether a future is still pending when all tasks are idle.
 pub(crate) async fn is_pending(future: impl Future) -> bool {
     timeout(Duration::from_millis(1), future).await.is_err()
 }

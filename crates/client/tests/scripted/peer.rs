@@ -1,5 +1,4 @@
-//! One connection as the scripted server has it: reads what the client says, answers, or misbehaves.
-//! It must not know processes beyond their names.
+//! One connection on the scripted server's side: reads the client's messages, answers them, or misbehaves.
 
 use std::{
     collections::VecDeque,
@@ -17,24 +16,24 @@ use tokio::{
 
 use super::{SESSION, within};
 
-/// Which server is played.
+/// The kind of server that is played.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// One of ours, with this window.
+    /// A current server, with this window.
     Current { window: u64 },
-    /// The head of the reference: has `environment/info`, keeps write ids.
+    /// The newest reference server: it has `environment/info` and remembers write ids.
     H,
-    /// The older reference: has neither.
+    /// The older reference server: it has neither.
     S,
-    /// The first one.
+    /// The first generation.
     V0,
 }
 
-/// One of ours, with the window of the release.
+/// A current server with its default window.
 pub(crate) const CURRENT: Kind = Kind::Current { window: 4 << 20 };
 
 impl Kind {
-    /// What it answers to `initialize`.
+    /// The result of `initialize`.
     pub(crate) fn greeting(self) -> Value {
         match self {
             Self::Current { window } => {
@@ -61,9 +60,9 @@ pub(crate) struct Peer {
     outbox: Outbox,
     writer: Box<dyn AsyncWrite + Send + Unpin>,
     kind: Kind,
-    /// Acknowledgements that were passed over on the way to something else.
+    /// Acknowledgements that were skipped while waiting for another message.
     acks: VecDeque<(String, u64)>,
-    /// Since when the client's machine hears nothing of ours.
+    /// Since when the client receives nothing from this peer, not even TCP acknowledgements.
     dead_since: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -81,7 +80,7 @@ impl Peer {
         Self { receiver, outbox, writer: stream.writer, kind, acks, dead_since }
     }
 
-    /// What the client's machine knows of ours.
+    /// The TCP probe of the client's end.
     pub(super) fn probe(&self) -> TcpProbe {
         let dead_since = Arc::clone(&self.dead_since);
         TcpProbe::from_fn(move || {
@@ -90,12 +89,12 @@ impl Peer {
         })
     }
 
-    /// From now on the link is dead, and nobody is told; only on one with a probe.
+    /// Makes the link dead from now on, without a close. Works only on a link with a probe.
     pub(crate) fn go_dead(&self) {
         *self.dead_since.lock().unwrap() = Some(Instant::now());
     }
 
-    /// The next message, acknowledgements too; `None` when the client has closed.
+    /// The next message, including acknowledgements; `None` when the client has closed the connection.
     pub(crate) async fn recv(&mut self) -> Option<Value> {
         loop {
             match within(self.receiver.recv()).await {
@@ -112,7 +111,7 @@ impl Peer {
         }
     }
 
-    /// The next message as its bytes.
+    /// The next message as bytes.
     pub(crate) async fn recv_bytes(&mut self) -> Vec<u8> {
         match within(self.receiver.recv()).await {
             Ok(Inbound::Message(bytes)) => bytes.to_vec(),
@@ -120,7 +119,7 @@ impl Peer {
         }
     }
 
-    /// Sends a frame of the dialect `binary`, whatever it is.
+    /// Sends a frame of the dialect `binary`, valid or not.
     pub(crate) async fn frame(&mut self, frame: &[u8]) {
         self.outbox.binary(frame, &[]);
         within(self.outbox.flush_to(&mut self.writer)).await.unwrap();
@@ -143,7 +142,7 @@ impl Peer {
         is_ack.then(|| (params["processId"].as_str().unwrap().to_owned(), params["seq"].as_u64().unwrap()))
     }
 
-    /// The next acknowledgement: of which process, and up to where.
+    /// The next acknowledgement: its process and its sequence number.
     pub(crate) async fn ack(&mut self) -> (String, u64) {
         if let Some(ack) = self.acks.pop_front() {
             return ack;
@@ -152,17 +151,17 @@ impl Peer {
         self.as_ack(&message).unwrap_or_else(|| panic!("not an acknowledgement: {message}"))
     }
 
-    /// Whether the client says nothing, however long a moment lasts.
+    /// Whether the client sends nothing.
     pub(crate) async fn is_silent(&mut self) -> bool {
         self.acks.is_empty() && timeout(Duration::from_millis(1), self.receiver.recv()).await.is_err()
     }
 
-    /// Whether the client has left.
+    /// Whether the client has closed the connection.
     pub(crate) async fn is_left(&mut self) -> bool {
         self.recv().await.is_none()
     }
 
-    /// The next request, whatever it is.
+    /// The next request of any method.
     pub(crate) async fn any_request(&mut self) -> Request {
         let message = self.message().await;
         let id = message["id"].as_i64().unwrap_or_else(|| panic!("not a request: {message}"));
@@ -176,14 +175,14 @@ impl Peer {
         request
     }
 
-    /// Answers the next request, which must be of this method; returns its params.
+    /// Answers the next request, which must be of this method. Returns its params.
     pub(crate) async fn serve(&mut self, method: &str, result: Value) -> Value {
         let request = self.request(method).await;
         self.answer(&request, result).await;
         request.params
     }
 
-    /// The handshake as this kind of server does it; returns the params of `initialize`.
+    /// Does the handshake of this kind of server. Returns the params of `initialize`.
     pub(crate) async fn initialize(&mut self, kind: Kind) -> Value {
         self.kind = kind;
         let params = self.serve("initialize", kind.greeting()).await;
@@ -191,13 +190,13 @@ impl Peer {
         params
     }
 
-    /// The client's last word of the handshake.
+    /// Expects the notification that completes the handshake.
     pub(crate) async fn initialized(&mut self) {
         let message = self.message().await;
         assert_eq!(message, json!({"method": "initialized", "params": {}}));
     }
 
-    /// Serves a start; returns its params.
+    /// Serves a start. Returns its params.
     pub(crate) async fn serve_start(&mut self) -> Value {
         let mut request = self.any_request().await;
         if request.method == "environment/info" {
@@ -218,7 +217,7 @@ impl Peer {
         request.params
     }
 
-    /// What this kind of server says of its host.
+    /// Answers `environment/info` as this kind of server does.
     pub(crate) async fn answer_info(&mut self, request: &Request) {
         match self.kind {
             Kind::Current { .. } | Kind::H => {
@@ -253,7 +252,7 @@ impl Peer {
         self.send(&json!({"method": method, "params": params})).await;
     }
 
-    /// Sends output of a process.
+    /// Sends output of a process on stdout.
     pub(crate) async fn output(&mut self, id: &str, seq: u64, bytes: impl AsRef<[u8]>) {
         self.output_on(id, seq, "stdout", bytes).await;
     }
@@ -263,7 +262,7 @@ impl Peer {
         self.output_of(None, id, seq, stream, bytes).await;
     }
 
-    /// Sends output of a process of another session.
+    /// Sends output of a process, with the session id if it is not the client's own.
     pub(crate) async fn output_of(
         &mut self,
         session: Option<&str>,
@@ -278,21 +277,21 @@ impl Peer {
         }
         let head = head.to_string();
         let (head, chunk) = (head.trim_end_matches('}'), base64::encode(bytes.as_ref()));
-        // By hand: to write megabytes through a tree of values would be most of a test's time.
+        // Formatted by hand: writing megabytes through a `Value` would take most of a test's time.
         self.line(format!(r#"{{"method":"process/output","params":{head},"chunk":"{chunk}"}}}}"#)).await;
     }
 
-    /// Tells the exit of a process.
+    /// Sends the exit of a process.
     pub(crate) async fn exited(&mut self, id: &str, seq: u64, code: i32) {
         self.notify("process/exited", json!({"processId": id, "seq": seq, "exitCode": code})).await;
     }
 
-    /// Tells the close of a process.
+    /// Sends the close of a process.
     pub(crate) async fn closed(&mut self, id: &str, seq: u64) {
         self.notify("process/closed", json!({"processId": id, "seq": seq})).await;
     }
 
-    /// Sends a message; the client may be gone.
+    /// Sends a message. The client may be gone.
     pub(crate) async fn send(&mut self, message: &Value) {
         self.line(message.to_string()).await;
     }
@@ -302,12 +301,12 @@ impl Peer {
         within(self.outbox.flush_to(&mut self.writer)).await.ok();
     }
 
-    /// Sends bytes as they are, whatever they mean; the client may be gone.
+    /// Sends bytes unchanged. The client may be gone.
     pub(crate) async fn raw(&mut self, bytes: impl AsRef<[u8]>) {
         within(self.writer.write_all(bytes.as_ref())).await.ok();
     }
 
-    /// Says that nothing more will come, and stays to be spoken to.
+    /// Closes the sending direction, and keeps receiving.
     pub(crate) async fn half_close(&mut self) {
         within(self.writer.shutdown()).await.unwrap();
     }
@@ -318,7 +317,7 @@ impl Peer {
     }
 }
 
-/// The answer to a `process/read`: chunks by their numbers, and how it stands.
+/// The result of a `process/read`: chunks with their sequence numbers, and the state of the process.
 pub(crate) fn read_result(chunks: &[(u64, &str)], next_seq: u64, exit_code: Option<i32>, closed: bool) -> Value {
     let chunk =
         |(seq, text): &(u64, &str)| json!({"seq": seq, "stream": "stdout", "chunk": base64::encode(text.as_bytes())});

@@ -1,5 +1,5 @@
-//! A cut connection: seen, mended, and what becomes of the calls that were under way; or not mended, and everything ends.
-//! It must not test stdin (`input`), reference servers (`reference`) or foreign processes (`foreign`).
+//! Cut connections: the client notices, reconnects, and handles interrupted calls; or it cannot reconnect, and everything fails. Stdin is
+//! tested in `input`, reference servers in `reference`, and processes of other sessions in `foreign`.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn ready() -> Value {
     json!({"status": "ready"})
 }
 
-/// Waits until the client stands like this.
+/// Waits until the client has such a state.
 async fn until(client: &Client, is_met: impl FnMut(&State) -> bool) -> State {
     within(client.watch_state().wait_for(is_met)).await.unwrap().clone()
 }
@@ -32,7 +32,7 @@ fn is_lost(state: &State) -> bool {
     matches!(state, State::Lost { .. })
 }
 
-/// The connection after a cut, until the client is connected again.
+/// The connection after a cut. Returns once the client is connected again.
 async fn mended(client: &Client, door: &mut Door, kind: Kind) -> Peer {
     let (peer, params) = door.welcome(kind).await;
     assert_eq!(params["resumeSessionId"], SESSION);
@@ -53,7 +53,7 @@ async fn a_cut_link_is_seen_and_mended() {
     assert!(!state.has_changed().unwrap());
     door.reopen();
     let (mut peer, params) = door.welcome(CURRENT).await;
-    // Our old connection may still count as alive over there.
+    // The server may still consider the previous connection alive.
     assert_eq!((&params["resumeSessionId"], &params["takeover"]), (&json!(SESSION), &json!(true)));
     within(state.changed()).await.unwrap();
     assert!(is_connected(&state.borrow_and_update()));
@@ -71,7 +71,7 @@ async fn remote_websocket_client_resumes_session() {
     status.unwrap();
     peer.cut();
     let (mut peer, params) = door.welcome(Kind::H).await;
-    // The reference has no takeover, and is not asked for it.
+    // Reference servers do not support takeover, so it is not requested.
     assert_eq!((&params["resumeSessionId"], params.get("takeover")), (&json!(SESSION), None));
     let (status, _) = both(client.environment_status(), peer.serve("environment/status", ready())).await;
     assert_eq!(status.unwrap().status, Status::Ready);
@@ -162,7 +162,7 @@ async fn fail_fast_errors_at_once_with_the_canonical_text() {
         assert_eq!(error.to_string(), format!("{DISCONNECTED}: {EOF}"));
     }
     assert_eq!(began.elapsed(), Duration::ZERO);
-    // The session is mended all the same, and nothing of the process is lost.
+    // The session is resumed nevertheless, and no event of the process is lost.
     door.reopen();
     let mut peer = mended(&client, &mut door, CURRENT).await;
     peer.output("p", 1, "one").await;
@@ -172,7 +172,7 @@ async fn fail_fast_errors_at_once_with_the_canonical_text() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_still_attached_is_asked_for_again() {
     let text = "session session-1 is already attached to another connection";
-    // H has a code for it, S has only the words, ours has the kind.
+    // H has an error code for this, S only the message text, and a current server the kind.
     for (code, word) in [(-32010, None), (-32600, None), (-32600, Some("sessionAttached")), (-32600, Some("draining"))]
     {
         let (client, peer, mut door) = connect(Kind::H).await;
@@ -206,7 +206,7 @@ async fn a_session_that_is_unknown_is_lost_with_everything() {
     let State::Lost { error } = until(&client, is_lost).await else { panic!("lost") };
     assert!(matches!(&error, Error::SessionLost { session_id, .. } if session_id.as_str() == SESSION));
     assert_eq!(error.to_string(), text);
-    // One failure each, behind everything that was heard before.
+    // One failure per process, after all events that had arrived before.
     assert_eq!(collect(&mut events).await, ["out 1 one", "out 2 two", &format!("failed SessionLost: {text}")]);
     assert_eq!(collect(&mut second.events()).await, [format!("failed SessionLost: {text}")]);
     assert_eq!((*first.wake().borrow(), *second.wake().borrow()), (3, 1));
@@ -238,7 +238,7 @@ async fn transport_disconnect_fails_sessions_and_rejects_new_sessions() {
     let began = Instant::now();
     peer.cut();
     let State::Lost { error } = until(&client, is_lost).await else { panic!("lost") };
-    // Given up when the next pause would end too late: 5 s is the longest.
+    // The client gives up when the next pause would end too late. The longest pause is 5 s.
     assert!((2..=7).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
     let text = error.to_string();
     assert!(text.starts_with(&format!("{DISCONNECTED}: {EOF}; not mended within 7s: connect to scripted")), "{text}");
@@ -271,7 +271,7 @@ async fn a_server_that_hangs_while_the_link_is_mended_is_given_up_in_time() {
     let _process = start(&client, &mut peer, named("p")).await;
     let began = Instant::now();
     peer.cut();
-    // Answers `initialize`, and nothing after it.
+    // This peer answers `initialize`, and nothing after it.
     let mut peer = door.accept().await;
     peer.initialize(Kind::H).await;
     peer.request("process/read").await;
@@ -309,7 +309,7 @@ async fn what_is_pushed_again_is_told_once_and_acknowledged_again() {
     take(&mut events, 3).await;
     assert_eq!(peer.ack().await, ("p".to_owned(), 2));
     peer.cut();
-    // Its events come before it has answered: from the last acknowledgement that it heard.
+    // Events arrive before the answer to `initialize`, from the last acknowledgement that the server received.
     let mut peer = door.accept().await;
     let request = peer.request("initialize").await;
     for seq in 2..=4 {
@@ -318,7 +318,7 @@ async fn what_is_pushed_again_is_told_once_and_acknowledged_again() {
     assert_eq!(next(&mut events).await, "out 4 16384 bytes");
     peer.answer(&request, CURRENT.greeting()).await;
     peer.initialized().await;
-    // The acknowledgement may have been lost with the link.
+    // The acknowledgement may have been lost with the link, so it is sent again.
     assert_eq!(peer.ack().await, ("p".to_owned(), 3));
     peer.exited("p", 5, 0).await;
     peer.closed("p", 6).await;
@@ -335,7 +335,7 @@ async fn a_session_that_another_connection_took_is_not_taken_back() {
         let (client, (mut peer, _)) = both(Client::builder().open(way), door.welcome(CURRENT)).await;
         let client = client.unwrap();
         let began = Instant::now();
-        // A close frame with the code of a session that was taken over.
+        // A close frame with the code for a session that was taken over.
         peer.raw([0x88, 0x02, 0x03, 0xf0]).await;
         let serving = async {
             loop {

@@ -1,5 +1,4 @@
-//! Servers of the reference through a cut: what was missed is read back, and events are rebuilt from the answer.
-//! It must not test what only servers of ours do.
+//! Cuts with reference servers: missed events are read back, and rebuilt from the answer.
 
 use exec_server_client::{Client, Process, State};
 use serde_json::{Value, json};
@@ -8,7 +7,7 @@ use crate::{
     Door, Kind, Peer, both, collect, connect, is_pending, named, next, peer::read_result, settle, start, take, within,
 };
 
-/// A process on a server of generation H that has told one number, and then the link was cut.
+/// A process on a server of generation H, with one event before the link was cut.
 async fn cut_after_one() -> (Client, Process, Door) {
     let (client, mut peer, door) = connect(Kind::H).await;
     let process = start(&client, &mut peer, named("p")).await;
@@ -18,7 +17,7 @@ async fn cut_after_one() -> (Client, Process, Door) {
     (client, process, door)
 }
 
-/// The next connection, until the process's missed events are asked for; answers with these.
+/// Accepts the next connection, and answers the read of missed events with this result.
 async fn read_back(door: &mut Door, result: Value) -> Peer {
     let (mut peer, _) = door.welcome(Kind::H).await;
     let params = peer.serve("process/read", result).await;
@@ -44,7 +43,7 @@ async fn remote_exec_process_recovers_after_transport_disconnect() {
     nothing_more(&mut peer, 4).await;
     is_connected(&client).await;
     assert_eq!(take(&mut events, 3).await, ["out 1 one", "out 2 two", "out 3 three"]);
-    // The push goes on behind what was read, and what overlaps is told once.
+    // Notifications continue after what was read. An event that arrives twice is reported once.
     peer.output("p", 3, "three").await;
     peer.output("p", 4, "four").await;
     let (written, _) = both(process.write("in"), peer.serve("process/write", json!({"status": "accepted"}))).await;
@@ -59,7 +58,7 @@ async fn the_end_is_rebuilt_from_a_read() {
     let (client, process, mut door) = cut_after_one().await;
     let mut peer = read_back(&mut door, read_result(&[(2, "two"), (4, "late")], 6, Some(3), true)).await;
     is_connected(&client).await;
-    // The exit takes the number that is missing, the close the last one.
+    // The exit gets the missing number, and the close the last one.
     let story = ["out 1 one", "out 2 two", "exit 3=3", "out 4 late", "close 5"];
     assert_eq!(collect(&mut process.events()).await, story);
     assert_eq!(within(process.wait()).await.unwrap().code, 3);
@@ -68,7 +67,7 @@ async fn the_end_is_rebuilt_from_a_read() {
 
 #[tokio::test(start_paused = true)]
 async fn generation_s_tells_the_end_behind_its_last_chunk() {
-    // It counts what it returns: with chunks, the numbers of exit and close are not in the answer.
+    // `nextSeq` counts only the returned chunks: an answer with chunks does not reveal the numbers of exit and close.
     for (is_closed, next_seq) in [(true, 6), (false, 5)] {
         let (client, mut peer, mut door) = connect(Kind::S).await;
         let process = start(&client, &mut peer, named("p")).await;
@@ -129,7 +128,7 @@ async fn recovery_handles_dense_tail_output_and_newer_notification() {
     assert_eq!(next(&mut events).await, "out 1 one");
     let (mut peer, _) = door.welcome(Kind::H).await;
     let request = peer.request("process/read").await;
-    // Newer than what the read will tell, and told before it.
+    // These events are newer than those of the read, and arrive before them.
     peer.exited("p", 4, 0).await;
     peer.closed("p", 5).await;
     assert!(is_pending(events.next()).await);
@@ -157,9 +156,9 @@ async fn notifications_before_the_answer_to_a_resume_are_heard() {
 async fn recovery_rejects_output_at_closed_sequence() {
     let (client, process, mut door) = cut_after_one().await;
     let mut peer = read_back(&mut door, read_result(&[(2, "two"), (4, "x")], 5, Some(0), true)).await;
-    // Generation S would have counted further here; this one means it.
+    // On generation S this read could return a higher `nextSeq`. Generation H repeats the same one.
     assert_eq!(peer.serve("process/read", read_result(&[], 5, Some(0), true)).await["afterSeq"], 4);
-    // A process that cannot be followed is not left running unseen.
+    // A process whose events cannot be followed is terminated.
     assert_eq!(peer.serve("process/terminate", json!({"running": false})).await, json!({"processId": "p"}));
     is_connected(&client).await;
     let story = ["out 1 one", "failed Protocol: output has the number of the close"];
@@ -183,7 +182,7 @@ async fn contradictions_fail_the_process_alone() {
         settle().await;
         peer.cut();
         let (mut peer, _) = door.welcome(Kind::H).await;
-        // Which is asked for first is left open.
+        // The order of the two reads does not matter.
         let serving = async {
             loop {
                 let request = peer.any_request().await;
@@ -286,7 +285,7 @@ async fn a_closed_process_is_not_asked_for() {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_tells_a_reference_server_what_it_can_read() {
-    // H reads URIs, S and V0 native paths; a directory that is not named is the server's own where it tells one.
+    // H expects URIs; S and V0 expect native paths. The default directory is that of the server, if the server reports it.
     for (kind, own, named_dir) in
         [(Kind::H, "file:///srv", "file:///a%20b"), (Kind::S, "/", "/a b"), (Kind::V0, "/", "/a b")]
     {

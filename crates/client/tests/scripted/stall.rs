@@ -1,5 +1,5 @@
-//! A link that is open and silent: it is reported after the time that the caller asked for, and so is its end.
-//! It must not test links that end; that is in `recovery`.
+//! A link that is open but silent: the client reports it after the requested time, and also reports its end. Links that end are tested in
+//! `recovery`.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn a_silent_link_is_reported_after_three_seconds_and_so_is_the_next_answer
     assert!(matches!(stalled, State::Stalled { silent } if silent == SILENCE), "{stalled:?}");
     let took = began.elapsed();
     assert!(took >= SILENCE && took <= SILENCE + Duration::from_secs(2), "{took:?}");
-    // Lines have no pings, so a question was asked.
+    // Newline framing has no pings, so the client sends a request.
     let question = peer.request("environment/status").await;
     peer.answer(&question, json!({"status": "ready"})).await;
     within(state.wait_for(|state| matches!(state, State::Connected))).await.unwrap();

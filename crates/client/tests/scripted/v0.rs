@@ -1,5 +1,4 @@
-//! The first generation: `command/exec`, events without numbers, no sessions and so no way back.
-//! It must not test anything that a session would change.
+//! Servers of the first generation: `command/exec`, events without numbers, and no sessions, so that nothing can be resumed.
 
 use std::time::Duration;
 
@@ -41,7 +40,7 @@ async fn exec_server_client_streams_output_and_accepts_writes() {
         both(process.terminate(None), peer.serve("command/exec/terminate", json!({"running": true}))).await;
     assert!(ended.unwrap());
     assert_eq!(params, json!({"processId": "p"}));
-    // The exit is the last word there, and so it closes.
+    // On V0 the exit is the last event, so the client also reports the close.
     peer.notify("command/exec/exited", json!({"processId": "p", "exitCode": 9})).await;
     delta(&mut peer, "p", "stdout", "too late").await;
     assert_eq!(collect(&mut events).await, ["exit 4=9", "close 5"]);
@@ -65,7 +64,7 @@ async fn what_it_cannot_do_is_a_clear_error() {
         assert_eq!(kind, ErrorKind::Protocol);
     }
     assert!(peer.is_silent().await);
-    // A refused write is the server's error, as it has no status.
+    // V0 has no write status, so a refused write is an error of the server.
     let (written, ()) = both(process.write("x"), async {
         let request = peer.request("command/exec/write").await;
         peer.refuse(&request, -32600, None, "stdin is closed").await;

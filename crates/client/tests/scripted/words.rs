@@ -1,11 +1,10 @@
-//! Events as short words, so that a test compares a whole story at once.
-//! It must not know connections.
+//! Formats events as short texts, so that a test can compare a whole sequence at once.
 
 use exec_server_client::{Error, ErrorKind, Event, Events, protocol::process::Stream};
 
 use super::within;
 
-/// One event: `out 1 hello`, `err 2 oops`, `tty 3 $`, `gap 4-7 12`, `exit 8=0`, `close 9`, `failed Protocol: why`.
+/// Formats one event: `out 1 hello`, `err 2 oops`, `tty 3 $`, `gap 4-7 12`, `exit 8=0`, `close 9`, `failed Protocol: why`.
 pub(crate) fn spell(event: &Event) -> String {
     match event {
         Event::Output { seq, stream, bytes, .. } => {
@@ -29,7 +28,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The next event, which must come.
+/// The next event, which must arrive, or `end`.
 pub(crate) async fn next(events: &mut Events) -> String {
     within(events.next()).await.as_ref().map_or_else(|| "end".to_owned(), spell)
 }
@@ -43,7 +42,7 @@ pub(crate) async fn take(events: &mut Events, count: usize) -> Vec<String> {
     story
 }
 
-/// Everything up to the end.
+/// All events up to the end.
 pub(crate) async fn collect(events: &mut Events) -> Vec<String> {
     let mut story = Vec::new();
     while let Some(event) = within(events.next()).await {

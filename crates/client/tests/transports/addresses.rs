@@ -1,4 +1,4 @@
-//! What is an address and what is not, and that no text of ours repeats a token.
+//! Which texts are addresses, and that no output contains a token.
 
 use exec_server_client::transport::{Connect as _, Dialer, Ssh, Target};
 

@@ -1,4 +1,4 @@
-//! Every way to a server, against servers and programs that behave and that do not. Each wait here has an end.
+//! Tests of every transport, against servers and programs that behave well or badly. Each wait has a deadline.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
 
@@ -10,10 +10,10 @@ mod ssh;
 mod tls;
 mod upgrade;
 
-/// Longer than anything here takes, also on a busy machine.
+/// Longer than any step takes, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Waits, but not for ever.
+/// Waits until the deadline at most.
 async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future).await.expect("done in time")
 }

@@ -1,4 +1,4 @@
-//! Programs that carry a connection: how they are started, explained and ended, with nothing left behind.
+//! Programs that carry a connection: how they are started, explained and ended, and that nothing is left behind.
 
 use std::{
     os::fd::OwnedFd,
@@ -15,12 +15,12 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 
 use crate::within;
 
-/// A shell that runs this line.
+/// A shell that runs this command line.
 pub(crate) fn shell(line: &str) -> Launch {
     Launch::new("sh").args(["-c", line])
 }
 
-/// Reads to the end and asks the carrier why.
+/// Reads to EOF, and asks the carrier for the reason.
 pub(crate) async fn explained(connection: Connection) -> Error {
     let Connection { mut stream, carrier, .. } = connection;
     stream.reader.read_to_end(&mut Vec::new()).await.unwrap();
@@ -28,7 +28,7 @@ pub(crate) async fn explained(connection: Connection) -> Error {
     carrier.expect("a program").explain().await.expect("it has ended")
 }
 
-/// A process by a handle that no later process can take over.
+/// A process with a pidfd, which cannot refer to a later process with the same pid.
 struct Watched {
     pid: Pid,
     fd: tokio::io::unix::AsyncFd<OwnedFd>,
@@ -45,7 +45,7 @@ impl Watched {
         within(self.fd.readable()).await.unwrap().retain_ready();
     }
 
-    /// Whether it is gone from the table of processes: ended and reaped.
+    /// Whether the process has ended and was reaped.
     fn is_reaped(&self) -> bool {
         !Path::new(&format!("/proc/{}", self.pid.as_raw_nonzero())).exists()
     }
@@ -144,7 +144,7 @@ async fn arguments_variables_and_directory_arrive_and_secrets_are_not_shown() {
     assert_eq!(text, format!("{}\ns3cret|s3cret|x y\n", cwd.display()));
 }
 
-/// A program and its child that end on SIGKILL alone, and their numbers.
+/// A program and its child that end only by SIGKILL. Prints both pids.
 const STUBBORN: &str = "trap '' TERM; (while :; do sleep 1000; done) & echo $$ $!; while :; do sleep 1000; done";
 
 #[tokio::test]
@@ -191,7 +191,8 @@ async fn what_an_ended_program_left_in_its_group_ends_too() {
 
 #[tokio::test]
 async fn last_words_are_taken_while_it_ends() {
-    // Without a reader its first word would end it by SIGPIPE, and more than a pipe holds would block it for ever.
+    // Without a reader, the first write to stderr would end the program by SIGPIPE. If stderr were open but not read, a write of more than
+    // a pipe holds would block forever.
     let line = "echo $$; cat; head -c 300000 /dev/zero >&2 || exit 1; touch \"$1\"";
     let dir = tempfile::tempdir().unwrap();
     let proof = dir.path().join("proof");

@@ -1,4 +1,4 @@
-//! `ssh://` with a script in place of ssh: what it is asked to do, and what its end means.
+//! The `ssh://` transport with a script in place of ssh: how it is called, and how its exit is explained.
 
 use std::{
     fs,
@@ -16,13 +16,13 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 
 use crate::{programs::explained, within};
 
-/// A machine of its own as far as a shell can tell: a home, a `PATH`, and an ssh that leads there.
+/// A simulated remote machine: a home directory, a `PATH`, and an ssh script that runs commands there.
 struct Host {
     dir: TempDir,
 }
 
 impl Host {
-    /// `shell` runs the remote command, as the login shell there would.
+    /// `shell` runs the remote command, as the login shell of the machine would.
     fn new(shell: &str) -> Self {
         let host = Self { dir: tempfile::tempdir().unwrap() };
         fs::create_dir_all(host.path("home")).unwrap();
@@ -47,7 +47,7 @@ impl Host {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Puts a server there that answers each line with its own place and arguments.
+    /// Installs a server that answers each line with its own path and arguments.
     fn install(&self, name: &str) {
         self.program(name, "#!/bin/sh\nwhile read -r line; do printf '{%s}\\n' \"$0 $*\"; done\n");
     }
@@ -64,7 +64,7 @@ impl Host {
     }
 }
 
-/// Asks the server there who it is.
+/// Sends a line to the server, and returns its answer.
 async fn ask(ssh: &Ssh) -> String {
     use tokio::io::AsyncWriteExt as _;
     let Connection { stream, mut carrier, .. } = ssh.connect().await.unwrap();
@@ -81,7 +81,7 @@ async fn ask(ssh: &Ssh) -> String {
     answer
 }
 
-/// The login shells that are here to be tried.
+/// The login shells that exist on this machine.
 fn shells() -> Vec<&'static str> {
     let paths = ["/bin/sh", "/bin/bash", "/bin/dash", "/usr/bin/zsh", "/usr/bin/fish", "/bin/csh"];
     paths.into_iter().filter(|path| Path::new(path).exists()).collect()
@@ -113,7 +113,7 @@ async fn the_program_is_found_in_every_usual_place() {
     for shell in shells() {
         let host = Host::new(&format!("exec {shell} -c \"$last\""));
         for (place, url) in [
-            // Each one is before those that were put there earlier.
+            // Each path takes precedence over those that were installed before it.
             (".cargo/bin/exec-server", "ssh://h"),
             (".local/bin/exec-server", "ssh://h"),
             ("my tools/exec-server", "ssh://h/~/my%20tools/exec-server"),
@@ -161,7 +161,7 @@ async fn questions_are_for_the_first_connection_only() {
     let host = Host::new("exec sh -c \"$last\"");
     let batch = || host.argv().contains(&"BatchMode=yes".to_owned());
     let ssh = host.ssh("ssh://h");
-    // Nobody was reached: the person must be asked again.
+    // No server was reached, so the next attempt may prompt again.
     within(explained(ssh.connect().await.unwrap())).await;
     assert!(!batch() && ssh.patience() > Duration::ZERO);
     host.install("bin/exec-server");
@@ -170,12 +170,12 @@ async fn questions_are_for_the_first_connection_only() {
     assert_eq!(ssh.patience(), Duration::ZERO);
     ask(&ssh).await;
     assert!(batch());
-    // Another client is another person.
+    // A clone belongs to another client, which may prompt.
     ask(&ssh.clone()).await;
     assert!(!batch());
 }
 
-/// The error of an ssh that does this.
+/// The error for an ssh that runs this script.
 async fn failing(shell: &str, url: &str) -> String {
     let host = Host::new(shell);
     let error = within(explained(host.ssh(url).connect().await.unwrap())).await;
@@ -204,7 +204,7 @@ async fn a_missing_program_comes_with_the_line_that_installs_it() {
     assert!(csh.contains("no `exec-server` on h"), "{csh}");
 }
 
-/// The line that an error gives is tried: it must do what it says.
+/// Runs the command line of the error message: it must do what the message says.
 #[tokio::test]
 async fn the_line_that_installs_it_does() {
     let host = Host::new("exec sh -c \"$last\"");

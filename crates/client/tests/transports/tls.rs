@@ -1,4 +1,4 @@
-//! `wss://` against a server with certificates made on the spot.
+//! The `wss://` transport against a server with certificates created by the test.
 #![cfg(feature = "tls")]
 
 use std::{fs, path::PathBuf, sync::Arc};
@@ -20,7 +20,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{upgrade, within};
 
-/// An authority, and files of what it vouches for.
+/// A certificate authority, with files for the certificates that it issues.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: TempDir,
@@ -41,7 +41,7 @@ impl Authority {
         self.dir.path().join("ca.pem")
     }
 
-    /// Files of a certificate for this name, and of its key.
+    /// Issues a certificate for this name. Returns the paths of the certificate and its key.
     fn vouch(&self, name: &str) -> (PathBuf, PathBuf) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -53,7 +53,7 @@ impl Authority {
     }
 }
 
-/// A server's side: its certificate, and the authority whose clients it takes.
+/// The server side: its certificate, and the authority of the clients that it accepts.
 fn acceptor((cert, key): &(PathBuf, PathBuf), clients: Option<&Authority>) -> TlsAcceptor {
     let provider = Arc::new(default_provider());
     let verifier: Arc<dyn ClientCertVerifier> = match clients {
@@ -76,7 +76,7 @@ fn acceptor((cert, key): &(PathBuf, PathBuf), clients: Option<&Authority>) -> Tl
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// Dials a server by `host`; on success one message went each way, and the request's head comes back.
+/// Dials a server by `host`, and exchanges one message in each direction. Returns the head of the request.
 async fn check(host: &str, acceptor: TlsAcceptor, tls: Tls) -> Result<String, Error> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! WebSocket over TCP and Unix sockets: what is sent, and what becomes of every kind of answer.
+//! WebSocket over TCP and Unix sockets: the request that is sent, and the result for every kind of answer.
 
 use std::{os::unix::fs::PermissionsExt as _, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::within;
 
 const SECRET: &str = "s3cret";
 
-/// Reads a request head.
+/// Reads the head of a request.
 pub(crate) async fn read_head(socket: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -25,7 +25,7 @@ pub(crate) async fn read_head(socket: &mut (impl AsyncRead + Unpin)) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Answers an upgrade, sends one message and gives back the head and the message that comes.
+/// Accepts an upgrade and sends one message. Returns the head of the request and the message received.
 pub(crate) async fn serve(mut socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> (String, String) {
     let head = read_head(&mut socket).await;
     let key = head.lines().find_map(|line| line.strip_prefix("Sec-WebSocket-Key: ")).expect("a key");
@@ -44,7 +44,7 @@ pub(crate) async fn serve(mut socket: impl AsyncRead + AsyncWrite + Unpin + Send
     (head, String::from_utf8(message.to_vec()).unwrap())
 }
 
-/// Takes the server's message and sends one.
+/// Receives the server's message and sends one.
 pub(crate) async fn greet(connection: Connection) {
     let Connection { stream, framing, carrier } = connection;
     assert!(carrier.is_none());
@@ -56,7 +56,7 @@ pub(crate) async fn greet(connection: Connection) {
     outbox.flush_to(&mut writer).await.unwrap();
 }
 
-/// Dials a TCP server that answers with these bytes, and hangs up or not.
+/// Dials a TCP server that answers with these bytes, and then closes the connection or not.
 async fn against(answer: Vec<u8>, hangs_up: bool) -> Error {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -165,7 +165,7 @@ async fn a_server_that_never_answers_costs_the_caller_its_own_deadline() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dialer = Dialer::new(format!("ws://{}", listener.local_addr().unwrap()).parse().unwrap());
     assert!(tokio::time::timeout(Duration::from_millis(200), dialer.connect()).await.is_err());
-    // The connection is gone with the future.
+    // Dropping the future closed the connection.
     let (mut socket, _) = within(listener.accept()).await.unwrap();
     let mut rest = Vec::new();
     within(socket.read_to_end(&mut rest)).await.unwrap();
