@@ -59,7 +59,7 @@ fn damaged(count: usize, rest: &[u8]) {
     let surveyed = survey(File::open(dir.path()).unwrap().as_fd(), SLOT).unwrap();
     assert!(surveyed.segments.starts_with(&recovered.segments) && surveyed.next_seq >= recovered.next_seq);
     assert_eq!(surveyed.lost_files, recovered.lost_files);
-    // Without segments there are no events to compare.
+    // If nothing was recovered, skip the comparison.
     if !recovered.segments.is_empty() {
         assert_eq!(read(dir.path(), &recovered, &made), (recovered.next_seq, recovered.end_offset));
     }
