@@ -134,7 +134,7 @@ pub const DIRECTORY_ENTRIES: usize = 50_000;
 /// File operations of all sessions that run at the same time, each on its own thread. Others wait.
 pub const FILE_JOBS: usize = 64;
 
-/// File operations of one session that run at the same time. Less than [`FILE_JOBS`], so that a disk that hangs for one session leaves
+/// File operations of one session that run at the same time. Less than `FILE_JOBS`, so that a disk that hangs for one session leaves
 /// threads for the others.
 pub const FILE_JOBS_OF_SESSION: usize = 16;
 

@@ -263,7 +263,7 @@ pub fn begin_result(out: &mut Vec<u8>, id: &RequestId) {
     out.extend_from_slice(b",\"result\":");
 }
 
-/// Appends the end of a message that [`begin_result`] began.
+/// Appends the end of a message that `begin_result` began.
 pub fn end_result(out: &mut Vec<u8>) {
     out.push(b'}');
 }
