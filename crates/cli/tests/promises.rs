@@ -1,4 +1,4 @@
-//! The rules of safety, one file each, named after the rule; `cargo xtask faults --list` names them, too.
+//! Tests of the safety rules, one file per rule and named after it. `cargo xtask faults --list` lists them too.
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
 mod common;
@@ -57,7 +57,7 @@ mod promises {
 
     const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
-    /// The request of a WebSocket client, with more header lines.
+    /// The upgrade request of a WebSocket client, with additional header lines.
     pub(crate) fn upgrade(target: &str, host: &str, more: &str) -> String {
         format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n{UPGRADE}{more}\r\n")
     }

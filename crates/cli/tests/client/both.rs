@@ -1,5 +1,4 @@
-//! Owns the two places that every test of files runs on: this machine without a server, and a server.
-//! It must not know what is tested.
+//! The two file systems that every test of files runs on: the local one without a server, and a remote one.
 
 use std::{fs, os::unix::fs::symlink, path::PathBuf, sync::Arc};
 
@@ -11,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::common::TestServer;
 
-/// A place and a directory for it.
+/// A file system and a temporary directory for it.
 pub(crate) struct Ground {
     pub(crate) files: Arc<dyn FileSystem>,
     dir: TempDir,
@@ -22,7 +21,6 @@ impl Ground {
         Self { files, dir: tempfile::Builder::new().prefix("exec-server-files-").tempdir().expect("make a directory") }
     }
 
-    /// A path in the directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().canonicalize().expect("it exists").join(name)
     }
@@ -46,7 +44,7 @@ impl Ground {
     }
 }
 
-/// Runs a test at both places.
+/// Runs a test on both file systems.
 pub(crate) async fn at_both(test: impl AsyncFn(Ground)) {
     test(Ground::new(Arc::new(Local::new()))).await;
     let server = TestServer::start();
@@ -55,12 +53,12 @@ pub(crate) async fn at_both(test: impl AsyncFn(Ground)) {
     client.end_session().await.expect("end the session");
 }
 
-/// The kind of an error that must be one.
+/// The kind of an expected error.
 pub(crate) fn kind<T: std::fmt::Debug>(done: Result<T, exec_server_client::fs::Error>) -> ErrorKind {
     done.expect_err("it fails").kind
 }
 
-/// Short words for kinds of entries.
+/// One letter per kind of entry.
 pub(crate) fn letter(kind: EntryKind) -> char {
     match kind {
         EntryKind::File => 'f',

@@ -1,5 +1,5 @@
-//! The client library on a link that is cut again and again at seeded positions, inside of messages too: every byte arrives
-//! once, both ways. The long run is the fault runs'.
+//! The client library on a link that is cut repeatedly at seeded positions, also in the middle of messages: every byte arrives exactly once
+//! in both directions. The long version is in the fault runs.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ const CUTS: u64 = 60;
 const CATS: u64 = 6;
 const BYTES: usize = 3 << 20;
 
-/// Both ways in base64, 6 times 3 MiB are 48 MiB of traffic; links half this long on average are cut more often than that.
+/// 6 times 3 MiB in both directions are 48 MiB of base64 traffic. Links are half of `LONGEST` long on average, so there are more than
+/// `CUTS` of them.
 const LONGEST: u64 = 600 << 10;
 
 async fn through_cuts(seed: u64) {

@@ -1,5 +1,5 @@
-//! The reference's tests of files (specification 10.2 and 10.4) through the client's `FileSystem`, each here and on a server.
-//! It must not test the wire; `fs_reference.rs` does.
+//! The reference's tests of files (specification 10.2 and 10.4) through the client's `FileSystem`, each locally and on a server. The wire
+//! itself is tested in `fs_reference.rs`.
 
 use std::{
     ffi::OsString,
@@ -105,7 +105,7 @@ async fn no_follow_metadata_preserves_linux_birthtime() {
         let path = ground.write("f", "");
         let born = fs::metadata(&path).and_then(|found| found.created()).expect("this file system knows it");
         let born = born.duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_millis();
-        // Later than that it is changed, so that no other time is taken for it.
+        // Change the file later, so that no other timestamp can be mistaken for the birth time.
         let modified = Some(Moment { seconds: 1_000_000_000, nanos: 0 });
         ground.files.set_metadata(&path, Links::Refuse, None, modified).await.expect("change");
         for links in [Links::Follow, Links::Refuse, Links::Itself] {
@@ -116,7 +116,7 @@ async fn no_follow_metadata_preserves_linux_birthtime() {
     .await;
 }
 
-/// Reads, writes, makes and removes in a directory to which only names lead that are known.
+/// Reads, writes, creates and removes below a directory that has search (`x`) but no read permission.
 async fn work_below_search_only(files: &dyn FileSystem, top: &Path) {
     let inner = top.join("searched/inner");
     assert_eq!(files.read_file(&inner.join("file"), Links::Refuse).await.expect("read"), "hi");
@@ -143,7 +143,7 @@ fn no_follow_operations_support_search_only_ancestors() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         work(&runtime);
     };
-    // Root may list everything. One thread becomes somebody else, and with it those that it starts.
+    // Root may list everything. So one thread changes its uid, and the threads that it starts inherit the change.
     thread::scope(|scope| {
         let local = scope.spawn(|| {
             let nobody = rustix::process::Uid::from_raw(65534);
@@ -342,7 +342,7 @@ async fn walk_reports_non_utf8_names() {
         assert_eq!(walked.entries, [(good, WalkKind::File)]);
         let told: Vec<_> = walked.errors.iter().map(|(path, _)| path.clone()).collect();
         assert_eq!(told, std::slice::from_ref(&odd));
-        // With all of its bytes, so that it can be gone on with.
+        // The name is reported with all its bytes, so that it can be used for further requests.
         assert_eq!(ground.files.read_file(&told[0], Links::Refuse).await.expect("read"), "odd");
     })
     .await;
@@ -497,7 +497,7 @@ async fn a_file_in_blocks_appears_whole_and_what_is_kept_goes_on() {
         draft.write_at(0, "hello ".into()).await.expect("write");
         assert!(!path.exists());
         drop(draft);
-        // The server closes in the background.
+        // The server closes the draft in the background.
         let mut again = files.create(&path, keep.clone()).await;
         while matches!(&again, Err(error) if error.kind == ErrorKind::Busy) {
             tokio::task::yield_now().await;

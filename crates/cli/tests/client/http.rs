@@ -1,5 +1,5 @@
-//! HTTP through the client library, inside this program and on a server: the same client, the same rules. A test's name is place and
-//! claim; those with the names of the reference are its tests of `http/request`.
+//! HTTP through the client library, embedded and on a server, with the same rules. A test's name is the place and the claim. Tests with the
+//! names of the reference are its tests of `http/request`.
 
 use std::{
     sync::{
@@ -110,7 +110,7 @@ async fn http_request_rejects_protected_environment_headers(place: &Place) {
 async fn http_request_normalizes_unicode_hostname(place: &Place) {
     let target = Target::saying("hello");
     let (_, port) = target.address().split_once(':').expect("a port");
-    // Wide digits, which are those of an address when they are normalized, so that no name has to be looked up.
+    // Full-width digits that are normalized to an IP address, so that no DNS lookup is needed.
     let url = format!("http://\u{ff11}\u{ff12}\u{ff17}.0.0.\u{ff11}:{port}/x");
     let response = soon("an answer", place.client().http_request(&Request::new("GET", url))).await.expect("an answer");
     assert_eq!(&*response.body, b"hello");
@@ -144,14 +144,14 @@ async fn http_request_failures_are_told_apart(place: &Place) {
         let error = place.client().http_request(&Request::new("GET", url)).await.expect_err("no answer");
         assert_eq!(kind(&error), Some(expected), "{url}: {error}");
     }
-    // Streamed it has any size.
+    // A streamed body may have any size.
     let response = place.client().http_stream(&Request::new("GET", large.url("/"))).await.expect("a head");
     let all = response.body.collect_up_to(usize::MAX).await.expect("all of it");
     assert_eq!(all.len(), limits::HTTP_BODY_BYTES + 1);
 }
 
 async fn a_slow_reader_of_a_large_body_gets_all_of_it(place: &Place) {
-    // Three times what a client keeps of a server that cannot wait.
+    // Three times what a client buffers for a server that cannot wait.
     let bytes = Arc::new(pattern(7, 3 * limits::HTTP_BYTES_KEPT));
     let sent = Arc::new(AtomicUsize::new(0));
     let target = Target::start({
@@ -166,7 +166,7 @@ async fn a_slow_reader_of_a_large_body_gets_all_of_it(place: &Place) {
         }
     });
     let mut body = place.client().http_stream(&Request::new("GET", target.url("/"))).await.expect("a head").body;
-    // Nobody reads: the target comes to a stand, far from its end.
+    // The body is not read, so the target comes to a standstill long before the end.
     let mut last = 0;
     until("the target stands still", async || {
         let before = std::mem::replace(&mut last, sent.load(Ordering::Relaxed));
@@ -201,7 +201,7 @@ async fn a_dropped_body_or_request_ends_the_download(place: &Place) {
     assert_eq!(soon("a piece", body.chunk()).await.expect("a piece").as_deref(), Some(b"first".as_slice()));
     drop(body);
     until("the download ends", async || gone.load(Ordering::Relaxed) == 1).await;
-    // Before the head: as a stream, and whole.
+    // Cancel before the head has arrived: as a stream and as a whole response.
     let request = Request::new("GET", target.url("/never"));
     for (n, is_stream) in [(2, true), (3, false)] {
         let asking = async {
@@ -228,7 +228,7 @@ async fn many_streams_hold_up_neither_each_other_nor_anything_else(place: &Place
         }
     });
     let client = place.client();
-    // Some that nobody reads, with all they want to say; more that say nothing.
+    // Some streams have much data that is not read; the others have no data.
     let mut open = Vec::new();
     for n in 0..40 {
         let path = if n % 4 == 0 { "/flood" } else { "/quiet" };

@@ -1,7 +1,7 @@
-//! The client library, at every place where processes run.
+//! Tests of the client library, at every place where processes run.
 //!
-//! The root owns what these tests share. It must not know more of the client than its public interface: what holds here holds
-//! for every program that uses it.
+//! This root has the helpers that the tests share. The tests use only the public interface of the client, so what they prove holds for
+//! every program that uses it.
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
 #[path = "../common/mod.rs"]
@@ -30,15 +30,15 @@ use std::time::Duration;
 
 use exec_server_client::Start;
 
-/// How long anything that must happen may take.
+/// Timeout for anything that must happen.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// A shell with a standard input that can be written.
+/// A shell with a stdin pipe.
 pub(crate) fn sh(script: impl AsRef<str>) -> Start {
     Start::new(["sh", "-c", script.as_ref()]).pipe_stdin(true)
 }
 
-/// Awaits what must happen soon.
+/// Awaits a future with the timeout `SOON`.
 pub(crate) async fn soon<T>(what: &str, happening: impl Future<Output = T>) -> T {
     match tokio::time::timeout(SOON, happening).await {
         Ok(done) => done,
@@ -46,7 +46,7 @@ pub(crate) async fn soon<T>(what: &str, happening: impl Future<Output = T>) -> T
     }
 }
 
-/// Waits until a level holds that can only be asked for.
+/// Polls until a condition holds.
 pub(crate) async fn until(what: &str, mut level: impl AsyncFnMut() -> bool) {
     let mut ticks = tokio::time::interval(Duration::from_millis(5));
     soon(what, async {

@@ -1,5 +1,5 @@
-//! MCP over streamable HTTP by way of an executor, inside this program and on a server, against an MCP server that is written here by hand:
-//! what it says on the wire is the test's. It must not use rmcp's server, or a mistake on both sides would be none.
+//! MCP over streamable HTTP through an executor, embedded and on a server, against an MCP server that is written by hand here, so the test
+//! controls every byte on the wire. It does not use rmcp's server: a mistake that is in both its client and its server would go unnoticed.
 
 use std::{
     collections::BTreeMap,
@@ -45,7 +45,7 @@ at_both_places! {
     streamable_http_headers_of_a_server_go_to_no_other
 }
 
-/// How calls are answered.
+/// How the server answers calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mood {
     Fine,
@@ -59,7 +59,7 @@ enum Mood {
     Broken,
 }
 
-/// An MCP server of one tool.
+/// An MCP server with one tool.
 struct Server {
     target: Target,
     shared: Arc<Shared>,
@@ -108,7 +108,7 @@ fn serve(shared: &Shared, asked: &Asked, stream: &mut TcpStream) {
         return target::respond(stream, "307 Temporary Redirect", &[("location", "/mcp")], b"");
     }
     if asked.method != "POST" {
-        // No stream of its own, and no end of a session.
+        // The server offers no GET stream and no DELETE of a session.
         return target::respond(stream, "405 Method Not Allowed", &[], b"");
     }
     let message: Value = serde_json::from_slice(&asked.body).expect("a message");
@@ -162,7 +162,7 @@ fn events(stream: &mut TcpStream, message: &Value, result: &Value) {
         json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "working"}});
     let answer = json!({"jsonrpc": "2.0", "id": message["id"], "result": result});
     for part in [": sign of life\n\n".to_owned(), format!("data: {note}\n\n"), format!("data: {answer}\r\n\r\n")] {
-        // Cut where no event ends.
+        // Split the event in the middle.
         let (first, second) = part.as_bytes().split_at(part.len() / 2);
         target::chunk(stream, first);
         target::chunk(stream, second);
@@ -223,13 +223,13 @@ async fn streamable_http_headers_of_a_server_go_to_no_other(place: &Place) {
     let error = connect(place, &endpoint).await.map(drop).expect_err("it leads to another origin");
     assert!(error.to_string().contains(&server.target.url("/mcp")), "{error}");
     assert_eq!(server.target.asked(), [], "nothing was sent there");
-    // Within its own it goes along, headers and all.
+    // A redirect to the same origin is followed, with all headers.
     endpoint.url = server.target.url("/moved");
     let service = connect(place, &endpoint).await.expect("a handshake");
     assert_eq!(echo(&service, "hi").await.expect("an answer"), "hi");
     service.cancel().await.expect("it ends");
     assert!(server.target.asked().iter().all(|asked| asked.all("x-api-key") == ["s3cret"]));
-    // Who has nothing to hide follows.
+    // An endpoint without secret headers follows the redirect.
     endpoint = Endpoint { url: leading.url("/mcp"), ..Endpoint::default() };
     connect(place, &endpoint).await.expect("a handshake").cancel().await.expect("it ends");
 }
@@ -278,7 +278,7 @@ async fn streamable_http_401_does_not_trigger_recovery(place: &Place) {
     assert!(error.to_string().contains("https://login.example"), "{error}");
     assert_eq!((server.heard("initialize"), server.heard("tools/call")), (1, 1));
     service.cancel().await.expect("it ends");
-    // At the handshake, too, and without a challenge.
+    // A 401 during the handshake, and one without a challenge.
     let closed = Target::start(|_, stream| target::respond(stream, "401 Unauthorized", &[], b""));
     let endpoint = Endpoint { url: closed.url("/mcp"), ..Endpoint::default() };
     let error = connect(place, &endpoint).await.map(drop).expect_err("it is refused");
@@ -296,7 +296,7 @@ async fn streamable_http_non_session_failure_does_not_trigger_recovery(place: &P
     server.set(Mood::Fine);
     assert_eq!(echo(&service, "fine").await.expect("the next one works"), "fine");
     service.cancel().await.expect("it ends");
-    // Nobody there at all.
+    // Nothing listens at that address.
     let gone = Target::saying("").url("/mcp");
     let error =
         connect(place, &Endpoint { url: gone, ..Endpoint::default() }).await.map(drop).expect_err("nobody there");
@@ -315,13 +315,13 @@ async fn streamable_http_handshake_timeout_unblocks_remote_executor(place: &Plac
     let endpoint = Endpoint { url: silent.url("/mcp"), ..Endpoint::default() };
     let transport = endpoint.transport(place.client().clone()).expect("a transport");
     let shaking = ClientConfig::default().serve(transport);
-    // Given up when the server was asked for sure.
+    // Cancel once the server has definitely received the request.
     tokio::select! {
         _ = shaking => panic!("nobody answers"),
         () = until("the server is asked", async || !silent.asked().is_empty()) => {}
     }
     until("the executor lets go of it", async || gone.load(Ordering::Relaxed) == 1).await;
-    // The executor's connection is as good as before.
+    // The executor's connection still works.
     let server = Server::start();
     let service = connect(place, &server.endpoint()).await.expect("a handshake");
     assert_eq!(echo(&service, "fine").await.expect("an answer"), "fine");

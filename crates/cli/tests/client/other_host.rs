@@ -1,4 +1,4 @@
-//! Client and server with nothing in common but the network: nothing of the client's side is seen at the other.
+//! Client and server share nothing but the network: no path, variable or program of the client's side is visible at the server.
 
 use std::{
     env, fs,
@@ -13,7 +13,7 @@ use exec_server_client::{
 
 use crate::{Elsewhere, bounded, client_of, tell};
 
-/// Says to a copy of this program that it is the client, and where the server is.
+/// Set in a copy of this program that plays the client; contains the server's URL.
 const ROLE: &str = "TEST_CLIENT_OF";
 
 async fn say(client: &Client, start: Start) -> String {
@@ -26,8 +26,8 @@ fn sh(script: &str) -> Start {
     Start::new(["sh", "-c", script])
 }
 
-/// The same test in two roles: what is here is set up in one program, and used in a copy of it, since a program's
-/// environment and directory are the same for all of its threads.
+/// One test in two roles: this process prepares the client's environment and then starts a copy of itself as the client, because
+/// environment and working directory are shared by all threads of a process.
 #[test]
 fn nothing_of_the_clients_side_is_seen_there() {
     if let Ok(url) = env::var(ROLE) {
@@ -70,7 +70,7 @@ async fn look(url: &str) {
     assert_eq!(info.cwd.as_deref(), Some("file:///tmp/there"));
     assert!(!format!("{info:?}").contains(&here), "{info:?}");
 
-    // Everything that a process gets without being told is that machine's.
+    // All defaults of a process come from the server's machine.
     let script = "pwd; echo $HOME; echo $TMPDIR; echo $PATH; echo ${ONLY_THERE-unset} ${ONLY_HERE-unset}";
     let expected =
         |there: &str| format!("{}\n{}\n/tmp\n{}\n{there} unset\n", Elsewhere::CWD, Elsewhere::HOME, Elsewhere::PATH);
@@ -80,7 +80,7 @@ async fn look(url: &str) {
     assert!(!all.contains(&here) && !all.contains(ROLE), "{all}");
     assert_eq!(say(&client, Start::new(["/usr/bin/env"]).env_policy(None)).await, "");
 
-    // Programs are looked up there: by name in that PATH, by relative path from that directory.
+    // Programs are looked up on the server: by name in its PATH, by relative path from its directory.
     for program in ["greet", "./bin/greet", "bin/greet"] {
         assert_eq!(say(&client, Start::new([program])).await, "there\n", "{program}");
     }
@@ -90,7 +90,7 @@ async fn look(url: &str) {
         assert_eq!(error.server_kind(), Some(Kind::ProgramNotFound), "{program}");
     }
 
-    // Our directories are no directories there: an error, never another place.
+    // The client's directories do not exist on the server: the start fails and never uses another directory.
     let error = client.start(Start::new(["pwd"]).cwd(&here)).await.expect_err("our directory is not there");
     assert_eq!(error.server_kind(), Some(Kind::CwdNotFound));
     let error = client.start(Start::new(["pwd"]).cwd(".")).await.expect_err("relative to what");

@@ -1,6 +1,5 @@
-//! Owns the places where the suite runs, from their start to the check that nothing of them is left: this program itself, a
-//! server behind a TCP or a Unix socket, a server that the client starts, and a server on another machine.
-//! It must not know what is tested there.
+//! The places where the suite runs: this program itself, a server behind a TCP or a Unix socket, a server that the client starts, and a
+//! server on another machine. Starts a place, and at the end checks that nothing is left of it.
 
 use std::{
     collections::BTreeSet,
@@ -22,21 +21,20 @@ use super::{Elsewhere, bounded};
 
 use crate::common::{self, TestServer, binary, descendants, marked, wait_gone};
 
-/// One `Local` is made at a time, so that its directory can be told from the others'.
+/// Only one `Local` is created at a time, so that its directory can be identified.
 static MAKING: Mutex<()> = Mutex::const_new(());
 
-/// Where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Inside this program.
+    /// Embedded in this program.
     Local,
     /// A server on a TCP port.
     Ws,
     /// A server on a Unix socket.
     Unix,
-    /// A server that the client starts and speaks with over its standard streams.
+    /// A server that the client starts and talks to over its standard streams.
     Stdio,
-    /// A server with nothing of ours but the network.
+    /// A server that shares nothing with us but the network.
     Elsewhere,
 }
 
@@ -44,7 +42,7 @@ pub(crate) enum Kind {
 pub(crate) struct Place {
     kind: Kind,
     home: Home,
-    /// A directory that exists there and is nobody else's.
+    /// A directory at the place that only this test uses.
     scratch: String,
 }
 
@@ -55,7 +53,7 @@ enum Home {
     Elsewhere { remote: Remote, host: Elsewhere },
 }
 
-/// Runs one behaviour at one place, and looks at what is left of it.
+/// Runs one behaviour at one place, and checks that nothing is left of the place.
 pub(crate) fn run(kind: Kind, behaviour: impl AsyncFnOnce(&Place)) {
     bounded(async {
         let place = Place::open(kind).await;
@@ -64,7 +62,7 @@ pub(crate) fn run(kind: Kind, behaviour: impl AsyncFnOnce(&Place)) {
     });
 }
 
-/// A client that does not wait long before it tries again.
+/// A client with a short reconnect backoff.
 pub(crate) fn client_of() -> Builder {
     let quick = Backoff::new(std::time::Duration::from_millis(5), std::time::Duration::from_millis(50));
     Client::builder().name("test").backoff(quick)
@@ -90,12 +88,11 @@ impl Place {
         Self { kind, home, scratch }
     }
 
-    /// Where it is.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// It, as programs see it.
+    /// The place behind the trait that programs use.
     pub(crate) fn backend(&self) -> &dyn Backend {
         match &self.home {
             Home::Local { local, .. } => local,
@@ -103,30 +100,29 @@ impl Place {
         }
     }
 
-    /// The session there.
+    /// The client with the session at the place.
     pub(crate) fn client(&self) -> &Client {
         self.backend().client()
     }
 
-    /// Starts a process that can be started.
+    /// Starts a process; the start must succeed.
     pub(crate) async fn start(&self, start: Start) -> Process {
         let running = self.backend().start(start).await.expect("start a process");
         running.process().clone()
     }
 
-    /// Runs a script there to its end; returns what it wrote.
+    /// Runs a script at the place to its end and returns its stdout.
     pub(crate) async fn say(&self, script: &str) -> String {
         let told = super::tell(&self.start(super::sh(script)).await).await;
         assert_eq!((told.exit.code, String::from_utf8_lossy(&told.stderr).as_ref()), (0, ""), "`{script}` goes well");
         String::from_utf8(told.stdout).expect("text")
     }
 
-    /// A path in a directory that exists there and is nobody else's.
+    /// A path in the scratch directory.
     pub(crate) fn path(&self, name: &str) -> String {
         format!("{}/{name}", self.scratch)
     }
 
-    /// That directory.
     pub(crate) fn scratch(&self) -> &str {
         &self.scratch
     }
@@ -136,7 +132,7 @@ impl Place {
         self.path("home")
     }
 
-    /// Every live process that belongs to it.
+    /// All live processes that belong to the place.
     pub(crate) fn processes(&self) -> BTreeSet<u32> {
         let all = match &self.home {
             Home::Local { dir, .. } | Home::Launched { dir, .. } => marked(&dir.path().display().to_string()),
@@ -146,7 +142,7 @@ impl Place {
         all.iter().copied().chain(descendants(&all)).collect()
     }
 
-    /// Ends it in order and checks that nothing is left.
+    /// Shuts the place down and checks that nothing is left.
     async fn end(self) {
         let all = self.processes();
         match self.home {
@@ -161,7 +157,7 @@ impl Place {
                 client.close().await;
                 let socket = server.dir().join("x.sock");
                 assert_eq!(socket.exists(), self.kind == Kind::Unix);
-                // It looks for processes and sessions itself, and removes its directory with everything in it.
+                // `TestServer` checks for leftover processes and sessions itself, and removes its directory.
                 drop(server);
                 assert!(!socket.exists());
             }
@@ -188,7 +184,7 @@ async fn served(builder: common::Builder) -> Home {
     Home::Server { remote: connect(server.url()).await, server }
 }
 
-/// The server's program under a path of its own, by which everything that it becomes is found.
+/// A private path for the server's program, by which all its processes can be found.
 fn program(dir: &TempDir) -> PathBuf {
     let path = dir.path().join("exec-server");
     symlink(binary(), &path).expect("link the program");
@@ -227,7 +223,7 @@ async fn local() -> Home {
     Home::Local { local, dir, private }
 }
 
-/// The locks of state directories that this program holds.
+/// The locks of state directories that this process holds.
 fn locks() -> BTreeSet<PathBuf> {
     let open = fs::read_dir("/proc/self/fd").expect("list our descriptors");
     let paths = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
@@ -237,7 +233,7 @@ fn locks() -> BTreeSet<PathBuf> {
     paths.filter(is_ours).collect()
 }
 
-/// What servers without a state directory have made for themselves in `dir`.
+/// The private state directories that servers have created in `dir`.
 fn states(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).expect("list the directory").map(|entry| entry.expect("an entry").path());
     entries.filter(|path| path.join("lock").exists()).collect()

@@ -1,4 +1,4 @@
-//! The client library on a link that breaks and a server that dies: what survives, what waits, and what is told at last.
+//! The client library with a link that breaks and a server that dies: what survives, what waits, and which error is finally reported.
 
 use std::{
     fs,
@@ -43,7 +43,7 @@ async fn connected(client: &Client) {
     soon("the link is mended", mended).await.expect("the client lives");
 }
 
-/// The end of a session: why, and how long it took.
+/// Waits until the session is lost and returns the error.
 async fn lost(client: &Client) -> Error {
     let mut state = client.watch_state();
     let lost = state.wait_for(|state| matches!(state, State::Lost { .. }));
@@ -76,7 +76,7 @@ fn remote_exec_process_recovers_after_transport_disconnect() {
         assert_eq!(spell(&mut events).await, format!("1 stdout {pid}\n"));
         until("the gate", async || is_made(&server.dir().join("gate.made"))).await;
 
-        // One read waits on the old link when it breaks.
+        // One read is waiting on the old link when it breaks.
         let reader = process.clone();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { reader.read(1, None, Duration::from_secs(600)).await });
@@ -175,7 +175,7 @@ fn fail_fast_calls_do_not_wait_for_the_link() {
     });
 }
 
-/// Copies through a process; counts what has come back.
+/// Copies data through a process and counts the bytes that have come back.
 async fn copy(process: exec_server_client::Process, data: Arc<Vec<u8>>, back: Arc<AtomicUsize>) -> Vec<u8> {
     let (mut stdin, mut stdout) = (process.stdin(), process.stdout());
     let there = async {
@@ -255,7 +255,7 @@ fn a_server_that_is_gone_for_good_is_given_up_in_time() {
         tasks.spawn(async move { reader.read(1, None, Duration::from_secs(600)).await });
         let begun = Instant::now();
         block_in_place(|| server.kill());
-        // A write that begins now is not left hanging.
+        // A write that begins now does not hang.
         let error = soon("the write", process.write("x")).await.expect_err("nobody is there");
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
         let error = lost(&client).await;
@@ -263,7 +263,7 @@ fn a_server_that_is_gone_for_good_is_given_up_in_time() {
         assert!(after >= Duration::from_millis(500) && after < Duration::from_secs(5), "{after:?}");
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
 
-        // Everything says so from now on, with the words that older peers compare.
+        // From now on all calls fail in the same way, with the message that older peers compare.
         match soon("the failure", events.next()).await {
             Some(Event::Failed(error)) => assert_eq!(error.kind(), ErrorKind::Disconnected),
             other => panic!("{other:?} where a failure is expected"),
@@ -294,10 +294,10 @@ fn a_session_that_a_new_server_does_not_know_is_lost() {
         let process = client.start(sh("exec cat")).await.expect("start");
         block_in_place(|| {
             server.kill();
-            // The machine was started anew: nothing that ran, and nothing that was kept.
+            // Simulate a reboot: no process and no state survives.
             let left = server.processes();
             for pid in left.iter().filter_map(|pid| rustix::process::Pid::from_raw(pid.cast_signed())) {
-                rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok(); // Gone with the one before it.
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok(); // It may have ended with a process killed before it.
             }
             crate::common::wait_gone("holders and children", &left);
             fs::remove_dir_all(server.state_dir()).expect("lose the state");

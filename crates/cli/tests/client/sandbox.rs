@@ -1,5 +1,5 @@
-//! The reference's tests of sandboxes (specification 10.2 and 10.4) through the client library, here and on a server. A test's name is
-//! place and claim.
+//! The reference's tests of sandboxes (specification 10.2 and 10.4) through the client library, locally and on a server. A test's name is
+//! the place and the claim.
 
 /// All behaviours at all places.
 macro_rules! suite {

@@ -1,4 +1,4 @@
-//! The client library and sessions: coming back to one, looking into another's, taking one over.
+//! The client library and sessions: resuming one, attaching to a process of another, taking one over.
 
 use exec_server_client::{
     Attach, Client, ErrorKind, State,
@@ -38,7 +38,7 @@ fn a_new_client_resumes_the_session_of_one_that_is_gone() {
         assert_eq!((told.stdout, told.exit.code), (b"one\ntwo\n".to_vec(), 4));
         assert_eq!(told.exit.cause, Some(Cause::Exit));
         assert!(told.exit.usage.is_some());
-        // And what had ended before is there as well.
+        // A process that had ended before can be attached too.
         drop(process);
         let process = second.attach(&"p".into(), Attach::default()).await.expect("attach again");
         assert_eq!(process.wait().await.expect("it ended").code, 4);
@@ -100,7 +100,7 @@ fn a_resumed_session_has_all_that_was_written_meanwhile() {
         let made = server.dir().join("made");
         let script = format!("seq 1 3000000; : >{}; exit 8", made.display());
         first.start(sh(&script).id("p")).await.expect("start");
-        // Nobody takes anything, so that it stands still until its session has no connection and its output goes to disk.
+        // There is no reader, so the process blocks until its session has no connection and its output goes to disk.
         first.close().await;
         until("all of its output", async || made.exists()).await;
 
@@ -139,13 +139,13 @@ fn a_second_session_sees_and_steers_a_process_of_the_first() {
         assert_eq!(own.write("of the owner\n").await.expect("write"), WriteStatus::Accepted);
         output_until(&mut events, "owner\n").await;
         own.close_stdin().await.expect("close");
-        // More than any memory between them holds back for nothing: both have every byte of it.
+        // This is more than all buffers hold, and both clients get every byte.
         let (own_told, their_told) = tokio::join!(tell(&own), tell(&theirs));
         assert_eq!(own_told, their_told);
         assert_eq!((own_told.exit.code, own_told.exit.cause), (6, Some(Cause::Exit)));
         assert!(own_told.stdout.ends_with(b"\n299999\n300000\n"));
 
-        // A guest that leaves takes nothing along.
+        // A guest that leaves does not end the process.
         drop((theirs, guest));
         let process = owner.start(sh("exec cat").id("q")).await.expect("start");
         let guest = client_at(&server).await;
@@ -197,7 +197,7 @@ fn a_session_that_is_in_use_is_not_given_away_unless_taken() {
         soon("the first has lost it", lost).await.expect("the client lives");
         assert!(process.write("lost").await.is_err());
 
-        // And does not take it back.
+        // The old client does not take the session back.
         let process = second.attach(&"p".into(), Attach::default()).await.expect("attach");
         process.write("taken").await.expect("write");
         process.close_stdin().await.expect("close");

@@ -1,4 +1,4 @@
-//! The client library: one suite of behaviours at every place where processes run. A test's name is place and claim.
+//! One suite of behaviours of the client library, run at every place where processes run. A test's name is the place and the claim.
 
 /// All behaviours at all places.
 macro_rules! suite {

@@ -1,22 +1,19 @@
-//! Owns the rules of a process's events, checked while they are followed: numbers without holes, one exit, the close last.
-//! It must not know what a process should say.
+//! Follows the events of a process and checks their invariants: sequence numbers without holes, one exit, the close last.
 
 use exec_server_client::{Event, Events, Exit, Process, Totals, protocol::process::Stream};
 
 use super::soon;
 
-/// Everything that a process said.
+/// Everything that a process reported.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Told {
     /// Bytes of stdout, or of the terminal.
     pub(crate) stdout: Vec<u8>,
-    /// Bytes of stderr.
     pub(crate) stderr: Vec<u8>,
-    /// How it ended.
     pub(crate) exit: Exit,
-    /// What the close says.
+    /// The totals in the close event.
     pub(crate) totals: Totals,
-    /// Output bytes that are told to be gone.
+    /// Output bytes reported as missing by gaps.
     pub(crate) gone: u64,
 }
 
@@ -27,7 +24,7 @@ pub(crate) async fn tell(process: &Process) -> Told {
     told
 }
 
-/// Follows events to the last, from wherever they begin.
+/// Follows events to the last, from the current position.
 pub(crate) async fn follow(mut events: Events) -> Told {
     let (mut stdout, mut stderr, mut gone) = (Vec::new(), Vec::new(), 0);
     let (mut exit, mut totals, mut last) = (None, None, events.position());
@@ -53,7 +50,7 @@ pub(crate) async fn follow(mut events: Events) -> Told {
     Told { stdout, stderr, exit, totals: totals.expect("a close before the end"), gone }
 }
 
-/// Takes output until `wanted` is in it; returns all of it.
+/// Reads output until it contains `wanted`, and returns all of it.
 pub(crate) async fn output_until(events: &mut Events, wanted: &str) -> String {
     let mut said = Vec::new();
     soon(&format!("output `{wanted}`"), async {
@@ -68,7 +65,7 @@ pub(crate) async fn output_until(events: &mut Events, wanted: &str) -> String {
     String::from_utf8(said).expect("text")
 }
 
-/// The next event in one line of text.
+/// The next event as one line of text.
 pub(crate) async fn spell(events: &mut Events) -> String {
     match soon("an event", events.next()).await {
         Some(Event::Output { seq, stream, bytes, .. }) => {

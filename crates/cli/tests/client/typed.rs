@@ -1,4 +1,4 @@
-//! Methods by their types alone, where an answer may come in more than one form. It must not test what the methods do.
+//! Typed requests for methods whose answer may have more than one form on the wire.
 
 use std::fs;
 

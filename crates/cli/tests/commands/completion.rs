@@ -1,4 +1,4 @@
-//! Completions: what a shell offers behind Tab, by the scripts that `completions` prints.
+//! Shell completions: what a shell offers after Tab, with the scripts that `completions` prints.
 
 use std::process::{Command, Stdio};
 
@@ -21,7 +21,7 @@ const COMMANDS: [&str; 14] = [
     "dial-stdio",
 ];
 
-/// What a real bash offers for a line whose last word is being typed.
+/// What a real bash offers for a command line whose last word is being typed.
 fn offered(home: &Home, words: &[&str]) -> Vec<String> {
     let script = home.ok(&["completions", "bash"]);
     let program = format!(
@@ -48,7 +48,7 @@ fn offered(home: &Home, words: &[&str]) -> Vec<String> {
     assert_eq!(text(&output.stderr), "", "the prompt stays clean");
     let is_flag = words.last().is_some_and(|word| word.starts_with('-'));
     let offers = text(&output.stdout);
-    // Flags can stand everywhere, and are offered behind what was asked for.
+    // Flags are allowed everywhere, so the shell offers them after the other candidates. Filter for the kind that is tested.
     offers.lines().filter(|line| !line.is_empty() && line.starts_with('-') == is_flag).map(str::to_owned).collect()
 }
 

@@ -1,8 +1,8 @@
-//! COVERAGE.md against the sources: a test that it names is there. It must not know what the tests do.
+//! Checks COVERAGE.md against the sources: every test that it names exists.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// Names of the reference's own that stand beside ours, where it is said why there is none of that name.
+/// Names of reference tests that COVERAGE.md mentions with the reason why we have no test of that name.
 const UPSTREAM: [&str; 4] = [
     "file_reads_reject_named_pipes",
     "file_system_read_file_returns_bytes",
@@ -29,15 +29,15 @@ fn every_test_that_coverage_md_names_is_there() {
     assert_eq!(missing, Vec::<&str>::new(), "COVERAGE.md names tests that are nowhere");
 }
 
-/// Whether it is a test, by its name or by its name in the library's suites.
+/// Whether a test with this name exists, either directly or in the suites of the client library, which drop the prefix.
 fn is_known(known: &BTreeSet<String>, name: &str) -> bool {
     let cut = name.strip_prefix("file_system_").or(name.strip_prefix("remote_"));
-    // Some are named by their beginning.
+    // COVERAGE.md gives some names only by their prefix.
     let begins = |name: &str| known.range(name.to_owned()..).next().is_some_and(|found| found.starts_with(name));
     begins(name) || cut.is_some_and(begins)
 }
 
-/// Words of three parts or more outside of backticks, which hold files.
+/// Words with at least two underscores, outside of backticks; backticks contain file names.
 fn names(cell: &str) -> impl Iterator<Item = &str> {
     let plain = cell.split('`').step_by(2);
     let words =
@@ -46,7 +46,7 @@ fn names(cell: &str) -> impl Iterator<Item = &str> {
     words.map(|word| word.trim_end_matches(['_', '.'])).filter(is_name)
 }
 
-/// Every function of the sources, and every word that stands alone in its line, as in lists of tests.
+/// Collects every function of the sources and every word that is alone on its line, as in lists of tests.
 fn collect(dir: &Path, known: &mut BTreeSet<String>) {
     for entry in fs::read_dir(dir).expect("list our own sources").flatten() {
         let path = entry.path();

@@ -1,5 +1,5 @@
-//! `exec-server cp`: what is kept, where it goes, what it says and its codes; killed and called again.
-//! It must not test hostile servers; that is the client's own `hostile_files`.
+//! `exec-server cp`: which attributes are kept, where files go, messages and exit codes; `cp` killed and run again. Hostile servers are
+//! tested in the client's `hostile_files`.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
     trees::{hidden, make_tree, same, same_inside, whole_so_far},
 };
 
-/// A server with a home and a directory of its own, and a user who is somewhere else.
+/// A server with its own home and working directory, and a user in another directory.
 pub(crate) struct World {
     pub(crate) server: TestServer,
     pub(crate) home: Home,
@@ -29,12 +29,12 @@ impl World {
         Self { server, home: Home::new() }
     }
 
-    /// A path of the user's.
+    /// A path in the user's directory.
     pub(crate) fn here(&self, name: &str) -> PathBuf {
         self.home.path().canonicalize().expect("it exists").join(name)
     }
 
-    /// A path below the server's own directory.
+    /// A path below the server's working directory.
     pub(crate) fn there(&self, name: &str) -> PathBuf {
         self.server.dir().canonicalize().expect("it exists").join("home/own").join(name)
     }
@@ -47,7 +47,7 @@ impl World {
         command
     }
 
-    /// What it said on standard error, and its code.
+    /// Returns stderr and the exit code; stdout must be empty.
     pub(crate) fn run(&self, args: &[&str]) -> (String, Option<i32>) {
         let output = finish(self.cp(args));
         assert_eq!(text(&output.stdout), "");
@@ -95,7 +95,7 @@ fn a_copy_goes_where_cp_would_put_it() {
     for made in ["new", "box/f", "box/d/e/g", "tree/e/g", "box/e/g", "tree/d/e/g"] {
         assert!(world.there(made).is_file(), "{made}");
     }
-    // What the user names is followed, also where it is a link; the link stays.
+    // A path that the user names is followed even if it is a symlink. The link itself stays.
     symlink("new", world.there("link")).expect("make a link");
     fs::write(world.here("f"), "3").expect("write");
     world.ok(&["f", ":link"]);
@@ -157,7 +157,7 @@ fn what_cannot_be_read_is_told_and_the_rest_is_copied() {
         assert_eq!(fs::read(target.join(name)).expect("it was copied"), name.as_bytes());
     }
     assert!(!target.join("secret").exists() && !target.join("pipe").exists());
-    // Once it may be read, the same command brings it, and leaves nothing beside the copy.
+    // Once the file is readable, the same command copies it, and leaves no hidden files behind.
     fs::set_permissions(tree.join("secret"), fs::Permissions::from_mode(0o644)).expect("show it");
     fs::remove_file(tree.join("pipe")).expect("remove");
     home.ok(&["cp", "-r", "--connect", server.url(), &remote(&tree), &target.display().to_string()]);
@@ -208,9 +208,9 @@ fn killed_at_any_moment_and_called_again_it_goes_on() {
             thread::park_timeout(Duration::from_millis(random % 600));
             child.kill().expect("kill it");
             let is_over = child.wait().expect("it ends").success();
-            // Complete, and killed on its way out: its mark, which was there before the directory, is gone.
+            // The copy was complete, and `cp` was killed while exiting: the mark, which is created before the directory, is gone.
             if is_over || (target.exists() && !mark.exists()) {
-                // It was faster; called again it would copy into the directory.
+                // `cp` was faster than the kill. Run again, it would copy into the directory.
                 same(&source, &target);
                 fs::remove_dir_all(&target).expect("remove");
                 continue;
@@ -226,10 +226,10 @@ fn killed_at_any_moment_and_called_again_it_goes_on() {
     }
 }
 
-/// Kills a copy of a large file once a part of it is there, and returns that part.
+/// Kills a copy of a large file once a part of it exists, and returns the path of that part.
 fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
     let mut child = spawn(&mut world.cp(args));
-    // Others of a tree may be under way beside it.
+    // Other files of a tree may be in progress at the same time.
     let part = || {
         let is_large = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.len() > 10 << 20);
         hidden(dir).into_iter().find(|path| path.extension().is_some_and(|end| end == "part") && is_large(path))
@@ -253,13 +253,13 @@ fn a_large_file_goes_on_where_it_was_and_begins_anew_when_the_source_has_changed
         let dir = target.parent().expect("it has one");
         let part = interrupted(&world, &args, dir);
         assert!(!target.exists());
-        // A mark in the part that only going on with it can bring into the copy.
+        // Write a marker into the part. It can only get into the copy if the copy continues with that part.
         fs::File::options().write(true).open(&part).expect("open").write_all_at(b"mark", 0).expect("write");
         world.ok(&args);
         let copy = fs::read(&target).expect("it is there");
         assert!(copy.starts_with(b"mark") && copy[4..] == bytes[4..], "it went on");
         fs::remove_file(&target).expect("remove");
-        // Another version of the source: nothing of the part counts.
+        // The source has changed, so the part must not be used.
         interrupted(&world, &args, dir);
         let changed = fs::File::options().write(true).open(&source).expect("open");
         changed.write_all_at(b"new", 0).expect("write");
@@ -278,11 +278,11 @@ fn what_a_kill_left_in_a_tree_is_swept_when_it_goes_on_and_what_is_the_user_s_st
     let copy = world.here("copy");
     fs::create_dir(&copy).expect("make a directory");
     interrupted(&world, &["-r", ":tree/.", "copy"], &copy);
-    // As a kill between two steps of a replacement leaves it: of a file that the source may not have any more, and of a link.
+    // What a kill between two steps of a replacement leaves: for a file that the source may no longer have, and for a link.
     fs::create_dir_all(copy.join("d0/e")).expect("make the directories, unless they are there");
     fs::write(copy.join(".exec-server-0123456789abcdef.tmp"), "half").expect("write");
     symlink("half", copy.join("d0/.exec-server-0123456789abcdef-link.tmp")).expect("make a link");
-    // Of another program that still writes it, and the user's own.
+    // A temporary file that another program still writes, and a file of the user.
     let held = fs::File::create(copy.join("d0/e/.exec-server-fedcba9876543210.tmp")).expect("create");
     rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).expect("lock");
     fs::write(copy.join("d0/.exec-server-notes.tmp"), "notes").expect("write");

@@ -1,6 +1,5 @@
-//! `exec-server cp` on a link that is cut again and again, and with a server that is killed in the middle: what arrives is what
-//! was sent, and whatever is seen under its name is whole from its first moment. It must not test kills of `cp` itself; those
-//! are in `cp`.
+//! `exec-server cp` on a link that is cut repeatedly, and with a server that is killed half-way: the copy equals the source, and every file
+//! is complete from the moment it has its final name. Kills of `cp` itself are tested in `cp`.
 
 use std::{
     collections::BTreeSet,
@@ -29,14 +28,15 @@ use crate::{
 
 const CUTS: u64 = 8;
 
-/// The links that are cut carry 8 MiB at most, the large file alone has more: they are cut as often as planned, however fast it goes.
+/// The links that are cut carry at most 8 MiB in total, and the large file alone is larger. So all planned cuts happen, however fast the
+/// copy is.
 const LONGEST: u64 = 1 << 20;
 
-/// So large that it is still under way when its middle was noticed.
+/// Large enough to be still in progress after the test has noticed its middle.
 const LARGE: usize = 48 << 20;
 const SMALL: usize = 60;
 
-/// A directory that is copied into another one, which is there already, so that it is watched before anything comes.
+/// A directory that is copied into an existing directory, so that the target can be watched before the copy begins.
 struct Ground {
     server: TestServer,
     home: Home,
@@ -68,7 +68,7 @@ impl Ground {
         self.home.command(&["cp", "-r", "--connect", url, &source, &target])
     }
 
-    /// Waits until a good part of the large file is there, and not all of it.
+    /// Waits until a good part of the large file has arrived, but not all of it.
     fn wait_for_the_middle(&self) {
         wait_for("some blocks of the large file", || {
             hidden(&self.target).iter().any(|part| fs::metadata(part).is_ok_and(|found| found.len() > 4 << 20))
@@ -76,7 +76,7 @@ impl Ground {
         assert!(!self.target.join("large").exists(), "it is under way");
     }
 
-    /// Everything came, nothing else is left, and the watch saw each file come whole.
+    /// Checks that everything was copied, that nothing else is left, and that the watcher saw each file complete.
     fn check(&self, seen: &BTreeSet<String>) {
         same_inside(&self.source, &self.target);
         let parent = self.target.parent().expect("it has one");
@@ -86,7 +86,7 @@ impl Ground {
     }
 }
 
-/// All was copied, and nothing was said but of the link: that it was lost, and that it is back, in turns.
+/// Checks that `cp` succeeded, and that its only messages are pairs of "lost" and "connected again".
 fn ended_well(output: &Output) {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
@@ -100,9 +100,9 @@ fn ended_well(output: &Output) {
     }
 }
 
-/// Looks at each file of a directory in the moment in which it gets its name, and whenever it is written under it.
+/// Checks each file of a directory when it gets its name and whenever it is written under that name.
 struct Looked {
-    /// Its end of a pipe; dropped, the looking ends.
+    /// One end of a pipe; dropping it stops the watcher.
     stop: OwnedFd,
     looking: thread::JoinHandle<BTreeSet<String>>,
 }
@@ -118,7 +118,7 @@ impl Looked {
         Self { stop, looking }
     }
 
-    /// The names that came; everything that happened before was looked at.
+    /// Stops the watcher after it has handled all earlier events, and returns the names it has seen.
     fn end(self) -> BTreeSet<String> {
         drop(self.stop);
         self.looking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -144,7 +144,7 @@ fn look(events: &OwnedFd, stopped: &OwnedFd, source: &Path, target: &Path) -> BT
             };
             assert!(!event.events().contains(ReadFlags::QUEUE_OVERFLOW), "no event is lost");
             let name = event.file_name().map(|name| name.to_bytes().to_owned()).unwrap_or_default();
-            // What has no name yet is told by a number with a sign, what is hidden begins with a dot.
+            // The kernel reports an unnamed file (`O_TMPFILE`) with a name that begins with `#`; hidden names begin with a dot.
             if name.is_empty() || name.starts_with(b".") || name.starts_with(b"#") {
                 continue;
             }
@@ -188,7 +188,7 @@ fn through_the_end_of_a_server(is_upload: bool) {
     ground.wait_for_the_middle();
     ground.server.kill();
     ground.server.restart();
-    // What was open went with the server; it is opened again.
+    // The files that were open on the server are opened again.
     ended_well(&finish_child(child));
     ground.check(&looked.end());
 }

@@ -1,5 +1,5 @@
-//! `exec-server cp -r` and directories that are there: what they keep, where a copy goes that another one was interrupted
-//! before, and trees that would be copied into themselves. It must not test what is kept of files; that is `cp`.
+//! `exec-server cp -r` into existing directories: which attributes they keep, where a copy goes after an interrupted one, and trees that
+//! would be copied into themselves. The attributes of files are tested in `cp`.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{
     trees::{hidden, make_tree, same, same_inside},
 };
 
-/// A tree whose copy can be interrupted.
+/// A tree that is large enough to interrupt its copy.
 fn make_large_tree(world: &World) -> PathBuf {
     let tree = world.here("tree");
     make_tree(&tree, 14);
@@ -28,7 +28,7 @@ fn make_large(tree: &Path) {
     fs::write(tree.join("large"), noise(12 << 20)).expect("write");
 }
 
-/// Kills a copy once a part of a large file is there, and its server, so that nothing of it comes any more.
+/// Kills a copy once a part of a large file exists, and kills its server, so that no more data arrives.
 fn interrupt(world: &mut World, args: &[&str], target: &Path) {
     let mut child = spawn(&mut world.cp(args));
     let is_part = |path: &PathBuf| path.extension().is_some_and(|end| end == "part");
@@ -51,7 +51,7 @@ fn mode(path: &Path) -> u32 {
 fn a_mark_that_was_left_leads_only_the_same_copy_to_the_same_directory() {
     let mut world = World::new();
     let tree = make_large_tree(&world);
-    // Interrupted, removed and made anew: a directory like any other.
+    // The target of an interrupted copy was removed and created again: it is treated as any other directory.
     let copy = world.there("copy");
     interrupt(&mut world, &["-r", "tree", ":copy"], &copy);
     fs::remove_dir_all(&copy).expect("remove");
@@ -60,7 +60,7 @@ fn a_mark_that_was_left_leads_only_the_same_copy_to_the_same_directory() {
     world.ok(&["-r", "tree", ":copy"]);
     same(&tree, &copy.join("tree"));
     assert!(!copy.join("script").exists());
-    // What was in it, into it: the directory itself is another matter.
+    // A copy of the contents (`tree/.`) was interrupted; a copy of the directory itself is a different copy.
     let dots = world.there("dots");
     fs::create_dir(&dots).expect("make a directory");
     make_large(&tree);
@@ -68,7 +68,7 @@ fn a_mark_that_was_left_leads_only_the_same_copy_to_the_same_directory() {
     fs::remove_file(tree.join("large")).expect("remove");
     world.ok(&["-r", "tree", ":dots"]);
     same(&tree, &dots.join("tree"));
-    // Inside of a directory, and then inside of the one that came of it.
+    // First into a directory, and then into the directory that this created.
     let around = world.there("around");
     fs::create_dir(&around).expect("make a directory");
     make_large(&tree);
@@ -76,7 +76,7 @@ fn a_mark_that_was_left_leads_only_the_same_copy_to_the_same_directory() {
     world.ok(&["-r", "tree", ":around/tree"]);
     same(&tree, &around.join("tree/tree"));
     fs::remove_dir_all(around.join("tree/tree")).expect("remove");
-    // And the same words again go on where they were, to the end.
+    // The original command continues where it was interrupted and completes.
     world.ok(&["-r", "tree", ":around"]);
     same_inside(&tree, &around.join("tree"));
     assert_eq!(hidden(&around), Vec::<PathBuf>::new());
@@ -98,7 +98,7 @@ fn directories_that_are_there_keep_mode_and_time_also_when_a_copy_goes_on() {
         fs::File::open(target.join(name)).expect("open").set_modified(then).expect("set the time");
     }
     interrupt(&mut world, &["-r", "tree/.", ":target"], &target);
-    // Made since the mark was, as if before the interruption, unless it was.
+    // Create a directory after the mark, as if before the interruption, unless the copy has created it already.
     fs::create_dir_all(target.join("d2/e")).expect("make the directories");
     let (stderr, code) = world.run(&["-r", "tree/.", ":target"]);
     assert_eq!((stderr.lines().count(), code), (2, Some(1)), "{stderr}");
@@ -137,7 +137,7 @@ fn a_tree_is_not_copied_into_itself_through_a_server_of_the_same_host() {
         assert_eq!((hidden(&tree), fs::read_dir(&tree).expect("list").count()), (Vec::new(), before), "{target}");
         assert_eq!(stderr.lines().count(), 1, "{target}: {stderr}");
     }
-    // Beside itself it is another tree.
+    // A copy to a sibling directory is allowed.
     world.ok(&["-r", "tree/d0", &remote(&world.here("tree/d9"))]);
     same(&tree.join("d0"), &tree.join("d9"));
 }

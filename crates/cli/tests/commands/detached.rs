@@ -1,5 +1,5 @@
-//! `run --detach`, `ps`, `logs`, `kill`, `wait` and `forget` without a server of one's own: the user's server is started when
-//! it is needed, found again, and ends when nothing is left to do.
+//! `run --detach`, `ps`, `logs`, `kill`, `wait` and `forget` without `--connect`: the per-user server is started when it is needed, found
+//! again, and exits when it is idle.
 
 use std::process::Stdio;
 
@@ -12,7 +12,7 @@ use crate::{
     end_of, finish, finish_child, read_until, signal, spawn, text,
 };
 
-/// An empty list is nothing on standard output, and says so on standard error.
+/// Whether the command succeeds with an empty list: nothing on stdout, and a message on stderr.
 fn lists_nothing(home: &Home, args: &[&str]) -> bool {
     let output = home.run(args);
     let said = text(&output.stderr);
@@ -42,7 +42,7 @@ fn a_detached_program_runs_here_as_its_caller_and_is_found_again() {
     let mut command = home.command(&["run", "--detach", "--", "sh", "-c", program, "last one"]);
     command.current_dir(home.path()).env("MINE", "near").env("EXEC_SERVER_TOKEN", "s3cret");
     let output = finish(command);
-    // Nothing of a time limit: it is the user's own server.
+    // The per-user server has no time limit, so none is mentioned.
     assert_eq!(text(&output.stderr), QUOTA_NOTE);
     let id = text(&output.stdout).trim_end().to_owned();
     assert!(id.starts_with("sh-") && id.len() == 7, "{id}");
@@ -136,11 +136,11 @@ fn names_are_checked_found_and_told_apart() {
     assert!(said.contains("/job, ") && said.contains("/job-2"), "{said}");
     let running = home.run(&["forget", "job"]);
     assert!(running.status.code() == Some(1) && text(&running.stderr).contains("exec-server kill job"));
-    // Several at once; one that is not there does not keep the others.
+    // Several ids at once; an unknown one does not stop the others.
     let several = home.run(&["kill", "--grace", "0s", "nothing", "job", "job-2"]);
     assert_eq!(several.status.code(), Some(1));
     assert_eq!(home.run(&["wait", "job-2", "job"]).status.code(), Some(137));
-    // The name is free, and means the latest.
+    // The id is free again and means the latest process.
     home.ok(&["run", "-d", "--name", "job", "--", "sh", "-c", "echo second; exit 5"]);
     assert_eq!(home.run(&["wait", "job"]).status.code(), Some(5));
     assert_eq!(home.ok(&["logs", "job"]), "second");
@@ -185,7 +185,7 @@ fn a_server_without_work_ends_in_order_and_leaves_what_was_not_read() {
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}, "ttlMs": "none"}));
     client.ok("process/start", crate::common::start_params("p", &["sh", "-c", "echo kept; sleep 1.5"]));
     client.leave();
-    // Nobody is connected, but something runs; then nothing, and the second is over.
+    // First a process runs without a connection, so the server stays. After its end the server exits within the idle time of one second.
     assert_eq!(server.wait().code(), Some(0));
     server.restart();
     let mut client = Client::connect(server.url()).expect("connect");
@@ -198,14 +198,14 @@ fn a_server_without_work_ends_in_order_and_leaves_what_was_not_read() {
 fn a_server_that_is_just_ending_fails_nobody() {
     let home = Home::new();
     for round in 0..10 {
-        // One that ends as soon as it can, so that the calls meet it in every state.
+        // A server that exits as soon as it can, so that the commands meet it in every state.
         let mut short = std::process::Command::new(binary());
         short.args(["serve", "--exit-when-idle", "1ms", "--state-dir"]).arg(home.state_dir());
         short.arg("--listen").arg(format!("unix://{}/x.sock", home.path().display()));
         let mut short = spawn(short.stdout(Stdio::null()).stderr(Stdio::null()));
         let id = home.ok(&["run", "-d", "--name", &format!("job-{round}"), "--", "echo", "hi"]);
         assert_eq!(home.run(&["wait", &id]).status.code(), Some(0), "{round}");
-        // Whoever serves now is not the next round's.
+        // The next round must not find the current server.
         if let Some(server) = home.server() {
             signal(server, Signal::TERM);
             wait_for("end of the server", || home.server() != Some(server));
@@ -227,7 +227,7 @@ fn a_detached_program_says_what_the_server_grants_it() {
     };
     let limited = "exec-server: the server ends it after 2 hours without use (`--session-ttl` there)\n";
     assert_eq!(run(&[], "a"), format!("{QUOTA_NOTE}{limited}"));
-    // Nothing is said of what was asked for.
+    // The flags say what happens to output, so only the note about the session's lifetime is printed.
     assert_eq!((run(&["--keep-all"], "b"), run(&["--drop-oldest"], "c")), (limited.to_owned(), limited.to_owned()));
     assert_eq!(home.run(&["run", "-d", "--keep-all", "--drop-oldest", "--", "true"]).status.code(), Some(2));
     for id in ["a", "b", "c"] {

@@ -1,4 +1,4 @@
-//! `kill`, `forget`, `prune` and `run --rm`: processes that are ended, waited for and forgotten.
+//! `kill`, `forget`, `prune` and `run --rm`: ending processes, waiting for them and forgetting them.
 
 use rustix::process::Signal;
 use serde_json::json;
@@ -9,7 +9,7 @@ use crate::{
     end_of, read_until, signal, spawn, text,
 };
 
-/// Heeds SIGTERM only when the file is there, so that a test decides when it ends.
+/// A script that reacts to SIGTERM only once the file exists, so that the test decides when it ends.
 fn stubborn(gate: &std::path::Path) -> String {
     format!(
         "exec 2>/dev/null; trap 'echo term; until test -e {}; do sleep 0.02; done; exit 7' TERM; echo ready; while :; do sleep 0.02; done",
@@ -41,7 +41,7 @@ fn kill_without_waiting_returns_at_once() {
     home.ok(&["kill", "--no-wait", "--grace", "10m", "job"]);
     wait_for("it to hear the signal", || home.ok(&["logs", "job"]).contains("term"));
     assert_eq!(home.listed("job").expect("listed")["exited"], false);
-    // A signal that the program may heed in its own way is not waited for either.
+    // `kill` does not wait after a signal that the program may handle.
     home.ok(&["kill", "-s", "WINCH", "job"]);
     std::fs::write(&gate, "").expect("open the gate");
     assert_eq!(home.run(&["wait", "job"]).status.code(), Some(7));
@@ -138,7 +138,7 @@ fn run_with_rm_leaves_nothing_when_it_has_ended() {
     let mut stdout = follow.stdout.take().expect("stdout is a pipe");
     read_until(&mut stdout, "one\n");
     let mut wait = spawn(&mut home.command(&["wait", "job"]));
-    // Also when the server that started it is gone.
+    // This also works after the server that started the process has died.
     let server = home.server().expect("it runs");
     signal(server, Signal::KILL);
     wait_gone("the server", &[server].into());

@@ -1,5 +1,5 @@
-//! Runs the examples of the client library as a reader would: the programs themselves, against a real server and without one.
-//! `cargo test --workspace` builds them beside the tests; one that is missing is a failure, not a test that is skipped.
+//! Runs the examples of the client library as a reader would: the real programs, with and without a server. `cargo test --workspace` builds
+//! them beside the tests; a missing example is a failure, not a skipped test.
 
 use std::{
     path::PathBuf,
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::{common::TestServer, finish, finish_with_input, text};
 
-/// The program of an example, built with this test.
+/// The path of an example program, built with this test.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("our own path");
     let target = test.ancestors().nth(2).expect("tests lie two levels below their profile's folder");
@@ -23,7 +23,7 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
-/// An example as a user with an empty home starts it; with a server, or with none.
+/// An example started by a user with an empty home, with or without a server.
 fn command(name: &str, home: &TempDir, url: Option<&str>) -> Command {
     let mut command = Command::new(example(name));
     command
@@ -44,7 +44,7 @@ fn home() -> TempDir {
     tempfile::Builder::new().prefix("exec-server-test-").tempdir().expect("make a home")
 }
 
-/// An example that says at its end how it went, leaves no file, and leaves no process on the server.
+/// Runs an example and checks its last line, and that it leaves no file and no process on the server.
 #[track_caller]
 fn check_last_line(name: &str, last: &str) {
     let (server, home) = (TestServer::start(), home());

@@ -1,4 +1,5 @@
-//! `exec-server fs`: what each command prints, says and returns, against a server with another home and directory, and on this machine.
+//! `exec-server fs`: output, messages and exit code of each command, against a server with its own home and working directory, and on this
+//! machine.
 
 use std::{
     ffi::OsStr,
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::{Home, common::TestServer, end_of, finish, finish_child, read_until, signal, spawn, text};
 
-/// A server whose home and directory are its own, and a user elsewhere.
+/// A server with its own home and working directory, and a user in another directory.
 pub(crate) struct World {
     pub(crate) tree: TempDir,
     pub(crate) server: TestServer,
@@ -34,13 +35,13 @@ impl World {
         command
     }
 
-    /// Output, talk and code.
+    /// Returns stdout, stderr and the exit code.
     pub(crate) fn run(&self, args: &[&str]) -> (String, String, Option<i32>) {
         let output = finish(self.command(args));
         (text(&output.stdout), text(&output.stderr), output.status.code())
     }
 
-    /// What it printed; it did all and said nothing.
+    /// Returns stdout; the command must succeed without messages.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let (out, said, code) = self.run(args);
         assert_eq!((said.as_str(), code), ("", Some(0)), "{args:?}: {out}");
@@ -80,7 +81,7 @@ fn directories_are_listed_and_files_described() {
     let told = lines(&world.ok(&["stat", "--json", "link", "dangling"]));
     assert_eq!((&told[0]["kind"], &told[1]["target"]), (&json!("symlink"), &json!("nowhere")));
     assert_eq!(lines(&world.ok(&["stat", "-L", "--json", "link"]))[0]["kind"], "file");
-    // What is not there is said, and the rest is done.
+    // A missing path is reported, and the others are listed.
     let (out, said, code) = world.run(&["ls", "none", "dir"]);
     assert_eq!((out.as_str(), code), ("dir:\ninner\n", Some(1)));
     assert!(said.contains("none") && said.contains("o such file"), "{said}");
@@ -99,7 +100,7 @@ fn files_are_printed_byte_for_byte() {
     assert_eq!((out.as_str(), code, said.is_empty()), ("a\n", Some(1), false));
     let (_, said, code) = world.run(&["cat", "."]);
     assert_eq!(code, Some(1), "{said}");
-    // A reader that leaves ends it quietly.
+    // If the reader closes the pipe, the command ends without a message.
     let mut child = spawn(&mut world.command(&["cat", "noise", "noise"]));
     drop(child.stdout.take());
     let output = finish_child(child);
@@ -124,7 +125,7 @@ fn directories_are_made_and_removed() {
     assert!(!world.tree.path().join("x").exists());
     assert_eq!(world.run(&["rm", "x"]).2, Some(1));
     world.ok(&["rm", "-f", "x"]);
-    // A link goes, what it leads to stays.
+    // `rm` removes a symlink but not its target.
     world.put("kept/file", "");
     symlink("kept", world.tree.path().join("link")).expect("make a link");
     world.ok(&["rm", "-r", "link"]);
@@ -216,7 +217,7 @@ fn changes_are_told_as_they_happen() {
     read_until(&mut out, "removed  sub/old\n");
     signal(child.id(), Signal::TERM);
     assert_eq!(end_of(&mut child).code(), None);
-    // The root goes, and the watch with it.
+    // The watch ends when its root is removed.
     world.put("gone/x", "");
     let mut child = spawn(&mut world.command(&["watch", "--json", "gone"]));
     let mut said = child.stderr.take().expect("a pipe");

@@ -1,5 +1,4 @@
-//! What `fs` and `cp` refuse, how they say what went wrong, and what they say of a link that breaks.
-//! It must not test what they do when all is well; that is in `fs` and `cp`.
+//! Refusals and error messages of `fs` and `cp`, and their messages about a broken link. Successful commands are tested in `fs` and `cp`.
 
 use std::{fs, io::Read as _};
 
@@ -57,13 +56,13 @@ fn what_went_wrong_is_said_once() {
 #[test]
 fn a_file_is_printed_to_its_end_through_a_restart_of_its_server() {
     let mut world = World::new();
-    // More than is under way and waits in the pipe, which is some 9 MiB.
+    // More than the requests in flight and the pipe can hold, which is about 9 MiB.
     let noise = noise(12 << 20);
     world.put("noise", &noise);
     world.put("other", &noise);
     let begin = |world: &World, name: &str| {
         let mut child = spawn(&mut world.command(&["cat", name]));
-        // What is not read yet keeps it from being through.
+        // Because the rest is not read yet, the command cannot finish.
         let mut first = vec![0; 64 << 10];
         child.stdout.as_mut().expect("a pipe").read_exact(&mut first).expect("read");
         (child, first)

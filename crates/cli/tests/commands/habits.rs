@@ -1,11 +1,11 @@
-//! What hands do by themselves: flags and forms of docker, ssh, scp, kill and ls that mean the same here, and advice where a word
-//! means something else.
+//! Habits from other programs: flags and forms of docker, ssh, scp, kill and ls that mean the same here, and hints where a word means
+//! something else.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use crate::{Home, Terminal, common::TestServer, end_of, finish, finish_with_input, text};
 
-/// A server whose own directory is `there`, and a user that knows it as `box`.
+/// A server with the working directory `there`, and a user who has named it `box`.
 struct World {
     home: Home,
     server: TestServer,
@@ -26,7 +26,7 @@ impl World {
         self.home.path().join("there").join(path)
     }
 
-    /// Runs it with a file `f` in its directory.
+    /// Runs a command in the user's directory; it must succeed.
     fn ok(&self, args: &[&str]) -> String {
         let mut command = self.home.command(args);
         command.current_dir(self.home.path());
@@ -120,7 +120,7 @@ fn cp_takes_several_sources_and_the_forms_of_scp() {
     world.ok(&["cp", "a", "box:sub/c"]);
     assert_eq!(read("sub/c"), "a");
     world.ok(&["cp", "box:sub/a", "box:sub/b", "."]);
-    // One that fails does not keep the others.
+    // A source that fails does not stop the others.
     fs::remove_file(world.home.path().join("b")).expect("remove");
     let said = world.fails(&["cp", "none", "box:sub/b", "."], 1);
     assert!(said.contains("none") && world.home.path().join("b").exists(), "{said}");
@@ -131,7 +131,7 @@ fn cp_reaches_a_host_of_ssh_by_its_name() {
     let home = Home::new();
     let bin = home.path().join("bin");
     fs::create_dir_all(&bin).expect("make a directory");
-    // As the login shell of that host runs it: the last argument is the command.
+    // A fake ssh: it runs its last argument as a command, as the remote login shell does.
     let script = format!(
         "#!/bin/sh\necho \"$@\" >>'{0}/asked'\nfor last; do :; done\ncd '{0}'\nexec sh -c \"$last\"\n",
         home.path().display()
@@ -167,7 +167,7 @@ fn a_host_without_a_scheme_is_answered_with_its_url() {
         let said = world.fails(&["run", "--connect", asked, "--", "true"], 255);
         assert!(said.contains(url), "{said}");
     }
-    // No advice where there is none, and a URL with a token is not repeated.
+    // No hint if none fits, and a URL with a token is not repeated in the message.
     let said = world.fails(&["run", "--connect", "http://host/?token=s3cret", "--", "true"], 255);
     assert!(!said.contains("--connect") && !said.contains("s3cret"), "{said}");
 }

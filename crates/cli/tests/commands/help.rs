@@ -1,4 +1,4 @@
-//! What the program says of itself: help with examples and exit codes, completions, manual pages, and wrong command lines.
+//! Help texts with examples and exit codes, completions, manual pages, and wrong command lines.
 
 use std::process::{Command, Stdio};
 
@@ -42,7 +42,7 @@ fn completions_are_scripts_of_their_shells() {
     let home = Home::new();
     for shell in ["bash", "zsh", "fish"] {
         let script = home.ok(&["completions", shell]);
-        // What they offer is in `completion`.
+        // The offered candidates are tested in `completion`.
         assert!(script.contains("EXEC_SERVER_COMPLETE") && script.contains("exec-server"), "{shell}");
     }
     let mut check = Command::new("bash");
@@ -86,7 +86,7 @@ fn a_wrong_command_line_is_told_apart_from_trouble() {
 #[test]
 fn a_reader_that_leaves_ends_a_list_quietly() {
     let home = Home::new();
-    // Together more than a pipe holds, so that the rest has nowhere to go. A list has 32 KiB of each command.
+    // Together this is more than a pipe holds, so the write blocks. The listing contains 32 KiB of each command line.
     let long = "x".repeat(100_000);
     for name in ["job-1", "job-2", "job-3", "job-4"] {
         home.ok(&["run", "-d", "--name", name, "--", "sh", "-c", "exec sleep 1000", &long]);

@@ -1,5 +1,5 @@
-//! `Local` in a program that has threads already, as this one has: the spawner is the real `exec-server`, started by its path.
-//! And environments that lead to a real server.
+//! `Local` in a program that already has threads, as a test program does: the spawner is the real `exec-server`, started by its path. Also
+//! environments that connect to a real server.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use crate::common::{TestServer, binary, descendants, marked, wait_for, wait_gone};
 
-/// A name of the program that only this test uses, so that its processes can be told from those of others.
+/// A private path for the program, so that its processes can be told from those of other tests.
 struct Program {
     dir: TempDir,
 }
@@ -44,7 +44,7 @@ impl Program {
         Local::start(config).await.expect("a local server")
     }
 
-    /// Spawner, holders and what they started.
+    /// The spawner, the holders and their descendants.
     fn processes(&self) -> BTreeSet<u32> {
         let mut all = marked(&self.path().display().to_string());
         all.extend(descendants(&all));
@@ -96,7 +96,8 @@ async fn nothing_of_the_program_is_shown_by_its_holders() {
     let processes = marked(&program.path().display().to_string());
     assert!(processes.contains(&holder) && processes.len() == 2, "{processes:?}");
     for pid in &processes {
-        // Root can look, others are not even let. The end of a long title reaches into the memory of the environment.
+        // Only root can read these files. A long process title overwrites the beginning of the environment block, so `environ` shows the
+        // end of the title.
         let shown = |file: &str| {
             let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
             String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
@@ -142,7 +143,7 @@ async fn says(environment: &Environment, word: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retryable_startup_failure_does_not_burn_environment() {
-    // Free again at once; the chance that another takes it in between is small.
+    // The port is free again at once. It is unlikely that another process takes it in between.
     let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let url = format!("ws://{address}");
     let environment = environment(&url);

@@ -1,4 +1,4 @@
-//! `logs` of the last lines, and of several processes.
+//! `logs --tail`, and `logs` of several processes.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ fn lines_of_several_processes_have_their_names() {
     assert_eq!((text(&output.stderr).as_str(), output.status.code()), ("worker | err\n", Some(0)));
     let tail = home.run(&["logs", "-n", "1", "web", "worker"]);
     assert!(text(&tail.stdout).starts_with("web    | open\n") && !text(&tail.stdout).contains("two"));
-    // One that is not there does not keep the others.
+    // An unknown id does not stop the others.
     let output = home.run(&["logs", "web", "nothing", "worker"]);
     assert_eq!((output.status.code(), text(&output.stdout).lines().count()), (Some(1), 4));
     assert!(text(&output.stderr).contains("no such process: `nothing`"));

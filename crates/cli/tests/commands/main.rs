@@ -1,7 +1,7 @@
-//! The command line, the examples and the pages that speak of them.
+//! Tests of the command line, the examples and the documents that describe them.
 //!
-//! The root owns what these tests share: a user with a home of its own, bounded runs of the program, and a terminal. It must
-//! not know the wire, nor what the commands mean.
+//! This root has the helpers that the tests share: a user with a private home, runs of the program with a timeout, and a terminal. The
+//! helpers do not depend on the wire protocol or on single commands.
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
 #[path = "../common/mod.rs"]
@@ -60,7 +60,7 @@ use tempfile::TempDir;
 
 use crate::common::{marked, program, wait_for, wait_gone};
 
-/// A user: home, state and runtime directories of its own. What its own server and processes are goes with it.
+/// A user with private home, state and runtime directories. Dropping it kills the user's server and its processes.
 pub(crate) struct Home {
     dir: TempDir,
 }
@@ -87,19 +87,19 @@ impl Home {
         marked(&self.mark()).contains(&pid).then_some(pid)
     }
 
-    /// What the user's own server, its spawner and its holders carry in their arguments.
+    /// A string in the arguments of the user's own server, its spawner and its holders.
     pub(crate) fn mark(&self) -> String {
         self.state_dir().display().to_string()
     }
 
-    /// Makes names for servers.
+    /// Writes `environments.toml`.
     pub(crate) fn write_environments(&self, text: &str) {
         let dir = self.path().join("config/exec-server");
         std::fs::create_dir_all(&dir).expect("make a directory");
         std::fs::write(dir.join("environments.toml"), text).expect("write the file");
     }
 
-    /// The program as this user starts it, with nothing to read.
+    /// The program as this user starts it, with an empty stdin.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = program();
         command
@@ -118,12 +118,12 @@ impl Home {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs the program to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         finish(self.command(args))
     }
 
-    /// Runs it to a good end; what it printed, without the last line end.
+    /// Runs the program, which must succeed, and returns stdout without the last newline.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert!(output.status.success(), "{args:?}: {}: {}", output.status, text(&output.stderr));
@@ -131,12 +131,12 @@ impl Home {
         text(&output.stdout).trim_end_matches('\n').to_owned()
     }
 
-    /// Runs it to a good end; what it printed, as JSON.
+    /// Runs the program, which must succeed, and returns stdout as JSON.
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.ok(args)).expect("it is JSON")
     }
 
-    /// The state of a process in `ps --json`.
+    /// The entry of a process in `ps --json`.
     pub(crate) fn listed(&self, id: &str) -> Option<Value> {
         let all = self.json(&["ps", "--json"]);
         all.as_array().expect("an array").iter().find(|process| process["processId"] == id).cloned()
@@ -147,7 +147,7 @@ impl Drop for Home {
     fn drop(&mut self) {
         let all = marked(&self.mark());
         for pid in &all {
-            // It may have ended in between. Holders end their children with themselves.
+            // The process may have ended in between. Holders kill their children when they end.
             signal(*pid, Signal::KILL);
         }
         if !thread::panicking() {
@@ -156,13 +156,13 @@ impl Drop for Home {
     }
 }
 
-/// Sends a signal to a process that this test started; one that is gone has heard it.
+/// Sends a signal to a process that this test started; does nothing if the process has gone.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.cast_signed()).expect("a process id is not zero");
     rustix::process::kill_process(pid, signal).ok();
 }
 
-/// A program that a test has started; it goes with the test, also when that fails.
+/// A program that a test has started. Dropping it kills the program, also when the test fails.
 pub(crate) struct Running(Child);
 
 impl Deref for Running {
@@ -181,22 +181,21 @@ impl DerefMut for Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended before.
+        // The program may have ended already.
         self.0.kill().and_then(|()| self.0.wait()).ok();
     }
 }
 
-/// Starts a command.
 pub(crate) fn spawn(command: &mut Command) -> Running {
     Running(command.spawn().expect("start a program"))
 }
 
-/// Runs a command to its end, which must come.
+/// Runs a command to its end, with a timeout.
 pub(crate) fn finish(mut command: Command) -> Output {
     finish_child(spawn(&mut command))
 }
 
-/// Waits for the end of a program, which must come.
+/// Waits for the end of a program, with a timeout, and collects its output.
 pub(crate) fn finish_child(mut child: Running) -> Output {
     fn collect(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
         thread::spawn(move || {
@@ -216,18 +215,18 @@ pub(crate) fn finish_child(mut child: Running) -> Output {
     }
 }
 
-/// Runs a command with this on its standard input.
+/// Runs a command with `input` on its stdin.
 pub(crate) fn finish_with_input(mut command: Command, input: &[u8]) -> Output {
     let mut child = spawn(command.stdin(Stdio::piped()));
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     thread::scope(|scope| {
-        // The program may close its input early.
+        // Ignore errors: the program may close its stdin early.
         scope.spawn(move || stdin.write_all(input).ok());
         finish_child(child)
     })
 }
 
-/// Waits for the end of a program.
+/// Waits for the end of a program, with a timeout.
 pub(crate) fn end_of(child: &mut Child) -> ExitStatus {
     let mut status = None;
     wait_for("end of exec-server", || {
@@ -237,13 +236,13 @@ pub(crate) fn end_of(child: &mut Child) -> ExitStatus {
     status.expect("the wait ended with a status")
 }
 
-/// The state of a process: a letter, as in `ps`.
+/// The state letter of a process, as in `ps`.
 pub(crate) fn state(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ").map(|(_, rest)| rest[..1].to_owned())
 }
 
-/// Reads until `text` has come.
+/// Reads until the output contains `text`.
 pub(crate) fn read_until(from: &mut (impl Read + AsFd), text: &str) -> String {
     let mut all = Vec::new();
     let mut byte = [0];
@@ -257,11 +256,11 @@ pub(crate) fn read_until(from: &mut (impl Read + AsFd), text: &str) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-/// What `run --detach` says first on stderr.
+/// The first line that `run --detach` prints on stderr.
 pub(crate) const QUOTA_NOTE: &str =
     "exec-server: at the disk quota the oldest output is dropped; with --keep-all the program waits instead\n";
 
-/// The standard error of a run without what `run --detach` says of what will not be kept, which must be there.
+/// Stderr of a run, without the notes of `run --detach` about limits, which must be there.
 fn without_bounds(args: &[&str], output: &Output) -> String {
     let said = text(&output.stderr);
     let flags = args.split(|arg| *arg == "--").next().unwrap_or_default();
@@ -281,7 +280,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Every byte value, in an order without a short period.
+/// Pseudo-random bytes with all values and a long period.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -295,9 +294,9 @@ pub(crate) fn noise(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A terminal: what a person types into, and the end that a program has.
+/// A pty: the master for the test, which plays the user, and the slave for the program.
 pub(crate) struct Terminal {
-    /// Keys go in here, and the screen comes out.
+    /// Write keys here, and read the screen.
     pub(crate) keyboard: File,
     slave: File,
 }
@@ -314,7 +313,7 @@ impl Terminal {
         terminal
     }
 
-    /// Starts a program on it, as in a window of its own.
+    /// Starts a program with the terminal as its three standard streams.
     pub(crate) fn start(&self, mut command: Command) -> Running {
         let end = || Stdio::from(self.slave.try_clone().expect("share the terminal"));
         spawn(command.stdin(end()).stdout(end()).stderr(end()))
@@ -325,17 +324,16 @@ impl Terminal {
         tcsetwinsize(&self.keyboard, size).expect("set the size");
     }
 
-    /// Types.
     pub(crate) fn keys(&mut self, keys: &[u8]) {
         self.keyboard.write_all(keys).expect("type");
     }
 
-    /// Waits for a text on the screen; everything up to it.
+    /// Waits until the screen shows a text, and returns everything up to it.
     pub(crate) fn see(&mut self, text: &str) -> String {
         read_until(&mut self.keyboard, text)
     }
 
-    /// Whether keys come one by one and unseen, as a program with a screen of its own wants it.
+    /// Whether the terminal is in raw mode: no line editing and no echo.
     pub(crate) fn is_raw(&self) -> bool {
         let modes = tcgetattr(&self.slave).expect("read the modes").local_modes;
         !modes.intersects(LocalModes::ICANON | LocalModes::ECHO)

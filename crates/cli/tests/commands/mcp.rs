@@ -1,5 +1,5 @@
-//! `mcp list`, `mcp status` and `mcp call` with a real MCP server that was written for tests: here and on an executor, its
-//! questions on a terminal, its misbehaviour, and that none is left behind.
+//! `mcp list`, `mcp status` and `mcp call` with a real MCP server written for tests: locally and on an executor, its questions on a
+//! terminal, its misbehaviour, and that no server is left behind.
 
 use std::{
     collections::BTreeSet,
@@ -18,13 +18,13 @@ use crate::{
 
 const TOKEN: &str = "the-token-of-this-test";
 
-/// A user with a configuration of MCP servers, each of which keeps a journal.
+/// A user with a configuration of MCP servers, each of which writes a journal.
 struct User {
     home: Home,
 }
 
 impl User {
-    /// With these servers, whose command is the test server unless they say otherwise: its name, its flags, and more lines.
+    /// Each server is a name, flags and further configuration lines. Its command is the test server unless the lines set another one.
     fn new(servers: &[(&str, &[&str], &str)]) -> Self {
         let user = Self { home: Home::new() };
         let mut config = String::new();
@@ -50,18 +50,18 @@ impl User {
         self.home.path().join(format!("{server}.journal"))
     }
 
-    /// What a server noted, in order.
+    /// The journal of a server, in order.
     fn journal(&self, server: &str) -> Vec<Value> {
         let text = std::fs::read_to_string(self.journal_path(server)).unwrap_or_default();
         text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
     }
 
-    /// How often a server noted this.
+    /// How often the journal of a server has this value.
     fn noted(&self, server: &str, key: &str, value: &str) -> usize {
         self.journal(server).iter().filter(|event| event[key] == value).count()
     }
 
-    /// The code, standard output and standard error of a command.
+    /// Returns exit code, stdout and stderr of a command.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let output = self.home.run(&[&["mcp"], args].concat());
         (output.status.code(), text(&output.stdout), text(&output.stderr))
@@ -76,7 +76,7 @@ impl User {
 }
 
 impl Drop for User {
-    /// Every server carries this home in its arguments.
+    /// Waits for the end of all servers. Every server has the path of this home in its arguments.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let mark = format!("{}/", self.home.path().display());
@@ -85,7 +85,7 @@ impl Drop for User {
     }
 }
 
-/// The living test servers with this mark.
+/// The pids of live test servers with this mark.
 fn servers(mark: &str) -> BTreeSet<u32> {
     let is_server = |pid: &u32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -131,7 +131,7 @@ two-b    cwd   The directory of the process.
     assert_eq!(all[0]["tools"][0]["inputSchema"]["required"], json!(["message"]));
     let qualified: Vec<&Value> = [0, 1].iter().map(|at| &all[1]["tools"][at]["qualifiedName"]).collect();
     assert_eq!(qualified, ["mcp__two_b__echo", "mcp__two_b__cwd"]);
-    // Through all pages, which have two each.
+    // All pages were fetched; each page has two entries.
     let count = |key: &str| all[0][key].as_array().map(Vec::len);
     assert_eq!((count("resources"), count("resourceTemplates"), count("prompts")), (Some(5), Some(3), Some(2)));
 
@@ -203,7 +203,7 @@ fn a_call_prints_what_the_tool_says_and_its_code_tells_how_it_went() {
     let said = &result["structuredContent"];
     assert_eq!((&said["echo"], &said["env"]), (&json!("ECHOING: x"), &json!("from the file")));
     assert_eq!((&result["isError"], stdout.lines().count()), (&json!(false), 1));
-    // Without arguments, in this directory.
+    // Without arguments. The tool reports our working directory.
     let here = std::env::current_dir().expect("our directory").display().to_string();
     assert_eq!(user.call(&["s", "cwd"]), format!("{here}\n"));
 
@@ -292,7 +292,7 @@ fn a_remote_server_runs_on_the_executor_with_its_variables() {
         assert!(env["OTHER"].is_null() && env["EXEC_SERVER_TOKEN"].is_null(), "{env}");
         assert_ne!(env["HOME"], user.home.path().display().to_string());
     }
-    // Without an executor: an error that names the server.
+    // Without an executor the error names the server.
     let (code, _, stderr) = user.run(&["call", "far", "env"]);
     assert_eq!(code, Some(255));
     assert!(stderr.contains("`far`") && stderr.contains("there is no remote environment"), "{stderr}");
@@ -307,7 +307,7 @@ fn an_interrupt_cancels_the_call_and_ends_the_server() {
         wait_for("the call", || user.noted("s", "tool", "sleep") > before);
         let pids: BTreeSet<u32> =
             user.journal("s").iter().filter_map(|event| event["pid"].as_u64()?.try_into().ok()).collect();
-        // Of the program itself, which `env` has become.
+        // `env` has exec'ed the program, so this pid is the program itself.
         signal(child.id(), number);
         assert_eq!(end_of(&mut child).code(), Some(code));
         wait_gone("the server", &pids);
@@ -405,7 +405,7 @@ fn a_reader_that_leaves_is_no_trouble() {
 fn a_server_over_http_is_used_with_the_token_of_a_variable() {
     let mut web = Command::new(test_mcp_server());
     web.args(["--http", "127.0.0.1:0", "--http-token", "the-web-token"]);
-    // It ends with its input.
+    // The server ends at EOF on its stdin.
     let mut web = spawn(web.stdin(Stdio::piped()).stdout(Stdio::piped()));
     let url = read_until(web.stdout.as_mut().expect("stdout is a pipe"), "\n");
     let lines = format!("url = '{}'\nbearer_token_env_var = 'WEB_TOKEN'", url.trim());
@@ -422,7 +422,7 @@ fn a_server_over_http_is_used_with_the_token_of_a_variable() {
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     assert!(stdout.contains("web     large") && stdout.contains("here    echo"), "{stdout}");
 
-    // Without it: what is missing, the other server all the same, and the token in no text.
+    // Without the variable: the error names it, the other server still works, and no output contains the token.
     let (code, _, stderr) = user.run(&["call", "web", "echo", r#"{"message": "x"}"#]);
     assert_eq!(code, Some(255));
     assert!(stderr.contains("`web`") && stderr.contains("WEB_TOKEN"), "{stderr}");

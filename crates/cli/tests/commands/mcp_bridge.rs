@@ -1,5 +1,5 @@
-//! `exec-server mcp bridge`: what an MCP client sees of a server on an executor, through cuts and kills, and that no server outlives
-//! its client. The servers here are small scripts that answer lines; real ones are met in `cargo xtask interop`.
+//! `exec-server mcp bridge`: how a server on an executor appears to an MCP client, through cuts and kills, and that no server outlives its
+//! client. The servers are small scripts that answer lines; `cargo xtask interop` uses real ones.
 
 use std::{
     collections::BTreeSet,
@@ -19,23 +19,23 @@ use crate::{
     end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
 };
 
-/// Says its process id, and then each line once more.
+/// Prints its pid, and then echoes each line.
 const ECHO: &str = "echo $$; while IFS= read -r line; do printf '%s\\n' \"$line\"; done; exit 4";
 
-/// Says its process id, and neither reads nor heeds what asks it to end. What it starts is of its kind.
+/// Prints its pid, never reads, and ignores all signals that ask it to end. Its child does the same.
 const DEAF: &str = "trap '' TERM INT HUP; (trap '' TERM; exec sleep 1000) & echo $$; sleep 1000; sleep 1000";
 
-/// A bridge, as its MCP client has it.
+/// A running bridge, from the view of its MCP client.
 struct Bridge {
     child: Running,
     stdin: Option<ChildStdin>,
     stdout: ChildStdout,
-    /// The server on the other side.
+    /// The pid of the server behind the bridge.
     pid: u32,
 }
 
 impl Bridge {
-    /// Starts a bridge to a script, which says its process id first.
+    /// Starts a bridge to a script that prints its pid first.
     fn start(home: &Home, flags: &[&str], script: &str) -> Self {
         let mut command = home.command(&[&["mcp", "bridge"], flags, &["--", "sh", "-c", script]].concat());
         let mut child = spawn(command.stdin(Stdio::piped()));
@@ -54,7 +54,7 @@ impl Bridge {
         read_until(&mut self.stdout, "\n").trim_end_matches('\n').to_owned()
     }
 
-    /// Ends as its MCP client ends it, and what it started with it; the code.
+    /// Ends the bridge in the given way, and returns its exit code.
     fn end(mut self, how: impl FnOnce(&mut Self)) -> Option<i32> {
         how(&mut self);
         end_of(&mut self.child).code()
@@ -65,7 +65,7 @@ fn server() -> TestServer {
     TestServer::builder().arg("--allow-host").arg("127.0.0.1").start()
 }
 
-/// No process of any session is left.
+/// Checks that no process of any session is left.
 fn nothing_is_left(server: &TestServer) {
     let list = server.client().ok("process/list", json!({"scope": "all"}));
     assert_eq!(list, json!({"processes": []}));
@@ -92,7 +92,7 @@ fn a_client_may_give_sockets_instead_of_pipes() {
     let (mut near, shared) = (near, far.try_clone().expect("a clone"));
     let mut command = home.command(&["mcp", "bridge", "--connect", server.url(), "--", "sh", "-c", ECHO]);
     let mut child = spawn(command.stdin(OwnedFd::from(far)).stdout(OwnedFd::from(shared)));
-    // It holds the other ends, too.
+    // `command` holds the other ends of the sockets; drop them.
     drop(command);
     read_until(&mut near, "\n");
     near.write_all(b"hello\n").expect("write");
@@ -118,7 +118,7 @@ fn a_line_is_answered_at_once_and_an_end_of_input_ends_the_server() {
     nothing_is_left(&server);
 }
 
-/// What ends a bridge: in words, how, and the code that it has then.
+/// A way to end a bridge: its description, the action, and the expected exit code.
 type Way = (&'static str, fn(&mut Bridge), i32);
 
 #[test]
@@ -172,7 +172,7 @@ fn calls_are_answered_once_through_cuts_and_a_killed_executor() {
             for round in 0..15 {
                 ask(&mut bridge, round, &mut || proxy.cut());
             }
-            // At any byte, of either direction.
+            // Cut at any byte of either direction.
             proxy.cut_by_itself(3, 10, 1500);
             let cuts = proxy.cuts();
             let mut round = 100;
@@ -218,7 +218,7 @@ fn an_executor_that_stays_away_is_given_up_and_told() {
             let bridge = Bridge::start(&home, &["--connect", &url, "--keep", "500ms"], ECHO);
             let pid = bridge.pid;
             proxy.shut();
-            // Its client has closed nothing, and would wait.
+            // The MCP client has closed nothing and keeps waiting.
             let _stdin = bridge.stdin;
             let output = finish_child(bridge.child);
             let said = text(&output.stderr);
@@ -312,7 +312,7 @@ fn a_client_that_does_not_read_holds_the_server_back_and_not_our_memory() {
     let (server, home) = (server(), Home::new());
     let script = format!("echo $$; yes | head -c {BYTES}");
     let mut bridge = Bridge::start(&home, &["--connect", server.url()], &script);
-    // More is written than anybody on the way may hold.
+    // The server writes more than all buffers on the way may hold.
     let written = || {
         let list = server.client().ok("process/list", json!({"scope": "all"}));
         list["processes"][0]["outputBytes"].as_u64().expect("a number")
@@ -333,7 +333,7 @@ fn a_client_that_does_not_read_holds_the_server_back_and_not_our_memory() {
 fn a_log_that_nobody_reads_stops_no_server() {
     let (server, home) = (server(), Home::new());
     let script = "yes log | head -c 20000000 >&2; ".to_owned() + ECHO;
-    // Longer than a pipe and our line of pieces hold, and nobody reads it until the end.
+    // Longer than a pipe and our queue of pieces hold, and not read until the end.
     let mut bridge = Bridge::start(&home, &["--connect", server.url()], &script);
     bridge.send("still there?");
     assert_eq!(bridge.answer(), "still there?");
@@ -350,7 +350,7 @@ fn variables_and_directory_are_the_executors_unless_asked_for() {
     let bridge = |flags: &[&str], script: &str| {
         let mut command = home.command(&[&["mcp", "bridge"], flags, &["--", "sh", "-c", script]].concat());
         command.env("NEAR", "near").env("NEAR_TOO", "near too").env("LANG", "near.UTF-8");
-        // Open until it has ended: an end of input would hurry the script.
+        // Keep stdin open until the script has ended: EOF would terminate the script early.
         command.stdin(Stdio::piped());
         let output = finish(command);
         (text(&output.stdout), text(&output.stderr), output.status.code())
@@ -360,7 +360,7 @@ fn variables_and_directory_are_the_executors_unless_asked_for() {
     let flags = ["--connect", server.url(), "--cwd", &cwd, "--env", "NEAR", "--env", "SET=a=b", "--env-remote", "FAR"];
     assert_eq!(bridge(&flags, say), (format!("near||far||a=b|path\n{cwd}\n"), String::new(), Some(0)));
     assert_eq!(bridge(&["--connect", server.url()], say).0.lines().next(), Some("|||||path"));
-    // Here the executor is this machine, with our variables and directory.
+    // Without `--connect` the executor is this machine, with our variables and working directory.
     let (said, _, _) = bridge(&["--env", "NEAR", "--env-remote", "NEAR_TOO"], &format!("{say}; echo $LANG"));
     let here = std::env::current_dir().expect("there is one").display().to_string();
     assert_eq!(said, format!("near|near too||||path\n{here}\nnear.UTF-8\n"));

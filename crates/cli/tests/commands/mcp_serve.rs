@@ -1,5 +1,5 @@
-//! `mcp serve` over standard streams, by lines of JSON that are written by hand: what it says of itself, commands and processes, and that
-//! nothing of a session outlives it. The root owns the client that the files beside it use, too.
+//! `mcp serve` over standard streams, with JSON lines written by hand: its self-description, commands and processes, and that nothing of a
+//! session outlives it. Also has the client that the files beside it use.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use crate::{
     end_of, finish, signal, spawn, state, text,
 };
 
-/// A client of `mcp serve` that keeps to the protocol unless a test says otherwise.
+/// A client of `mcp serve` that follows the protocol unless a test does otherwise.
 pub(crate) struct Mcp {
     child: Running,
     input: Option<ChildStdin>,
@@ -28,7 +28,7 @@ pub(crate) struct Mcp {
 }
 
 impl Mcp {
-    /// Starts it and shakes hands.
+    /// Starts the server and completes the handshake.
     pub(crate) fn start(home: &Home, args: &[&str]) -> Self {
         let mut mcp = Self::raw(home, args);
         let answer = mcp.request("initialize", initialize());
@@ -37,7 +37,7 @@ impl Mcp {
         mcp
     }
 
-    /// Starts it in the user's home.
+    /// Starts the server in the user's home, without the handshake.
     fn raw(home: &Home, args: &[&str]) -> Self {
         let mut command = home.command(&[&["mcp", "serve"][..], args].concat());
         command.current_dir(home.path()).stderr(Stdio::inherit());
@@ -69,7 +69,7 @@ impl Mcp {
         self.write(&message.to_string());
     }
 
-    /// The next message. Whatever is on standard output is one.
+    /// The next message. Every line on stdout must be a message.
     fn next(&self) -> Value {
         let line = self.lines.recv_timeout(DEADLINE).expect("a message in time");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
@@ -83,7 +83,7 @@ impl Mcp {
         id
     }
 
-    /// The answer to a request, whatever is told in between.
+    /// The answer to a request; other messages before it are skipped.
     fn answer(&self, id: u64) -> Value {
         loop {
             let message = self.next();
@@ -102,21 +102,21 @@ impl Mcp {
         self.begin("tools/call", json!({"name": tool, "arguments": arguments}))
     }
 
-    /// The result of a tool, good or not.
+    /// The result of a tool, also if `isError` is set.
     pub(crate) fn call(&mut self, tool: &str, arguments: Value) -> Value {
         let answer = self.request("tools/call", json!({"name": tool, "arguments": arguments}));
         assert!(answer["error"].is_null(), "{tool}: {answer}");
         answer["result"].clone()
     }
 
-    /// The data of a tool that did what was asked.
+    /// The structured content of a tool that must succeed.
     pub(crate) fn ok(&mut self, tool: &str, arguments: Value) -> Value {
         let result = self.call(tool, arguments);
         assert_eq!(result["isError"], false, "{tool}: {result}");
         result["structuredContent"].clone()
     }
 
-    /// The text of a tool that could not.
+    /// The text of a tool that must fail.
     pub(crate) fn failure(&mut self, tool: &str, arguments: Value) -> String {
         let result = self.call(tool, arguments);
         assert_eq!(result["isError"], true, "{tool}: {result}");
@@ -128,12 +128,12 @@ impl Mcp {
         answer["result"]["tools"].as_array().expect("tools").clone()
     }
 
-    /// Everything that it has started, and what that has started.
+    /// All descendants of the server process.
     fn family(&self) -> BTreeSet<u32> {
         descendants(&BTreeSet::from([self.child.id()]))
     }
 
-    /// Ends it by the end of input; nothing of it may be left.
+    /// Ends the server with EOF on its stdin; no descendant may be left.
     pub(crate) fn end(mut self) {
         let family = self.family();
         drop(self.input.take());
@@ -148,7 +148,7 @@ pub(crate) fn initialize() -> Value {
     json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client})
 }
 
-/// The number that a process wrote into a file as a whole line.
+/// The pid that a process wrote into a file as a whole line.
 pub(crate) fn pid_in(file: &Path) -> u32 {
     let mut pid = None;
     wait_for("a pid in the file", || {
@@ -245,7 +245,7 @@ fn a_command_whose_time_is_over_is_ended_with_all_it_started_and_what_it_wrote_i
     let home = Home::new();
     let pid_file = home.path().join("pid");
     let mut mcp = Mcp::start(&home, &[]);
-    // The child is in a session of its own, where a signal to the group does not reach it.
+    // The child is in another session, where a signal to the process group does not reach it.
     let command = "echo begun; setsid sh -c 'echo $$ >pid; exec sleep 1000' & wait";
     let result = mcp.call("run_command", json!({"command": command, "timeout_ms": 1000}));
     assert_eq!(result["isError"], true, "{result}");
@@ -269,7 +269,7 @@ fn a_call_that_is_cancelled_ends_its_command_and_no_other() {
     mcp.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id, "reason": "enough"}}));
     wait_gone("the command", &BTreeSet::from([pid]));
     std::fs::write(home.path().join("go"), "").expect("make a file");
-    // The next message is the other's answer: a cancelled call has none.
+    // A cancelled call has no answer, so the next message is the answer to the other call.
     let answer = mcp.next();
     assert_eq!(answer["id"], other, "{answer}");
     assert_eq!(answer["result"]["structuredContent"]["stdout"], "went\n", "{answer}");
@@ -325,13 +325,13 @@ fn a_process_is_started_written_to_read_and_ended() {
     assert!(state(u32::try_from(started["pid"].as_u64().expect("a pid")).expect("small")).is_some());
     mcp.ok("write_stdin", json!({"process_id": "p1", "text": "one\n"}));
     let mut heard = String::new();
-    // Both streams come, in pieces of their own.
+    // Output of both streams arrives, in separate pieces.
     while !(heard.contains("got one") && heard.contains("err one")) {
         let read = mcp.ok("read_output", json!({"process_id": "p1", "wait_ms": 10_000}));
         assert_eq!(read["exited"], false, "{read}");
         heard.push_str(&read["output"].to_string());
     }
-    // What was read is not told again, but can be asked for again.
+    // Output that was read is not returned again by default, but can be requested with `after`.
     assert_eq!(mcp.ok("read_output", json!({"process_id": "p1"}))["output"], json!([]));
     let again = mcp.ok("read_output", json!({"process_id": "p1", "after": 0}));
     assert!(again["output"].to_string().contains("got one"), "{again}");
@@ -423,7 +423,7 @@ fn output_that_nobody_reads_does_not_hold_a_process_up_and_its_loss_is_told() {
 fn characters_are_whole_however_the_output_is_read() {
     let home = Home::new();
     let mut mcp = Mcp::start(&home, &[]);
-    // Three bytes each: no piece of a power of two ends behind one.
+    // Each character has three bytes, so no piece of a power-of-two size ends at a character boundary.
     mcp.ok("start_process", json!({"command": "yes € | tr -d '\\n' | head -c 300000"}));
     let (mut heard, mut answers) = (String::new(), 0);
     wait_for("all of it", || {
@@ -454,7 +454,7 @@ fn processes_end_with_their_session_however_it_ends() {
         pids.insert(pid_in(&home.path().join("other")));
         signal(mcp.child.id(), end);
         if end == Signal::TERM {
-            // Whoever waits is told, with what there is.
+            // A call that is waiting gets an answer with the output so far.
             let answer = mcp.answer(running);
             assert_eq!(answer["result"]["isError"], true, "{answer}");
             assert!(answer.to_string().contains("shutting down"), "{answer}");
@@ -501,7 +501,7 @@ fn wrong_words_are_told_to_whom_they_concern_and_end_nothing() {
     mcp.write("this is no JSON");
     mcp.write("");
     mcp.write("{\"jsonrpc\":\"2.0\",\"id\":\"half");
-    // An answer to something that nobody asked.
+    // An answer to a request that the server never sent.
     mcp.send(&json!({"jsonrpc": "2.0", "id": 999, "result": {}}));
     assert_eq!(mcp.ok("run_command", json!({"command": "echo still here"}))["stdout"], "still here\n");
     mcp.end();
@@ -556,7 +556,7 @@ fn a_server_that_is_killed_costs_nothing_and_one_that_forgets_costs_only_what_it
     mcp.ok("write_stdin", json!({"process_id": "p1", "text": "one\n"}));
     let read = mcp.ok("read_output", json!({"process_id": "p1", "wait_ms": 10_000}));
     assert_eq!(read["output"], json!([{"stream": "stdout", "text": "got one\n"}]));
-    // In order, with its sessions: the next server knows nothing of them.
+    // An orderly shutdown ends the sessions too, so the next server does not know them.
     server.signal(Signal::TERM);
     server.wait();
     server.restart();

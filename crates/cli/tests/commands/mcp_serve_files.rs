@@ -1,4 +1,4 @@
-//! The file tools of `mcp serve`, and the walls: `--read-only` and `--root`.
+//! The file tools of `mcp serve`, and its restrictions `--read-only` and `--root`.
 
 use std::{fs, os::unix::fs::symlink, thread};
 
@@ -98,7 +98,7 @@ fn edits_of_several_sessions_at_once_are_all_there_in_the_end() {
                 for n in 0..15 {
                     let edit =
                         json!({"path": file, "old": format!("slot {who}.{n};"), "new": format!("done {who}.{n};")});
-                    // Others may be faster so often that it gives up; nothing is changed then.
+                    // Concurrent edits may win so often that the tool gives up; then it has changed nothing.
                     let text = |result: &Value| result["content"][0]["text"].as_str().unwrap_or_default().to_owned();
                     let mut result = mcp.call("edit_file", edit.clone());
                     while result["isError"] == true {
@@ -198,7 +198,7 @@ fn a_read_only_server_offers_no_way_to_change_anything() {
     mcp.end();
 }
 
-/// A root with a way out by a link, and something outside of it.
+/// A root with a symlink that leads out of it, and a file outside.
 fn rooted() -> Home {
     let home = Home::new();
     fs::create_dir_all(home.path().join("root/sub")).expect("make a directory");
@@ -254,7 +254,7 @@ fn nothing_leads_out_of_a_root() {
     assert_eq!(fs::read_dir(home.path().join("outside")).expect("the directory").count(), 1);
 }
 
-/// A root with a repository in it.
+/// A root that contains a repository.
 fn with_repository() -> Home {
     let home = Home::new();
     fs::create_dir_all(home.path().join("root/.git/hooks")).expect("make a directory");
@@ -332,7 +332,7 @@ fn read_only_serving_without_a_root_shows_none_of_the_servers_own_files() {
     fs::write(home.path().join("file"), "text\n").expect("write a file");
     let state = server.state_dir();
     let token = fs::read_to_string(state.join("token")).expect("the token");
-    // A server that is connected to.
+    // With a remote server.
     let mut mcp = Mcp::start(&home, &["--connect", server.url(), "--read-only"]);
     let file = home.path().join("file");
     assert_eq!(mcp.ok("read_file", json!({"path": file}))["content"], "text\n");
@@ -343,7 +343,7 @@ fn read_only_serving_without_a_root_shows_none_of_the_servers_own_files() {
     let found = mcp.call("search_files", json!({"path": server.dir(), "pattern": token.trim(), "all": true}));
     assert_eq!(found["structuredContent"]["lines"].as_array().map_or(0, Vec::len), 0, "{found}");
     mcp.end();
-    // This machine: the state directories of this user's servers.
+    // On this machine: the state directories of this user's servers.
     let mut command = home.command(&["token", "create", "ci"]);
     command.current_dir(home.path());
     assert!(crate::finish(command).status.success());
@@ -373,7 +373,7 @@ fn a_root_at_a_server_holds_and_may_be_read_only_and_others_may_be_read_by_name(
     let mut mcp = Mcp::start(&home, &["--connect", server.url(), "--root", &root, "--readable", &outside]);
     let ran = mcp.ok("run_command", json!({"command": "cat way-out/secret; echo x >way-out/new || echo unwritten"}));
     assert_eq!(ran["stdout"], "secret\nunwritten\n", "{ran}");
-    // What a process may read, the file tools may not.
+    // A process may read this file, but the file tools may not.
     mcp.failure("read_file", json!({"path": "secret"}));
     mcp.end();
 }
@@ -382,7 +382,7 @@ fn a_root_at_a_server_holds_and_may_be_read_only_and_others_may_be_read_by_name(
 fn a_root_that_cannot_be_used_is_refused_before_anything_is_served() {
     let home = Home::new();
     fs::write(home.path().join("file"), "").expect("write a file");
-    // A link that would decide what may be written could be made to lead elsewhere.
+    // A symlink that decides which files are writable could be changed to point elsewhere.
     fs::create_dir(home.path().join("linked")).expect("make a directory");
     symlink("..", home.path().join("linked/.git")).expect("make a link");
     for (root, told) in [("missing", "missing"), ("file", "is not a directory"), ("linked", "cannot be enforced at")] {

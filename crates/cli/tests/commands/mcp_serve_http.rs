@@ -1,4 +1,4 @@
-//! `mcp serve --http`: its door, its sessions and their end, by requests that are written by hand.
+//! `mcp serve --http`: authentication, sessions and their end, with requests written by hand.
 
 use std::{
     collections::BTreeSet,
@@ -21,14 +21,14 @@ use crate::{
     read_until, signal, spawn, state, text,
 };
 
-/// A server, and how it is reached.
+/// A running server with its address and token.
 struct Served {
     child: Running,
     address: String,
     token: String,
 }
 
-/// One session with it.
+/// One MCP session.
 struct Session<'a> {
     served: &'a Served,
     id: String,
@@ -47,7 +47,7 @@ impl Served {
         Self { child, address: address.to_owned(), token: token.to_owned() }
     }
 
-    /// A request as it is written, but for what every request has.
+    /// Sends a request with exactly these headers, plus those that every request needs.
     fn raw(&self, method: &str, headers: &str, body: &str) -> Reply {
         let head =
             format!("{method} /mcp HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
@@ -58,7 +58,7 @@ impl Served {
         format!("Host: {}\r\n", self.address)
     }
 
-    /// What a good client sends with each request.
+    /// The headers that a correct client sends with each request.
     fn good(&self) -> String {
         let json = "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n";
         format!("{}{json}Authorization: Bearer {}\r\n", self.host(), self.token)
@@ -79,7 +79,7 @@ impl Served {
         session
     }
 
-    /// Ends it in order; nothing of it may be left.
+    /// Shuts the server down; no descendant may be left.
     fn end(mut self) {
         let family = descendants(&BTreeSet::from([self.child.id()]));
         signal(self.child.id(), Signal::TERM);
@@ -98,7 +98,7 @@ impl Session<'_> {
         self.served.post(&self.header(), message)
     }
 
-    /// The data of a tool that did what was asked.
+    /// The structured content of a tool that must succeed.
     fn ok(&self, tool: &str, arguments: Value) -> Value {
         let result = self.call(tool, arguments);
         assert_eq!(result["isError"], false, "{tool}: {result}");
@@ -120,7 +120,7 @@ fn request(id: u64, method: &str, params: Value) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
 }
 
-/// The answer in a stream of events, whose chunks are put together again.
+/// The answer in an SSE stream, with its HTTP chunks joined.
 fn answer(reply: &Reply) -> Value {
     let mut whole = String::new();
     let mut rest = reply.body.as_str();
@@ -168,7 +168,7 @@ fn only_bearers_of_the_token_come_in_by_our_name_and_no_page_does() {
             assert!(!reply.body.contains("jsonrpc"), "{reply:?}");
         }
     }
-    // Also as part of the URL, as it was printed; elsewhere there is nothing.
+    // The token is also accepted in the URL, as it was printed. Other paths do not exist.
     let length = hello.len();
     let with = |target: String| {
         http(
@@ -200,7 +200,7 @@ fn tools_work_over_http_and_sessions_know_nothing_of_each_other() {
     assert_eq!(one.ok("list_processes", json!({}))["processes"].as_array().map(Vec::len), Some(1));
     let heard = one.ok("read_output", json!({"process_id": "p1", "wait_ms": 10_000}));
     assert_eq!(heard["output"], json!([{"stream": "stdout", "text": "mine\n"}]));
-    // Both at a time: neither waits for the other.
+    // Calls in two sessions run at the same time; neither waits for the other.
     thread::scope(|scope| {
         let waits = scope
             .spawn(|| one.ok("run_command", json!({"command": "until test -e go; do sleep 0.02; done; echo went"})));
@@ -222,7 +222,7 @@ fn a_session_that_nobody_uses_is_ended_with_its_processes_and_one_with_a_call_un
     let session = served.begin();
     session.ok("start_process", json!({"command": "echo $$ >pid; exec sleep 1000"}));
     let pid = pid_in(&home.path().join("pid"));
-    // Far longer than the bound, in one call.
+    // One call that takes much longer than the idle limit.
     session.ok("run_command", json!({"command": "sleep 1.2"}));
     assert_eq!(session.ok("list_processes", json!({}))["processes"][0]["exited"], false);
     wait_gone("the process of a session that nobody used", &BTreeSet::from([pid]));
@@ -235,7 +235,7 @@ fn what_commands_leave_behind_ends_with_the_session_and_no_other_does() {
     let home = Home::new();
     let served = Served::start(&home, &[]);
     let (one, other) = (served.begin(), served.begin());
-    // Nothing of it is left that a command is known by: neither streams, nor group, nor parent.
+    // The descendant is detached in every way: no shared streams, process group or parent.
     let leave = |session: &Session<'_>, name: &str| {
         let command = format!(
             "setsid sh -c 'echo $$ >{name}; exec sleep 1000' </dev/null >/dev/null 2>&1 & \
@@ -262,9 +262,9 @@ fn connections_that_say_nothing_do_not_close_the_door() {
     let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(&served.address).expect("a connection")).collect();
     let session = served.begin();
     assert_eq!(session.ok("run_command", json!({"command": "echo fine"}))["stdout"], "fine\n");
-    // Each of them is cut off after ten seconds anyway.
+    // Each silent connection would be closed after ten seconds anyway, so the test must be faster.
     assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
-    // The oldest had to go.
+    // The oldest connection was closed to make room.
     let mut oldest = &silent[0];
     assert!(matches!(oldest.read(&mut [0]), Ok(0) | Err(_)));
     drop(silent);
@@ -294,7 +294,7 @@ fn wrong_requests_are_answered_and_cost_nobody_else_anything() {
         let reply = served.raw(method, &headers, body);
         assert!(expected.contains(&reply.status), "{method} {headers}{reply:?}");
     }
-    // Half a head, and a body that never comes: both wait for themselves alone.
+    // Half a head, and a body that never arrives: neither delays other requests.
     let mut half = TcpStream::connect(&served.address).expect("connect");
     std::io::Write::write_all(&mut half, b"POST /mcp HTTP/1.1\r\nHo").expect("write");
     let huge = http(

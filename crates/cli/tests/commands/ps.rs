@@ -1,4 +1,4 @@
-//! `ps`: sorted, coloured on a terminal, in words when it is empty, and again and again with `-w`.
+//! `ps`: sorting, colour on a terminal, the message for an empty list, and repetition with `-w`.
 
 use rustix::process::Signal;
 use serde_json::json;
@@ -79,7 +79,7 @@ fn watching_draws_the_list_again_and_gives_the_screen_back() {
     let mut terminal = Terminal::new(10, 100);
     let mut command = home.command(&["ps", "-w", "--interval", "200ms"]);
     command.env("TERM", "xterm").env("NO_COLOR", "1");
-    // Begun where there is not even a server.
+    // Started while not even a server runs.
     let mut child = terminal.start(command);
     terminal.see("\x1b[?1049h");
     terminal.see("0 running, 0 ended");

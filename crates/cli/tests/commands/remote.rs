@@ -1,4 +1,4 @@
-//! `exec-server run` and the other commands against a server elsewhere: streams, codes, defaults, tokens, names and trouble.
+//! `exec-server run` and the other commands against a remote server: streams, exit codes, defaults, tokens, names and failures.
 
 use std::{
     io::{Read, Write},
@@ -17,7 +17,7 @@ use crate::{
     end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, state, text,
 };
 
-/// A server over ws and unix, and a user who is somewhere else.
+/// A server on ws and unix sockets, and a user in another directory.
 struct World {
     server: TestServer,
     home: Home,
@@ -43,7 +43,7 @@ impl World {
         self.command_at(self.server.url(), args)
     }
 
-    /// Ends, with what it said and its code.
+    /// Runs a command and returns stdout, stderr and the exit code.
     fn run(&self, args: &[&str]) -> (String, String, Option<i32>) {
         let output = finish(self.command(args));
         (text(&output.stdout), text(&output.stderr), output.status.code())
@@ -161,7 +161,7 @@ fn directory_and_environment_are_the_servers_unless_said_otherwise() {
     assert_eq!(run(&["--env-inherit", "all"]), format!("{here}\n|far||{home}||\n"));
     assert_eq!(run(&["--env-inherit", "none"]), format!("{here}\n|||||\n"));
     assert_eq!(run(&["-t"]), format!("{here}\r\n|||{home}||vt220\r\n"));
-    // A relative one is below the server's own.
+    // A relative directory is below the server's working directory.
     let (_, said, code) = world.run(&["run", "--cwd", "no-such-sub", "--", "pwd"]);
     assert_eq!(code, Some(255));
     assert!(said.contains(&format!("{here}/no-such-sub")), "{said}");
@@ -193,7 +193,7 @@ fn the_token_comes_from_the_url_a_file_or_the_environment_and_is_never_said() {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).expect("open the file");
     let (code, said) = run(None, &flags);
     assert!(code == Some(255) && said.contains("chmod 600"), "{said}");
-    // One that holds it, seen from outside.
+    // A running client that holds the token, inspected from outside.
     let mut command = world.command_at(&world.url_without_token(), &["run", "--", "cat"]);
     let mut child = spawn(command.env("EXEC_SERVER_TOKEN", &token).stdin(Stdio::piped()));
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
@@ -224,19 +224,19 @@ fn names_of_servers_come_from_a_file() {
     assert_eq!(text(&output.stdout), "here\n");
 }
 
-/// A listener that answers every connection in its own way.
+/// A listener that sends the same bytes to every connection.
 fn mischief(answer: &'static [u8]) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
     let port = listener.local_addr().expect("an address").port();
     thread::spawn(move || {
         for mut socket in listener.incoming().filter_map(Result::ok) {
             thread::spawn(move || {
-                // It may be gone.
+                // The client may have gone.
                 socket.write_all(answer).ok();
                 if !answer.is_empty() {
                     socket.shutdown(std::net::Shutdown::Write).ok();
                 }
-                // Says nothing more for as long as anybody listens.
+                // Send nothing more, and keep the connection open until the client closes it.
                 socket.read_to_end(&mut Vec::new()).ok();
             });
         }
@@ -387,7 +387,7 @@ fn the_program_that_carries_the_connection_ends_with_us() {
     let home = Home::new();
     let file = home.path().join("pid");
     let serve = format!("{} serve --listen stdio", crate::common::binary());
-    // Both would stay for ever if nobody ended them: one after its server, one that is no server.
+    // Neither program would end by itself: one keeps running after its server has ended, the other is not a server at all.
     for (program, code) in [(serve.as_str(), 0), ("echo hello", 255)] {
         let url = format!("stdio:sh -c 'echo $$ >{}; {program}; sleep 1000'", file.display());
         let output = home.run(&["run", "--connect", &url, "--", "true"]);

@@ -1,4 +1,4 @@
-//! `exec-server run`: exit codes, streams, stdin, terminals and signals, on real programs.
+//! `exec-server run`: exit codes, streams, stdin, terminals and signals, with real programs.
 
 use std::{
     io::Write,
@@ -25,7 +25,7 @@ fn run_with_input(args: &[&str], input: &[u8]) -> Output {
     let mut child = command(args).stdin(Stdio::piped()).spawn().expect("run exec-server");
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     std::thread::scope(|scope| {
-        // The program may close its input early.
+        // Ignore errors: the program may close its stdin early.
         scope.spawn(move || stdin.write_all(input).ok());
         child.wait_with_output().expect("wait for exec-server")
     })
@@ -191,7 +191,7 @@ fn a_terminal_of_ours_is_raw_meanwhile_resized_and_given_back() {
     read_until(&mut stdout, "33 44\r\n");
     assert!(!is_canonical(), "raw while the program runs");
     tcsetwinsize(&master, size(55, 66)).expect("set the size");
-    // The terminal is not our controlling one, so the kernel tells nobody.
+    // The terminal is not our controlling terminal, so the kernel sends no SIGWINCH.
     signal(&child, rustix::process::Signal::WINCH);
     let mut keys = std::fs::File::from(master.try_clone().expect("share the pty"));
     let mut seen = String::new();
@@ -207,7 +207,7 @@ fn a_terminal_of_ours_is_raw_meanwhile_resized_and_given_back() {
 
 #[test]
 fn a_killed_run_leaves_no_process_behind() {
-    // A killed program cannot remove its directory.
+    // A killed program cannot remove its private directory, so create it in one that the test removes.
     let dir = tempfile::tempdir().expect("make a directory");
     let mut child = command(&["--", "sh", "-c", "sleep 1000 & echo $$; wait"])
         .env("XDG_RUNTIME_DIR", dir.path())

@@ -1,10 +1,10 @@
-//! Where the variables of a program come from: `--login`, `environments.toml`, and the server's PATH.
+//! The sources of a program's variables: `--login`, `environments.toml`, and the server's PATH.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use crate::{Home, common::TestServer, finish, text};
 
-/// A program of one line in a new directory.
+/// Installs a one-line shell script as a program in a new directory.
 fn install(dir: &Path, name: &str, line: &str) {
     fs::create_dir_all(dir).expect("make a directory");
     let path = dir.join(name);
@@ -12,7 +12,7 @@ fn install(dir: &Path, name: &str, line: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("make it a program");
 }
 
-/// Standard output, standard error and code, with this login shell.
+/// Runs a command with this login shell; returns stdout, stderr and the exit code.
 fn run(home: &Home, args: &[&str], shell: &str) -> (String, String, Option<i32>) {
     let mut command = home.command(args);
     command.env("SHELL", shell);
@@ -94,7 +94,7 @@ fn the_server_of_an_ssh_login_finds_programs_below_the_home_directory() {
     install(&home.path().join(".local/bin"), "installed-by-me", "echo found");
     let url = concat!("stdio:", env!("CARGO_BIN_EXE_exec-server"), " dial-stdio");
     let mut command = home.command(&["run", "--connect", url, "--", "installed-by-me"]);
-    // As sshd starts it: no profile was read.
+    // The PATH that sshd sets, without a profile.
     command.env("PATH", "/usr/bin:/bin");
     let output = finish(command);
     assert_eq!(

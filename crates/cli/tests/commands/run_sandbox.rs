@@ -1,4 +1,4 @@
-//! `run --sandbox`: what the flags grant, what the program is refused, and what the user reads about it.
+//! `run --sandbox`: what the flags grant, what the program is denied, and the messages for the user.
 
 use std::{fs, net::TcpListener, path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::{Home, common::TestServer, finish, text};
 
-/// A directory that the program starts in, with one to write in and a secret beside it.
+/// A working directory for the program, with a subdirectory to write in, and a secret beside it.
 fn tree() -> TempDir {
     let dir = tempfile::Builder::new().prefix("exec-server-sandbox-").tempdir().expect("make a directory");
     for name in ["work", "work/out", "secret"] {
@@ -17,7 +17,7 @@ fn tree() -> TempDir {
     dir
 }
 
-/// Standard output, standard error and code of a script in the sandbox.
+/// Runs a script in the sandbox; returns stdout, stderr and the exit code.
 fn run(mut command: Command, flags: &[&str], script: &str) -> (String, String, Option<i32>) {
     command.args(flags).args(["--", "/bin/sh", "-c", script]);
     let output = finish(command);

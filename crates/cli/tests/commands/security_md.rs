@@ -1,9 +1,8 @@
-//! Holds `SECURITY.md` against the tests: every rule that it names has a file of tests, and every such file is named by it.
-//! It must not know what a rule says.
+//! Checks `SECURITY.md` against the tests: every rule that it names has a test file, and every such file is named by it.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// The rules that a text names, such as `S4` or `R5`, as files begin with them: `s04_`.
+/// The rules that a text names, such as `S4` or `R5`, converted to file name prefixes: `s04_`.
 fn named(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let rule = |word: &str| {

@@ -1,4 +1,4 @@
-//! `run -t` and `attach` on a real terminal: raw meanwhile and given back, resized, detached by keys, drawn again.
+//! `run -t` and `attach` on a real terminal: raw mode and its restoration, resizing, detach keys, redrawing.
 
 use std::{
     io::Write as _,
@@ -17,7 +17,7 @@ use crate::{
     end_of, read_until, signal, spawn, state,
 };
 
-/// A program on a terminal that says its size whenever it is asked, and ends when it is told to. A signal interrupts its `read`.
+/// A terminal program that prints its size for each line it reads, and exits on the line `end`. A signal interrupts its `read`.
 const SHOW: &str = "stty -echo; trap 'echo drawn' WINCH; echo ready; \
                     while :; do if read -r line; then \
                     stty size; echo \"<$line>\"; test \"$line\" = end && exit 5; fi; done";
@@ -35,7 +35,7 @@ fn a_run_on_a_server_has_the_whole_terminal_and_gives_it_back() {
     terminal.keys(b"one\r");
     terminal.see("33 44\r\n<one>\r\n");
     terminal.resize(55, 66);
-    // The terminal is not our controlling one, so the kernel tells nobody.
+    // The terminal is not our controlling terminal, so the kernel sends no SIGWINCH.
     signal(child.id(), Signal::WINCH);
     let mut seen = String::new();
     wait_for("the new size", || {
@@ -78,7 +78,7 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
 
     let mut terminal = Terminal::new(30, 100);
     let mut child = terminal.start(home.command(&["attach", "--connect", url, "wor"]));
-    // What it had written is there again, and it was made to draw.
+    // The earlier output is shown again, and the program was made to redraw.
     terminal.see("<first>\r\n");
     terminal.see("drawn\r\n");
     assert!(terminal.is_raw());
@@ -88,7 +88,7 @@ fn the_keys_leave_a_run_and_attach_returns_to_it() {
         seen += &terminal.see("<second>\r\n");
         seen.contains("30 100\r\n")
     });
-    // One alone is the program's.
+    // A single detach key is passed to the program.
     terminal.keys(b"\x1dend\r");
     terminal.see("<\x1dend>\r\n");
     terminal.keys(b"end\r");
@@ -219,7 +219,7 @@ fn a_terminal_that_is_gone_ends_what_is_on_it() {
     assert_eq!(end_of(&mut owner).code(), Some(3), "the program is told as by the kernel");
 }
 
-/// A server behind a link that a test can cut: the next message of the client ends it, and no other is made before `open`.
+/// A server behind a link that the test can cut: the next message of the client ends the link, and no new link is accepted before `open`.
 fn cuttable(server: &TestServer) -> (Middleman, Arc<AtomicBool>) {
     let is_cut = Arc::new(AtomicBool::new(false));
     let cut = Arc::clone(&is_cut);
@@ -242,14 +242,14 @@ fn a_cut_is_shown_on_the_last_row_and_the_screen_is_drawn_again_afterwards() {
         cut.store(true, Ordering::SeqCst);
         terminal.keys(b"while it is away\r");
         let seen = terminal.see("reconnecting\x1b[0m\x1b[K\x1b8");
-        // On its own screen a program draws the last row again. What a shell has written moves up by a row instead.
+        // On the alternate screen the program redraws the last row later. On the normal screen the text is scrolled up by one row instead.
         let begin = if switch.is_empty() { "\x1b7\x1b[24;1H\n\x1b[0;7m" } else { "\x1b7\x1b[24;1H\x1b[0;7m" };
         assert!(seen.contains(&format!("{begin}exec-server: connection lost (")), "{seen:?}");
         middleman.open();
         let seen = terminal.see("drawn\r\n");
         assert!(seen.contains("\x1b7\x1b[24;1H\x1b[0m\x1b[2K\x1b8"), "the row is empty again: {seen:?}");
         assert!(!seen.contains("connected again"), "no line of ours is in the program's picture: {seen:?}");
-        // Two sizes were told, the second of which is ours.
+        // The program got two sizes; the second one is ours.
         let mut seen = String::new();
         wait_for("our size", || {
             terminal.keys(b"again\r");

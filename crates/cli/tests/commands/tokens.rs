@@ -1,4 +1,4 @@
-//! `token create` and what `serve` tells people: which server a token is for, where it is written, and how to connect.
+//! `token create` and the notes that `serve` prints: which server a token is for, where it is written, and how to connect.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 

@@ -1,4 +1,4 @@
-//! Owns trees that copies are tried on: how they are made and compared. It must not know how they are copied.
+//! Directory trees for tests of copies: creates and compares them.
 
 use std::{
     ffi::OsStr,
@@ -13,7 +13,7 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-/// A tree with so many small files, and one of everything that is kept.
+/// Creates a tree with `files` small files, and one example of every attribute that a copy keeps.
 pub(crate) fn make_tree(root: &Path, files: u64) {
     fs::create_dir_all(root.join("empty")).expect("make a directory");
     for file in 0..files {
@@ -53,7 +53,7 @@ fn set_times(path: &Path, count: &mut u64) {
     File::open(path).expect("open").set_modified(then).expect("set the time");
 }
 
-/// Two trees are the same in everything that is kept.
+/// Checks that two trees are equal in everything that a copy keeps.
 pub(crate) fn same(left: &Path, right: &Path) {
     let (a, b) = (fs::symlink_metadata(left).expect("it is there"), fs::symlink_metadata(right));
     let b = b.unwrap_or_else(|error| panic!("`{}`: {error}", right.display()));
@@ -70,7 +70,7 @@ pub(crate) fn same(left: &Path, right: &Path) {
     }
 }
 
-/// What is in two directories is the same in everything that is kept.
+/// Checks that the contents of two directories are equal in everything that a copy keeps.
 pub(crate) fn same_inside(left: &Path, right: &Path) {
     let names = names(left);
     assert_eq!(names, self::names(right), "{}", right.display());
@@ -79,7 +79,7 @@ pub(crate) fn same_inside(left: &Path, right: &Path) {
     }
 }
 
-/// What is seen of a copy that is not complete is whole.
+/// Checks that every visible file of an incomplete copy is complete.
 pub(crate) fn whole_so_far(source: &Path, target: &Path) {
     let Ok(found) = fs::symlink_metadata(target) else { return };
     if found.is_dir() {
@@ -93,12 +93,12 @@ pub(crate) fn whole_so_far(source: &Path, target: &Path) {
     }
 }
 
-/// Everything that a transfer hides, below a directory and in it.
+/// All hidden names of a copy, in a directory and below it.
 pub(crate) fn hidden(dir: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for name in names(dir) {
         let path = dir.join(&name);
-        // Our own server's directories are none of a transfer's.
+        // Names that do not have the exact form, such as the server's own directories, do not belong to a copy.
         if is_hidden(Path::new(&name)) {
             all.push(path);
         } else if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {

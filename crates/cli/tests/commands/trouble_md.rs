@@ -1,19 +1,19 @@
-//! Holds `docs/trouble.md` against the source: every message that it quotes is one that the program can print.
-//! It must not know when a message is printed; the tests of its place do.
+//! Checks `docs/trouble.md` against the source: every message that it quotes is one that the program can print. Other tests check when the
+//! messages are printed.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Shorter pieces, such as `in`, are found everywhere and say nothing.
+/// Shorter pieces, such as `in`, occur everywhere and prove nothing.
 const SHORTEST: usize = 8;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All of the product's source, with strings as they are printed: joined where a line ends in a backslash, quotes plain.
+/// The whole product source, with strings as they are printed: lines that end in a backslash are joined, and quotes are unescaped.
 fn source() -> String {
     fn collect(dir: &Path, text: &mut String) {
         for entry in fs::read_dir(dir).expect("list a folder of the source") {
@@ -31,11 +31,11 @@ fn source() -> String {
     }
     let joined: String =
         text.split("\\\n").enumerate().map(|(at, part)| if at == 0 { part } else { part.trim_start() }).collect();
-    // The one sentence that several messages share by a constant.
+    // A phrase that several messages include through a constant.
     joined.replace("{IS_IT}", "is it an exec-server?").replace("\\\"", "\"")
 }
 
-/// The lines of the blocks that quote messages, each with its number.
+/// The lines of the blocks that quote messages, each with its line number.
 fn quoted(page: &str) -> Vec<(usize, &str)> {
     let mut is_quoting = false;
     let lines = page.lines().enumerate().filter(move |(_, line)| {
@@ -46,10 +46,10 @@ fn quoted(page: &str) -> Vec<(usize, &str)> {
     lines.map(|(at, line)| (at + 1, line)).collect()
 }
 
-/// The parts of a message that stand in the source as they are: between what varies, and between a text and its cause.
+/// The parts of a message that are literally in the source: between variable parts, and between a text and its cause.
 fn fixed(message: &str) -> impl Iterator<Item = &str> {
     message.split('…').flat_map(|part| part.split(": ")).map(|part| part.trim_matches([' ', '`'])).filter(|part| {
-        // Words of the operating system are not ours.
+        // Messages of the operating system are not in our source.
         part.len() >= SHORTEST && !part.contains("os error")
     })
 }

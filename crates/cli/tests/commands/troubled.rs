@@ -1,5 +1,5 @@
-//! The commands in the middle of trouble: a session that is lost, an answer that never comes, a holder that dies, an exit that
-//! nobody saw. What was not done is never told as done. It must not test what goes well; that is in the files of the commands.
+//! The commands under failures: a lost session, an answer that never arrives, a holder that dies, an exit event that was missed. A command
+//! never reports success for work that was not done. Successful runs are tested in the files of the commands.
 
 use std::{
     fs::File,
@@ -21,17 +21,17 @@ use crate::{
     end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
 };
 
-/// An answer that says no.
+/// An error answer.
 fn refusal(kind: &str) -> Deed {
     Deed::Answer(json!({"error": {"code": -32600, "message": format!("refused: {kind}"), "data": {"kind": kind}}}))
 }
 
-/// Whether the client asks for this.
+/// Whether this is a request of the client for `method`.
 fn asks(side: Side, message: &Value, method: &str) -> bool {
     side == Side::Client && message["method"] == method
 }
 
-/// A client with our capabilities, in a session that waits for it without a limit, and the session's id.
+/// A client with our capabilities in a session with an unlimited time-to-live, and the session's id.
 fn owner(server: &TestServer) -> (Client, String) {
     let mut client = server.connect();
     let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
@@ -46,10 +46,10 @@ fn listed(server: &TestServer, id: &str) -> Value {
     all.iter().find(|process| process["processId"] == id).cloned().unwrap_or_default()
 }
 
-/// More than one piece of a log.
+/// Bytes of a log that needs more than one read.
 const LARGE: usize = 3_000_000;
 
-/// A server on which `big` has written as much and ended.
+/// A server on which the process `big` has written `LARGE` bytes and ended.
 fn server_with_a_log() -> TestServer {
     let server = TestServer::start();
     let (mut client, _) = owner(&server);
@@ -78,7 +78,7 @@ fn a_log_whose_session_is_lost_midway_is_no_success() {
     assert_eq!(output.status.code(), Some(255), "{printed} bytes: {said}");
     assert!(printed > 0 && printed < LARGE, "what was read is printed: {printed}");
     assert!(said.contains("the log of `big` was printed up to number") && said.contains("is lost"), "{said}");
-    // What it advises is true.
+    // The command that the error message suggests works.
     let since = said.split("--since ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
     let output = home.run(&["logs", "--connect", server.url(), "--since", since, "big"]);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(0), LARGE - printed));
@@ -135,7 +135,7 @@ fn an_exit_before_the_first_event_that_is_read_is_known_all_the_same() {
     for since in ["1", "2", "3", "4"] {
         assert_eq!(home.ok(&["logs", "-f", "--since", since, "job"]), "", "{since}");
     }
-    // What it left behind writes so much that an attach begins behind the exit.
+    // A descendant writes so much after the exit that an attach starts reading behind the exit event.
     let gate = home.path().join("gate");
     let left = format!("until test -e {}; do /bin/echo more; done", gate.display());
     home.ok(&["run", "-d", "--name", "left", "--", "sh", "-c", &format!("({left}) & exit 4")]);
@@ -147,7 +147,7 @@ fn an_exit_before_the_first_event_that_is_read_is_known_all_the_same() {
     assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
 }
 
-/// A server on which `old` has ended, the client who started it, and the session's id.
+/// A server on which the process `old` has ended, the client that started it, and the session's id.
 fn server_with_an_ended_process() -> (TestServer, Client, String) {
     let server = TestServer::start();
     let (mut client, session) = owner(&server);
@@ -156,7 +156,7 @@ fn server_with_an_ended_process() -> (TestServer, Client, String) {
     (server, client, session)
 }
 
-/// Comes back to a session, as a client that mends its link.
+/// Resumes a session, like a client that reconnects.
 fn come_back(server: &TestServer, session: &str) -> Client {
     let mut client = server.connect();
     let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
@@ -165,7 +165,7 @@ fn come_back(server: &TestServer, session: &str) -> Client {
     client
 }
 
-/// Makes the server one that does not end sessions which forgetting has emptied, so that the command does it.
+/// Makes the server look like one that does not end empty sessions itself, so that the command has to do it.
 fn as_an_older_server(message: &mut Value) {
     if let Some(served) = message.pointer_mut("/result/capabilities/autoForget") {
         *served = json!(false);
@@ -184,7 +184,7 @@ fn forget_leaves_an_empty_session_to_a_server_that_ends_it_itself() {
     });
     Home::new().ok(&["forget", "--connect", &middleman.url(), "old"]);
     assert_eq!((listed(&server, "old"), resumes.load(Ordering::SeqCst)), (Value::Null, 0));
-    // Its client may be about to mend its link.
+    // The client of the session may be about to reconnect.
     come_back(&server, &session).leave();
 }
 
@@ -203,7 +203,7 @@ fn forget_asks_once_for_a_session_that_somebody_has() {
         let home = Home::new();
         home.ok(&["forget", "--connect", &url, "old"])
     });
-    // The server asks its connection whether it lives, and that is heard where it is read.
+    // The server pings this connection before it hands the session over. The client answers pings only while it reads, so keep it reading.
     while !command.is_finished() {
         client.ok("environment/status", json!({}));
     }
@@ -230,7 +230,7 @@ fn forget_leaves_the_session_of_a_client_that_is_just_away() {
     });
     Home::new().ok(&["forget", "--connect", &middleman.url(), "old"]);
     assert_eq!(listed(&server, "old"), Value::Null, "it is forgotten");
-    // What nobody comes back to does not stay for long.
+    // An abandoned empty session gets a short time-to-live.
     assert_eq!(*lives.lock().expect("no panic under the lock"), [json!(30_000)]);
     let mut client = come_back(&server, &session);
     client.ok("process/start", start_params("new", &["true"]));
@@ -248,7 +248,7 @@ fn forget_ends_nothing_that_was_started_meanwhile() {
         if message["params"]["resumeSessionId"].is_string() {
             let mut lives = seen.lock().expect("no panic under the lock");
             if lives.is_empty() {
-                // Its client starts something and leaves, between the list and the visit.
+                // The session's client starts a process and leaves, between the listing and the resume of the command.
                 let mut client = come_back(&busy, &session);
                 client.ok("process/start", start_params("new", &["sleep", "1000"]));
                 client.leave();
@@ -267,7 +267,7 @@ fn forget_ends_nothing_that_was_started_meanwhile() {
     drop(middleman);
 }
 
-/// A program that does something with all of its input, once it has it.
+/// A program that acts only after it has read all of its input.
 const COMMITS: [&str; 3] = ["sh", "-c", "echo up; cat; echo committed"];
 
 fn run_through(middleman: &Middleman, home: &Home) -> Output {
@@ -286,7 +286,7 @@ fn input_that_cannot_be_read_is_not_its_end() {
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
     assert!(said.contains("because its input is not whole: read standard input: Is a directory"), "{said}");
-    // A guest leaves, and ends nothing.
+    // A guest detaches and ends nothing.
     home.ok(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
     let mut command = home.command(&["attach", "job"]);
     command.stdin(directory());
@@ -316,7 +316,7 @@ fn input_that_a_server_refuses_is_not_its_end() {
 fn input_that_may_have_been_lost_with_the_link_is_not_its_end() {
     let server = TestServer::start();
     let mut is_cut = false;
-    // As a server that keeps no write ids.
+    // Imitate a server that keeps no write ids.
     let middleman = Middleman::start(server.url(), move |side, message| {
         if asks(side, message, "environment/info") {
             return Deed::Answer(json!({"error": {"code": -32601, "message": "unknown method"}}));
@@ -336,7 +336,7 @@ fn input_that_may_have_been_lost_with_the_link_is_not_its_end() {
     assert!(said.contains("because its input is not whole: pass standard input on: process/write: "), "{said}");
 }
 
-/// A run whose first signal goes into a link that breaks before the answer; what it said on stderr, and how it ended.
+/// Runs a program whose first signal is sent into a link that breaks before the answer. Returns stderr and the exit code.
 fn signalled_on_a_dead_link(name: &str, number: Signal) -> (String, Option<i32>) {
     let server = TestServer::start();
     let mut is_cut = false;
@@ -356,7 +356,7 @@ fn signalled_on_a_dead_link(name: &str, number: Signal) -> (String, Option<i32>)
     let mut stderr = child.stderr.take().expect("stderr is a pipe");
     let mut said = read_until(&mut stderr, "reconnecting\n");
     if number == Signal::USR1 {
-        // Either line may be the first.
+        // The two messages may come in either order.
         while !said.contains("not known\n") {
             said += &read_until(&mut stderr, "\n");
         }
@@ -374,7 +374,7 @@ fn a_signal_that_was_lost_with_its_link_is_sent_again() {
         assert_eq!((said.lines().count(), code), (2, Some(7)), "{said}");
         assert!(said.ends_with("exec-server: connected again\n"), "{said}");
     }
-    // Twice is not the same as once: this one is only told.
+    // Sending SIGUSR1 twice is not the same as once, so it is not repeated; the unknown outcome is reported.
     let (said, code) = signalled_on_a_dead_link("USR1", Signal::USR1);
     assert!(said.contains("while SIGUSR1 was sent: whether `sh-"), "{said}");
     assert_eq!(code, Some(5), "{said}");
@@ -395,7 +395,7 @@ fn a_terminal_is_raw_only_when_there_is_a_program_for_its_keys() {
     let program = "stty -echo; echo ready; while read -r line; do stty size; echo \"<$line>\"; done; exit 5";
     let args = ["run", "-t", "--connect", &middleman.url(), "--", "sh", "-c", program];
     let mut child = terminal.start(home.command(&args));
-    // The link is told of before there is an answer, and Ctrl-C is still ours.
+    // The broken link is reported before the start is answered, and Ctrl-C still reaches us.
     terminal.see("reconnecting");
     assert!(!terminal.is_raw());
     terminal.keys(b"typed ahead\r");

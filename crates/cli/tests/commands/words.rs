@@ -1,4 +1,4 @@
-//! The words of the command line: help, schema, wrong flags, and that none of them leaves a process behind.
+//! Help texts, schema and wrong flags, and that none of these leaves a process behind.
 
 use std::process::{Command, Output, Stdio};
 

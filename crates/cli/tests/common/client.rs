@@ -1,5 +1,5 @@
-//! Owns a JSON client of the tests, on a WebSocket library that is not ours, over TCP or a Unix socket.
-//! It must not know types of the server: messages are plain JSON values.
+//! A JSON client for tests, on a third-party WebSocket library, over TCP or a Unix socket. It uses no types of the server: messages are
+//! plain JSON values.
 
 use std::{
     collections::VecDeque,
@@ -18,19 +18,16 @@ use tokio_tungstenite::tungstenite::{
 
 use super::DEADLINE;
 
-/// An error answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RpcError {
-    /// The numeric code.
     pub(crate) code: i64,
-    /// The text.
     pub(crate) message: String,
-    /// `data`, null when absent.
+    /// `data`, or null when absent.
     pub(crate) data: Value,
 }
 
 impl RpcError {
-    /// The stable word to branch on.
+    /// The stable error kind to branch on.
     pub(crate) fn kind(&self) -> &str {
         self.data["kind"].as_str().unwrap_or_default()
     }
@@ -41,24 +38,22 @@ impl RpcError {
 pub(crate) struct Ended {
     /// Bytes of stdout, or of the terminal.
     pub(crate) stdout: Vec<u8>,
-    /// Bytes of stderr.
     pub(crate) stderr: Vec<u8>,
     /// Params of `process/exited`.
     pub(crate) exited: Value,
     /// Params of `process/closed`.
     pub(crate) closed: Value,
-    /// The sequence numbers in the order they came.
+    /// The sequence numbers in order of arrival.
     pub(crate) seqs: Vec<u64>,
 }
 
 impl Ended {
-    /// The exit code.
     pub(crate) fn code(&self) -> i64 {
         self.exited["exitCode"].as_i64().expect("exited has an exit code")
     }
 }
 
-/// A connection with a deadline on everything.
+/// A connection with a deadline on every operation.
 pub(crate) struct Client {
     socket: WebSocket<Socket>,
     next_id: i64,
@@ -103,11 +98,11 @@ impl Socket {
     }
 }
 
-/// What comes to a client that speaks `binary`.
+/// A message to a client with the `binary` capability.
 pub(crate) enum Heard {
-    /// A message in JSON.
+    /// A JSON message.
     Json(Value),
-    /// A frame of output.
+    /// A binary frame with output.
     Frame(Vec<u8>),
 }
 
@@ -143,7 +138,7 @@ impl Client {
         }
     }
 
-    /// Makes a new session, announcing nothing, and returns its id.
+    /// Creates a session without announcing capabilities, and returns its id.
     pub(crate) fn initialize(&mut self) -> String {
         let result = self.initialize_with(json!({"clientName": "test"}));
         result["sessionId"].as_str().expect("initialize answers a session id").to_owned()
@@ -156,7 +151,7 @@ impl Client {
         result
     }
 
-    /// Calls a method and waits for its answer; notifications that come before it are kept.
+    /// Calls a method and waits for its answer; notifications before the answer are kept.
     pub(crate) fn call(&mut self, method: &str, params: Value) -> Result<Value, RpcError> {
         let id = self.send_request(method, params);
         self.answer(id)
@@ -175,7 +170,7 @@ impl Client {
         id
     }
 
-    /// Waits for the answer to a request sent before.
+    /// Waits for the answer to an earlier request.
     pub(crate) fn answer(&mut self, id: i64) -> Result<Value, RpcError> {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -188,7 +183,6 @@ impl Client {
         }
     }
 
-    /// Sends a notification.
     pub(crate) fn notify(&mut self, method: &str, params: Value) {
         self.send_text(&json!({"method": method, "params": params}).to_string());
     }
@@ -208,7 +202,7 @@ impl Client {
         self.next_notification_within(DEADLINE).expect("a notification within the deadline")
     }
 
-    /// The next notification, or none within `wait`.
+    /// The next notification, or `None` if none arrives within `wait`.
     pub(crate) fn next_notification_within(&mut self, wait: Duration) -> Option<Value> {
         let end = Instant::now() + wait;
         loop {
@@ -220,12 +214,12 @@ impl Client {
         }
     }
 
-    /// The next message of any kind, in wire order; it does not look at what was kept.
+    /// The next message of any kind, in wire order; messages kept earlier are ignored.
     pub(crate) fn next(&mut self) -> Value {
         self.next_until(Instant::now() + DEADLINE).expect("a message within the deadline")
     }
 
-    /// The next message, which has bytes attached: its JSON, and they.
+    /// The next message with attached bytes: its JSON and the bytes.
     pub(crate) fn next_attached(&mut self) -> (Value, Vec<u8>) {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -242,7 +236,7 @@ impl Client {
         }
     }
 
-    /// The next message of any kind, in wire order, after those notifications that were kept.
+    /// The next message of any kind: first the notifications kept earlier, then in wire order.
     pub(crate) fn hear(&mut self) -> Heard {
         if let Some(kept) = self.notifications.pop_front() {
             return Heard::Json(kept);
@@ -260,7 +254,7 @@ impl Client {
         }
     }
 
-    /// How many answers have come that nobody asked for yet.
+    /// How many answers have arrived that were not yet collected.
     pub(crate) fn answers_so_far(&self) -> usize {
         self.answers.len()
     }
@@ -282,13 +276,13 @@ impl Client {
         }
     }
 
-    /// Closes the connection and waits until the server has let go of it: its session is detached then.
+    /// Closes the connection and waits until the server has closed its side: the session is detached then.
     pub(crate) fn leave(mut self) {
         self.send_message(Message::Close(None)).expect("send the close frame");
         self.wait_closed();
     }
 
-    /// Collects everything of one process until `process/closed`, acknowledging nothing; other notifications are kept.
+    /// Collects everything of one process until `process/closed`, without acknowledging; other notifications are kept.
     pub(crate) fn collect(&mut self, process_id: &str) -> Ended {
         let mut ended = Ended::default();
         let mut kept = VecDeque::new();
@@ -321,7 +315,7 @@ impl Client {
         }
     }
 
-    /// Starts a program with pipes and an empty environment but PATH, and collects it to its end.
+    /// Runs a program with pipes and only PATH in its environment, and collects it to its end.
     pub(crate) fn run(&mut self, process_id: &str, argv: &[&str]) -> Ended {
         self.ok("process/start", start_params(process_id, argv));
         self.collect(process_id)

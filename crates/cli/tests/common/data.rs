@@ -1,6 +1,6 @@
-//! Owns the bytes that tests send around, and their comparison. It must not know how they travel.
+//! Test data: seeded pseudo-random bytes and their comparison.
 
-/// The next number of a seeded stream (SplitMix64): one seed, one run.
+/// The next number of a seeded stream (SplitMix64): the same seed gives the same stream.
 pub(crate) fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *state;
@@ -9,7 +9,7 @@ pub(crate) fn random(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Bytes without a period: nothing that is lost, repeated or moved can go unseen.
+/// Bytes without a period, so that any loss, repetition or reordering is detected.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -20,7 +20,7 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Compares many bytes and says where they part, instead of printing them.
+/// Compares many bytes; on a difference reports its position instead of printing the bytes.
 pub(crate) fn assert_same(what: &str, got: &[u8], expected: &[u8]) {
     if got == expected {
         return;

@@ -1,5 +1,5 @@
-//! Owns a server on "another machine": user, mount and process namespaces of its own, with another HOME, PATH, `/tmp` and
-//! working directory; only the loopback network is shared. It must not know the client.
+//! A server on "another machine": in its own user, mount and pid namespaces, with another HOME, PATH, `/tmp` and working directory. Only
+//! the loopback network is shared.
 
 use std::{
     io::{BufRead, BufReader},
@@ -11,7 +11,7 @@ use super::{binary, descendants, marked, wait_for, wait_gone};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
-/// A server behind `unshare`: process 1 of its namespace, so that its end is the end of everything it started.
+/// A server behind `unshare`. It is pid 1 of its namespace, so everything it started ends with it.
 pub(crate) struct Elsewhere {
     child: Child,
     url: String,
@@ -19,17 +19,17 @@ pub(crate) struct Elsewhere {
 }
 
 impl Elsewhere {
-    /// Its home, a subdirectory of what the server works in.
+    /// The server's HOME.
     pub(crate) const HOME: &str = "/tmp/there/home";
     /// The server's working directory.
     pub(crate) const CWD: &str = "/tmp/there";
-    /// Where its own programs are.
+    /// The server's PATH, with a directory for programs that exist only there.
     pub(crate) const PATH: &str = "/tmp/there/bin:/usr/bin:/bin";
 
-    /// Starts the server; nothing of the caller's environment goes along.
+    /// Starts the server; it inherits nothing of the caller's environment.
     pub(crate) fn start() -> Self {
         let mark = format!("elsewhere-{}-{}.test", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
-        // Our temporary directory is hidden behind an empty one; the program stays reachable through its open descriptor.
+        // An empty tmpfs hides our temporary directory. The program stays reachable through an open fd.
         let script = format!(
             "exec 9<{binary} && mount -t tmpfs none /tmp && mkdir -p {home} {cwd}/bin && cd {cwd} && \
              printf '#!/bin/sh\\necho there\\n' >bin/greet && chmod 755 bin/greet && \
@@ -76,7 +76,7 @@ impl Drop for Elsewhere {
     fn drop(&mut self) {
         let mut all = marked(&self.mark);
         all.extend(descendants(&all));
-        // `--kill-child` passes the end on to process 1 of the namespace, and the kernel to all in it.
+        // `--kill-child` passes the kill on to pid 1 of the namespace, and the kernel kills everything in it.
         self.child.kill().ok();
         wait_for("end of the other machine", || matches!(self.child.try_wait(), Ok(Some(_))));
         if !std::thread::panicking() {

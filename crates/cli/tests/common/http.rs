@@ -1,5 +1,5 @@
-//! Owns a raw HTTP exchange over TCP or a Unix socket: exactly the bytes of the test go out, what comes back is split once.
-//! It must not add a header on its own: the tests imitate browsers and attackers with it.
+//! A raw HTTP exchange over TCP or a Unix socket: sends exactly the bytes of the test and splits the answer into head and body. It adds no
+//! header, because the tests imitate browsers and attackers with it.
 
 use std::{
     io::{Read, Write},
@@ -10,14 +10,13 @@ use std::{
 
 use super::DEADLINE;
 
-/// What the server answered before it closed, or before the upgrade.
+/// The server's answer, up to the close or the upgrade.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reply {
-    /// The status code, 0 when the connection was closed without an answer.
+    /// The status code; 0 when the connection was closed without an answer.
     pub(crate) status: u16,
-    /// The head as text.
     pub(crate) head: String,
-    /// What followed the head.
+    /// The bytes after the head.
     pub(crate) body: String,
 }
 
@@ -35,9 +34,9 @@ pub(crate) fn http_unix(path: &Path, request: &str) -> Reply {
     exchange(stream, request)
 }
 
-/// The same over any stream, which must have a deadline of its own.
+/// The same over any stream, which must have a read timeout.
 pub(crate) fn exchange(mut stream: impl Read + Write, request: &str) -> Reply {
-    // A refusal may arrive and the connection be reset before all is sent; the answer still counts.
+    // The server may refuse and reset the connection before everything is sent; its answer still counts.
     stream.write_all(request.as_bytes()).ok();
     let mut raw = Vec::new();
     let mut chunk = [0; 4096];

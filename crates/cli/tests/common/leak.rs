@@ -1,11 +1,11 @@
-//! Owns the leak check: which processes of a test are still alive.
-//! It must not end anything by name; it finds processes by a mark that only this test's servers carry in their arguments.
+//! The leak check: finds processes of a test that are still alive. It identifies them by a mark in their arguments that only this test's
+//! servers have, and never ends a process by name.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use super::wait_for;
 
-/// The live processes whose arguments contain `mark`: server, spawner and holders, which are forked and keep its arguments.
+/// The live processes whose arguments contain `mark`: server, spawner and holders, which are forks and keep the arguments.
 pub(crate) fn marked(mark: &str) -> BTreeSet<u32> {
     pids()
         .filter(|pid| {
@@ -16,7 +16,7 @@ pub(crate) fn marked(mark: &str) -> BTreeSet<u32> {
         .collect()
 }
 
-/// The live descendants of `roots`, themselves excluded.
+/// The live descendants of `roots`, without `roots` themselves.
 pub(crate) fn descendants(roots: &BTreeSet<u32>) -> BTreeSet<u32> {
     let parents: Vec<(u32, u32)> = pids().filter_map(|pid| Some((pid, parent(pid)?))).collect();
     let mut found = BTreeSet::new();
@@ -43,16 +43,16 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z" && state != "X"))
 }
 
-/// Removes the control groups that holders ended by force left behind: no server came after them to do it.
+/// Removes the control groups that killed holders left behind, because no later server does it.
 pub(crate) fn remove_groups(sessions: &Path) {
     for session in fs::read_dir(sessions).into_iter().flatten().flatten() {
         let text = fs::read_to_string(session.path().join("cgroup")).unwrap_or_default();
         for dir in text.lines().filter_map(|line| line.split_once(' ')).map(|(_, dir)| Path::new(dir)) {
             for process in fs::read_dir(dir).into_iter().flatten().flatten() {
-                fs::remove_dir(process.path()).ok(); // Files are not directories, and go with theirs.
+                fs::remove_dir(process.path()).ok(); // Fails for plain files, which disappear with their directory.
             }
             fs::remove_dir(dir).ok();
-            fs::remove_dir(dir.parent().expect("a group lies in another")).ok(); // Refused while another is in it.
+            fs::remove_dir(dir.parent().expect("a group lies in another")).ok(); // Fails while another group is in it.
         }
     }
 }
@@ -61,7 +61,7 @@ fn parent(pid: u32) -> Option<u32> {
     stat_fields(pid)?.get(1)?.parse().ok()
 }
 
-/// The fields of `/proc/PID/stat` after the command name, which may hold blanks and brackets itself.
+/// The fields of `/proc/PID/stat` after the command name, which may itself contain blanks and parentheses.
 fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;

@@ -1,5 +1,5 @@
-//! Owns somebody between client and server who reads along: each message is passed on, changed, answered in the server's place,
-//! or the link is cut at it. It must not know what a message means; the test's own rule does.
+//! A WebSocket proxy that parses messages: each message is passed on, changed, answered in place of the server, or cuts the link. The rule
+//! of the test decides.
 
 use std::{
     net::SocketAddr,
@@ -17,29 +17,29 @@ use tokio::{
 };
 use tokio_tungstenite::{accept_async, connect_async, tungstenite::Message};
 
-/// Who said it.
+/// The sender of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Client,
     Server,
 }
 
-/// What becomes of a message.
+/// What to do with a message.
 #[derive(Debug)]
 pub(crate) enum Deed {
-    /// It goes on, as the rule has left it.
+    /// Forward it, as the rule may have changed it.
     Pass,
-    /// The server never hears it; this is the answer, with the id of the question.
+    /// Do not forward it; send this answer with the id of the request.
     Answer(Value),
-    /// Nobody hears it, and its link ends.
+    /// Drop it and cut the link.
     Cut,
-    /// The same, and no link is made before [`Middleman::open`].
+    /// Like `Cut`, and accept no new link before [`Middleman::open`].
     Shut,
 }
 
 type Rule = Box<dyn FnMut(Side, &mut Value) -> Deed + Send>;
 
-/// A middleman on a port of his own; ends with the value.
+/// A running proxy. Dropping it stops the proxy.
 pub(crate) struct Middleman {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -47,14 +47,14 @@ pub(crate) struct Middleman {
 }
 
 struct Shared {
-    /// The server's, with its token.
+    /// The URL of the server, with its token.
     url: String,
     is_open: AtomicBool,
     rule: Mutex<Rule>,
 }
 
 impl Middleman {
-    /// Stands before the server of this URL. Messages are JSON, because no other dialect is offered through him.
+    /// Starts a proxy in front of the server. All messages are JSON, because the proxy removes the offer of other dialects.
     pub(crate) fn start(url: &str, rule: impl FnMut(Side, &mut Value) -> Deed + Send + 'static) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -69,12 +69,12 @@ impl Middleman {
         Self { address, shared, _runtime: runtime }
     }
 
-    /// Where he is found; he has the token himself.
+    /// The URL of the proxy. It needs no token, because the proxy adds it.
     pub(crate) fn url(&self) -> String {
         format!("ws://{}", self.address)
     }
 
-    /// Lets links be made again.
+    /// Accepts links again.
     pub(crate) fn open(&self) {
         self.shared.is_open.store(true, Ordering::SeqCst);
     }
@@ -90,13 +90,13 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Carries messages until either side ends, or a message ends it: both ends are dropped then, as by a cut.
+/// Forwards messages until either side ends, or a message cuts the link: then both ends are dropped.
 async fn link(near: TcpStream, shared: Arc<Shared>) {
     let Ok(mut near) = accept_async(near).await else { return };
-    // A server that is down ends the link as a cut does.
+    // If the server is down, the link ends as with a cut.
     let Ok((mut far, _)) = connect_async(&shared.url).await else { return };
     loop {
-        // Both are cancel safe.
+        // Both are cancel-safe.
         let (from, message) = tokio::select! {
             message = near.next() => (Side::Client, message),
             message = far.next() => (Side::Server, message),
@@ -114,7 +114,7 @@ async fn link(near: TcpStream, shared: Arc<Shared>) {
     }
 }
 
-/// What is to be sent, and where to.
+/// Applies the rule to a message; returns the message to send and the decision.
 fn judge(shared: &Shared, from: Side, message: Message) -> (Message, Deed) {
     if !message.is_text() && !message.is_binary() {
         return (message, Deed::Pass);
@@ -123,7 +123,7 @@ fn judge(shared: &Shared, from: Side, message: Message) -> (Message, Deed) {
     if from == Side::Client && said["method"] == "initialize" {
         said["params"]["capabilities"]["dialects"] = json!([]);
     }
-    // The panic of a rule is the test's failure, not another one's here.
+    // If a rule panics, the test fails because of it; do not panic here as well.
     let deed = (shared.rule.lock().unwrap_or_else(PoisonError::into_inner))(from, &mut said);
     if let Deed::Shut = deed {
         shared.is_open.store(false, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! Owns what the tests of the binary share: a server that ends with its test, a JSON client, raw HTTP, and the leak check.
-//! It must not know any code of the server: it talks to the real program over real sockets.
+//! Helpers for the tests of the binary: a server that ends with its test, a JSON client, raw HTTP, and the leak check. They use no code of
+//! the server: they talk to the real program over real sockets.
 #![allow(dead_code, reason = "each test file uses its own part of the harness")]
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
@@ -44,17 +44,17 @@ use std::{
 /// How long a test waits for anything that must happen.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// How long one test may take, setting up and ending not counted: far above the slowest on a busy machine.
+/// The time limit of one test, without setup and teardown: far above the slowest test on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs a test on a runtime of its own, and ends it when it takes too long.
+/// Runs a test on a new runtime with the time limit `LIMIT`.
 pub(crate) fn bounded<T>(test: impl Future<Output = T>) -> T {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("build a runtime");
     runtime.block_on(async { tokio::time::timeout(LIMIT, test).await.expect("the test ends in time") })
 }
 
-/// The program, with hang-ups as after a login: a test run under `nohup` would hand down that they are ignored.
+/// The program with the default action for SIGHUP. A test run under `nohup` would otherwise pass on that SIGHUP is ignored.
 pub(crate) fn program() -> std::process::Command {
     let mut command = std::process::Command::new("env");
     command.arg("--default-signal=HUP").arg(binary());
@@ -74,7 +74,7 @@ pub(crate) fn test_mcp_server() -> String {
     path.display().to_string()
 }
 
-/// Waits until `level` holds and panics with `what` when it does not within the deadline.
+/// Waits until `level` holds. Panics with `what` if it does not hold within the deadline.
 pub(crate) fn wait_for(what: &str, mut level: impl FnMut() -> bool) {
     let end = Instant::now() + DEADLINE;
     while !level() {

@@ -1,5 +1,5 @@
-//! Owns a TCP proxy between client and server that cuts: on demand, or by itself after so many bytes, wherever in a message
-//! that is. It must not know what the bytes mean.
+//! A TCP proxy between client and server that cuts links: on demand, or after a number of bytes, at any position in a message. It does not
+//! parse the bytes.
 
 use std::{
     net::SocketAddr,
@@ -21,7 +21,7 @@ use tokio::{
 
 use super::random;
 
-/// A proxy; ends with the value.
+/// A running proxy. Dropping it stops the proxy.
 pub(crate) struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -32,17 +32,17 @@ struct Shared {
     server: SocketAddr,
     /// Whether connections are let through.
     is_open: watch::Sender<bool>,
-    /// Changes when every link is to be cut.
+    /// Changes when all links must be cut.
     cut: watch::Sender<u64>,
-    /// Links that were made.
+    /// Number of links made.
     links: AtomicU64,
-    /// How many bytes the next link lives for; none: as long as it likes.
+    /// How many bytes the next links may carry; `None` means unlimited.
     lives: Mutex<Option<Lives>>,
-    /// Links that ended of their length.
+    /// Number of links that ended because of their byte limit.
     cuts: watch::Sender<u64>,
 }
 
-/// Lengths of links to come.
+/// The byte limits of future links.
 struct Lives {
     seed: u64,
     most: u64,
@@ -67,12 +67,12 @@ impl Proxy {
         Self { address, shared, _tasks: tasks }
     }
 
-    /// A server's URL, led through here. The server must allow the host `127.0.0.1` at any port.
+    /// A server's URL, redirected to this proxy. The server must allow the host `127.0.0.1` at any port.
     pub(crate) fn through(&self, url: &str) -> String {
         url.replace(&self.shared.server.to_string(), &self.address.to_string())
     }
 
-    /// Cuts every link there is.
+    /// Cuts all current links.
     pub(crate) fn cut(&self) {
         self.shared.cut.send_modify(|cuts| *cuts += 1);
     }
@@ -93,20 +93,20 @@ impl Proxy {
         self.shared.links.load(Ordering::Relaxed)
     }
 
-    /// Lets the next `count` links live for a random number of bytes, both ways counted, and cuts the one there is.
+    /// Limits each of the next `count` links to a random number of bytes, counted in both directions, and cuts the current links.
     pub(crate) fn cut_by_itself(&self, seed: u64, count: u64, most: u64) {
         *self.shared.lives.lock().expect("no panic under the lock") = Some(Lives { seed, most, left: count });
         self.cut();
     }
 
-    /// How many links ended of their length, watched.
+    /// Watches how many links ended because of their byte limit.
     pub(crate) fn cuts(&self) -> watch::Receiver<u64> {
         self.shared.cuts.subscribe()
     }
 }
 
 impl Shared {
-    /// The length of the next link.
+    /// The byte limit of the next link.
     fn life(&self) -> Option<u64> {
         let mut lives = self.lives.lock().expect("no panic under the lock");
         let lives = lives.as_mut().filter(|lives| lives.left > 0)?;
@@ -130,14 +130,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 async fn link(near: TcpStream, shared: Arc<Shared>) {
     let mut cut = shared.cut.subscribe();
     let life = shared.life();
-    // A server that is down ends the link as a cut does.
+    // If the server is down, the link ends as with a cut.
     let Ok(far) = TcpStream::connect(shared.server).await else { return };
-    near.set_nodelay(true).ok(); // Only faster.
+    near.set_nodelay(true).ok(); // Optional; only makes tests faster.
     far.set_nodelay(true).ok();
     let left = Arc::new(AtomicU64::new(life.unwrap_or(u64::MAX)));
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
-    // Whichever ends first takes the other with it: half a link is none.
+    // If one direction ends, the other one is cut too.
     tokio::select! {
         _ = cut.changed() => {}
         () = pass(near_read, far_write, &left) => {}
@@ -148,7 +148,7 @@ async fn link(near: TcpStream, shared: Arc<Shared>) {
     }
 }
 
-/// Passes bytes on until the link's length is used up, which may be inside of a message.
+/// Forwards bytes until the byte limit is used up, which may be in the middle of a message.
 async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, left: &AtomicU64) {
     let mut bytes = vec![0; 16 << 10];
     loop {

@@ -1,5 +1,4 @@
-//! Owns a terminal for one run of a program: all of its standard streams are a pty, and all that reaches the screen comes back.
-//! It must not know what is run.
+//! Runs a program on a pty: all its standard streams are the terminal, and everything that reaches the screen is returned.
 
 use std::{
     fs::File,
@@ -14,17 +13,17 @@ use rustix::{
     termios::{Winsize, tcsetwinsize},
 };
 
-/// A program that ends with the test, also when that fails.
+/// A child process that is killed on drop, also when the test fails.
 struct Ending(Child);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // It may have ended before.
+        // It may have ended already.
         self.0.kill().and_then(|()| self.0.wait()).ok();
     }
 }
 
-/// Runs a command to its end on a terminal of 24 rows and 200 columns; what it has drawn.
+/// Runs a command to its end on a terminal of 24 rows and 200 columns, and returns its output.
 pub(crate) fn run(mut command: Command) -> String {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let master: OwnedFd = rustix::pty::openpt(flags).expect("open a pty");
@@ -41,7 +40,7 @@ pub(crate) fn run(mut command: Command) -> String {
     let reader = thread::spawn(move || {
         let mut all = Vec::new();
         let mut chunk = [0; 4096];
-        // A pty ends with EIO when the last program has closed it.
+        // Reading a pty master fails with EIO when the last program has closed the slave.
         while let Ok(read @ 1..) = screen.read(&mut chunk) {
             all.extend_from_slice(&chunk[..read]);
         }

@@ -1,5 +1,4 @@
-//! Owns one running `exec-server` of a test: its arguments, its URLs, its end and the check that nothing of it is left.
-//! It must not know the wire.
+//! One running `exec-server` of a test: its arguments, its URLs, its end, and the check that nothing of it is left.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +22,7 @@ use super::{
     wait_for,
 };
 
-/// The user without rights.
+/// The uid of `nobody`.
 const NOBODY: u32 = 65534;
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
@@ -33,7 +32,7 @@ pub(crate) fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_exec-server")
 }
 
-/// Waits for a server that has to refuse to start. One that serves instead fails the test and is ended.
+/// Waits for a server that must refuse to start. If it serves instead, it is killed and the test fails.
 pub(crate) fn refused(mut server: Child) -> Output {
     let end = Instant::now() + DEADLINE;
     while server.try_wait().expect("look at the server").is_none() {
@@ -46,7 +45,7 @@ pub(crate) fn refused(mut server: Child) -> Output {
     server.wait_with_output().expect("read what it said")
 }
 
-/// How a server is started.
+/// The options for starting a server.
 pub(crate) struct Builder {
     listen: Vec<String>,
     args: Vec<String>,
@@ -58,7 +57,7 @@ pub(crate) struct Builder {
     directories: Vec<String>,
 }
 
-/// A running server. It has its own state dir inside `dir`, unless the builder said otherwise, and ends with the value.
+/// A running server. Its state directory is inside `dir` unless the builder changes that. Dropping it ends the server.
 pub(crate) struct TestServer {
     child: Child,
     urls: Vec<String>,
@@ -88,25 +87,25 @@ impl Builder {
         self
     }
 
-    /// Leaves holders alive when the server ends; the harness then ends them itself.
+    /// Keeps holders alive when the server ends; the harness then kills them itself.
     pub(crate) fn keep_holders(mut self) -> Self {
         self.kill_on_exit = false;
         self
     }
 
-    /// Passes no `--state-dir`; HOME and the XDG directories point into the test's private directory all the same.
+    /// Passes no `--state-dir`. HOME and the XDG directories still point into the test's private directory.
     pub(crate) fn default_state_dir(mut self) -> Self {
         self.state_dir = false;
         self
     }
 
-    /// Runs a shell script first, in the process that becomes the server.
+    /// Runs a shell script first, in the process that then execs the server.
     pub(crate) fn after(mut self, script: &str) -> Self {
         self.before = Some(script.to_owned());
         self
     }
 
-    /// Makes a directory in the test's private one before the server starts.
+    /// Creates a directory in the test's private one before the server starts.
     pub(crate) fn after_making(mut self, dir: &str) -> Self {
         self.directories.push(dir.to_owned());
         self
@@ -133,7 +132,7 @@ impl Builder {
         TestServer { child, urls, stderr, stderr_reader: Some(reader), builder: self, mark, dir }
     }
 
-    /// How the server refuses to start.
+    /// Starts a server that must refuse to start, and returns its output.
     pub(crate) fn refusal(&self, dir: &Path, mark: &str) -> Output {
         refused(self.command(dir, mark).spawn().expect("run exec-server"))
     }
@@ -184,7 +183,7 @@ impl Builder {
     }
 }
 
-/// A started program: what a restart replaces.
+/// The parts of a running server that a restart replaces.
 struct Running {
     child: Child,
     urls: Vec<String>,
@@ -220,12 +219,12 @@ fn spawn(builder: &Builder, dir: &Path, mark: &str) -> Running {
 }
 
 impl TestServer {
-    /// Starts a server with one loopback listener and a private state dir.
+    /// Starts a server with one loopback listener and a private state directory.
     pub(crate) fn start() -> Self {
         Self::builder().start()
     }
 
-    /// A builder with a private state dir and `--kill-on-exit`.
+    /// A builder with a private state directory and `--kill-on-exit`.
     pub(crate) fn builder() -> Builder {
         Builder {
             listen: Vec::new(),
@@ -265,35 +264,33 @@ impl TestServer {
         Client::connect(self.url()).expect("connect with the printed URL")
     }
 
-    /// A connected client with a session, announcing nothing.
+    /// A connected client with a session, without announced capabilities.
     pub(crate) fn client(&self) -> Client {
         let mut client = self.connect();
         client.initialize();
         client
     }
 
-    /// The server's process id.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The test's private directory; the state dir is `state` inside it.
+    /// The test's private directory; the state directory is `state` inside it.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The state dir given to the server.
     pub(crate) fn state_dir(&self) -> PathBuf {
         self.dir.path().join("state")
     }
 
-    /// Lets other users into the private directory, so that only the state directory's own mode keeps them out of it.
+    /// Gives other users access to the private directory, so that only the mode of the state directory itself keeps them out.
     pub(crate) fn open_dir(&self) {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(self.dir.path(), mode).expect("open the directory");
     }
 
-    /// What the server said on stderr so far.
+    /// The server's stderr so far.
     pub(crate) fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.stderr.lock().expect("the reader does not panic")).into_owned()
     }
@@ -303,13 +300,12 @@ impl TestServer {
         &self.mark
     }
 
-    /// Sends a signal to the server.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.pid().cast_signed()).expect("a process id is not zero");
         rustix::process::kill_process(pid, signal).expect("signal the server");
     }
 
-    /// Waits for the end of the server.
+    /// Waits for the end of the server, with a deadline.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         wait_for("end of the server", || {
@@ -319,18 +315,18 @@ impl TestServer {
         status.expect("the wait ended with a status")
     }
 
-    /// Kills the server with SIGKILL and waits for it; its holders live on.
+    /// Kills the server with SIGKILL and waits for it; its holders stay alive.
     pub(crate) fn kill(&mut self) {
         self.signal(rustix::process::Signal::KILL);
         self.wait();
     }
 
-    /// Starts a server again on the same state dir with the same arguments, on the port of the old one.
+    /// Starts a server again with the same state directory, arguments and port.
     pub(crate) fn restart(&mut self) {
         if self.child.try_wait().expect("wait for the server").is_none() {
             self.kill();
         }
-        // A port chosen by the kernel is asked for by number from now on, so that the URL stays the same.
+        // From now on request the port that the kernel chose, so that the URL stays the same.
         for (listen, url) in self.builder.listen.iter_mut().zip(&self.urls) {
             if listen.ends_with(":0") {
                 url.split("/?").next().expect("split gives at least one part").clone_into(listen);
@@ -361,7 +357,7 @@ impl Drop for TestServer {
         }
         if thread::panicking() {
             end_by_force(&all);
-            self.child.wait().ok(); // Reaped for the next test; the panic tells the story.
+            self.child.wait().ok(); // Reap the child; the panic is reported elsewhere.
             leak::remove_groups(&self.state_dir().join("sessions"));
             return;
         }
@@ -386,7 +382,7 @@ impl Drop for TestServer {
     }
 }
 
-/// Kills processes that this test started, each by its id.
+/// Kills processes that this test started, each by its pid.
 fn end_by_force(pids: &BTreeSet<u32>) {
     for pid in pids {
         if leak::is_alive(*pid)

@@ -1,5 +1,5 @@
-//! Owns an HTTP server of the tests, by hand: what it was asked is kept, what it answers is the test's.
-//! It must not know the server under test: it is what that one makes requests to.
+//! A hand-written HTTP server for tests. It records the requests it gets, and the test decides the answers. The server under test makes
+//! requests to it.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -15,32 +15,32 @@ use std::{
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Asked {
     pub(crate) method: String,
-    /// What stands behind the method: a path, or a whole URL where the target is asked as a proxy.
+    /// The request target: a path, or a whole URL if the server is used as a proxy.
     pub(crate) path: String,
-    /// Names in small letters.
+    /// Header names in lower case.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
 
 impl Asked {
-    /// Every value of a header.
+    /// All values of a header.
     pub(crate) fn all(&self, name: &str) -> Vec<&str> {
         self.headers.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str()).collect()
     }
 }
 
-/// A running HTTP server; ends with the value.
+/// A running HTTP server. Dropping it stops the server.
 pub(crate) struct Target {
     address: String,
     asked: Arc<Mutex<Vec<Asked>>>,
     is_over: Arc<AtomicBool>,
-    /// Its connections, to end those that are still waited on.
+    /// Its connections, so that those still in use can be closed at the end.
     streams: Arc<Mutex<Vec<TcpStream>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Target {
-    /// Answers each request on a connection of its own. The answer is closed behind what is written.
+    /// Answers each request on a new connection. The connection is closed after the answer.
     pub(crate) fn start(answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
         Self::start_at("127.0.0.1", answer)
     }
@@ -69,7 +69,7 @@ impl Target {
                             asked.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
                             answer(&request, &mut stream);
                         }
-                        // It has a twin, which keeps it open.
+                        // A clone of the socket is kept in `streams`, so dropping this one would not close the connection.
                         stream.shutdown(Shutdown::Both).ok();
                     }));
                 }
@@ -95,7 +95,7 @@ impl Target {
         format!("http://{}{path}", self.address)
     }
 
-    /// What it was asked so far.
+    /// The requests so far.
     pub(crate) fn asked(&self) -> Vec<Asked> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -104,10 +104,10 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Release);
-        // Wakes the listener.
+        // Wake the listener up.
         TcpStream::connect(&self.address).ok();
         for stream in self.streams.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            // It may be closed.
+            // It may be closed already.
             stream.shutdown(Shutdown::Both).ok();
         }
         if let Some(thread) = self.thread.take()
@@ -118,18 +118,18 @@ impl Drop for Target {
     }
 }
 
-/// A whole answer.
+/// Sends a complete answer.
 pub(crate) fn respond(stream: &mut TcpStream, status: &str, headers: &[(&str, &str)], body: &[u8]) {
     let mut head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     head.push_str("\r\n");
-    // Whoever asked may be gone.
+    // The client may have gone.
     stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).ok();
 }
 
-/// The head of an answer whose body comes in chunks.
+/// Sends the head of an answer whose body is sent in chunks.
 pub(crate) fn begin(stream: &mut TcpStream, content_type: &str) {
     let head = format!(
         "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -137,13 +137,13 @@ pub(crate) fn begin(stream: &mut TcpStream, content_type: &str) {
     stream.write_all(head.as_bytes()).expect("send a head");
 }
 
-/// One chunk of it; whether anybody takes it. An empty one is the end.
+/// Sends one chunk; an empty one ends the body. Returns whether the connection still takes data.
 pub(crate) fn chunk(stream: &mut TcpStream, bytes: &[u8]) -> bool {
     let framed = [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
     stream.write_all(&framed).is_ok()
 }
 
-/// Returns when the one who asked has closed the connection.
+/// Returns when the client has closed the connection.
 pub(crate) fn wait_closed(stream: &mut TcpStream) {
     let mut rest = [0; 1024];
     while stream.read(&mut rest).is_ok_and(|read| read > 0) {}

@@ -1,5 +1,4 @@
-//! Owns certificates made on the spot, and a TLS client that shows and trusts exactly what a test says.
-//! It must not know any code of ours: rustls stands in for whoever connects.
+//! Certificates created on the fly, and a TLS client that presents and trusts exactly what a test says. It uses rustls and no code of ours.
 
 use std::{
     fs, io,
@@ -17,14 +16,14 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject
 
 use super::{DEADLINE, Reply, exchange};
 
-/// An authority, its file `NAME.ca`, and files of what it vouches for.
+/// A certificate authority with its file `NAME.ca`. It writes the certificates that it issues to files.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: PathBuf,
     name: String,
 }
 
-/// Files of a certificate and its key.
+/// The files of a certificate and its key.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) cert: PathBuf,
@@ -32,7 +31,7 @@ pub(crate) struct Identity {
 }
 
 impl Authority {
-    /// Makes an authority with its files in `dir`.
+    /// Creates an authority with its files in `dir`.
     pub(crate) fn new(dir: &Path, name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
         params.distinguished_name.push(DnType::CommonName, name);
@@ -44,18 +43,18 @@ impl Authority {
         authority
     }
 
-    /// The file of the authority itself.
+    /// The certificate file of the authority itself.
     pub(crate) fn ca(&self) -> PathBuf {
         self.dir.join(format!("{}.ca", self.name))
     }
 
-    /// A certificate for a server on loopback, in files `FILE.pem` and `FILE.key`.
+    /// Issues a certificate for a server on loopback, in the files `FILE.pem` and `FILE.key`.
     pub(crate) fn server(&self, file: &str) -> Identity {
         let names = ["localhost", "127.0.0.1", "box.example", "*.wild.example"].map(str::to_owned);
         self.vouch(file, CertificateParams::new(names).expect("names are names"))
     }
 
-    /// A certificate of a client with these alternative names.
+    /// Issues a client certificate with these subject alternative names.
     pub(crate) fn client(&self, file: &str, names: Vec<SanType>) -> Identity {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
         params.subject_alt_names = names;
@@ -63,7 +62,7 @@ impl Authority {
         self.vouch(file, params)
     }
 
-    /// A client certificate that ended long ago.
+    /// Issues a client certificate that expired long ago.
     pub(crate) fn expired_client(&self, file: &str, names: Vec<SanType>) -> Identity {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
         params.subject_alt_names = names;
@@ -84,16 +83,16 @@ impl Authority {
     }
 }
 
-/// What a client shows and speaks.
+/// The certificate that a client presents, and its TLS versions.
 #[derive(Clone, Default)]
 pub(crate) struct Shown<'a> {
     pub(crate) identity: Option<&'a Identity>,
-    /// Empty for what rustls offers by itself.
+    /// Empty for the defaults of rustls.
     pub(crate) versions: &'a [&'static SupportedProtocolVersion],
 }
 
-/// Shakes hands with `address`, called `localhost`, trusting `authority` alone. With TLS 1.3 a server refuses a client's
-/// certificate only behind this.
+/// Performs the handshake with `address`, under the name `localhost`, trusting only `authority`. With TLS 1.3 a server refuses a client
+/// certificate only after this returns.
 pub(crate) fn secure(
     address: &str,
     authority: &Authority,
@@ -125,7 +124,7 @@ pub(crate) fn secure(
     Ok(StreamOwned::new(connection, socket))
 }
 
-/// One HTTP exchange inside TLS; status 0 where the handshake fails or nothing is answered.
+/// One HTTP exchange inside TLS; status 0 if the handshake fails or there is no answer.
 pub(crate) fn http_tls(address: &str, authority: &Authority, shown: &Shown<'_>, request: &str) -> Reply {
     match secure(address, authority, shown) {
         Ok(stream) => exchange(stream, request),

@@ -1,4 +1,4 @@
-//! Calls of tools: their turns, their time, their cancellation, their progress, and questions to the user.
+//! Calls of tools: order, timeouts, cancellation, progress, and questions to the user.
 
 use std::{
     sync::{Arc, Mutex},
@@ -37,7 +37,7 @@ async fn calls_of_a_server_run_one_after_another(place: &Place) {
         call(&manager, tool, arguments).await.expect("call");
         order.lock().expect("no writer panics").push(tool);
     };
-    // The second would be faster by far.
+    // Without the order, the second call would finish much earlier.
     tokio::join!(biased; one("sleep", json!({"ms": 300})), one("echo", json!({"message": "x"})));
     assert_eq!(*order.lock().expect("no writer panics"), ["sleep", "echo"]);
     manager.shutdown().await;
@@ -68,7 +68,7 @@ async fn a_call_that_takes_too_long_is_given_up_and_the_server_told(place: &Plac
     manager.shutdown().await;
 }
 
-/// Waits until the server knows of a cancelled request.
+/// Waits until the server has seen one cancelled request.
 async fn cancelled(manager: &Manager) {
     until("the server is told", async || {
         let mut stats = Call::new("t", "stats");
@@ -108,7 +108,7 @@ async fn progress_is_told_in_order(place: &Place) {
     manager.shutdown().await;
 }
 
-/// Answers when it is told to.
+/// A user who answers only when the test says so.
 #[derive(Default)]
 struct User {
     asked: Mutex<Vec<Question>>,
@@ -138,7 +138,7 @@ async fn the_clock_stands_still_while_the_user_is_asked(place: &Place) {
     manager.start_all().await.expect("start");
     let answer = async {
         until("the question", async || !user.asked.lock().expect("no writer panics").is_empty()).await;
-        // Far longer than the call may take.
+        // Much longer than the timeout of the call.
         pass(Duration::from_millis(2500)).await;
         user.go.notify_one();
     };

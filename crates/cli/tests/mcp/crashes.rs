@@ -1,4 +1,4 @@
-//! Servers that end when nobody asked them to.
+//! Servers that end unexpectedly.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn a_crashed_server_is_started_again_and_the_caller_told(place: &Place) {
             Some(Update::Server { name, status: Status::Starting { restarts: 1 } }) if name == "t" => "starting",
             Some(Update::Server { name, status: Status::Ready }) if name == "t" && told.is_empty() => continue,
             Some(Update::Server { name, status: Status::Ready }) if name == "t" => "ready",
-            // Of its first start, which may be told a moment after it was seen, or of the other one.
+            // Skip the summary of the first start, which may arrive a moment late, and events of the other server.
             Some(Update::Summary(_)) => continue,
             Some(Update::Server { name, .. }) if name == "other" => continue,
             other => panic!("{other:?}"),
@@ -73,7 +73,7 @@ async fn a_server_that_crashes_too_often_has_failed(place: &Place) {
 }
 
 async fn a_restart_that_fails_is_tried_again(place: &Place) {
-    // From now on its program is another, that fails twice before it is itself again.
+    // From now on its program is a script that fails twice before it starts the real server again.
     let script = "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; if [ $n = 1 ] || [ $n = 2 ]; then exit 4; fi; exec \"$@\"";
     let program = crate::place::test_server().display().to_string();
     let more = format!("command = \"sh\"\ncwd = {:?}", place.path(""));

@@ -1,4 +1,4 @@
-//! Ends: of managers with calls under way, of managers that are dropped or killed, of servers that do not want to.
+//! Shutdown: of managers with calls in flight, of dropped or killed managers, and of servers that do not want to end.
 
 use std::time::{Duration, Instant};
 
@@ -94,7 +94,7 @@ fn what_a_killed_manager_leaves_on_an_executor_ends_soon() {
         data(&manager, "spawn", json!({})).await;
         manager
     });
-    // As by SIGKILL: nothing runs any more, and nobody says goodbye.
+    // Simulates SIGKILL: no task runs any longer, and no session is closed.
     runtime.shutdown_background();
     let running = place.processes();
     assert!(!running.is_empty());

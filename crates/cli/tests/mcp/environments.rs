@@ -65,7 +65,7 @@ async fn a_place_that_does_not_exist_names_the_server(place: &Place) {
     let summary = soon("start", manager.start_all()).await.expect("none is required");
     let reason = &summary.failed["nowhere"];
     assert!(reason.contains("MCP server `nowhere`") && reason.contains("`no-such`"), "{reason}");
-    // What the configuration itself would refuse is not advised.
+    // The message does not suggest a value that the configuration would refuse.
     assert!(reason.contains("`local`") && !reason.contains("`none`"), "{reason}");
     match place.kind {
         Kind::Local => {
@@ -79,7 +79,7 @@ async fn a_place_that_does_not_exist_names_the_server(place: &Place) {
 }
 
 async fn an_executor_that_cannot_be_reached_fails_only_its_servers(place: &Place) {
-    // Nobody listens on a port that was just given back.
+    // A port that was just released, so nothing listens on it.
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
     let there = format!("environment = \"ws://{free}\"\nstartup_timeout_sec = 1");
     let config = place.config(&[("a", &[], &there), ("b", &[], &there), ("t", &[], "")]);
@@ -138,7 +138,7 @@ fn servers_with_tokens_of_their_own_run_under_them() {
             names.sort();
             names
         };
-        // The log is written behind the answer.
+        // The audit log is written after the answer.
         until("all starts on record", async || starts().await.len() == 3).await;
         assert_eq!(starts().await, ["alice", "alice", "bob"]);
         manager.shutdown().await;
@@ -176,7 +176,7 @@ async fn listener() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").await.expect("a port")
 }
 
-/// The request that somebody who connects begins with.
+/// Accepts a connection and returns the head of its first request.
 async fn knock(listener: &TcpListener) -> String {
     let (mut socket, _) = listener.accept().await.expect("a connection");
     let mut request = Vec::new();
@@ -238,7 +238,7 @@ fn an_executor_that_is_away_for_long_is_waited_for() {
     common::bounded(async {
         let before = data(&manager, "pid", json!({})).await;
         server.kill();
-        // More than crashes of its own would be forgiven.
+        // More attempts than crashes of the server itself would be allowed.
         until("attempts", async || matches!(manager.status()["t"], Status::Starting { restarts: 3.. })).await;
         let error = call(&manager, "pid", json!({})).await.expect_err("it is away");
         assert!(error.to_string().contains("its executor is out of reach, and is tried again"), "{error}");

@@ -1,4 +1,4 @@
-//! Servers over streamable HTTP, as a manager has them: reached from here, or from where an executor is.
+//! Servers over streamable HTTP, used through a manager: connected from this machine or from an executor.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -29,7 +29,7 @@ at_both!(
     discovery_timeout_unblocks_the_executor,
 );
 
-/// A test server on a port of its own; it ends with its standard input.
+/// A test server on its own port; it ends at EOF on its stdin.
 struct Listening {
     child: Child,
     url: String,
@@ -48,12 +48,12 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        self.child.kill().ok(); // It may have ended.
+        self.child.kill().ok(); // It may have ended already.
         self.child.wait().ok();
     }
 }
 
-/// A manager of the server `t` at a URL, with further lines of its configuration.
+/// A manager of the server `t` at a URL, with further configuration lines.
 fn manager(place: &Place, url: &str, more: &str) -> Manager {
     let text = format!("[mcp_servers.t]\nurl = {url:?}\nenvironment = \"{}\"\n{more}", place.environment());
     let config = Config::parse(&text, "test.toml".as_ref(), Format::Toml).expect("a configuration");
@@ -152,7 +152,7 @@ async fn discovery_timeout_unblocks_the_executor(place: &Place) {
     assert_eq!(summary.ready, ["t"], "{summary:?}");
     assert!(summary.failed["silent"].contains("no answer to `tools/list` within 1s"), "{summary:?}");
     assert!(matches!(manager.status()["silent"], Status::Failed { .. }), "{:?}", manager.status());
-    // The request is not left behind on the executor, whose connection is as good as before.
+    // The request does not stay behind on the executor, whose connection still works.
     until("it is let go of", async || gone.load(Ordering::Relaxed) == 1).await;
     assert_eq!(data(&manager, "echo", json!({"message": "m"})).await["echo"], json!("ECHOING: m"));
     soon("shutdown", manager.shutdown()).await;

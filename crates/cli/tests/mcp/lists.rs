@@ -1,4 +1,4 @@
-//! What servers have: tools, resources, templates and prompts, through all pages.
+//! Lists of tools, resources, templates and prompts, through all pages.
 
 use exec_server_mcp::manager::{Auth, Detail, Status};
 use serde_json::{Map, json};

@@ -1,7 +1,7 @@
-//! MCP servers on this machine and on an executor: launched, spoken with, kept, and ended.
+//! Tests of MCP servers on this machine and on an executor: launching, calling, restarting and ending them.
 //!
-//! The root owns what these tests share. It must not know more of the library than its public interface. The servers are the
-//! test-only program of the examples, which shares no code with it.
+//! This root has the helpers that the tests share. The tests use only the public interface of the library. The servers are the test-only
+//! program of the examples, which shares no code with it.
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
 #[path = "../common/mod.rs"]
@@ -26,7 +26,7 @@ use std::time::Duration;
 use exec_server_mcp::manager::{Call, CallResult, Error, Manager};
 use serde_json::Value;
 
-/// How long anything that must happen may take.
+/// Timeout for anything that must happen.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 /// Makes a test of each function at each place.
@@ -42,7 +42,7 @@ macro_rules! at_both {
 }
 pub(crate) use at_both;
 
-/// Awaits what must happen soon.
+/// Awaits a future with the timeout `SOON`.
 pub(crate) async fn soon<T>(what: &str, happening: impl Future<Output = T>) -> T {
     match tokio::time::timeout(SOON, happening).await {
         Ok(done) => done,
@@ -50,7 +50,7 @@ pub(crate) async fn soon<T>(what: &str, happening: impl Future<Output = T>) -> T
     }
 }
 
-/// Waits until a level holds that can only be asked for.
+/// Polls until a condition holds.
 pub(crate) async fn until(what: &str, mut level: impl AsyncFnMut() -> bool) {
     let mut ticks = tokio::time::interval(Duration::from_millis(5));
     soon(what, async {
@@ -61,7 +61,7 @@ pub(crate) async fn until(what: &str, mut level: impl AsyncFnMut() -> bool) {
     .await;
 }
 
-/// Lets some time pass, where the time itself is what is tested.
+/// Lets time pass, for tests of the time itself.
 pub(crate) async fn pass(time: Duration) {
     tokio::time::timeout(time, std::future::pending::<()>()).await.ok();
 }
@@ -71,7 +71,7 @@ pub(crate) async fn call(manager: &Manager, tool: &str, arguments: Value) -> Res
     soon(tool, manager.call(Call::new("t", tool).arguments(arguments))).await
 }
 
-/// The data that a tool of the server `t` gives.
+/// The structured content that a tool of the server `t` returns.
 pub(crate) async fn data(manager: &Manager, tool: &str, arguments: Value) -> Value {
     let result = call(manager, tool, arguments).await.unwrap_or_else(|error| panic!("{tool}: {error}"));
     assert!(!result.is_error, "{tool}: {result:?}");

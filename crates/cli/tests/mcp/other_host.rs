@@ -1,5 +1,5 @@
-//! Servers on another machine: another HOME, PATH, `/tmp` and directory. Nothing of this side is seen there, and nothing of
-//! there is taken for ours.
+//! Servers on another machine with another HOME, PATH, `/tmp` and working directory. Nothing of our machine is visible there, and nothing
+//! of that machine is mistaken for ours.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::{
     soon,
 };
 
-/// A manager of the server `t` on a machine of its own, where its program is in the `PATH`.
+/// A manager of the server `t` on another machine, where its program is in the `PATH`.
 async fn manager_at(host: &Elsewhere, more: &str) -> Manager {
     let client = Client::connect(host.url()).await.expect("connect");
     let source = cp::Place { files: Arc::new(fs::Local::new()), path: test_server().display().to_string().into() };
@@ -64,7 +64,7 @@ fn a_server_sees_its_own_machine_and_nothing_of_ours() {
 fn a_program_is_looked_for_there_and_a_directory_too() {
     bounded(async {
         let host = Elsewhere::start();
-        // Ours exists, but not there.
+        // The directory exists on our machine, but not there.
         let here = tempfile::tempdir().expect("a directory");
         let more = format!("cwd = {:?}", here.path().display().to_string());
         let manager = manager_at(&host, &more).await;

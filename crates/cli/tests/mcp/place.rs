@@ -1,5 +1,4 @@
-//! Owns the places where servers run, and the check that nothing of them is left: this program itself, and an executor.
-//! It must not know what is tested there.
+//! The places where servers run, this program itself and an executor, and the check that nothing is left of them.
 
 use std::{collections::BTreeSet, ffi::OsString, os::unix::fs::symlink, path::PathBuf};
 
@@ -16,10 +15,9 @@ use tempfile::TempDir;
 
 use crate::common::{self, TestServer, binary, bounded, descendants, marked, wait_gone};
 
-/// Where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Inside this program.
+    /// Embedded in this program.
     Local,
     /// On an executor.
     Remote,
@@ -32,7 +30,7 @@ pub(crate) struct Place {
     server: Option<TestServer>,
 }
 
-/// Runs one test at one place, and looks at what is left of it.
+/// Runs one test at one place, and checks that nothing is left of it.
 pub(crate) fn run(kind: Kind, test: impl AsyncFnOnce(&Place)) {
     bounded(async {
         let place = Place::open(kind);
@@ -41,7 +39,7 @@ pub(crate) fn run(kind: Kind, test: impl AsyncFnOnce(&Place)) {
     });
 }
 
-/// The program of the test server, built with these tests.
+/// The path of the test server program, built with these tests.
 pub(crate) fn test_server() -> PathBuf {
     let test = std::env::current_exe().expect("our own path");
     let target = test.ancestors().nth(2).expect("tests lie two levels below their profile's folder");
@@ -51,7 +49,7 @@ pub(crate) fn test_server() -> PathBuf {
     path
 }
 
-/// Variables of this side, as a manager is given them.
+/// Variables of our side, as a manager gets them.
 pub(crate) fn variables(pairs: &[(&str, &str)]) -> Variables {
     let always = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("LANG", "C.UTF-8")];
     always.iter().chain(pairs).map(|(name, value)| (OsString::from(name), OsString::from(value))).collect()
@@ -69,17 +67,17 @@ impl Place {
         Self { kind, dir, server }
     }
 
-    /// The executor.
+    /// The executor of a remote place.
     pub(crate) fn server(&self) -> &TestServer {
         self.server.as_ref().expect("an executor")
     }
 
-    /// A path in a directory that is nobody else's.
+    /// A path in a directory that only this test uses.
     pub(crate) fn path(&self, name: &str) -> String {
         self.dir.path().join(name).display().to_string()
     }
 
-    /// The word for the place in a configuration.
+    /// The name of the place in a configuration.
     pub(crate) fn environment(&self) -> &'static str {
         match self.kind {
             Kind::Local => "local",
@@ -87,7 +85,7 @@ impl Place {
         }
     }
 
-    /// A configuration of test servers: name, flags, and further lines of each.
+    /// A configuration of test servers, each with name, flags and further lines.
     pub(crate) fn config(&self, servers: &[(&str, &[&str], &str)]) -> Config {
         let mut text = String::new();
         for (name, flags, more) in servers {
@@ -104,7 +102,7 @@ impl Place {
         Config::parse(&text, "test.toml".as_ref(), Format::Toml).expect("a configuration")
     }
 
-    /// The places as a manager knows them; names and URLs are looked up in no file.
+    /// The places for a manager; names and URLs are not looked up in any file.
     pub(crate) fn hosts(&self) -> Hosts {
         self.hosts_with(self.server.as_ref().map(|server| server.url().to_owned()))
     }
@@ -121,7 +119,7 @@ impl Place {
     fn local_config(&self) -> LocalConfig {
         let program = self.dir.path().join("exec-server");
         if !program.exists() {
-            // Under a path of its own, by which everything that it becomes is found.
+            // A private path for the program, by which all its processes can be found.
             symlink(binary(), &program).expect("link the program");
         }
         LocalConfig {
@@ -132,7 +130,7 @@ impl Place {
         }
     }
 
-    /// What a manager is told of this place.
+    /// The settings of a manager for this place.
     pub(crate) fn settings(&self, config: Config) -> Settings {
         let mut settings = Settings::new(config);
         settings.variables = variables(&[]);
@@ -155,7 +153,7 @@ impl Place {
         text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
     }
 
-    /// Every live process that belongs to it, the executor itself aside.
+    /// Every live process that belongs to the place, except the executor itself.
     pub(crate) fn processes(&self) -> BTreeSet<u32> {
         let roots = match &self.server {
             None => marked(&self.path("")),
@@ -170,7 +168,7 @@ impl Place {
 
     /// Checks that nothing is left.
     fn end(self) {
-        // What was ended is gone before the end was told, but for those that end by themselves a moment later.
+        // Ended servers have gone before their end is reported. Processes that end by themselves may take a moment longer.
         if self.kind == Kind::Local {
             common::wait_for("the end of all processes of this place", || self.processes().is_empty());
         } else {
@@ -180,7 +178,7 @@ impl Place {
     }
 }
 
-/// Names and URLs without a file.
+/// Resolves names and URLs without a file.
 fn choose(asked: &str) -> Result<Choice, EnvironmentError> {
     exec_server_client::environment::Environments::empty("environments.toml").pick(Some(asked))
 }

@@ -1,4 +1,4 @@
-//! One server, from its launch to its end.
+//! One server from its launch to its end.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ async fn round_trip(place: &Place) {
     let pid = data(&manager, "pid", json!({})).await["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
     soon("shutdown", manager.shutdown()).await;
     assert_eq!(manager.status()["t"], Status::Cancelled);
-    // Not a wait: it is gone when the shutdown is told.
+    // Without waiting: the process must be gone when the shutdown returns.
     let alive = pid.map(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
     assert_eq!(alive, Some(false), "its process is gone");
 }
@@ -122,7 +122,7 @@ async fn a_program_that_is_not_there_names_the_path_that_was_searched(place: &Pl
     assert!(summary.failed["path"].contains("not found in the PATH that it would get: /nowhere:/else"), "{summary:?}");
     let own = match place.kind {
         crate::Kind::Local => "/usr/local/bin:/usr/bin:/bin",
-        // Whatever it is there.
+        // Any path on the remote side.
         crate::Kind::Remote => "/",
     };
     let own = format!("not found in the PATH that it would get: {own}");
@@ -131,7 +131,7 @@ async fn a_program_that_is_not_there_names_the_path_that_was_searched(place: &Pl
     manager.shutdown().await;
 }
 
-/// A process of an executor, to speak with without a manager.
+/// A connection to the executor of a place, without a manager.
 async fn connect(place: &Place) -> Remote {
     Remote(Client::connect(place.server().url()).await.expect("connect"))
 }
@@ -150,7 +150,7 @@ fn the_transport_is_one_that_any_client_takes() {
         let second = launch(&remote, launched(&stdio, &none)).await.expect("launch");
         let ids = [&first, &second].map(|launched| launched.child().process().id().as_str().to_owned());
         assert!(ids[0] != ids[1] && ids.iter().all(|id| id.starts_with("mcp-stdio-")), "{ids:?}");
-        // Typed, as the library's own helpers want it.
+        // Keep the typed value, which the library's own helpers need.
         let child = Arc::clone(first.child());
         let mut client = soon("handshake", ().serve(first)).await.expect("handshake");
         assert!(client.list_all_tools().await.expect("list").len() > 10);
@@ -160,7 +160,7 @@ fn the_transport_is_one_that_any_client_takes() {
             child.process().exit().is_some_and(|exit| exit.code == 0),
             "its input was closed, and it ended by itself"
         );
-        // Dropped without closing: ended in the background.
+        // Dropped without closing, the server is ended in the background.
         let pid = second.child().process().pid().expect("a pid");
         drop(second);
         wait_gone("the second server", &[pid].into());
@@ -175,7 +175,7 @@ fn output_that_is_gone_ends_the_stream() {
         let flood = "i=0; while [ $i -lt 40 ]; do head -c 1000000 /dev/zero; i=$((i+1)); done; echo";
         let start = Start::new(["sh", "-c", flood]).overflow(Overflow::DropOldest).pipe_stdin(true);
         let process = remote.0.start(start).await.expect("start");
-        // Nobody reads, and the oldest is dropped.
+        // The output is not read, so the oldest part is dropped.
         wait_gone("the process", &[process.pid().expect("a pid")].into());
         let mut transport = Stdio::new("t", process, Arc::new(Log::default()));
         assert!(soon("the end", transport.receive()).await.is_none());

@@ -1,4 +1,4 @@
-//! Every way in which a server can misbehave: each has a clear state and message, and costs nobody else anything.
+//! Every way in which a server can misbehave: each has a clear state and message, and affects no other server.
 
 use exec_server_mcp::manager::{Error, Manager, Status};
 use serde_json::json;
@@ -36,7 +36,7 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
         ("noisy", &["`tools/list` within 5s", "logs belong on stderr", "`INFO a line of a log` (not JSON"]),
         ("forks", &["exited with code 0", "before it answered `initialize`"]),
         ("closes", &["`tools/list` within 5s", "startup_timeout_sec"]),
-        // An echo of our own request: no answer.
+        // The server echoes our own request, which is not an answer.
         ("refuses", &["MCP server `refuses`", "`initialize` within 5s"]),
     ];
     for (name, parts) in expect {
@@ -46,7 +46,7 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
         }
         assert_eq!(manager.status()[name], Status::Failed { reason: reason.clone() });
     }
-    // What forks is ended with it, and what never answered as well: only the good one is left.
+    // Servers that fork and servers that never answer have been ended too: only the good one is left.
     assert_eq!(data(&manager, "echo", json!({"message": "m"})).await["echo"], json!("ECHOING: m"));
     until("only one server is left", async || {
         let of = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -71,7 +71,7 @@ async fn servers_that_talk_where_they_should_not_work_all_the_same(place: &Place
     for _ in 0..3 {
         assert_eq!(data(&manager, "echo", json!({"message": "m"})).await["echo"], json!("ECHOING: m"));
     }
-    // It answers behind all that it has to say.
+    // The server answers after it has written everything else.
     let tools = soon("a list", manager.resources_of("flood")).await.expect("listed");
     assert_eq!(tools.len(), 5);
     until("the flood is over", async || {
@@ -91,7 +91,7 @@ async fn a_line_above_the_limit_ends_the_server_and_is_told(place: &Place) {
     let reason = first.expect_err("too long");
     assert!(reason.contains("a line of more than 8 MiB on its stdout"), "{reason}");
     assert!(reason.contains("started again"), "{reason}");
-    // The line comes with the first call of every life.
+    // The server sends the overlong line with the first call after every start.
     assert!(data_pid(&manager).await.is_err());
     assert_eq!(manager.status()["other"], Status::Ready);
     manager.shutdown().await;

@@ -1,5 +1,4 @@
-//! Owns what the tests of sandboxes share: policies in the words of the wire, and a place with something inside and outside of them.
-//! It must not know how a policy is enforced.
+//! Helpers for the tests of sandboxes: policies in wire format, and directories inside and outside of them.
 
 use std::{
     fs,
@@ -15,7 +14,7 @@ use crate::{
     promises::host::{NOBODY, sh},
 };
 
-/// Who runs the server: root, or somebody without rights, who needs a user namespace for a view.
+/// The user that runs the server: root, or an unprivileged user, who needs a user namespace to create a view.
 pub(crate) const USERS: [&str; 2] = ["root", "nobody"];
 
 /// A server run by one of [`USERS`].
@@ -24,7 +23,7 @@ pub(crate) fn server_of(user: &str) -> TestServer {
     if user == "nobody" { builder.run_by_nobody().start() } else { builder.start() }
 }
 
-/// Directories that everybody may use: `work` (with a repository in it) and `outside`.
+/// Directories that every user may access: `work` (with a repository in it) and `outside`.
 pub(crate) struct Ground {
     dir: TempDir,
 }
@@ -48,7 +47,7 @@ impl Ground {
         ground
     }
 
-    /// Everybody may do everything here; what a test finds refused is refused by the sandbox.
+    /// Gives every user full access, so that a refusal in a test can only come from the sandbox.
     pub(crate) fn open_to_all(&self, path: &Path) {
         chown(path, Some(NOBODY), Some(NOBODY)).expect("hand it over; run this as root");
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("open it");
@@ -71,17 +70,17 @@ impl Ground {
     }
 }
 
-/// An entry about a path.
+/// An entry for a path.
 pub(crate) fn path(path: impl AsRef<Path>, access: &str) -> Value {
     json!({"path": {"type": "path", "path": path.as_ref()}, "access": access})
 }
 
-/// An entry about a place with a name.
+/// An entry for a special, named location.
 pub(crate) fn special(kind: &str, access: &str) -> Value {
     json!({"path": {"type": "special", "value": {"kind": kind}}, "access": access})
 }
 
-/// An entry about a pattern.
+/// An entry for a glob pattern.
 pub(crate) fn pattern(pattern: &str, access: &str) -> Value {
     json!({"path": {"type": "glob_pattern", "pattern": pattern}, "access": access})
 }
@@ -91,12 +90,12 @@ pub(crate) fn sandbox(entries: Vec<Value>, network: &str) -> Value {
     json!({"permissions": {"type": "managed", "network": network, "file_system": {"type": "restricted", "entries": entries}}})
 }
 
-/// Everything may be read, one directory written, no network.
+/// Read everything, write one directory, no network.
 pub(crate) fn workspace(root: &Path) -> Value {
     sandbox(vec![special("root", "read"), path(root, "write")], "restricted")
 }
 
-/// Runs a script to its end, confined or not, and gives its standard output without the last line end.
+/// Runs a script to its end, sandboxed or not, and returns its stdout without the last newline.
 pub(crate) fn said_in(client: &mut Client, id: &str, script: &str, sandbox: Option<&Value>) -> String {
     let mut params = sh(id, script);
     if let Some(sandbox) = sandbox {

@@ -1,5 +1,4 @@
-//! Owns what the tests of children share: what this host allows, found out without the server, and processes looked at from
-//! outside. It must not know how the server does anything.
+//! Helpers for the tests of children: detects what this host allows without using the server, and inspects processes from outside.
 
 use std::{
     collections::BTreeSet,
@@ -13,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::common::{Client, DEADLINE, TestServer, decode_base64, start_params, wait_for};
 
-/// `nobody`.
+/// The uid of `nobody`.
 pub(crate) const NOBODY: u32 = 65534;
 
-/// A client that acknowledges and is told everything.
+/// A client with the `ack`, `gap` and `concurrent` capabilities, and its session id.
 pub(crate) fn modern(server: &TestServer) -> (Client, String) {
     let mut client = server.connect();
     let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
@@ -25,18 +24,18 @@ pub(crate) fn modern(server: &TestServer) -> (Client, String) {
     (client, session)
 }
 
-/// Params of a shell script.
+/// Params for running a shell script.
 pub(crate) fn sh(id: &str, script: &str) -> Value {
     start_params(id, &["sh", "-c", script])
 }
 
-/// Runs a script to its end and gives what it wrote, without the last line end.
+/// Runs a script to its end and returns its stdout without trailing newlines.
 pub(crate) fn said(client: &mut Client, id: &str, script: &str) -> String {
     client.ok("process/start", sh(id, script));
     String::from_utf8_lossy(&client.collect(id).stdout).trim_end().to_owned()
 }
 
-/// The process id in the answer of `process/list`.
+/// The pid of a process, from `process/list`.
 pub(crate) fn pid_of(client: &mut Client, id: &str) -> u32 {
     let list = client.ok("process/list", json!({}));
     let entries = list["processes"].as_array().expect("a list");
@@ -44,7 +43,7 @@ pub(crate) fn pid_of(client: &mut Client, id: &str) -> u32 {
     u32::try_from(entry["pid"].as_u64().expect("a pid")).expect("a pid is small")
 }
 
-/// Waits until a process has written these bytes, and gives all it wrote until then.
+/// Waits until the output of a process contains `wanted`, and returns all output until then.
 pub(crate) fn wait_output(client: &mut Client, id: &str, wanted: &str) -> String {
     let end = Instant::now() + DEADLINE;
     let mut all = String::new();
@@ -58,13 +57,13 @@ pub(crate) fn wait_output(client: &mut Client, id: &str, wanted: &str) -> String
     all
 }
 
-/// A process of a server by its short name: `exec-spawner`, `exec-holder`.
+/// The processes of a server with this `comm`: `exec-spawner` or `exec-holder`.
 pub(crate) fn named(server: &TestServer, name: &str) -> BTreeSet<u32> {
     let is_it = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == name);
     server.processes().into_iter().filter(is_it).collect()
 }
 
-/// Compiles a C program or library for a child to run; the tests need a C compiler.
+/// Compiles a C program or library for a child to run. The tests need a C compiler.
 pub(crate) fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> String {
     let (text, made) = (dir.join(format!("{name}.c")), dir.join(name));
     fs::write(&text, source).expect("write the source");
@@ -74,12 +73,12 @@ pub(crate) fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> S
     made.display().to_string()
 }
 
-/// SIGKILL by id.
+/// Sends SIGKILL.
 pub(crate) fn kill(pid: u32) {
     kill_process(Pid::from_raw(pid.cast_signed()).expect("a process id is not zero"), Signal::KILL).expect("kill it");
 }
 
-/// SIGSTOP by id; returns when it stands still.
+/// Sends SIGSTOP and waits until the process is stopped.
 pub(crate) fn stop(pid: u32) {
     kill_process(Pid::from_raw(pid.cast_signed()).expect("a process id is not zero"), Signal::STOP).expect("stop it");
     let stat = format!("/proc/{pid}/stat");
@@ -89,12 +88,12 @@ pub(crate) fn stop(pid: u32) {
     });
 }
 
-/// All living processes whose arguments contain `mark`, but not this one.
+/// All live processes whose arguments contain `mark`, except this one.
 pub(crate) fn carrying(mark: &str) -> BTreeSet<u32> {
     crate::common::marked(mark)
 }
 
-/// Waits at most `within` for a condition and tells how long it took; fails with `what` after it.
+/// Waits at most `limit` for a condition and returns how long it took; fails with `what` otherwise.
 pub(crate) fn within(limit: Duration, what: &str, mut level: impl FnMut() -> bool) -> Duration {
     let begun = Instant::now();
     while !level() {
@@ -104,7 +103,7 @@ pub(crate) fn within(limit: Duration, what: &str, mut level: impl FnMut() -> boo
     begun.elapsed()
 }
 
-/// The directory of a hierarchy in which this process may make groups. `None` where the host does not let it.
+/// The directory of a cgroup hierarchy in which this process may create groups; `None` if the host does not allow it.
 fn writable(hierarchy: &str) -> Option<PathBuf> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = own.lines().find_map(|line| line.split_once(hierarchy)?.1.strip_prefix('/'))?.to_owned();
@@ -120,18 +119,18 @@ fn writable(hierarchy: &str) -> Option<PathBuf> {
     })
 }
 
-/// Whether this host lets us make groups that can be killed in one step.
+/// Whether this host allows groups with `cgroup.kill`.
 pub(crate) fn has_group_kill() -> bool {
     writable("0::").is_some()
 }
 
-/// Whether this host lets us bound processes by a group: by the older hierarchy, or by the unified one.
+/// Whether this host allows limiting processes by a group, in the v1 pids hierarchy or in the unified one.
 pub(crate) fn has_group_pids() -> bool {
     let unified = writable("0::").and_then(|base| fs::read_to_string(base.join("cgroup.controllers")).ok());
     writable(":pids:").is_some() || unified.is_some_and(|controllers| controllers.contains("pids"))
 }
 
-/// Directories of control groups that belong to servers of ours with this state directory.
+/// The control groups of the sessions in this server's state directory.
 pub(crate) fn groups_of(server: &TestServer) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for session in fs::read_dir(server.state_dir().join("sessions")).into_iter().flatten().flatten() {

@@ -33,7 +33,7 @@ fn an_exit_between_two_servers_is_told_once_and_stays_listed() {
         }
         let list = client.ok("process/list", json!({}));
         assert_eq!(list["processes"][0]["exit"]["exitCode"], 7, "{list}");
-        // Acknowledged before the server was asked for the list, so that a second report would be here by now.
+        // The exit was acknowledged before the list was requested, so a second report would have arrived by now.
         let again = client.next_notification_within(Duration::from_millis(if round == 0 { 1 } else { 300 }));
         assert_eq!(again, None, "round {round}");
     }

@@ -1,5 +1,5 @@
-//! R4: processes survive the death of the server and of its spawner, which is replaced. At the death of their holder they are
-//! killed, not orphaned, and the client is told; that part is in S20's file.
+//! R4: processes survive the death of the server and of its spawner, which is replaced. When their holder dies they are killed, not
+//! orphaned, and the client is informed; that part is tested in the file of S20.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     promises::host::{carrying, kill, modern, named, pid_of, said, sh, wait_output, within},
 };
 
-/// Spawners that serve a state directory, the replaced ones too: those have other arguments.
+/// The spawners of a state directory, including replacements, which have different arguments.
 fn spawners(server: &TestServer) -> BTreeSet<u32> {
     let state = server.state_dir().display().to_string();
     let is_it =
@@ -32,20 +32,20 @@ fn a_dead_spawner_is_replaced_and_nothing_that_runs_is_touched() {
         before.iter().copied().for_each(kill);
         killed.extend(&before);
         if round != 1 {
-            // Watched: it comes back by itself.
+            // The server watches its spawner, so a new one starts without a request.
             within(Duration::from_secs(5), "a new spawner", || spawners(&server).difference(&killed).count() == 1);
         }
-        // Or at once, when one is needed: a session that never had a holder.
+        // A new spawner also starts at once when one is needed: here for a session that never had a holder.
         let (mut other, _) = modern(&server);
         assert_eq!(said(&mut other, "q", "echo fine"), "fine");
-        // The session before works on: its holder needs nothing of a spawner.
+        // The existing session still works: its holder does not need a spawner.
         assert_eq!(said(&mut client, &format!("r{round}"), "echo here"), "here");
         other.ok("session/end", json!({}));
     }
     assert_eq!(pid_of(&mut client, "p"), pid);
     assert!(fs::exists(format!("/proc/{pid}")).expect("look for it"));
     wait_gone("the old spawners", &killed);
-    // The first was the server's own child; whoever adopted the others reaps them.
+    // The first spawner was the server's own child. The others are reaped by the process that adopted them.
     let parent = format!("PPid:\t{}\n", server.pid());
     let is_ours =
         |pid: &&u32| fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|text| text.contains(&parent));
@@ -58,7 +58,7 @@ fn a_dead_spawner_is_replaced_and_nothing_that_runs_is_touched() {
 
 #[test]
 fn what_a_holder_of_a_replaced_spawner_leaves_behind_is_ended_too() {
-    // Without groups: the spawner is the one who finds it.
+    // As `nobody` there are no control groups, so only the spawner can find the descendant.
     let server = TestServer::builder().run_by_nobody().start();
     let before = spawners(&server);
     before.iter().copied().for_each(kill);

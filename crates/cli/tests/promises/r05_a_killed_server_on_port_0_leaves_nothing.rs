@@ -1,5 +1,5 @@
-//! R5: a server on port 0 keeps its sessions in a directory that no other server will find. When it is killed, its holders end a while later
-//! unless their client asked for more time, and the directory goes when the last of them has ended.
+//! R5: a server on port 0 keeps its sessions in a directory that no other server will find. When the server is killed, its holders end some
+//! time later unless their client asked for more time. The directory is removed when the last holder has ended.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{
     promises::host::{self, kill, modern, pid_of, sh},
 };
 
-/// A minute for users; the rules do not depend on it.
+/// The default is one minute; a shorter time keeps the test short and does not change the rules.
 const ORPHAN_TTL: Duration = Duration::from_secs(2);
 
 fn private_server() -> TestServer {
@@ -23,7 +23,7 @@ fn private_server() -> TestServer {
     TestServer::builder().default_state_dir().keep_holders().arg(&seconds).start()
 }
 
-/// The private state directories that are left of a test's servers.
+/// The remaining private state directories of a test's servers.
 fn private_dirs(server: &TestServer) -> Vec<PathBuf> {
     let entries = fs::read_dir(server.dir()).expect("list the runtime directory").flatten();
     entries.map(|entry| entry.path()).filter(|path| path.join("sessions").is_dir()).collect()
@@ -56,7 +56,7 @@ fn holders_end_unless_their_client_asked_for_longer_and_the_directory_follows_th
     server.kill();
     assert!(is_alive(of_silent) && is_alive(of_asking), "not at once");
     wait_for("the end of what nobody asked to keep", || !is_alive(of_silent));
-    // Both holders lost the server at once, so a limit on this one would be over by now, too.
+    // Both holders lost the server at the same time, so the limit would have ended this one by now too.
     holds_for(ORPHAN_TTL, || is_alive(of_asking));
     assert_eq!(private_dirs(&server).len(), 1, "a holder lives in it");
     let holders = host::named(&server, "exec-holder");

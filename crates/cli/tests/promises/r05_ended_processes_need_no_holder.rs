@@ -1,5 +1,6 @@
-//! R5: when all processes of a detached session have ended, their logs are complete on disk and no holder is left. The server reads the
-//! same bytes, numbers and ends from the files, also the next one after SIGKILL, and goes on with the session where a client wants more.
+//! R5: when all processes of a detached session have ended, their logs are complete on disk and the holder exits. The server, and the next
+//! server after SIGKILL, reads the same bytes, numbers and exits from the files, and continues the session if a client starts more
+//! processes.
 
 use std::{fs, path::PathBuf};
 
@@ -10,7 +11,7 @@ use crate::{
     promises::host::{self, kill, modern, sh},
 };
 
-/// More than two segments of output, and the ways in which processes end.
+/// Output of more than two segments, and all the ways in which processes end.
 const JOBS: [(&str, &str); 4] = [
     ("big", "seq -f %07.0f 1 400000; echo done >&2; exit 7"),
     ("killed", "echo before; kill -9 $$"),
@@ -31,7 +32,7 @@ fn is_closed(client: &mut Client, id: &str) -> bool {
     all(client).iter().any(|process| process["processId"] == id && process["closed"] == true)
 }
 
-/// Everything that reading a process from its beginning gives: each chunk with its number, and the end.
+/// Reads a process from its beginning: each chunk with its number, and the end.
 fn read(client: &mut Client, session: &str, id: &str) -> Vec<Value> {
     let (mut all, mut after) = (Vec::new(), 0);
     loop {
@@ -47,7 +48,7 @@ fn read(client: &mut Client, session: &str, id: &str) -> Vec<Value> {
     }
 }
 
-/// What can be asked about all jobs.
+/// Everything that clients can ask about the jobs.
 fn picture(client: &mut Client, session: &str) -> (Vec<Value>, Vec<Vec<Value>>) {
     let listed = all(client);
     (listed, JOBS.iter().map(|(id, _)| read(client, session, id)).collect())
@@ -72,7 +73,7 @@ struct Story {
 }
 
 impl Story {
-    /// All jobs have ended and their client is still there.
+    /// All jobs have ended and their client is still attached.
     fn ended() -> (Self, Client) {
         let server = TestServer::builder().keep_holders().start();
         let (mut client, session) = modern(&server);
@@ -84,7 +85,7 @@ impl Story {
         (Self { server, session, observer }, client)
     }
 
-    /// The same, and the holder has left.
+    /// The client has left, and the holder has exited.
     fn archived() -> Self {
         let (story, client) = Self::ended();
         client.leave();
@@ -116,7 +117,7 @@ impl Story {
         }
     }
 
-    /// SIGKILL, and another server.
+    /// Kills the server with SIGKILL and starts another.
     fn restart(&mut self) {
         self.server.kill();
         self.server.restart();
@@ -139,7 +140,7 @@ fn what_ended_is_read_the_same_without_its_holder_and_after_a_kill_of_the_server
         story.assert_same(&before, &format!("round {round} after the server was killed"));
     }
     assert_eq!(holders(&story.server), 0);
-    // Steering what has ended is what it was with a holder.
+    // Terminating an ended process has the same result as with a holder.
     let steer = json!({"processId": "big", "sessionId": story.session});
     assert_eq!(story.observer.ok("process/terminate", steer.clone())["running"], false);
     let mut owner = resume(&story.server, &story.session, None);
@@ -176,7 +177,7 @@ fn a_session_without_a_holder_goes_on_where_it_was() {
             &story.session,
             job
         ) == *read_before));
-        // The server is killed while the new holder runs, too.
+        // Kill the server also while the new holder runs.
         story.restart();
         assert!(JOBS.iter().zip(&before.1).all(|((job, _), read_before)| read(
             &mut story.observer,
@@ -216,7 +217,7 @@ fn what_is_forgotten_without_a_holder_leaves_the_disk_and_does_not_come_back() {
     wait_for("all files to go", || story.files(".seg").is_empty() && story.files("processes").is_empty());
     story.restart();
     assert_eq!(all(&mut story.observer), [] as [Value; 0]);
-    // An empty session is still there for its client.
+    // The session is empty but still exists for its client.
     let mut owner = resume(&story.server, &story.session, None);
     owner.ok("process/start", sh("big", "true"));
     owner.ok("session/end", json!({}));
@@ -257,7 +258,7 @@ fn a_daemon_that_outlived_its_process_keeps_the_holder() {
     client.leave();
     let daemon = daemon.expect("it was there");
     let dir = server.state_dir().join("sessions").join(&session);
-    // Its log would be on disk by now: another session, which began to wait later, has left.
+    // Without the daemon the log would be archived by now: another session, which began to wait later, has lost its holder.
     let (mut other, other_session) = modern(&server);
     other.ok("process/start", sh("q", "true"));
     wait_for("the end", || is_closed(&mut observer, "q"));
@@ -297,7 +298,8 @@ fn a_kill_of_the_server_at_any_moment_of_leaving_loses_nothing() {
     let mut server = TestServer::builder().keep_holders().start();
     let mut observer = server.client();
     let mut jobs = Vec::new();
-    // One after the other, for a little longer than a holder stays: the kill finds holders that have left, that leave, and that stay.
+    // Start sessions one after the other for a little longer than a holder stays. So at the kill some holders have left, some are leaving,
+    // and some stay.
     let begun = std::time::Instant::now();
     while begun.elapsed() < std::time::Duration::from_millis(2_600) {
         let (mut client, session) = modern(&server);

@@ -1,5 +1,5 @@
-//! R5: output that was spilled to disk survives SIGKILL of the holder, up to a torn last record that is dropped and counted; what was
-//! in memory does not, and the client is told.
+//! R5: output that was spilled to disk survives SIGKILL of the holder, up to a torn last record, which is dropped and counted. Output in
+//! memory is lost, and the client is informed.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,7 @@ use crate::{
     promises::host::{self, kill, modern, sh, stop},
 };
 
-/// Lines of eight bytes that say where they stand: 20 MiB of them, a quarter more than a log may have in memory.
+/// Numbered lines of eight bytes: 20 MiB of them, a quarter more than a log may keep in memory.
 const LINES: usize = 5 << 19;
 const BYTES: u64 = 8 * LINES as u64;
 
@@ -28,7 +28,7 @@ struct Story {
 }
 
 impl Story {
-    /// A process has written everything and lives on, its client is away, and the older part of its output is on disk.
+    /// A process has written everything and still runs, its client has disconnected, and the older part of its output is on disk.
     fn begin() -> Self {
         let server = TestServer::builder().keep_holders().start();
         let (mut client, session) = modern(&server);
@@ -56,7 +56,7 @@ impl Story {
         paths
     }
 
-    /// The holder of the session is the only one that has spilled: those of other sessions end with them.
+    /// The holder of the session. It is the only one left, because the holders of other sessions end with them.
     fn holder(&self) -> u32 {
         let holders = host::named(&self.server, "exec-holder");
         let [holder] = holders.iter().copied().collect::<Vec<_>>()[..] else { panic!("one holder, not {holders:?}") };
@@ -69,7 +69,7 @@ impl Story {
         holder
     }
 
-    /// The owner comes back, with more params.
+    /// Resumes the session as its owner, with additional params.
     fn resume(&self, more: &Value) -> Client {
         let mut client = self.server.connect();
         let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
@@ -84,18 +84,18 @@ impl Story {
     fn kill_server(&mut self) {
         self.server.kill();
         let roll = self.dir().join("processes");
-        // Written again when the server was lost: how much there was in all is known from then on.
+        // The holder writes the roll again when it loses the server. From then on the roll contains the total number of bytes.
         wait_for("the roll", || fs::read_to_string(&roll).is_ok_and(|text| text.contains(&format!(" {BYTES} "))));
     }
 
-    /// The server dies, then the holder, with nobody there to see it.
+    /// Kills the server and then the holder, so that no server sees the holder's death.
     fn kill_both(&mut self) {
         self.kill_server();
         wait_gone("the holder", &BTreeSet::from([self.kill_holder()]));
     }
 }
 
-/// The word of the error that a call ended in.
+/// The error kind of a failed call.
 fn kind(outcome: Result<Value, RpcError>) -> String {
     outcome.expect_err("an error").kind().to_owned()
 }
@@ -110,7 +110,7 @@ fn listed(client: &mut Client, id: &str) -> Value {
     processes.into_iter().find(|process| process["processId"] == id).unwrap_or_default()
 }
 
-/// Everything that is pushed of a process: its bytes, the bytes of its gaps, its exit.
+/// Everything pushed for a process: its bytes, the size of its gaps, its exit.
 fn pushed(client: &mut Client, id: &str) -> (Vec<u8>, u64, Value) {
     let (mut bytes, mut missing, mut exited) = (Vec::new(), 0, Value::Null);
     loop {
@@ -150,7 +150,7 @@ fn what_was_spilled_is_read_after_holder_and_server_were_killed() {
     let retained = lost["retainedBytes"].as_u64().expect("a count");
     assert_eq!(listed(&mut observer, "quiet")["exit"]["cause"], "lost");
 
-    // Another session reads it, and takes nothing away from the owner.
+    // Another session reads the output without consuming it for the owner.
     let (mut read, mut after) = (Vec::new(), 0);
     let last = loop {
         let answer =
@@ -174,7 +174,7 @@ fn what_was_spilled_is_read_after_holder_and_server_were_killed() {
     assert_eq!((missing, &exited["cause"], &exited["exitCode"]), (BYTES - retained, &json!("lost"), &json!(-1)));
     assert_eq!(kind(owner.call("process/start", sh("q", "true"))), "holderLost");
 
-    // What was taken but for the last readable part, and then all of it, leaves the disk.
+    // Acknowledged segments are deleted, except the last readable part; after `forget` all are deleted.
     let closed = listed(&mut observer, "p")["nextSeq"].as_u64().expect("a number") - 1;
     owner.notify("process/ack", json!({"processId": "p", "seq": closed}));
     wait_for("taken segments to go", || story.segments().len() < 3);

@@ -1,5 +1,5 @@
-//! R8: a process that has ended is always reported as ended, whatever its quota; `kill` always ends it, and whoever waits is told why
-//! nothing moves. Output is dropped only by the user's choice or for a reader that has it, and is counted.
+//! R8: a process that has ended is always reported as ended, whatever its quota. `kill` always ends it, and a command that waits for it
+//! prints why it makes no progress. Output is dropped only if the user chose that or the reader already has it, and it is counted.
 
 use std::{
     io::Read,
@@ -15,14 +15,14 @@ use crate::{
 
 const MIB: u64 = 1 << 20;
 
-/// What the log of a process may have in memory and on disk.
+/// What the log of a process may keep in memory and on disk.
 const MEMORY: u64 = 3 * MIB;
 const DISK: u64 = 4 * MIB;
 
-/// Prints lines of eight bytes that say where they stand, without an end.
+/// Prints numbered lines of eight bytes without end.
 const FLOOD: &str = "exec seq -f %07.0f 1 9999999";
 
-/// Bytes of a finite flood: more than memory and disk together.
+/// The number of lines of a finite flood: more bytes than memory and disk hold together.
 const LINES: u64 = 2 << 20;
 
 struct World {
@@ -47,7 +47,7 @@ impl World {
         self.command(args).output().expect("run exec-server")
     }
 
-    /// Starts it, with nobody to read its stdout; its end is the test's.
+    /// Starts a command whose stdout is discarded; it is killed with the test.
     fn spawn(&self, args: &[&str]) -> Guarded {
         Guarded(self.command(args).stdout(Stdio::null()).spawn().expect("start exec-server"))
     }
@@ -58,7 +58,7 @@ impl World {
         all.into_iter().find(|process| process["processId"] == id).unwrap_or_default()
     }
 
-    /// A detached process that waits at its quota.
+    /// Starts a detached process and waits until it is blocked at its quota.
     fn blocked(&self, id: &str) {
         let output = self.run(&["run", "-d", "--keep-all", "--name", id, "--", "sh", "-c", FLOOD]);
         assert!(output.status.success(), "{output:?}");
@@ -69,7 +69,7 @@ impl World {
         wait_for("the quota", || self.listed(id)["blocked"] == "quota");
     }
 
-    /// It has ended by a signal, everything of it is counted, and its name is free.
+    /// Checks that a signal ended the process, that all its output is counted, and that its id is free.
     fn expect_ended(&self, id: &str) {
         let waited = self.run(&["wait", "--json", id]);
         assert_eq!(waited.status.code(), Some(137), "{waited:?}");
@@ -91,11 +91,11 @@ impl World {
     }
 }
 
-/// A program that ends with the test.
+/// A child process that is killed on drop.
 struct Guarded(Child);
 
 impl Guarded {
-    /// Everything it says on stderr up to this text.
+    /// Reads stderr until it contains this text, and returns everything read.
     fn hear(&mut self, text: &str) -> String {
         let (mut all, mut byte) = (Vec::new(), [0]);
         let stderr = self.0.stderr.as_mut().expect("stderr is a pipe");
@@ -114,12 +114,12 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // It may have ended before.
+        // It may have ended already.
         self.0.kill().and_then(|()| self.0.wait()).ok();
     }
 }
 
-/// Bytes `from` to `to` of what a flood writes.
+/// Bytes `from` to `to` of a flood's output.
 fn lines(from: usize, to: usize) -> Vec<u8> {
     let all = (from / 8 + 1..=to.div_ceil(8)).flat_map(|line| format!("{line:07}\n").into_bytes());
     all.skip(from % 8).take(to - from).collect()
@@ -142,7 +142,7 @@ fn whoever_waits_for_a_process_at_its_quota_is_told_why_and_sees_its_end() {
     let wait = "`job` waits: its output has reached the disk quota";
     let mut waiting = world.spawn(&["wait", "job"]);
     let mut attached = world.spawn(&["attach", "job"]);
-    // From a number on that leaves the oldest output unread: it frees nothing.
+    // Starts at a number that leaves the oldest output unread, so it frees nothing.
     let mut following = world.spawn(&["logs", "-f", "--since", "10", "job"]);
     for command in [&mut waiting, &mut attached, &mut following] {
         assert!(command.hear("ends the process\n").contains(wait));
@@ -160,7 +160,7 @@ fn logs_f_frees_what_it_has_printed_and_later_readers_are_told_of_the_gap() {
     let script = format!("exec seq -f %07.0f 1 {LINES}");
     assert!(world.run(&["run", "-d", "--keep-all", "--name", "job", "--", "sh", "-c", &script]).status.success());
     world.wait_blocked("job");
-    // Reading it changes nothing.
+    // `logs` without `-f` changes nothing.
     let (first, second) = (world.run(&["logs", "job"]), world.run(&["logs", "job"]));
     assert!(first.stdout == second.stdout && first.stdout.len() as u64 >= DISK, "{} bytes", first.stdout.len());
     assert_eq!(world.listed("job")["droppedBytes"], 0);
@@ -193,7 +193,7 @@ fn without_keep_all_the_oldest_output_goes_and_is_counted() {
     assert!(logs.stdout == lines(from, to), "the newest of it");
 }
 
-/// What a reader that follows is pushed, acknowledged as it comes, until `is_enough` of it.
+/// Receives pushed output and acknowledges it on arrival, until `is_enough`.
 fn follow(client: &mut Client, session: &str, bytes: &mut Vec<u8>, mut is_enough: impl FnMut(usize) -> bool) -> u64 {
     loop {
         let message = client.next_notification();
@@ -232,22 +232,22 @@ fn the_slowest_of_those_who_follow_decides_and_a_cut_or_a_killed_server_frees_no
     subscribe(&mut fast, 0);
     let (mut bytes, most) = (Vec::new(), usize::try_from(DISK).expect("small"));
     let seq = follow(&mut fast, &session, &mut bytes, |len| len >= most);
-    // In order behind the acknowledgements.
+    // Processed after the acknowledgements, because requests are handled in order.
     fast.ok("process/list", json!({}));
     assert_eq!((dropped(&world), &world.listed("p")["blocked"]), (0, &json!("quota")), "the slow one has nothing");
-    // The fast one is cut, and the server killed: the slow one has the floor, and has taken nothing.
+    // Cut the fast reader and kill the server: the slow reader determines what may be freed, and it has taken nothing.
     drop(fast);
     world.server.kill();
     world.server.restart();
     world.wait_blocked("p");
     assert_eq!(dropped(&world), 0);
-    // The fast one comes back alone: what it had is freed, and what it gets goes on without a hole.
+    // The fast reader comes back alone: what it already had is freed, and its output continues without a hole.
     let (mut fast, _) = modern(&world.server);
     subscribe(&mut fast, seq);
     fast.notify("process/ack", json!({"processId": "p", "sessionId": session, "seq": seq}));
     follow(&mut fast, &session, &mut bytes, |_| false);
     assert!(bytes == lines(0, 8 * usize::try_from(LINES).expect("small")), "{} bytes", bytes.len());
-    // The owner comes back, and is told of what went to the byte.
+    // The owner comes back, and its gap reports exactly the bytes that were freed.
     let mut owner = world.server.connect();
     let capabilities = json!({"ack": true, "gap": true});
     owner.initialize_with(json!({"clientName": "test", "resumeSessionId": session, "capabilities": capabilities}));
@@ -304,7 +304,7 @@ fn a_process_whose_client_does_not_read_ends_when_it_is_killed() {
     let pid = host::pid_of(&mut owner, "p");
     host::kill(pid);
     wait_for("its exit", || world.listed("p")["exited"] == true);
-    // Something else has its streams still: `kill` means that, too.
+    // A descendant still holds the streams; `terminate` ends that one too.
     other.ok("process/terminate", json!({"processId": "p", "sessionId": session}));
     wait_for("its close", || world.listed("p")["closed"] == true);
     other.ok("process/forget", json!({"processId": "p", "sessionId": session}));

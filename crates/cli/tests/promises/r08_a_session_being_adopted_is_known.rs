@@ -1,5 +1,5 @@
-//! R8, second half: a session whose holder does not answer a restarted server is known. A resume gets a retryable error or is held, our
-//! own clients wait and say why, and nothing is lost when the holder goes on.
+//! R8, second half: a session whose holder does not answer a restarted server is still known. A resume gets a retryable error or is held,
+//! our own clients wait and print why, and nothing is lost when the holder continues.
 
 use std::{
     fs,
@@ -20,14 +20,14 @@ use crate::{
     },
 };
 
-/// A server that was killed and started again while the only holder stands still.
+/// A server that was killed and restarted while its only holder was stopped.
 struct Story {
     server: TestServer,
     holder: u32,
 }
 
 impl Story {
-    /// Freezes the holder and restarts the server.
+    /// Stops the holder and restarts the server.
     fn freeze(mut server: TestServer) -> Self {
         let holders = host::named(&server, "exec-holder");
         let [holder] = holders.iter().copied().collect::<Vec<_>>()[..] else { panic!("one holder, not {holders:?}") };
@@ -42,7 +42,7 @@ impl Story {
         kill_process(pid, Signal::CONT).expect("let it go on");
     }
 
-    /// One resume of a client that announces our capabilities.
+    /// One attempt to resume by a client with our capabilities.
     fn resume(&self, session: &str) -> Result<Value, RpcError> {
         self.server.connect().call("initialize", resume(session, true))
     }
@@ -56,7 +56,7 @@ fn resume(session: &str, is_ours: bool) -> Value {
     params
 }
 
-/// `exec-server` against a server, with pipes.
+/// `exec-server` connected to a server, with pipes.
 fn program(server: &TestServer, args: &[&str]) -> Child {
     let mut command = Command::new(binary());
     command.args(&args[..1]).args(["--connect", server.url()]).args(&args[1..]);
@@ -79,7 +79,7 @@ fn a_resume_gets_a_retryable_error_until_the_holder_goes_on() {
     assert_eq!((error.code, error.kind()), (-32010, "sessionAdopting"));
     assert!(error.message.contains("holder process has not answered"), "{}", error.message);
 
-    // Its processes are not silently missing, and a request about one of them says why.
+    // The processes are not silently missing, and a request about one of them says why.
     let mut observer = story.server.client();
     let list = observer.ok("process/list", json!({"scope": "all"}));
     assert_eq!(list["processes"], json!([]));
@@ -92,7 +92,7 @@ fn a_resume_gets_a_retryable_error_until_the_holder_goes_on() {
     assert_eq!(observer.call("process/read", read).expect_err("not adopted").kind(), "sessionAdopting");
     assert_eq!(observer.ok("process/list", json!({})).get("adopting"), None, "its own session is not being adopted");
 
-    // Of another principal's session not even that is told.
+    // Another principal does not even learn that the session exists.
     let mut stranger = tokens::client(&story.server, &other);
     assert_eq!(stranger.ok("process/list", json!({"scope": "all"})).get("adopting"), None);
     let mut stranger = tokens::connect(&story.server, &other);
@@ -138,7 +138,7 @@ fn a_held_resume_ends_within_its_bound_with_the_error_that_generation_h_tries_ag
     let error = held.call("initialize", resume(&session, false)).expect_err("its holder stands still");
     assert_eq!((error.code, error.kind()), (-32010, "sessionAdopting"));
     assert!(began.elapsed() >= Duration::from_secs(7), "held for {:?} only", began.elapsed());
-    // The connection is good for the next try.
+    // The connection can be used for the next attempt.
     story.thaw();
     assert_eq!(held.initialize_with(resume(&session, false))["sessionId"], session.as_str());
 }
@@ -214,7 +214,7 @@ fn a_start_that_the_holder_does_not_answer_fails_in_time_and_is_never_run() {
     let holder = *holders.first().expect("one holder");
     stop(holder);
     let began = Instant::now();
-    // More than a holder makes at once.
+    // More starts than a holder spawns in one batch.
     let starts: Vec<i64> = (0..12)
         .map(|n| client.send_request("process/start", touch(&format!("q{n}"), &format!("withdrawn{n}"))))
         .collect();
@@ -224,7 +224,7 @@ fn a_start_that_the_holder_does_not_answer_fails_in_time_and_is_never_run() {
         assert!(error.message.contains("holder process of session"), "{}", error.message);
     }
     assert!(began.elapsed() >= Duration::from_secs(4), "given up after {:?}", began.elapsed());
-    // A retry of the same id cannot run beside the first.
+    // A retry with the same id must not run beside the first start.
     let again = client.call("process/start", touch("q0", "again")).expect_err("the first is not decided");
     assert_eq!(again.kind(), "holderSilent");
     kill_process(Pid::from_raw(holder.cast_signed()).expect("a process id is not zero"), Signal::CONT).expect("go on");

@@ -1,5 +1,5 @@
-//! R9: nothing that is kept per process or session is unbounded: names, arguments and lists have limits, and no message exceeds the
-//! protocol's own. A thousand processes with the longest names and arguments are listed in pages, before and after a restart.
+//! R9: nothing that is kept per process or session is unbounded: names, arguments and lists have limits, and no message exceeds the limits
+//! of the protocol. A thousand processes with the longest names and arguments are listed in pages, before and after a restart.
 
 use std::{
     collections::BTreeSet,
@@ -16,16 +16,16 @@ use crate::{
 
 const PROCESSES: usize = 1024;
 
-/// What the kernel takes as one argument.
+/// The longest single argument that the kernel accepts.
 const ARGUMENT_BYTES: usize = 32 * 4096 - 1;
 
-/// A name of the greatest length. As JSON it is six times as long: every byte but the last few is escaped.
+/// A name of the maximum length. In JSON it is six times as long, because every byte except the last few is escaped.
 fn longest_name(number: usize) -> String {
     let number = number.to_string();
     "\u{1}".repeat(limits::PROCESS_ID_BYTES - number.len()) + &number
 }
 
-/// How many values a message has, each scalar, array and object counted.
+/// The number of values in a message; each scalar, array and object counts.
 fn values(message: &Value) -> usize {
     1 + match message {
         Value::Array(items) => items.iter().map(values).sum(),
@@ -34,7 +34,7 @@ fn values(message: &Value) -> usize {
     }
 }
 
-/// All pages of a list; each is checked against the limits of a message.
+/// All pages of a list; each one is checked against the limits of a message.
 fn pages(client: &mut Client, limit: Option<usize>) -> Vec<Vec<Value>> {
     let (mut pages, mut cursor) = (Vec::new(), Value::Null);
     loop {
@@ -58,7 +58,7 @@ fn names(processes: &[Value]) -> Vec<&str> {
 fn a_thousand_processes_of_the_largest_size_are_listed_in_pages() {
     let mut server = TestServer::builder().keep_holders().start();
     let (mut client, session) = modern(&server);
-    // More than is kept, and all of it escaped in JSON. The first has the longest argument of all.
+    // More than is kept, and all of it is escaped in JSON. The first process has the longest possible argument.
     let argument = "\u{1}".repeat(limits::KEPT_ARGV_BYTES + 1);
     for number in 0..PROCESSES {
         let name = longest_name(number);
@@ -81,10 +81,10 @@ fn a_thousand_processes_of_the_largest_size_are_listed_in_pages() {
         let kept: usize =
             first["argv"].as_array().expect("argv").iter().map(|arg| arg.as_str().expect("text").len()).sum();
         assert!(kept <= limits::KEPT_ARGV_BYTES && kept > limits::KEPT_ARGV_BYTES / 2, "{kept} bytes are kept");
-        // A page that was asked for, and one whose beginning is forgotten meanwhile.
+        // A page with a requested limit.
         let page = client.ok("process/list", json!({"limit": 10}));
         assert_eq!(page["processes"], json!(all[..10]));
-        // What the holder keeps for the next server has the same bounds.
+        // The data that the holder keeps for the next server has the same bounds.
         server.kill();
         server.restart();
         client = server.connect();
@@ -92,7 +92,7 @@ fn a_thousand_processes_of_the_largest_size_are_listed_in_pages() {
             "clientName": "test", "resumeSessionId": session, "capabilities": {"ack": true, "gap": true, "concurrent": true},
         }));
     }
-    // `ps` asks for all pages by itself.
+    // `ps` fetches all pages itself.
     let listed = Command::new(binary())
         .args(["ps", "--json", "--connect", server.url()])
         .stdin(Stdio::null())
@@ -139,7 +139,7 @@ fn what_is_longer_than_its_limit_is_refused_with_the_limit_in_the_text() {
             assert!(error.message.contains(limit), "{what}: {}", error.message);
         }
     }
-    // The name is free, and what just fits is started.
+    // The id is free, and a start that just fits succeeds.
     let fits = start_params(&"n".repeat(1024), &["true", &argument]);
     client.ok("process/start", fits);
     assert_eq!(client.collect(&"n".repeat(1024)).code(), 0);

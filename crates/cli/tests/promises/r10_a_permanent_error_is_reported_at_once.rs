@@ -1,14 +1,14 @@
-//! R10: a mistake that waiting cannot change is reported within half a second, and a wait is announced after one second.
+//! R10: a mistake that waiting cannot fix is reported within half a second, and a wait is announced after one second.
 //!
-//! [`MISTAKES`] is the list of mistakes; `docs/reference/connection-errors.md` has its messages with measured times. This
-//! writes that page, best with a release build on an idle machine:
+//! [`MISTAKES`] is the list of mistakes; `docs/reference/connection-errors.md` has its messages with measured times. This command writes
+//! that page, preferably with a release build on an idle machine:
 //!
 //! ```sh
 //! WRITE_CONNECTION_ERRORS=1 cargo test --release -p exec-server --test promises r10_
 //! ```
 //!
-//! A busy machine can delay any single run. So the time that counts is the shortest of a few runs, and each run also counts
-//! the connections that it made: a second attempt is a mistake whatever the clock says.
+//! A busy machine can delay any single run. So the shortest time of a few runs counts, and each run also counts the connections it made: a
+//! second attempt is a failure regardless of the time.
 
 use std::{
     env, fs,
@@ -28,13 +28,13 @@ use tempfile::TempDir;
 
 use crate::common::{Authority, DEADLINE, TestServer, binary, pty, wait_for};
 
-/// The promise.
+/// The promised time.
 const BOUND: Duration = Duration::from_millis(500);
 
-/// The shortest of so many runs counts.
+/// The number of runs; the shortest one counts.
 const RUNS: u32 = 5;
 
-/// What is wrong, what the error says about it and what to do, and how many connections may be made.
+/// Each mistake with the expected words of its error and the number of connections it may cause.
 const MISTAKES: &[Mistake] = &[
     Mistake {
         what: "nothing listens on the port",
@@ -127,7 +127,7 @@ struct Mistake {
     attempts: u32,
 }
 
-/// A command line, and how many connections it has made so far where the other end is ours.
+/// A command line, and the number of connections it has made so far if the test accepts them.
 struct Asked {
     args: Vec<String>,
     attempts: Option<Arc<AtomicU32>>,
@@ -172,7 +172,7 @@ impl World {
         TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port")
     }
 
-    /// A server that answers every request with this, hangs up and counts. Its thread waits for connections until the
+    /// A server that answers every request with this text, closes the connection and counts it. Its thread accepts connections until the
     /// test program ends.
     fn answering(&self, answer: &'static str) -> Asked {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
@@ -192,7 +192,7 @@ impl World {
                         Ok(0) | Err(_) => break,
                     }
                 }
-                socket.write_all(answer.as_bytes()).ok(); // The client may be gone already.
+                socket.write_all(answer.as_bytes()).ok(); // The client may have gone already.
             }
         });
         asked
@@ -209,14 +209,14 @@ impl World {
     }
 }
 
-/// One run: what it printed, and how long it took from its start to its end.
+/// Runs a command; returns its output and the time it took.
 fn run(mut command: Command) -> (Output, Duration) {
     let began = Instant::now();
     let output = command.output().expect("run exec-server");
     (output, began.elapsed())
 }
 
-/// The text for the page: without the address and the paths, which vary.
+/// The text for the page, without the address and the paths, which vary.
 fn shown(said: &str, world: &World) -> String {
     let said = said.trim_end().strip_prefix("exec-server: ").expect("it says who speaks");
     let (tried, why) = said.strip_prefix("connect to ").and_then(|rest| rest.split_once(": ")).expect("what was tried");
@@ -300,7 +300,7 @@ fn wait_waits_for_a_server_that_comes_later_and_for_no_permanent_mistake() {
     let wait = ["--wait".to_owned(), "20s".to_owned()];
     let args = [["--connect".to_owned(), url.clone()], wait.clone()].concat();
     let mut waiting = world.command(&args).stderr(Stdio::piped()).spawn().expect("start exec-server");
-    // It is still there long after a run without the flag has given up.
+    // It still waits long after a run without the flag has given up.
     let (given_up, _) = run(world.command(&args[..2]));
     assert_eq!(given_up.status.code(), Some(255));
     assert!(waiting.try_wait().expect("look").is_none(), "it waits");
@@ -324,7 +324,7 @@ fn wait_waits_for_a_server_that_comes_later_and_for_no_permanent_mistake() {
 #[test]
 fn a_wait_is_announced_on_a_terminal_and_on_nothing_else() {
     let world = World::new();
-    // Accepts in its backlog and never answers.
+    // The kernel accepts connections into the backlog, and no answer ever comes.
     let mute = TcpListener::bind("127.0.0.1:0").expect("listen");
     let url = format!("ws://{}/", mute.local_addr().expect("an address"));
     let file = format!("[[environments]]\nid = \"mute\"\nurl = \"{url}\"\nconnect_timeout_sec = 2\n");

@@ -1,4 +1,4 @@
-//! Owns a WebSocket connection written by hand, byte by byte, for frames that no library would send.
+//! A WebSocket connection written by hand, byte by byte, for frames that no library would send.
 
 use std::{
     fs,
@@ -37,21 +37,21 @@ impl Raw {
         Self { socket, head }
     }
 
-    /// Sends a header that announces `len` bytes, masked with zeros; `first` has FIN, reserved bits and opcode.
+    /// Sends a frame header that announces `len` bytes, with a zero mask. `first` has FIN, reserved bits and opcode.
     pub(crate) fn header(&mut self, first: u8, len: u64) -> bool {
         self.socket.write_all(&header(first, len)).is_ok()
     }
 
-    /// Sends a whole frame; false where the server has hung up.
+    /// Sends a whole frame; returns false if the server has closed the connection.
     pub(crate) fn frame(&mut self, first: u8, payload: &[u8]) -> bool {
         let mut bytes = header(first, payload.len() as u64);
         bytes.extend_from_slice(payload);
         self.socket.write_all(&bytes).is_ok()
     }
 
-    /// Reads frames of the server, skipping all but the next text or the close: its text, or the code.
+    /// Reads frames until the next text or close, and skips all others.
     pub(crate) fn next(&mut self) -> Said {
-        // Pings keep coming: the deadline of a read alone would not end this.
+        // Pings keep arriving, so the read timeout alone would not end this loop.
         let end = Instant::now() + DEADLINE;
         loop {
             assert!(Instant::now() < end, "nothing but pings");
@@ -81,16 +81,16 @@ impl Raw {
     }
 }
 
-/// What a server said.
+/// A message from the server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Said {
     Text(String),
     Close(u16),
-    /// It hung up, or was reset, without a word that arrived.
+    /// The server closed or reset the connection without a message.
     Gone,
 }
 
-/// A masked frame header; with a mask of zeros the payload is its own.
+/// A masked frame header. With a zero mask the payload is unchanged.
 pub(crate) fn header(first: u8, len: u64) -> Vec<u8> {
     let mut bytes = vec![first];
     match len {
@@ -108,14 +108,14 @@ pub(crate) fn header(first: u8, len: u64) -> Vec<u8> {
     bytes
 }
 
-/// Resident bytes of the server's own memory.
+/// Anonymous resident memory of the server in bytes.
 pub(crate) fn resident(server: &TestServer) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("the server lives");
     let line = status.lines().find(|line| line.starts_with("RssAnon")).expect("a line of this kind");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
 }
 
-/// Open descriptors of the server.
+/// Number of open fds of the server.
 pub(crate) fn descriptors(server: &TestServer) -> usize {
     fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("the server lives").count()
 }

@@ -1,7 +1,7 @@
-//! S1: without a word the server listens on loopback, any free port, and prints a URL with a token. Beyond loopback it needs
-//! somebody to ask (a token, or certificates of clients) and TLS; `--insecure-plaintext` stands for a TLS proxy, never for the
-//! token. What is too open ends at once, and the error names the flag. Names of hosts are not accepted at all: they could mean
-//! another address tomorrow.
+//! S1: by default the server listens on loopback, on a free port, and prints a URL with a token. Beyond loopback it requires authentication
+//! (a token or client certificates) and TLS. `--insecure-plaintext` replaces TLS, for a TLS proxy in front, but never the token. A
+//! configuration that is too open fails at once, and the error names the flag. Host names are not accepted as addresses, because they could
+//! resolve to another address tomorrow.
 
 use std::{
     path::Path,
@@ -11,7 +11,7 @@ use std::{
 
 use crate::common::{Authority, Builder, Client, DEADLINE, TestServer, wait_for};
 
-/// How the server ended: its code and what it said.
+/// Runs a server that must refuse to start; returns its exit code and messages.
 fn refused(builder: &Builder, dir: &Path) -> (Option<i32>, String) {
     let mut child = builder.command(dir, "refused.test").spawn().expect("run exec-server");
     let begun = Instant::now();
@@ -43,7 +43,7 @@ fn address_by_auth_by_tls_is_open_only_where_it_may_be() {
     let identity = authority.server("server");
     let paths = [&identity.cert, &identity.key, &authority.ca()].map(|path| path.display().to_string());
     let tls = |builder: Builder| builder.arg("--tls-cert").arg(&paths[0]).arg("--tls-key").arg(&paths[1]);
-    // Of these the last four are nobody's here: what passes the rule fails to bind, and says so.
+    // The last four addresses do not belong to this host: what passes the rule fails to bind, with an error that says so.
     for (address, is_bindable) in [
         ("0.0.0.0:0", true),
         ("[::]:0", true),

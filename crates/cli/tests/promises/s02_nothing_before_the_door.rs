@@ -1,5 +1,5 @@
-//! S2: whoever does not prove who it is gets 401 before there is any state for it, on every route but the two that say
-//! whether the server lives. That no route can skip the door is a matter of types; see the failing example in `server::door`.
+//! S2: an unauthenticated client gets 401 before the server keeps any state for it, on every route except the two health routes. The types
+//! ensure that no route skips authentication; see the compile-fail example in `server::door`.
 
 use crate::{
     common::{Authority, Reply, Shown, TestServer, http, http_tls, http_unix},
@@ -27,10 +27,10 @@ const TARGETS: [&str; 16] = [
 
 const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "OPTIONS", "DELETE", "PROPFIND"];
 
-/// Asks every route in every way, with and without the words of an upgrade.
+/// Requests every route with every method, with and without upgrade headers.
 fn scan(host: &str, ask: impl Fn(&str) -> Reply) -> Vec<Reply> {
     let mut answers = Vec::new();
-    // Fewer than those after which a source is answered late.
+    // Fewer requests than the number after which a source is answered late.
     for (n, target) in TARGETS.into_iter().enumerate() {
         for method in METHODS.into_iter().skip(n % 2).step_by(2) {
             answers.push(ask(&upgrade(target, host, "").replacen("GET", method, 1)));

@@ -1,5 +1,5 @@
-//! S3, the ways in: a native client brings its token in `Authorization: Bearer` or as `?token=` in the URL, and nothing else is a
-//! way: no cookie, no Basic, no subprotocol, no first message. Whatever it brings must be right, not only one of it.
+//! S3, authentication of native clients: a token is accepted in `Authorization: Bearer` or as `?token=` in the URL. No cookie, Basic auth,
+//! subprotocol or first message is accepted. If a client sends several tokens, all of them must be right.
 
 use crate::{
     common::{Client, TestServer, http},

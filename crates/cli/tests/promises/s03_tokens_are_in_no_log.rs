@@ -1,4 +1,4 @@
-//! S3: a token comes in a header or in the URL, and from there it reaches no log line of any level, no answer and no audit record.
+//! S3: a token arrives in a header or in the URL. It never appears in a log line of any level, an answer or an audit record.
 
 use std::{fs, process::Command};
 
@@ -43,7 +43,7 @@ fn a_token_is_in_no_log_line_and_no_answer_whichever_way_it_came() {
     let file = fs::read_to_string(server.state_dir().join("tokens.toml")).expect("read the token file");
     let said = [server.stderr(), audit, file, answers.join("\n"), format!("{listed:?}")].concat().to_lowercase();
     for token in [server.token(), named.as_str()] {
-        // The name that a client gave to a process comes back to that client; that is its own doing.
+        // A process id that a client chose itself is repeated to that client, even if it contains the token.
         let said = said.replace(&format!("unknown process id {token}"), "").replace(&format!("{token} has"), "");
         assert_eq!(said.matches(&token.to_lowercase()).count(), 0);
     }

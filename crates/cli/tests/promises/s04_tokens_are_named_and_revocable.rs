@@ -1,5 +1,6 @@
-//! S4: a token has 256 bits of the system and is kept as a digest; it has a name, an expiry date and an end: whoever is revoked or expired
-//! is disconnected within a second, and nobody else. (That comparing takes the same time whichever is right: `server::access::table`.)
+//! S4: a token has 256 random bits from the system and is stored as a digest. It has a name, an expiry date and can be revoked. A client
+//! whose token is revoked or expires is disconnected within a second, and no other client is. (`server::access::table` tests that comparing
+//! takes constant time.)
 
 use std::{
     fs,
@@ -44,7 +45,7 @@ fn a_token_is_kept_as_its_digest_in_a_file_for_us_alone() {
     }
 }
 
-/// A digit that is the same in forty tokens comes of no chance: that happens once in 16^39.
+/// In random tokens, a digit that is equal in all forty occurs by chance only once in 16^39.
 #[test]
 fn every_digit_of_a_token_is_of_the_system_s_chance() {
     let server = TestServer::start();
@@ -71,7 +72,7 @@ fn revocation_cuts_a_live_connection_within_a_second_and_nobody_else() {
     for client in [&mut neighbour, &mut owner] {
         assert_eq!(client.ok("environment/status", json!({}))["status"], "ready");
     }
-    // Its work goes on, for whoever gets the name next and for nobody else.
+    // Its process keeps running, for the next principal with that name and for no other.
     assert!(fs::exists(format!("/proc/{pid}")).expect("look for the process"));
     let mut again = tokens::connect(&server, &tokens::create(&server, "a", &[]));
     again.initialize_with(json!({"clientName": "test", "resumeSessionId": session}));
@@ -108,7 +109,7 @@ fn an_expired_token_is_cut_and_refused_on_its_date() {
     let closed = client.wait_closed();
     let took = begun.elapsed();
     assert_eq!(closed, Some((ACCESS_ENDED, "access has expired".to_owned())));
-    // Dates are whole seconds.
+    // Expiry dates have a resolution of one second.
     assert!((Duration::from_secs(2)..Duration::from_secs(5)).contains(&took), "{took:?}");
     assert!(Client::connect(&tokens::url(&server, &token)).is_err());
     let listed = tokens::token(&server, &["list"]);
@@ -141,11 +142,11 @@ fn a_broken_file_changes_nothing_and_is_complained_about() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("open the file to others");
     wait_for("the complaint about the mode", || server.stderr().contains("0644"));
     assert_eq!(client.ok("environment/status", json!({}))["status"], "ready");
-    // A server that starts with such a file does not start.
+    // A server does not start with such a file.
     let started = server_with(&path);
     assert!(started.0 == Some(255) && started.1.contains("0644"), "{started:?}");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("close the file");
-    // Other rights: the connection is cut, and the next one has them.
+    // The scopes have changed: the connection is closed, and the next one has the new scopes.
     replace(&path, &good.replace("\"exec\", ", ""));
     assert_eq!(client.wait_closed().expect("a close frame").1, "access was changed; connect again");
     let refused = tokens::client(&server, &token).call("process/list", json!({}));
@@ -154,7 +155,7 @@ fn a_broken_file_changes_nothing_and_is_complained_about() {
     wait_for("no file to be an empty one", || Client::connect(&tokens::url(&server, &token)).is_err());
 }
 
-/// Puts another file in the place of this one in one step: a look in the middle of a write would find an empty one, which is a good one.
+/// Replaces a file atomically: a reader in the middle of a write would see an empty file, which is valid.
 fn replace(path: &std::path::Path, text: &str) {
     let beside = path.with_extension("new");
     fs::write(&beside, text).expect("write");

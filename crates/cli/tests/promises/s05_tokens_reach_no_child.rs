@@ -1,5 +1,5 @@
-//! S5: the owner's token comes by a file that is closed to others, by a descriptor, from the credentials of a service or from the environment,
-//! and never by an argument. Wherever it came from: no command line and no environment of server, spawner, holders and children has it.
+//! S5: the owner's token comes from a file that others cannot read, an fd, the credentials of a service or the environment, and never from
+//! an argument. In every case, no command line and no environment of server, spawner, holders and children contains it.
 
 use std::{
     collections::BTreeSet,
@@ -16,13 +16,13 @@ use crate::common::{Client, TestServer, decode_base64, descendants, marked, star
 
 const SECRET: &str = "Tok-3f1d2c7b9a8e4d6f-of-this-test";
 
-/// Starts children that inherit all they can, and looks into every process of the server.
+/// Starts children that inherit everything they can, and inspects every process of the server.
 fn assert_hidden(client: &mut Client, mark: &str, children: usize) {
     let policy = json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
     for n in 0..children {
         let mut params = start_params(&format!("p{n}"), &["sh", "-c", "env; sleep 1000"]);
         params["envPolicy"] = policy.clone();
-        // Whoever asks for it by name does not get it either.
+        // A request that sets the variable itself does not get it into the child either.
         params["env"]["Exec_Server_Token"] = json!("another");
         client.ok("process/start", params);
     }
@@ -99,7 +99,7 @@ fn a_file_and_a_credential_must_be_closed_to_others_and_reach_no_child() {
     }
 }
 
-/// An access list that lets the owner read, and these users; the group gets `group`.
+/// Sets a POSIX ACL that lets the owner and these users read; the group gets `group`.
 fn list_readers(path: &Path, users: &[u32], group: u8) {
     let entry = |kind: u8, rights: u8, id: u32| {
         let [a, b, c, d] = id.to_le_bytes();
@@ -122,12 +122,13 @@ fn a_credential_is_taken_as_a_service_manager_leaves_it() {
     private_file(&file, 0o400);
     fs::set_permissions(&credentials, fs::Permissions::from_mode(0o500)).expect("close the directory");
     let place = credentials.display().to_string();
-    // A service of root's.
+    // A service of root.
     let server = TestServer::builder().env("CREDENTIALS_DIRECTORY", &place).start();
     assert_eq!(server.token(), SECRET);
     drop(server);
     assert!(rustix::process::geteuid().is_root(), "the rest needs root, which hands files to another user");
-    // A service of another user: all stays root's, and a list lets that user read. The mode then shows the list's mask.
+    // A service of another user: the files belong to root, and an ACL lets that user read. The group bits of the mode then show the ACL
+    // mask.
     for path in [dir.path(), &credentials] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("open the way");
     }

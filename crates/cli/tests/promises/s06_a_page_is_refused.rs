@@ -1,5 +1,5 @@
-//! S6: any `Origin` is refused with 403 before a token is looked at, and so is `Sec-Fetch-Site` other than `same-origin` and
-//! `none`. No answer has a CORS header or a cookie, whatever is asked.
+//! S6: any `Origin` is refused with 403 before the token is checked, and so is `Sec-Fetch-Site` other than `same-origin` and `none`. No
+//! answer has a CORS header or a cookie.
 
 use crate::{
     common::{Reply, TestServer, http, http_unix},

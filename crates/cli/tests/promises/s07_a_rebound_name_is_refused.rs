@@ -1,6 +1,6 @@
-//! S7: the name in `Host` must be a loopback literal, `localhost`, the address we are bound to, or a name that was allowed, with any
-//! port, on every route but the two of health. A page that made its own name resolve to us sends its own name; a client behind a
-//! forwarded port sends ours with another port.
+//! S7 (DNS rebinding): the name in `Host` must be a loopback literal, `localhost`, the address we are bound to, or an allowed name, with
+//! any port, on every route except the two health routes. A page that makes its own name resolve to us sends that name; a client behind a
+//! forwarded port sends our name with another port.
 
 use std::{
     io,
@@ -73,7 +73,7 @@ fn neither_a_missing_nor_a_second_host_nor_the_target_helps() {
     ] {
         assert_eq!(http(host, &request).status, 403, "{what}");
     }
-    // A target in absolute form is a path that does not exist: nothing in it is taken for a Host.
+    // A target in absolute form is treated as a path that does not exist; it does not replace `Host`.
     for target in ["http://evil.example/", "http://localhost/"] {
         let status = http(host, &good.replace("GET /?", &format!("GET {target}?"))).status;
         assert_eq!(status, 404, "{target}");
@@ -118,7 +118,7 @@ fn a_client_behind_a_forwarded_port_is_let_in() {
     forwarding.join().expect("the forwarding ends with its client");
 }
 
-/// Copies bytes as `ssh -L` does, until both directions have ended.
+/// Copies bytes like `ssh -L`, until both directions have ended.
 fn forward_both_ways(client: &TcpStream, server: &TcpStream) {
     let copy = |mut from: &TcpStream, mut to: &TcpStream| {
         io::copy(&mut from, &mut to).ok();

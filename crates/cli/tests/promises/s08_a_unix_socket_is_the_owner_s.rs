@@ -1,8 +1,8 @@
-//! S8: a Unix socket is 0600 in a directory whose entries nobody else can change; it gets its name when it already listens; names
-//! without a file do not exist here; and the kernel is asked for the peer's uid, whatever the mode says.
+//! S8: a Unix socket has mode 0600 in a directory whose entries no other user can change. It gets its name only when it already listens.
+//! Abstract names are not supported. The kernel is asked for the peer's uid, whatever the mode of the socket is.
 //!
-//! Directories that are missing are made 0700, so that `unix:///run/user/1000/x/y.sock` works where `x` is new; one that exists is
-//! left as it is, and refused where it is unsafe.
+//! Missing directories are created with mode 0700, so that `unix:///run/user/1000/x/y.sock` works if `x` is new. An existing directory is
+//! left as it is, and refused if it is unsafe.
 
 use std::{
     fs,
@@ -83,7 +83,7 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
         assert!(!socket.exists(), "it goes with its server");
     }
     set_mode(&place, 0o700);
-    // Whoever owns it can change its entries, whatever its mode. Only root can give it away: run by another user this fails.
+    // The owner of a directory can change its entries whatever its mode is. Only root can change the owner, so this test needs root.
     std::os::unix::fs::chown(&place, Some(65534), Some(65534)).expect("give the directory to nobody (needs root)");
     let output = refused(start("077"));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -91,17 +91,18 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
     assert!(!place.join("x.sock").exists());
 }
 
-/// Knocks at all that is in a directory until its `x.sock` answers: whatever answers is 0600, and the name itself answers from the first.
+/// Connects to everything in a directory until `x.sock` answers. Any socket that answers must be 0600, and `x.sock` must answer from the
+/// moment it exists.
 fn knock(dir: &Path) {
     let name = dir.join("x.sock");
     let is_closed_to_others = |path: &Path| {
-        // It may have its last name by now.
+        // It may have its final name by now.
         let found = [path, &name].iter().find_map(|path| fs::metadata(path).ok()).expect("what answers has a name");
         assert_eq!(found.permissions().mode() & 0o7777, 0o600, "of a socket that answers");
     };
     let end = Instant::now() + DEADLINE;
     while Instant::now() < end {
-        // Mostly at the name: the moment to be caught there is short.
+        // Try mostly the final name, because the window for a failure there is short.
         for _ in 0..64 {
             match UnixStream::connect(&name) {
                 Ok(_) => return is_closed_to_others(&name),
@@ -159,8 +160,8 @@ fn what_is_no_socket_of_ours_is_not_replaced_and_abstract_names_are_refused() {
     server.client();
 }
 
-/// The first line that nobody (uid 65534) hears, or `denied` where it cannot even connect. Only root can become somebody else: run
-/// by another user this fails, since then the rule is not proven.
+/// The first line that `nobody` (uid 65534) receives, or `denied` if it cannot connect. This needs root to change the user; without root it
+/// fails, because then the rule is not proven.
 fn as_nobody(path: &Path) -> String {
     let script = "use Socket; socket(my $s, AF_UNIX, SOCK_STREAM, 0); \
         connect($s, sockaddr_un($ARGV[0])) or do { print 'denied'; exit }; \

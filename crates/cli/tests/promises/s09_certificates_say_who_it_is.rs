@@ -1,6 +1,6 @@
-//! S9: with `--client-ca` nobody comes in over `wss://` without a certificate of that authority, valid today; its
-//! alternative name is the principal. Files are read again without a restart, and a broken pair changes nothing. TLS 1.3
-//! alone is spoken unless the flag says otherwise.
+//! S9: with `--client-ca` a client can connect over `wss://` only with a currently valid certificate of that authority. Its subject
+//! alternative name is the principal. The files are reloaded without a restart, and a broken pair changes nothing. Only TLS 1.3 is used
+//! unless a flag says otherwise.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
     promises::upgrade,
 };
 
-/// Authorities of servers and of clients, and a server's certificate.
+/// Authorities for servers and clients, and a server certificate.
 struct World {
     dir: TempDir,
     servers: Authority,
@@ -36,7 +36,7 @@ impl World {
         Self { dir, servers, clients, server }
     }
 
-    /// A server with TLS and nothing else.
+    /// A server with TLS and without client certificates.
     fn tls(&self) -> Builder {
         TestServer::builder()
             .listen("wss://127.0.0.1:0")
@@ -46,18 +46,18 @@ impl World {
             .arg(text(&self.server.key))
     }
 
-    /// One that asks for certificates.
+    /// A server that requires client certificates.
     fn mutual(&self) -> Builder {
         self.tls().arg("--client-ca").arg(text(&self.clients.ca()))
     }
 
-    /// The status of an upgrade at `target`, 0 where TLS refuses.
+    /// The status of an upgrade at `target`; 0 if the TLS handshake fails.
     fn status(&self, server: &TestServer, identity: Option<&Identity>, target: &str) -> u16 {
         let shown = Shown { identity, ..Shown::default() };
         http_tls(server.address(), &self.servers, &shown, &upgrade(target, server.address(), "")).status
     }
 
-    /// `exec-server run` on this server.
+    /// Runs `exec-server run` on this server.
     fn run(&self, server: &TestServer, identity: Option<&Identity>, argv: &[&str]) -> Output {
         let mut command = Command::new(binary());
         command.args(["run", "--connect", server.url(), "--tls-ca"]).arg(self.servers.ca());
@@ -104,7 +104,7 @@ fn only_certificates_of_the_authority_that_are_valid_and_name_somebody_come_in()
     ] {
         assert_eq!(world.status(&server, identity, "/"), 0, "{who}");
     }
-    // Not even whether it lives is told to those who have none.
+    // Without a certificate even the health route is not reachable.
     assert_eq!(
         http_tls(server.address(), &world.servers, &Shown::default(), "GET /healthz HTTP/1.0\r\n\r\n").status,
         0

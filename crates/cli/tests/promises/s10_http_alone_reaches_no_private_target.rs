@@ -1,6 +1,6 @@
-//! S10: a principal with the scope `http` alone makes no request to this host or the networks around it: not by an address in whatever
-//! clothes, not by a name, not by a redirect, not by a proxy; and takes nothing from the server's variables. One that may start
-//! processes reaches what these reach.
+//! S10: a principal with only the scope `http` cannot send requests to this host or to private networks: not with any notation of an
+//! address, not by a name, not by a redirect, not by a proxy. It also gets nothing from the server's variables. A principal that may start
+//! processes can reach what its processes can reach.
 
 use std::{fs, os::fd::AsFd as _};
 
@@ -66,7 +66,7 @@ fn no_private_address_is_reached_however_it_is_written() {
         refused(&mut client, &format!("https://{host}/"));
     }
     assert_eq!(target.asked(), [], "nothing was sent");
-    // What a name means inside is for the audit alone.
+    // The address that a name resolves to is only in the audit log, not in the error.
     let error = refused(&mut client, &format!("http://localhost:{port}/"));
     assert!(!error.message.contains("127.0.0.1") && !error.message.contains("::1"), "{}", error.message);
     wait_for("all of it to be on record", || {
@@ -76,7 +76,7 @@ fn no_private_address_is_reached_however_it_is_written() {
         let denied = denied.iter().filter(|line| line["event"] == "request.deny" && line["method"] == "http/request");
         denied.count() == 41
     });
-    // The owner may start processes, and they could ask as well.
+    // The owner may start processes, which could send the same request.
     assert_eq!(get(&mut server.client(), &target.url("/")).expect("an answer")["status"], 200);
     let both = tokens::create(&server, "both", &["--scope", "http", "--scope", "exec"]);
     assert_eq!(get(&mut tokens::client(&server, &both), &target.url("/")).expect("an answer")["status"], 200);
@@ -85,7 +85,7 @@ fn no_private_address_is_reached_however_it_is_written() {
     assert_eq!(error.kind(), "forbidden");
 }
 
-/// An address of the public internet.
+/// A public internet address.
 const OUTSIDE: &str = "8.8.4.4";
 
 #[test]
@@ -95,12 +95,12 @@ fn a_redirect_leads_to_no_private_target_and_a_public_one_is_reached() {
         tried.is_ok_and(|tried| tried.status.success()),
         "a network of our own is needed: `unshare --net` must be allowed, and `ip` be there"
     );
-    // A network of its own, in which that address is this host's.
+    // A network namespace in which that address belongs to this host.
     let script = format!(
         "exec unshare --net -- sh -c 'ip link set lo up && ip addr add {OUTSIDE}/32 dev lo && exec \"$0\" \"$@\"' \"$0\" \"$@\""
     );
     let server = TestServer::builder().after(&script).start();
-    // A thread of its own, for it goes into that network and does not come back.
+    // Use a separate thread: it enters that network namespace and cannot return.
     std::thread::scope(|scope| scope.spawn(|| lead_about(&server)).join().expect("all of it holds"));
 }
 

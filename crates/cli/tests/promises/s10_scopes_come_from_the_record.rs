@@ -1,6 +1,6 @@
-//! S10: what a principal may do is what the server's file says, and what a client declares adds nothing. Every method that needs a scope is
-//! refused without it, before anything happens; processes start only beneath the granted roots and with the granted variables, and
-//! in a sandbox where the file says so. One principal sees nothing of another.
+//! S10: the server's token file decides what a principal may do; nothing that a client declares adds to it. Every method that needs a scope
+//! is refused without it, before it has any effect. Processes start only below the granted roots and with the granted variables, and in a
+//! sandbox if the file requires it. One principal sees nothing of another.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn kind(answer: Result<Value, crate::common::RpcError>) -> String {
     answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
 }
 
-/// Calls a method with params that are no use; one that ends the connection comes on its own.
+/// Calls a method with empty params on a new connection, because some methods end it.
 fn call(server: &TestServer, token: &str, method: &Method) -> String {
     kind(tokens::client(server, token).call(method.name, json!({})))
 }

@@ -1,5 +1,5 @@
-//! S11: a session's id has 122 random bits and stands whole in no log; with it only the principal that made the session resumes it. Who asks
-//! for sessions that are not there waits longer and longer, is on record, and disturbs nobody.
+//! S11: a session id has 122 random bits and never appears whole in a log. Only the principal that created the session can resume it. A
+//! client that guesses ids waits longer and longer, is recorded in the audit log, and delays no other client.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ fn resume(id: &str) -> Value {
     json!({"clientName": "test", "resumeSessionId": id})
 }
 
-/// Ids that look right and are nobody's.
+/// Well-formed ids of sessions that do not exist.
 fn guess(n: usize) -> String {
     format!("{n:08x}-0000-4000-8000-{:012x}", n * 7919)
 }
@@ -37,7 +37,7 @@ fn another_principal_with_the_right_id_is_refused() {
             params["takeover"] = json!(takeover);
             let error = other.call("initialize", params).expect_err("not its session");
             assert_eq!(error.kind(), "unknownSession");
-            // Not even whether there is such a session.
+            // The error does not reveal whether the session exists.
             assert_eq!(error.message.replace(&session, "ID"), unknown(&mut other).replace(&guess(1), "ID"));
         }
     }
@@ -49,7 +49,7 @@ fn another_principal_with_the_right_id_is_refused() {
         let refused = |line: &Value| line["event"] == "session.refuse" && line["session"] == session[..8];
         tokens::lines(&audit).iter().filter(|line| refused(line)).count() == 4
     });
-    // Its beginning is in the logs, the whole of it is not.
+    // The logs contain the beginning of the id, but not the whole id.
     let said = server.stderr() + &fs::read_to_string(&audit).expect("read the audit log");
     assert!(said.contains(&session[..8]) && !said.contains(&session), "the id of a session is in a log");
 }
@@ -69,7 +69,7 @@ fn ids_have_122_random_bits() {
         let bits = u128::from_str_radix(&id.replace('-', ""), 16).expect("hexadecimal");
         seen = [seen[0] | bits, seen[1] | !bits];
     }
-    // Each bit but the six that say what kind of id it is was seen both ways: by chance one stays still in 2^200.
+    // Every bit except the six fixed ones was seen as 0 and as 1. By chance a random bit would stay constant once in 2^200.
     assert_eq!((seen[0] & seen[1]).count_ones(), 122);
 }
 
@@ -81,9 +81,9 @@ fn a_connection_waits_longer_with_each_wrong_try() {
     for n in 0..8 {
         assert_eq!(client.call("initialize", resume(&guess(n))).expect_err("a guess").kind(), "unknownSession");
     }
-    // Three for nothing, then 0.1, 0.2, 0.4, 0.8 and 1.6 s.
+    // Three attempts without delay, then 0.1, 0.2, 0.4, 0.8 and 1.6 s.
     assert!(begun.elapsed() >= Duration::from_secs(3), "{:?}", begun.elapsed());
-    // And it still gets what is right.
+    // A correct request still succeeds.
     client.initialize();
 }
 
@@ -108,7 +108,7 @@ fn ten_thousand_guesses_are_slowed_and_logged_and_disturb_nobody() {
                     for n in 0..GUESSES {
                         client.send_request("initialize", resume(&guess(at * GUESSES + n)));
                     }
-                    // Answers come without a `method`, so that waiting for a notification counts none of them.
+                    // Answers have no `method`, so waiting for a notification collects them without returning one.
                     assert!(client.next_notification_within(WINDOW.saturating_sub(begun.elapsed())).is_none());
                     client.answers_so_far()
                 })
@@ -120,14 +120,14 @@ fn ten_thousand_guesses_are_slowed_and_logged_and_disturb_nobody() {
             mine.ok("environment/status", json!({}));
             slowest = slowest.max(asked.elapsed());
         }
-        // Whoever has the right id waits for nobody, also under the guesser's own name.
+        // A client with the right id is not delayed, even under the guesser's own principal.
         let asked = Instant::now();
         let mut again = server.connect();
         again.initialize_with(json!({"clientName": "test", "resumeSessionId": session, "takeover": true}));
         slowest = slowest.max(asked.elapsed());
         (guessing.into_iter().map(|guesser| guesser.join().expect("a guesser")).sum::<usize>(), slowest)
     });
-    // 64 at once and 8 a second.
+    // A burst of 64 and then 8 per second.
     assert!((CONNECTIONS..=64 + 8 * 8).contains(&answered), "{answered} of {} were answered", CONNECTIONS * GUESSES);
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     let refused = |line: &Value| line["event"] == "session.refuse" && line["principal"] == "guesser";

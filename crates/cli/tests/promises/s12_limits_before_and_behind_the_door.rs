@@ -1,6 +1,6 @@
-//! S12: before the door a request has 8 KiB and 10 s, 64 may wait, and whoever crowds or fails too often loses its own places and
-//! is answered late. Behind it messages are bounded in size, depth, values and keys, requests in number, and the bytes of all
-//! that comes in by one budget of the server.
+//! S12: before authentication a request is limited to 8 KiB and 10 s, and at most 64 connections may wait. A source that opens too many
+//! connections or fails too often loses only its own places and is answered late. After authentication messages are limited in size, depth,
+//! values and keys, requests in number, and all incoming bytes by one budget of the server.
 
 use std::{
     io::{Read as _, Write as _},
@@ -22,7 +22,7 @@ use crate::{
 
 const MIB: u64 = 1 << 20;
 
-/// What a newcomer may wait on a busy machine; with every place taken by a silent peer it was 10 s.
+/// How long a new client may wait on a busy machine. If silent peers could block every place, it would be 10 s.
 const SOON: Duration = Duration::from_secs(5);
 
 #[test]
@@ -34,9 +34,9 @@ fn five_hundred_slow_peers_neither_disturb_who_is_in_nor_keep_out_who_comes() {
     let slow: Vec<TcpStream> = (0..500)
         .map(|n| {
             let mut socket = TcpStream::connect(server.address()).expect("connect");
-            // Some say nothing, some begin.
+            // Some send nothing, some send a partial request.
             let part = ["", "G", "GET / HTTP/1.1\r\nHost: ", "GET / HTTP/1.1\r\nX-A: b\r\n"][n % 4];
-            socket.write_all(part.as_bytes()).ok(); // It may have been pushed out already.
+            socket.write_all(part.as_bytes()).ok(); // The server may have closed it already.
             socket
         })
         .collect();
@@ -99,13 +99,12 @@ fn a_request_head_that_does_not_end_is_waited_for_ten_seconds() {
     assert!(begun.elapsed() >= Duration::from_secs(9), "{:?}", begun.elapsed());
 }
 
-/// Messages that are answered with an error; the connection lives on.
-/// How the rules name themselves: a message that breaks one of them could be refused for another reason too.
+/// The texts of the refusals. They show that a message was refused because of this rule and not for another reason.
 const DEEP: &str = "nests deeper than 128 levels";
 const MANY: &str = "more than 262144 values";
 const TWICE: &str = "duplicate key";
 
-/// What is sent, what the refusal says, and the text.
+/// For each message: a description, the expected text of the refusal, and the message. The connection stays usable.
 fn bombs() -> Vec<(&'static str, &'static str, String)> {
     let call = |params: String| format!(r#"{{"id":1,"method":"environment/status","params":{params}}}"#);
     let deep = |open: &str, close: &str, depth: usize| call(open.repeat(depth) + "1" + &close.repeat(depth));
@@ -169,7 +168,7 @@ fn no_frame_does_either() {
         raw.header(first, len);
         assert_eq!(raw.next(), Said::Close(code), "{what}");
     }
-    // Announced and never sent: the header alone takes no memory.
+    // A frame that is announced but never sent: the header alone must not allocate memory.
     let silent: Vec<Raw> = (0..50)
         .map(|_| {
             let mut raw = Raw::open(&server, "");
@@ -179,7 +178,7 @@ fn no_frame_does_either() {
         .collect();
     assert!(resident(&server) < before + 64 * MIB);
     drop(silent);
-    // In fragments it is the message that counts.
+    // For fragments, the size of the whole message counts.
     let mut raw = Raw::open(&server, "");
     let part = vec![b' '; MIB as usize];
     raw.frame(0x01, &part);
@@ -193,7 +192,7 @@ fn no_frame_does_either() {
 fn floods_of_pings_and_of_empty_fragments_cost_no_memory() {
     let server = TestServer::start();
     let before = resident(&server);
-    // Pings whose pongs are never read, then a request: it is answered once we read.
+    // Send pings and never read the pongs, then send a request: it is answered once we read.
     let mut raw = Raw::open(&server, "");
     let mut writer = raw.socket.try_clone().expect("a second handle");
     let flood = thread::spawn(move || {
@@ -204,7 +203,7 @@ fn floods_of_pings_and_of_empty_fragments_cost_no_memory() {
     let request = br#"{"id":7,"method":"environment/status"}"#;
     assert!(raw.frame(0x81, request));
     assert!(matches!(raw.next(), Said::Text(answer) if answer.contains("\"id\":7")));
-    // A message that begins and goes on with nothing.
+    // A message that starts and continues with empty fragments.
     let mut raw = Raw::open(&server, "");
     raw.frame(0x01, b"");
     let empty = header(0x00, 0).repeat(10_000);
@@ -225,7 +224,7 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
     let begun: Vec<_> = (0..8)
         .map(|_| {
             let mut raw = Raw::open(&server, "");
-            // Nearly all of a large message, which is never finished.
+            // Most of a large message that is never finished.
             thread::spawn(move || {
                 raw.header(0x81, 90 * MIB);
                 let part = vec![b' '; MIB as usize];
@@ -237,7 +236,7 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
     let mut most = 0;
     while begun.iter().any(|thread| !thread.is_finished()) {
         most = most.max(resident(&server));
-        // Whoever asks for little is served.
+        // Small requests are still served.
         inside.ok("environment/status", json!({}));
     }
     assert!(most < before + budget + 128 * MIB, "from {before} to {most}");
@@ -247,13 +246,14 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
     assert!(server.stderr().contains("incoming messages"), "{}", server.stderr());
     drop(ended);
     wait_for("the memory back", || resident(&server) < before + 64 * MIB);
-    // A message as large as allowed passes when there is room.
+    // A message of the maximum size is accepted when there is room.
     let mut raw = Raw::open(&server, "");
     raw.frame(0x81, &[&b" ".repeat(90 << 20)[..], br#"{"id":7,"method":"environment/status"}"#].concat());
     assert!(matches!(raw.next(), Said::Text(answer) if answer.contains("\"id\":7")));
 }
 
-// Only writes and starts were counted: whoever asked with names as long as messages could have the server keep thousands of them.
+// In an earlier version only writes and starts were counted, so requests with names as long as messages could make the server keep
+// thousands of them.
 #[test]
 fn requests_that_wait_are_counted_whatever_they_ask_for() {
     let server = TestServer::start();
@@ -283,7 +283,7 @@ fn requests_that_wait_are_counted_whatever_they_ask_for() {
     let (reads, ended): (Vec<_>, Vec<_>) =
         (0..64).map(|_| answer(&mut client)).partition(|result| result["exited"] == true);
     assert_eq!((reads.len(), &ended[0]["running"]), (63, &json!(true)));
-    // With their answers they are counted no more.
+    // Once answered, requests no longer count.
     client.send_text(&format!(r#"{{"id":"{name}","method":"process/read","params":{{"processId":"p"}}}}"#));
     assert_eq!(answer(&mut client)["exited"], true);
 }
@@ -297,7 +297,7 @@ fn whoever_has_all_slots_taken_may_still_steer_and_is_refused_more() {
     let holder = *holders.first().expect("a holder");
     let (mut other, there) = modern(&server);
     other.ok("process/start", sh("theirs", "trap '' USR1; exec sleep 1000"));
-    // A start is under way until its holder answers, and this one does not.
+    // A start is in flight until its holder answers, and this holder is stopped.
     stop(holder);
     let mut begin = |n: usize| client.send_request("process/start", sh(&format!("s{n}"), "true"));
     let taken: Vec<i64> = (0..64 + 1024).map(&mut begin).collect();
@@ -312,7 +312,7 @@ fn whoever_has_all_slots_taken_may_still_steer_and_is_refused_more() {
     assert_eq!(ended["running"], true);
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     assert!(client.answers_so_far() <= 1, "none of those that wait has overtaken: {}", client.answers_so_far());
-    // None of those that were taken is refused later.
+    // No accepted start is refused later.
     kill(holder);
     for id in taken {
         let outcome = client.answer(id).expect_err("its holder is dead");

@@ -1,12 +1,12 @@
-//! S13: nothing is compressed. An offer of `permessage-deflate` is not taken, and a frame that claims to be compressed all the
-//! same ends its connection before anything is inflated.
+//! S13: nothing is compressed. An offer of `permessage-deflate` is not accepted, and a frame that is marked as compressed closes its
+//! connection before anything is inflated.
 
 use crate::{
     common::TestServer,
     promises::raw::{Raw, Said, resident},
 };
 
-/// The begin of a deflate block in which each zero byte stands for 1032 bytes of output.
+/// The beginning of a deflate block in which each zero byte stands for 1032 bytes of output.
 const BOMB: &[u8] = b"\xec\xc1\x01\x01\x00\x00\x00\x80\x90\xfe\xaf\xee\x08\x0a";
 
 #[test]
@@ -21,12 +21,12 @@ fn an_offer_is_not_taken_and_a_bomb_is_not_inflated() {
     ] {
         let mut raw = Raw::open(&server, offer);
         assert!(!raw.head.to_lowercase().contains("extensions"), "{}", raw.head);
-        // 1 MiB that would be more than 1 GiB.
+        // 1 MiB that would inflate to more than 1 GiB.
         let bomb = [BOMB, &vec![0; 1 << 20]].concat();
         raw.frame(0xc1, &bomb);
         assert!(matches!(raw.next(), Said::Close(1002) | Said::Gone), "{offer}");
         let mut raw = Raw::open(&server, offer);
-        // Short enough that nothing of it is unread when the server hangs up.
+        // Short enough that no part of it is unread when the server closes the connection.
         raw.frame(0xc1, &BOMB[..8]);
         assert_eq!(raw.next(), Said::Close(1002), "{offer}");
     }

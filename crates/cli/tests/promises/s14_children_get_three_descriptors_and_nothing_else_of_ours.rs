@@ -1,6 +1,5 @@
-//! S14: a child has exactly the descriptors 0, 1 and 2, whatever the server, its spawner and its holder have open and however
-//! many children are made at once. The descriptor limit, signals and file mode mask are those that the server was started with,
-//! or none at all.
+//! S14: a child has exactly the fds 0, 1 and 2, whatever the server, its spawner and its holder have open and however many children are
+//! started at once. The fd limit, signal dispositions and umask are those with which the server was started, or the defaults.
 
 use serde_json::json;
 
@@ -9,13 +8,13 @@ use crate::{
     promises::host::{modern, said, sh},
 };
 
-/// A server that was started with things a child must not see.
+/// A server that was started with open fds, limits and signal dispositions that a child must not inherit.
 fn untidy() -> TestServer {
     let script = "exec 7</etc/passwd 8</dev/null 9>/dev/null; ulimit -Sn 777; umask 027; trap '' USR1 QUIT TSTP";
     TestServer::builder().after(script).start()
 }
 
-/// Lists what is open after the list itself is closed again.
+/// Lists the open fds after the listing's own fd is closed.
 const LIST: &str = "for f in /proc/self/fd/*; do [ -e \"$f\" ] && echo \"${f##*/}\"; done";
 
 #[test]

@@ -1,6 +1,6 @@
-//! S15: a child's environment starts empty; then what the policy takes over from the server, without our own settings, the
-//! plumbing of the service manager and names of tokens, in any case; then what the request sets, which loses token names
-//! only. `LD_…` of a request reaches the program alone, never holder, spawner or server.
+//! S15: a child's environment starts empty. The policy adds variables of the server, without our own settings, the variables of the service
+//! manager and token names, in any case. The request adds its variables, except token names. `LD_…` of a request affects only the program,
+//! never holder, spawner or server.
 
 use std::{collections::BTreeSet, fs};
 
@@ -11,7 +11,7 @@ use crate::{
     promises::host::{compile, modern, named, pid_of, sh, wait_output},
 };
 
-/// Names that must not come from the server, in several spellings.
+/// Names that must not be inherited from the server, in several spellings.
 const PLUMBING: [&str; 12] = [
     "EXEC_SERVER_LOG",
     "exec_server_anything",
@@ -27,7 +27,7 @@ const PLUMBING: [&str; 12] = [
     "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
 ];
 
-/// Names that must not reach a child from anywhere.
+/// Names that must not reach a child from any source.
 const TOKENS: [&str; 8] = [
     "EXEC_SERVER_TOKEN",
     "Exec_Server_Token",
@@ -56,7 +56,7 @@ fn environment_of(client: &mut Client, id: &str, env: Value, policy: Option<Valu
 fn the_environment_is_what_was_asked_for_less_what_nobody_may_have() {
     let mut builder = TestServer::builder().env("INHERITED", "yes");
     for name in PLUMBING.iter().chain(&TOKENS) {
-        // A token that opens the door is none; the server reads only the exact name.
+        // The server reads only the exact name, and its value must be a valid token.
         let value =
             if *name == "EXEC_SERVER_TOKEN" { "0123456789abcdef0123456789abcdef0123456789abcdef" } else { "leak" };
         builder = builder.env(name, value);
@@ -88,7 +88,7 @@ fn the_environment_is_what_was_asked_for_less_what_nobody_may_have() {
     }
 }
 
-/// Leaves a line with the program that loaded it.
+/// A library that appends a line with the name of the program that loaded it.
 const CANARY: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
-//! S16 in a sandbox: while directories and files are exchanged with links that lead out, no request reads or changes what is outside, whoever
-//! runs the server. The same requests without the sandbox do, so that the race is one. `cargo xtask faults --only F27` is the long one.
+//! S16 in a sandbox: while directories and files are exchanged with symlinks that lead out, no request reads or changes anything outside,
+//! whichever user runs the server. The same requests without the sandbox do, which proves that the race is real. `cargo xtask faults --only
+//! F27` runs it longer.
 
 use std::{
     fs,
@@ -23,7 +24,7 @@ use crate::{
 /// Rounds of requests in each sandbox.
 const ROUNDS: usize = 150;
 
-/// Asks once for everything; tells whether something of outside was read.
+/// Sends each request once; returns whether data from outside was read.
 fn ask(client: &mut Client, ground: &Ground, sandbox: Option<&Value>) -> bool {
     let at = |name: &str| ground.text(&format!("work/{name}"));
     let evil = STANDARD.encode("evil");

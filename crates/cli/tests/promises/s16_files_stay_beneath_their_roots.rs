@@ -1,5 +1,5 @@
-//! S16: file methods resolve paths beneath the roots of their principal in one step of the kernel: a racer that swaps a directory for a
-//! link finds no gap, and what is no regular file is not opened.
+//! S16: file methods resolve a path below the roots of their principal with one system call: a race that swaps a directory for a symlink
+//! finds no gap. Only regular files are opened.
 
 use std::{
     fs,
@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use super::tokens;
 use crate::common::{Client, TestServer, decode_base64, encode_base64};
 
-/// Operations in a race; by hand it may be longer: `EXEC_SERVER_RACE=200000`.
+/// Operations in the race. Set `EXEC_SERVER_RACE=200000` for a longer run.
 const RACE: u64 = 3000;
 
-/// A race that takes longer than this has stood still.
+/// If the race takes longer than this, it hangs.
 const RACE_WITHIN: Duration = Duration::from_secs(1200);
 
-/// A root with something in it, something beside it, and a client that may touch the root alone.
+/// A root with contents, a directory beside it, and a client that may access only the root.
 struct Fence {
     client: Client,
     root: PathBuf,
@@ -52,7 +52,7 @@ fn forbidden(client: &mut Client, method: &str, params: Value) {
     assert_eq!((error.code, error.kind()), (-32600, "forbidden"), "{method} {params}: {}", error.message);
 }
 
-/// Every method that takes one path, with what else it needs.
+/// Every method that takes one path, with its other params.
 fn methods() -> Vec<(&'static str, Value)> {
     vec![
         ("fs/readFile", json!({})),
@@ -82,7 +82,7 @@ fn what_lies_outside_a_root_is_not_touched_by_any_method() {
         root.join("out/secret"),
         root.join("out-absolute/secret"),
         PathBuf::from("/etc/hostname"),
-        // Not even whether it is there.
+        // The error does not reveal whether the path exists.
         PathBuf::from("/no/such/file"),
         root.join("out/none"),
     ] {
@@ -108,7 +108,7 @@ fn what_lies_beneath_a_root_is_as_everywhere() {
     let Fence { mut client, root, server: _server, .. } = fence();
     let read = client.ok("fs/readFile", json!({"path": root.join("inner/../file")}));
     assert_eq!(decode_base64(read["dataBase64"].as_str().expect("bytes")), b"inside");
-    // An absolute link that leads back is followed.
+    // An absolute symlink that leads back into the root is followed.
     let path = root.join("in-absolute/new");
     assert_eq!(client.ok("fs/writeFile", on(&path, &json!({"dataBase64": "bmV3"})))["atomic"], true);
     assert_eq!(fs::read(root.join("inner/new")).expect("written"), b"new");
@@ -120,7 +120,7 @@ fn what_lies_beneath_a_root_is_as_everywhere() {
         json!({"sourcePath": root.join("inner"), "destinationPath": root.join("a/b/c/d"), "recursive": true}),
     );
     assert_eq!(fs::read(root.join("a/b/c/d/new")).expect("copied"), b"new");
-    // Links that lead out are links like any other as long as nobody follows them.
+    // Symlinks that lead out are ordinary entries as long as they are not followed.
     let listed = client.ok("fs/readDirectory", json!({"path": root}));
     let names: Vec<&str> =
         listed["entries"].as_array().expect("entries").iter().filter_map(|entry| entry["fileName"].as_str()).collect();
@@ -130,7 +130,7 @@ fn what_lies_beneath_a_root_is_as_everywhere() {
     assert!(!walked.to_string().contains("secret"), "{walked}");
     client.ok("fs/remove", json!({"path": root.join("out")}));
     assert!(!root.join("out").is_symlink());
-    // The root itself stays.
+    // The root itself cannot be removed.
     forbidden(&mut client, "fs/remove", json!({"path": root}));
     assert!(root.join("file").exists());
 }
@@ -150,7 +150,7 @@ fn a_racer_that_swaps_a_directory_for_a_link_finds_no_gap() {
         scope.spawn(|| {
             let (swap, kept) = (root.join("swap"), root.join("kept"));
             while !done.load(Ordering::Relaxed) {
-                // What a method did in between may be in the way; then the next round finds another state.
+                // A concurrent method may be in the way; then the next round finds another state.
                 if fs::rename(&swap, &kept).is_ok() {
                     symlink(&outside, &swap).ok();
                     fs::remove_file(&swap).ok();
@@ -184,7 +184,7 @@ fn race_length() -> u64 {
     std::env::var("EXEC_SERVER_RACE").ok().and_then(|text| text.parse().ok()).unwrap_or(RACE)
 }
 
-/// Touches what is being swapped, in every way, and looks at what comes back.
+/// Accesses the swapped path with every method, and checks the answers.
 fn race(
     mut client: Client,
     (root, worker): (&Path, u32),

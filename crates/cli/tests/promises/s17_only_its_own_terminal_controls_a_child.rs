@@ -1,5 +1,5 @@
-//! S17: every child leads a session of its own, with a terminal or without, and only its own terminal controls it. It cannot reach the
-//! terminal that the server was started in, nor type into it; in a sandbox not even into its own.
+//! S17: every child leads its own session, with or without a terminal, and only its own terminal controls it. A child cannot reach the
+//! terminal in which the server was started, nor inject input into it; in a sandbox not even into its own.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// Tries to get at a terminal: prints a line for each try. The second number of the ioctl differs in bits that the kernel ignores.
+/// Tries to get at a terminal and prints a line for each attempt. The second ioctl number differs in bits that the kernel ignores.
 const INTRUDER: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A server on a terminal, as a user without rights: what root may do is no question of sessions.
+/// Starts a server on a terminal, as an unprivileged user, because root may do everything regardless of sessions.
 fn start_on_terminal(outer: &mut Client, mark: &str, state: &str) -> String {
     let argv = [binary(), "serve", "--state-dir", state, "--kill-on-exit", "--allow-host", mark];
     let mut params = crate::common::start_params("server", &argv);
@@ -53,19 +53,19 @@ fn start_on_terminal(outer: &mut Client, mark: &str, state: &str) -> String {
     said.lines().find(|line| line.starts_with("ws://")).unwrap_or_else(|| panic!("a URL in {said:?}")).trim().to_owned()
 }
 
-/// What an intruder printed.
+/// Runs the intruder and returns its output.
 fn told(client: &mut Client, params: Value) -> String {
     let id = params["processId"].as_str().expect("a process id").to_owned();
     client.ok("process/start", params);
     String::from_utf8_lossy(&client.collect(&id).stdout).replace('\r', "")
 }
 
-/// What it printed of one try.
+/// The result of one attempt.
 fn line<'a>(said: &'a str, name: &str) -> &'a str {
     said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name} in {said}"))
 }
 
-/// A command in a sandbox may share its terminal with one that is not: what it types, the other would run.
+/// A sandboxed command may share its terminal with one that is not sandboxed, which would run any injected input.
 #[test]
 fn in_a_sandbox_a_child_types_into_no_terminal_not_even_its_own() {
     let server = TestServer::start();
@@ -75,7 +75,7 @@ fn in_a_sandbox_a_child_types_into_no_terminal_not_even_its_own() {
     let mut params = crate::common::start_params("free", &[&intruder, "/dev/tty"]);
     params["tty"] = json!(true);
     let said = told(&mut client, params.clone());
-    // Without a sandbox no filter is there: the terminal itself answers.
+    // Without a sandbox there is no seccomp filter, so the error comes from the terminal itself.
     assert_eq!(line(&said, "other="), "open");
     assert!(["ENOTTY", "EINVAL"].contains(&line(&said, "console=")), "{said}");
     params["processId"] = json!("boxed");
@@ -116,7 +116,7 @@ fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
         }
         assert_eq!(line("done"), "");
     }
-    // With a terminal, its own one is what `/dev/tty` means.
+    // With a terminal, `/dev/tty` is the child's own one.
     let mut params = sh("own", "tty; echo here > /dev/tty");
     params["tty"] = json!(true);
     client.ok("process/start", params);

@@ -1,5 +1,6 @@
-//! S18: what a policy keeps stays kept from the next request with the same policy, whatever a confined one did before: names on the way
-//! to it cannot be moved, links that could be changed decide nothing, and what must not come into being does not.
+//! S18: what a policy protects stays protected in the next request with the same policy, whatever a sandboxed process did before. Path
+//! components that lead to it cannot be renamed, symlinks that could be changed decide nothing, and a denied path that does not exist
+//! cannot be created.
 
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
@@ -13,7 +14,7 @@ use crate::{
     },
 };
 
-/// Runs two scripts after each other in the same sandbox; what each printed.
+/// Runs two scripts one after the other in the same sandbox; returns the output of each.
 fn in_turn(client: &mut Client, policy: &Value, scripts: [String; 2]) -> [String; 2] {
     let mut turn = 0;
     scripts.map(|script| {
@@ -22,7 +23,7 @@ fn in_turn(client: &mut Client, policy: &Value, scripts: [String; 2]) -> [String
     })
 }
 
-/// A word that no other start has.
+/// A unique number for the id of a start.
 fn client_word() -> u32 {
     use std::sync::atomic::{AtomicU32, Ordering};
     static COUNTER: AtomicU32 = AtomicU32::new(0);
@@ -58,7 +59,7 @@ fn names_on_the_way_to_what_is_kept_cannot_be_moved() {
             [format!("mv {work}/a {work}/z; mv {work}/a/b {work}/y"), format!("cat {work}/*/secret {work}/*/b/secret")];
         let [_, found] = in_turn(&mut client, &policy, scripts);
         assert!(!found.contains("hidden word"), "{user}: {found}");
-        // The rest of it can be used as before.
+        // The rest of the directory can be used as before.
         let used = said_in(
             &mut client,
             "use",
@@ -66,7 +67,7 @@ fn names_on_the_way_to_what_is_kept_cannot_be_moved() {
             Some(&policy),
         );
         assert_eq!(used, "x", "{user}");
-        // A repository in a root inside of another.
+        // A repository in a root that is inside another root.
         let nested =
             sandbox(vec![special("root", "read"), path(ground.at(""), "write"), path(&work, "write")], "enabled");
         let scripts = [
@@ -178,7 +179,7 @@ fn what_was_removed_from_outside_and_made_again_is_kept_again() {
     let policy =
         sandbox(vec![special("root", "read"), path(ground.at("work"), "write"), path(&secret, "deny")], "enabled");
     for round in 0..8 {
-        // The number of the old file is free for the new one.
+        // The inode number of the old file may be reused for the new one.
         fs::remove_file(&secret).ok();
         fs::write(&secret, "hidden word").expect("write a file");
         let said = said_in(&mut client, &format!("p{round}"), &format!("cat {} 2>&1", secret.display()), Some(&policy));

@@ -1,6 +1,6 @@
-//! S18: a process in a sandbox can do what its policy grants and nothing else, whoever runs the server; the same process without the
-//! sandbox can do it all, so that each refusal is the sandbox's. What was applied stands in the answer. A policy that cannot be
-//! enforced starts nothing, also where the kernel's Landlock is out of reach.
+//! S18: a process in a sandbox can do what its policy grants and nothing else, whichever user runs the server. The same process without the
+//! sandbox can do all of it, so each refusal comes from the sandbox. The answer reports what was applied. If a policy cannot be enforced,
+//! nothing starts, also if Landlock is not available.
 
 use std::{fs, net::TcpListener};
 
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// Tries each line; prints its number and whether it worked.
+/// A script that runs each line and prints its number and whether it worked.
 fn tries(lines: &[String]) -> String {
     let tried = lines
         .iter()
@@ -23,7 +23,7 @@ fn tries(lines: &[String]) -> String {
     tried.collect()
 }
 
-/// What `tries` prints when lines work as said.
+/// The output of `tries` for these results.
 fn answers(works: &[bool]) -> String {
     let lines = works.iter().enumerate().map(|(at, works)| format!("{at} {}", if *works { "yes" } else { "no" }));
     lines.collect::<Vec<_>>().join("\n")
@@ -62,7 +62,7 @@ fn a_process_writes_only_where_it_may_and_reaches_neither_network_nor_token() {
         let policy = workspace(&ground.at("work"));
         assert_eq!(said_in(&mut client, "in", &script, Some(&policy)), answers(&expected), "{user}");
         assert_eq!(fs::read_to_string(ground.at("outside/file")).expect("it is there"), "outer");
-        // Once more, by what was kept ready, and on a terminal.
+        // Once more with the cached view, and on a terminal.
         fs::remove_dir_all(ground.at("work/sub/deep")).expect("tidy up");
         let mut params = sh("tty", &script);
         params["tty"] = json!(true);
@@ -299,13 +299,13 @@ fn a_single_file_that_is_granted_is_written_in_place() {
         let listed = fs::read_dir(ground.at("outside")).expect("list it").count();
         assert_eq!(listed, 1, "nothing is left beside it");
     }
-    // Where the directory is granted, too, it happens in one step.
+    // If the directory is granted too, the write is atomic.
     let both = sandbox(vec![path(ground.at("outside"), "write"), path(&file, "write")], "restricted");
     let written = client.ok("fs/writeFile", json!({"path": file, "dataBase64": "eA==", "sandbox": both}));
     assert_eq!(written["atomic"], true, "{written}");
 }
 
-// A program that runs cannot be written, and was replaced instead: with its name went the mount that kept it as it was.
+// A running program cannot be written, so it was replaced by rename. That removed the name and with it the mount that protects it.
 #[test]
 fn a_program_that_is_only_to_be_read_is_not_replaced_while_it_runs() {
     for user in USERS {
@@ -322,7 +322,7 @@ fn a_program_that_is_only_to_be_read_is_not_replaced_while_it_runs() {
         let copy = json!({"sourcePath": ground.text("work/inner"), "destinationPath": tool, "recursive": false, "sandbox": policy});
         client.call("fs/copy", copy).expect_err("it is to be read only");
         assert_eq!(fs::read(&tool).expect("read it"), fs::read("/bin/sleep").expect("read it"), "by {user}");
-        // Beside it everything may be written, and without the sandbox it may be replaced.
+        // Everything beside it can be written, and without the sandbox it can be replaced.
         client.ok("fs/writeFile", write(&ground.text("work/inner")));
         client.ok("fs/writeFile", json!({"path": tool, "dataBase64": "eA=="}));
     }
@@ -360,14 +360,14 @@ fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
             assert_eq!(said_in(&mut client, id, &script, Some(&policy)), kept, "{user}: {id}");
             tidy("x");
         }
-        // What stands for it is no repository, and goes.
+        // The placeholder is not a repository, and it is removed.
         wait_for("its place is free again", || !git.exists());
         for (id, policy) in [("write", named("write", false)), ("skip", named("read", true))] {
             let made = said_in(&mut client, id, &tries(&lines[..1]), Some(&policy));
             assert_eq!(made, answers(&[true]), "{user}: {id}");
             fs::remove_dir(&git).expect("it was made");
         }
-        // Somebody outside makes one meanwhile: it stays, and is read-only.
+        // Another process outside creates a repository in the meantime: it stays, and it is read-only in the sandbox.
         let mut params = sh("long", "read line; echo x > $GIT/config; echo $?");
         params["env"]["GIT"] = json!(git);
         params["pipeStdin"] = json!(true);
@@ -378,7 +378,7 @@ fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
         client.ok("process/write", json!({"processId": "long", "chunk": line, "writeId": "w"}));
         assert_ne!(String::from_utf8_lossy(&client.collect("long").stdout).trim_end(), "0", "{user}");
         assert_eq!(fs::read_to_string(git.join("config")).expect("it is there"), "made");
-        // A server that ends does not wait for that.
+        // A server that exits removes it without waiting.
         assert_eq!(said_in(&mut client, "last", "exit 0", Some(&workspace(&ground.at("work/sub")))), "");
         assert!(ground.at("work/sub/.git").is_dir(), "{user}: it stands there yet");
         drop((client, server));
@@ -399,7 +399,7 @@ fn what_stands_for_a_repository_goes_also_when_the_server_was_killed() {
     assert!(done.1.is_dir() && running.1.is_dir());
     server.kill();
     server.restart();
-    // At the adoption, not at the next confined start; and not while a process needs it.
+    // The placeholder is removed during the adoption, not at the next sandboxed start, and not while a process needs it.
     assert!(!done.1.exists(), "what nobody needs is taken away before the server serves");
     assert!(running.1.is_dir(), "its process runs");
     let mut client = server.connect();
@@ -435,7 +435,7 @@ fn what_cannot_be_enforced_starts_nothing() {
     assert_eq!(refused(&mut client, workspace(&ground.at("outside"))), enforceable);
     let foreign = sandbox(vec![path("file:///C:/x", "read")], "restricted");
     assert_eq!(refused(&mut client, foreign), (-32602, "invalidUri".to_owned()));
-    // More than anybody needs, and more work than a request is worth; for files as for processes.
+    // Policies with too many entries or patterns are refused, for files as for processes.
     let many = sandbox((0..2001).map(|n| path(format!("/{n}"), "read")).collect(), "restricted");
     let patterns = sandbox((0..65).map(|n| pattern(&format!("/{n}/*"), "deny")).collect(), "restricted");
     for (policy, told) in [(many, "at most 2000 entries"), (patterns, "at most 64 patterns")] {
@@ -447,7 +447,7 @@ fn what_cannot_be_enforced_starts_nothing() {
     }
 }
 
-/// Runs a program with Landlock out of its reach, as on a kernel without it.
+/// Runs a program with Landlock blocked by seccomp, as on a kernel without it.
 const WITHOUT: &str = r#"
 #include <errno.h>
 #include <linux/filter.h>

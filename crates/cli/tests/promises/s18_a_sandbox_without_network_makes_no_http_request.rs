@@ -1,5 +1,5 @@
-//! S18: what may not use the network itself has no server that does it in its name. A sandbox whose network is restricted, whoever
-//! enforces it, makes no `http/request`; the error says so, and nothing is sent.
+//! S18: a process without network access cannot use the server to get it. In a sandbox with a restricted network `http/request` is refused,
+//! whoever enforces the sandbox; the error says so, and nothing is sent.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn a_restricted_network_has_no_http_request() {
     for restricted in [
         json!({"type": "managed", "file_system": files, "network": "restricted"}),
         json!({"type": "external", "network": "restricted"}),
-        // The older shape: what it does not mention is not granted.
+        // The older format: what it does not mention is not granted.
         json!({"file_system": {"read": ["/"]}}),
         json!({"network": {"enabled": false}}),
         json!({"network": {}}),
@@ -28,7 +28,7 @@ fn a_restricted_network_has_no_http_request() {
         assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{restricted}");
         assert!(error.message.contains("no network"), "{}", error.message);
     }
-    // A policy that cannot be read grants nothing.
+    // A policy that cannot be parsed grants nothing.
     assert_eq!(ask(json!({"type": "open"})).expect_err("it is refused").kind(), "invalidParams");
     assert_eq!(target.asked(), [], "nothing was sent");
     for enabled in [

@@ -1,6 +1,6 @@
-//! S19 and S17 in a sandbox: a confined child of the server's own user reads neither tokens nor the memory of server, spawner and holder,
-//! touches no audit log, reaches no socket of theirs, signals none of them and changes none of their limits; it cannot type into a terminal,
-//! trace, mount, make namespaces, or gain rights.
+//! S19 and S17 in a sandbox: a sandboxed child of the server's own user cannot read tokens or the memory of server, spawner and holder,
+//! cannot change the audit log, cannot connect to their sockets, cannot signal them and cannot change their limits. It cannot inject
+//! terminal input, trace, mount, create namespaces, or gain privileges.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Each line is one try: its name and the error, or `done`.
+/// Each output line is one attempt: its name and the error, or `done`.
 const TRIES: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -104,7 +104,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// What of it is refused to everybody who is confined, in order.
+/// The attempts that are refused to every sandboxed process, in order.
 const REFUSED: [&str; 18] = [
     "type", "high", "trace", "mount", "key", "ring", "limit", "upper", "cpu", "class", "param", "attr", "nice", "disk",
     "root", "space", "tree", "apart",
@@ -155,7 +155,7 @@ fn a_confined_child_sees_neither_who_may_come_in_nor_the_record_of_it() {
         chown(&tokens, Some(owner), Some(owner)).expect("hand it over; run this as root");
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).expect("close it");
         let (mut client, _) = modern(&server);
-        // In a shell of their own: an error of the redirection would end the script.
+        // Run each redirection in a subshell, because a failing one would end the script.
         let script = format!(
             "cat {tokens} 2>/dev/null && echo read; (echo {{}} >>{audit}) 2>/dev/null && echo appended; (: >{audit}) 2>/dev/null && echo emptied; rm -f {audit} {tokens} 2>/dev/null; echo done",
             tokens = tokens.display(),
@@ -187,7 +187,7 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
         client.ok("process/start", sh("other", "exec sleep 1000"));
         let other = pid_of(&mut client, "other").to_string();
         let open = sandbox(vec![special("root", "read"), path(ground.at("work"), "write")], "enabled");
-        // Another program's, which takes messages from anybody.
+        // The socket of another program, which accepts messages from everyone.
         let (inbox, bound) = (ground.text("inbox"), UnixDatagram::bind(ground.at("inbox")).expect("bind a socket"));
         ground.open_to_all(&ground.at("inbox"));
         bound.set_nonblocking(true).expect("it need not wait");
@@ -197,7 +197,7 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
             params["sandbox"] = policy;
             client.ok("process/start", params);
             let said = String::from_utf8_lossy(&client.collect(id).stdout).replace("\r\n", "\n");
-            // What covers the directory is empty for root, and closed for everybody else.
+            // The mount that covers the directory is empty for root, and not accessible for other users.
             let said = said.replace("dial=EACCES", "dial=ENOENT");
             let refused: String = REFUSED.map(|what| format!("{what}=EPERM\n")).concat();
             let sent = match id {
@@ -209,7 +209,7 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
             let taken = || bound.recv(&mut [0; 9]).is_ok();
             assert_eq!((taken(), taken(), taken()), (id == "open", id == "open", false), "{user}");
         }
-        // Over files, users, signals and low ports, for root; and none for anybody else.
+        // Root keeps the capabilities over files, users, signals and low ports; other users have none.
         let rights = "set -- $(grep CapEff /proc/self/status); echo $2";
         let kept = if user == "root" { "00000000000005fb" } else { "0000000000000000" };
         let policy = workspace(&ground.at("work"));

@@ -1,6 +1,6 @@
-//! S19: server, spawner and holders cannot be looked into by processes of their own user. A child of the same user without a
-//! sandbox is inside the trust boundary all the same: it can read the token's file. With `--run-as` it is another user, and
-//! can neither read that file, nor the memory of server or holder, nor reach the holder's socket.
+//! S19: processes of the same user cannot inspect server, spawner and holders. A child of the same user without a sandbox is still inside
+//! the trust boundary: it can read the token file. With `--run-as` the child is another user, and cannot read that file or the memory of
+//! server or holder, nor connect to the holder's socket.
 
 use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _};
 
@@ -11,7 +11,7 @@ use crate::{
     promises::host::{NOBODY, modern, named, pid_of, said, sh, wait_output},
 };
 
-/// Server, spawner and the holders.
+/// The pids of server, spawner and holders.
 fn family(server: &TestServer) -> BTreeSet<u32> {
     let mut all = BTreeSet::from([server.pid()]);
     all.extend(named(server, "exec-spawner"));
@@ -30,7 +30,7 @@ fn server_spawner_and_holder_belong_to_root_in_proc_whoever_runs_them() {
     for pid in family(&server) {
         assert_eq!((owner(pid, "mem"), owner(pid, "environ")), (0, 0), "{pid} can be looked into");
     }
-    // The same look at the child shows that it tells something.
+    // The same check on the child shows that it can detect access.
     let child = pid_of(&mut client, "p");
     assert_eq!((owner(child, "mem"), owner(child, "environ")), (NOBODY, NOBODY));
     for pid in family(&server) {
@@ -66,7 +66,7 @@ fn a_child_of_another_user_reads_neither_token_nor_memory_and_reaches_no_holder(
         );
         assert_eq!(said(&mut client, &format!("look-{pid}"), &script), "done", "{pid}");
     }
-    // Without it the child is the server's own user, and inside the boundary.
+    // Without `--run-as` the child has the server's own user, which is inside the trust boundary.
     let server = TestServer::start();
     let (mut client, _) = modern(&server);
     assert_eq!(said(&mut client, "token", &format!("cat {}", token_file(&server))), server.token());
@@ -77,7 +77,7 @@ fn a_child_of_another_user_lives_as_that_user() {
     let server = TestServer::builder().arg("--run-as").arg("nobody").start();
     server.open_dir();
     let (mut client, _) = modern(&server);
-    // Its streams are its own: it may open them again.
+    // The streams belong to the child's user, so the child may open them again.
     assert_eq!(said(&mut client, "pipes", "echo one > /dev/stdout; echo two > /dev/stdout"), "one\ntwo");
     let mut params =
         sh("tty", "stat -c %u $(tty); echo again > $(tty); stty size; trap 'exit 9' TERM; echo up; sleep 1000 & wait");
@@ -92,7 +92,7 @@ fn a_child_of_another_user_lives_as_that_user() {
     client.ok("process/terminate", json!({"processId": "stubborn"}));
     assert_eq!(client.collect("stubborn").exited["signal"], "SIGKILL");
     environment_is_its_own(&mut client);
-    // What it may not enter or execute is refused by name.
+    // A directory or program that the user may not enter or execute is refused with a specific error.
     let private = server.dir().join("private");
     fs::create_dir(&private).expect("make a directory");
     fs::set_permissions(&private, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("close it");

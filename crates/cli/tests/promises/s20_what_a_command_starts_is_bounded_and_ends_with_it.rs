@@ -1,6 +1,6 @@
-//! S20: each process is in a control group with limits where the host lets us make one, and has limits of its own where not.
-//! Terminate kills the group in one step; without one, group, session and descendants. Nothing outlives its session, nor a
-//! holder that dies.
+//! S20: each process is in a control group with limits if the host allows creating one, and otherwise has its own rlimits. Terminate kills
+//! the control group in one step; without one it kills process group, session and descendants. Nothing outlives its session or the death of
+//! its holder.
 
 use std::{
     collections::BTreeSet,
@@ -20,18 +20,18 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A descendant that has left its session, lost its parents and ignores what can be ignored; `0` is its mark.
+/// Descendants that left their session, lost their parents and ignore all signals that can be ignored; `MARK` is in their arguments.
 const DAEMON: &str = "for i in 1 2 3; do (setsid sh -c 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000' MARK </dev/null >/dev/null 2>&1 &) ; done";
 
 fn daemons(mark: &str) -> String {
     DAEMON.replace("MARK", mark)
 }
 
-/// Forks for ever; a copy that cannot tries again, so that the group stays full. Every copy has the mark among its arguments.
+/// Forks forever. A copy that cannot fork tries again, so the group stays full. Every copy has the mark in its arguments.
 const BOMB: &str =
     "#include <poll.h>\n#include <unistd.h>\nint main(void) { for (;;) if (fork() < 0) poll(0, 0, 10); }\n";
 
-/// The limit must be seen to be in force before a bomb may go off.
+/// The limit on processes in the group of a child. It must be in force before a fork bomb may be started.
 fn limit_in_force(client: &mut crate::common::Client) -> u64 {
     let own = said(client, "limit", "cat /proc/self/cgroup");
     let by_group = own.lines().filter_map(|line| line.split_once("/exec-server-"));
@@ -43,7 +43,7 @@ fn limit_in_force(client: &mut crate::common::Client) -> u64 {
             &["/sys/fs/cgroup/pids"]
         };
         let base = left.rsplit(':').next().unwrap_or_default();
-        // The group is used again for the next process, with the same limit.
+        // The group is reused for the next process, with the same limit.
         found.extend(bases.iter().filter_map(|place| {
             fs::read_to_string(format!("{place}{base}/exec-server-{right}/pids.max")).ok()?.trim().parse::<u64>().ok()
         }));
@@ -79,7 +79,7 @@ fn fork_bombs_are_contained_and_gone_within_a_second_and_the_server_answers_thro
         assert_eq!(ended.exited["limitsHit"], json!(["pids"]), "{}", ended.exited);
         assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
     }
-    // A process after it begins anew.
+    // The next process starts with a clean state.
     assert_eq!(client.run("after", &["true"]).exited.get("limitsHit"), None);
 }
 
@@ -107,7 +107,7 @@ fn daemons_are_gone_within_a_second_of_terminate_with_a_group_and_of_the_end_of_
     client.ok("process/terminate", json!({"processId": "p"}));
     within(SECOND, "daemons after terminate", || carrying(&mark).is_empty());
 
-    // As `nobody` there is no group for us.
+    // As `nobody` we cannot create control groups.
     let server = TestServer::builder().run_by_nobody().start();
     let mark = format!("daemon-{}", server.mark());
     let (mut client, _) = modern(&server);
@@ -188,7 +188,7 @@ fn groups_go_with_their_session_and_are_used_again_within_it() {
 
 #[test]
 fn without_a_group_each_process_has_limits_of_its_own_and_the_server_says_so() {
-    // As `nobody` there is no group for us.
+    // As `nobody` we cannot create control groups.
     let builder = TestServer::builder().run_by_nobody().arg("--max-pids").arg("3000").arg("--max-memory").arg("64MiB");
     let server = builder.start();
     let (mut client, _) = modern(&server);

@@ -9,12 +9,12 @@ use crate::common::{Client, TestServer, decode_base64, encode_base64, start_para
 const FLOODS: u64 = 4;
 const MIB: u64 = 1 << 20;
 
-/// What the log of a process may hold in memory here, and on disk.
+/// What the log of a process may keep in memory and on disk in this test.
 const MEMORY: u64 = 4 * MIB;
 const DISK: u64 = 8 * MIB;
 
-/// What else a process and a connection may cost: a segment on its way to disk, one that was read back, tables, buffers; and its
-/// quarter of the 16 MiB that a holder with so many may keep for its next segments.
+/// What else a process and a connection may cost: a segment on its way to disk, one that was read back, tables, buffers, and its quarter of
+/// the 16 MiB that a holder with this many processes may keep for its next segments.
 const BESIDE: u64 = 9 * MIB;
 
 fn server() -> TestServer {
@@ -28,7 +28,7 @@ fn client(server: &TestServer) -> (Client, String) {
     (client, answer["sessionId"].as_str().expect("an id").to_owned())
 }
 
-/// How often memory counts that server and holder share. Only root may look into a holder and see the share of each.
+/// How often memory shared by server and holder is counted. Only root can read the proportional share of a holder.
 fn shares() -> u64 {
     if rustix::process::geteuid().is_root() { 1 } else { 2 }
 }
@@ -58,7 +58,7 @@ fn list(client: &mut Client, session: &str) -> Vec<Value> {
     processes.filter(|process| process["sessionId"] == session).cloned().collect()
 }
 
-/// Waits until all floods of the session wait for room, for this reason; returns what each has written.
+/// Waits until all floods of the session are blocked for this reason; returns how much each has written.
 fn wait_blocked(observer: &mut Client, session: &str, why: &str) -> Vec<u64> {
     let mut written = Vec::new();
     wait_for(&format!("all blocked by {why}"), || {
@@ -90,7 +90,7 @@ fn memory_is_bounded_and_a_slow_client_blocks_only_its_own_processes() {
     let before = memory(&server);
     let bound = before + FLOODS * shares() * (MEMORY + BESIDE);
 
-    // A client that reads nothing at all: its processes wait, and only they.
+    // A client that reads nothing: its processes block, and no others.
     let (mut slow, session) = client(&server);
     for number in 0..FLOODS {
         slow.ok("process/start", start_params(&format!("flood-{number}"), &["/usr/bin/yes"]));
@@ -103,14 +103,14 @@ fn memory_is_bounded_and_a_slow_client_blocks_only_its_own_processes() {
     let later: Vec<u64> = list(&mut neighbour, &session).iter().filter_map(|p| p["outputBytes"].as_u64()).collect();
     assert_eq!(later, written, "blocked processes went on");
 
-    // Away: to disk, up to the quota, and then they wait again.
+    // After it disconnects, output goes to disk up to the quota, and then the processes block again.
     slow.leave();
     let written = wait_blocked(&mut neighbour, &session, "quota");
     assert!(written.iter().all(|bytes| *bytes <= MEMORY + DISK + 5 * MIB), "{written:?}");
     assert!(memory(&server) <= bound, "{} bytes, {before} before, detached", memory(&server));
     works(&mut neighbour, 4);
 
-    // Back, and reading: what waited goes on.
+    // After it reconnects and reads, the processes continue.
     let mut back = server.connect();
     let capabilities = json!({"ack": true, "gap": true, "concurrent": true});
     let resume = json!({"clientName": "s21", "capabilities": capabilities, "resumeSessionId": session});

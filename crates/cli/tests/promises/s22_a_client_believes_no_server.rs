@@ -1,6 +1,6 @@
-//! S22: the client shows its token only inside TLS whose other end it has verified, on loopback, or on a Unix socket, and goes
-//! nowhere that a server points to. That its memory is bounded whatever a server sends is proven beside the client, by servers
-//! that lie, flood, skip and repeat: `crates/client/tests/scripted/hostile.rs`, `hostile_numbers.rs` and `flood.rs`.
+//! S22: the client sends its token only over verified TLS, on loopback, or on a Unix socket, and follows no redirect of a server. That its
+//! memory is bounded whatever a server sends is tested in the client crate, with servers that lie, flood, skip and repeat:
+//! `crates/client/tests/scripted/hostile.rs`, `hostile_numbers.rs` and `flood.rs`.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,14 +16,14 @@ use crate::common::{Authority, DEADLINE, TestServer, binary, wait_for};
 
 const SECRET: &str = "tok-5a1d0c93e7b24f68";
 
-/// Somebody who writes down all that is said to it, and answers with what it was told to.
+/// A listener that records all bytes it receives and sends a fixed answer.
 struct Recorder {
     address: SocketAddr,
     thread: JoinHandle<Vec<u8>>,
 }
 
 impl Recorder {
-    /// Takes connections until one comes that says `over`.
+    /// Accepts connections until one sends `over`.
     fn start(bind: &str, answer: String) -> Self {
         let listener = TcpListener::bind(bind).expect("listen");
         let address = listener.local_addr().expect("an address");
@@ -44,13 +44,13 @@ impl Recorder {
                         return heard;
                     }
                 }
-                socket.write_all(answer.as_bytes()).ok(); // It may be gone already.
+                socket.write_all(answer.as_bytes()).ok(); // The client may have gone already.
             }
         });
         Self { address, thread }
     }
 
-    /// All that it heard.
+    /// Stops the recorder and returns all it received.
     fn heard(self) -> String {
         let loopback = format!("127.0.0.1:{}", self.address.port());
         let mut socket = std::net::TcpStream::connect(loopback).expect("connect");
@@ -60,7 +60,7 @@ impl Recorder {
     }
 }
 
-/// Why a client that has the token is not served there; it tries once.
+/// The error of a client that has the token and tries to connect once.
 fn dial(url: &str, set: impl FnOnce(Builder) -> Builder) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
     let builder = Client::builder().token(Token::new(SECRET).expect("a token")).connect_retry_for(Duration::ZERO);
@@ -78,7 +78,7 @@ fn dial(url: &str, set: impl FnOnce(Builder) -> Builder) -> String {
 #[test]
 fn a_token_in_plain_text_stays_on_this_machine() {
     let home = tempfile::tempdir().expect("make a directory");
-    // 0.0.0.0 leads here, but it is no address of loopback: what would be sent is heard.
+    // 0.0.0.0 leads to this host but is not a loopback address. The recorder would receive a token that is sent.
     let recorder = Recorder::start("0.0.0.0:0", "HTTP/1.1 401 Unauthorized\r\n\r\n".to_owned());
     let port = recorder.address.port();
     for url in
@@ -94,7 +94,7 @@ fn a_token_in_plain_text_stays_on_this_machine() {
         output.status.code() == Some(255) && !String::from_utf8_lossy(&output.stderr).contains(SECRET),
         "{output:?}"
     );
-    // On loopback it is shown, and beyond where somebody said so: the same listener hears it now.
+    // The token is sent on loopback, and elsewhere only with `insecure_plaintext`; now the same listener receives it.
     dial(&format!("ws://127.0.0.1:{port}"), |builder| builder);
     dial(&format!("ws://0.0.0.0:{port}"), |builder| builder.insecure_plaintext(true));
     let heard = recorder.heard();
@@ -136,7 +136,7 @@ fn a_server_that_is_not_verified_hears_nothing_inside_tls() {
     assert!(untrusted.contains("authority"), "{untrusted}");
     wait_for("a broken handshake", || server.stderr().contains("no TLS handshake"));
     assert!(!server.stderr().contains("answered at the door"), "no request came: {}", server.stderr());
-    // With the right authority the wrong token is heard, and refused.
+    // With the right authority the (wrong) token is sent, and refused.
     dial(&url, |builder| builder.tls(Tls::default().ca_file(ours.ca())));
     wait_for("the answer", || server.stderr().contains("answered at the door"));
 }

@@ -1,5 +1,6 @@
-//! S24: the audit log says who did what, one line each, and no line can be removed, changed or moved unseen. No token, no stdin and no value of
-//! a variable is in it. When it cannot be written, strict mode starts and requests nothing and best-effort counts what it loses.
+//! S24: the audit log records who did what, one line per event, and no line can be removed, changed or moved unnoticed. It contains no
+//! token, no stdin and no value of a variable. If it cannot be written, strict mode refuses starts and HTTP requests, and best-effort mode
+//! counts the lost records.
 
 use std::{
     fs::{self, File},
@@ -97,7 +98,7 @@ fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_mo
         moved.swap(n, n - 1);
         let (code, said) = told(&moved);
         assert!(code == Some(1), "with {n} before its forerunner: {said}");
-        // The hash of the line is left, and so the line after it still agrees.
+        // The hash of the line is unchanged, so the next line still matches it.
         let changed = lines[n].replacen("\"event\":\"", "\"event\":\"x", 1);
         let with: Vec<&str> =
             lines.iter().enumerate().map(|(at, line)| if at == n { &changed } else { *line }).collect();
@@ -122,7 +123,7 @@ fn it_goes_on_after_a_crash_and_tells_each_end_once() {
     };
     wait_for("the first end on record", || ends(3) == 1);
     server.kill();
-    // As if the crash had come while a line was being written.
+    // Simulates a crash in the middle of writing a line.
     let mut file = File::options().append(true).open(&audit).expect("open the log");
     file.write_all(b"{\"seq\":99,\"time\":\"2026").expect("leave half a line");
     drop(file);
@@ -142,7 +143,7 @@ fn it_goes_on_after_a_crash_and_tells_each_end_once() {
     assert_eq!(verified.status.code(), Some(0), "{verified:?}");
 }
 
-/// A server whose audit log lies on a file system of one megabyte, in a mount namespace of its own.
+/// A server in its own mount namespace whose audit log is on a file system of one megabyte.
 struct OnSmallDisk {
     child: Child,
     client: Client,
@@ -177,7 +178,7 @@ impl OnSmallDisk {
         assert!(url.starts_with("ws://"), "the server did not start: {url:?}");
         let mut client = Client::connect(url.trim_end()).expect("connect");
         client.initialize();
-        // Its mounts are seen through its own root.
+        // Its mounts are visible through `/proc/PID/root`.
         let disk = PathBuf::from(format!("/proc/{}/root{}", child.id(), disk.display()));
         Self { child, client, url: url.trim_end().to_owned(), disk, dir: Some(dir) }
     }
@@ -196,20 +197,20 @@ impl OnSmallDisk {
         fs::remove_file(self.disk.join("fill")).expect("free the disk");
     }
 
-    /// Starts something with a long argument, so that what is left of a page does not last.
+    /// Starts a process with a long argument, so that the rest of a page is used up quickly.
     fn start_one(&mut self, n: usize) -> String {
         let answer = self.client.call("process/start", start_params(&format!("p{n}"), &["true", &"x".repeat(2000)]));
         answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
     }
 
-    /// Has the server ask a target for something.
+    /// Makes the server send an HTTP request to the target.
     fn request(&mut self, target: &Target) -> String {
         let params = json!({"requestId": "r", "method": "GET", "url": target.url("/")});
         let answer = self.client.call("http/request", params);
         answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
     }
 
-    /// What operators are told of losses.
+    /// The number of lost records in the metrics.
     fn lost_by_metrics(&self) -> u64 {
         let (address, token) = self.url["ws://".len()..].split_once("/?token=").expect("a token");
         let head = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n");
@@ -218,7 +219,7 @@ impl OnSmallDisk {
         line.expect("it is on the page").parse().expect("a number")
     }
 
-    /// Ends the server and returns a copy of its whole log, which is kept by the descriptor alone when the server's mounts are gone.
+    /// Ends the server and returns a copy of its log. Once the server's mounts are gone, only the open fd keeps the log.
     fn end(mut self) -> PathBuf {
         let copy = self.dir.take().expect("it has a directory until here").keep().join("copy.log");
         let mut log = File::open(self.audit()).expect("open the log");
@@ -231,7 +232,7 @@ impl OnSmallDisk {
 impl Drop for OnSmallDisk {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).expect("a process id is not zero");
-        // It ends what it started, also where a test has failed.
+        // The server ends its processes, also when the test has failed.
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
         self.child.wait().ok();
     }
@@ -253,12 +254,12 @@ fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
         server.start_one(n) == "auditUnavailable"
     });
     assert_eq!(server.start_one(n), "auditUnavailable", "and its name is free");
-    // Its line is shorter, and may still fit into the last page of the file.
+    // The record of a request is shorter and may still fit into the last page of the file.
     wait_for("a request to be refused", || server.request(&target) == "auditUnavailable");
     let asked = target.asked().len();
     assert_eq!(server.request(&target), "auditUnavailable");
     assert_eq!(target.asked().len(), asked, "nobody was asked anything");
-    // What runs is seen to all the same.
+    // Running processes can still be listed and terminated.
     assert_eq!(server.client.ok("process/list", json!({}))["processes"].as_array().map(Vec::len), Some(n));
     assert_eq!(server.client.ok("process/terminate", json!({"processId": "runs"}))["running"], true);
     server.free();
@@ -288,7 +289,7 @@ fn on_a_full_disk_best_effort_goes_on_and_counts_what_is_lost() {
     let lost = |path: &Path| tokens::lines(path).iter().filter_map(|line| line["count"].as_u64()).sum::<u64>();
     wait_for("the losses on record", || lost(&server.audit()) > 0);
     assert_eq!(server.start_one(40), "ok");
-    // Three lines a process, of 41, and every one either told or counted.
+    // Three records for each of 41 processes; each one is either in the log or counted as lost.
     let told = |path: &Path| tokens::lines(path).iter().filter(|line| line["process"].is_string()).count() as u64;
     wait_for("the log to go on", || told(&server.audit()) + lost(&server.audit()) == 41 * 3);
     assert_eq!(server.lost_by_metrics(), lost(&server.audit()), "operators hear of each");

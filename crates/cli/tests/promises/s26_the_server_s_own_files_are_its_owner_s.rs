@@ -1,6 +1,7 @@
-//! S26: the server's own files (state directory, token file and table, audit log, TLS files, sockets) are out of reach of every principal but
-//! the owner: in every file method, search, watch and copy, in every sandbox, and over HTTP. They are known by device and
-//! inode, so neither a symbolic link nor a bind mount (of the state directory, of one below it, of one file) nor a hard link helps.
+//! S26: only the owner can access the server's own files (state directory, token file and table, audit log, TLS files, sockets). Every
+//! other principal is refused in every file method, search, watch and copy, in every sandbox, and over HTTP. The files are identified by
+//! device and inode, so neither a symlink nor a bind mount (of the state directory, of a directory below it, of one file) nor a hard link
+//! helps.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::common::{Authority, Client, TestServer, encode_base64, start_params, target, target::Target};
 
-/// A server in a mount namespace of its own, with every kind of file that it can have, and a directory for other names of them.
+/// A server in its own mount namespace, with every kind of file that it can have, and a directory for other names of them.
 struct World {
     server: TestServer,
     base: PathBuf,
@@ -27,7 +28,7 @@ struct World {
     state: PathBuf,
     /// The server's files outside and inside of the state directory.
     files: Vec<PathBuf>,
-    /// Has a session with a process, so that its directory is there.
+    /// The owner has a session with a process, so that the session's directory exists.
     owner: Client,
     session: PathBuf,
     tls: tempfile::TempDir,
@@ -78,7 +79,7 @@ impl World {
         Self { server, base, names, state, files, owner, session, tls }
     }
 
-    /// Binds something to another place, where the server sees it.
+    /// Creates a bind mount in the server's mount namespace.
     fn bind(&self, from: &Path, to: &Path) {
         let mut command = Command::new("nsenter");
         command.arg("-t").arg(self.server.pid().to_string()).args(["-m", "mount", "--bind"]).arg(from).arg(to);
@@ -86,7 +87,7 @@ impl World {
         assert!(mounted.status.success(), "{mounted:?}");
     }
 
-    /// Other paths of each file, by what they are. A symbolic link is an object of its own; the others are the file itself.
+    /// Other paths of each file, with their kind. A symlink is a separate object; the others are the file itself.
     fn aliases(&self) -> Vec<(&'static str, PathBuf)> {
         let mut all: Vec<(&'static str, PathBuf)> = self.files.iter().map(|file| ("path", file.clone())).collect();
         let place = |name: &str| {
@@ -110,7 +111,7 @@ impl World {
             self.bind(file, &bound);
             all.push(("bind mount of the file", bound));
             let hard = self.names.join(format!("hard-{number}"));
-            // Not to another file system.
+            // Fails across file systems.
             if fs::hard_link(file, &hard).is_ok() {
                 all.push(("hard link", hard));
             }
@@ -118,7 +119,7 @@ impl World {
         all
     }
 
-    /// Clients with every combination of rights over files, by name.
+    /// Clients with every combination of file scopes, by name.
     fn clients(&self) -> BTreeMap<&'static str, Client> {
         let base = self.base.display().to_string();
         let flags: [(&'static str, &[&str]); 4] = [
@@ -134,14 +135,14 @@ impl World {
         flags.map(client).into_iter().collect()
     }
 
-    /// What must be as it was: everything but the log, which grows, and the times of reading.
+    /// Contents that must not change: all files except the audit log, which grows.
     fn contents(&self) -> Vec<(PathBuf, Option<Vec<u8>>)> {
         let is_still = |file: &&PathBuf| !file.ends_with("audit.log");
         self.files.iter().filter(is_still).map(|file| (file.clone(), fs::read(file).ok())).collect()
     }
 }
 
-/// Methods that use what a path leads to.
+/// Methods that follow a path to its target.
 fn following() -> Vec<(&'static str, Value)> {
     vec![
         ("fs/readFile", json!({})),
@@ -160,7 +161,7 @@ fn following() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Methods that use the name itself.
+/// Methods that act on the name itself.
 fn naming() -> Vec<(&'static str, Value)> {
     vec![
         ("fs/remove", json!({})),
@@ -188,7 +189,7 @@ fn no_method_reaches_a_file_of_the_server_by_any_path() {
     let mut world = World::new();
     let mut clients = world.clients();
     let before = world.contents();
-    // The owner reads what is its own, so that the paths are right.
+    // The owner can read its own file, which shows that the paths are right.
     world.owner.ok("fs/readFile", json!({"path": world.state.join("token")}));
     let aliases = world.aliases();
     for what in ["bind mount", "bind mount of a part", "bind mount of a session", "hard link", "bind mount of the file"]
@@ -196,7 +197,7 @@ fn no_method_reaches_a_file_of_the_server_by_any_path() {
         assert!(aliases.iter().any(|(alias, _)| *alias == what), "there is no {what}");
     }
     for (who, client) in &mut clients {
-        // TLS files lie elsewhere; beneath a root they are outside, which is refused in the same words.
+        // The TLS files are elsewhere. For a client with a root they are outside of it, which is refused with the same error.
         for (what, file) in &aliases {
             for (method, more) in following() {
                 forbidden(client, (who, what), method, &on(file, &more));
@@ -264,7 +265,7 @@ fn no_method_looks_into_or_makes_anything_in_a_directory_of_the_server() {
                 forbidden(client, (who, &what), "fs/remove", &json!({"path": dir, "recursive": true}));
             }
         }
-        // From above: what is the server's is passed over, and no tree that has it is removed.
+        // From a parent directory: the server's files are skipped, and a tree that contains them cannot be removed.
         let token = fs::read_to_string(world.state.join("token")).expect("the token");
         let found = client.ok(
             "fs/search",
@@ -314,7 +315,7 @@ fn a_name_that_means_a_file_of_the_server_cannot_be_taken_or_led_elsewhere() {
     };
     let before = fs::read(&table).expect("the table is there");
     let mut client = tokens::client(&server, &token);
-    // Nothing has this name now, and what gets it would be taken for the socket.
+    // The name is free now, and a file created there would be taken for the socket.
     fs::remove_file(&socket).expect("take the socket's name away");
     let entry = encode_base64(b"[[tokens]]\nname = \"me\"\n");
     let new = |path: &Path| PathBuf::from(format!("{}.new", path.display()));
@@ -383,7 +384,7 @@ fn no_sandbox_shows_a_file_of_the_server_by_any_path() {
         }
     }
     assert!(!world.state.join("new").exists());
-    // A hard link could be anywhere: then no process is confined at all, and file methods still refuse it.
+    // A hard link could be anywhere, so no process can be sandboxed any longer. File methods still refuse the link.
     let hard = world.names.join("hard");
     fs::hard_link(world.state.join("token"), &hard).expect("link");
     let mut params = start_params("hard", &["cat", &hard.display().to_string()]);

@@ -1,6 +1,6 @@
 //! S27: a sandbox floor (`--sandbox required`, `--sandbox offline`) refuses a policy that restricts nothing, for processes and for file
-//! methods alike. A policy restricts nothing where it is not `managed`, leaves files `unrestricted`, or makes `/` writable,
-//! whatever it excepts. No policy, refused or not, leads to the server's token.
+//! methods. A policy restricts nothing if it is not `managed`, leaves files `unrestricted`, or makes `/` writable, even with exceptions. No
+//! policy, refused or not, gives access to the server's token.
 
 use std::os::unix::fs::symlink;
 
@@ -16,7 +16,7 @@ fn kind(answer: Result<Value, crate::common::RpcError>) -> String {
     answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
 }
 
-/// Policies that restrict nothing, with a name for each.
+/// Policies that restrict nothing, each with a name.
 fn open_policies(ground: &Ground) -> Vec<(&'static str, Value)> {
     let of_type = |permissions: Value| json!({"permissions": permissions});
     let open = |entries: Vec<Value>| boxes::sandbox(entries, "restricted");
@@ -44,7 +44,7 @@ fn open_policies(ground: &Ground) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// What a principal may do in these sandboxes, by the method that it calls.
+/// Calls each method with this sandbox and returns the results.
 fn tries(client: &mut Client, ground: &Ground, (id, sandbox): (&str, &Value)) -> Vec<(&'static str, String)> {
     let with = |mut params: Value| {
         params["sandbox"] = sandbox.clone();
@@ -79,7 +79,7 @@ fn a_policy_that_restricts_nothing_is_below_every_floor() {
         let token = tokens::create(&server, floor, &["--sandbox", floor]);
         let mut client = tokens::client(&server, &token);
         for (name, policy) in &policies {
-            // A null sandbox is none.
+            // `null` means no sandbox.
             for (method, answer) in tries(&mut client, &ground, (name, policy)) {
                 assert_eq!(answer, "forbidden", "{floor}, {name}: {method}");
             }
@@ -88,7 +88,7 @@ fn a_policy_that_restricts_nothing_is_below_every_floor() {
             assert_eq!(answer, "ok", "{floor}: {method}");
         }
     }
-    // Without a floor the same policies are the principal's own choice.
+    // Without a floor the principal may choose these policies.
     let mut client = tokens::client(&server, &tokens::create(&server, "free", &[]));
     for (name, policy) in &policies {
         assert_eq!(tries(&mut client, &ground, (name, policy))[1].1, "ok", "{name}");
@@ -137,7 +137,7 @@ fn no_policy_leads_to_the_token() {
         }
         assert_eq!(std::fs::read_to_string(&table).expect("the table is there"), before, "{floor}");
         assert!(!ground.at("work/stolen").exists(), "{floor}");
-        // A process without a sandbox is inside the trust boundary; one in any sandbox is not.
+        // A process without a sandbox is inside the trust boundary; a process in any sandbox is not.
         for (name, policy) in policies.iter().filter(|(_, policy)| policy["permissions"]["type"] == "managed") {
             let mut params = start_params(&format!("cat {name}"), &["cat", &token.display().to_string()]);
             params["sandbox"] = policy.clone();

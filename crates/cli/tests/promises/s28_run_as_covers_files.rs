@@ -1,5 +1,5 @@
-//! S28: with `--run-as` everything that is done for a principal is done as that user, file methods included: what only root may use is
-//! refused by each method, and what is made belongs to the user. That holds for the owner, inside and outside of a sandbox.
+//! S28: with `--run-as` everything that the server does for a principal is done as that user, including file methods. Each method refuses
+//! what only root may access, and created files belong to the user. This holds for the owner too, inside and outside of a sandbox.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::common::{Client, TestServer, decode_base64};
 
-/// A directory of nobody's, and beside it a file, a directory and a subdirectory that are root's alone.
+/// A directory of `nobody`, and a file and directories that only root can access.
 struct Places {
     open: PathBuf,
     secret: PathBuf,
@@ -110,9 +110,9 @@ fn what_only_root_may_use_is_refused_by_each_method() {
                 params["sandbox"] = sandbox.clone();
             }
             denied(&mut client, "fs/copy", &params);
-            fs::remove_dir_all(open.join("copy")).ok(); // A directory that could not be filled.
+            fs::remove_dir_all(open.join("copy")).ok(); // Remove a directory that could not be filled.
         }
-        // In what may be looked through, it is a part that cannot be read.
+        // A search or walk from a readable parent reports the files as unreadable.
         let found = client.ok("fs/search", on(&open, &json!({"pattern": "secret of root"}), sandbox));
         assert_eq!((&found["matches"], &found["summary"]["errorCount"]), (&json!([]), &json!(2)), "{found}");
         let options = json!({"maxDepth": 9, "maxDirectories": 99, "maxEntries": 99, "followDirectorySymlinks": false});
@@ -150,7 +150,7 @@ fn what_is_made_belongs_to_the_user() {
             client.ok("fs/create", params.clone());
             client.ok("fs/writeBlock", json!({"handleId": handle, "offset": 0, "chunk": "eHl6"}));
             if keep.is_some() {
-                // What is kept is found again by the same user.
+                // The same user finds a kept draft again.
                 client.ok("fs/close", json!({"handleId": handle}));
                 assert_eq!(client.ok("fs/create", params)["size"], 3, "{name}");
             }
@@ -163,7 +163,7 @@ fn what_is_made_belongs_to_the_user() {
         client.ok("fs/writeFile", on(&at("appended"), &json!({"dataBase64": "eXo="}), sandbox));
         let read = client.ok("fs/readFile", on(&at("appended"), &json!({}), sandbox));
         assert_eq!(decode_base64(read["dataBase64"].as_str().expect("bytes")), b"yz");
-        // A draft that is abandoned is removed, also where it has a name: as the user.
+        // An abandoned draft is removed as the user, also if it has a name.
         client.ok("fs/create", on(&at("gone"), &json!({"handleId": "gone", "keep": "other"}), sandbox));
         client.ok("fs/close", json!({"handleId": "gone", "discard": true}));
         client.ok("fs/remove", on(&at("copy"), &json!({}), sandbox));

@@ -1,5 +1,5 @@
-//! S29: a confined process cannot write to `/proc` or `/sys`, not even where its files are unrestricted, and reaches no System V IPC object
-//! and no POSIX message queue of a process outside.
+//! S29: a sandboxed process cannot write to `/proc` or `/sys`, even if its files are unrestricted, and it cannot reach System V IPC objects
+//! or POSIX message queues of processes outside.
 
 use std::{path::Path, process::Command};
 
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// The numbers of two system calls for which Perl has no function.
+/// Numbers of two system calls for which Perl has no function.
 const MQ_OPEN: u32 = if cfg!(target_arch = "x86_64") { 240 } else { 180 };
 const MQ_UNLINK: u32 = MQ_OPEN + 1;
 
@@ -31,7 +31,7 @@ fn policies() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Files of the kernel that root may open for writing.
+/// Kernel files that root may open for writing.
 fn kernel_files(server: u32) -> Vec<String> {
     let mut files = vec![
         "/proc/self/oom_score_adj".to_owned(),
@@ -39,13 +39,13 @@ fn kernel_files(server: u32) -> Vec<String> {
         "/proc/sys/kernel/core_pattern".to_owned(),
         "/proc/sys/vm/overcommit_memory".to_owned(),
     ];
-    // These depend on how the kernel was built.
+    // These depend on the kernel configuration.
     let optional = ["/sys/power/state", "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/fs/cgroup/cgroup.procs"];
     files.extend(optional.into_iter().filter(|file| Path::new(file).exists()).map(str::to_owned));
     files
 }
 
-/// Opens each file for appending, writes nothing, and prints the names of those that could be opened.
+/// Opens each file for appending without writing, and prints the names of those that could be opened.
 fn opened(files: &[String]) -> String {
     let open = |file: &String| format!("(: >> {file}) 2>/dev/null && echo {file}");
     files.iter().map(open).chain(["true".to_owned()]).collect::<Vec<_>>().join("; ")
@@ -57,7 +57,7 @@ fn no_confined_process_opens_a_kernel_file_for_writing() {
         let server = server_of(user);
         let (mut client, _) = modern(&server);
         let files = kernel_files(server.pid());
-        // The files can be opened without a sandbox, so that a refusal below is the sandbox's.
+        // Without a sandbox the files can be opened, so a refusal below comes from the sandbox.
         let free = said(&mut client, "free", &opened(&files));
         if user == "root" {
             assert_eq!(free, files.join("\n"));
@@ -79,7 +79,7 @@ fn what_the_kernel_shows_stays_readable_and_streams_stay_writable() {
         let server = server_of(user);
         let (mut client, _) = modern(&server);
         for (name, policy) in policies() {
-            // The links below `/proc/self/fd` lead to files on other mounts.
+            // The links in `/proc/self/fd` lead to files on other mounts.
             let script = "cat /proc/sys/kernel/ostype; echo out > /proc/self/fd/1; echo err 2>&1 >&2 > /dev/stderr; test -r /sys/kernel && echo sys";
             let said = said_in(&mut client, name, &format!("exec 2>&1; {script}"), Some(&policy));
             assert_eq!(said, "Linux\nout\nerr\nsys", "{user}, {name}");
@@ -107,7 +107,7 @@ fn a_confined_process_cannot_make_the_kernel_s_files_writable_again() {
     }
 }
 
-/// A server in a mount namespace of its own with further mounts: `proc`, `sys` and `mqueue` in its private directory.
+/// A server in its own mount namespace with additional mounts of `proc`, `sysfs` and `mqueue` in its private directory.
 fn server_with_mounts() -> TestServer {
     let mounts = "for kind in proc sysfs mqueue; do mkdir \"$TMPDIR/$kind\" && mount -t $kind $kind \"$TMPDIR/$kind\" || exit 1; done; \
         chmod 755 \"$TMPDIR\"; exec \"$0\" \"$@\"";
@@ -135,13 +135,13 @@ fn a_second_mount_of_a_kernel_file_system_is_read_only_too() {
     assert_eq!(said_in(&mut client, "granted", &opened(&files), Some(&granted)), "");
 }
 
-/// IPC objects of a process outside of every sandbox, which everybody may use. They go with the value.
+/// IPC objects of a process outside of every sandbox that every user may access. Dropping this removes them.
 struct Outside {
     key: u32,
     queue: String,
 }
 
-/// Runs a program of Perl's outside of the server.
+/// Runs a Perl program outside of the server.
 fn perl(program: &str) -> String {
     let output = Command::new("perl").args(["-e", program]).output().expect("run perl");
     assert!(output.status.success(), "{output:?}");
@@ -157,7 +157,7 @@ impl Outside {
             queue: format!("exec-server-test-{}-{count}", std::process::id()),
         };
         let Self { key, queue } = &outside;
-        // IPC_CREAT is 01000, O_RDWR | O_CREAT 0102.
+        // IPC_CREAT is 01000, O_RDWR | O_CREAT is 0102.
         let made = perl(&format!(
             "umask 0; my $shm = shmget({key}, 4096, 01666) // die; shmwrite($shm, 'secret', 0, 6) or die;
             semget({key}, 1, 01666) // die; my $msg = msgget({key}, 01666) // die; msgsnd($msg, pack('l! a*', 1, 'secret'), 0) or die;
@@ -168,7 +168,7 @@ impl Outside {
         outside
     }
 
-    /// A shell command that prints the name of each object that could be reached.
+    /// A shell command that prints the name of each object that it can reach.
     fn reached(&self) -> String {
         let Self { key, queue } = self;
         let numbers = perl(&format!("print join ',', shmget({key}, 0, 0), semget({key}, 0, 0), msgget({key}, 0)"));

@@ -1,6 +1,6 @@
-//! S30: text from another machine never reaches a terminal with control characters, C1 codes or bidirectional marks, errors
-//! included. A server that lies in every text meets every command that speaks with one, each on a real pty. The output of
-//! programs and files is not covered: that is raw by intent.
+//! S30: text from another machine never reaches a terminal with control characters, C1 codes or bidirectional marks; this includes errors.
+//! A server that adds such characters to every text is used with every command that connects to a server, each on a real pty. The output of
+//! programs and files is excluded, because it is meant to be raw.
 
 use std::{fs, path::Path, process::Command};
 
@@ -9,10 +9,10 @@ use tempfile::TempDir;
 
 use crate::common::{Client, Deed, Middleman, Side, TestServer, binary, pty, start_params, wait_for};
 
-/// Colours, a title, C1, a cleared screen, a forged line of ours, bidirectional and invisible marks.
+/// Colours, a title, C1 codes, a cleared screen, a forged line of ours, bidirectional and invisible marks.
 const LIE: &str = "LIE\x1b[31m\x1b]0;title\x07\u{9b}2J\x7f\x08\r\nexec-server: forged\u{202e}\u{2066}\u{200f}\u{61c}";
 
-/// The texts of results that are shown somewhere. Those that stand for something on the wire are given back as they were.
+/// Text fields of results that are shown. Those that the client sends back to the server are restored first.
 const KEYS: &[&str] = &[
     "processId",
     "sessionId",
@@ -38,7 +38,7 @@ fn lie(value: &mut Value, is_shown: bool) {
         Value::Array(items) => items.iter_mut().for_each(|item| lie(item, is_shown)),
         Value::Object(fields) => {
             for (key, field) in fields.iter_mut() {
-                // A client that names its own process would not know it under another name.
+                // A client would not recognize the process that it started itself under a changed id.
                 let is_own = key == "processId" && *field != "runs" && *field != "ended";
                 lie(field, KEYS.contains(&key.as_str()) && !is_own);
             }
@@ -47,7 +47,7 @@ fn lie(value: &mut Value, is_shown: bool) {
     }
 }
 
-/// The opposite: the server knows none of the lies.
+/// Removes the lie again before a message reaches the real server.
 fn undo(value: &mut Value) {
     match value {
         Value::String(text) => *text = text.replace(LIE, ""),
@@ -57,7 +57,7 @@ fn undo(value: &mut Value) {
     }
 }
 
-/// A user, a server with a process that runs and one that has ended, and files.
+/// A user, a server with one running and one ended process, and files.
 struct World {
     home: TempDir,
     server: TestServer,
@@ -90,7 +90,7 @@ impl World {
         for name in ["EXEC_SERVER_URL", "CODEX_EXEC_SERVER_URL", "EXEC_SERVER_TOKEN"] {
             command.env_remove(name);
         }
-        // Colours of our own would hide a server's.
+        // Our own colours would hide those of a server.
         command.env("NO_COLOR", "1").env("HOME", self.home.path()).env("XDG_CONFIG_HOME", self.home.path());
         let at = args.iter().position(|arg| *arg == "--").unwrap_or(args.len());
         command.args(&args[..at]).args(["--connect", url, "--recover-for", "1s"]).args(&args[at..]);
@@ -98,9 +98,9 @@ impl World {
     }
 }
 
-/// What a screen shows, if nothing on it steers a terminal.
+/// Checks that nothing on the screen controls the terminal.
 fn check(screen: &str, what: &dyn std::fmt::Debug) {
-    // The announcement of a slow connection is dim, and ours.
+    // The notice about a slow connection is dim, and it is ours.
     let screen = screen.replace("\x1b[2mexec-server: ", "exec-server: ").replace("\x1b[0m\r\n", "\r\n");
     let steers = |c: char| {
         (c.is_control() && !matches!(c, '\r' | '\n' | '\t'))
@@ -110,7 +110,7 @@ fn check(screen: &str, what: &dyn std::fmt::Debug) {
     assert!(!screen.lines().any(|line| line.starts_with("exec-server: forged")), "{what:?}: {screen:?}");
 }
 
-/// Every command that speaks with a server; the last ones change something.
+/// Every command that connects to a server; the last ones change something.
 fn commands(files: &Path) -> Vec<Vec<String>> {
     let dir = files.display().to_string();
     let lines = [
@@ -176,7 +176,7 @@ fn no_refusal_of_a_server_steers_the_terminal() {
         let middleman = Middleman::start(world.server.url(), move |side, message| {
             let method = message["method"].as_str().unwrap_or_default();
             let is_refused = match first {
-                // Everything but the handshake.
+                // Refuse everything except the handshake.
                 "" => !method.is_empty() && !matches!(method, "initialize" | "initialized" | "session/end"),
                 first => method == first,
             };

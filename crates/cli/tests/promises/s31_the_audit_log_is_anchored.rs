@@ -1,5 +1,5 @@
-//! S31: the audit log's beginning and end are known apart from the log. A removed head, a removed tail and a replaced file are each named by
-//! `audit verify`, over rotations and restarts, and the log's name is opened without following links.
+//! S31: the beginning and the end of the audit log are also recorded outside of the log. `audit verify` reports a removed head, a removed
+//! tail and a replaced file, across rotations and restarts. The log is opened without following symlinks.
 
 use std::{
     fmt::Write as _,
@@ -33,7 +33,7 @@ fn stop(server: &mut TestServer) {
     server.wait();
 }
 
-/// Starts something and waits until its end is on record.
+/// Runs a process and waits until its exit is in the log.
 fn run_one(server: &TestServer, name: &str) {
     let audit = server.dir().join("audit.log");
     server.client().run(name, &["true"]);
@@ -71,7 +71,8 @@ fn write(path: &Path, lines: &[String]) {
     fs::write(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).expect("write a log");
 }
 
-/// Makes the chain hold together again from a line on, as somebody would who has read the code: numbers, hashes before and hashes.
+/// Makes the hash chain consistent again from a line on, like an attacker who has read the code: sequence numbers, previous hashes and
+/// hashes.
 fn forge(lines: &mut [String], from: usize, mut seq: u64, mut prev: String) {
     for line in &mut lines[from..] {
         let head = line.split(",\"prev\":\"").next().expect("a line has a hash before it");
@@ -91,7 +92,7 @@ fn hash_of(line: &str) -> String {
     line.rsplit_once(",\"hash\":\"").expect("a line has a hash").1.trim_end_matches("\"}").to_owned()
 }
 
-/// What is done to the two files, and what must be said of it.
+/// A manipulation of the two files, and the expected message.
 type Tampering = (&'static str, fn(&mut Lines, &mut Lines), &'static str);
 
 const NOTHING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
@@ -194,7 +195,7 @@ fn every_tampering_is_named() {
         tamper(&mut lines, &mut more);
         write(&old, &lines);
         write(&new, &more);
-        // The anchor is found with and without being told where.
+        // The anchor is found with and without `--state-dir`.
         for flags in [&["--state-dir", &state][..], &[]] {
             let (code, said) = verify(&[&old, &new], flags);
             assert!(code == Some(1) && said.contains(expected), "{name}, {flags:?}: {code:?} {said}");
@@ -242,7 +243,7 @@ fn parts_of_a_rotated_log_verify_alone_and_say_what_was_not_checked() {
     assert!(code == Some(0) && said.contains("where the log went on in a newer file"), "{said}");
     let (code, said) = verify(&[&new], &["--state-dir", &state]);
     assert!(code == Some(0) && said.contains("are in older files, which were not given"), "{said}");
-    // A part that lost its end is not taken for a whole one.
+    // A part whose end was removed is not accepted as complete.
     let mut lines = read(&old);
     lines.pop();
     write(&old, &lines);
@@ -262,7 +263,7 @@ fn a_server_that_starts_again_goes_on_from_what_the_anchor_knows() {
     run_one(&server, "first");
     stop(&mut server);
     let whole = read(&log);
-    // Rotated while no server ran: the next one goes on.
+    // Rotated while no server runs: the next server continues the chain.
     let part = server.dir().join("audit.log.1");
     fs::rename(&log, &part).expect("rotate the log");
     server.restart();
@@ -270,7 +271,7 @@ fn a_server_that_starts_again_goes_on_from_what_the_anchor_knows() {
     stop(&mut server);
     let (code, said) = verify(&[&part, &log], &[]);
     assert!(code == Some(0) && said.contains("checked against the anchor"), "{said}");
-    // Killed, and the log cut: the next server's lines do not hide it.
+    // The server is killed and the log is cut: the lines of the next server do not hide that.
     server.restart();
     run_one(&server, "third");
     server.kill();
@@ -297,10 +298,10 @@ fn a_killed_server_leaves_a_log_that_verifies() {
     let log = server.dir().join("audit.log");
     for round in 0..3 {
         run_one(&server, &format!("p{round}"));
-        // The anchor follows the log within a moment; the first one must be there.
+        // The anchor is updated shortly after the log; wait until the first anchor exists.
         let is_anchor = |name: std::ffi::OsString| {
             let name = name.to_string_lossy();
-            // Its replacement is written beside it under another extension.
+            // Its replacement is written beside it with another extension.
             name.starts_with("audit-anchor-") && name.ends_with(".json")
         };
         wait_for("the anchor", || {
@@ -313,7 +314,7 @@ fn a_killed_server_leaves_a_log_that_verifies() {
         server.restart();
     }
     run_one(&server, "last");
-    // Also while it runs: the anchor is never ahead of the log.
+    // Also while the server runs: the anchor is never ahead of the log.
     let (code, said) = verify(&[&log], &[]);
     assert_eq!(code, Some(0), "{said}");
 }
@@ -330,7 +331,7 @@ fn a_log_without_an_anchor_verifies_and_says_what_was_not_checked() {
         paths.filter(|path| path.display().to_string().contains("audit-anchor-")).collect::<Vec<_>>()
     };
     let [anchor] = &anchors()[..] else { panic!("{:?}", anchors()) };
-    // As a release without anchors has left it.
+    // Simulates a log of a release without anchors.
     fs::remove_file(anchor).expect("remove the anchor");
     let mut lines = read(&log);
     lines.remove(0);

@@ -1,10 +1,11 @@
-//! S32: no principal puts an API key or a cloud credential of the server's environment into an HTTP header, set or not, in letters of any case.
+//! S32: no principal can put an API key or a cloud credential of the server's environment into an HTTP header, whether the variable is set
+//! or not, in any case.
 
 use serde_json::{Value, json};
 
 use crate::common::{Target, TestServer, start_params};
 
-/// What the reference refuses, and what is our own.
+/// The names that the reference refuses, and our own.
 const REFUSED: [&str; 18] = [
     "OPENAI_API_KEY",
     "CODEX_API_KEY",
@@ -26,7 +27,7 @@ const REFUSED: [&str; 18] = [
     "NOTIFY_SOCKET",
 ];
 
-/// A name as it is, in small letters, and in both.
+/// A name unchanged, in lower case, and in mixed case.
 fn spellings(name: &str) -> [String; 3] {
     let mixed = name.char_indices().map(|(at, c)| if at % 2 == 0 { c.to_ascii_lowercase() } else { c }).collect();
     [name.to_owned(), name.to_ascii_lowercase(), mixed]
@@ -43,7 +44,7 @@ fn credentials_are_refused_set_or_not_in_letters_of_any_case() {
     for is_set in [true, false] {
         let mut builder = TestServer::builder();
         for name in REFUSED.iter().filter(|name| is_set && !["NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY"].contains(name)) {
-            // One that a server takes for its own token, too.
+            // The value must be valid as a token, because one of the names is that of our own token.
             builder = builder.env(name, "secret-secret-secret-secret");
         }
         let server = builder.start();

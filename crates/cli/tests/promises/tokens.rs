@@ -1,5 +1,4 @@
-//! Owns what the rules about access share: the program's `token` and `audit` commands on a test's server, and URLs with a token.
-//! It must not know the server's code.
+//! Helpers for the tests of access rules: runs the `token` and `audit` commands for a test's server, and builds URLs with a token.
 
 use std::{
     fs,
@@ -11,13 +10,13 @@ use serde_json::Value;
 
 use crate::common::{Client, TestServer, binary};
 
-/// Runs `exec-server WORDS --state-dir DIR` for the server's directory.
+/// Runs `exec-server token WORDS --state-dir DIR` for the server's directory.
 pub(crate) fn token(server: &TestServer, words: &[&str]) -> Output {
     let mut command = Command::new(binary());
     command.arg("token").args(words).arg("--state-dir").arg(server.state_dir()).output().expect("run exec-server token")
 }
 
-/// Makes a token on the server, with more flags; returns it.
+/// Creates a token with additional flags, and returns it.
 pub(crate) fn create(server: &TestServer, name: &str, flags: &[&str]) -> String {
     let made = token(server, &[&["create", name], flags].concat());
     assert!(made.status.success(), "{made:?}");
@@ -34,14 +33,14 @@ pub(crate) fn url(server: &TestServer, token: &str) -> String {
     format!("ws://{}/?token={token}", server.address())
 }
 
-/// A client with a session, let in by a token; waits until the server has noticed the token.
+/// A client with a session, authenticated by a token; waits until the server has loaded the token.
 pub(crate) fn client(server: &TestServer, token: &str) -> Client {
     let mut client = connect(server, token);
     client.initialize();
     client
 }
 
-/// A connection, let in by a token that the server may still have to notice.
+/// A connection authenticated by a token that the server may not have loaded yet.
 pub(crate) fn connect(server: &TestServer, token: &str) -> Client {
     let mut client = None;
     crate::common::wait_for("the new token to count", || {
@@ -51,7 +50,7 @@ pub(crate) fn connect(server: &TestServer, token: &str) -> Client {
     client.expect("the wait ended with a client")
 }
 
-/// The lines of an audit log, as far as they are whole.
+/// The complete lines of an audit log.
 pub(crate) fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()

@@ -1,5 +1,5 @@
-//! What this server adds to a process: size, TERM, timeouts, end of input, resize, the overflow policy (issue, part 2).
-//! It must not test other sessions and readers; `wire_readers.rs` does.
+//! Our additions to processes: terminal size, TERM, timeouts, EOF on stdin, resize, the overflow policy. Other sessions and readers are
+//! tested in `readers.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn a_terminal_starts_with_the_size_and_the_term_that_were_asked_for() {
     let params =
         with(tty("p", "stty size; echo $TERM"), json!({"size": {"rows": 50, "cols": 132}, "term": "xterm-256color"}));
     assert_eq!(client.run_params(params).stdout, b"50 132\r\nxterm-256color\r\n");
-    // What the environment says wins, and without a terminal there is nothing to say.
+    // `env` overrides `term`, and without a terminal `term` has no effect.
     let params =
         with(tty("q", "echo $TERM"), json!({"term": "vt100", "env": {"TERM": "dumb", "PATH": "/usr/bin:/bin"}}));
     assert_eq!(client.run_params(params).stdout, b"dumb\r\n");
@@ -91,7 +91,7 @@ fn the_end_of_input_on_a_terminal_is_its_character() {
     client.wait_output("p", "up");
     assert_eq!(client.ok("process/closeStdin", process("p"))["status"], "accepted");
     client.wait_output("p", "ended");
-    // A terminal stays open: the next reader takes a character of its own.
+    // A terminal stays open: each reader gets its own EOF character.
     assert_eq!(
         client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"line\n")}))["status"],
         "accepted"
@@ -132,7 +132,7 @@ fn a_timeout_ends_the_tree_and_keeps_what_was_written() {
 fn an_idle_timeout_counts_from_the_last_output() {
     let server = TestServer::start();
     let mut client = server.client();
-    // Never silent for as long as it is allowed to be, though longer in all.
+    // Never silent for as long as the idle timeout, though the total time is longer.
     let chatty = "i=0; while [ $i -lt 12 ]; do echo $i; sleep 0.05; i=$((i+1)); done; echo done; exec sleep 1000";
     let ended = client.run_params(with(sh("p", chatty), json!({"idleTimeoutMs": 400})));
     assert!(ended.stdout.ends_with(b"11\ndone\n"), "{}", String::from_utf8_lossy(&ended.stdout));
@@ -141,7 +141,7 @@ fn an_idle_timeout_counts_from_the_last_output() {
     assert_eq!((&ended.exited["cause"], ended.stdout.len()), (&json!("idleTimeout"), 0));
 }
 
-/// Output that nobody takes: its client announces acknowledgements and sends none.
+/// Starts a process whose output is not taken: its client announces acknowledgements and sends none.
 fn flood(client: &mut Client, id: &str, more: Value) {
     client.ok("process/start", with(sh(id, "head -c 24000000 /dev/zero; echo >&2 end; exit 5"), more));
 }
@@ -152,7 +152,7 @@ fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
     let mut client = server.connect();
     client.initialize_with(modern());
     flood(&mut client, "p", json!({"overflow": "dropOldest"}));
-    // The child gets to its end though nothing is acknowledged.
+    // The child ends although nothing is acknowledged.
     crate::common::wait_for("end of the child", || {
         client.ok("process/list", json!({}))["processes"][0]["closed"] == true
     });
@@ -165,7 +165,7 @@ fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
     assert_eq!((&gap["fromSeq"], gap["bytes"].as_u64()), (&json!(1), Some(dropped)), "{gap}");
     assert_eq!(read["firstSeq"].as_u64(), gap["toSeq"].as_u64().map(|seq| seq + 1));
 
-    // Pushed: what was sent before the drop, then the gap, then the rest; all of it adds up.
+    // First the output that was sent before the drop, then the gap, then the rest; together they are complete.
     let (mut bytes, mut gaps, mut next) = (0, 0, 1);
     loop {
         let message = client.next_notification();
@@ -198,7 +198,7 @@ fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
 fn a_gap_is_filled_number_by_number_for_a_client_that_cannot_hear_of_it() {
     let server = TestServer::start();
     let mut client = server.connect();
-    // It acknowledges, so that output can be left behind, but did not announce `gap`.
+    // The client acknowledges, so output can be dropped, but it did not announce `gap`.
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true}}));
     flood(&mut client, "p", json!({"overflow": "dropOldest"}));
     crate::common::wait_for("end of the child", || {
@@ -240,7 +240,7 @@ fn a_client_that_acknowledges_nothing_is_sent_a_window_and_holds_the_child() {
         last = params["seq"].as_u64().expect("a number");
     }
     assert!(bytes >= window && bytes < window + (128 << 10), "{bytes} of a window of {window}");
-    // It goes on where it stopped as soon as something is acknowledged, to the end.
+    // The output continues where it stopped as soon as something is acknowledged.
     client.notify("process/ack", json!({"processId": "p", "seq": last}));
     loop {
         let message = client.next_notification();

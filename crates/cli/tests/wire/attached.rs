@@ -1,4 +1,4 @@
-//! Bytes attached to messages: blocks of files both ways, and whoever attaches what nobody takes.
+//! Bytes attached to messages: blocks of files in both directions, and attachments that are not allowed.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::{
     common::{Client, TestServer, decode_base64},
 };
 
-/// A message with bytes attached, put together by hand.
+/// A message with attached bytes, assembled by hand.
 pub(crate) fn attached(json: &Value, bytes: &[u8]) -> Message {
     let json = json.to_string();
     let length = u32::try_from(json.len()).expect("a short text");
@@ -31,7 +31,7 @@ fn clients(server: &TestServer) -> [Client; 2] {
     })
 }
 
-/// Every byte there is, in an order that is no text.
+/// All byte values, in an order that is not valid UTF-8.
 fn bytes() -> Vec<u8> {
     (0..=255).rev().cycle().take(5000).collect()
 }
@@ -54,7 +54,7 @@ fn a_block_is_written_and_read_with_its_bytes_attached() {
     let (answer, beside) = client.next_attached();
     assert_eq!(answer, json!({"id": id, "result": {"chunk": "", "eof": true}}));
     assert_eq!(beside, bytes());
-    // A peer that does not know it is told in text.
+    // A client without the dialect gets base64.
     plain.ok("fs/open", json!({"handleId": "r", "path": path}));
     let block = plain.ok("fs/readBlock", json!({"handleId": "r", "offset": 3, "len": 6000}));
     assert_eq!(decode_base64(block["chunk"].as_str().expect("text")), bytes());
@@ -75,7 +75,7 @@ fn what_is_attached_in_vain_is_refused_and_costs_nothing_else() {
     assert_error(&refused(&mut client, attached(&both, b"x"), 101), -32600, "invalidInput");
     let large = json!({"id": 102, "method": "fs/writeBlock", "params": {"handleId": "d", "offset": 0, "chunk": ""}});
     assert_error(&refused(&mut client, attached(&large, &vec![0; (1 << 20) + 1]), 102), -32600, "invalidInput");
-    // A head that promises more than there is, and one alone.
+    // A head that announces more bytes than there are, a lone head byte, and an unexpected attachment.
     for head in [&[0x80_u8, 255, 255, 255, 255, b'{'][..], &[0x80], &[0x80, 2, 0, 0, 0, b'{', b'}', 7]] {
         let error = refused(&mut client, Message::Binary(head.to_vec().into()), -1);
         assert_error(&error, -32600, "malformed");

@@ -1,4 +1,4 @@
-//! The dialect `binary`: output and input of processes as frames, whole files with their bytes attached, and frames that are none.
+//! The dialect `binary`: output and input of processes as frames, whole files as attached bytes, and invalid frames.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ use crate::{
     piped, process, sh, with,
 };
 
-/// A client that speaks it.
+/// A client with the dialect `binary`.
 fn connect(server: &TestServer) -> Client {
     let mut client = server.connect();
     client.initialize_with(speaking());
@@ -25,7 +25,7 @@ fn speaking() -> Value {
     json!({"clientName": "test", "capabilities": capabilities})
 }
 
-/// A frame of output, taken apart by hand.
+/// An output frame, parsed by hand.
 #[derive(Debug, PartialEq, Eq)]
 struct Output {
     stream: u8,
@@ -51,7 +51,7 @@ impl Output {
     }
 }
 
-/// A frame of input, put together by hand.
+/// An input frame, assembled by hand.
 fn write(channel: u32, id: i64, write_id: &str, bytes: &[u8]) -> Message {
     let mut frame = vec![0x82, 0];
     frame.extend(u16::try_from(write_id.len()).expect("a short id").to_le_bytes());
@@ -62,7 +62,7 @@ fn write(channel: u32, id: i64, write_id: &str, bytes: &[u8]) -> Message {
     Message::Binary(frame.into())
 }
 
-/// What a process said, from its channel to its close: the channel, its frames, and the notifications at the end.
+/// What a process reported until its close: its channel, its frames, and the final notifications.
 fn told(client: &mut Client, id: &str) -> (Option<u32>, Vec<Output>, Vec<Value>) {
     let (mut channel, mut frames, mut ends) = (None, Vec::new(), Vec::new());
     loop {
@@ -127,7 +127,7 @@ fn input_as_a_frame_is_answered_and_written_once() {
     let server = TestServer::start();
     let mut client = connect(&server);
     client.ok("process/start", with(start_params("p", &["cat"]), json!({"pipeStdin": true})));
-    // Told with the start, or nobody could write before there is output.
+    // The channel is announced with the start, because otherwise the client could not write before there is output.
     let told_channel = client.expect("process/channel");
     let channel = u32::try_from(told_channel["channel"].as_u64().expect("a number")).expect("a small one");
     let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
@@ -151,7 +151,7 @@ fn input_as_a_frame_is_answered_and_written_once() {
     frames.extend(rest);
     let echoed: Vec<u8> = frames.into_iter().flat_map(|frame| frame.bytes).collect();
     assert!(echoed == [&bytes[..], &bytes[..]].concat(), "twice, and not three times");
-    // In text it goes on to be the same write.
+    // A frame with another write id after the close gets a status as answer.
     client.send_message(write(channel, 103, "w2", b"late")).expect("send");
     let late = client.answer(103).expect("a status");
     assert!(["stdinClosed", "unknownProcess"].contains(&late["status"].as_str().expect("a word")), "{late}");

@@ -1,4 +1,4 @@
-//! What a place tells about itself and its processes, and what of itself it gives to them.
+//! Information about a place and its processes, and the environment that a place gives to processes.
 
 use exec_server_client::{
     Generation, Start, State,
@@ -45,7 +45,7 @@ pub(crate) async fn processes_are_listed(place: &Place) {
 
 pub(crate) async fn a_process_runs_where_it_should(place: &Place) {
     let info = place.client().environment_info().await.expect("environment/info");
-    // The server's own directory unless another is named, as a path or as a URI.
+    // Without `cwd` a process starts in the server's own directory. `cwd` may be a path or a URI.
     let own = info.cwd.expect("a directory");
     assert_eq!(format!("file://{}\n", place.say("pwd").await.trim_end()), format!("{own}\n"));
     let odd = place.path("a dir with ß, % and \u{1f980}");
@@ -79,7 +79,7 @@ fn policy(inherit: Inherit) -> EnvPolicy {
 
 pub(crate) async fn the_environment_follows_its_policy(place: &Place) {
     let home = format!("HOME={}", place.home());
-    // The short list is the default.
+    // By default only the core variables are inherited.
     let core = environment(place, env().env("OURS", "1")).await;
     assert!(core.contains(&home) && core.contains(&"OURS=1".to_owned()), "{core:?}");
     assert!(!core.iter().any(|line| line.starts_with("ONLY_THERE=") || line.starts_with("DEEP_SECRET=")), "{core:?}");

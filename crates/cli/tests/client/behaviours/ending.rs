@@ -1,4 +1,4 @@
-//! How processes end, or do not begin: signals, grace, time limits, refusals, handles and sessions that go.
+//! How processes end or fail to start: signals, grace periods, time limits, refusals, dropped handles and ended sessions.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ pub(crate) async fn what_cannot_start_says_why(place: &Place) {
         assert_eq!((error.kind(), error.server_kind()), (ErrorKind::Server, Some(kind)), "{error}");
         assert!(!error.to_string().is_empty());
     }
-    // Every one of them has left the name free.
+    // Each failed start left the id free.
     assert_eq!(place.start(sh("exit 2").id("same")).await.wait().await.expect("it ends").code, 2);
 }
 
@@ -98,7 +98,7 @@ pub(crate) async fn a_name_is_given_once(place: &Place) {
     let error = place.client().start(sh("exit 1").id("same")).await.expect_err("the name is taken");
     assert_eq!(error.server_kind(), Some(Kind::DuplicateProcess));
     drop(first);
-    // The server knows it as well as the client did.
+    // The first refusal came from the client. Without the handle the server refuses the id as well.
     let error = place.client().start(sh("exit 1").id("same")).await.expect_err("the name is taken");
     assert_eq!(error.server_kind(), Some(Kind::DuplicateProcess));
     let same = place.client().attach(&"same".into(), Attach::default()).await.expect("attach");
@@ -130,16 +130,16 @@ pub(crate) async fn dropping_a_handle_ends_nothing_unless_it_was_asked_to(place:
 }
 
 pub(crate) async fn a_start_that_is_called_off_leaves_nothing_running(place: &Place) {
-    // Known beforehand, so that the start alone is under way.
+    // Request the server info now, so that later only the start is in flight.
     place.client().environment_info().await.expect("environment/info");
     for round in 0..20_u32 {
         let starting = place.client().start(sh("exec cat").id(format!("p{round}")));
-        // Polled a few times and dropped, sooner or later in its course.
+        // Poll the start for a growing time and drop it, so that it is cancelled at different stages.
         tokio::time::timeout(Duration::from_micros(u64::from(round) * 100), starting).await.map(drop).ok();
     }
     until("no process runs but those whose start was answered", async || {
         let listed = place.client().list(Scope::Session).await.expect("list");
-        // An answered start is dropped as a handle here, which ends nothing: these are ended by name.
+        // If the start was answered, only its handle was dropped, which ends nothing. End those processes by id.
         for info in listed.iter().filter(|info| !info.exited) {
             if let Ok(process) = place.client().attach(&info.process_id, Attach::default()).await {
                 process.terminate(None).await.expect("terminate");
@@ -177,8 +177,8 @@ pub(crate) async fn ending_the_session_ends_everything(place: &Place) {
 
     place.client().end_session().await.expect("end the session");
     wait_gone("everything of the session", &children);
-    // Its handles say so, and nothing hangs. Whether they hear of an end without a known outcome before the session is over for
-    // them, or of the session's end, is a matter of time.
+    // The handles report the end, and nothing hangs. It is a race whether they see an exit with an unknown outcome first, or the end of the
+    // session.
     match soon("the last event", events.next()).await {
         Some(Event::Failed(Error::Disconnected { .. } | Error::SessionLost { .. })) => {
             assert!(soon("the wait", piped.wait()).await.is_err());

@@ -1,4 +1,4 @@
-//! What a process says and how it is heard: events, replay, reading back.
+//! Output of a process: events, replay, and reading from the log.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{Kind, Place, follow, output_until, sh, soon, spell, tell, until};
 
 pub(crate) async fn exec_process_starts_and_exits(place: &Place) {
     assert_eq!(place.backend().is_remote(), place.kind() != Kind::Local);
-    // As a program sees it that does not know where it runs.
+    // Through the `Backend` trait, as a program that does not know where it runs.
     let running = place.backend().start(exec_server_client::Start::new(["true"]).id("it")).await.expect("start");
     assert_eq!(running.id().as_str(), "it");
     assert!(running.pid().is_some_and(|pid| pid > 1));
@@ -21,7 +21,8 @@ pub(crate) async fn exec_process_starts_and_exits(place: &Place) {
     assert_eq!((read.chunks, read.next_seq), (Vec::new(), 3));
 }
 
-/// Reads until `wanted` is all that came after `after`; returns the number to go on with. Woken, never by time alone.
+/// Reads until the output after `after` equals `wanted`, and returns the next sequence number. Wakes up by notification, never by timeout
+/// alone.
 async fn read_until(process: &Process, mut after: u64, wanted: &str) -> u64 {
     let (mut wake, mut said) = (process.wake(), Vec::new());
     loop {
@@ -47,7 +48,7 @@ pub(crate) async fn exec_process_streams_output(place: &Place) {
     let after = read_until(&process, 0, "one").await;
     process.write("\n").await.expect("write");
     let after = read_until(&process, after, "two").await;
-    // A read that waits is answered by news, long before its time.
+    // A waiting read returns as soon as there is an event, long before its timeout.
     let reading = process.read(after, None, Duration::from_secs(600));
     let (read, written) = tokio::join!(soon("the waiting read", reading), process.write("\n"));
     written.expect("write");
@@ -86,7 +87,7 @@ pub(crate) async fn exec_process_replays_events_after_close(place: &Place) {
         assert_eq!(spell(&mut events).await, "3 closed");
         assert_eq!(spell(&mut events).await, "end");
     }
-    // Nor does waiting take it away.
+    // Waiting for the process does not consume its output.
     assert_eq!(process.wait().await.expect("it ended").code, 3);
     assert_eq!(tell(&process).await.stdout, b"said\n");
 }
@@ -144,7 +145,7 @@ pub(crate) async fn a_read_stops_at_its_bound(place: &Place) {
         process.write("\n").await.expect("write");
     }
     assert_eq!(follow(events).await.exit.code, 0);
-    // One piece at least, and the next read goes on behind it.
+    // Each read returns at least one chunk, and the next read continues after it.
     let (mut after, mut said) = (0, Vec::new());
     for wanted in ["one", "two", "three"] {
         let read = process.read(after, Some(1), Duration::ZERO).await.expect("read");
@@ -162,7 +163,7 @@ pub(crate) async fn two_readers_see_the_same(place: &Place) {
     let process = place.start(sh("seq 1 60000; seq 1 20000 >&2; exit 2")).await;
     let (one, two) = (process.events(), process.events());
     let mut hasty = process.events();
-    // A reader that gives up all the time, and comes back.
+    // A reader that is cancelled all the time and tries again.
     let hasty = async {
         let mut events = 0;
         loop {

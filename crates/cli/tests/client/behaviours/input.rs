@@ -1,4 +1,4 @@
-//! What a process is told: standard input through a pipe and a terminal, its end, and the terminal's size.
+//! Input of a process: stdin through a pipe and a terminal, EOF, and the terminal size.
 
 use exec_server_client::{
     Start,
@@ -31,7 +31,7 @@ pub(crate) async fn exec_process_write_then_read_without_tty(place: &Place) {
 pub(crate) async fn exec_process_rejects_write_without_pipe_stdin(place: &Place) {
     let process = place.start(Start::new(["sh", "-c", "cat; echo end; exec sleep 1000"])).await;
     assert_eq!(process.write("never").await.expect("an answer"), WriteStatus::StdinClosed);
-    // It had the end of its input from the beginning.
+    // The process saw EOF on its stdin from the beginning.
     assert_eq!(output_until(&mut process.events(), "end\n").await, "end\n");
     let refused = process.stdin().write_all(b"never").await;
     let flushed = process.stdin().flush().await;
@@ -50,7 +50,7 @@ pub(crate) async fn close_stdin_is_the_end_of_input(place: &Place) {
     assert_eq!(process.close_stdin().await.expect("an answer"), CloseStdinStatus::StdinClosed);
     assert_eq!(process.write("late").await.expect("an answer"), WriteStatus::StdinClosed);
 
-    // On a terminal it is a character; in raw mode it would be data.
+    // On a terminal EOF is a control character; in raw mode it would be ordinary data.
     let process = place.start(Start::new(["sh", "-c", "cat; echo end; stty raw; echo raw; exec cat"]).tty(None)).await;
     let mut events = process.events();
     process.write("line\n").await.expect("write");

@@ -1,4 +1,4 @@
-//! What every place must do, one function a claim. It must not know which place it is.
+//! The behaviours that every place must have, one function per claim. They do not depend on the kind of place.
 
 pub(crate) mod asking;
 pub(crate) mod ending;

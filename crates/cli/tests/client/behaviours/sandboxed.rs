@@ -1,4 +1,4 @@
-//! What a sandbox allows and denies, to files and to processes. Each escape that is refused is shown to work without the sandbox.
+//! What a sandbox allows and denies for files and processes. Every refused escape is also shown to work without the sandbox.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::{Place, tell};
 
-/// A directory of a test: `inside` is what policies grant, `outside` what they do not.
+/// A test directory: policies grant `inside` and not `outside`.
 struct Ground {
     dir: TempDir,
     files: Remote,
@@ -101,7 +101,7 @@ pub(crate) async fn sandbox_context_from_profile_preserves_workspace_write_read_
     denied(files.remove(&ground.at("inside/.git"), true, false, Links::Follow).await);
     write(&files, &ground.at("inside/.gitignore"), "fine").await.expect("beside it all may be written");
     assert_eq!(ground.text("inside/.git/config"), "config");
-    // An entry of one's own decides otherwise.
+    // An explicit entry for `.git` overrides the protection.
     let open = ground.within(&[entry(&ground.at("inside"), "write"), entry(&ground.at("inside/.git"), "write")]);
     write(&open, &ground.at("inside/.git/config"), "new").await.expect("it was granted");
 }
@@ -165,7 +165,7 @@ pub(crate) async fn file_system_sandboxed_read_rejects_symlink_parent_dotdot_esc
     symlink("link/../file", ground.at("inside/twisted")).expect("a link");
     denied(read(&ground.readable(), &ground.at("inside/twisted")).await);
     assert_eq!(read(&ground.files, &ground.at("inside/twisted")).await.expect("without it"), "outer");
-    // By the text alone it is inside.
+    // The path is lexically inside.
     let path = ground.at("inside").join("link/../file");
     assert_eq!(read(&ground.readable(), &path).await.expect("inside"), "inner");
 }
@@ -362,7 +362,7 @@ pub(crate) async fn process_starts_with_restricted_reads(place: &Place) {
 
 pub(crate) async fn tty_process_in_a_sandbox_ignores_a_hostile_path(place: &Place) {
     let ground = Ground::new(place);
-    // Whatever a helper might be called: it would say so.
+    // Fake programs under every name that a sandbox helper might have; each would print `hijacked`.
     for name in ["bwrap", "exec-server", "unshare", "landlock"] {
         let fake = ground.at("inside").join(name);
         fs::write(&fake, "#!/bin/sh\necho hijacked\n").expect("a program");

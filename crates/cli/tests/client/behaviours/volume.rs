@@ -1,4 +1,4 @@
-//! Much output and input: nothing is lost, repeated or changed, and nobody is waited for who does not read.
+//! Large output and input: nothing is lost, repeated or changed, and a client that does not read delays no other.
 
 use exec_server_client::{
     Event, Start,
@@ -57,7 +57,7 @@ pub(crate) async fn waiting_takes_what_nobody_reads(place: &Place) {
     let exit = process.wait().await.expect("it ends");
     let totals = process.closed().expect("it is closed");
     assert_eq!((exit.code, totals.output_bytes, totals.dropped_bytes), (6, Some(64 * MIB as u64 + 4), Some(0)));
-    // Whoever comes now is told what is gone, and gets the rest.
+    // A new reader gets a gap for the dropped output, and then the rest.
     let told = follow(process.events()).await;
     assert!(told.gone > 0);
     assert_eq!(told.gone + (told.stdout.len() + told.stderr.len()) as u64, 64 * MIB as u64 + 4);
@@ -71,14 +71,14 @@ pub(crate) async fn a_slow_reader_holds_the_process_back_and_loses_nothing(place
         Some(Event::Output { bytes, .. }) => bytes,
         other => panic!("{other:?} where output is expected"),
     };
-    // The reader stands still until the process does.
+    // The reader does not read until the process is blocked.
     until("the process is held back", async || {
         let listed = place.client().list(Scope::Session).await.expect("list");
         assert!(listed.iter().all(|info| !info.exited), "more than memory can hold");
         listed.iter().any(|info| info.blocked.is_some())
     })
     .await;
-    // Waiting beside a reader takes nothing from it.
+    // A `wait` beside a reader takes no output from the reader.
     let (exit, told) = tokio::join!(process.wait(), follow(events));
     assert_eq!((exit.expect("it ends").code, told.exit.code, told.gone), (0, 0, 0));
     let mut said = first.to_vec();
@@ -86,7 +86,7 @@ pub(crate) async fn a_slow_reader_holds_the_process_back_and_loses_nothing(place
     assert_same("the numbers", &said, &numbers(32 * MIB));
 }
 
-/// What `seq` prints, so many bytes of it.
+/// The first `len` bytes of the output of `seq`.
 fn numbers(len: usize) -> Vec<u8> {
     use std::io::Write as _;
     let mut text = Vec::with_capacity(len + 16);
@@ -110,7 +110,7 @@ pub(crate) async fn what_is_dropped_by_choice_is_told(place: &Place) {
     .await;
     let told = soon("the rest of it", follow(process.events())).await;
     let dropped = told.totals.dropped_bytes.expect("counted");
-    // Some of what was dropped had been sent before.
+    // Some of the dropped bytes had been sent before they were dropped.
     assert!(told.gone > 0 && told.gone <= dropped, "{} of {dropped}", told.gone);
     assert_eq!(Some(told.stdout.len() as u64 + told.gone), told.totals.output_bytes);
     assert!(told.stdout.starts_with(b"1\n2\n") && told.stdout.ends_with(b"\n5999999\n6000000\n"));
