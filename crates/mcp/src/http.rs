@@ -89,6 +89,7 @@ impl Transport<RoleClient> for HttpTransport {
     }
 
     async fn close(&mut self) -> Result<(), Self::Error> {
+        // Before closing: the inner transport waits for its requests, and this cancels them. The DELETE of the session still runs.
         self.wanted = None;
         self.inner.close().await
     }

@@ -1,6 +1,6 @@
 //! Starts an MCP server on stdio, on this machine or on an executor. The two cases differ only in the environment of the process.
 //!
-//! The process is owned by the launcher: it ends when its last handle is dropped. Every launch uses a new process id. The MCP protocol
+//! The process is owned by the launcher: it ends when its last handle is dropped. Every launch uses a new `processId`. The MCP protocol
 //! itself is in `transport`.
 
 use std::{

@@ -1,4 +1,5 @@
-//! Runs MCP servers on another machine and talks to them from this one. Connections survive cut links and restarts.
+//! Runs MCP servers on another machine and talks to them from this one. Connections survive cut links and restarts of the executor, the
+//! exec-server that runs the processes.
 //!
 //! An MCP server on stdio is an ordinary process, so the executor's promise covers it: no message is lost or repeated, and no process is
 //! left behind. [`config`] says which servers exist and where they run, [`mod@env`] which variables each one gets, and [`names`] under

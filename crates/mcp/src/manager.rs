@@ -95,7 +95,7 @@ impl fmt::Debug for Settings {
 pub struct Restarts {
     /// The maximum number of restarts in a row. After that the server counts as failed.
     pub most: u32,
-    /// The pause before the first restart. Each further pause is twice as long.
+    /// The pause before the first restart. Each further pause is twice as long, up to `longest_pause`.
     pub first_pause: Duration,
     pub longest_pause: Duration,
     /// If the server was ready for this long before a crash, the count of crashes in a row starts again.
@@ -294,6 +294,7 @@ impl Manager {
         for server in self.servers.values() {
             server.set_cancelled();
         }
+        // After the tasks have ended, because they need the sessions to end their servers.
         if self.owns_hosts {
             self.context.hosts.end().await;
         }

@@ -12,8 +12,8 @@
 //! |---|---|
 //! | a line that is not a message | skipped, counted, and quoted if the server fails |
 //! | the process closes | a last line without a line feed is delivered, then the stream ends |
-//! | the process exits, but a process that it left behind holds its streams open | [`EXIT_GRACE`] later the leftover processes are terminated |
-//! | a line longer than [`STDOUT_LINE_BYTES`] or [`STDERR_LINE_BYTES`] | the lines before it are delivered, then the stream and the process end |
+//! | the process exits, but leftover processes hold its streams open | [`EXIT_GRACE`] later the leftover processes are terminated |
+//! | a line longer than [`STDOUT_LINE_BYTES`] or [`STDERR_LINE_BYTES`] | earlier lines are delivered, then the stream and the process end |
 //! | lost output | the stream ends, because a message may be missing |
 //! | the session is lost | the stream ends |
 //!
@@ -321,7 +321,7 @@ impl Transport<RoleClient> for Stdio {
             }
             Some(Ended::Lost(_)) => {}
             ending => {
-                // A server that broke the rules gets no grace period.
+                // After an overlong line or lost output, do not close stdin and wait, but terminate at once.
                 let is_gentle = !matches!(ending, Some(Ended::LineTooLong { .. } | Ended::Gap { .. }));
                 child.tell_end(ending.clone().unwrap_or(Ended::Closed));
                 if let Some(tail) = &mut self.tail {

@@ -60,7 +60,7 @@ branches! {
     HalfOpen,
     /// One direction of a link stalled for a while.
     Stall,
-    /// The grace period of a child that ignores SIGTERM ended.
+    /// The grace period of a child that ignores SIGTERM expired.
     GraceOver,
     /// A process was ended by its time limit.
     Timeout,

@@ -36,7 +36,7 @@ pub struct Held {
     pub(crate) process: RefCell<Option<Process>>,
     /// The start failed or was cancelled.
     pub(crate) is_cancelled: Cell<bool>,
-    /// The process may be killed.
+    /// The end of the process was requested, so a death by signal is expected.
     pub(crate) asked_to_die: Cell<bool>,
     /// The server no longer keeps the process.
     pub(crate) is_forgotten: Cell<bool>,
@@ -119,7 +119,8 @@ impl Held {
     /// A second cursor reads everything from the beginning, including output that was already freed.
     pub fn read_again(self: &Rc<Self>) {
         let Some(process) = self.process.borrow().clone() else { return };
-        // Freed output is a gap for this cursor. The gap has no byte count if the client itself cannot know it.
+        // Freed output is a gap for this cursor, without a byte count if the client cannot know it. A ledger can place such a gap only in a
+        // single stream.
         if self.ledger.borrow().position < 3 || !self.plan.is_single() || self.plan.drops {
             return;
         }

@@ -110,7 +110,7 @@ impl World {
         };
         let Some(name) = picked else { return };
         let (method, params) = match self.rng.within(0..4) {
-            // A child that ignores SIGTERM gets a terminate with a grace period first, so that the grace period ends.
+            // A child that ignores SIGTERM gets a terminate with a grace period first, so that the grace period expires.
             _ if is_known_deaf => {
                 ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)}))
             }

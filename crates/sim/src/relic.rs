@@ -1,6 +1,6 @@
 //! A first-generation client: it uses `command/exec` without a handshake, and its processes end with the connection.
 //!
-//! Owns one connection and what was received on it. Its protocol has no sequence numbers: output arrives, then the exit, and nothing after it.
+//! Owns one connection and what was received on it. There, output arrives without sequence numbers, then the exit, and nothing after it.
 
 use std::{
     cell::RefCell,

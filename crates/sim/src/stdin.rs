@@ -1,4 +1,5 @@
-//! The writes of a model client to stdin, and the check of promise R2: each write arrives at most once, each accepted one exactly once, in order.
+//! The writes of a model client to stdin, and the check of promise R2: each write arrives at most once, each accepted one exactly once, in
+//! order.
 
 use crate::{
     child::{STDIN_TEXT, text},

@@ -1,7 +1,7 @@
 //! A client's view of one process, and the oracle that compares every event with what the child really did.
 //!
-//! It checks the promises R1 to R3: output bytes arrive once and in order, gaps are exact to the byte, there is one exit with the right code,
-//! there is one close and it is last, and stdin arrives exactly once and in order. Does not depend on connections.
+//! It checks the promises R1 to R3: output bytes arrive once and in order, gaps are exact to the byte, there is one exit with the right
+//! code, there is one close and it is last, and stdin arrives exactly once and in order. Does not depend on connections.
 
 use std::collections::BTreeMap;
 

@@ -10,7 +10,7 @@ fn json(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, Path::new("mcp.json"), Format::Json)
 }
 
-/// Parses a text that must contain exactly one valid server and cause no warning.
+/// Returns the only server of a configuration, which must be valid and cause no warning.
 fn only(config: Result<Config, ConfigError>) -> ServerConfig {
     let config = config.expect("a good file");
     assert_eq!(config.warnings, Vec::<String>::new());
@@ -205,7 +205,7 @@ fn json_of_other_programs_is_read_as_it_is_meant() {
         "`mcp.json`: key `trust` is not acted on (server `some`)",
     ];
     assert_eq!(config.warnings, expected);
-    // The same keys under their other names.
+    // The same table under its other names.
     for (name, format) in [("mcpServers", Format::Toml), ("mcp_servers", Format::Json), ("servers", Format::Json)] {
         let text = match format {
             Format::Toml => format!("[{name}.s]\ncommand = 'x'"),

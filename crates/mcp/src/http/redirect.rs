@@ -22,7 +22,7 @@ pub(super) fn next(method: &str, from: &str, status: StatusCode, location: Optio
     let keeps_method = match status {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
         StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => method != "POST",
-        // After 303 the client would send a GET without the message.
+        // After a 303, for example, the client would have to send a GET without the message.
         _ => false,
     };
     let Some(location) = location.filter(|_| status.is_redirection()) else { return Next::Stay };

@@ -112,6 +112,7 @@ impl Connection {
         let answer = asked.answer(within).await;
         match answer {
             Waited::Answer(answer) => {
+                // Nothing is left to cancel.
                 asked.handle = None;
                 match *answer {
                     Ok(result) => self.read(method, result),

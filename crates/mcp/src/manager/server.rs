@@ -1,4 +1,4 @@
-//! The life of one server: start, ready, crash, restart, end. One task runs it and is the only one that changes its state.
+//! The life of one server: start, ready, crash, restart, end. One task runs it. While it runs, only this task changes the state.
 //!
 //! Failure paths: if the first start fails, that is final, so that a configuration mistake is seen at once. A server that was ready and
 //! crashes is restarted after a pause. Too many crashes in a row are final. An unreachable executor does not count as a crash of its

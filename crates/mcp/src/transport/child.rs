@@ -1,4 +1,4 @@
-//! The process of a server, apart from its messages: its stderr, how it ended, and how to end it. Keeps the messages that are sent in
+//! The process of a server, apart from its messages: its stderr, how it ended, and how to end it. Also sends messages, in
 //! order.
 
 use std::{

@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 use super::{Call, Failure, Reply, files, or_default};
 use crate::serve::limits;
 
-/// How often the edit is retried if another writer changes the file between our read and write.
+/// How many attempts an edit makes if another writer changes the file between our read and write.
 const ATTEMPTS: usize = 5;
 
-/// The largest file in which a similar text is searched.
+/// The largest file in which a similar text is searched, in bytes.
 const NEAR_BYTES: usize = 1 << 20;
 
 /// How many lines the error names if the text occurs several times.
