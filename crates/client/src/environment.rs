@@ -202,7 +202,7 @@ pub fn asked_by(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<Stri
     Ok(None)
 }
 
-/// Chooses by name or URL like [`Environments::pick`], from the user's own file. The file is read only if a name is given, or nothing.
+/// Chooses by name or URL like [`Environments::pick`], from the user's own file. The file is not read for `none` or a URL.
 pub fn choose(name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
     if let Some(asked) = name_or_url.map(str::trim)
         && let Some(choice) = Choice::without_file(asked)?

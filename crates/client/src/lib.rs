@@ -82,8 +82,8 @@
 //! between the two, from a child that the process left behind.
 //!
 //! **Bytes.** [`Process::stdout`] and [`Process::stderr`] implement `AsyncRead`. Read both concurrently, or create only
-//! one of them. The client keeps the output that an existing reader has not read yet, and an unread reader blocks the
-//! process in the end.
+//! one of them. The client keeps the output that an existing reader has not read yet. A reader that is not read
+//! eventually blocks the process.
 //!
 //! ```no_run
 //! use exec_server_client::{Client, Start};
@@ -123,8 +123,9 @@
 //! # When the connection is cut
 //!
 //! The caller does not have to do anything. The client reconnects with growing pauses and resumes the session. Cursors
-//! continue where they were. Interrupted writes are settled by their ids. Interrupted calls are sent again if a
-//! repetition is harmless. Everything that needs the server waits until the client has reconnected.
+//! continue where they were. Interrupted writes are sent again, and their ids keep the server from writing them twice.
+//! Interrupted calls are sent again if a repetition is harmless. Everything that needs the server waits until the client
+//! has reconnected.
 //!
 //! [`Client::state`] returns the state of the connection, and [`Client::watch_state`] reports its changes:
 //!
@@ -133,7 +134,7 @@
 //!                        └──refused, or too late──▶ Lost
 //! ```
 //!
-//! - A connection that dies without a close is noticed after 30 s. [`Builder::report_stall_after`] reports a silent
+//! - A TCP connection that dies without a close is noticed after 30 s. [`Builder::report_stall_after`] reports a silent
 //!   connection earlier, as [`State::Stalled`].
 //! - The client tries to reconnect for as long as the server keeps the session (24 hours, or [`Builder::ttl`]), or for
 //!   [`Builder::recover_for`].

@@ -44,13 +44,13 @@ pub(crate) const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 /// The end of an older server's message about a session that has a connection already.
 const ATTACHED: &str = "is already attached to another connection";
 
-/// How often a peer over TCP is pinged, and after how long without anything received the link counts as cut.
+/// How often a peer over TCP is pinged, and after how long without a TCP acknowledgement from its host the link counts as cut.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 
-/// Limit for the bytes of stdin in flight to all processes of a link. Above it, no process sends a write before its previous one is
-/// answered. The limit is half of the 32 MiB that a server buffers for a connection before it refuses more. Such a refusal could reorder
-/// writes that are in flight together.
+/// Limit for the bytes of stdin in flight to all processes of a link: 32 MiB. Above it, no process sends a write before its previous one is
+/// answered. The limit is half of what a server buffers for a connection before it refuses more. Such a refusal could reorder writes that
+/// are in flight together.
 const WRITING_BYTES: usize = limits::REQUESTS_WAITING_BYTES / 2;
 
 /// One connection whose handshake is done.
@@ -80,7 +80,7 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// A failure that another attempt may not have.
+    /// A failure that another attempt may avoid.
     pub(crate) fn for_now(error: Error) -> Self {
         Self { error, is_worth_retrying: true, is_offence: false }
     }

@@ -510,7 +510,7 @@ impl Session {
         }
     }
 
-    /// Called when the last handle is dropped: aborts all background work.
+    /// Called when the last handle is dropped: marks the session as lost and aborts all background work.
     pub(crate) fn abandon(&self) {
         self.set(Status::Lost(Error::Disconnected { reason: Some("nobody uses the client any more".to_owned()) }));
         lock(&self.tasks).abort_all();

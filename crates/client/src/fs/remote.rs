@@ -1,8 +1,10 @@
 //! File access on a server.
 //!
 //! Each operation is one request, except for large files, which are sent in blocks through a handle of the session. Handles survive cut
-//! connections, because the session does. Failure paths: an interrupted call is sent again if that is harmless. Other calls, such as a
-//! commit, fail with an error that says that the outcome is unknown.
+//! connections, because the session does.
+//!
+//! Failure paths: an interrupted call is sent again if that is harmless. An interrupted commit is checked by `handle`. Other interrupted
+//! calls fail with an error that says that the outcome is unknown.
 
 use std::{
     borrow::Cow,
@@ -124,7 +126,7 @@ impl Remote {
         called.map_err(|error| Error::of_call(operation, path, &error))
     }
 
-    /// Like [`call`](Self::call), but idempotent: the call is sent again if a cut left its outcome unknown.
+    /// Like [`call`](Self::call), for idempotent requests: the call is sent again if a cut left its outcome unknown.
     async fn call_again<M: Method>(
         &self,
         operation: &'static str,

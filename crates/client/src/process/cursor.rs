@@ -17,7 +17,7 @@ use crate::{error::Error, transport::BoxFuture};
 
 /// A cursor over the events of a process. Cancel safe: an event that was not returned is not lost.
 ///
-/// Output that a cursor has not consumed blocks the process in the end, so drop a cursor that you no longer read.
+/// Output that a cursor does not consume eventually blocks the process, so drop a cursor that you no longer read.
 pub struct Events {
     shared: Arc<Shared>,
     id: u64,
@@ -40,8 +40,7 @@ impl Events {
         std::future::poll_fn(|cx| self.poll_next_event(cx)).await
     }
 
-    /// The last sequence number that was returned. Another cursor continues from here with
-    /// `Process::events_after`.
+    /// The last sequence number that was returned. Another cursor continues from here with `Process::events_after`.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.position

@@ -94,7 +94,7 @@ impl AsyncWrite for Stdin {
         self.closing = None;
         self.is_closed = true;
         match closed {
-            // An stdin that was closed before, or whose process has ended, counts as closed.
+            // A stdin that was closed before, or whose process has ended, counts as closed.
             Ok(Ok(wire::CloseStdinStatus::RawMode)) => {
                 Poll::Ready(Err(io::Error::other("the terminal is in raw mode, where the end of input cannot be told")))
             }

@@ -214,7 +214,8 @@ impl Process {
     /// Asks the server for output after sequence number `after`. Returns at most `max` bytes, but at least one piece. Waits up to `wait`
     /// for new output.
     ///
-    /// Consumes and acknowledges nothing. If the session is lost, this returns an empty, closed result that contains the reason.
+    /// Consumes and acknowledges nothing. If the session is lost, this returns an empty, closed result that contains the reason. A V0
+    /// server cannot read output back, so this fails with `Error::Protocol` there.
     pub async fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> Result<Read, Error> {
         if self.shared.generation() == Generation::V0 {
             let text = "this server speaks exec-server.v0, which cannot read back: follow the events instead";

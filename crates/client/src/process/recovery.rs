@@ -1,5 +1,5 @@
-//! Fetches events that no notification will deliver: after a cut, before the log's beginning, and for a session that was resumed by another
-//! client.
+//! Fetches events that no notification will deliver: after a cut, before the log's beginning, and for processes that existed before this
+//! client resumed the session.
 //!
 //! The rules of the protocol allow rebuilding events from a `process/read`. Output has sequence numbers. The exit has the number that is
 //! missing among them. The close has the last number. A contradiction fails only that process.
@@ -178,7 +178,8 @@ pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Res
     Ok(events)
 }
 
-/// Fills a log only by reading. Used for a process of this session whose notifications went to an earlier connection.
+/// Fills a log only by reading. Used for a process of this session that an earlier client started, and whose notifications went to that
+/// client.
 pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
     loop {
         let Some(log) = weak.upgrade() else { return };

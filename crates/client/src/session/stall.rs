@@ -1,7 +1,7 @@
 //! Detects a link that is open but silent: the server has stopped, or the network drops its packets.
 //!
 //! The client pings a silent server once a second, because an idle server sends nothing by itself. Only a caller that shows the state to a
-//! person turns this on. The watch only reports; a link that stays silent is closed by `Link::look_alive`.
+//! person turns this on. The watch only reports; closing a dead link is left to `Link::look_alive`.
 
 use std::time::Duration;
 

@@ -5,8 +5,8 @@
 //!    └─ EOF_GRACE ── SIGTERM ── TERM_GRACE ── SIGKILL ────────────┴── rest of its group killed ── reaped
 //! ```
 //!
-//! The program gets EOF on stdin when the stream is dropped, which the owner drops beside this value. A separate thread takes the steps
-//! after that, for a few seconds at most. So a drop does not block, and the steps also work while the runtime shuts down.
+//! The owner drops the stream together with this value, which gives the program EOF on stdin. A separate thread takes the steps after
+//! that, for a few seconds at most. A drop therefore does not block, and the steps also work while the runtime shuts down.
 //!
 //! The pid of the program is also the id of its process group. Until the program is reaped, the kernel does not reuse this id. The group is
 //! therefore signalled before the program is reaped. If the thread cannot be created, the program is killed at once.
@@ -96,7 +96,7 @@ pub(super) fn spawn(mut command: Command, scope: Scope) -> io::Result<(Stream, R
     let pidfd = match opened {
         Ok(pidfd) => pidfd,
         Err(error) => {
-            // For a child of this program, the only possible reason is a lack of fds.
+            // `pidfd_open` for a child of this program can fail only for lack of fds.
             child.kill().ok();
             child.wait()?;
             return Err(error.into());
