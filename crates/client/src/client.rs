@@ -135,6 +135,7 @@ impl Client {
         // unknown outcome, is not an answer.
         starting.is_asked = matches!(&started, Err(error) if !matches!(error, Error::Server { .. }));
         let Started { pid, sandbox } = started?;
+        // Disarm the guard: the handle owns the route from here on.
         std::mem::forget(starting);
         session.routes.confirm(&key);
         let is_h = is_reference && info.is_some();

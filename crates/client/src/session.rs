@@ -326,6 +326,7 @@ impl Session {
             Status::Up(link) => Some(link),
             Status::Down { .. } | Status::Lost(_) => None,
         };
+        // Mark the session as lost first, so that the keeper does not reconnect when the link ends.
         self.lose(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
         if let Some(link) = link {
             // Errors are ignored: if the link is gone or the server does not read, the server only keeps some output longer.
