@@ -1,5 +1,5 @@
-//! The weak points of the reference (spec section 11) that concern processes and connections: each has a test that shows ours does better.
-//! Names of tests begin with the number of the weak point. What other files show in passing is listed in `COVERAGE.md`.
+//! The known defects of the reference (spec section 11) in processes and connections: each has a test that shows that our server does not
+//! have it. The test names begin with the number of the defect. `COVERAGE.md` lists defects that other files cover.
 
 use std::{
     collections::BTreeSet,
@@ -29,7 +29,7 @@ fn d11_1_1_terminate_loses_no_byte_that_was_written_before_it() {
         let id = format!("p{round}");
         let gate = fifo(server.dir(), &id);
         client.ok("process/start", sh(&id, &format!("head -c 60000 /dev/zero; echo end >{gate}; exec sleep 1000")));
-        // Written, and perhaps still in the pipe.
+        // The output is written, but may still be in the pipe.
         assert_eq!(fs::read_to_string(&gate).expect("read the FIFO"), "end\n");
         client.ok("process/terminate", process(&id));
         let ended = client.collect(&id);
@@ -42,7 +42,7 @@ fn d11_1_1_terminate_loses_no_byte_that_was_written_before_it() {
 fn d11_1_2_what_a_reference_client_reads_late_is_all_there_or_reported() {
     let server = TestServer::start();
     let mut client = server.client();
-    // The reference kept 1 MiB and said nothing about the rest.
+    // The reference kept 1 MiB and reported nothing about the rest.
     client.ok("process/start", sh("p", "head -c 6000000 /dev/zero"));
     client.collect("p");
     let read = client.ok("process/read", process("p"));
@@ -83,7 +83,7 @@ fn d11_1_6_a_write_is_accepted_when_it_is_in_and_not_when_the_child_dies_before(
         };
         client.ok("process/start", params);
         client.wait_output(&id, "up");
-        // More than pipe or terminal take without a reader.
+        // More than a pipe or terminal buffers without a reader.
         let big = client
             .send_request("process/write", json!({"processId": id, "chunk": encode_base64(&vec![b'x'; 1 << 20])}));
         client.assert_alive();
@@ -137,7 +137,7 @@ fn d11_2_3_no_wake_up_of_a_long_poll_is_lost() {
     start_cat(&mut client, "p");
     let begun = Instant::now();
     for round in 0..500_u64 {
-        // The write races with the read that waits for it.
+        // The write races with the read that waits for its echo.
         let write = client.send_request("process/write", json!({"processId": "p", "chunk": "eA=="}));
         let read = client.send_request("process/read", json!({"processId": "p", "afterSeq": round, "waitMs": 20_000}));
         let result = client.answer(read).expect("read");
@@ -169,14 +169,14 @@ fn d11_2_6_a_session_is_handed_over_when_its_peer_is_only_half_there() {
     let mut dead = server.connect();
     let session = dead.initialize();
     start_cat(&mut dead, "p");
-    // It stays connected and answers no ping, like a peer behind a dead link.
+    // The old connection stays open and answers no ping, like a peer behind a dead link.
     let begun = Instant::now();
     let mut client = Client::resume(&server, &session, json!({}));
     let waited = begun.elapsed();
     assert!(waited >= Duration::from_millis(1900) && waited < Duration::from_secs(10), "{waited:?}");
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"mine\n")}));
     client.ok("process/read", json!({"processId": "p", "waitMs": 20_000}));
-    // The old one hears of it when it wakes up.
+    // The old connection gets a close frame when it reads again.
     let (code, _) = dead.wait_closed().expect("a close frame");
     assert_eq!(code, 1008);
 }
@@ -191,7 +191,7 @@ fn d11_2_9_a_start_whose_connection_went_away_leaves_no_name_behind() {
         client.send_request("process/start", sh(&id, "exec sleep 1000"));
         drop(client);
         client = Client::resume(&server, &session, json!({}));
-        // Either it never came, or it runs; never something in between.
+        // The start has either not happened at all, or the process runs.
         match client.call("process/read", process(&id)) {
             Ok(read) => {
                 assert_eq!(read["exited"], false);
@@ -219,7 +219,7 @@ fn d11_2_10_running_out_of_descriptors_does_not_end_the_server() {
     let crowd: Vec<TcpStream> =
         (0..40).map(|_| TcpStream::connect(server.address()).expect("the kernel queues it")).collect();
     client.assert_alive();
-    // The first output brings a descriptor with it, for which there is no room: it waits, and nothing is lost.
+    // The first output needs an fd that is not available: it waits, and nothing is lost.
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"alive\n")}));
     client.assert_alive();
     drop(crowd);
@@ -240,7 +240,7 @@ fn d11_3_2_background_children_that_let_go_of_the_streams_live_on_until_the_sess
     let is_alive = || fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep"));
     assert_eq!(client.ok("process/terminate", process("p"))["running"], false);
     client.ok("process/forget", process("p"));
-    // The reference kills the old group when it forgets; a look after further work shows that ours does not.
+    // The reference kills the old process group when it forgets the process. Check after further work that ours does not.
     assert_eq!(client.run("q", &["true"]).code(), 0);
     assert!(is_alive());
     client.ok("session/end", json!({}));
@@ -254,7 +254,7 @@ fn d11_3_3_a_grandchild_that_holds_the_streams_is_reached_by_terminate() {
     for (number, holder) in ["sleep 1000 &", "setsid sleep 1000 &", "(setsid sleep 1000 &);"].into_iter().enumerate() {
         for is_tty in [false, true] {
             let id = format!("p{number}{is_tty}");
-            // On a terminal a plain background child gets a hang-up with its leader; it is told to stay.
+            // On a terminal a background child gets SIGHUP when its session leader exits, so it ignores the signal.
             client.ok(
                 "process/start",
                 with(sh(&id, &format!("trap '' HUP; echo up; {holder} exit 5")), json!({"tty": is_tty})),
@@ -264,7 +264,7 @@ fn d11_3_3_a_grandchild_that_holds_the_streams_is_reached_by_terminate() {
             let answer = client.ok("process/terminate", process(&id));
             assert_eq!(answer["running"], false);
             if answer["streamsHeld"] != true {
-                // A terminal may have been hung up by the end of its leader.
+                // The exit of the session leader may have hung the terminal up already.
                 assert!(is_tty, "{holder}: {answer}");
             }
             client.expect("process/closed");
@@ -332,7 +332,7 @@ fn d11_3_5_variables_that_are_no_text_harm_nobody() {
     assert_eq!(lines, [b"NO_TEXT=\xff\xfe".as_slice(), b"NO_\xffTEXT=name"]);
 }
 
-// Linux binds the parent-death signal to the thread that spawned; threads of the server come and go.
+// On Linux the parent-death signal refers to the thread that spawned the child, and threads of the server come and go.
 #[test]
 fn d11_3_5_children_do_not_die_with_a_thread_of_the_server() {
     let server = TestServer::start();
@@ -340,7 +340,7 @@ fn d11_3_5_children_do_not_die_with_a_thread_of_the_server() {
     let gate = fifo(server.dir(), "gate");
     client.ok("process/start", sh("p", &format!("echo up; read x <{gate}; echo alive")));
     client.wait_output("p", "up");
-    // A burst of blocking work makes and ends threads.
+    // A burst of blocking work creates and ends threads.
     let clients: Vec<_> = (0..8).map(|_| server.client()).collect();
     let runs: Vec<_> =
         clients.into_iter().map(|mut client| thread::spawn(move || client.run("q", &["true"]).code())).collect();

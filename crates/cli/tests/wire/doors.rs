@@ -1,4 +1,4 @@
-//! The listeners of a real server: how they come, bear a crowd and a lack of descriptors, and go. Who is let in: `promises`.
+//! The listeners of a real server: start, many connections, running out of fds, shutdown. Authentication is tested in `promises`.
 
 use std::{
     net::TcpStream,
@@ -13,7 +13,7 @@ use crate::common::{Client, TestServer, http, wait_for};
 fn a_lack_of_descriptors_does_not_end_the_server() {
     let server = TestServer::builder().start();
     let mut client = server.client();
-    // Lowered under what it has open, so that the next accept fails.
+    // Lower the limit below the number of open fds, so that the next accept fails.
     let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let limit = rustix::process::Rlimit { current: Some(12), maximum: hard };
     let pid = rustix::process::Pid::from_raw(server.pid().cast_signed());

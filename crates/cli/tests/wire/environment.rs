@@ -1,5 +1,4 @@
-//! The environment of a child: exact without a policy, made from the server's with one (spec 3.2, 3.7).
-//! It must not test anything else of a start.
+//! The environment of a child: exactly as given without a policy, derived from the server's environment with one (spec 3.2, 3.7).
 
 use serde_json::{Value, json};
 
@@ -135,7 +134,7 @@ fn a_large_environment_arrives_whole() {
     assert!(lines.iter().all(|line| line.len() == 106));
 }
 
-/// Everything that a client writes without cwd, environment and terminal.
+/// The shortest start: without cwd, environment and terminal.
 #[test]
 fn a_start_without_cwd_and_env_runs_in_the_server_s_directory_with_its_core_variables() {
     let server = server();
@@ -149,12 +148,12 @@ fn a_start_without_cwd_and_env_runs_in_the_server_s_directory_with_its_core_vari
     assert_eq!(info["cwd"], format!("file://{}", own.display()));
     let known =
         ["PATH=", "SHELL=", "TMPDIR=", "TEMP=", "TMP=", "HOME=", "LANG=", "LC_ALL=", "LC_CTYPE=", "LOGNAME=", "USER="];
-    // What the shell sets itself.
+    // Variables that the shell sets itself.
     let of_the_shell = ["PWD=", "SHLVL=", "_=", "OLDPWD="];
     for line in lines.clone() {
         assert!(known.iter().chain(&of_the_shell).any(|name| line.starts_with(name)), "{line}");
     }
     assert!(lines.clone().any(|line| line == "LANG=C") && lines.clone().any(|line| line == "USER=somebody"), "{said}");
-    // An environment that is given is the whole one, also an empty one.
+    // A given environment is complete, even an empty one.
     assert_eq!(env(&mut client, "empty", json!({"env": {}})), Vec::<String>::new());
 }

@@ -1,5 +1,4 @@
-//! Owns what the tests of `fs/*` share: short calls on the wire, and a directory of its own for each test.
-//! It must not know types of the server.
+//! Helpers for the tests of `fs/*`: short calls on the wire, and a private directory for each test.
 
 use std::{
     fs,
@@ -26,31 +25,31 @@ impl Files {
         files
     }
 
-    /// The test's own directory, which no link leads to.
+    /// The test's private directory, as a path without symlinks.
     pub(crate) fn dir(&self) -> PathBuf {
         self.server.dir().canonicalize().expect("the directory is there").join("files")
     }
 
-    /// A path in it.
+    /// A path in that directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir().join(name)
     }
 
-    /// A file in it with these bytes.
+    /// Creates a file with these bytes.
     pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, bytes).expect("write a file");
         path
     }
 
-    /// A directory in it.
+    /// Creates a directory.
     pub(crate) fn directory(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(&path).expect("make a directory");
         path
     }
 
-    /// A link in it.
+    /// Creates a symlink.
     pub(crate) fn link(&self, name: &str, target: impl AsRef<Path>) -> PathBuf {
         let path = self.path(name);
         std::os::unix::fs::symlink(target, &path).expect("make a link");
@@ -80,13 +79,13 @@ impl Files {
         self.client.ok("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(bytes)}))
     }
 
-    /// What is in the test's directory, by name.
+    /// The sorted names in the test's directory.
     pub(crate) fn names(&self) -> Vec<String> {
         names(&self.dir())
     }
 }
 
-/// What is in a directory, by name.
+/// The sorted names in a directory.
 pub(crate) fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).expect("list a directory");
     let mut names: Vec<String> =
@@ -100,7 +99,7 @@ pub(crate) fn data(result: &Value) -> Vec<u8> {
     decode_base64(result["dataBase64"].as_str().expect("a file is text in base64"))
 }
 
-/// The `file:` URI of a path of plain letters.
+/// The `file:` URI of a path without special characters.
 pub(crate) fn uri(path: &Path) -> String {
     format!("file://{}", path.display())
 }

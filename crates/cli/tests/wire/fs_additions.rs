@@ -1,5 +1,5 @@
-//! What this server adds to files: writes in one step, states that a writer can insist on, ranges and lines, drafts, modes and times.
-//! It must not test trouble; `fs_trouble.rs` does.
+//! Our additions to file methods: atomic writes, preconditions (`ifMatch`), ranges and lines, drafts, modes and times. Failures are tested
+//! in `fs_trouble.rs`.
 
 use std::{
     ffi::OsStr,
@@ -64,7 +64,7 @@ fn a_replaced_file_keeps_its_mode_and_a_link_its_place() {
     assert!(fs::symlink_metadata(&link).expect("the link").is_symlink());
     assert_eq!((fs::read(&path).expect("the file"), mode(&path)), (b"new".to_vec(), 0o640));
     assert_ne!(fs::metadata(&path).expect("the file").ino(), before, "it is another file by the same name");
-    // Through a chain of links, and to a name that is not there yet.
+    // Through a chain of symlinks, and to a name that does not exist yet.
     files.directory("deep");
     files.link("deep/chain", "../link");
     assert_eq!(files.write(&files.path("deep/chain"), b"chained")["atomic"], true);
@@ -72,7 +72,7 @@ fn a_replaced_file_keeps_its_mode_and_a_link_its_place() {
     let dangling = files.link("dangling", "deep/fresh");
     assert_eq!(files.write(&dangling, b"fresh")["atomic"], true);
     assert_eq!(fs::read(files.path("deep/fresh")).expect("made by the link"), b"fresh");
-    // A new one has what the umask leaves, or what was asked for.
+    // A new file gets the default mode with the umask applied, or the requested mode.
     files.ok("fs/writeFile", write(&files.path("exact"), b"", json!({"mode": 0o751})));
     assert_eq!(mode(&files.path("exact")), 0o751);
     let error = files.fails("fs/writeFile", write(&path, b"", json!({"mode": 0o10000})));
@@ -104,7 +104,7 @@ fn what_cannot_be_replaced_is_written_in_place_and_says_so() {
     assert_eq!(client.ok("fs/writeFile", write(&path, b"new", json!({})))["atomic"], false);
     assert_eq!(fs::read(&path).expect("the file"), b"new");
     assert_eq!(fs::metadata(&path).expect("the file").ino(), inode);
-    // A file that may not be written is not replaced either, though its directory would allow it.
+    // A file without write permission is not replaced, although its directory would allow it.
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("others may make files");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("others may not write the file");
     let error = client.fails("fs/writeFile", write(&path, b"no", json!({})));
@@ -155,13 +155,13 @@ fn a_state_changes_with_the_bytes_and_only_then() {
     {
         assert_error(&files.fails("fs/writeFile", write(&path, b"two", more)), -32600, "etagMismatch");
     }
-    // What a write answers is good for the next one; what came before it is not.
+    // The etag in the answer to a write is valid for the next write; the earlier etag is not.
     let next = files.ok("fs/writeFile", write(&path, b"two", json!({"ifMatch": made["etag"]})));
     let error = files.fails("fs/writeFile", write(&path, b"six", json!({"ifMatch": made["etag"]})));
     assert_error(&error, -32600, "etagMismatch");
     let last = files.ok("fs/writeFile", write(&path, b"!", json!({"ifMatch": next["etag"], "append": true})));
     assert_eq!(fs::read(&path).expect("the file"), b"two!");
-    // Somebody else changes it, to the same length.
+    // Another program changes the file without changing its length.
     fs::write(&path, b"tow!").expect("write");
     let error = files.fails("fs/writeFile", write(&path, b"x", json!({"ifMatch": last["etag"]})));
     assert_error(&error, -32600, "etagMismatch");
@@ -220,7 +220,7 @@ fn ranges_and_lines_of_a_file_are_read_alone() {
     for more in [json!({"lines": {"first": 0, "count": 1}}), json!({"lines": {"first": 1, "count": 1}, "offset": 0})] {
         assert_error(&files.fails("fs/readFile", with(json!({"path": path}), more)), -32600, "invalidInput");
     }
-    // Lines that do not end where a read does.
+    // Lines that do not end at the boundary of a read.
     let long: Vec<u8> = (0..5).flat_map(|n| [vec![b'0' + n; 700_000], b"\n".to_vec()].concat()).collect();
     let path = files.file("long", &long);
     let answer = files.ok("fs/readFile", json!({"path": path, "lines": {"first": 3, "count": 2}}));
@@ -268,7 +268,7 @@ fn a_draft_is_seen_by_nobody_before_its_commit() {
     assert_eq!((&answer["atomic"], &answer["size"]), (&json!(true), &json!(8)));
     assert_eq!((fs::read(&path).expect("the file"), mode(&path)), (b"headtail".to_vec(), 0o604));
     assert_error(&files.fails("fs/commit", json!({"handleId": "d"})), -32004, "unknownHandle");
-    // A new file, with everything that can be said of it.
+    // A new file with all attributes that a commit can set.
     let fresh = files.path("fresh");
     files.ok("fs/create", json!({"handleId": "d", "path": fresh}));
     files.ok("fs/writeBlock", put("d", 0, b"0123456789"));
@@ -296,7 +296,7 @@ fn a_draft_that_is_given_up_leaves_nothing() {
     assert_error(&client.fails("fs/writeBlock", put("closed", 0, b"x")), -32004, "unknownHandle");
     client.ok("session/end", json!({}));
     assert!(files.names().is_empty());
-    // The bytes are gone, too, not only their name.
+    // The data is freed too, not only the name.
     let held = || {
         let fds = fs::read_dir(format!("/proc/{}/fd", files.server.pid())).expect("the server lives");
         let dir = files.dir();
@@ -348,7 +348,7 @@ fn a_kept_draft_goes_on_where_it_was_left() {
     client.initialize();
     assert_eq!(client.ok("fs/create", create.clone())["size"], 0);
     client.ok("fs/writeBlock", put("d", 0, b"first "));
-    // One at a time.
+    // Only one session can have the draft open.
     assert_error(&files.fails("fs/create", create.clone()), -32600, "draftBusy");
     client.ok("session/end", json!({}));
     assert!(!path.exists());
@@ -361,7 +361,7 @@ fn a_kept_draft_goes_on_where_it_was_left() {
         Err(_) => false,
     });
     assert_eq!(size, 6);
-    // Listed with details, it is left out.
+    // A listing with details omits the draft.
     assert_eq!(files.ok("fs/readDirectory", json!({"path": files.dir(), "details": true}))["entries"], json!([]));
     files.ok("fs/writeBlock", put("d", 6, b"second"));
     files.ok("fs/commit", json!({"handleId": "d"}));
@@ -500,7 +500,7 @@ fn requests_of_a_client_that_announced_nothing_have_their_effect_in_order() {
         last = files.client.send_request("fs/readFile", json!({"path": path}));
     }
     assert_eq!(data(&files.client.answer(last).expect("the file")), b"199");
-    // One that did may go faster, and every request is answered.
+    // A client with `concurrent` has no ordering, and every request is answered.
     let mut client = files.server.connect();
     client.initialize_with(modern());
     let asked: Vec<i64> = (0..200).map(|_| client.send_request("fs/getMetadata", json!({"path": path}))).collect();

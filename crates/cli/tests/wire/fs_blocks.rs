@@ -1,5 +1,5 @@
-//! Files block by block: the reference's tests of streams (specification 10.4, `file_stream.rs`) and of walks, over the wire.
-//! It must not test drafts; `fs_additions.rs` does.
+//! Files block by block: the reference's tests of streams (specification 10.4, `file_stream.rs`) and of walks, over the wire. Drafts are
+//! tested in `fs_additions.rs`.
 
 use std::{
     ffi::OsStr,
@@ -169,7 +169,7 @@ fn walk(files: &mut Files, path: &Path, more: Value) -> Value {
     files.ok("fs/walk", json!({"path": path, "options": options(more)}))
 }
 
-/// What a walk found, as paths below a directory with a slash behind directories.
+/// The results of a walk as paths below a directory; directories end with a slash.
 fn found(walked: &Value, below: &Path) -> Vec<String> {
     let entries = walked["entries"].as_array().expect("entries");
     let name = |entry: &Value| {
@@ -247,7 +247,7 @@ fn file_system_walk_handles_directory_symlinks() {
     let plain = walk(&mut files, &top, json!({}));
     assert_eq!(found(&plain, &top), ["real/", "real/file", "real/inner/"]);
     let following = walk(&mut files, &top, json!({"followDirectorySymlinks": true}));
-    // Whichever name comes first is looked into; the other one and the way back are told and lead nowhere.
+    // The walk descends into the name that comes first. The other name and the link back are listed but not followed.
     assert_eq!(found(&following, &top), ["alias/", "real/", "alias/file", "alias/inner/", "alias/up/"]);
     assert_eq!(following["errors"], json!([]));
     let link = files.link("link", &top);
@@ -277,7 +277,7 @@ fn file_system_walk_reports_non_utf8_names() {
     assert_eq!(found(&walked, &top), ["good"]);
     let error = &walked["errors"][0];
     assert_eq!(error["path"], top.join("bad-\u{fffd}").display().to_string());
-    // And beside it how it can be named after all.
+    // The error also contains a URI by which the file can be read.
     let answer = files.ok("fs/readFile", json!({"path": error["uri"]}));
     assert_eq!(data(&answer), b"odd");
 }

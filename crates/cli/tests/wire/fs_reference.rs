@@ -1,5 +1,5 @@
-//! The reference's tests of files (specification 10.2 and 10.4), over the wire: whole files, directories, links, copies, removal.
-//! It must not test what this server adds; `fs_additions.rs` does. Sandboxes have their own tests.
+//! The reference's tests of files (specification 10.2 and 10.4), over the wire: whole files, directories, links, copies, removal. Our
+//! additions are tested in `fs_additions.rs`; sandboxes have their own tests.
 
 use std::{
     fs,
@@ -134,7 +134,7 @@ fn paths_are_absolute_and_of_this_host() {
     assert_error(&files.fails("fs/readFile", json!({"path": "file:///C:/x"})), -32600, "invalidInput");
     assert_error(&files.fails("fs/readFile", json!({"path": "file://host/x"})), -32600, "invalidInput");
     assert_error(&files.fails("fs/readFile", json!({})), -32602, "invalidParams");
-    // Dot segments go by their text, so that a link before them changes nothing.
+    // Dot segments are resolved lexically, so a symlink before them has no effect.
     let file = files.file("file", b"here");
     let elsewhere = files.directory("elsewhere/deep");
     let link = files.link("link", &elsewhere);
@@ -208,7 +208,7 @@ fn file_system_copy_rejects_copying_directory_into_descendant() {
     }
     assert_eq!(names(&source), ["nested"]);
     assert!(names(&source.join("nested")).is_empty());
-    // A neighbour whose name begins the same way is no descendant.
+    // A neighbour whose name has the same prefix is not a descendant.
     let neighbour = files.path("source-2");
     files.ok("fs/copy", json!({"sourcePath": source, "destinationPath": neighbour, "recursive": true}));
     assert_eq!(names(&neighbour), ["nested"]);
@@ -224,14 +224,14 @@ fn file_system_copy_copies_file_with_its_mode() {
     files.ok("fs/copy", params.clone());
     assert_eq!(fs::read(&destination).expect("the copy"), b"bytes");
     assert_eq!(fs::metadata(&destination).expect("the copy").mode() & 0o7777, 0o750);
-    // Onto itself nothing is lost.
+    // A copy onto the file itself loses nothing.
     let hard = files.path("hard");
     fs::hard_link(&source, &hard).expect("a second name");
     for destination in [&source, &hard] {
         files.ok("fs/copy", json!({"sourcePath": source, "destinationPath": destination, "recursive": false}));
         assert_eq!(fs::read(&source).expect("the file"), b"bytes");
     }
-    // Onto a link it goes through the link.
+    // A copy onto a symlink writes to its target.
     let link = files.link("link", &destination);
     fs::write(&source, b"more").expect("write");
     files.ok("fs/copy", json!({"sourcePath": source, "destinationPath": link, "recursive": true}));
@@ -405,7 +405,7 @@ fn file_system_operations_can_reject_symlinks_in_any_path_component() {
     assert_error(&files.fails("fs/writeFile", crate::with(below, json!({"dataBase64": ""}))), -32603, "symlinkRefused");
     assert_eq!(names(&target), ["file"]);
     assert_eq!(fs::read(&file).expect("the file"), b"old");
-    // Where there is no link all of them work.
+    // Without symlinks all methods work.
     let plain = json!({"path": file, "followSymlinks": false});
     assert_eq!(data(&files.ok("fs/readFile", plain.clone())), b"old");
     files.ok("fs/writeFile", crate::with(plain.clone(), json!({"dataBase64": "bmV3"})));
@@ -430,7 +430,7 @@ fn file_system_no_follow_operations_support_search_only_ancestors() {
     client.ok("fs/createDirectory", path("a/b"));
     assert_eq!(client.ok("fs/getMetadata", path("a/b"))["isDirectory"], true);
     client.ok("fs/remove", crate::with(path("new"), json!({"recursive": false})));
-    // What may not be listed is refused, and the kind says why; the reference has the same code for both.
+    // A directory that may not be listed is refused, and the kind says why; the reference has the same code for both errors.
     let error = client.fails("fs/readDirectory", json!({"path": top.path()}));
     assert_error(&error, -32600, "permissionDenied");
 }

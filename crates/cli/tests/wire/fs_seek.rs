@@ -1,4 +1,4 @@
-//! `fs/search`, `fs/glob` and `fs/watch` on the wire: pages, bounds, names, cancels, slow readers, and what is gone with a connection.
+//! `fs/search`, `fs/glob` and `fs/watch` on the wire: pages, limits, file names, cancellation, slow readers, and the end of the connection.
 
 use std::{
     ffi::OsStr,
@@ -27,7 +27,7 @@ fn put(dir: &Path, name: impl AsRef<Path>, content: impl AsRef<[u8]>) {
     fs::write(path, content).expect("write a file");
 }
 
-/// Asks for pages until there are no more: all matches, the summary, and how many pages.
+/// Requests pages until the last one; returns all matches, the summary, and the number of pages.
 fn pages(client: &mut Client, params: Value) -> (Vec<Value>, Value, usize) {
     let mut page = client.ok("fs/search", with(params, json!({"handleId": "s", "pages": true})));
     let (mut matches, mut count) = (Vec::new(), 1);
@@ -41,7 +41,7 @@ fn pages(client: &mut Client, params: Value) -> (Vec<Value>, Value, usize) {
     }
 }
 
-/// Threads of the server that look at trees.
+/// The number of search and watch threads of the server.
 fn seekers(server: &TestServer) -> usize {
     let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("the server runs");
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -74,14 +74,14 @@ fn a_tree_is_searched_in_one_answer_or_in_pages_with_the_same_matches() {
     assert!(count > 3, "{count} pages");
     assert_eq!((summary["matches"].as_u64(), summary["binary"].as_u64()), (Some(matches.len() as u64), Some(1)));
     assert_eq!(summary["truncated"], false);
-    // 300 files in 7 directories, less the 42 that are ignored.
+    // 300 files in 7 directories, minus the 42 that are ignored.
     assert_eq!(matches.len(), 258 * 10);
     let first = &matches[0];
     assert_eq!(first["spans"], json!([[0, 6]]));
     assert_eq!((first["line"].as_u64(), first["offset"].as_u64()), (Some(1), Some(0)));
-    // A search in pages that is told to its end has given its name back.
+    // After its last page a search has released its handle.
     assert_error(&client.fails("fs/searchNext", json!({"handleId": "s"})), -32004, "unknownHandle");
-    // Too many for one answer: cut, and said so.
+    // A search with larger limits is complete; one with few results is cut and says so.
     let cut = client.ok("fs/search", with(params, json!({"maxLineBytes": 65536, "before": 100, "ignoreRules": false})));
     assert_eq!(cut["summary"]["truncated"], false);
     let few = client.ok("fs/search", json!({"path": dir.path(), "pattern": "needle", "maxMatches": 5}));
@@ -101,7 +101,7 @@ fn names_that_are_no_text_survive_in_both_forms() {
         let line = &found["matches"][0];
         assert_eq!(decode_base64(line["textBase64"].as_str().expect("a text")), b"\xffneedle\xfe");
         assert_eq!(line["uri"].is_null(), is_uri, "{line}");
-        // What is told can be asked for.
+        // A reported path can be used in requests.
         let told = line["path"].as_str().expect("a path").to_owned();
         assert!(told.ends_with("new%0Aline%FF.txt"), "{told}");
         assert_eq!(client.ok("fs/search", json!({"path": told, "pattern": "needle"}))["summary"]["matches"], 1);
@@ -160,11 +160,11 @@ fn a_reader_that_asks_for_no_more_pages_holds_the_search_and_no_memory() {
     let first = client.ok("fs/search", params.clone());
     assert_eq!(first["done"], false);
     assert_eq!(seekers(&server), 1);
-    // 200 MB match; what is kept of it is two pages, the buffer of one file and what an answer took.
+    // 200 MB match. The server keeps two pages, the buffer of one file and the memory of an answer.
     let grown = resident(&server).saturating_sub(before);
     assert!(grown < 40 << 10, "{grown} KiB");
     assert_error(&client.fails("fs/search", params), -32600, "duplicateHandle");
-    // Others are served meanwhile, and the search goes on where it was.
+    // Other requests are served in the meantime, and the search continues where it stopped.
     client.assert_alive();
     let next = client.ok("fs/searchNext", json!({"handleId": "s"}));
     let last = first["matches"].as_array().and_then(|lines| lines.last()).expect("there are some");
@@ -188,7 +188,7 @@ fn a_search_is_called_off_in_the_middle_and_by_its_time() {
     assert!(began.elapsed() < Duration::from_secs(5));
     let timed = client.ok("fs/search", json!({"path": dir.path(), "pattern": "(n|m)eedle$", "timeoutMs": 20}));
     assert_eq!(timed["summary"]["truncatedBy"], json!(["time"]));
-    // One whose client has gone ends too.
+    // A search ends when its client disconnects.
     client.send_request("fs/search", json!({"path": dir.path(), "pattern": "(n|m)eedle$"}));
     wait_for("its beginning", || seekers(&server) == 1);
     client.leave();
@@ -212,7 +212,7 @@ fn searches_and_watches_of_a_connection_are_bounded_and_end_with_it() {
     }
     let watch = json!({"path": dir.path(), "handleId": "w"});
     assert_error(&client.fails("fs/watch", watch), -32600, "tooManyHandles");
-    // Another connection has its own.
+    // Another connection has its own limit.
     let mut other = server.client();
     assert_eq!(other.ok("fs/search", search)["done"], true);
     assert_error(&other.fails("fs/watchNext", json!({"handleId": "w0"})), -32004, "unknownHandle");
@@ -230,7 +230,7 @@ fn changes_are_gathered_waited_for_and_told_once() {
     assert_eq!(begun, json!({"handleId": "w", "directories": 2, "unwatched": 0}));
     let nothing = client.ok("fs/watchNext", json!({"handleId": "w"}));
     assert_eq!(nothing, json!({"changes": [], "overflow": false, "more": false, "unwatched": 0, "ended": null}));
-    // Waits; meanwhile others are served, and nobody else waits for the same.
+    // While this request waits, other requests are served, and a second one for the same watch is refused.
     let id = client.send_request("fs/watchNext", json!({"handleId": "w", "waitMs": 60_000, "settleMs": 200}));
     client.assert_alive();
     assert_error(&client.fails("fs/watchNext", json!({"handleId": "w"})), -32600, "overloaded");
@@ -259,7 +259,7 @@ fn a_client_that_does_not_ask_for_changes_is_told_of_an_overflow() {
     let (server, dir) = (TestServer::start(), tree());
     let mut client = server.client();
     client.ok("fs/watch", json!({"handleId": "w", "path": dir.path()}));
-    // More than are gathered and more than the kernel keeps.
+    // More changes than the server collects and the kernel queues.
     for at in 0..40_000 {
         fs::write(dir.path().join(at.to_string()), "").expect("write a file");
     }
@@ -270,7 +270,7 @@ fn a_client_that_does_not_ask_for_changes_is_told_of_an_overflow() {
         overflow |= next["overflow"] == true;
         overflow
     });
-    // Behind what is still on its way, however slow the machine is.
+    // Behind the changes that are still queued, however slow the machine is.
     put(dir.path(), "later", "x");
     wait_for("a later change", || {
         let next = client.ok("fs/watchNext", json!({"handleId": "w", "waitMs": 20_000}));
@@ -332,7 +332,7 @@ fn roots_and_scopes_of_a_principal_hold_for_searching_too() {
             assert_eq!(client.fails(method, params).kind(), "forbidden", "{method} {}", path.display());
         }
     }
-    // What appears below a watched root is watched beneath the roots, too.
+    // New directories below a watched root are watched too, within the roots of the principal.
     client.ok("fs/watch", json!({"path": root, "handleId": "w"}));
     put(inside.path(), "new/deep/file", "x");
     let mut told = Vec::new();

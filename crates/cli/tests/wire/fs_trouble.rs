@@ -1,5 +1,5 @@
-//! Trouble with files: links that lead nowhere, files that change under a reader, directories that are huge or go, a disk that is full,
-//! clients that leave. It must not test roots; the promise S16 does.
+//! Failures of file methods: dangling and circular symlinks, files that change while they are read, huge or vanishing directories, a full
+//! disk, clients that disconnect. Roots are tested in the promise S16.
 
 use std::{
     fs,
@@ -40,7 +40,7 @@ fn links_that_lead_nowhere_or_in_a_circle_are_clear_errors() {
             assert!(error.message.contains("symbolic links"), "{}", error.message);
         }
     }
-    // They can be looked at themselves, copied and removed.
+    // The links themselves can be inspected, copied and removed.
     assert_eq!(files.ok("fs/getMetadata", json!({"path": one, "ofLink": true}))["linkTarget"], "two");
     for path in [dangling, one, two, own] {
         files.ok(
@@ -159,7 +159,7 @@ fn a_tree_of_any_depth_is_removed() {
     let mut files = Files::start();
     let mut dir =
         rustix::fs::open(files.dir(), rustix::fs::OFlags::DIRECTORY, rustix::fs::Mode::empty()).expect("open");
-    // Longer than any path may be.
+    // Deeper than any path can be long.
     for _ in 0..3000 {
         rustix::fs::mkdirat(&dir, "deep", rustix::fs::Mode::RWXU).expect("make a directory");
         let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
@@ -169,7 +169,7 @@ fn a_tree_of_any_depth_is_removed() {
     assert!(files.names().is_empty());
 }
 
-/// A server that sees a small disk at `disk` in its directory; what is on it is seen through the server's own eyes.
+/// A server with a small tmpfs at `disk` in its directory. The tmpfs is visible only in the server's mount namespace.
 fn with_small_disk(size: &str) -> (Files, std::path::PathBuf) {
     let script = format!(
         "if [ -z \"$SMALL_DISK\" ]; then SMALL_DISK=1; export SMALL_DISK; exec unshare --mount --propagation private sh -c \
@@ -191,7 +191,7 @@ fn a_full_disk_in_the_middle_of_a_write_leaves_the_old_file_whole() {
     let error = files.fails("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}));
     assert_error(&error, -32603, "storageFull");
     assert!(files.read(&path) == old, "the old file is whole");
-    // The same by blocks, and by a copy.
+    // The same with blocks and with a copy.
     files.ok("fs/create", json!({"handleId": "d", "path": path}));
     let block = |n: u64| json!({"handleId": "d", "offset": n << 20, "chunk": encode_base64(&large[..1 << 20])});
     let full = (0..8).find_map(|n| files.client.call("fs/writeBlock", block(n)).err()).expect("the disk is full");
@@ -203,7 +203,7 @@ fn a_full_disk_in_the_middle_of_a_write_leaves_the_old_file_whole() {
     let error = files.fails("fs/copy", json!({"sourcePath": outside, "destinationPath": path, "recursive": false}));
     assert_error(&error, -32603, "storageFull");
     assert!(files.read(&path) == old);
-    // Nothing is left of it, and there is room again.
+    // Nothing is left of the failed writes, and there is space again.
     let seen = Path::new("/proc")
         .join(files.server.pid().to_string())
         .join("root")
@@ -226,14 +226,14 @@ fn a_full_disk_leaves_a_file_of_two_names_whole() {
     let error = files.fails("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}));
     assert_error(&error, -32603, "storageFull");
     assert!(files.read(&other) == old, "the old file is whole");
-    // The same by blocks: the draft fits beside it, and not over it.
+    // The same with blocks: the draft fits on the disk, but its contents do not fit into the existing file.
     files.ok("fs/create", json!({"handleId": "d", "path": path}));
     let block = json!({"handleId": "d", "offset": 0, "chunk": encode_base64(&large[..560 << 10])});
     files.ok("fs/writeBlock", block);
     let error = files.fails("fs/commit", json!({"handleId": "d"}));
     assert_error(&error, -32603, "storageFull");
     assert!(files.read(&other) == old, "the old file is whole");
-    // What fits is written, into holes too.
+    // Data that fits is written, also into holes.
     fs::File::options().write(true).open(seen(&path)).and_then(|file| file.set_len(0)).expect("empty it");
     fs::File::options().write(true).open(seen(&path)).and_then(|file| file.set_len(8 << 20)).expect("a hole");
     let error = files.fails("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}));
@@ -250,7 +250,7 @@ fn a_file_of_somebody_else_takes_bytes_and_an_order_that_cannot_be_carried_out_c
     let mut files = Files { client: server.client(), server };
     fs::create_dir(files.dir()).expect("make the directory of the test");
     fs::set_permissions(files.dir(), fs::Permissions::from_mode(0o777)).expect("open it");
-    // Root's, and everybody may write it.
+    // The file belongs to root, and every user may write it.
     let path = files.file("file", b"old");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("open it");
     let written = files.ok("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(b"bytes alone")}));
@@ -277,7 +277,7 @@ fn a_file_of_somebody_else_takes_bytes_and_an_order_that_cannot_be_carried_out_c
 fn work_for_a_client_that_left_is_called_off() {
     let files = Files::start();
     let path = files.file("endless", b"");
-    // A hole without a single line in it takes a long time to search through.
+    // Searching a huge hole without any line takes a long time.
     fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(8 << 40)).expect("a large hole");
     let opened = || {
         let fds = fs::read_dir(format!("/proc/{}/fd", files.server.pid())).expect("the server lives");
@@ -289,7 +289,7 @@ fn work_for_a_client_that_left_is_called_off() {
         client.send_request("fs/readFile", json!({"path": path, "lines": {"first": 2, "count": 1}}));
     }
     crate::common::wait_for("the search to begin", || opened() > 0);
-    // Others have their turn meanwhile.
+    // Other clients are served in the meantime.
     let mut other = files.server.client();
     let small = files.file("small", b"x");
     assert_eq!(data(&other.ok("fs/readFile", json!({"path": small}))), b"x");

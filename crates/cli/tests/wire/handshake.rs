@@ -1,11 +1,10 @@
 //! The handshake on the wire: gates, ids, envelopes, unknown methods and notifications (spec 1.1, 1.2, 1.4, 2.1, 5.1, 5.2).
-//! It must not test what a process does.
 
 use serde_json::{Value, json};
 
 use crate::{assert_error, common::TestServer, process, sh, with};
 
-/// Methods and the family's word in the texts that peers compare.
+/// Methods, and the name of their family in the error texts that peers compare.
 const GATED: [(&str, &str); 15] = [
     ("process/start", "exec"),
     ("process/read", "exec"),
@@ -98,7 +97,7 @@ fn every_method_but_the_handshake_waits_for_initialize() {
     let server = TestServer::start();
     let mut client = server.connect();
     for (method, family) in GATED {
-        // The gate comes before the params are looked at.
+        // The gate is checked before the params.
         let error = client.fails(method, json!({"nonsense": [1]}));
         assert_error(&error, -32600, "notInitialized");
         assert_eq!(error.message, format!("client must call initialize before using {family} methods"));
@@ -144,7 +143,7 @@ fn exec_server_rejects_pipelined_requests_before_initialized() {
         assert_eq!(message["id"], id);
         assert_eq!(message["error"]["data"]["kind"].as_str(), expected);
     }
-    // Nothing was started by the refused requests.
+    // The refused requests have started nothing.
     assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
 }
 
@@ -207,7 +206,7 @@ fn initialized_is_idempotent_and_takes_any_params() {
     assert_eq!(client.run("p", &["true"]).seqs, [1, 2], "no event is pushed twice");
 }
 
-// The reference closes the connection here; design section 4 turns every unexpected notification into an error with id -1.
+// The reference closes the connection here; ours answers every unexpected notification with an error with id -1 (design section 4).
 #[test]
 fn initialized_before_initialize_costs_an_error_and_not_the_connection() {
     let server = TestServer::start();

@@ -1,5 +1,5 @@
-//! `http/request` as the reference has it: whole and streamed answers, names, timeouts, redirects, proxies and headers from
-//! variables (spec 5.6). It must not test what only this server does.
+//! `http/request` as in the reference: whole and streamed answers, host names, timeouts, redirects, proxies and headers from variables
+//! (spec 5.6).
 
 use std::{
     io::Write as _,
@@ -35,7 +35,7 @@ fn header<'a>(result: &'a Value, name: &str) -> Vec<&'a str> {
     headers.iter().filter(|header| header["name"] == name).filter_map(|header| header["value"].as_str()).collect()
 }
 
-/// All of a streamed body, and how it ended.
+/// Reads a streamed body; returns all of it and its final error.
 fn read_stream(client: &mut Client, id: &str) -> (Vec<u8>, Value) {
     let (mut all, mut seq) = (Vec::new(), 0);
     loop {
@@ -74,7 +74,7 @@ fn exec_server_http_request_buffers_response_body() {
             ],
             "bodyBase64": encode_base64(b"request body"),
             "requestId": "buffered",
-            // Keys that are null are as those that are missing.
+            // A null member is the same as a missing one.
             "timeoutMs": null,
             "streamResponse": null,
             "redirectPolicy": null,
@@ -122,7 +122,7 @@ fn exec_server_http_request_streams_response_body_notifications() {
     }
     let end = client.next_notification();
     assert_eq!(end["params"], json!({"requestId": "s", "seq": 4, "deltaBase64": "", "done": true}));
-    // An empty body has an end, too; and the name is free again.
+    // An empty body also has an end, and the request id is free again.
     let empty = Target::saying("");
     client.ok("http/request", stream(&empty.url("/"), "s"));
     assert_eq!(read_stream(&mut client, "s"), (Vec::new(), Value::Null));
@@ -157,7 +157,7 @@ fn exec_server_http_request_rejects_duplicate_stream_request_ids() {
     client.ok("http/request", stream(&target.url("/open"), "same"));
     assert_error(&client.fails("http/request", stream(&target.url("/"), "same")), -32602, "duplicateRequest");
     assert_eq!(target.asked().len(), 1, "nothing was sent");
-    // Another name, another connection, and a whole answer are no matter.
+    // Another id, another connection, and a buffered request with the same id are not affected.
     client.ok("http/request", stream(&target.url("/"), "other"));
     read_stream(&mut client, "other");
     client.ok("http/request", json!({"method": "GET", "url": target.url("/"), "requestId": "same"}));
@@ -188,14 +188,14 @@ fn exec_server_http_request_honors_optional_timeout() {
         |path: &str, ms: u64| json!({"method": "GET", "url": target.url(path), "requestId": path, "timeoutMs": ms});
     assert_error(&client.fails("http/request", timed("/never", 50)), -32603, "httpTimeout");
     assert_error(&client.fails("http/request", timed("/half", 50)), -32603, "httpTimeout");
-    // A deadline is for all of it: the head was in time, the body is not.
+    // The timeout covers the whole request: the head arrived in time, the body did not.
     let mut params = timed("/half", 1500);
     params["streamResponse"] = json!(true);
     client.ok("http/request", params);
     let (body, error) = read_stream(&mut client, "/half");
     assert_eq!(body, b"half");
     assert!(error.as_str().is_some_and(|text| text.contains("1500 ms")), "{error}");
-    // Without one it takes what it takes, and holds up nobody.
+    // Without a timeout the request takes as long as needed and delays no other.
     for timeout in [None, Some(Value::Null)] {
         let mut params = get(&target.url("/late"));
         if let Some(timeout) = timeout {
@@ -283,7 +283,7 @@ fn exec_server_http_request_uses_configured_system_proxy() {
     assert_eq!(asked.all("proxy-authorization"), [format!("Basic {}", encode_base64(b"user:pass"))]);
     assert_eq!(body_of(&client.ok("http/request", get(&target.url("/")))), "itself");
     assert_eq!(proxy.asked().len(), 1, "what needs no proxy goes without");
-    // With TLS the proxy is asked for a tunnel, and refuses.
+    // With TLS the proxy gets a CONNECT request, which it refuses.
     let server = TestServer::builder().env("https_proxy", &proxy.url("")).start();
     let error = server.client().fails("http/request", get("https://secure.example/"));
     assert_error(&error, -32603, "httpFailed");
@@ -291,7 +291,7 @@ fn exec_server_http_request_uses_configured_system_proxy() {
     assert_eq!((last.method.as_str(), last.path.as_str()), ("CONNECT", "secure.example:443"));
 }
 
-/// Leads from `/from` to `/to`.
+/// A target that redirects from `/from` to `/to`.
 fn leading() -> Target {
     Target::start(|asked, stream| match asked.path.as_str() {
         "/to" => target::respond(stream, "200 OK", &[], b"there"),
@@ -341,7 +341,7 @@ fn exec_server_http_request_failures_of_the_transport_begin_with_the_text_that_c
         "/never" => target::wait_closed(stream),
         _ => drop(stream.shutdown(std::net::Shutdown::Both)),
     });
-    // Nothing listens on a port that was just given back.
+    // A port that was just released, so nothing listens on it.
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
     let server = TestServer::start();
     let mut client = server.client();
@@ -356,7 +356,7 @@ fn exec_server_http_request_failures_of_the_transport_begin_with_the_text_that_c
         assert_error(&error, -32603, kind);
         assert!(error.message.starts_with("http/request failed: "), "{url}: {}", error.message);
     }
-    // A request that is wrong in itself is not worth a retry.
+    // An invalid request must not look like one that is worth a retry.
     let error = client.fails("http/request", json!({"method": "GET", "url": "ftp://x/", "requestId": "r"}));
     assert_error(&error, -32602, "invalidParams");
     assert!(!error.message.starts_with("http/request failed: "), "{}", error.message);

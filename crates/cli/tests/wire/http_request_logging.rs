@@ -1,4 +1,4 @@
-//! What logs and the audit say of an HTTP request: scheme, host and port, and nothing else of it, at any level.
+//! What log and audit log contain of an HTTP request, at every level: scheme, host and port, and nothing else.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::{
     common::{Target, TestServer, encode_base64, target, wait_for},
 };
 
-/// What must be nowhere.
+/// Strings that must appear nowhere.
 const SECRETS: [&str; 8] = [
     "sEcReT-path",
     "sEcReT-query",
@@ -25,7 +25,7 @@ fn server() -> TestServer {
     TestServer::builder().arg("--log").arg("trace").arg("--audit").arg("{dir}/audit.log").start()
 }
 
-/// The audit log, and what the server said by now, of which no part is a secret.
+/// Returns the audit log and the server's stderr so far, after checking that neither contains a secret.
 fn said(server: &TestServer) -> (String, String) {
     let audit = fs::read_to_string(server.dir().join("audit.log")).expect("read the audit log");
     let log = server.stderr();
@@ -72,7 +72,7 @@ fn delegated_http_success_logs_do_not_expose_sensitive_request_or_response_data(
 #[test]
 fn delegated_http_failure_warning_redacts_request_url() {
     let address = {
-        // Nobody listens there any more.
+        // Nothing listens at this address any longer.
         let target = Target::saying("");
         target.address().to_owned()
     };

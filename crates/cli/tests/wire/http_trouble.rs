@@ -1,5 +1,5 @@
-//! `http/request` beyond the reference: calling off, windows, slow readers, the end of the connection, bounds, and what is refused before
-//! anything is sent.
+//! `http/request` beyond the reference: cancellation, windows, slow readers, the end of the connection, limits, and requests that are
+//! refused before anything is sent.
 
 use std::{
     sync::{
@@ -26,7 +26,7 @@ fn stream(url: &str, id: &str) -> Value {
     json!({"method": "GET", "url": url, "requestId": id, "streamResponse": true})
 }
 
-/// A target that tells when the one who asked is gone, and sends 64 KiB again and again until then.
+/// A target that sends 64 KiB again and again, and reports when its client has disconnected.
 fn endless() -> (Target, Arc<AtomicU64>, mpsc::Receiver<()>) {
     let (gone_tx, gone_rx) = mpsc::channel();
     let (sent, gone_tx) = (Arc::new(AtomicU64::new(0)), Mutex::new(gone_tx));
@@ -53,7 +53,7 @@ fn is_gone(gone: &mpsc::Receiver<()>) {
     gone.recv_timeout(Duration::from_secs(20)).expect("the target's connection is closed");
 }
 
-/// The last piece of a stream.
+/// The last delta of a stream.
 fn end(client: &mut Client, id: &str) -> Value {
     loop {
         let note = client.next_notification();
@@ -74,7 +74,7 @@ fn a_stream_that_is_called_off_ends_the_download_and_says_so() {
     is_gone(&gone);
     assert_eq!(end(&mut client, "s")["error"], "the HTTP request was called off");
     assert_eq!(client.ok("http/cancel", json!({"requestId": "s"})), json!({"cancelled": false}));
-    // A whole answer, too.
+    // A buffered request can be cancelled too.
     let whole =
         client.send_request("http/request", json!({"method": "GET", "url": target.url("/quiet"), "requestId": "w"}));
     wait_for("the target to be asked", || target.asked().len() == 2);
@@ -102,7 +102,7 @@ fn a_body_is_read_no_faster_than_the_peer_takes_it() {
     let server = TestServer::start();
     let mut client = server.client();
     client.ok("http/request", stream(&target.url("/flood"), "f"));
-    // Nobody reads: what is on the way fills up, and then nothing more is asked of the target.
+    // The client does not read: the buffers fill up, and then the server stops reading from the target.
     let mut last = 0;
     wait_for("the target to stand still", || {
         let before = std::mem::replace(&mut last, sent.load(Ordering::Relaxed));
@@ -110,7 +110,7 @@ fn a_body_is_read_no_faster_than_the_peer_takes_it() {
         before > 0 && before == last
     });
     assert!(last < 32 << 20, "{last} bytes were read for a peer that takes none");
-    // And it goes on from there; answers come in between.
+    // Reading continues from there, with answers in between.
     let mut bytes = 0;
     while bytes < 2 * last {
         let note = client.next_notification();
@@ -130,7 +130,7 @@ fn a_window_holds_a_body_and_nothing_else() {
     client.ok("http/request", params);
     let take = |client: &mut Client, seq: u64| assert_eq!(client.next_notification()["params"]["seq"], seq);
     (1..=3).for_each(|seq| take(&mut client, seq));
-    // Answers are not held, and a word about others, or from before, opens nothing.
+    // Answers are not held back. Acknowledgements of other streams and outdated or malformed ones do not open the window.
     client.notify("http/request/ack", json!({"requestId": "other", "seq": 9}));
     client.notify("http/request/ack", json!({"requestId": "f", "seq": 0}));
     client.notify("http/request/ack", json!({"nonsense": true}));
@@ -139,7 +139,7 @@ fn a_window_holds_a_body_and_nothing_else() {
     client.notify("http/request/ack", json!({"requestId": "f", "seq": 2}));
     (4..=5).for_each(|seq| take(&mut client, seq));
     client.ok("http/cancel", json!({"requestId": "f"}));
-    // The end needs no window.
+    // The final delta needs no room in the window.
     assert_eq!(end(&mut client, "f")["done"], true);
     is_gone(&gone);
 }

@@ -1,5 +1,5 @@
-//! Bounds and fairness of a connection: sizes, waiting requests, clients that do not read (design sections 1 and 4, spec 1.3, 1.6).
-//! It must not measure; the benchmark does.
+//! Limits and fairness of a connection: sizes, waiting requests, clients that do not read (design sections 1 and 4, spec 1.3, 1.6).
+//! Performance is measured by the benchmark.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{
     fifo, piped, process, release, sh, start_cat,
 };
 
-/// Resident bytes of a process.
+/// Resident memory of a process in bytes.
 fn resident(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the server lives");
     let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("a VmRSS line");
@@ -53,7 +53,7 @@ fn a_message_beyond_96_mib_ends_the_connection_and_nothing_else() {
     let mut client = server.connect();
     let session = client.initialize();
     start_cat(&mut client, "p");
-    // The server may hang up before all is sent.
+    // The server may close the connection before everything is sent.
     let sent = client.send_message(Message::text("x".repeat((96 << 20) + 1)));
     if sent.is_ok() {
         assert_eq!(client.wait_closed().map(|(code, _)| code), Some(1009));
@@ -133,7 +133,7 @@ fn connection_accepts_pipelined_scalar_requests() {
     }
 }
 
-// The reference can deadlock for good here: it does not read while it waits to send, nor send while it waits to queue.
+// The reference can deadlock here: it does not read while it waits to send, and does not send while it waits to queue.
 #[test]
 fn many_requests_and_much_output_at_once_do_not_block_each_other() {
     let server = TestServer::start();
@@ -141,7 +141,7 @@ fn many_requests_and_much_output_at_once_do_not_block_each_other() {
     client.ok("process/start", sh("noisy", "exec cat /dev/zero"));
     let mut answered = 0;
     for _ in 0..5 {
-        // Sent without reading anything, while output waits on the way back.
+        // Sent without reading, while output waits in the other direction.
         let ids: Vec<i64> = (0..400).map(|_| client.send_request("process/list", json!({}))).collect();
         for id in ids {
             client.answer(id).expect("list");
@@ -175,7 +175,7 @@ fn a_noisy_process_delays_neither_an_answer_nor_a_quiet_process() {
 fn wake_notifications_do_not_block_other_sessions() {
     let server = TestServer::start();
     let (mut noisy, mut quiet) = (server.client(), server.client());
-    // It never reads.
+    // This client never reads.
     noisy.ok("process/start", sh("noisy", "exec cat /dev/zero"));
     quiet.ok("process/start", piped("quiet", "read x; echo heard"));
     let begun = Instant::now();
@@ -197,14 +197,14 @@ fn a_client_that_never_reads_costs_a_bounded_amount_of_memory() {
     let before = written(&mut other)["outputBytes"].as_u64().expect("a number");
     assert!(before < 96 << 20, "{before}");
     assert!(resident(server.pid()) < 128 << 20, "{}", resident(server.pid()));
-    // Nor do questions whose answers are not read.
+    // Requests whose answers are not read are bounded too.
     for _ in 0..20_000 {
         deaf.send_request("process/list", json!({}));
     }
     assert!(resident(server.pid()) < 256 << 20, "{}", resident(server.pid()));
     other.assert_alive();
     drop(deaf);
-    // What nobody took is still there for who comes back.
+    // Output that was not taken is still there after a resume.
     let mut client = Client::resume(&server, &session, json!({}));
     assert_eq!(client.ok("process/read", json!({"processId": "flood", "maxBytes": 1}))["firstSeq"], 1);
     assert_eq!(client.ok("process/terminate", process("flood"))["running"], true);
@@ -215,7 +215,7 @@ fn a_polling_client_that_stops_reading_is_pushed_again() {
     let server = TestServer::start();
     let mut client = server.client();
     client.ok("process/start", piped("p", "read x; exec head -c 20000000 /dev/zero"));
-    // A read that waits makes it a poller: pushes stop 16 MiB beyond what it has read.
+    // A waiting read makes the client a poller: pushes stop 16 MiB after the last read.
     client.ok("process/read", json!({"processId": "p", "waitMs": 20}));
     let begun = Instant::now();
     client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
@@ -225,7 +225,7 @@ fn a_polling_client_that_stops_reading_is_pushed_again() {
     assert_eq!(ended.seqs, (1..=ended.seqs.len() as u64).collect::<Vec<_>>());
 }
 
-// The one test that waits for real seconds: the reference keeps a closed process for 30 s and then gives its name away.
+// The only test that waits for real seconds: the reference keeps a closed process for 30 s and then frees its id.
 #[test]
 fn closed_process_is_evicted_after_retention() {
     let server = TestServer::start();
@@ -237,7 +237,7 @@ fn closed_process_is_evicted_after_retention() {
     let begun = Instant::now();
     assert_error(&client.fails("process/start", sh("p", "exit 0")), -32600, "duplicateProcess");
     let is_free = |client: &mut Client| {
-        // A read that waits is the clock of this loop.
+        // A waiting read paces this loop.
         client.ok("process/read", json!({"processId": "held", "afterSeq": 1, "waitMs": 500}));
         client.call("process/start", sh("p", "echo again; exit 0")).is_ok()
     };
@@ -246,7 +246,7 @@ fn closed_process_is_evicted_after_retention() {
     }
     assert!(begun.elapsed() >= Duration::from_secs(30), "{:?}", begun.elapsed());
     assert_eq!(client.collect("p").stdout, b"again\n");
-    // Exited is not closed: its name stays, and so does what it writes late.
+    // An exited process is not closed: its id and its late output stay.
     assert_error(&client.fails("process/start", sh("held", "exit 0")), -32600, "duplicateProcess");
     release(&gate);
     assert_eq!(client.expect("process/output")["seq"], 2);

@@ -1,7 +1,7 @@
-//! The wire: conformance with every generation of the reference, our additions, limits and trouble.
+//! Tests of the wire protocol: conformance with every generation of the reference, our additions, limits and failures.
 //!
-//! The root owns what these tests share: requests in the words of each generation, and waiting for output. It must not know
-//! types of the server.
+//! This root has the helpers that the tests share: requests in the form of each generation, and waiting for output. They use no types of
+//! the server.
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
 #[path = "../common/mod.rs"]
@@ -51,7 +51,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Client, Ended, RpcError, TestServer, decode_base64, encode_base64, start_params, wait_gone};
 
-/// What the reference says at the beginning of an answer to a message it cannot read.
+/// How the reference begins its answer to a message that it cannot parse.
 pub(crate) const MALFORMED_PREFIX: &str = "failed to parse websocket JSON-RPC message from exec-server websocket";
 
 /// The two generations that share `process/*`.
@@ -63,11 +63,10 @@ pub(crate) enum Generation {
     H,
 }
 
-/// Both.
 pub(crate) const GENERATIONS: [Generation; 2] = [Generation::S, Generation::H];
 
 impl Generation {
-    /// A path in this generation's form.
+    /// A path in the form of this generation.
     pub(crate) fn path(self, path: &str) -> String {
         match self {
             Self::S => path.to_owned(),
@@ -80,7 +79,7 @@ impl Generation {
         with(start_params(id, argv), json!({"cwd": self.path("/")}))
     }
 
-    /// Params of a write; `number` makes the write id of those that have one.
+    /// Params of a write; `number` makes the write id in generations that have one.
     pub(crate) fn write(self, id: &str, bytes: &[u8], number: u32) -> Value {
         let params = json!({"processId": id, "chunk": encode_base64(bytes)});
         match self {
@@ -90,7 +89,7 @@ impl Generation {
     }
 }
 
-/// `params` with the members of `more` laid over it.
+/// `params` with the members of `more` added or replaced.
 pub(crate) fn with(mut params: Value, more: Value) -> Value {
     let (Some(target), Value::Object(more)) = (params.as_object_mut(), more) else { panic!("two objects") };
     target.extend(more);
@@ -102,12 +101,12 @@ pub(crate) fn sh(id: &str, script: &str) -> Value {
     start_params(id, &["/bin/sh", "-c", script])
 }
 
-/// Params of a shell with a pipe to its stdin.
+/// Params of a shell with a stdin pipe.
 pub(crate) fn piped(id: &str, script: &str) -> Value {
     with(sh(id, script), json!({"pipeStdin": true}))
 }
 
-/// Starts a `cat` whose output comes back as it was written.
+/// Starts a `cat`, which echoes its input.
 pub(crate) fn start_cat(client: &mut Client, id: &str) {
     client.ok("process/start", with(start_params(id, &["cat"]), json!({"pipeStdin": true})));
 }
@@ -117,7 +116,7 @@ pub(crate) fn tty(id: &str, script: &str) -> Value {
     with(sh(id, script), json!({"tty": true}))
 }
 
-/// Params of the methods that need only the process.
+/// Params of the methods that need only the process id.
 pub(crate) fn process(id: &str) -> Value {
     json!({"processId": id})
 }
@@ -144,12 +143,12 @@ pub(crate) fn pid_of(started: &Value) -> u32 {
     u32::try_from(started["pid"].as_u64().expect("a start answers a pid")).expect("a pid is small")
 }
 
-/// Waits until a process of the host is gone.
+/// Waits until a process has ended.
 pub(crate) fn wait_pid_gone(pid: u32) {
     wait_gone("a process", &BTreeSet::from([pid]));
 }
 
-/// Makes a FIFO by which a test lets a child go on.
+/// Creates a FIFO by which a test can make a child continue.
 pub(crate) fn fifo(dir: &Path, name: &str) -> String {
     let path = dir.join(name);
     rustix::fs::mknodat(
@@ -163,7 +162,7 @@ pub(crate) fn fifo(dir: &Path, name: &str) -> String {
     path.display().to_string()
 }
 
-/// Lets whoever reads the FIFO go on; waits for the reader.
+/// Unblocks the reader of the FIFO; waits until there is one.
 pub(crate) fn release(fifo: &str) {
     let mut end = OpenOptions::new().write(true).open(fifo).expect("open the FIFO");
     end.write_all(b"\n").expect("write to the FIFO");
@@ -179,7 +178,7 @@ impl Client {
         }
     }
 
-    /// Waits until the output of a process contains `needle`; returns what came, and drops other notifications.
+    /// Waits until the output of a process contains `needle`; returns the output and drops other notifications.
     #[track_caller]
     pub(crate) fn wait_output(&mut self, id: &str, needle: &str) -> String {
         let mut bytes = Vec::new();
@@ -198,7 +197,7 @@ impl Client {
         }
     }
 
-    /// The next notification, which must be of this method; returns its params.
+    /// The params of the next notification, which must have this method.
     #[track_caller]
     pub(crate) fn expect(&mut self, method: &str) -> Value {
         let message = self.next_notification();
@@ -206,7 +205,7 @@ impl Client {
         message["params"].clone()
     }
 
-    /// The next message, which must be an error without an id.
+    /// The text of the next message, which must be an error with id -1.
     #[track_caller]
     pub(crate) fn expect_orphan_error(&mut self, kind: &str) -> String {
         let message = self.next();
@@ -222,14 +221,14 @@ impl Client {
         assert_eq!(self.ok("environment/status", json!({})), json!({"status": "ready"}));
     }
 
-    /// Starts a process that must start, and collects it to its end.
+    /// Starts a process, which must succeed, and collects it to its end.
     pub(crate) fn run_params(&mut self, params: Value) -> Ended {
         let id = params["processId"].as_str().expect("an id").to_owned();
         self.ok("process/start", params);
         self.collect(&id)
     }
 
-    /// Reads a process to its end by polling only; returns the bytes and the last answer.
+    /// Reads a process to its end with polls only; returns the bytes and the last answer.
     pub(crate) fn poll(&mut self, id: &str, max_bytes: Option<u64>) -> (Vec<u8>, Value) {
         let (mut bytes, mut after) = (Vec::new(), 0);
         loop {
@@ -249,7 +248,7 @@ impl Client {
         }
     }
 
-    /// Attaches to a session that has no connection any more, as soon as the server has noticed.
+    /// Resumes a session without a connection, as soon as the server has noticed the disconnect.
     pub(crate) fn resume(server: &TestServer, session: &str, params: Value) -> Self {
         let mut client = server.connect();
         let params = with(with(json!({"clientName": "test"}), params), json!({"resumeSessionId": session}));

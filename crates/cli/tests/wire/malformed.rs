@@ -1,5 +1,4 @@
-//! Bad input of every shape: it costs an answer, never the connection (spec 1.1, 1.3, 1.4).
-//! It must not test good requests.
+//! Malformed input of every kind: it gets an error answer, and the connection stays open (spec 1.1, 1.3, 1.4).
 
 use serde_json::json;
 use tokio_tungstenite::tungstenite::Message;
@@ -119,7 +118,7 @@ fn three_million_values_cost_an_error_only() {
 fn the_bound_of_values_is_that_of_the_reference() {
     let server = TestServer::start();
     let mut client = server.client();
-    // The object, its id, its method and the params array count four.
+    // The object, its id, its method and the params array count as four values.
     let message = |items: usize| format!(r#"{{"id":1,"method":"no/such","params":[{}0]}}"#, "0,".repeat(items - 1));
     client.send_text(&message(262_144 - 4));
     assert_eq!(client.next()["error"]["code"], -32601);
@@ -138,7 +137,7 @@ fn two_hundred_thousand_nested_arrays_cost_an_error_only() {
         );
         assert_malformed(&mut client, &bomb);
     }
-    // Nobody has to close them either.
+    // The arrays need not be closed either.
     assert_malformed(&mut client, &"[".repeat(200_000));
     assert_malformed(&mut client, &format!(r#"{{"id":1,"method":"x","params":{}"#, "[".repeat(200_000)));
     client.assert_alive();
@@ -151,7 +150,7 @@ fn a_huge_string_is_only_one_value() {
     let huge = "x".repeat(8 << 20);
     client.send_text(&format!(r#"{{"id":1,"method":"no/such","params":"{huge}"}}"#));
     assert_eq!(client.next()["error"]["code"], -32601);
-    // A name of that size comes back cut, or in no answer at all.
+    // A name of that size is cut in the answer, or does not appear at all.
     let error = client.fails(&huge, json!({}));
     assert_error(&error, -32601, "unknownMethod");
     assert!(error.message.len() < 2048, "an error does not repeat its cause");
@@ -252,7 +251,7 @@ fn members_of_a_wrong_type_or_missing_are_refused_by_start() {
         let error = client.fails("process/start", with(good.clone(), bad.clone()));
         assert_eq!((error.code, error.kind()), (-32602, "invalidParams"), "{bad}: {}", error.message);
     }
-    // Null is as good as missing where a key is optional, and unknown keys are ignored.
+    // For an optional key, null is the same as missing, and unknown keys are ignored.
     let ended = client.run_params(with(
         good,
         json!({

@@ -1,5 +1,4 @@
-//! Owns what the regression tests share: finding, stopping and killing the programs behind a server.
-//! It must not end anything that the test did not start.
+//! Helpers for the regression tests: find, stop and kill the processes of a test's server.
 
 use std::{collections::BTreeSet, fs};
 
@@ -8,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Client, Ended, TestServer, decode_base64, encode_base64, marked, wait_for};
 
-/// The programs of this test's server that go by this name, alive or stopped.
+/// The processes of this test's server with this `comm`, running or stopped.
 pub(crate) fn named(server: &TestServer, name: &str) -> BTreeSet<u32> {
     let is_it = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == name);
     marked(server.mark()).into_iter().filter(is_it).collect()
@@ -21,13 +20,13 @@ pub(crate) fn holder(server: &TestServer) -> u32 {
     found.into_iter().next().expect("there is one")
 }
 
-/// Signals a process of this test.
+/// Sends a signal to a process of this test.
 pub(crate) fn send_signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(pid.cast_signed()).expect("a process id is not zero");
     kill_process(pid, signal).expect("signal a process of this test");
 }
 
-/// A holder that stands still until the value goes.
+/// A stopped holder. Dropping it sends SIGCONT.
 pub(crate) struct Stopped(pub(crate) u32);
 
 impl Stopped {
@@ -49,7 +48,7 @@ impl Drop for Stopped {
     }
 }
 
-/// Resident bytes of a kind: `RssAnon` is a process's own, without the logs that it maps, which are `RssShmem`.
+/// Resident memory of a kind in bytes: `RssAnon` is a process's own memory; the logs that it maps are `RssShmem`.
 pub(crate) fn resident(pid: u32, kind: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
     let line = status.lines().find(|line| line.starts_with(kind)).expect("a line of this kind");
@@ -61,7 +60,7 @@ pub(crate) fn write(id: &str, bytes: &[u8]) -> Value {
     json!({"processId": id, "chunk": encode_base64(bytes)})
 }
 
-/// Opens a session and gives its id.
+/// Creates a session and returns its id.
 pub(crate) fn initialize(client: &mut Client, params: Value) -> String {
     client.initialize_with(params)["sessionId"].as_str().expect("an id").to_owned()
 }

@@ -1,4 +1,5 @@
-//! What operators set and see: limits and what happens at them. Against the real program.
+//! What operators configure and observe: limits, `--print-config`, metrics, service manager, JSON logs and `doctor`. Tested with the real
+//! program.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +23,7 @@ fn a_session_beyond_the_bound_is_refused_and_those_that_are_there_are_resumed() 
     let refused = third.call("initialize", json!({"clientName": "test"})).expect_err("beyond the bound");
     assert_eq!((refused.code, refused.kind()), (-32603, "resourcesExhausted"), "{}", refused.message);
     assert!(refused.message.contains("2 sessions of this server"), "{}", refused.message);
-    // A place that is taken already costs none, also on a connection that was refused a new one.
+    // Resuming an existing session needs no additional place, even on a connection that was refused a new session.
     drop(second);
     third.initialize_with(json!({"clientName": "test", "resumeSessionId": id, "takeover": true}));
     first.ok("session/end", json!({}));
@@ -39,7 +40,7 @@ fn a_process_beyond_the_bound_is_refused_until_one_has_ended() {
     let refused = client.call("process/start", start_params("c", &["true"])).expect_err("beyond the bound");
     assert_eq!((refused.code, refused.kind()), (-32603, "resourcesExhausted"), "{}", refused.message);
     client.ok("process/terminate", json!({"processId": "a"}));
-    // One that has ended is kept to be read, and does not count.
+    // An ended process is kept for reading and does not count.
     wait_for("a free place", || client.call("process/start", start_params("c", &["sleep", "1000"])).is_ok());
 }
 
@@ -56,7 +57,7 @@ fn the_default_of_overflow_is_the_servers_and_memory_is_what_was_given() {
     let mut client = server.connect();
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}}));
     client.ok("process/start", start_params("flood", &["head", "-c", "40000000", "/dev/zero"]));
-    // Nothing is acknowledged: a process that had to wait for that would never end.
+    // Nothing is acknowledged: a process that had to wait would never end.
     let mut listed = json!(null);
     wait_for("the end of the flood", || {
         listed = client.ok("process/list", json!({}))["processes"][0].clone();
@@ -103,7 +104,7 @@ fn print_config_says_where_every_value_comes_from_and_makes_nothing() {
     );
     assert_eq!(settings["listen"]["value"], json!(["ws://127.0.0.1:4000"]));
     assert_eq!(settings["kill-on-exit"]["value"], json!(false));
-    // Every flag that the help names is there, also those that others add.
+    // Every flag of the help is listed, including those that are flattened in from other structs.
     let help = String::from_utf8(run(&["serve", "--help"]).stdout).expect("text");
     let flags: Vec<&str> = help
         .lines()
@@ -116,7 +117,7 @@ fn print_config_says_where_every_value_comes_from_and_makes_nothing() {
     assert_eq!(std::fs::read_dir(dir.path()).expect("read the directory").count(), 0);
 }
 
-/// A page of metrics, read strictly: families with their type, samples under their family.
+/// A page of metrics, parsed strictly: families with their type, samples below their family.
 #[derive(Default)]
 pub(crate) struct Page {
     types: BTreeMap<String, String>,
@@ -223,10 +224,10 @@ fn metrics_count_what_happened() {
     is("exec_server_request_seconds_count", &[("method", "process/start")], 2.0);
     is("exec_server_request_seconds_bucket", &[("method", "process/write"), ("le", "+Inf")], 1.0);
     is("exec_server_gaps_total", &[], 0.0);
-    // 300,000 bytes are 400,000 of base64, and some for the envelope.
+    // 300,000 bytes are 400,000 bytes of base64, plus the envelope.
     let sent = page.get("exec_server_sent_bytes_total", &[]);
     assert!((400_000.0..500_000.0).contains(&sent), "{sent}");
-    // A method that a peer made up is no label, and nobody's name is on the page.
+    // A method name that a client made up is not used as a label.
     assert!(page.samples.keys().all(|(_, labels)| labels.iter().all(|(_, value)| !value.contains("no/such"))));
 }
 
@@ -248,7 +249,7 @@ fn metrics_tell_of_gaps_blocked_processes_and_restarts() {
     let after = metrics(&server);
     assert_eq!(after.get("exec_server_sessions_adopted_total", &[]), 1.0);
     assert_eq!(after.get("exec_server_sessions", &[("state", "detached")]), 1.0);
-    // What was counted before is not counted again.
+    // The counters start at zero again.
     assert!(
         after.get("exec_server_output_dropped_bytes_total", &[])
             < before.get("exec_server_output_dropped_bytes_total", &[])
@@ -266,7 +267,7 @@ fn metrics_tell_what_became_of_those_at_the_door() {
     let late = statuses.iter().filter(|status| **status == 429).count();
     assert!(late > 0, "{statuses:?}");
     assert_eq!((at_door("refused"), at_door("slowed")), (102.0, late as f64));
-    // This source has few places left, so that who says nothing soon pushes out who said nothing before.
+    // This source has few places left, so each new silent connection evicts an older one.
     let silent: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(server.address()).expect("connect")).collect();
     wait_for("some of the silent pushed out", || at_door("evicted") >= 10.0);
     drop(silent);
@@ -283,7 +284,7 @@ fn metrics_are_on_unix_sockets_too() {
     assert_eq!(http_unix(&server.dir().join("x.sock"), "POST /metrics HTTP/1.1\r\nHost: x\r\n\r\n").status, 405);
 }
 
-/// What the service manager is told next.
+/// The next message to the service manager.
 fn told(manager: &UnixDatagram) -> String {
     let mut message = [0; 256];
     let size = manager.recv(&mut message).expect("a message within the deadline");
@@ -305,7 +306,7 @@ fn a_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
         assert_eq!(told(&manager), "READY=1");
         let ready = http(server.address(), "GET /readyz HTTP/1.1\r\n\r\n");
         assert_eq!(ready.status, 200, "{ready:?}");
-        // No child may speak in the server's name.
+        // A child must not be able to notify the service manager in the server's name.
         let mut env = start_params("env", &["env"]);
         env["envPolicy"] =
             json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
@@ -317,7 +318,7 @@ fn a_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
         assert_eq!(told(&manager), "STOPPING=1");
         assert!(server.wait().success());
     }
-    // Nobody listens there: that is no reason not to serve.
+    // The socket does not exist, but the server still starts.
     let server = TestServer::builder().env("NOTIFY_SOCKET", "{dir}/nobody").start();
     server.client().ok("environment/status", json!({}));
     wait_for("a word about it", || server.stderr().contains("the service manager could not be told"));
@@ -379,10 +380,10 @@ fn the_doctor_looks_and_changes_nothing() {
     for what in ["kernel", "pidfds", "memfd seals", "cgroup v2", "descriptors", "logout", "ssh", "server"] {
         assert_ne!(of(&findings, what)["state"], "missing", "{findings:?}");
     }
-    // What is weak comes with advice.
+    // Findings that are weak have advice.
     assert!(findings.iter().filter(|finding| finding["state"] != "fine").all(|finding| finding["advice"].is_string()));
     assert!(!state.exists());
-    // A directory that others may read gives the token away.
+    // A directory that others may read exposes the token.
     std::fs::create_dir(&state).expect("make the directory");
     std::fs::set_permissions(&state, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("open it to others");
     let output = doctor(&[]);

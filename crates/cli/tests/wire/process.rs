@@ -1,5 +1,4 @@
-//! `process/start` and the events of a process, in the words of S and of H (spec 3.1, 3.3, 3.7).
-//! It must not test reads, input or signals.
+//! `process/start` and the events of a process, in the form of generations S and H (spec 3.1, 3.3, 3.7).
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -82,7 +81,7 @@ fn duplicate_process_ids_allow_only_one_successful_start() {
         assert_eq!(error.message, "process same already exists");
     }
     client.collect("same");
-    // A closed process still has its name.
+    // A closed process still has its id.
     assert_error(&client.fails("process/start", sh("same", "exit 0")), -32600, "duplicateProcess");
 }
 
@@ -142,7 +141,7 @@ fn a_failed_start_says_why_and_frees_the_name() {
         let id = format!("e{tty}");
         assert_eq!(client.run_params(with(sh(&id, "exit 3"), json!({"tty": tty}))).code(), 3);
     }
-    // Order of checks: the path, then argv, then the name.
+    // Order of checks: the path, then argv, then the id.
     client.run("taken", &["true"]);
     let empty = with(start_params("taken", &[]), json!({"cwd": "relative"}));
     assert_error(&client.fails("process/start", empty), -32602, "relativePath");
@@ -187,7 +186,7 @@ fn the_program_is_looked_up_in_the_path_of_the_child() {
             with(start_params(&format!("p{tty}"), &["my-tool"]), json!({"env": {"PATH": server.dir()}, "tty": tty}));
         let ended = client.run_params(params);
         assert!(ended.stdout.starts_with(b"found"), "tty {tty}");
-        // Without PATH the system's default is searched, on a terminal too.
+        // Without PATH the default search path of the system is used, on a terminal too.
         let ended =
             client.run_params(with(start_params(&format!("d{tty}"), &["true"]), json!({"env": {}, "tty": tty})));
         assert_eq!(ended.code(), 0);
@@ -237,7 +236,7 @@ fn a_child_has_three_descriptors_and_default_signals() {
         let ended = client.run_params(with(sh(&format!("fd{tty}"), "ls /proc/$$/fd; :"), json!({"tty": tty})));
         let said = String::from_utf8_lossy(&ended.stdout).into_owned();
         assert_eq!(said.split_whitespace().collect::<Vec<_>>(), ["0", "1", "2"]);
-        // Without a shell between, which may block signals of its own.
+        // Without a shell in between, which may block signals itself.
         let argv = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"];
         let ended = client.run_params(with(start_params(&format!("signals{tty}"), &argv), json!({"tty": tty})));
         let said = String::from_utf8_lossy(&ended.stdout).into_owned();
@@ -363,7 +362,8 @@ fn a_name_that_is_freed_while_it_starts_belongs_to_the_next_start() {
         let first = client.send_request("process/start", start_params(&name, &["sleep", "322"]));
         let terminate = client.send_request("process/terminate", json!({"processId": name}));
         let second = client.send_request("process/start", start_params(&name, &["sleep", "323"]));
-        // Terminated while it started, or after: the first is gone either way, and where the name was free again the second has it.
+        // The first process is gone, whether it was terminated during or after its start. If the id was free again, the second process has
+        // it.
         client.answer(first).ok();
         assert_eq!(client.answer(terminate).expect("terminate is answered")["running"], true);
         if let Ok(started) = client.answer(second) {

@@ -1,5 +1,5 @@
-//! Executes the examples of `PROTOCOL.md` against a real server and holds its tables against the vocabulary of the wire.
-//! It must not know more of the wire than the page says: how to read an example stands at its beginning.
+//! Runs the examples of `PROTOCOL.md` against a real server, and checks its tables against the protocol crate. The beginning of that page
+//! says how to read an example.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ enum Line {
         second: bool,
         message: Value,
     },
-    /// Further messages, up to the one that is expected next.
+    /// Skips further messages, up to the one that is expected next.
     Skip {
         second: bool,
     },
@@ -66,13 +66,13 @@ fn parse(line: &str) -> Line {
     }
 }
 
-/// One example under way.
+/// An example that is being run.
 struct Play<'a> {
     server: &'a TestServer,
     clients: BTreeMap<bool, Client>,
-    /// What the names stand for.
+    /// The values of the placeholders.
     values: BTreeMap<String, Value>,
-    /// Expected since the last request.
+    /// Messages expected since the last request.
     expected: Vec<(bool, Value)>,
 }
 
@@ -115,14 +115,14 @@ impl<'a> Play<'a> {
         self.clients.entry(second).or_insert_with(|| server.connect())
     }
 
-    /// Puts values in the place of names.
+    /// Replaces placeholders by their values.
     fn filled(&self, text: &str) -> String {
         self.values
             .iter()
             .fold(text.to_owned(), |text, (name, value)| text.replace(&format!("\"{name}\""), &value.to_string()))
     }
 
-    /// Receives as many messages as are expected; each must be one of them.
+    /// Receives as many messages as are expected; each must match one of them.
     fn settle(&mut self) {
         let mut expected = std::mem::take(&mut self.expected);
         for second in [false, true] {
@@ -167,7 +167,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Remembers what the names in a message stand for.
+    /// Records the values of the placeholders in a message.
     fn learn(&mut self, expected: &Value, actual: &Value) {
         match (expected, actual) {
             (Value::String(name), actual) if name.starts_with('$') => {
@@ -193,7 +193,7 @@ fn page() -> String {
     fs::read_to_string(path).expect("PROTOCOL.md is at the root of the repository")
 }
 
-/// The rows of the table under a header that begins with these cells, without their code marks.
+/// The rows of the table whose header begins with these cells, without backticks.
 fn table(page: &str, header: &str) -> Vec<Vec<String>> {
     let rows =
         page.lines().skip_while(|line| !line.starts_with(header)).skip(2).take_while(|line| line.starts_with('|'));
@@ -212,7 +212,7 @@ fn every_example_holds() {
     let examples = examples(&page);
     assert!(examples.len() >= 20);
     for (number, lines) in examples {
-        // Shown only when it fails.
+        // Shown only when the test fails.
         println!("example at PROTOCOL.md:{number}");
         Play::run(&server, lines);
     }
@@ -247,7 +247,7 @@ fn the_table_of_error_kinds_is_complete() {
         .iter()
         .map(|kind| vec![kind.as_str().to_owned(), kind.code().to_string(), kind.description().to_owned()])
         .collect();
-    // The last cell may begin or end with code marks of its own.
+    // The last cell may itself begin or end with a backtick.
     let marks = |rows: Vec<Vec<String>>| -> Vec<Vec<String>> {
         rows.into_iter().map(|row| row.into_iter().map(|cell| cell.trim_matches('`').to_owned()).collect()).collect()
     };

@@ -1,5 +1,5 @@
-//! `process/read`: what it selects, when it answers, what it says about the end (spec 3.4, 3.8).
-//! It must not test pushes, except that they do not disturb a reader.
+//! `process/read`: what it selects, when it answers, what it reports about the end (spec 3.4, 3.8). Pushes are covered only as far as they
+//! must not disturb a reader.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::{
     fifo, piped, process, release, sh, with,
 };
 
-/// A process with three chunks `a`, `bb`, `ccc` and an exit with 7, all numbered: 1, 2, 3, 4 and closed 5.
+/// A process with three chunks `a`, `bb`, `ccc` (events 1 to 3), an exit with 7 (event 4) and the close (event 5).
 fn three_chunks(client: &mut Client, id: &str) {
     let script = "printf a; read x; printf bb >&2; read x; printf ccc; read x; exit 7";
     client.ok("process/start", piped(id, script));
@@ -47,7 +47,7 @@ fn a_read_without_options_returns_everything_and_the_next_number() {
         "firstSeq": 1, "gap": null,
     });
     assert_eq!(read(&mut client, "p", json!({})), expected);
-    // Reading takes nothing away.
+    // Reading consumes nothing.
     let nulls = json!({"afterSeq": null, "maxBytes": null, "waitMs": null, "sessionId": null});
     assert_eq!(read(&mut client, "p", nulls), expected);
 }
@@ -57,7 +57,7 @@ fn max_bytes_cuts_between_chunks_and_returns_one_at_least() {
     let server = TestServer::start();
     let mut client = server.client();
     three_chunks(&mut client, "p");
-    // (afterSeq, maxBytes) -> numbers, nextSeq; the flags tell the state of the process, as in H.
+    // (afterSeq, maxBytes) -> numbers, nextSeq. As in H, the flags show the state of the process, not of the selection.
     for (after, max, expected, next) in [
         (0, 0, vec![1], 2),
         (0, 1, vec![1], 2),
@@ -151,14 +151,14 @@ fn the_exit_wakes_a_reader_once_and_then_only_the_close_does() {
         (&json!(true), &json!(false), &json!(2)),
         "{result}"
     );
-    // Told already: this one waits for more, or for the close.
+    // The exit was already reported, so this read waits for more output or the close.
     let result = read(&mut client, "p", json!({"afterSeq": 1, "waitMs": 100}));
     assert_eq!((&result["closed"], &result["nextSeq"]), (&json!(false), &json!(2)));
     let pending = client.send_request("process/read", json!({"processId": "p", "afterSeq": 1, "waitMs": 20_000}));
     release(&gate);
     let result = client.answer(pending).expect("read");
     assert_eq!((&result["closed"], &result["nextSeq"]), (&json!(true), &json!(3)));
-    // Closed answers at once, however long one is ready to wait.
+    // A read of a closed process returns at once, whatever `waitMs` is.
     assert_eq!(read(&mut client, "p", json!({"afterSeq": 2, "waitMs": u64::MAX}))["closed"], true);
 }
 

@@ -1,5 +1,4 @@
-//! More than one reader: `process/list`, other sessions of the same principal, subscriptions, `process/forget` (issue, part 2).
-//! It must not test a process's own connection.
+//! More than one reader: `process/list`, other sessions of the same principal, subscriptions, `process/forget`.
 
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use crate::{
     modern, pid_of, process, sh, start_cat, tty, with,
 };
 
-/// A client with our capabilities, and its session.
+/// A client with our capabilities, and its session id.
 fn modern_client(server: &TestServer) -> (Client, String) {
     let mut client = server.connect();
     let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
@@ -97,7 +96,7 @@ fn a_process_of_another_session_can_be_read_written_and_steered() {
     start_cat(&mut owner, "q");
     assert_eq!(other.ok("process/terminate", of(&session, "q"))["running"], true);
     assert_eq!(owner.collect("q").code(), 137);
-    // Its own name for it means another process, and an unknown session none.
+    // Without a session id the process id refers to the client's own session. An unknown session has no process.
     assert_error(&other.fails("process/read", process("p")), -32600, "unknownProcess");
     for (method, more) in [
         ("process/read", json!({})),
@@ -139,7 +138,7 @@ fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
     assert_eq!((&exited["sessionId"], &exited["seq"]), (&json!(session), &json!(5)));
     let closed = other.expect("process/closed");
     assert_eq!((&closed["sessionId"], &closed["seq"], &closed["outputBytes"]), (&json!(session), &json!(6), &json!(8)));
-    // The owner got the same, without the key of the session.
+    // The owner received the same events, without `sessionId`.
     let ended = owner.collect("p");
     assert_eq!((ended.exited["sessionId"].clone(), ended.seqs), (Value::Null, vec![4, 5, 6]));
     assert_error(&other.fails("process/subscribe", of(&session, "none")), -32600, "unknownProcess");
@@ -159,7 +158,7 @@ fn an_ended_subscription_pushes_nothing_more() {
     owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"2\n")}));
     owner.wait_output("p", "2\n");
     assert_eq!(other.next_notification_within(Duration::from_millis(100)), None);
-    // The owner's own pushes are no subscription.
+    // The owner's own pushes are not a subscription, so `unsubscribe` does not stop them.
     owner.ok("process/unsubscribe", process("p"));
     owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"3\n")}));
     owner.wait_output("p", "3\n");
@@ -181,7 +180,7 @@ fn an_observer_holds_nobody_back_and_hears_of_what_it_missed() {
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
     owner.ok("process/start", sh("p", "read x; head -c 24000000 /dev/zero"));
     owner.ok("process/start", with(sh("q", "head -c 24000000 /dev/zero"), json!({})));
-    // The owner takes everything; the observer comes when most of it is gone.
+    // The owner takes everything; the observer subscribes when most of it is gone.
     let taken = drain(&mut owner, "q");
     assert_eq!(taken, 24_000_000);
     let result = other.ok("process/subscribe", of(&session, "q"));
@@ -194,7 +193,7 @@ fn an_observer_holds_nobody_back_and_hears_of_what_it_missed() {
     assert_eq!(ended.stdout.len() as u64 + gap["bytes"].as_u64().expect("bytes"), 24_000_000);
 }
 
-/// Takes and acknowledges a process to its end; returns the bytes.
+/// Receives and acknowledges a process to its end; returns the number of bytes.
 fn drain(client: &mut Client, id: &str) -> u64 {
     let mut bytes = 0;
     loop {
@@ -220,7 +219,7 @@ fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
     owner.ok("process/start", with(sh("p", "read x; exec head -c 30000000 /dev/zero"), json!({"pipeStdin": true})));
     other.ok("process/subscribe", with(of(&session, "p"), json!({"hold": true})));
     owner.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
-    // The owner takes what it is sent, and still the child is held: by the subscriber.
+    // The owner takes everything it is sent, and the child still blocks, because of the subscriber.
     let mut bytes = 0;
     let mut is_held = false;
     while !is_held {
@@ -251,7 +250,7 @@ fn a_closed_process_can_be_forgotten_and_no_other() {
     assert_error(&client.fails("process/forget", process("p")), -32600, "unknownProcess");
     assert_error(&client.fails("process/read", process("p")), -32600, "unknownProcess");
     assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
-    // The name is free again, and its numbers begin anew; another session's client may forget too.
+    // The id is free again, and its numbers start at 1. A client of another session may also forget a process.
     assert_eq!(client.run("p", &["true"]).seqs, [1, 2]);
     let (mut other, _) = modern_client(&server);
     assert_eq!(other.ok("process/forget", of(&session, "p")), json!({}));
@@ -265,7 +264,7 @@ fn a_process_is_forgotten_by_itself_once_its_owner_has_taken_everything() {
     client.ok("process/start", with(sh("p", "echo out; exit 3"), json!({"autoForget": true})));
     let ended = client.collect("p");
     assert_eq!((ended.stdout.as_slice(), &ended.exited["exitCode"]), (b"out\n".as_slice(), &json!(3)));
-    // Not acknowledged yet: another `process/start` of the name shows that it is there.
+    // Not acknowledged yet, so the process still exists and its id is taken.
     assert_error(&client.fails("process/start", sh("p", "true")), -32600, "duplicateProcess");
     client.run("stays", &["true"]);
     client.notify("process/ack", json!({"processId": "p", "seq": ended.seqs.last()}));
@@ -311,7 +310,7 @@ fn acknowledgements_of_an_observer_free_nothing() {
     assert_eq!(drain(&mut owner, "p"), 24_000_000);
 }
 
-/// A session with little time to live once its client has gone, and one process in it.
+/// A session with a short time-to-live, and one process in it.
 fn short_lived(server: &TestServer, script: &str) -> (Client, String) {
     let mut owner = server.connect();
     let answer = owner.initialize_with(with(modern(), json!({"ttlMs": 700})));
@@ -322,20 +321,20 @@ fn short_lived(server: &TestServer, script: &str) -> (Client, String) {
 #[test]
 fn reading_a_process_keeps_its_session_alive() {
     let server = TestServer::start();
-    // Written long after the time to live of the session is over.
+    // The output comes long after the time-to-live of the session.
     let script = "sleep 2.5; echo late; exec sleep 1000";
     let ((one, subscribed), (two, polled)) = (short_lived(&server, script), short_lived(&server, script));
     let (mut reader, _) = modern_client(&server);
     reader.ok("process/subscribe", with(of(&subscribed, "p"), json!({"hold": true})));
     let id = reader.send_request("process/read", with(of(&polled, "p"), json!({"waitMs": 15_000})));
-    // Behind the read, which waits.
+    // This answer comes after the server has received the read, which waits.
     reader.ok("environment/status", json!({}));
     drop((one, two));
     let answer = reader.answer(id).expect("the session lives");
     assert_eq!(chunk_bytes(&answer), b"late\n");
     let pushed = reader.next_notification();
     assert_eq!((&pushed["method"], &pushed["params"]["sessionId"]), (&json!("process/output"), &json!(subscribed)));
-    // Used no more, both end; listing them is not a use.
+    // Without a reader both sessions expire; listing them is not a use.
     reader.ok("process/unsubscribe", of(&subscribed, "p"));
     wait_for("both to expire", || reader.ok("process/list", json!({"scope": "all"}))["processes"] == json!([]));
 }

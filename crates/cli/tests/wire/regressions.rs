@@ -1,5 +1,4 @@
-//! What reviewers and attackers once broke: one test a finding, each with a line on what went wrong before.
-//! It must not test what was never wrong; the other files do.
+//! Regression tests for defects that reviews and attacks found: one test per finding, with a comment that describes the former behaviour.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +21,8 @@ use crate::{
     modern, pid_of, piped, process, sh, start_cat, with,
 };
 
-// The stdin of a process was locked twice by a write after its holder's death: one runtime thread a write, then nobody was answered.
+// A write after the holder's death locked the stdin of the process twice. Each such write blocked one runtime thread, until no request was
+// answered.
 #[test]
 fn a_write_after_the_holder_was_killed_is_answered_and_freezes_nobody() {
     let server = TestServer::start();
@@ -40,7 +40,7 @@ fn a_write_after_the_holder_was_killed_is_answered_and_freezes_nobody() {
     server.client().assert_alive();
 }
 
-// `process/read` said `exited: true` with `exitCode: null` where the pushed event said -1.
+// `process/read` returned `exited: true` with `exitCode: null`, while the pushed event had -1.
 #[test]
 fn a_read_of_a_lost_process_tells_the_same_exit_code_as_the_event() {
     let server = TestServer::start();
@@ -54,7 +54,7 @@ fn a_read_of_a_lost_process_tells_the_same_exit_code_as_the_event() {
     assert!(read["failure"].is_string(), "{read}");
 }
 
-// A server that found the holder dead said `unknownSession`, as if the session had never been.
+// A server that found the holder dead answered `unknownSession`, as if the session had never existed.
 #[test]
 fn a_session_whose_holder_died_without_a_server_is_told_as_lost() {
     let mut server = TestServer::builder().keep_holders().start();
@@ -72,15 +72,15 @@ fn a_session_whose_holder_died_without_a_server_is_told_as_lost() {
     client.initialize();
 }
 
-// The secret of a holder that was never made looked like a dead holder to the next server, which removed the session; and the failure was
-// told as `holderLost`.
+// If creating a holder failed, the next server took its leftover secret for a dead holder and removed the session. The failure itself was
+// reported as `holderLost`.
 #[test]
 fn a_session_whose_holder_could_not_be_made_outlives_the_server() {
     let mut server = TestServer::builder().keep_holders().start();
     let mut client = server.connect();
     let session = initialize(&mut client, modern());
     let spawners = named(&server, "exec-spawner");
-    // A spawner that is dead is replaced; one without descriptors stays, and its holders come to nothing.
+    // A dead spawner would be replaced. A spawner without fds stays alive, but cannot create holders.
     let tight = Rlimit { current: Some(4), maximum: Some(4) };
     for pid in &spawners {
         prlimit(Pid::from_raw(pid.cast_signed()), Resource::Nofile, tight).expect("lower the limit");
@@ -92,7 +92,7 @@ fn a_session_whose_holder_could_not_be_made_outlives_the_server() {
     assert_eq!(client.run("p", &["echo", "here"]).stdout, b"here\n");
 }
 
-// The log of a forgotten process stayed in its holder's memory, up to 8 MiB a session.
+// The log of a forgotten process stayed in its holder's memory, up to 8 MiB per session.
 #[test]
 fn a_forgotten_log_leaves_the_memory_of_its_holder() {
     let server = TestServer::start();
@@ -107,7 +107,7 @@ fn a_forgotten_log_leaves_the_memory_of_its_holder() {
     wait_for("the memory to be given back", || resident(holder, "RssShmem") < 3 << 20);
 }
 
-// Input went to the holder by slot also after `Forget`: what was written to one process came out of the next one in that slot.
+// Input was sent to the holder by slot even after `Forget`: bytes written to one process reached the next process in that slot.
 #[test]
 fn what_was_written_to_a_forgotten_process_never_enters_its_successor() {
     let server = TestServer::start();
@@ -119,7 +119,7 @@ fn what_was_written_to_a_forgotten_process_never_enters_its_successor() {
             client.ok("process/start", piped("old", "read x"));
             client.ok("process/write", write("old", b"\n"));
         } else {
-            // More than its stdin holds: the last three wait when it ends.
+            // More than its stdin buffers: the last three writes are waiting when it ends.
             client.ok("process/start", piped("old", "exec sleep 1000"));
             writes.extend((0..4).map(|_| client.send_request("process/write", write("old", &[b'x'; 100_000]))));
             client.ok("process/terminate", process("old"));
@@ -141,7 +141,8 @@ fn what_was_written_to_a_forgotten_process_never_enters_its_successor() {
     }
 }
 
-// A new holder was not told the time to live: with the server killed in the first attachment it was 10 minutes, whatever was asked for.
+// A new holder did not get the time-to-live: if the server was killed during the first attachment, it was 10 minutes instead of the
+// requested time.
 #[test]
 fn a_short_time_to_live_of_the_first_attachment_survives_a_kill_of_the_server() {
     let mut server = TestServer::builder().keep_holders().start();
@@ -164,7 +165,7 @@ fn a_session_without_a_time_to_live_is_there_after_a_kill_of_the_server() {
     let session = initialize(&mut client, json!({"clientName": "test", "ttlMs": "none"}));
     let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
     server.restart();
-    // Looked at from another session, so that looking does not attach.
+    // Look from another session, so that looking does not attach.
     let listed = server.client().ok("process/list", json!({"scope": "all"}))["processes"].clone();
     assert_eq!((&listed[0]["sessionId"], &listed[0]["pid"]), (&json!(session), &json!(pid)));
     let mut client = Client::resume(&server, &session, json!({}));
@@ -172,7 +173,8 @@ fn a_session_without_a_time_to_live_is_there_after_a_kill_of_the_server() {
     wait_gone("the process", &BTreeSet::from([pid]));
 }
 
-// A request that was done at its first look took none of the waiting ones along: most were never answered, and later ones overtook them.
+// If a request completed at its first poll, no waiting request was admitted after it: most were never answered, and later ones overtook
+// them.
 #[test]
 fn requests_that_wait_for_the_only_slot_are_all_answered_in_order() {
     let server = TestServer::builder().arg("--concurrent-requests").arg("1").start();
@@ -181,7 +183,7 @@ fn requests_that_wait_for_the_only_slot_are_all_answered_in_order() {
     for i in 0..50 {
         let id = format!("p{i}");
         starts.push(client.send_request("process/start", start_params(&id, &["true"])));
-        // Waits for the start, and needs no slot.
+        // This request waits for the start and needs no slot.
         others.push(client.send_request("process/forget", process(&id)));
         lists.push(client.send_request("process/list", json!({})));
         lists.push(client.send_request("process/list", json!({})));
@@ -203,7 +205,7 @@ fn requests_that_wait_for_the_only_slot_are_all_answered_in_order() {
     assert_eq!((started, answered, listed), (starts, others, lists));
 }
 
-// A message too large for the holder's socket was dropped in silence: no answer, and the name taken for ever.
+// A message too large for the holder's socket was silently dropped: there was no answer, and the id stayed taken forever.
 #[test]
 fn a_start_that_is_too_large_for_the_holder_is_refused_and_frees_its_name() {
     let server = TestServer::start();
@@ -218,7 +220,7 @@ fn a_start_that_is_too_large_for_the_holder_is_refused_and_frees_its_name() {
     assert_eq!(client.run("p", &["echo", "free"]).stdout, b"free\n");
 }
 
-// All answers were made at once, whether the client read them or not: 120 reads cost 1.28 GiB.
+// All answers were built at once, whether the client read them or not: 120 reads cost 1.28 GiB.
 #[test]
 fn many_large_reads_are_answered_one_after_the_other() {
     let server = TestServer::start();
@@ -237,7 +239,7 @@ fn many_large_reads_are_answered_one_after_the_other() {
     }
 }
 
-// The name was given up by `command/exec/terminate`, and the next sweep threw away what the client had not read, the exit included.
+// `command/exec/terminate` released the id, and the next sweep discarded output that the client had not read, including the exit.
 #[test]
 fn a_terminated_v0_process_still_delivers_all_it_wrote() {
     let server = TestServer::start();
@@ -248,7 +250,7 @@ fn a_terminated_v0_process_still_delivers_all_it_wrote() {
     wait_for("the output to be written", || done.exists());
     let terminate = client.send_request("command/exec/terminate", process("v"));
     wait_gone("the process", &BTreeSet::from([pid]));
-    // Two sweeps while nothing is read.
+    // Two sweeps happen while nothing is read.
     clock.ok("process/start", sh("quiet", "exec sleep 1000"));
     clock.ok("process/read", json!({"processId": "quiet", "waitMs": 2300}));
     assert_eq!(client.answer(terminate), Ok(json!({"running": true})));
@@ -265,14 +267,15 @@ fn a_terminated_v0_process_still_delivers_all_it_wrote() {
     assert_eq!(bytes, 15_000_000);
 }
 
-// `process/forget` dropped the log under a subscriber that held it: a gap of 8 MB, and then neither exit nor close.
+// `process/forget` dropped the log while a holding subscriber still needed it: the subscriber got a gap of 8 MB, and then neither exit nor
+// close.
 #[test]
 fn a_subscriber_that_holds_gets_everything_after_the_owner_forgot() {
     let server = TestServer::start();
     let (mut owner, mut reader) = (server.connect(), server.connect());
     let session = initialize(&mut owner, modern());
     reader.initialize_with(modern());
-    // Each within the window of acknowledgement, together more than the sockets hold.
+    // Each is within the acknowledgement window; together they are more than the sockets buffer.
     let ids = ["a", "b", "c", "d", "e"];
     let mut seqs = Vec::new();
     for id in ids {
@@ -291,12 +294,12 @@ fn a_subscriber_that_holds_gets_everything_after_the_owner_forgot() {
         let held = reader.collect(id);
         assert_eq!((held.stdout.len(), held.code(), held.seqs), (4_000_000, 4, seqs), "{id}");
     }
-    // The names are free.
+    // The ids are free.
     owner.ok("process/start", start_params("a", &["echo", "again"]));
     assert_eq!(collect_acked(&mut owner, "a").stdout, b"again\n");
 }
 
-/// Two resumes of one session at once, without `takeover`; who wins stays attached until both are answered.
+/// Two concurrent resumes of one session without `takeover`. The winner stays attached until both are answered.
 fn race(server: &TestServer, session: &str) -> Vec<Result<Client, RpcError>> {
     let answered = AtomicUsize::new(0);
     let resume = || {
@@ -305,7 +308,7 @@ fn race(server: &TestServer, session: &str) -> Vec<Result<Client, RpcError>> {
         answered.fetch_add(1, Ordering::SeqCst);
         result?;
         client.notify("initialized", json!({}));
-        // It lives, and shows it.
+        // The winner sends requests, which shows that its connection is alive.
         while answered.load(Ordering::SeqCst) < 2 {
             client.assert_alive();
         }
@@ -329,18 +332,18 @@ fn only_winner(mut results: Vec<Result<Client, RpcError>>) -> Client {
     winner.unwrap_or_else(|error| panic!("it won: {error:?}"))
 }
 
-// Both saw the same silent owner, both were answered with the session, and the second threw the first one out.
+// Both resumes saw the same silent owner and both got the session; the second one disconnected the first.
 #[test]
 fn of_two_resumes_of_a_silent_session_one_wins() {
     let server = TestServer::start();
-    // Never read from again: it answers no ping.
+    // This client never reads again, so it answers no ping.
     let mut silent = server.connect();
     let session = silent.initialize();
     only_winner(race(&server, &session)).assert_alive();
     assert_eq!(silent.wait_closed().map(|(code, _)| code), Some(1008));
 }
 
-// The same for a session that nobody has.
+// The same for a detached session.
 #[test]
 fn of_two_resumes_of_a_detached_session_one_wins() {
     let server = TestServer::start();
@@ -388,7 +391,7 @@ fn the_end_of_a_session_is_answered_while_acknowledgements_still_come() {
     }
 }
 
-// A message of more than 64 MiB was refused as `overloaded` where nothing else waited, for ever.
+// A message of more than 64 MiB was always refused as `overloaded`, even if nothing else was waiting.
 #[test]
 fn one_large_write_alone_is_no_overload() {
     let server = TestServer::start();
@@ -404,7 +407,7 @@ fn one_large_write_alone_is_no_overload() {
     assert_eq!(client.collect("p").code(), 0);
 }
 
-// Starts that their holder did not take were bounded by nothing: 3000 of them cost 280 MiB, none was refused.
+// Starts that a stopped holder did not take were unbounded: 3000 of them cost 280 MiB, and none was refused.
 #[test]
 fn starts_that_a_stopped_holder_does_not_take_are_refused_in_the_end() {
     let server = TestServer::start();
@@ -425,12 +428,12 @@ fn starts_that_a_stopped_holder_does_not_take_are_refused_in_the_end() {
             _ => assert_error(&error, -32603, "programNotFound"),
         }
     }
-    // Some run, and 64 MiB wait.
+    // Some are in flight, and 64 MiB are waiting.
     assert!((50..200).contains(&refused), "{refused} of 700 were refused");
     assert_eq!(client.run("p0", &["echo", "fine"]).stdout, b"fine\n");
 }
 
-// Requests to close a stdin that was full piled up without a bound: 60,000 cost 128 MiB, none was refused.
+// Requests to close a full stdin were unbounded: 60,000 cost 128 MiB, and none was refused.
 #[test]
 fn requests_that_wait_for_a_full_stdin_are_refused_in_the_end_and_control_is_not() {
     let server = TestServer::start();
@@ -460,7 +463,7 @@ fn requests_that_wait_for_a_full_stdin_are_refused_in_the_end_and_control_is_not
     client.assert_alive();
 }
 
-// Each terminate walked all processes of the host, twice, in the only thread of the session: an echo came seconds later.
+// Each terminate scanned all processes of the host twice, in the only thread of the session: an echo took seconds.
 #[test]
 fn a_burst_of_terminates_holds_up_no_other_process() {
     let server = TestServer::start();
@@ -483,7 +486,7 @@ fn a_burst_of_terminates_holds_up_no_other_process() {
     }
 }
 
-// A server waited for every holder it found: one that was stopped kept it from ever printing its URL.
+// A server waited for every holder it found: a stopped one kept it from ever printing its URL.
 #[test]
 fn a_stopped_holder_does_not_keep_a_server_from_starting() {
     let mut server = TestServer::builder().keep_holders().start();
@@ -493,10 +496,10 @@ fn a_stopped_holder_does_not_keep_a_server_from_starting() {
     let mut other = server.connect();
     let session = other.initialize();
     start_cat(&mut other, "p");
-    // If it does wait, this lets it go on, and the time tells.
+    // If the server does wait, this lets it continue, and the elapsed time shows it.
     let (over, is_over) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
-        is_over.recv_timeout(Duration::from_secs(15)).ok(); // Either way the holder goes on.
+        is_over.recv_timeout(Duration::from_secs(15)).ok(); // In both cases the holder continues.
         drop(stopped);
     });
     let begun = Instant::now();
@@ -511,7 +514,7 @@ fn a_stopped_holder_does_not_keep_a_server_from_starting() {
     watchdog.join().expect("the watchdog does not panic");
 }
 
-// The end of a session waited for its holder without a deadline: SIGTERM never ended the server.
+// The end of a session waited for its holder without a timeout: SIGTERM never ended the server.
 #[test]
 fn a_stopped_holder_does_not_keep_a_server_from_ending() {
     let mut server = TestServer::start();

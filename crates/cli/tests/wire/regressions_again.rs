@@ -1,5 +1,4 @@
-//! More of what reviewers once broke: the second look at lost holders, forgotten processes and late adoptions.
-//! It must not test what was never wrong; the other files do.
+//! Further regression tests: lost holders, forgotten processes and late adoptions. Each comment describes the former behaviour.
 
 use std::time::Duration;
 
@@ -13,13 +12,13 @@ use crate::{
     modern, piped, process, sh,
 };
 
-// The part that a dead holder had in its hands kept the line busy for ever: a later write was never answered.
+// The part of a write that a dead holder was processing kept the stdin queue busy forever: a later write was never answered.
 #[test]
 fn a_write_behind_one_that_was_lost_is_answered_too() {
     let server = TestServer::start();
     let mut client = server.client();
     client.ok("process/start", piped("p", "exec sleep 1000"));
-    // More than its stdin holds: the holder has it when it is killed.
+    // More than its stdin buffers, so the holder still has it when it is killed.
     let waiting = client.send_request("process/write", write("p", &[b'x'; 200_000]));
     client.assert_alive();
     send_signal(holder(&server), Signal::KILL);
@@ -29,7 +28,7 @@ fn a_write_behind_one_that_was_lost_is_answered_too() {
     assert_error(&client.fails("process/closeStdin", process("p")), -32603, "holderLost");
 }
 
-// Acknowledgements were looked up by name: after `process/forget` they were ignored, and a subscriber that held stood still at its window.
+// Acknowledgements were looked up by id: after `process/forget` they were ignored, and a holding subscriber got stuck at its window.
 #[test]
 fn a_subscriber_that_holds_gets_more_than_its_window_after_the_owner_forgot() {
     let server = TestServer::start();
@@ -55,7 +54,7 @@ fn a_subscriber_that_holds_gets_more_than_its_window_after_the_owner_forgot() {
     assert_eq!(bytes, 9_000_000);
 }
 
-// An observer that did not hold was told a gap up to the close of a forgotten process, and neither its exit nor its close.
+// A subscriber without `hold` got a gap up to the close of a forgotten process, but neither its exit nor its close.
 #[test]
 fn a_subscriber_that_does_not_hold_is_told_the_end_of_a_forgotten_process() {
     let server = TestServer::start();
@@ -71,7 +70,7 @@ fn a_subscriber_that_does_not_hold_is_told_the_end_of_a_forgotten_process() {
     assert_eq!((ended.code(), &ended.closed["outputBytes"]), (4, &json!(9_000_000)));
 }
 
-// A holder that missed the deadline of the adoption was never looked at again: its client heard `unknownSession` while its processes ran.
+// A holder that missed the deadline of the adoption was never contacted again: its client got `unknownSession` while its processes ran.
 #[test]
 fn a_holder_that_goes_on_after_the_adoption_is_found_again() {
     let mut server = TestServer::builder().keep_holders().start();
@@ -86,7 +85,7 @@ fn a_holder_that_goes_on_after_the_adoption_is_found_again() {
     wait_for("the session to be known again", || client.call("initialize", params.clone()).is_ok());
 }
 
-/// A server that stood still has not listened meanwhile: it must not take its own sleep for the silence of its clients.
+/// A server that was stopped could not read in that time. It must not take its own pause for silence of its clients.
 #[test]
 fn a_server_that_was_stopped_does_not_take_quiet_clients_for_dead() {
     let server = TestServer::builder().arg("--ping-every=200ms").arg("--dead-after=400ms").start();
@@ -95,12 +94,12 @@ fn a_server_that_was_stopped_does_not_take_quiet_clients_for_dead() {
     server.signal(Signal::STOP);
     assert_eq!(client.next_notification_within(Duration::from_secs(1)), None);
     server.signal(Signal::CONT);
-    // Two looks of the server at its peers.
+    // The server checks its peers twice in this time.
     assert_eq!(client.next_notification_within(Duration::from_millis(300)), None);
     client.run("after", &["/bin/true"]);
 }
 
-/// Ending a session with processes told of their loss before it was answered: an exit that nobody had, with a code that was made up.
+/// Ending a session with processes reported their loss before the answer: exits that never happened, with a made-up code.
 #[test]
 fn the_end_of_a_session_is_answered_without_made_up_exits() {
     let server = TestServer::start();

@@ -1,5 +1,5 @@
-//! What stood in the code for long until somebody read it for it: places that only many requests, much output or two faults at once reach.
-//! It must not test what was never wrong; the other files do.
+//! Regression tests for defects that were found by reading the code: only many requests, much output or two simultaneous faults trigger
+//! them. Each comment describes the former behaviour.
 
 use std::os::fd::OwnedFd;
 
@@ -13,10 +13,10 @@ use crate::{
     modern, pid_of, piped, process, sh, with,
 };
 
-/// As many connections as the holder's door lets wait.
+/// Fills the backlog of the holder's socket with connections.
 fn fill_backlog(server: &TestServer, session: &str) -> Vec<OwnedFd> {
     let dir = server.state_dir().join("sessions").join(session);
-    // A short way to it: a path has no more than 107 bytes.
+    // Use a short path through `/proc/self/fd`: a socket address has at most 107 bytes.
     let dir = std::fs::File::open(dir).expect("the session's directory");
     let address = format!("/proc/self/fd/{}/sock", std::os::fd::AsRawFd::as_raw_fd(&dir));
     let address = SocketAddrUnix::new(address).expect("an address");
@@ -30,7 +30,7 @@ fn fill_backlog(server: &TestServer, session: &str) -> Vec<OwnedFd> {
     waiting
 }
 
-// A holder whose door was full when it was looked at was taken for gone: it ran on, and nobody ever asked it again.
+// A holder whose backlog was full during the adoption was taken for dead: it kept running and was never contacted again.
 #[test]
 fn a_holder_that_stands_still_behind_a_full_door_is_adopted_when_it_goes_on() {
     let mut server = TestServer::builder().keep_holders().start();
@@ -48,7 +48,7 @@ fn a_holder_that_stands_still_behind_a_full_door_is_adopted_when_it_goes_on() {
     assert_eq!(client.ok("process/list", json!({}))["processes"][0]["pid"], pid);
 }
 
-// What lay before a read counted as nothing: behind 16 MiB of output whoever polled without a break was pushed nothing more.
+// Output before a read did not count as read: after 16 MiB of output a client that polled without a break got no more pushes.
 #[test]
 fn a_poller_is_pushed_to_behind_much_output() {
     let server = TestServer::start();
@@ -67,7 +67,7 @@ fn a_poller_is_pushed_to_behind_much_output() {
     let poll = |client: &mut Client, after: u64| {
         client.send_request("process/read", json!({"processId": "p", "afterSeq": after, "waitMs": 600_000}))
     };
-    // A read is always under way, so that nobody takes the poller for a listener.
+    // There is always a read in flight, so that the server keeps treating the client as a poller.
     let mut read = poll(&mut client, last);
     for line in 0..5 {
         client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(format!("{line}\n").as_bytes())}));
@@ -81,7 +81,7 @@ fn a_poller_is_pushed_to_behind_much_output() {
     assert_eq!(client.expect("process/exited")["exitCode"], 3);
 }
 
-// A start that waited for a slot had no name yet: what was asked of it meanwhile was told that there is no such process.
+// A start that waited for a slot had no id yet: other requests for that process got `unknownProcess`.
 #[test]
 fn a_start_that_waits_for_others_is_waited_for_by_what_names_it() {
     let server = TestServer::builder().arg("--concurrent-requests").arg("1").start();
@@ -105,7 +105,7 @@ fn a_start_that_waits_for_others_is_waited_for_by_what_names_it() {
     assert_eq!(client.collect("sleep").code(), 137);
 }
 
-// What waits has begun nothing: it counts for no limit, and goes with a connection that ends.
+// A waiting start has no effect yet: it counts towards no limit, and it is cancelled when its connection ends.
 #[test]
 fn a_start_that_waits_for_others_takes_nothing_and_goes_with_its_connection() {
     let server = TestServer::builder().arg("--concurrent-requests").arg("1").arg("--max-processes").arg("3").start();
@@ -128,20 +128,20 @@ fn a_start_that_waits_for_others_takes_nothing_and_goes_with_its_connection() {
         names.collect::<Vec<_>>()
     };
     wait_for("the start that had begun", || names(&mut client).contains(&json!("begins")));
-    // Its name is free, and there is room for it.
+    // Its id is free, and there is room for it.
     client.ok("process/start", sh("waits", "exec sleep 1000"));
     assert_eq!(names(&mut client), ["runs", "begins", "waits"]);
     assert_error(&client.fails("process/start", sh("one-more", "exit 0")), -32603, "resourcesExhausted");
 }
 
-// A forgotten process whose log others held came back under its name after a restart, and hid the one that had the name by then.
+// A forgotten process whose log a reader still held came back under its id after a restart, and hid the newer process with that id.
 #[test]
 fn a_name_is_that_of_the_later_process_after_a_restart() {
     let mut server = TestServer::builder().keep_holders().start();
     let (mut owner, mut reader) = (server.connect(), server.connect());
     let session = initialize(&mut owner, modern());
     reader.initialize_with(modern());
-    // The first slot becomes free for the later one of that name.
+    // The first slot becomes free for the later process with the same id.
     owner.run("first", &["true"]);
     owner.ok("process/start", piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
     reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session, "hold": true}));

@@ -1,5 +1,5 @@
-//! Owns the replay of a transcript: what was sent is sent, what came is awaited and compared.
-//! It must not know what a transcript is about; each test brings the differences that are meant.
+//! Replays a transcript: sends what was sent, waits for what was received, and compares. Each test passes in the differences that are
+//! intended.
 #![allow(clippy::disallowed_methods, reason = "a test waits on the real clock")]
 
 use std::{
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::common::{Client, DEADLINE, TestServer, decode_base64, wait_for};
 
-/// Beginnings of the texts that peers compare; the rest of such a text is compared too, except where it names a socket.
+/// Prefixes of the error texts that peers compare. The rest of such a text is compared too, unless it names a socket.
 const LITERALS: [&str; 6] =
     ["client must ", "process ", "session ", "unknown session id ", "unknown process id ", "argv must not be empty"];
 
@@ -43,7 +43,7 @@ fn recorded(name: &str) -> Vec<Line> {
     text.lines().map(line).collect()
 }
 
-/// A process's event with neighbouring chunks of one stream joined; the number is that of the first.
+/// A process event. Neighbouring chunks of one stream are joined and keep the numbers of all of them.
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
     Output { stream: String, bytes: Vec<u8>, seqs: Vec<u64> },
@@ -83,7 +83,7 @@ impl Events {
         }
     }
 
-    /// Numbers made equal where both sides cut the same bytes differently: each event then counts one.
+    /// Renumbers events so that different chunk boundaries of the same bytes do not matter: each event counts as one.
     fn normal(&self) -> BTreeMap<String, Vec<Event>> {
         let renumber = |events: &Vec<Event>| {
             (1..)
@@ -103,7 +103,7 @@ impl Events {
         self.0.values().flatten().map(len).sum()
     }
 
-    /// Whether everything recorded so far has come.
+    /// Whether everything recorded so far has arrived.
     fn covers(&self, recorded: &Self) -> bool {
         recorded.normal().iter().all(|(id, expected)| {
             let Some(actual) = self.normal().remove(id) else { return false };
@@ -118,7 +118,7 @@ impl Events {
     }
 }
 
-/// What ours does otherwise in one transcript: a message that is sent, or expected, in place of the recorded one.
+/// An intended difference: the message to send or expect in place of the recorded one.
 pub(crate) type Difference = fn(&Value) -> Option<Value>;
 
 /// A replay of one transcript.
@@ -127,14 +127,14 @@ pub(crate) struct Replay<'a> {
     client: Client,
     sent: Difference,
     expected: Difference,
-    /// Recorded session ids and ours.
+    /// Maps recorded session ids to ours.
     sessions: BTreeMap<String, String>,
     answers: Vec<Value>,
     events: Events,
     recorded: Events,
     awaited: Vec<Value>,
     has_begun: bool,
-    /// The process that was started last.
+    /// The pid of the process that was started last.
     pid: Option<u64>,
     background: Vec<(Arc<AtomicBool>, thread::JoinHandle<()>)>,
 }
@@ -199,7 +199,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The recording's server was slow enough for its child to set a trap before the signal came.
+    /// Waits for the child's signal handler. The recorded server was slow enough for the child to set its trap before the signal.
     fn wait_for_trap(&self) {
         let caught = |status: &str| {
             let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
@@ -211,7 +211,8 @@ impl<'a> Replay<'a> {
         });
     }
 
-    /// A further connection. The one that is resumed from is gone by then; before that it listens, and so answers pings.
+    /// Opens another connection. The connection whose session is resumed is dropped first, except for the `thief`: there it keeps reading,
+    /// and so answers pings.
     fn reconnect(&mut self, initialize: &Value) {
         let mut old = std::mem::replace(&mut self.client, self.server.connect());
         if initialize["params"]["clientName"] == "thief" {
@@ -232,7 +233,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Waits until everything recorded before the next message was seen.
+    /// Waits until everything recorded before the next message has arrived.
     fn settle(&mut self) {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -278,7 +279,7 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Everything expected is there, and lists are as long; further keys are free, and so are most error texts.
+/// Checks that everything expected is there and that lists have the same length. Additional keys and most error texts are free.
 fn assert_agrees(expected: &Value, actual: &Value, path: &mut Vec<String>) {
     match (expected, actual) {
         (Value::Object(expected), Value::Object(actual)) => {

@@ -1,5 +1,5 @@
-//! Sessions over several connections: detach, resume, takeover, expiry, end (spec 2.2; design section 4).
-//! It must not test what survives a server, except once: that is the business of the fault runs.
+//! Sessions over several connections: detach, resume, takeover, expiry, end (spec 2.2; design section 4). What survives a server restart is
+//! tested here only once; the fault runs cover it.
 
 use std::{
     collections::BTreeSet,
@@ -49,7 +49,7 @@ fn active_session_resume_is_rejected() {
     let mut client = server.connect();
     let session = client.initialize();
     start_cat(&mut client, "p");
-    // The old peer answers pings while it waits for something.
+    // The old client answers pings while it waits for output.
     let listener = thread::spawn(move || {
         client.wait_output("p", "done");
         client
@@ -58,7 +58,7 @@ fn active_session_resume_is_rejected() {
     let error = thief.fails("initialize", resume_params(&session));
     assert_error(&error, -32010, "sessionAttached");
     assert_eq!(error.message, format!("session {session} is already attached to another connection"));
-    // The refused connection is as good as new.
+    // The refused connection can be used for a new session.
     thief.initialize();
     thief.ok("process/write", json!({"processId": "p", "sessionId": session, "chunk": encode_base64(b"done")}));
     listener.join().expect("the old connection was not disturbed").assert_alive();
@@ -104,7 +104,7 @@ fn a_takeover_moves_pushes_and_leaves_no_byte_behind() {
     old.wait_output("p", "one\n");
     let mut new = server.connect();
     new.initialize_with(with(with(modern(), resume_params(&session)), json!({"takeover": true})));
-    // Nothing was acknowledged, so the beginning comes again.
+    // Nothing was acknowledged, so the output is sent again from the beginning.
     assert_eq!(new.wait_output("p", "one\n"), "one\n");
     new.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"two\n")}));
     assert_eq!(new.wait_output("p", "two\n"), "two\n");
@@ -138,7 +138,7 @@ fn a_resumed_reference_client_reads_first_and_is_pushed_what_follows() {
     let result = client.ok("process/read", json!({"processId": "r", "afterSeq": 1, "waitMs": 20_000}));
     assert_eq!(result["chunks"], json!([{"seq": 2, "stream": "stdout", "chunk": encode_base64(b"two\n")}]));
     client.ok("process/write", json!({"processId": "r", "chunk": "Cg=="}));
-    // Pushed from the number after the last one that was read: 2 does not come again.
+    // Pushes start after the last number that was read, so 2 is not sent again.
     let ended = client.collect("r");
     assert_eq!((ended.stdout.as_slice(), ended.seqs), (b"three\n".as_slice(), vec![3, 4, 5]));
 }
@@ -151,7 +151,7 @@ fn a_resumed_reference_client_that_does_not_read_is_pushed_what_it_was_not_sent(
     let gate = fifo(server.dir(), "gate");
     client.ok("process/start", sh("r", &format!("echo one; read x <{gate}; echo two")));
     assert_eq!(client.expect("process/output")["seq"], 1);
-    // Not just dropped: what is sent before the server notices would count as sent.
+    // Close the connection properly: output sent before the server notices a mere drop would count as sent.
     client.leave();
     release(&gate);
     let begun = Instant::now();
@@ -228,7 +228,7 @@ fn an_expired_session_without_processes_says_so_too() {
     drop(client);
     let mut client = server.connect();
     let mut kind = String::new();
-    // Looked at from another session, so that looking does not attach.
+    // Look from another session, so that looking does not attach.
     client.initialize();
     wait_for("expiry", || {
         let error = client.fails("process/read", json!({"processId": "p", "sessionId": session}));
@@ -254,7 +254,7 @@ fn the_clock_of_a_session_stands_still_while_it_is_attached() {
     let mut client = server.connect();
     client.initialize_with(json!({"clientName": "test", "ttlMs": 50}));
     client.ok("process/start", piped("p", "read x; echo still here"));
-    // Longer than the time-to-live, and the sweep's second.
+    // Longer than the time-to-live plus the interval of the sweep.
     let read = client.ok("process/read", json!({"processId": "p", "waitMs": 1300}));
     assert_eq!(read["exited"], false);
     client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));

@@ -1,5 +1,4 @@
-//! `process/signal` and `process/terminate`: who is hit, what is answered, how the end is told (spec 3.6, 3.7).
-//! It must not test timeouts, which also end processes but are asked for at the start.
+//! `process/signal` and `process/terminate`: which processes they reach, their answers, and how the end is reported (spec 3.6, 3.7).
 
 use std::{collections::BTreeSet, fs};
 
@@ -11,7 +10,7 @@ use crate::{
     pid_of, process, sh, tty, wait_pid_gone, with,
 };
 
-/// Names and numbers of signals whose default is to end a process.
+/// Names and numbers of signals whose default action ends a process.
 const DEADLY: [(&str, i64); 24] = [
     ("HUP", 1),
     ("INT", 2),
@@ -52,7 +51,7 @@ fn exec_process_signal_interrupts_process() {
         let ended = client.collect(&id);
         assert!(String::from_utf8_lossy(&ended.stdout).contains("int"), "tty {tty}");
         assert_eq!((ended.code(), &ended.exited["cause"]), (7, &json!("exit")));
-        // Too late is no error.
+        // A signal to an ended process is not an error.
         assert_eq!(client.ok("process/signal", json!({"processId": id, "signal": "interrupt"})), json!({}));
     }
     assert_eq!(client.ok("process/signal", json!({"processId": "never", "signal": "interrupt"})), json!({}));
@@ -66,7 +65,7 @@ fn every_posix_name_is_understood_in_every_form() {
         [|name| format!("SIG{name}"), str::to_owned, str::to_lowercase, |name| format!("sig{}", name.to_lowercase())];
     for (number, (name, signal)) in DEADLY.into_iter().enumerate() {
         let id = format!("p{number}");
-        // In a directory of its own, should a core be written.
+        // In the test's directory, in case a core file is written.
         client.ok("process/start", with(sh(&id, "echo up; exec sleep 1000"), json!({"cwd": server.dir()})));
         client.wait_output(&id, "up");
         let form = forms[number % forms.len()](name);
@@ -164,14 +163,14 @@ fn terminate_behind_a_start_leaves_nothing() {
         let started = client.answer(start).expect("start");
         assert_eq!(client.collect(&id).code(), 137);
         wait_pid_gone(pid_of(&started));
-        // Asked for again, it is not started again.
+        // A second start with the same id is refused.
         assert_error(&client.fails("process/start", sh(&id, "exec sleep 1000")), -32600, "duplicateProcess");
     }
     let running = |list: Value| {
         list["processes"].as_array().expect("a list").iter().filter(|info| info["exited"] == false).count()
     };
     assert_eq!(running(client.ok("process/list", json!({}))), 0);
-    // Nor does anything live on under no name.
+    // No unnamed child is left running either.
     wait_for("end of every child", || {
         !server
             .processes()
@@ -189,7 +188,7 @@ fn a_grace_period_lets_a_process_end_by_itself() {
     assert_eq!(client.ok("process/terminate", with(process("p"), json!({"graceMs": 20_000})))["running"], true);
     let ended = client.collect("p");
     assert_eq!((ended.stdout.as_slice(), ended.code()), (b"bye\n".as_slice(), 4));
-    // Dying by the polite signal is what was asked for.
+    // A process that dies from SIGTERM ended as requested.
     client.ok("process/start", sh("q", "echo up; exec sleep 1000"));
     client.wait_output("q", "up");
     client.ok("process/terminate", with(process("q"), json!({"graceMs": 20_000})));
@@ -228,7 +227,7 @@ fn terminate_reaches_children_that_left_the_group_and_the_session() {
     let mut client = server.client();
     for (number, grace) in [None, Some(50)].into_iter().enumerate() {
         let id = format!("p{number}");
-        // Own session, and a parent that is gone: found by nothing but descent.
+        // These children are in another session, and one has lost its parent: they can be found only as descendants.
         let script = "setsid sh -c 'trap \"\" TERM; echo a $$.; while :; do sleep 0.01; done' & \
                       (setsid sh -c 'sleep 1000 & echo b $!.; wait' &) ; wait; exec sleep 1000";
         client.ok("process/start", sh(&id, script));

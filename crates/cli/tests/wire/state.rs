@@ -1,4 +1,4 @@
-//! The state directory of a real server: lock, token, where it lives, what is left, and closed standard streams.
+//! The state directory of a real server: lock, token, location, what is left behind, and closed standard streams.
 
 use std::{
     fs,
@@ -99,7 +99,7 @@ fn closed_standard_streams_never_end_a_server() {
     let dir = tempfile::tempdir().expect("make a directory");
     let builder = TestServer::builder().listen("unix://{dir}/x.sock").arg("--log").arg("trace");
     let mut child = builder.command(dir.path(), "closed.test").spawn().expect("start exec-server");
-    // Both ends are gone before it says anything.
+    // Both pipes are closed before the server prints anything.
     drop((child.stdout.take(), child.stderr.take()));
     let url = format!("unix://{}/x.sock", dir.path().display());
     wait_for("the server", || Client::connect(&url).is_ok());
@@ -143,7 +143,7 @@ fn plain_stdio_ends_everything_at_end_of_file() {
     assert!(!PathBuf::from(private).exists());
 }
 
-/// One end of `dial-stdio`.
+/// A running `dial-stdio`.
 struct Dial {
     child: std::process::Child,
     stdin: Option<std::process::ChildStdin>,
@@ -268,7 +268,7 @@ fn a_token_file_that_is_a_fifo_is_refused_at_once_and_a_pipe_of_the_shell_is_rea
     let output = builder.refusal(dir.path(), "fifo.test");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(255) && said.contains("is not a regular file"), "{said}");
-    // The client reads its own the same way.
+    // The client reads its token file in the same way.
     let mut run = Command::new(crate::common::binary());
     run.args(["run", "--connect", "ws://127.0.0.1:1", "--token-file"]).arg(&fifo).args(["--", "true"]);
     let output = refused(run.env("HOME", dir.path()).stderr(Stdio::piped()).spawn().expect("run exec-server"));

@@ -1,5 +1,5 @@
-//! `process/write`: what it answers, in which order bytes go in, and that an id makes a write happen once (spec 3.5).
-//! It must not test the end of input, which is an addition.
+//! `process/write`: its answers, the order of the bytes, and that a write id makes a write happen once (spec 3.5). EOF on stdin is tested
+//! in `additions.rs`.
 
 use serde_json::{Value, json};
 
@@ -86,7 +86,7 @@ fn exec_server_dedupes_retried_process_write_ids() {
     for _ in 0..5 {
         assert_eq!(client.ok("process/write", once.clone())["status"], "accepted");
     }
-    // Without an id every write counts, and ids are told apart.
+    // Without an id every write counts, and different ids are different writes.
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"a\n")}));
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"a\n")}));
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"end\n"), "writeId": "w2"}));
@@ -119,7 +119,7 @@ fn a_write_id_used_for_other_bytes_is_refused() {
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"one"), "writeId": "w"}));
     let other = json!({"processId": "p", "chunk": encode_base64(b"longer"), "writeId": "w"});
     assert_error(&client.fails("process/write", other), -32600, "writeIdReused");
-    // Ids belong to one process.
+    // Write ids belong to one process.
     start_cat(&mut client, "q");
     client.ok("process/write", json!({"processId": "q", "chunk": encode_base64(b"mine\n"), "writeId": "w"}));
     client.wait_output("q", "mine\n");
@@ -134,7 +134,7 @@ fn bad_chunks_and_ids_are_refused_before_anything_else() {
         let error = client.fails("process/write", json!({"processId": "p", "chunk": chunk, "writeId": "w"}));
         assert_eq!((error.code, error.kind()), (-32602, "invalidBase64"), "{chunk:?}");
     }
-    // Nothing of it counted as a use of the id, and an empty id is refused whatever the process.
+    // The refused writes did not use up the id, and an empty id is refused even for an unknown process.
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"ok\n"), "writeId": "w"}));
     client.wait_output("p", "ok\n");
     for id in ["p", "none"] {
@@ -218,7 +218,7 @@ fn a_large_write_goes_in_whole_and_once() {
     assert_eq!(client.collect("p").stdout, sum.stdout);
 }
 
-// More of them than the runtime looks at in one go: those that were put off must not come behind later ones.
+// More writes than the runtime polls in one pass: a postponed write must not be overtaken by a later one.
 #[test]
 fn many_writes_to_a_process_that_is_being_started_keep_their_order() {
     let server = TestServer::start();
@@ -278,13 +278,13 @@ fn a_line_that_a_terminal_cuts_is_reported() {
     assert_eq!(write(&mut client, "lines", 4095, "\n"), whole);
     assert_eq!(write(&mut client, "lines", 2000, "\n"), whole);
     assert_eq!(write(&mut client, "lines", 4096, "\n"), cut);
-    // A line may come in several writes; the one that brings too much is told.
+    // A line may consist of several writes; the write that makes it too long is reported.
     assert_eq!(write(&mut client, "lines", 3000, ""), whole);
     assert_eq!(write(&mut client, "lines", 3000, "\n"), cut);
     assert_eq!(write(&mut client, "lines", 1, "\n"), whole);
     client.ok("process/closeStdin", process("lines"));
     assert!(String::from_utf8_lossy(&client.collect("lines").stdout).contains("4095"), "the kernel kept 4095 bytes");
-    // Without lines there is nothing to cut.
+    // In raw mode there are no lines, so nothing is cut.
     client.ok("process/start", tty("raw", "stty raw -echo; echo up; exec head -c 10000 >/dev/null"));
     client.wait_output("raw", "up\n");
     assert_eq!(write(&mut client, "raw", 10_000, ""), whole);

@@ -1,5 +1,5 @@
-//! What the server inherits or finds around it: a file size limit, blocked signals, a disk without inodes, a state directory that goes away.
-//! Each may cost an answer, none may cost the server or what runs.
+//! What the server inherits or finds in its environment: a file size limit, blocked signals, a disk without inodes, a state directory that
+//! disappears. Each may make a request fail, but none may end the server or running processes.
 
 use std::{fs, process::Command};
 
@@ -14,7 +14,7 @@ fn sh(id: &str, script: &str) -> serde_json::Value {
 
 #[test]
 fn a_write_beyond_the_file_size_limit_is_an_error_and_the_server_lives() {
-    // 2 or 4 MiB, as the shell counts.
+    // 2 or 4 MiB, depending on the unit of the shell.
     let server = TestServer::builder().after("ulimit -f 4096").start();
     let mut client = server.client();
     let (path, large) = (server.dir().join("large"), encode_base64(&vec![b'x'; 5 << 20]));
@@ -23,7 +23,7 @@ fn a_write_beyond_the_file_size_limit_is_an_error_and_the_server_lives() {
     assert!(!path.exists(), "a part of it is left");
     let small = encode_base64(b"small");
     client.ok("fs/writeFile", json!({"path": path, "dataBase64": small}));
-    // A child gets the signal as any program does: 128 + SIGXFSZ.
+    // A child gets the signal like any program: the shell reports 128 + SIGXFSZ.
     let script = format!("head -c 5242880 /dev/zero > {}", server.dir().join("child").display());
     client.ok("process/start", sh("child", &format!("{script}; echo $?")));
     let ended = client.collect("child");

@@ -1,8 +1,8 @@
-//! Replays the recorded sessions of a reference server (generation H) against ours.
+//! Replays recorded sessions of a reference server (generation H) against ours.
 //!
-//! What must agree: shapes, codes, statuses, sequence numbers, and the order of each process's events. What is free: error texts but
-//! the literals of spec 0.1, session ids, ports, further keys, and how two writes of a child are cut into chunks. Where ours differs by
-//! decision the test says so, with its reason.
+//! These must agree: shapes, codes, statuses, sequence numbers, and the order of each process's events. These may differ: error texts
+//! except the literals of spec 0.1, session ids, ports, additional keys, and how the output of a child is cut into chunks. Where ours
+//! differs by decision, the test says so and gives the reason.
 
 use std::{
     collections::BTreeSet,
@@ -83,8 +83,8 @@ fn malformed() {
 
 #[test]
 fn handshake() {
-    // Its exact `environment/info` is the reference's host and product; ours says what this host is, and claims none of the
-    // capabilities that belong to that product, but reading blocks inside a sandbox (design section 4, last row).
+    // The recorded `environment/info` describes the reference's host and product. Ours describes this host, and claims none of the
+    // capabilities of that product except reading blocks inside a sandbox (design section 4, last row).
     replay("handshake", same, |message| {
         (message["id"] == 6).then(|| {
             let capabilities = json!({
@@ -98,8 +98,8 @@ fn handshake() {
 
 #[test]
 fn signals() {
-    // The reference knows `interrupt` only; ours takes every POSIX name (design section 4: every signal). The process has exited, so
-    // that nothing happens, as for `interrupt`.
+    // The reference knows only `interrupt`; ours accepts every POSIX name (design section 4: every signal). The process has exited, so the
+    // signal has no effect, as for `interrupt`.
     replay("signals", same, |message| (message["id"] == 5).then(|| json!({"id": 5, "result": {}})));
 }
 
@@ -121,20 +121,20 @@ fn resume() {
 
 #[test]
 fn unknown_notification() {
-    // The reference closes the connection without a word, which is where the recording ends; ours answers with an error that has
-    // id -1, and goes on (design section 4).
+    // The reference closes the connection without an answer, and the recording ends there. Ours answers with an error with id -1, and the
+    // connection stays open (design section 4).
     let server = TestServer::start();
     let mut client = Replay::run(&server, "unknown-notification", same, same);
     client.expect_orphan_error("unknownNotification");
     client.assert_alive();
 }
 
-/// Where the files of `files` stand.
+/// The directory of the files in the transcript `files`.
 fn scratch() -> String {
     format!("/tmp/exec-server-scratch-{}", std::process::id())
 }
 
-/// The same message about files at another place.
+/// The message with paths in our scratch directory.
 fn elsewhere(message: &Value) -> Value {
     let text = message.to_string().replace("/scratch/", &format!("{}/", scratch()));
     serde_json::from_str(&text).expect("only a name was changed")
@@ -142,7 +142,7 @@ fn elsewhere(message: &Value) -> Value {
 
 #[test]
 fn files() {
-    // The recorder made a FIFO and two links by hand; they stand there from the beginning here. Times are this host's, and so is the
+    // The recorder created a FIFO and two links by hand; here they exist from the beginning. Times depend on this host, and so does the
     // order of a listing, which `fs_reference` compares.
     let server = TestServer::start();
     let name = scratch();
@@ -173,20 +173,20 @@ fn files() {
     .assert_alive();
 }
 
-/// Where the script of `start_errors` stands.
+/// The path of the script in the transcript `start-errors`.
 fn script_path() -> PathBuf {
     PathBuf::from(format!("/tmp/exec-server-transcript-{}", std::process::id()))
 }
 
 #[test]
 fn start_errors() {
-    // The file that the recording executes stands at another place here, and says something else. The reference told the exit before
-    // the output of it; ours appends what the pipe holds before the exit, always (spec 11.1.1, design section 5).
+    // The file that the recording executes is at another path here, and prints something else. The reference reported the exit before the
+    // output. Ours always appends what the pipe holds before the exit (spec 11.1.1, design section 5).
     let server = TestServer::start();
     let name = script_path();
     let name = name.file_name().and_then(|name| name.to_str()).expect("a plain name");
     let file = tempfile::Builder::new().prefix(name).rand_bytes(0).tempfile_in("/tmp").expect("make a script");
-    // Closed before it is executed, removed at the end of the test.
+    // Closed before it is executed, and removed at the end of the test.
     let script = file.into_temp_path();
     fs::write(&script, "echo by the shell >&2; exit 127\n").expect("write a script");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("make it executable");

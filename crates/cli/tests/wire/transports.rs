@@ -1,5 +1,5 @@
-//! The same core scenarios over WebSocket, Unix socket and standard streams, and what is special about lines (spec 1.3, 2.2).
-//! It must not test a scenario in depth; the other files do, over WebSocket.
+//! The same core scenarios over WebSocket, Unix socket and standard streams, and the special cases of newline framing (spec 1.3, 2.2). The
+//! other files test scenarios in depth, over WebSocket.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -21,7 +21,7 @@ trait Wire {
     fn send(&mut self, text: &str);
     fn receive(&mut self) -> Value;
 
-    /// Calls a method; what is pushed meanwhile is dropped.
+    /// Calls a method; notifications before the answer are dropped.
     fn call(&mut self, method: &str, params: Value) -> Value {
         self.send(&json!({"id": "call", "method": method, "params": params}).to_string());
         loop {
@@ -39,7 +39,7 @@ trait Wire {
         answer["result"]["sessionId"].as_str().expect("a session id").to_owned()
     }
 
-    /// Bytes of output, exit code and numbers of a process whose start is sent by this.
+    /// Starts a process; returns its output, exit code and sequence numbers.
     fn run(&mut self, params: Value) -> (Vec<u8>, Value, Vec<u64>) {
         self.send(&json!({"id": "run", "method": "process/start", "params": params}).to_string());
         let (mut bytes, mut code, mut seqs) = (Vec::new(), Value::Null, Vec::new());
@@ -67,7 +67,7 @@ impl Wire for Client {
     }
 }
 
-/// A server that speaks on its standard streams.
+/// A server on its standard streams.
 struct Lines {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -85,7 +85,7 @@ impl Lines {
         Self::spawn(command, dir, mark)
     }
 
-    /// The way in which the first generation's launcher starts it: no arguments, and two pipes.
+    /// Starts the server like the launcher of the first generation: no arguments, and two pipes.
     fn start_without_arguments() -> Self {
         let dir = tempfile::tempdir().expect("make a private directory");
         let (mut command, mark) = (Command::new(binary()), dir.path().display().to_string());
@@ -139,7 +139,7 @@ impl Drop for Lines {
     fn drop(&mut self) {
         drop(self.stdin.take());
         if thread::panicking() {
-            self.child.kill().ok(); // The panic tells the story.
+            self.child.kill().ok(); // The panic is reported elsewhere.
         }
         wait_for("end of the server", || matches!(self.child.try_wait(), Ok(Some(_))));
         if let Some(reader) = self.reader.take().filter(|_| !thread::panicking()) {
@@ -149,7 +149,7 @@ impl Drop for Lines {
     }
 }
 
-/// What every transport does alike.
+/// The scenarios that every transport must support.
 fn core_scenarios(wire: &mut dyn Wire) {
     let early = wire.call("process/read", process("p"));
     assert_eq!(early["error"]["message"], "client must call initialize before using exec methods");
@@ -286,7 +286,7 @@ fn blank_lines_are_skipped_and_a_carriage_return_is_stripped() {
     lines.write(b"\n  \n\r\n\t\n");
     lines.write(b"{\"id\":1,\"method\":\"initialize\",\"params\":{\"clientName\":\"x\"}}\r\n\n");
     assert_eq!(lines.receive()["id"], 1);
-    // In pieces, and several lines in one piece.
+    // A message in several pieces, and several lines in one piece.
     lines.write(b"{\"method\":\"initialized\"}\n{\"id\":2,\"method\":\"environ");
     lines.write(b"ment/status\"}\n{\"id\":3,\"method\":\"environment/status\"}\n");
     assert_eq!((&lines.receive()["id"], &lines.receive()["id"]), (&json!(2), &json!(3)));

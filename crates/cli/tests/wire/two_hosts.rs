@@ -1,5 +1,5 @@
-//! Client and server as two hosts: the server has its own mounts, process ids, HOME and working directory, and shares only the loopback
-//! network with the client. Nothing of the client's side may be seen there.
+//! Client and server as two hosts: the server has its own mounts, pids, HOME and working directory, and shares only the loopback network
+//! with the client. Nothing of the client's side may be visible to it.
 
 use std::{
     io::{BufRead, BufReader},
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::common::{Client, binary, start_params, wait_for};
 
-/// A server behind `unshare`: process 1 of its own process namespace, so that its end is the end of everything it started.
+/// A server behind `unshare`. It is pid 1 of its pid namespace, so everything it started ends with it.
 struct OtherHost {
     child: Child,
     url: String,
@@ -18,7 +18,7 @@ struct OtherHost {
 
 impl OtherHost {
     fn start(client_side: &str) -> Self {
-        // The client's temporary directory is hidden behind an empty one; the program itself stays reachable through its open descriptor.
+        // An empty tmpfs hides the client's temporary directory. The program stays reachable through an open fd.
         let script = format!(
             "exec 9<{binary} && mount -t tmpfs none /tmp && mkdir /tmp/there && cd /tmp/there && \
              exec /proc/self/fd/9 serve --listen ws://127.0.0.1:0 --state-dir /tmp/state --kill-on-exit",
@@ -51,7 +51,7 @@ impl OtherHost {
 
 impl Drop for OtherHost {
     fn drop(&mut self) {
-        // `--kill-child` passes the end on to process 1 of the namespace, and the kernel to all in it.
+        // `--kill-child` passes the kill on to pid 1 of the namespace, and the kernel kills everything in it.
         self.child.kill().ok();
         wait_for("end of the other host", || matches!(self.child.try_wait(), Ok(Some(_))));
     }
@@ -82,7 +82,7 @@ fn a_process_on_the_other_host_sees_that_host_and_nothing_of_the_client() {
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "/tmp/there\n/tmp/there\nyes\n1\n");
     assert_eq!(ended.code(), 1);
 
-    // A directory of the client is no directory there: an error, never another place.
+    // A directory of the client does not exist there: the start fails and never uses another directory.
     let mut params = start_params("lost", &["pwd"]);
     params["cwd"] = json!(here.path());
     let error = client.call("process/start", params).expect_err("the client's directory does not exist there");

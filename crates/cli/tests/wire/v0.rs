@@ -1,5 +1,4 @@
 //! The first generation: `command/exec*` without a handshake (spec 1.4, 2.1, 3.1, 3.3, 3.5, 3.6; design section 4).
-//! It must not test `process/*`, except where a V0 session is looked at through it.
 
 use serde_json::{Value, json};
 
@@ -11,7 +10,7 @@ use crate::{
     pid_of, process, release, sh, tty, wait_pid_gone, with,
 };
 
-/// Everything a V0 process said, up to `command/exec/exited`.
+/// Everything a V0 process reported, up to `command/exec/exited`.
 struct Said {
     stdout: String,
     stderr: String,
@@ -59,7 +58,7 @@ fn a_command_needs_no_handshake_and_answers_in_its_own_words() {
     let said = collect(&mut client, "c");
     assert_eq!((said.stdout.as_str(), said.stderr.as_str()), ("out", "err"));
     assert_eq!(said.exited, json!({"processId": "c", "exitCode": 3}));
-    // No `closed` follows: the next message is the answer to this.
+    // No `closed` follows: the next message is the answer to this request.
     client.send_text(r#"{"id":99,"method":"command/none"}"#);
     assert_eq!(client.next()["id"], 99);
 }
@@ -149,13 +148,14 @@ fn an_output_cap_changes_nothing_that_can_be_seen() {
     }
 }
 
-// A cap that a client asks for was granted, whatever the operator's limit: all memory of the host, for a client that does not read.
+// An output cap requested by a client was granted regardless of the operator's limit: a client that does not read could use all memory of
+// the host.
 #[test]
 fn an_output_cap_lifts_no_limit_of_the_operator() {
     let server = TestServer::builder().arg("--memory-per-process").arg("3MiB").start();
     let mut client = server.connect();
     client.ok("command/exec", with(start_params("c", &["cat", "/dev/zero"]), json!({"outputBytesCap": u64::MAX})));
-    // Nobody reads from here on.
+    // The client does not read from here on.
     wait_for("the child to wait", || {
         metrics(&server).get("exec_server_processes_blocked", &[("reason", "memory")]) == 1.0
     });
@@ -179,10 +179,10 @@ fn a_later_initialize_returns_the_implicit_session() {
     let session = client.initialize();
     let listed = client.ok("process/list", json!({}))["processes"].clone();
     assert_eq!((&listed[0]["processId"], &listed[0]["sessionId"]), (&json!("c"), &json!(session)));
-    // Started by V0, it speaks V0; it can be steered by both.
+    // A process started by V0 sends V0 notifications; requests of both generations reach it.
     client.ok("process/write", json!({"processId": "c", "chunk": encode_base64(b"x\n")}));
     assert_eq!(client.next_notification()["method"], "command/exec/outputDelta");
-    // Named now, the session outlives its connection.
+    // The session now has an id, so it outlives its connection.
     drop(client);
     let mut client = Client::resume(&server, &session, json!({}));
     assert_eq!(client.ok("process/list", json!({}))["processes"][0]["pid"], pid);
@@ -207,13 +207,13 @@ fn a_later_resume_of_another_session_ends_the_implicit_one() {
 fn a_relative_directory_is_taken_from_the_servers_own() {
     let server = TestServer::start();
     let mut client = server.connect();
-    // A server of a test runs in the test's own directory.
+    // The server of a test runs in the test's own working directory.
     let own = std::env::current_dir().expect("the test has a directory");
     for (id, cwd, expected) in [("below", "tests/wire", own.join("tests/wire")), ("dot", ".", own.clone())] {
         client.ok("command/exec", with(start_params(id, &["/bin/pwd", "-P"]), json!({"cwd": cwd})));
         assert_eq!(collect(&mut client, id).stdout.trim_end(), expected.display().to_string());
     }
-    // The later generations have absolute paths alone.
+    // The later generations accept only absolute paths.
     client.initialize();
     let later = with(start_params("p", &["true"]), json!({"cwd": "tests"}));
     assert_error(&client.fails("process/start", later), -32602, "relativePath");
