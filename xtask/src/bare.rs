@@ -1,7 +1,7 @@
-//! The yardstick of a spawn: fork, exec and wait by plain system calls in a small process, with and without a terminal.
+//! The baseline for a spawn: fork, exec and wait with plain system calls in a small process, with and without a terminal.
 //!
-//! Owns the only unsafe code of xtask. Runs as a child mode, freshly exec'd and single-threaded, so that the fork copies
-//! next to nothing; knows neither server nor wire.
+//! Contains the only unsafe code of xtask. Runs as a child mode, freshly exec'd and single-threaded, so that the fork copies almost
+//! nothing. Does not use the server or the wire protocol.
 
 #![expect(unsafe_code, reason = "fork and execve are what is measured")]
 
@@ -16,7 +16,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::pty::OpenptFlags;
 
-/// Answers each line `pipe N` or `tty N` with one line of N times in nanoseconds, and `rate N K` with the time of N of them, K at once.
+/// Answers each line `pipe N` or `tty N` with one line of N times in nanoseconds, and `rate N K` with the total time of N spawns, K at
+/// once.
 pub(crate) fn serve() -> Result<()> {
     let program = CString::new(super::bench::TRUE)?;
     for line in io::stdin().lines() {
@@ -48,7 +49,7 @@ fn times(count: u32, mut turn: impl FnMut() -> Result<()>) -> Result<Vec<String>
     Ok(times)
 }
 
-/// Starts one whenever one has ended, so that `at_once` run.
+/// Spawns `count` processes and keeps `at_once` of them running.
 fn many(program: &CString, count: u32, at_once: u32) -> Result<()> {
     for started in 0..count {
         if started >= at_once {
@@ -76,7 +77,7 @@ fn terminal(program: &CString) -> Result<()> {
     let pid = fork_exec(program, Some(&slave))?;
     drop(slave);
     let mut buffer = [0; 256];
-    // The end of a terminal is EIO, once the child is gone.
+    // Reading the master fails with EIO once the child has closed the terminal.
     while rustix::io::read(&master, &mut buffer).is_ok_and(|count| count > 0) {}
     wait(Some(pid))
 }
@@ -84,13 +85,13 @@ fn terminal(program: &CString) -> Result<()> {
 fn fork_exec(program: &CString, slave: Option<&OwnedFd>) -> Result<libc::pid_t> {
     let argv = [program.as_ptr(), ptr::null()];
     let envp = [ptr::null()];
-    // SAFETY: this process has one thread, so the child may call anything; it only makes system calls and leaves by
-    // `execve` or `_exit`. `argv` and `envp` are null-terminated and outlive the call, `program` is a C string.
+    // SAFETY: this process has one thread, so the child may call any function; it only makes system calls and leaves by `execve` or
+    // `_exit`. `argv` and `envp` are null-terminated and outlive the call, `program` is a C string.
     let pid = unsafe { libc::fork() };
     if pid != 0 {
         return if pid < 0 { Err(io::Error::last_os_error().into()) } else { Ok(pid) };
     }
-    // SAFETY: as above; the descriptors are open and 0 to 2 may be replaced in the child.
+    // SAFETY: as above; the fds are open, and 0 to 2 may be replaced in the child.
     unsafe {
         if let Some(slave) = slave {
             libc::setsid();

@@ -1,4 +1,4 @@
-//! Calls cargo. Owns where things are (the repository, the binaries) and how a step is started; knows no fault and no figure.
+//! Calls cargo: knows the paths of the repository and the binaries, and how to run a step.
 
 use std::{
     ffi::OsStr,
@@ -8,21 +8,21 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// The root of the repository, from the place of this crate.
+/// The root of the repository, derived from the path of this crate.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in a folder of the repository")
 }
 
-/// The folder where cargo builds.
+/// The directory where cargo builds.
 pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// The flags of the profile in which this program is built. What it starts is built in the same: in the release build figures are
-/// figures, and CI, which builds everything once for its tests, need not build it all again.
+/// The flags of the profile in which this program was built. Programs it starts are built in the same profile: benchmarks run in a release
+/// build, and CI, which builds everything once for its tests, does not have to build it again.
 pub(crate) const PROFILE: &[&str] = if cfg!(debug_assertions) { &[] } else { &["--release"] };
 
-/// The folder of what is built in that profile.
+/// The output directory of that profile.
 pub(crate) fn built() -> PathBuf {
     target_dir().join(if cfg!(debug_assertions) { "debug" } else { "release" })
 }
@@ -39,7 +39,7 @@ pub(crate) fn command(program: impl AsRef<OsStr>, args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end and fails when it does.
+/// Runs a command to its end; fails if the command fails.
 pub(crate) fn check(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("start `{command:?}`"))?;
     ensure!(status.success(), "`{command:?}` failed: {status}");
@@ -58,12 +58,12 @@ pub(crate) fn lint() -> Result<()> {
     check(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
-/// Many worlds, or one with its trace; in the release build, where they are lived through many times as fast.
+/// Runs many simulated worlds, or one with its trace. Uses a release build, in which they run many times faster.
 pub(crate) fn simulate(options: &Sim) -> Result<()> {
     if again_in_release()? { Ok(()) } else { sim(options) }
 }
 
-/// The simulation is a program of its own crate.
+/// The simulation is an example program of its crate.
 pub(crate) fn sim(options: &Sim) -> Result<()> {
     let mut command = cargo(&["run", "--quiet", "-p", "exec-server-sim", "--example", "sim"]);
     command.args(PROFILE).arg("--");
@@ -103,8 +103,8 @@ pub(crate) fn echo_example() -> Result<PathBuf> {
     Ok(built().join("examples/echo"))
 }
 
-/// Runs the same subcommand in a release build of xtask: the load generator and the oracle must be faster than the server.
-/// Returns `false` where this is that build already.
+/// Runs the same subcommand in a release build of xtask: the load generator and the oracle must be faster than the server. Returns `false`
+/// if this is already a release build.
 pub(crate) fn again_in_release() -> Result<bool> {
     if !cfg!(debug_assertions) {
         return Ok(false);

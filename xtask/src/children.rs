@@ -1,7 +1,7 @@
-//! The small programs that fault runs and benchmark start as children, as hidden modes of xtask.
+//! Small programs that the fault runs and the benchmark start as children, as hidden modes of xtask.
 //!
-//! Owns the self-describing bytes: what a producer writes and how a reader tells loss, repetition and reordering apart, and
-//! what a stdin writer sends and how a sink is checked. Trusts no sequence number of the server.
+//! Defines self-describing data: what a producer writes and how a reader distinguishes loss, repetition and reordering, and what a stdin
+//! writer sends and how the received data is checked. Does not rely on sequence numbers of the server.
 
 use std::{
     collections::HashMap,
@@ -64,10 +64,10 @@ pub(crate) fn program() -> Result<String> {
 /// Bytes of one record: the producer's id and a counter, both little-endian.
 pub(crate) const RECORD: u64 = 16;
 
-/// A prime: writes end inside a record more often than not.
+/// A prime number, so that most writes end inside a record.
 const PIECE: usize = 65_521;
 
-/// The exit code that the producer ID promises.
+/// The exit code of the producer with this id.
 pub(crate) fn exit_code(id: u64) -> i64 {
     i64::try_from(id % 200).unwrap_or_default() + 1
 }
@@ -77,7 +77,7 @@ fn produce(id: u64, count: u64) -> Result<()> {
     std::process::exit(i32::try_from(exit_code(id))?)
 }
 
-/// Writes these records of process ID to standard output.
+/// Writes these records of the producer to stdout.
 pub(crate) fn write_records(id: u64, counters: std::ops::Range<u64>) -> Result<()> {
     let mut block = Vec::with_capacity(1 << 20);
     let mut next = counters.start;
@@ -106,7 +106,7 @@ fn flood(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Around the line buffer of the standard library, which would cut at newlines.
+/// Bypasses the line buffer of the standard library, which would split writes at newlines.
 fn write_raw(mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
         let written = rustix::io::retry_on_intr(|| rustix::io::write(rustix::stdio::stdout(), bytes))?;
@@ -115,12 +115,12 @@ fn write_raw(mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Reads the records of one producer and counts what is wrong with them.
+/// Reads the records of one producer and counts errors in them.
 pub(crate) struct Records {
     id: u64,
     expected: u64,
     partial: Vec<u8>,
-    /// Counters that were jumped over and have not come since.
+    /// Counters that were skipped and have not arrived since.
     missing: Vec<std::ops::Range<u64>>,
     pub(crate) repeated: u64,
     pub(crate) reordered: u64,
@@ -171,7 +171,7 @@ impl Records {
         }
     }
 
-    /// Fails with every kind of damage, told apart, unless exactly `count` records came in order.
+    /// Fails with the number of each kind of error, unless exactly `count` records came in order.
     pub(crate) fn finish(&self, count: u64) -> Result<()> {
         let jumped: u64 = self.missing.iter().map(|range| range.end - range.start).sum();
         let lost = jumped + count.saturating_sub(self.expected);
@@ -193,7 +193,7 @@ impl Records {
 /// First bytes of a block on stdin.
 const BLOCK_MAGIC: &[u8; 8] = b"xtaskblk";
 
-/// A numbered block for stdin; its size follows from its number and lies around the sizes of pipes and packets.
+/// A numbered block for stdin. Its size is derived from its number and is close to the sizes of pipes and packets.
 pub(crate) fn block(number: u64) -> Vec<u8> {
     let size = match number % 16 {
         0 => 150_000,
@@ -209,7 +209,7 @@ pub(crate) fn block(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// How often each block stands in what a sink received; fails where a block is not whole.
+/// How often each block occurs in the received data; fails if a block is torn.
 pub(crate) fn read_blocks(mut bytes: &[u8]) -> Result<HashMap<u64, u64>> {
     let mut seen = HashMap::new();
     while !bytes.is_empty() {
@@ -226,7 +226,7 @@ pub(crate) fn read_blocks(mut bytes: &[u8]) -> Result<HashMap<u64, u64>> {
 /// Blocks in flight at once.
 const IN_FLIGHT: usize = 4;
 
-/// Says `s N` before block N is sent and `a N` when the server accepted it; blocks in `again` are retries and come first.
+/// Prints `s N` before block N is sent and `a N` when the server accepted it. Blocks in `again` are retries and come first.
 fn write_blocks(address: &Address, session: &str, process: &str, from: u64, again: &[u64]) -> Result<()> {
     let (mut wire, _) = Wire::open(address, &hello(Some(session)))?;
     let mut flying = HashMap::new();
@@ -246,12 +246,12 @@ fn write_blocks(address: &Address, session: &str, process: &str, from: u64, agai
     }
 }
 
-/// One line in one system call: a kill leaves it whole or absent.
+/// Writes one line with one system call, so that a kill leaves the line whole or absent.
 fn say(what: char, number: u64) -> Result<()> {
     write_raw(format!("{what} {number}\n").as_bytes())
 }
 
-/// The writer's lines: the numbers it sent, and those among them that were accepted.
+/// Parses the writer's lines: the numbers it sent, and those that were accepted.
 pub(crate) fn read_writer(output: impl io::Read) -> Result<(Vec<u64>, Vec<u64>)> {
     let (mut sent, mut accepted) = (Vec::new(), Vec::new());
     for line in io::BufReader::new(output).lines() {

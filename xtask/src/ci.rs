@@ -1,7 +1,7 @@
-//! `cargo xtask ci`: every check in order, each with its time, and nothing left behind by the tests.
+//! `cargo xtask ci`: runs every check in order, prints the time of each, and verifies that the tests leave nothing behind.
 //!
-//! Owns the list of steps. While the tests run it is the subreaper and gives them a temporary folder of their own: a process
-//! that outlives them becomes its child, a forgotten state directory stays in that folder, and both fail the run.
+//! While the tests run, this process is the subreaper and gives them a private temporary directory. A process that outlives the tests
+//! becomes its child, and a forgotten state directory stays in that directory; both fail the run.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use rustix::process::WaitOptions;
 
 use crate::{cargo, guard, server, tidy};
 
-/// A step: what it is called and what it does.
+/// A step: its name and its function.
 type Step = (&'static str, fn() -> Result<()>);
 
 const STEPS: &[Step] = &[
@@ -33,7 +33,7 @@ const STEPS: &[Step] = &[
     ("interop", || as_built(&["interop", "--ci"])),
     ("bench", || as_built(&["bench", "--quick"])),
     ("guard", || guard::run(&guard::Options::default())),
-    // Last: it leaves a static program where the others look for theirs.
+    // Last: it replaces the program that the other steps use by a static one.
     ("dist", || as_built(&["dist"])),
 ];
 
@@ -77,19 +77,18 @@ fn print_times(times: &[(&&str, f64)]) {
 
 fn test() -> Result<()> {
     let temporary = tempfile::Builder::new().prefix("exec-server-ci-").tempdir()?;
-    // It stands for the system's own, which every user of a test may enter and write.
+    // It replaces the system's temporary directory, in which every user may create files.
     fs::set_permissions(temporary.path(), fs::Permissions::from_mode(0o1777))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let mut tests = in_folder(&["test", "--workspace"], temporary.path());
-    // Most of them wait for a process or a socket most of the time.
+    // More threads than CPUs: most tests wait for a process or a socket most of the time.
     let tests = run_and_reap(tests.env("RUST_TEST_THREADS", "4"));
     let left = nothing_left(temporary.path());
     rustix::process::set_child_subreaper(None)?;
     tests.and(left)
 }
 
-/// Runs a command and collects at once every orphan that dies meanwhile: tests that wait for a process to vanish must not
-/// find it as a zombie of ours.
+/// Runs a command and reaps every orphan at once: tests that wait for a process to disappear must not find it as our zombie.
 fn run_and_reap(command: &mut Command) -> Result<()> {
     let child = command.spawn().with_context(|| format!("start `{command:?}`"))?;
     loop {
@@ -102,17 +101,17 @@ fn run_and_reap(command: &mut Command) -> Result<()> {
     }
 }
 
-/// What a cargo feature adds and no default build has.
+/// Checks code behind cargo features that no default build has.
 fn features() -> Result<()> {
     let crates = ["-p", "exec-server-process", "--all-features"];
     cargo::check(cargo::cargo(&["clippy", "--all-targets"]).args(crates).args(["--", "-D", "warnings"]))?;
     cargo::check(cargo::cargo(&["test"]).args(crates))?;
-    // A client without a server inside and without TLS.
+    // A client without an embedded server and without TLS.
     let bare = ["-p", "exec-server-client", "--no-default-features", "--lib"];
     cargo::check(cargo::cargo(&["clippy"]).args(bare).args(["--", "-D", "warnings"]))
 }
 
-/// A cargo command whose temporary files and state lie in one folder.
+/// A cargo command whose temporary files and state are in one directory.
 fn in_folder(args: &[&str], folder: &Path) -> Command {
     let mut command = cargo::cargo(args);
     for name in ["TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"] {
@@ -121,7 +120,7 @@ fn in_folder(args: &[&str], folder: &Path) -> Command {
     command
 }
 
-/// Fails if a process that lost its parent to us, or a file in the folder, is still there after a moment.
+/// Fails if an orphaned process or a file in the directory is still there after two seconds.
 pub(crate) fn nothing_left(folder: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
@@ -138,7 +137,7 @@ pub(crate) fn nothing_left(folder: &Path) -> Result<()> {
     }
 }
 
-/// Collects what died and was handed to us.
+/// Reaps orphans that have ended.
 fn reap() -> Result<()> {
     loop {
         match rustix::process::wait(WaitOptions::NOHANG) {
@@ -149,18 +148,18 @@ fn reap() -> Result<()> {
     }
 }
 
-/// Children of ours: cargo has ended, so whoever is here now lost its parent.
+/// Our children. Cargo has ended, so every child is an orphan that was reparented to us.
 fn orphans() -> impl Iterator<Item = u32> {
     let own = std::process::id();
     server::pids().filter(move |pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name in parentheses may hold spaces; state and parent follow it.
+        // The name in parentheses may contain spaces; state and parent follow it.
         let mut after = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         after.nth(1).and_then(|parent| parent.parse().ok()) == Some(own)
     })
 }
 
-/// The wake-up protocol of the log under every interleaving; its own target folder, because the flag rebuilds everything.
+/// Tests the wake-up protocol of the log under every interleaving. Uses a separate target directory, because the flag rebuilds everything.
 fn loom() -> Result<()> {
     let mut command = cargo::cargo(&["test", "-p", "exec-server-log", "--lib", "--release", "loom"]);
     command
@@ -174,8 +173,8 @@ fn doc() -> Result<()> {
     cargo::check(cargo::cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// A subcommand with the programs that the tests have built: a second build of everything would take minutes and change none of
-/// their words. What is measured and what is given out is built by hand, in the release profile.
+/// Runs a subcommand with the programs that the tests have built: another build would take minutes and would not change what these steps
+/// check. Benchmarks and releases are built by hand in the release profile.
 fn as_built(args: &[&str]) -> Result<()> {
     let mut command = cargo::cargo(&["run", "--quiet", "-p", "xtask", "--"]);
     cargo::check(command.args(args).arg("--as-built"))

@@ -1,18 +1,18 @@
-//! `cargo xtask dist`: the files that a user gets, checked before they are shown.
+//! `cargo xtask dist`: builds and checks the files that a user gets.
 //!
-//! Owns the layout of the package and how its one static program is made; knows nothing of what the program does but how to
-//! ask it for its own pages. The folder is made aside and moved into its place whole:
+//! Defines the layout of the package and how the static program is built. The output directory is assembled elsewhere and moved into place
+//! as a whole:
 //!
 //! ```text
 //! dist/exec-server                            the program alone, to copy to a host
-//! dist/exec-server-VERSION-TRIPLE.tar.gz      program, pages, completions, licences; installs by itself, too
+//! dist/exec-server-VERSION-TRIPLE.tar.gz      program, pages, completions, licences, and its own installer
 //! dist/install.sh, dist/SHA256SUMS
 //! ```
 //!
-//! The program is linked with musl where the toolchain and the C compiler have it, else with a static glibc. That one carries
-//! `files` and `dns` of the name service inside, so `/etc/hosts` and `/etc/resolv.conf` work on a host without any library.
-//! Other services that a host's `nsswitch.conf` names are loaded from that host, and skipped where they are not there or
-//! belong to another glibc: a name that only `resolve` or `mdns` knows may be found by `ping` and not by this program.
+//! The program is linked with musl if the toolchain and the C compiler support it, else with a static glibc. A static glibc contains
+//! `files` and `dns` of the name service switch, so `/etc/hosts` and `/etc/resolv.conf` work on a host without any library. Other services
+//! in a host's `nsswitch.conf` are loaded from that host, and skipped if they are missing or belong to another glibc. So a name that only
+//! `resolve` or `mdns` knows may be found by `ping` but not by this program.
 
 mod third_party;
 
@@ -29,13 +29,13 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{cargo, server::Setup};
 
-/// Of this crate and, by the workspace, of the program.
+/// The version of this crate and, through the workspace, of the program.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Commands that have a manual page of their own; the program knows the text.
+/// Commands with their own manual page; the program generates the text.
 const PAGES: &[&str] = &["run", "ps", "logs", "attach", "kill", "wait", "forget", "serve", "dial-stdio"];
 
-/// Where a shell looks for its completions below a prefix.
+/// Where each shell looks for its completions below a prefix.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "share/bash-completion/completions/exec-server"),
     ("zsh", "share/zsh/site-functions/_exec-server"),
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let program = build(&target, host)?;
     ensure_static(&fs::read(&program)?).with_context(|| format!("check `{}`", program.display()))?;
 
-    // Who else is of this architecture runs here; for the rest the host's own build writes the pages.
+    // A program of the same architecture runs here. For other targets, a build for this host generates the pages.
     let runs_here = architecture(&target) == architecture(host);
     let speaker = if runs_here { program.clone() } else { cargo::server_binary(None)? };
     let parent = out.parent().context("the root is no place for `dist`")?;
@@ -104,14 +104,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     print_sizes(&out)
 }
 
-/// What `rustc` of this toolchain prints.
+/// The output of `rustc` of this toolchain.
 fn rustc(args: &[&str]) -> Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = stdout_of(Command::new(rustc).current_dir(cargo::root()).args(args))?;
     Ok(String::from_utf8(output)?)
 }
 
-/// Musl needs its standard library in the toolchain, and a C compiler for the cryptography of TLS.
+/// Musl needs its standard library in the toolchain, and a C compiler for the TLS cryptography.
 fn default_target(host: &str) -> Result<String> {
     let architecture = architecture(host);
     let musl = format!("{architecture}-unknown-linux-musl");
@@ -127,9 +127,9 @@ fn architecture(triple: &str) -> &str {
     triple.split('-').next().unwrap_or(triple)
 }
 
-/// The static program. Only its own crate gets the flag, and libraries are chosen when it is linked: all dependencies are
-/// those of the usual build, so that after one only this crate is compiled again. Cargo keeps both programs apart. Names of
-/// functions stay behind: they are a fifth of the program, and a report of a crash names its version.
+/// Builds the static program. Only its own crate gets the flag, and the libraries are chosen at link time: all dependencies are those of
+/// the usual build, so only this crate is compiled again. Cargo keeps both programs apart. Symbols are stripped: they are a fifth of the
+/// program, and a crash report contains the version.
 fn build(target: &str, host: &str) -> Result<PathBuf> {
     eprintln!("dist: building for {target}");
     let begun = Instant::now();
@@ -148,7 +148,7 @@ fn build(target: &str, host: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Refuses a program that would look for a loader or a library on the host it is copied to.
+/// Refuses a program that needs a loader or a library on the target host.
 fn ensure_static(elf: &[u8]) -> Result<()> {
     const DYNAMIC: u64 = 2;
     const INTERPRETER: u64 = 3;
@@ -175,7 +175,7 @@ fn ensure_static(elf: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Lays out what the package holds, as it lies below a prefix.
+/// Creates the contents of the package, as they are below a prefix.
 fn fill(tree: &Path, program: &Path, speaker: &Path, target: &str) -> Result<()> {
     copy(program, &tree.join("bin/exec-server"), 0o755)?;
     copy(&cargo::root().join("install.sh"), &tree.join("install.sh"), 0o755)?;
@@ -195,7 +195,7 @@ fn fill(tree: &Path, program: &Path, speaker: &Path, target: &str) -> Result<()>
     write_sums(tree)
 }
 
-/// What the program prints for these arguments, which is never nothing.
+/// The program's output for these arguments, which must not be empty.
 fn said(program: &Path, args: &[&str]) -> Result<Vec<u8>> {
     let said = stdout_of(Command::new(program).args(args))?;
     ensure!(!said.is_empty(), "`{}` printed nothing for {args:?}", program.display());
@@ -224,7 +224,7 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
     Ok(fs::set_permissions(to, fs::Permissions::from_mode(mode))?)
 }
 
-/// Files below a folder by their path from there, sorted.
+/// Files below a directory as relative paths, sorted.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     fn collect(folder: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         for entry in fs::read_dir(folder.join(below))? {
@@ -244,19 +244,19 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// `SHA256SUMS` of every other file of a folder, in the format of the tool that checks it.
+/// Writes `SHA256SUMS` for all other files of a directory, in the format of `sha256sum`.
 fn write_sums(folder: &Path) -> Result<()> {
     let names = files(folder)?;
     let sums = stdout_of(Command::new("sha256sum").current_dir(folder).arg("--").args(names))?;
     write(&folder.join("SHA256SUMS"), &sums)
 }
 
-/// The same bytes for the same tree, whoever packs it and when.
+/// Packs a tree reproducibly: the same bytes whoever packs it and when.
 fn pack(tree: &Path, to: &Path, date: u64) -> Result<()> {
     let (parent, name) = (tree.parent().context("a folder")?, tree.file_name().context("a name")?);
     let mut tar = Command::new("tar");
     tar.current_dir(parent).env("LC_ALL", "C").arg(format!("--mtime=@{date}"));
-    // Modes as of umask 022, so that those of the one who packs do not show.
+    // Set modes as with umask 022, so that the packer's umask has no effect.
     tar.args([
         "--sort=name",
         "--format=ustar",
@@ -266,7 +266,7 @@ fn pack(tree: &Path, to: &Path, date: u64) -> Result<()> {
         "--mode=u+rw,go+r,go-w,a+X",
     ]);
     let tar = stdout_of(tar.args(["-cf", "-"]).arg(name))?;
-    // Without `-n` the header would hold the time.
+    // Without `-n` the header would contain the time.
     let mut gzip = Command::new("gzip")
         .args(["-9", "-n"])
         .stdin(Stdio::piped())
@@ -279,7 +279,7 @@ fn pack(tree: &Path, to: &Path, date: u64) -> Result<()> {
     Ok(())
 }
 
-/// When the packed commit was made, in seconds since 1970; `SOURCE_DATE_EPOCH` where the source is no clone.
+/// The time of the commit, in seconds since 1970; `SOURCE_DATE_EPOCH` if the source is not a clone.
 fn commit_date() -> Result<u64> {
     let date = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(date) => date,
@@ -292,7 +292,7 @@ fn commit_date() -> Result<u64> {
     date.trim_end().parse().with_context(|| format!("not a date in seconds: `{}`", date.trim_end()))
 }
 
-/// The program serves, and reaches its server by a host's name: what a static C library could get wrong.
+/// Checks that the program serves and connects by a host name, which a static C library could break.
 fn check_program(program: &Path) -> Result<()> {
     let setup = Setup::new(program)?.arg("--kill-on-exit");
     let server = setup.start()?;
@@ -307,7 +307,7 @@ fn check_program(program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The installer takes this very folder, puts all of the package in its place and takes all of it back.
+/// Checks that the installer installs all files of the package from this directory and removes all of them again.
 fn check_install(folder: &Path, tree: &Path) -> Result<()> {
     let home = tempfile::Builder::new().prefix("exec-server-dist-").tempdir()?;
     let installer = |args: &[&str]| {
@@ -330,7 +330,7 @@ fn check_install(folder: &Path, tree: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A folder that is replaced must hold nothing but what an earlier run made.
+/// Checks that a directory that will be replaced contains only files of an earlier run.
 fn ensure_ours(out: &Path) -> Result<()> {
     if !out.exists() {
         return Ok(());
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_program_that_needs_a_library_is_refused() {
-        // The tests themselves are linked as usual.
+        // The tests themselves are linked dynamically.
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
         let error = ensure_static(&own).unwrap_err().to_string();
         assert!(error.starts_with("it is linked dynamically"), "{error}");

@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: every target under libFuzzer with the address sanitizer, for some minutes each, from the committed corpus.
+//! `cargo xtask fuzz`: runs every target under libFuzzer with the address sanitizer, for some minutes each, from the committed corpus.
 //!
-//! Owns how the programs of `fuzz/` are built and run. It drives libFuzzer by itself, so that nothing but a nightly toolchain must
-//! be installed. What is found lies in `target/fuzz`; with `--keep` what is new goes into the corpus. The bodies of the targets are
-//! in `crates/fuzzed`, and a stable `cargo test` replays the corpus through them.
+//! Builds and runs the programs of `fuzz/`. It drives libFuzzer itself, so only a nightly toolchain must be installed. Findings are in
+//! `target/fuzz`; with `--keep` new inputs go into the corpus. The bodies of the targets are in `crates/fuzzed`, and a stable `cargo test`
+//! replays the corpus through them.
 
 use std::{
     fs,
@@ -27,12 +27,12 @@ pub(crate) struct Options {
     keep: bool,
 }
 
-/// Coverage that libFuzzer can follow, as `cargo fuzz` asks for it, and the address sanitizer.
+/// The coverage instrumentation that libFuzzer needs, as `cargo fuzz` sets it, and the address sanitizer.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Zsanitizer=address -Ccodegen-units=1";
 
-/// Largest input: above every seed, and small enough to be committed.
+/// The largest input: larger than every seed, and small enough to be committed.
 const INPUT_MAX: &str = "-max_len=4096";
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -93,7 +93,7 @@ fn nightly(command: &[&str]) -> Command {
     rustup
 }
 
-/// The target triple of the nightly toolchain; an error that says what to do where there is none.
+/// The target triple of the nightly toolchain; without one, an error that says how to install it.
 fn host() -> Result<String> {
     let output = nightly(&["rustc", "-vV"]).output();
     let text = match output {

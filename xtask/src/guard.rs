@@ -1,8 +1,8 @@
-//! `cargo xtask guard`: what a message, a record and a request cost, in instructions, against the committed table.
+//! `cargo xtask guard`: compares the cost of a message, a record and a request, in instructions, with the committed table.
 //!
-//! Owns the table and the tolerance; what is counted is in `bench/benches`. Callgrind counts instructions and takes no time, so that a
-//! busy machine changes nothing. It shows programs a processor of its own, which has AVX2 where the real one has: where it has not, and
-//! on other architectures, counts are printed and compared with nothing.
+//! Has the table and the tolerance; the benchmarks are in `bench/benches`. Callgrind counts instructions instead of measuring time, so a
+//! busy machine changes nothing. It emulates a CPU, which has AVX2 if the real one has it. Without AVX2, and on other architectures, counts
+//! are printed but not compared.
 
 use std::{
     collections::BTreeMap,
@@ -19,11 +19,11 @@ use crate::{
     interop::packages::{self, Need},
 };
 
-/// What a count may rise by, in percent. Counts of one build repeat to the last instruction or nearly so; another C library or another
-/// layout of memory moves them by one or two percent, and a copy or an allocation more by tens.
+/// How much a count may rise, in percent. Counts of one build repeat almost exactly; another C library or memory layout changes them by one
+/// or two percent, and an additional copy or allocation by tens.
 const TOLERANCE: f64 = 5.0;
 
-/// Valgrind, with which counting is done.
+/// Counting needs Valgrind.
 const NEEDS: &[Need] = &[Need { program: "valgrind", package: "valgrind" }];
 
 /// Options of `cargo xtask guard`.
@@ -34,23 +34,23 @@ pub(crate) struct Options {
     update: bool,
 }
 
-/// `bench/instructions.json`.
+/// The contents of `bench/instructions.json`.
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Table {
-    /// What the counts depend on beside our code; said where they differ.
+    /// What else the counts depend on; printed if it differs.
     made_with: BTreeMap<String, String>,
-    /// By name: bench, function, case.
+    /// Counts by name: bench, function, case.
     instructions: BTreeMap<String, u64>,
 }
 
-/// What is said of one count.
+/// The verdict on one count.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Within,
     Above,
     /// Not in the table.
     New,
-    /// In the table, and not counted any more.
+    /// In the table, but no longer counted.
     Gone,
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     judge(&table, &counted, &made_with)
 }
 
-/// Fails where a count is too high, is new, or is gone.
+/// Fails if a count is too high, new or gone.
 fn judge(table: &Table, counted: &BTreeMap<String, u64>, made_with: &BTreeMap<String, String>) -> Result<()> {
     let verdicts = verdicts(&table.instructions, counted);
     let named = |verdict: Verdict| {
@@ -135,7 +135,7 @@ fn change(known: u64, count: u64) -> f64 {
     100.0 * (count as f64 - known as f64) / known as f64
 }
 
-/// A line each: name, instructions, the limit, the change.
+/// One line each: name, instructions, limit, change.
 fn print(rows: &[(String, u64, Option<u64>)]) {
     let width = rows.iter().map(|(name, ..)| name.len()).max().unwrap_or_default();
     println!("{:<width$} {:>12} {:>12} {:>8}", "", "instructions", "limit", "change");
@@ -150,14 +150,14 @@ fn print(rows: &[(String, u64, Option<u64>)]) {
     }
 }
 
-/// Builds what is counted and counts.
+/// Builds the benchmarks and counts.
 fn count(runner: &Path) -> Result<BTreeMap<String, u64>> {
-    // Over the whole workspace, whose features the tests have; no other crate has such targets.
+    // For the whole workspace, with the features that the tests use; no other crate has such targets.
     let mut command = cargo::cargo(&["bench", "--quiet", "--workspace", "--bench", "*", "--profile", "dev"]);
     command.args(["--config", "bench/profile.toml", "--", "--output-format=json"]);
-    // Instructions are enough, and two at once: neither hears of the other.
+    // Count instructions only. Run two in parallel; they do not affect each other.
     command.args(["--callgrind-args=--cache-sim=no", "--parallel=2"]);
-    // Incremental builds cut crates into other pieces.
+    // Incremental builds divide crates differently.
     command.env("CARGO_INCREMENTAL", "0").env("GUNGRAUN_RUNNER", runner).env("GUNGRAUN_HOME", home());
     let output = command.stderr(Stdio::inherit()).output().context("start `cargo bench`")?;
     let text = String::from_utf8(output.stdout).context("read what was counted")?;
@@ -170,7 +170,7 @@ fn count(runner: &Path) -> Result<BTreeMap<String, u64>> {
     Ok(counted)
 }
 
-/// The name and the count in a summary of gungraun's.
+/// The name and the count in a summary of gungraun.
 fn read(summary: &serde_json::Value) -> Result<(String, u64)> {
     let text = |member: &str| summary[member].as_str().with_context(|| format!("a summary without `{member}`"));
     let bench = text("module_path")?.split("::").next().unwrap_or_default();
@@ -180,12 +180,12 @@ fn read(summary: &serde_json::Value) -> Result<(String, u64)> {
     Ok((name, count))
 }
 
-/// Where callgrind's files are left.
+/// The directory for callgrind's files.
 fn home() -> PathBuf {
     cargo::target_dir().join("gungraun")
 }
 
-/// The program that starts what is counted under valgrind: of the same release as the library, installed once below the target folder.
+/// The program that runs the benchmarks under valgrind: the same release as the library, installed once below the target directory.
 fn runner() -> Result<PathBuf> {
     let lock = fs::read_to_string(cargo::root().join("Cargo.lock")).context("read `Cargo.lock`")?;
     let version = locked(&lock, "gungraun").context("`Cargo.lock` has no `gungraun`")?;
@@ -199,7 +199,7 @@ fn runner() -> Result<PathBuf> {
     let build = tools.join("build");
     let mut install = cargo::cargo(&["install", "--quiet", "--locked", "--debug", "gungraun-runner"]);
     install.args(["--version", &format!("={version}"), "--root"]).arg(&root).arg("--target-dir").arg(&build);
-    // It only starts programs and reads what they wrote: the sooner it is built the better.
+    // It only starts programs and parses their output, so optimize for build time.
     cargo::check(install.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "0"))?;
     fs::remove_dir_all(&build).context("remove what the runner was built from")?;
     Ok(program)
@@ -211,7 +211,7 @@ fn locked<'a>(lock: &'a str, name: &str) -> Option<&'a str> {
     after.split('"').next()
 }
 
-/// What counts depend on beside our code.
+/// What the counts depend on besides our code.
 fn made_with() -> Result<BTreeMap<String, String>> {
     let commands = [
         ("rustc", "rustc", "--version"),

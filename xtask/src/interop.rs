@@ -1,7 +1,7 @@
-//! `cargo xtask interop`: programs that others wrote against ours. Python, Node, ssh and its server, tmux, vim, top.
+//! `cargo xtask interop`: runs third-party programs against ours: Python, Node, ssh and its server, tmux, vim, top.
 //!
-//! Owns the list of parts, their sizes for CI, and the promise that nothing of them is left: while they run this process is the
-//! subreaper, so that whatever outlives its parent becomes our child, and all files lie in one temporary folder.
+//! Defines the list of parts and their sizes for CI, and checks that nothing of them is left: while they run this process is the subreaper,
+//! so every orphan becomes our child, and all files are in one temporary directory.
 
 mod deploy;
 mod examples;
@@ -49,7 +49,7 @@ pub(crate) struct Options {
     as_built: bool,
 }
 
-/// One part: its name, what it does, the packages it needs, and how. It returns what it checked, a line each.
+/// One part: its name, what it does, the packages it needs, and its function, which returns one line per check.
 struct Part {
     name: &'static str,
     what: &'static str,
@@ -96,28 +96,28 @@ const PARTS: &[Part] = &[
     Part { name: "terminal", what: "vim, top, resize, attach in tmux", needs: packages::TERMINAL, run: terminal::run },
 ];
 
-/// A real sshd on loopback, and how to reach it.
+/// A real sshd on loopback, and how to connect to it.
 pub(crate) struct Sshd<'a>(&'a Far<'a>);
 
 impl Sshd<'_> {
-    /// A command whose `ssh` and `scp` know it as `box`.
+    /// A command whose `ssh` and `scp` know the sshd as `box`.
     pub(crate) fn command(&self, program: &str) -> Command {
         self.0.command(program)
     }
 
-    /// `ssh` itself, without the small program before it, to the host `plain`, where nothing is between sshd and a command but the
-    /// shell of the user: as anybody would have it.
+    /// The real `ssh`, without our wrapper, to the host `plain`, where only the user's shell is between sshd and a command, as in an
+    /// ordinary setup.
     pub(crate) fn plain(&self, options: &[&str]) -> Result<Command> {
         self.0.plain(options)
     }
 }
 
-/// Makes sure that OpenSSH and its server are here.
+/// Ensures that OpenSSH and its server are installed.
 pub(crate) fn ensure_ssh() -> Result<()> {
     packages::ensure(packages::SSH)
 }
 
-/// A real sshd on loopback for as long as `run` lasts. Whatever `run` starts must have ended when it returns.
+/// Runs `run` with a real sshd on loopback. Everything that `run` starts must have ended when it returns.
 pub(crate) fn beside_sshd<T>(binary: &Path, run: impl FnOnce(&Sshd<'_>) -> Result<T>) -> Result<T> {
     let world = World::new(binary.to_owned(), true)?;
     let far = Far::start(&world, "far")?;

@@ -1,4 +1,4 @@
-//! What a sandbox costs: a read of a small file and a spawn, each beside the same without one, on one server and in turns.
+//! The cost of a sandbox: reading a small file and spawning a process, each with and without a sandbox, alternating on one server.
 
 use std::{fs, time::Instant};
 
@@ -14,7 +14,7 @@ use super::{
     table::{Contest, Lane, Pair, Report, median},
 };
 
-/// Bytes of the file that is read.
+/// Size of the file that is read.
 const SMALL: usize = 4 << 10;
 
 pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
@@ -31,7 +31,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     let small = json!(root.join("small"));
     let boxed = json!({ "sandbox": sandbox });
 
-    // The first round makes the view.
+    // The first round creates the view.
     let turn = |session: &mut Session, sandbox: &Value, more: &Value| {
         let start = Start { more: Some(more), ..Start::new(&[TRUE]) };
         Ok(vec![read(session, &small, sandbox, reads)?, median(spawn::starts(session, start, spawns)?)])

@@ -1,4 +1,5 @@
-//! What an MCP tool call costs through `mcp bridge` and an executor on loopback, beside the same server on its own standard streams.
+//! The cost of an MCP tool call through `mcp bridge` and an executor on loopback, compared with the same server on its own standard
+//! streams.
 
 use std::{
     process::Command,

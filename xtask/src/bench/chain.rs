@@ -1,10 +1,10 @@
-//! The floor of an echo: the same hops as ours, without anything on the way.
+//! The lower bound for an echo: the same hops as ours, without any work in between.
 //!
 //! ```text
 //! this process ◀─ TCP ─▶ relay ◀─ socket pair ─▶ relay ◀─ pipes or a terminal ─▶ cat
 //! ```
-//! A server and a holder that only hand bytes on could not be faster. Each relay is a process that waits, reads and writes; the last one
-//! says that it has written a byte, as a holder does.
+//! A server and a holder that only forward bytes could not be faster. Each relay is a process that waits, reads and writes. The last relay
+//! also reports that it has written a byte, as a holder does.
 
 use std::{
     net::{TcpListener, TcpStream},
@@ -21,17 +21,17 @@ use rustix::{
 use super::yard::{self, Terminal};
 use crate::children;
 
-/// What comes back first: the byte has been written to `cat`.
+/// Comes back before the echo: the byte was written to `cat`.
 const ACCEPTED: u8 = 0x06;
 
-/// What the last relay has behind it.
+/// What is behind the last relay.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum End {
     Pipe,
     Terminal,
 }
 
-/// A chain, and our end of it.
+/// A running chain, and our end of it.
 pub(super) struct Chain {
     first: Child,
     socket: TcpStream,
@@ -46,7 +46,7 @@ impl Chain {
         theirs.set_nodelay(true)?;
         let first = relay(OwnedFd::from(theirs), 1, end)?;
         let chain = Self { first, socket };
-        // All of it runs once a byte has come back.
+        // The whole chain is up once a byte has come back.
         chain.echo(0)?;
         Ok(chain)
     }
@@ -70,7 +70,7 @@ fn relay(input: OwnedFd, more: u32, end: End) -> Result<Child> {
     command.stdin(input).stdout(Stdio::null()).spawn().context("start a relay")
 }
 
-/// A relay with so many behind it, between its standard input, a socket, and what follows.
+/// Runs a relay between its stdin, which is a socket, and `more` further relays or the end.
 pub(crate) fn hop(more: u32, end: End) -> Result<()> {
     let before = std::io::stdin().as_fd().try_clone_to_owned()?;
     if more > 0 {
@@ -99,7 +99,7 @@ pub(crate) fn hop(more: u32, end: End) -> Result<()> {
     }
 }
 
-/// Hands bytes on in both directions until the side before has ended, and tells it of those that went in by `accepted`.
+/// Forwards bytes in both directions until the side before has ended. Sends `accepted` back for the bytes it has forwarded.
 fn hand_on(before: impl AsFd, to: impl AsFd, from: impl AsFd, accepted: &[u8]) -> Result<()> {
     const BEFORE: u64 = 0;
     let watch = epoll::create(epoll::CreateFlags::CLOEXEC)?;

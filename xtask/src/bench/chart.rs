@@ -1,14 +1,13 @@
-//! The chart for the README: bars side by side, as SVG written by hand.
+//! The chart for the README: bars side by side, as hand-written SVG.
 //!
-//! Owns sizes and colours. All of them are middle tones on no background, so that they can be read on light and on dark. Knows no
-//! figure but those it is given.
+//! Defines sizes and colours. All colours are mid-tones without a background, so that they are readable on light and dark pages.
 
 use std::fmt::Write as _;
 
 use super::table::{Bar, Bars, Whose, short};
 
 const WIDTH: f64 = 760.0;
-/// Where bars begin, and how long the longest is; what is left is for its value.
+/// Where the bars begin, and the length of the longest; the rest of the width is for its value.
 const LEFT: f64 = 200.0;
 const LONGEST: f64 = 450.0;
 
@@ -17,7 +16,7 @@ const BAR: f64 = 22.0;
 const TITLE: f64 = 26.0;
 const GAP: f64 = 18.0;
 
-/// A bar so many times as long as the shortest of ours is cut, or nothing of ours could be seen beside it.
+/// A bar longer than this multiple of our shortest one is cut, because ours would be too small to see beside it.
 const CUT: f64 = 8.0;
 
 const TEXT: &str = "#77818c";
@@ -42,7 +41,7 @@ impl Whose {
     }
 }
 
-/// Draws all of them, one below the other.
+/// Draws all charts, one below the other.
 pub(super) fn draw(charts: &[Bars]) -> String {
     let mut body = String::new();
     let mut y = 6.0;
@@ -65,7 +64,7 @@ pub(super) fn draw(charts: &[Bars]) -> String {
     )
 }
 
-/// Returns where it ends.
+/// Returns the y coordinate where the chart ends.
 fn draw_one(body: &mut String, chart: &Bars, mut y: f64) -> f64 {
     let is_rate = chart.unit.ends_with("/s");
     let better = if is_rate { "more is better" } else { "less is better" };
@@ -87,7 +86,7 @@ fn draw_one(body: &mut String, chart: &Bars, mut y: f64) -> f64 {
     y
 }
 
-/// The value of the longest bar. Where more is better nothing is cut: what is ahead of us is shown whole.
+/// The value of the longest bar. For rates nothing is cut, so that a result better than ours is shown in full.
 fn scale(bars: &[Bar], is_rate: bool) -> f64 {
     let most = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
     let ours = bars.iter().filter(|bar| bar.whose == Whose::Ours).map(|bar| bar.value).fold(f64::MAX, f64::min);
@@ -102,7 +101,7 @@ fn rect(body: &mut String, [x, y, width, height]: [f64; 4], colour: &str) {
     .expect("a string takes everything");
 }
 
-/// Two slanted lines through a bar that goes on.
+/// Two slanted lines that mark a bar as cut.
 fn cut(body: &mut String, end: f64, y: f64) {
     for x in [end - 26.0, end - 19.0] {
         writeln!(

@@ -1,8 +1,8 @@
-//! A connection as lean as one can be, so that the client is not what is measured: blocking reads into one buffer, frames parsed where
-//! they lie, no copy of a payload.
+//! A minimal connection, so that the client's own cost is small: blocking reads into one buffer, frames parsed in place, no copy of a
+//! payload.
 //!
-//! Owns the upgrade, the framing of both sorts and the two buffers. Knows no message: `session.rs` does. Written after RFC 6455 and
-//! PROTOCOL.md and sharing no code with our crates, like everything in xtask.
+//! Implements the upgrade, both kinds of framing and the two buffers; `session.rs` interprets the messages. Written from RFC 6455 and
+//! PROTOCOL.md without code of our crates, like everything in xtask.
 
 use std::{
     net::TcpStream,
@@ -21,35 +21,35 @@ use rustix::{
     io::Errno,
 };
 
-/// Room for one read. A larger message makes the buffer larger.
+/// The size of one read. A larger message grows the buffer.
 pub(super) const BUFFER: usize = 256 << 10;
 
-/// Longer than anything the server may take; a wait beyond it is a hang.
+/// Longer than anything the server may take; a longer wait is a hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes that are gathered before they are written, whether or not something is waited for.
+/// Queued bytes beyond this are written at once, even if nothing is awaited.
 const GATHER: usize = 256 << 10;
 
-/// Largest message that is taken: a block of 1 MiB in base64 is far below. A larger one is a mistake of the server.
+/// The largest message accepted. A block of 1 MiB in base64 is far smaller, so a larger message is a defect of the server.
 const MESSAGE_MAX: usize = 100 << 20;
 
-/// The example of RFC 6455, section 1.3, and its answer.
+/// The example key of RFC 6455, section 1.3, and its answer.
 const KEY: (&str, &str) = ("dGhlIHNhbXBsZSBub25jZQ==", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
 
-/// Any key will do on loopback; that the server has to unmask is what counts.
+/// Any mask will do on loopback; the server has to unmask it in any case.
 const MASK: [u8; 4] = [0x5a, 0xa5, 0x3c, 0xc3];
 
-/// First byte of a message of bytes on lines, before its length.
+/// First byte of a binary message in newline framing, before its length.
 const BYTES_ON_LINES: u8 = 0xc0;
 
-/// How messages are told apart.
+/// How messages are delimited.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Framing {
     WebSocket,
     Lines,
 }
 
-/// What a message is made of.
+/// Text or binary message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Text,
@@ -61,13 +61,13 @@ pub(super) struct Link {
     reader: OwnedFd,
     writer: OwnedFd,
     framing: Framing,
-    /// Bytes that were read: those before `start` were given out, those from `end` on are room.
+    /// The read buffer: bytes before `start` were consumed, bytes from `end` on are free.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// The message that was given out last, in `buffer`.
+    /// The range of the last message in `buffer`.
     message: Range<usize>,
-    /// Framed and not yet written. Written when the next message must be waited for.
+    /// Framed bytes that are not written yet. They are written before waiting for the next message.
     out: Vec<u8>,
 }
 
@@ -91,12 +91,12 @@ impl Link {
         Self::new(socket.try_clone()?, socket, Framing::WebSocket).upgrade(host, &target)
     }
 
-    /// Speaks lines with a program.
+    /// Uses newline framing with a program.
     pub(super) fn piped(stdin: ChildStdin, stdout: ChildStdout) -> Self {
         Self::new(stdout, stdin, Framing::Lines)
     }
 
-    /// Speaks lines with whoever has the other end.
+    /// Uses newline framing over a socket.
     #[cfg(test)]
     pub(super) fn lines(socket: UnixStream) -> Self {
         Self::new(socket.try_clone().expect("a descriptor is free"), socket, Framing::Lines)
@@ -136,7 +136,7 @@ impl Link {
         }
     }
 
-    /// Queues a message; it leaves when the next one is waited for, or by `flush`.
+    /// Queues a message; it is sent before the next wait, or by `flush`.
     pub(super) fn queue(&mut self, kind: Kind, parts: &[&[u8]]) -> Result<()> {
         let length = parts.iter().map(|part| part.len()).sum::<usize>();
         match self.framing {
@@ -174,7 +174,7 @@ impl Link {
         mask(&mut self.out[from..]);
     }
 
-    /// Writes all that is queued.
+    /// Writes everything that is queued.
     pub(super) fn flush(&mut self) -> Result<()> {
         let mut written = 0;
         while written < self.out.len() {
@@ -188,7 +188,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for the next message; it lies in `message` until the next call.
+    /// Waits for the next message; `message` returns it until the next call.
     pub(super) fn next(&mut self) -> Result<Kind> {
         match self.framing {
             Framing::WebSocket => self.next_frame(),
@@ -196,7 +196,7 @@ impl Link {
         }
     }
 
-    /// The message that was waited for last.
+    /// The last message.
     pub(super) fn message(&self) -> &[u8] {
         &self.buffer[self.message.clone()]
     }
@@ -263,7 +263,7 @@ impl Link {
         }
     }
 
-    /// Reads until so many bytes from `start` on are here.
+    /// Reads until `count` bytes are available from `start` on.
     fn at_least(&mut self, count: usize) -> Result<()> {
         while self.end - self.start < count {
             self.fill(count)?;
@@ -271,8 +271,8 @@ impl Link {
         Ok(())
     }
 
-    /// Reads once, with room for `count` bytes from `start` on. What begun and is not whole moves to the front where it must: at
-    /// most once a buffer, and less than one message.
+    /// Reads once, with room for `count` bytes from `start` on. If necessary, an incomplete message is moved to the front: at most once per
+    /// buffer, and less than one message.
     fn fill(&mut self, count: usize) -> Result<()> {
         if !self.out.is_empty() {
             self.flush()?;
@@ -287,7 +287,7 @@ impl Link {
             }
         }
         if self.framing == Framing::Lines {
-            // A pipe has no time limit of its own.
+            // A pipe has no read timeout, so poll first.
             wait_readable(&self.reader)?;
         }
         let count = match rustix::io::read(&self.reader, &mut self.buffer[self.end..]) {
@@ -301,7 +301,7 @@ impl Link {
     }
 }
 
-/// Waits until something can be read, or fails when it takes too long.
+/// Waits until the fd is readable; fails after a timeout.
 pub(super) fn wait_readable(fd: impl AsFd) -> Result<()> {
     let timeout = Timespec { tv_sec: PATIENCE.as_secs().try_into()?, tv_nsec: 0 };
     loop {
@@ -329,7 +329,7 @@ fn mask(bytes: &mut [u8]) {
 mod tests {
     use super::*;
 
-    /// A link whose peer writes these bytes, however they are cut, and goes.
+    /// A link whose peer writes these bytes in odd-sized pieces and closes.
     fn hears(framing: Framing, bytes: &[u8]) -> Link {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let bytes = bytes.to_vec();

@@ -1,4 +1,5 @@
-//! How fast files are copied: a large one beside `cat`, a tree of many small ones beside `scp -r`, each to and from a server.
+//! The speed of copying files: a large one compared with `cat`, a tree of many small ones compared with `scp -r`, each to and from a
+//! server.
 
 use std::{
     ffi::OsStr,
@@ -65,7 +66,7 @@ impl Place<'_> {
         let (rounds, files) = setting.pick((1, 300), (9, 5000));
         let (source, target) = (self.folder.join("tree"), self.folder.join("copied"));
         tree::make(&source, Plan { files, large: 0 }, &mut Random::new(2))?;
-        // What scp cannot copy in good order, or follows.
+        // Remove what scp cannot copy properly or would follow.
         fs::remove_dir_all(source.join("odd"))?;
         for link in links(&source)? {
             fs::remove_file(link)?;
@@ -102,7 +103,7 @@ impl Place<'_> {
     }
 }
 
-/// Milliseconds of a command that makes `target`, which is removed; what others left to be written is written before.
+/// Milliseconds of a command that creates `target`, which is then removed. Syncs first, so that earlier writes are not included.
 fn timed(mut command: Command, target: &Path) -> Result<Figures> {
     rustix::fs::sync();
     let begun = Instant::now();

@@ -1,5 +1,5 @@
-//! How soon a byte is back: through `cat` on a pipe and on a terminal, back to back, after pauses, and beside a process that floods;
-//! beside the WebSocket echo, a bare terminal and OpenSSH.
+//! The latency of a byte through `cat` on a pipe and on a terminal: back to back, after pauses, and beside a process that floods. Compared
+//! with a WebSocket echo, a bare terminal and OpenSSH.
 
 use std::{
     process::Command,
@@ -26,10 +26,10 @@ use super::{
 const WRITE: &str =
     "\"method\":\"process/write\",\"params\":{\"processId\":\"1\",\"chunk\":\"eA==\",\"writeId\":\"w1234\"}";
 
-/// Gives back what comes, byte by byte, and says so at first: on a terminal the modes are set by then.
+/// Echoes its input byte by byte, and prints one byte first: by then the terminal modes are set.
 const CAT: &str = "stty raw -echo 2>/dev/null; printf r; exec cat";
 
-/// How long a writer waits where there are pauses.
+/// The pause before each byte in the variant with pauses.
 const PAUSE: Duration = Duration::from_millis(5);
 
 const BARE: &str = "WebSocket echo";
@@ -39,12 +39,12 @@ const CHAIN_TTY: &str = "bare chain, terminal";
 const SSH: &str = "OpenSSH, pipe";
 const SSH_TTY: &str = "OpenSSH, terminal";
 
-/// What is beside the byte.
+/// The conditions of the measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// Nothing, with both ends on one processor.
+    /// No load, with both ends on one CPU.
     Nothing,
-    /// All processors, and those who do the same without us.
+    /// All CPUs, together with programs that do the same without us.
     Others,
     Pauses,
     Flood,
@@ -65,7 +65,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
             row(&format!("echo of a byte, {name}, terminal, p50 / WebSocket echo"), &tty, BARE).at_most(2.5),
         ]);
     }
-    // Where the targets are not met, this says how near they can be: the hops alone.
+    // If the targets are missed, these rows show the lower bound: the hops alone.
     let (pipe, tty) = (lane(Dialect::Binary, false), lane(Dialect::Binary, true));
     rows.push(row("floor: echo of a byte over the same hops, pipe, p50 / WebSocket echo", CHAIN, BARE));
     rows.push(row("floor: echo of a byte over the same hops, terminal, p50 / WebSocket echo", CHAIN_TTY, BARE));
@@ -100,7 +100,7 @@ fn pair<'a>(ours: &'a str, beside: &'a str) -> Pair<'a> {
     Pair { ours: (ours, 0), beside: (beside, 0), unit: "µs" }
 }
 
-/// Rows that are told and promise nothing.
+/// Rows without a target.
 fn others(contest: &Contest, when: &str) -> Vec<Row> {
     let lanes = [(Dialect::Binary, false), (Dialect::Binary, true), (Dialect::Json, false), (Dialect::Json, true)];
     let row = |(dialect, tty): (Dialect, bool)| {
@@ -115,7 +115,7 @@ fn lane(dialect: Dialect, tty: bool) -> String {
     format!("{}, {}", dialect.name(), if tty { "terminal" } else { "pipe" })
 }
 
-/// A process that gives back bytes, and its session.
+/// A process that echoes bytes, and its session.
 struct Back {
     session: Session,
     process: u64,
@@ -182,7 +182,7 @@ fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
     Ok(contest)
 }
 
-/// The median and the 99th of a hundred of so many, with a pause before each.
+/// The median and the 99th percentile of `count` measurements, with a pause before each.
 fn batch_of(count: u32, pause: Duration, mut one: impl FnMut(u32) -> Result<f64>) -> Result<Figures> {
     let mut times = Vec::with_capacity(count as usize);
     for at in 0..count {
@@ -208,7 +208,7 @@ impl Back {
         Ok(Self { session, process })
     }
 
-    /// Microseconds until a byte is back; its answer is taken too, before or after.
+    /// Microseconds until a byte is back. Its answer is received too, before or after.
     fn byte(&mut self, byte: u8, is_flooded: bool) -> Result<f64> {
         let begun = Instant::now();
         let asked = self.session.write(self.process, &[byte])?;
@@ -232,7 +232,7 @@ impl Back {
     }
 }
 
-/// Those who do the same without us.
+/// The programs that do the same without us.
 #[derive(Default)]
 struct Foreign<'a> {
     terminal: Option<Terminal>,
@@ -243,20 +243,20 @@ struct Foreign<'a> {
 }
 
 impl<'a> Foreign<'a> {
-    /// Those that are started here, and so on the processor that we are on.
+    /// The programs that are started by us directly, and so on our current CPU.
     fn bare() -> Result<Self> {
         let terminal = Some(Terminal::start(Command::new("/bin/cat"))?);
         let chains = vec![(CHAIN, Chain::start(End::Pipe)?), (CHAIN_TTY, Chain::start(End::Terminal)?)];
         Ok(Self { terminal, chains, ..Self::default() })
     }
 
-    /// All.
+    /// All of them.
     fn start(setting: &'a Setting<'_>) -> Result<Self> {
         let mut foreign = Self::bare()?;
         if let Some(sshd) = setting.ssh {
             let ssh = Ssh::start(sshd)?;
             foreign.cats.push((SSH, Cat::start(ssh.shared(CAT)?)?));
-            // Shared, it would want a terminal on this side too.
+            // Over the shared connection it would need a terminal on our side too.
             foreign.cats.push((SSH_TTY, Cat::start(ssh.alone(&["-tt"], CAT)?)?));
             foreign.ssh = Some(ssh);
         }

@@ -1,7 +1,7 @@
-//! How fast files are read and written, small and large, in JSON and with bytes as they are; beside `cat`, and beside `cat` over
-//! OpenSSH. And that the server does not grow with a file.
+//! The speed of reading and writing files, small and large, in JSON and with raw bytes; compared with `cat`, and with `cat` over OpenSSH.
+//! Also checks that the server's memory does not grow with a file.
 //!
-//! A file of up to 1 MiB goes in one request, a larger one in blocks, several under way. The first round compares every byte.
+//! A file of up to 1 MiB is sent in one request, a larger one in blocks, with several in flight. The first round compares every byte.
 
 use std::{
     fs,
@@ -26,24 +26,24 @@ use super::{
 };
 use crate::{random::Random, tree};
 
-/// The largest file that goes in one request.
+/// The largest file that is sent in one request.
 const WHOLE: usize = 1 << 20;
 
-/// Bytes of a block, and how many are under way, as our client has them.
+/// The size of a block and the number in flight, the same as in our client.
 const BLOCK: usize = 256 << 10;
 const UNDER_WAY: usize = 16;
 
-/// What the server may grow by while a large file passes: the blocks under way, in both forms, and room to spare.
+/// How much the server may grow while a large file is transferred: the blocks in flight in both forms, and some reserve.
 const GROWTH_MIB: f64 = 48.0;
 
 const CAT: &str = "cat";
 const SSH: &str = "OpenSSH";
 
-/// Which figure of a lane: MB/s.
+/// Indices of the figures of a lane, in MB/s.
 const READ: usize = 0;
 const WRITE: usize = 1;
 
-/// A file, and what is in it.
+/// A file and its contents.
 struct Sample {
     label: String,
     path: PathBuf,
@@ -103,7 +103,7 @@ fn hold(setting: &Setting<'_>, sample: &Sample) -> Result<Contest> {
     Ok(contest)
 }
 
-/// A session with bytes as they are; files had it before output.
+/// A session with raw bytes. Files had this dialect before process output.
 fn attached(place: &Place) -> Result<Option<Session>> {
     Session::open(Link::connect(&place.server.address.url)?, Dialect::Binary)
 }
@@ -114,7 +114,7 @@ fn shell(args: &[&str]) -> Command {
     shell
 }
 
-/// Makes the command for a path.
+/// Creates the command for a path.
 type Make<'a> = &'a dyn Fn(&str) -> Result<Command>;
 
 impl Sample {
@@ -142,7 +142,7 @@ impl Sample {
             .bar("OpenSSH", Whose::Ssh, value(SSH, READ))
     }
 
-    /// Where a copy is written. It is removed at once, so that the disk is not what is measured.
+    /// Where a copy is written. It is removed at once, so that the disk is not measured.
     fn target(&self) -> PathBuf {
         self.path.with_extension("copy")
     }
@@ -199,9 +199,9 @@ impl Sample {
         Ok(self.figures(reading, writing))
     }
 
-    /// Whether it goes in one request.
+    /// Whether the file is sent in one request.
     fn is_whole(&self, session: &Session) -> bool {
-        // The older dialect of files knows blocks alone.
+        // The older dialect for files supports only blocks.
         self.bytes.len() <= WHOLE && (session.speaks("binary") || !session.speaks("attached"))
     }
 
@@ -264,7 +264,7 @@ fn text(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).context("a temporary path is UTF-8")
 }
 
-/// What came is as long as it must be, and in the first round what is in the file.
+/// Checks the length of the received bytes, and in the first round also their contents.
 fn check(session: &Session, expected: &[u8], is_first: bool) -> Result<()> {
     let bytes = session.bytes();
     ensure!(bytes.len() == expected.len(), "{} of {} bytes of a file", bytes.len(), expected.len());
@@ -272,7 +272,7 @@ fn check(session: &Session, expected: &[u8], is_first: bool) -> Result<()> {
     Ok(())
 }
 
-/// Sends bytes as they are, or in base64 where they cannot be.
+/// Sends raw bytes, or base64 if the dialect does not support them.
 fn send(session: &mut Session, method: &str, mut params: Value, bytes: &[u8]) -> Result<()> {
     let member = if method == "fs/writeFile" { "dataBase64" } else { "chunk" };
     if session.speaks("binary") || session.speaks("attached") {
@@ -294,7 +294,7 @@ fn answered(session: &mut Session) -> Result<i64> {
     }
 }
 
-/// What the server grows by at most while a large file is read and written, again and again.
+/// The maximum growth of the server while a large file is read and written repeatedly.
 fn growth(setting: &Setting<'_>, sample: &Sample) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for dialect in [Dialect::Binary, Dialect::Json] {

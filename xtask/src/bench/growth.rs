@@ -1,6 +1,6 @@
-//! What grows with the number of processes and of sessions: memory of each, and the time of a request and of a start among so many.
+//! What grows with the number of processes and sessions: memory per item, and the time of a request and a start with that many.
 //!
-//! Each round is a server of its own, which is filled step by step: 1, 10, 100, 1000.
+//! Each round uses a new server, which is filled step by step: 1, 10, 100, 1000.
 
 use std::time::Instant;
 
@@ -17,16 +17,16 @@ use super::{
     weight,
 };
 
-/// Requests and starts whose median is taken at each step.
+/// Number of requests and starts whose median is taken at each step.
 const REQUESTS: u32 = 200;
 const STARTS: u32 = 20;
 
-/// What there is more of.
+/// What is added in each step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum More {
     Processes,
     Sessions,
-    /// Each with a process, and so with a holder.
+    /// Sessions with one process each, and so with a holder.
     Holders,
 }
 
@@ -40,21 +40,21 @@ impl More {
     }
 }
 
-/// What a step has measured.
+/// The results of one step.
 struct Step {
-    /// KiB for each that was added.
+    /// KiB per added item.
     each: f64,
     request: f64,
     start: f64,
 }
 
-/// Memory comes in pages: less than one each is not told apart from one.
+/// Memory comes in pages, so less than one page per item cannot be measured.
 const PAGE_KIB: f64 = 4.0;
 
 pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     let mut rows = Vec::new();
     for more in [More::Processes, More::Sessions, More::Holders] {
-        // Fewer in the short run, and where each is several processes of the machine.
+        // Fewer in the short run, and where each item is several OS processes.
         let steps: &[usize] = match (setting.quick, more) {
             (false, More::Processes | More::Sessions) => &[1, 10, 100, 1000],
             (true, More::Processes | More::Sessions) | (false, More::Holders) => &[1, 10, 100],

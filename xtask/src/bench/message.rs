@@ -1,6 +1,6 @@
-//! What a message says, as far as a measurement must know it: what a start asks for, the head in JSON or in bytes, where bytes lie.
+//! Parses messages as far as a measurement needs it: the params of a start, the head in JSON or binary form, the position of bytes.
 //!
-//! Written after PROTOCOL.md. Borrows from the message and copies nothing; what follows from it is `session.rs`.
+//! Written from PROTOCOL.md. Borrows from the message and copies nothing; `session.rs` interprets the result.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use serde_json::{Value, value::RawValue};
 
 use super::session::Incoming;
 
-/// First byte of a message with attached bytes, of one with output, and of one with input.
+/// First byte of a message with attached bytes, with output, and with input.
 pub(super) const ATTACHED: u8 = 0x80;
 pub(super) const OUTPUT: u8 = 0x81;
 pub(super) const INPUT: u8 = 0x82;
@@ -16,7 +16,7 @@ pub(super) const INPUT: u8 = 0x82;
 /// Bytes of an output message before the output.
 pub(super) const OUTPUT_HEAD: usize = 24;
 
-/// In which form bytes travel.
+/// The form in which bytes are sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dialect {
     Json,
@@ -32,7 +32,7 @@ impl Dialect {
     }
 }
 
-/// How a process is started.
+/// The params of a start.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Start<'a> {
     pub(super) argv: &'a [&'a str],
@@ -48,7 +48,7 @@ impl<'a> Start<'a> {
     }
 }
 
-/// A message of any kind; keys that are not listed are passed over.
+/// A message of any kind; other keys are ignored.
 #[derive(Deserialize)]
 pub(super) struct Envelope<'a> {
     pub(super) id: Option<i64>,
@@ -59,7 +59,7 @@ pub(super) struct Envelope<'a> {
     pub(super) error: Option<&'a RawValue>,
 }
 
-/// What events of processes tell.
+/// The params of process events.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Params<'a> {
@@ -77,23 +77,23 @@ pub(super) fn answer(envelope: &Envelope<'_>) -> Incoming {
     envelope.id.map_or(Incoming::Other, |id| Incoming::Answer { id, refused: envelope.error.is_some() })
 }
 
-/// Whether this is the answer to that request.
+/// Whether the message is the answer to this request.
 pub(super) fn is_answer(message: &[u8], id: i64) -> bool {
     serde_json::from_slice::<Envelope<'_>>(message).is_ok_and(|envelope| envelope.id == Some(id))
 }
 
-/// The number that is the name of its process.
+/// The process id, which is a number here.
 pub(super) fn process(params: &Params<'_>) -> Result<u64> {
     params.process_id.and_then(|process| process.parse().ok()).context("an event of a process with no name of ours")
 }
 
-/// The JSON and the bytes of a message behind its first byte.
+/// The JSON and the bytes of a message after its first byte.
 pub(super) fn attached(message: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = message.split_first_chunk::<4>()?;
     rest.split_at_checked(u32::from_le_bytes(*length) as usize)
 }
 
-/// Splits a message at its bytes in base64: what is before, they, what is after. None for a message without.
+/// Splits a message around its base64 bytes: before, bytes, after. `None` for a message without them.
 pub(super) fn chunk(message: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     /// Keys come in any order, but no key of ours is far from the beginning.
     const WITHIN: usize = 400;

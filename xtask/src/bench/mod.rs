@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: the server beside the machine itself and beside OpenSSH in the same run, as one table of ratios.
+//! `cargo xtask bench`: compares the server with the bare machine and with OpenSSH in the same run, as one table of ratios.
 //!
-//! Owns the options, the groups and their order. A target holds when the median of interleaved ratios holds; a miss is printed and
-//! never fails a build, because other load on the machine is no defect of ours. Wrong bytes do fail it.
+//! Defines the options, the groups and their order. A target is met if the median of the interleaved ratios meets it. A miss is printed and
+//! never fails a build, because other load on the machine is not our defect. Wrong bytes do fail it.
 
 mod boxes;
 mod calls;
@@ -39,7 +39,7 @@ use message::Dialect;
 use session::Session;
 use table::Report;
 
-/// The shortest program there is, by its full path, so that no search is measured.
+/// The shortest program, by its full path, so that no PATH search is measured.
 pub(crate) const TRUE: &str = "/bin/true";
 
 /// Options of `cargo xtask bench`.
@@ -68,14 +68,14 @@ pub(crate) struct Options {
     as_built: bool,
 }
 
-/// What a group needs to know.
+/// The inputs of a group.
 struct Setting<'a> {
     binary: PathBuf,
     /// The WebSocket echo on the same engine.
     echo: PathBuf,
     quick: bool,
     peer: Option<String>,
-    /// A real sshd, where it could be had.
+    /// A real sshd, if one is available.
     ssh: Option<&'a Sshd<'a>>,
 }
 
@@ -84,7 +84,7 @@ impl Setting<'_> {
         if self.quick { quick } else { full }
     }
 
-    /// A session at the other server, if there is one.
+    /// A session on the peer server, if there is one.
     fn peer(&self) -> Result<Option<Session>> {
         let Some(url) = &self.peer else { return Ok(None) };
         let mut session = Session::open(Link::connect(url)?, Dialect::Json)?.context("JSON is always offered")?;

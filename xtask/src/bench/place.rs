@@ -1,6 +1,6 @@
-//! A server to measure, and the ways to it: WebSocket, Unix socket and standard streams, JSON and binary.
+//! A server to measure, and the ways to connect to it: WebSocket, Unix socket and standard streams, JSON and binary.
 //!
-//! Owns the servers of a group and ends them. Whatever was started on them must have ended with its session.
+//! Starts and stops the servers of a group. All their processes must have ended with their sessions.
 
 use std::{
     process::Child,
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use super::{Setting, client::Link, message::Dialect, session::Session};
 use crate::server::{Server, Setup};
 
-/// What carries a connection.
+/// The transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Carrier {
     Ws,
@@ -20,7 +20,7 @@ pub(super) enum Carrier {
     Stdio,
 }
 
-/// A way to a server.
+/// A transport and a dialect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Way {
     pub(super) carrier: Carrier,
@@ -32,7 +32,7 @@ impl Way {
         Self { carrier, dialect }
     }
 
-    /// As rows and lanes call it.
+    /// The name in rows and lanes.
     pub(super) fn name(self) -> String {
         let carrier = match self.carrier {
             Carrier::Ws => "ws",
@@ -63,7 +63,7 @@ impl Place {
         Ok(Self { setup, server, unix, piped: Vec::new() })
     }
 
-    /// Opens a session; none where the server does not offer the dialect on this way.
+    /// Opens a session; `None` if the server does not offer the dialect on this transport.
     pub(super) fn open(&mut self, way: Way) -> Result<Option<Session>> {
         let link = match way.carrier {
             Carrier::Ws => Link::connect(&self.server.address.url)?,
@@ -78,7 +78,7 @@ impl Place {
             }
         };
         let session = Session::open(link, way.dialect).with_context(|| way.name())?;
-        // Files have a dialect of their own that is older, and enough for them.
+        // The older dialect for files is not enough for output.
         Ok(session.filter(|session| way.dialect == Dialect::Json || session.speaks("binary")))
     }
 
@@ -87,7 +87,7 @@ impl Place {
         self.open(Way::new(Carrier::Ws, Dialect::Json))?.context("JSON is always offered")
     }
 
-    /// Ends everything; sessions have ended.
+    /// Stops all servers; the sessions have already ended.
     pub(super) fn stop(self) -> Result<()> {
         for (setup, mut child) in self.piped {
             let deadline = Instant::now() + PATIENCE;

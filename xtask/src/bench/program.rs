@@ -1,4 +1,4 @@
-//! The program itself: how soon a server is there, and how large the file is.
+//! The program itself: its startup time and its file size.
 
 use std::{
     fs,
@@ -18,11 +18,11 @@ use crate::{cargo, server::Setup};
 /// How long a server may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// From the start of the program to its URL, on a fresh state directory; beside the start and end of `true`.
+/// The time from the start of the program to its URL, with a new state directory; compared with running `true`.
 pub(super) fn startup(setting: &Setting<'_>) -> Result<Report> {
     let rounds = setting.pick(5, 21);
     let (mut times, mut bare) = (Vec::new(), Vec::new());
-    // The first fetches the program into memory and counts for nothing.
+    // The first round loads the program into memory and is not counted.
     for round in 0..=rounds {
         let plain = yard::timed(Command::new(TRUE))? / 1e3;
         let setup = Setup::new(&setting.binary)?;
@@ -41,7 +41,7 @@ pub(super) fn startup(setting: &Setting<'_>) -> Result<Report> {
         .into())
 }
 
-/// The program without symbols.
+/// The size of the program without symbols.
 pub(super) fn size(setting: &Setting<'_>) -> Result<Report> {
     let row = Row::new("stripped program", "MB").at_most(12.0);
     if cfg!(debug_assertions) {

@@ -1,6 +1,6 @@
-//! What outlives a run: `bench/results.json`, the chart, and the table in the README between two markers.
+//! The stored results: `bench/results.json`, the chart, and the table in the README between two markers.
 //!
-//! Owns the files. Groups that were not measured this time keep what they had, so that one of them can be measured anew.
+//! Groups that were not measured in this run keep their old results, so that one group can be measured again alone.
 
 use std::{fs, path::Path};
 
@@ -17,15 +17,15 @@ const BEGIN: &str = "<!-- bench: made by `cargo xtask bench --readme` -->\n";
 const END: &str = "<!-- end of bench -->\n";
 const HEAD: &str = "| what | value | p10..p90 | target | | figures |\n|---|---|---|---|---|---|\n";
 
-/// The chart in the repository.
+/// The path of the chart in the repository.
 const CHART: &str = "bench/chart.svg";
 
-/// The file, as it is read again.
+/// The contents of `results.json`.
 #[derive(Serialize, Deserialize)]
 struct Results {
     kernel: String,
     cores: usize,
-    /// Whether something in it was measured in the short form.
+    /// Whether any result comes from a short run.
     quick: bool,
     rows: Vec<Row>,
     charts: Vec<Bars>,
@@ -53,7 +53,7 @@ pub(super) fn write(root: &Path, report: Report, quick: bool, readme: bool) -> R
     Ok(())
 }
 
-/// The new in place of the old, group by group, in the order of the groups.
+/// Replaces old results by new ones, group by group, in the order of the groups.
 fn merge(old: Option<Results>, new: Report, quick: bool) -> Results {
     let (old_quick, old_rows, old_charts) = old.map_or_else(Default::default, |old| (old.quick, old.rows, old.charts));
     let is_new = |name: &str| new.rows.iter().any(|row| row.group == name);
@@ -67,7 +67,7 @@ fn merge(old: Option<Results>, new: Report, quick: bool) -> Results {
         keeps_old |= !is_new(group.name) && rows.len() > before;
     }
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    // The rest of the name is the machine's own.
+    // The rest of the version is specific to the machine.
     let kernel = kernel.split(|sign: char| !sign.is_ascii_digit() && sign != '.').next().unwrap_or_default().to_owned();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     Results { kernel, cores, quick: quick || (keeps_old && old_quick), rows, charts }
@@ -102,7 +102,7 @@ fn block(results: &Results) -> String {
 
 fn line(row: &Row) -> String {
     let [value, spread, target] = row.texts();
-    // A bar would end the cell.
+    // A bar would end the table cell.
     let cells = [&row.name, &value, &spread, &target, row.verdict(), &row.note].map(|cell| cell.replace('|', "\\|"));
     format!("| {} |\n", cells.join(" | "))
 }

@@ -1,6 +1,6 @@
-//! How long a request takes and how many a second there are, beside a bare WebSocket echo on the same engine.
+//! The latency of a request and the number of requests per second, compared with a bare WebSocket echo on the same engine.
 //!
-//! All lanes send and read by the same few lines: the client's share is in both sides of a ratio.
+//! All lanes send and read with the same few lines of code, so the client's cost is in both sides of a ratio.
 
 use std::time::Instant;
 
@@ -16,10 +16,10 @@ use super::{
     yard::{Echo, OneProcessor},
 };
 
-/// Requests under way at once where they are pipelined.
+/// Requests in flight at once in the pipelined measurement.
 const IN_FLIGHT: u32 = 32;
 
-/// What is asked: the cheapest there is, and what any generation of the wire answers, with an error.
+/// The cheapest request, and one that every generation of the wire answers, with an error.
 pub(super) const CHEAP: &str = "\"method\":\"environment/status\",\"params\":{}";
 const KNOWN_TO_ALL: &str = "\"method\":\"process/read\",\"params\":{\"processId\":\"none\",\"afterSeq\":0}";
 
@@ -80,14 +80,14 @@ fn hold(setting: &Setting<'_>, mut peer: Option<Session>) -> Result<Contest> {
     Ok(contest)
 }
 
-/// What to ask a foreign server.
+/// The request to use with a foreign server.
 fn cheapest(peer: &mut Session) -> Result<&'static str> {
     exchange(peer.link(), CHEAP, 1_000_000)?;
     let text = String::from_utf8_lossy(peer.link().message()).into_owned();
     Ok(if text.contains("\"error\"") { KNOWN_TO_ALL } else { CHEAP })
 }
 
-/// Median and 99th of a hundred in microseconds, and requests a second.
+/// Median and 99th percentile in microseconds, and requests per second.
 fn both(link: &mut Link, what: &str, batch: u32, pipelined: u32) -> Result<Vec<f64>> {
     let mut times = Vec::with_capacity(batch as usize);
     for id in 0..batch {
@@ -109,7 +109,7 @@ fn both(link: &mut Link, what: &str, batch: u32, pipelined: u32) -> Result<Vec<f
     Ok(vec![quantile(&times, 0.5), quantile(&times, 0.99), rate])
 }
 
-/// Sends a message and waits for what comes back under its id.
+/// Sends a message and waits for the answer with its id.
 pub(super) fn exchange(link: &mut Link, what: &str, id: u32) -> Result<()> {
     let head = ask(link, what, id)?;
     let kind = link.next()?;

@@ -1,7 +1,7 @@
-//! A client of the wire for measuring: JSON and the binary dialect, ours and any other server that speaks the reference wire.
+//! A wire client for measurements: JSON and the binary dialect, for our server and any other that speaks the reference protocol.
 //!
-//! Owns the processes that were started and what came of them: every event's number, every byte's place and the sum at the end are
-//! checked here, for every measurement. Acknowledges a quarter of the window at a time. Knows no figure.
+//! Tracks the processes it started. In every measurement it checks each event's number, each output's offset and the total at the end.
+//! Acknowledges a quarter of the window at a time.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use super::{
     message::{self, ATTACHED, Dialect, Envelope, INPUT, OUTPUT, OUTPUT_HEAD, Start},
 };
 
-/// What came.
+/// An incoming message.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Incoming {
     /// An answer; its message is `Session::text`.
@@ -23,7 +23,7 @@ pub(super) enum Incoming {
     Output {
         process: u64,
     },
-    /// The last of a process: so many bytes came in all.
+    /// The close of a process, with the total number of output bytes.
     Closed {
         process: u64,
         bytes: u64,
@@ -42,33 +42,33 @@ struct Flow {
 
 /// Where the bytes of the last output are.
 enum Payload {
-    /// Behind the head of the message, which has so many bytes.
+    /// In the message, after a head of this many bytes.
     InMessage(usize),
-    /// The first so many of the decoded bytes.
+    /// In the decode buffer: the first bytes, of this number.
     Decoded(usize),
 }
 
-/// A connection with a session of its own.
+/// A connection with its own session.
 pub(super) struct Session {
     link: Link,
     next_id: i64,
     next_process: u64,
     flows: Vec<Flow>,
-    /// Output in base64 is decoded here.
+    /// The buffer for decoded base64 output.
     decoded: Vec<u8>,
     payload: Payload,
-    /// Bytes after which to acknowledge; none where the server does not know it, or is not told.
+    /// Acknowledge after this many bytes; `None` if the server does not support it, or acknowledgements are withheld.
     ack_every: Option<u64>,
-    /// Whether events must come in the order of their numbers, without holes: ours promises it.
+    /// Whether events must come in order and without holes, as our server promises.
     is_ordered: bool,
     capabilities: Value,
     dialect: Dialect,
-    /// The form of a directory that the server takes.
+    /// The form of a directory that the server accepts.
     cwd: &'static str,
 }
 
 impl Session {
-    /// Shakes hands; none where the server does not offer the dialect.
+    /// Performs the handshake; `None` if the server does not offer the dialect.
     pub(super) fn open(link: Link, dialect: Dialect) -> Result<Option<Self>> {
         let mut session = Self {
             link,
@@ -98,23 +98,23 @@ impl Session {
         Ok(is_offered.then_some(session))
     }
 
-    /// Acknowledges nothing any more: what comes stays with the server.
+    /// Stops acknowledging, so that output stays on the server.
     pub(super) fn withhold(&mut self) {
         self.ack_every = None;
     }
 
-    /// Whether the server announced this.
+    /// Whether the server announced this capability.
     pub(super) fn can(&self, what: &str) -> bool {
         self.capabilities[what] == true
     }
 
-    /// Whether it speaks this dialect with us.
+    /// Whether this dialect is in use.
     pub(super) fn speaks(&self, dialect: &str) -> bool {
         let offered = self.capabilities["dialects"].as_array();
         self.dialect == Dialect::Binary && offered.is_some_and(|offered| offered.iter().any(|name| name == dialect))
     }
 
-    /// Queues a request and returns its id. It leaves when something is waited for.
+    /// Queues a request and returns its id. It is sent before the next wait.
     pub(super) fn send(&mut self, method: &str, params: &Value) -> Result<i64> {
         self.next_id += 1;
         let text = format!("{{\"id\":{},\"method\":\"{method}\",\"params\":{params}}}", self.next_id);
@@ -122,7 +122,7 @@ impl Session {
         Ok(self.next_id)
     }
 
-    /// The same with bytes that are attached.
+    /// The same with attached bytes.
     pub(super) fn send_attached(&mut self, method: &str, params: &Value, bytes: &[u8]) -> Result<i64> {
         self.next_id += 1;
         let text = format!("{{\"id\":{},\"method\":\"{method}\",\"params\":{params}}}", self.next_id);
@@ -131,7 +131,7 @@ impl Session {
         Ok(self.next_id)
     }
 
-    /// The same with bytes in base64, as the last member.
+    /// The same with base64 bytes as the last member.
     pub(super) fn send_base64(&mut self, method: &str, params: &Value, member: &str, bytes: &[u8]) -> Result<i64> {
         self.next_id += 1;
         let params = params.to_string();
@@ -147,12 +147,12 @@ impl Session {
         self.link.queue(Kind::Text, &[text.as_bytes()])
     }
 
-    /// The connection itself, for what is no session's matter.
+    /// The connection itself, for messages without a session.
     pub(super) fn link(&mut self) -> &mut Link {
         &mut self.link
     }
 
-    /// Asks and waits; what comes in between is checked and dropped.
+    /// Sends a request and waits for its answer; other messages are checked and dropped.
     pub(super) fn call(&mut self, method: &str, params: &Value) -> Result<Value> {
         let id = self.send(method, params)?;
         self.answer(id).with_context(|| format!("`{method}`"))
@@ -172,7 +172,7 @@ impl Session {
         }
     }
 
-    /// Queues the start of a process; returns the number that is its name.
+    /// Queues the start of a process; returns the number that is its id.
     pub(super) fn start(&mut self, start: Start<'_>) -> Result<u64> {
         self.next_process += 1;
         let mut params = json!({
@@ -188,7 +188,7 @@ impl Session {
         Ok(self.next_process)
     }
 
-    /// Finds out which form of a directory a foreign server takes.
+    /// Finds out which form of a directory a foreign server accepts.
     pub(super) fn learn(&mut self) -> Result<()> {
         for cwd in ["/", "file:///"] {
             self.cwd = cwd;
@@ -201,7 +201,7 @@ impl Session {
         bail!("the server starts no process")
     }
 
-    /// Waits for the end of a process; returns how many bytes it wrote.
+    /// Waits for the close of a process; returns how many bytes it wrote.
     pub(super) fn until_closed(&mut self, process: u64) -> Result<u64> {
         loop {
             match self.next()? {
@@ -212,12 +212,12 @@ impl Session {
         }
     }
 
-    /// Lets the server drop closed processes, where it can.
+    /// Makes the server forget closed processes, if it supports that.
     pub(super) fn forget(&mut self, processes: &[u64]) -> Result<()> {
         if !self.can("forget") {
             return Ok(());
         }
-        // The answers fit into the socket many times over.
+        // Few enough that their answers always fit into the socket buffer.
         for some in processes.chunks(64) {
             for process in some {
                 self.send("process/forget", &json!({ "processId": process.to_string() }))?;
@@ -233,7 +233,7 @@ impl Session {
         Ok(())
     }
 
-    /// Queues bytes for the standard input of a process; returns the id of the request.
+    /// Queues bytes for the stdin of a process; returns the id of the request.
     pub(super) fn write(&mut self, process: u64, bytes: &[u8]) -> Result<i64> {
         let channel = self.flows.iter().find(|flow| flow.process == process).and_then(|flow| flow.channel);
         self.next_id += 1;
@@ -262,7 +262,7 @@ impl Session {
         std::str::from_utf8(text).unwrap_or("not UTF-8")
     }
 
-    /// The bytes of the output that came last, or those attached to the last message.
+    /// The bytes of the last output, or those attached to the last message.
     pub(super) fn bytes(&self) -> &[u8] {
         match self.payload {
             Payload::InMessage(head) => &self.link.message()[head..],
@@ -270,7 +270,7 @@ impl Session {
         }
     }
 
-    /// Waits for the next message, having checked it.
+    /// Waits for the next message and checks it.
     pub(super) fn next(&mut self) -> Result<Incoming> {
         let kind = self.link.next()?;
         match (kind, self.link.message()) {
@@ -292,7 +292,7 @@ impl Session {
             }
             (_, message) => match message::chunk(message) {
                 Some((before, chunk, after)) => {
-                    // Everything but the chunk is small, whatever the order of the keys.
+                    // Everything except the chunk is small, whatever the order of the keys.
                     let rest = [before, after].concat();
                     let size = base64_simd::STANDARD.decoded_length(chunk)?;
                     if self.decoded.len() < size {
@@ -316,7 +316,7 @@ impl Session {
         }
     }
 
-    /// A message without bytes.
+    /// Handles a message without bytes.
     fn small(&mut self) -> Result<Incoming> {
         let message = self.link.message();
         let wrong = || format!("message `{}`", String::from_utf8_lossy(message));
@@ -364,7 +364,7 @@ impl Session {
             let ack =
                 format!("{{\"method\":\"process/ack\",\"params\":{{\"processId\":\"{process}\",\"seq\":{seq}}}}}");
             self.link.queue(Kind::Text, &[ack.as_bytes()])?;
-            // At once: more of the flow is in the buffer, and the window must not run out meanwhile.
+            // Flush at once: more output is in the buffer, and the window must not run out in the meantime.
             self.link.flush()?;
         }
         Ok(Incoming::Output { process })
@@ -377,7 +377,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the session and its processes, and the connection.
+    /// Ends the session with its processes, and the connection.
     pub(super) fn end(mut self) -> Result<()> {
         if !self.can("sessionEnd") {
             for flow in std::mem::take(&mut self.flows) {
@@ -387,7 +387,7 @@ impl Session {
         }
         self.flows.clear();
         let id = self.send("session/end", &json!({}))?;
-        // Processes that run die by it, which is no failure.
+        // Running processes are killed by this, which is not a failure.
         while !matches!(self.link.next()?, Kind::Text) || !message::is_answer(self.link.message(), id) {}
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! What a start costs: `process/start` of `true` until `process/closed`, beside a bare fork, exec and wait; alone, many at once, and on
-//! a server that holds a gibibyte of output.
+//! The cost of a start: `process/start` of `true` until `process/closed`, compared with a bare fork, exec and wait; alone, many at once,
+//! and on a server that holds a gibibyte of output.
 
 use std::{
     process::Command,
@@ -19,17 +19,17 @@ use super::{
     yard::{self, Bare, HEAD},
 };
 
-/// Outputs kept to make the server heavy: 64 times the memory cap of a process are 1 GiB.
+/// Outputs that are kept to make the server heavy: 64 times the memory cap of a process is 1 GiB.
 const HEAVY_PROCESSES: usize = 64;
 const HEAVY_BYTES: u64 = 16 << 20;
 
-/// How long the logs may take to fill.
+/// How long filling the logs may take.
 const FILLING: Duration = Duration::from_secs(60);
 
-/// How many run at once where the rate is measured.
+/// How many processes run at once when the rate is measured.
 const AT_ONCE: [u32; 3] = [1, 16, 64];
 
-/// Which of the figures of a lane: times without a terminal and with one, in microseconds.
+/// Indices of the figures of a lane: times without and with a terminal, in microseconds.
 const P50: usize = 0;
 const P99: usize = 1;
 const TTY_P50: usize = 2;
@@ -90,7 +90,7 @@ fn latency_rows(contest: &Contest) -> Vec<Row> {
     rows
 }
 
-/// All who start processes.
+/// The programs that start processes.
 struct Sides {
     bare: Bare,
     ours: Session,
@@ -121,7 +121,7 @@ impl Sides {
         lanes
     }
 
-    /// Processes a second beside the machine's own rate.
+    /// Processes per second, compared with the machine's own rate.
     fn rate(&mut self, setting: &Setting<'_>, at_once: u32) -> Result<Vec<Row>> {
         let (rounds, count) = setting.pick((3, 64), (11, 300));
         let Self { bare, ours, peer } = self;
@@ -141,10 +141,10 @@ impl Sides {
         Ok(rows)
     }
 
-    /// Starts on a server that is heavy with output that nobody takes.
+    /// Starts on a server that holds much unread output.
     fn heavy(&mut self, setting: &Setting<'_>, place: &Place) -> Result<Vec<Row>> {
         let (rounds, batch) = setting.pick((3, 10), (21, 50));
-        // What is measured goes on as before; the output is of the same session, and comes before it.
+        // The output belongs to the same session and was written before; the starts are measured as usual.
         self.ours.withhold();
         fill(&mut self.ours)?;
         let held = place.setup.memory_kib() >> 10;
@@ -161,13 +161,13 @@ impl Sides {
     }
 }
 
-/// Runs a command so many times.
+/// Runs a command `count` times.
 fn commands(count: u32, command: impl Fn() -> Result<Command>) -> Result<Figures> {
     let times = (0..count).map(|_| yard::timed(command()?)).collect::<Result<Vec<_>>>()?;
     Ok(summary(&times))
 }
 
-/// Without a terminal and with one.
+/// Measures without and with a terminal.
 fn both(session: &mut Session, count: u32) -> Result<Figures> {
     let pipe = starts(session, Start::new(&[TRUE]), count)?;
     let tty = starts(session, Start { tty: true, ..Start::new(&[TRUE]) }, count)?;
@@ -178,7 +178,7 @@ fn summary(times: &[f64]) -> Figures {
     vec![quantile(times, 0.5), quantile(times, 0.99)]
 }
 
-/// Microseconds of each of so many starts, one after the other.
+/// Microseconds of each of `count` starts, one after the other.
 pub(super) fn starts(session: &mut Session, start: Start<'_>, count: u32) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     for _ in 0..count {
@@ -191,7 +191,7 @@ pub(super) fn starts(session: &mut Session, start: Start<'_>, count: u32) -> Res
     Ok(times)
 }
 
-/// Processes a second, of which so many run at once; they are forgotten when the time is taken.
+/// Processes per second with `at_once` running; they are forgotten after the time is taken.
 fn rate(session: &mut Session, at_once: u32, count: u32) -> Result<f64> {
     let begun = Instant::now();
     let mut closed = Vec::new();
@@ -212,7 +212,7 @@ fn rate(session: &mut Session, at_once: u32, count: u32) -> Result<f64> {
     Ok(rate)
 }
 
-/// Starts processes whose output nobody takes, and reads it once so that the server maps it.
+/// Starts processes whose output is not taken, and reads it once so that the server maps it.
 fn fill(session: &mut Session) -> Result<()> {
     let bytes = (HEAVY_BYTES * 2).to_string();
     let mut heavy = Vec::new();

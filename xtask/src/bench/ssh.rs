@@ -1,6 +1,6 @@
-//! OpenSSH on loopback beside us: commands over a connection of their own, and over one that is shared.
+//! OpenSSH on loopback for comparison: commands over separate connections and over a shared one.
 //!
-//! Owns the shared connection. What is read from `ssh` is read like everything else, from a pipe into one buffer.
+//! Keeps the shared connection. The output of `ssh` is read like all other output, from a pipe into one buffer.
 
 use std::{
     path::PathBuf,
@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 
 use crate::interop::Sshd;
 
-/// How long the shared connection may take to be there.
+/// How long the shared connection may take to come up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection that commands share (`ControlMaster`).
@@ -50,7 +50,7 @@ impl<'a> Ssh<'a> {
         Ok(ssh)
     }
 
-    /// A command over a connection of its own, with these options of ssh.
+    /// A command over a separate connection, with these ssh options.
     pub(super) fn alone(&self, options: &[&str], command: &str) -> Result<Command> {
         let mut ssh = self.sshd.plain(&[&["-o", "ControlPath=none"], options].concat())?;
         ssh.arg(command);
@@ -67,7 +67,7 @@ impl<'a> Ssh<'a> {
 
 impl Drop for Ssh<'_> {
     fn drop(&mut self) {
-        self.master.kill().ok(); // Ended already by `end`.
+        self.master.kill().ok(); // Already ended by `end`.
         self.master.wait().ok();
     }
 }

@@ -1,15 +1,14 @@
-//! Rows of the one table, and the statistics behind them: medians of interleaved ratios, and how far they spread.
+//! The rows of the table and their statistics: medians of interleaved ratios, and their spread.
 //!
-//! Owns what a figure is: lanes take turns round by round, a ratio is of two lanes in the same round, and a target holds when the
-//! median of the ratios holds. Knows no server and no workload.
+//! Lanes take turns round by round. A ratio compares two lanes of the same round. A target is met if the median of the ratios meets it.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// What one round of a lane measured: its figures, in an order of its own.
+/// The figures that a lane measured in one round, in its own order.
 pub(super) type Figures = Vec<f64>;
 
-/// One side of a comparison. It is told whether this is the first round, which warms caches, checks every byte and counts for nothing.
+/// One side of a comparison. The argument says whether this is the first round, which warms caches, checks every byte and is not counted.
 pub(super) struct Lane<'a> {
     name: String,
     run: Box<dyn FnMut(bool) -> Result<Figures> + 'a>,
@@ -21,13 +20,13 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// What the lanes measured, round by round.
+/// The figures of all lanes, round by round.
 pub(super) struct Contest {
     lanes: Vec<(String, Vec<Figures>)>,
 }
 
 impl Contest {
-    /// Lets every lane have its turn in every round; another one comes first each time.
+    /// Runs every lane in every round; each round begins with another lane.
     pub(super) fn hold(rounds: u32, mut lanes: Vec<Lane<'_>>) -> Result<Self> {
         let mut measured: Vec<Vec<Figures>> = lanes.iter().map(|_| Vec::new()).collect();
         for round in 0..=rounds as usize {
@@ -43,7 +42,7 @@ impl Contest {
         Ok(Self { lanes: lanes.into_iter().map(|lane| lane.name).zip(measured).collect() })
     }
 
-    /// One figure of a lane in every round; none where there is no such lane.
+    /// One figure of a lane in every round; `None` if there is no such lane.
     pub(super) fn figure(&self, lane: &str, index: usize) -> Option<Vec<f64>> {
         let (_, rounds) = self.lanes.iter().find(|(name, _)| name == lane)?;
         Some(rounds.iter().map(|figures| figures[index]).collect())
@@ -54,7 +53,7 @@ impl Contest {
         self.figure(lane, index).map(median)
     }
 
-    /// A row of ratios of one figure of two lanes, which are told with their unit. Where a lane is missing the row says why.
+    /// A row with the ratios of one figure of two lanes; the note has the absolute values. If a lane is missing the note says why.
     pub(super) fn row(&self, name: impl Into<String>, pair: Pair<'_>) -> Row {
         let Pair { ours, beside, unit } = pair;
         let row = Row::new(name, "x");
@@ -66,7 +65,7 @@ impl Contest {
     }
 }
 
-/// Which figures of which lanes.
+/// Two figures to compare: lane and index of each.
 #[derive(Clone, Copy)]
 pub(super) struct Pair<'a> {
     pub(super) ours: (&'a str, usize),
@@ -74,7 +73,7 @@ pub(super) struct Pair<'a> {
     pub(super) unit: &'a str,
 }
 
-/// What a value must reach, or must not exceed.
+/// The limit for a value.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Target {
@@ -82,7 +81,7 @@ pub(super) enum Target {
     AtLeast(f64),
 }
 
-/// A median, the tenth and the ninetieth of a hundred, and how many values there were.
+/// Median, 10th and 90th percentile, and number of values.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Spread {
     pub(super) median: f64,
@@ -94,11 +93,11 @@ pub(super) struct Spread {
 /// One line of the table.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Row {
-    /// The group that measured it; `run` writes it.
+    /// The group that measured it; set by `run`.
     #[serde(default)]
     pub(super) group: String,
     pub(super) name: String,
-    /// None where there was nothing to measure; the note says why.
+    /// `None` if there was nothing to measure; the note says why.
     pub(super) value: Option<Spread>,
     pub(super) unit: String,
     pub(super) target: Option<Target>,
@@ -152,7 +151,7 @@ impl Row {
         if holds { "pass" } else { "miss" }
     }
 
-    /// The value, how far it spreads and the target, as people read them.
+    /// Value, spread and target as text.
     pub(super) fn texts(&self) -> [String; 3] {
         let unit = &self.unit;
         let value = self.value.map_or_else(|| "-".to_owned(), |value| format!("{} {unit}", short(value.median)));
@@ -200,14 +199,14 @@ impl Bars {
         Self { group: String::new(), title: title.to_owned(), unit: unit.to_owned(), bars: Vec::new() }
     }
 
-    /// Adds a bar where there is a value.
+    /// Adds a bar if there is a value.
     pub(super) fn bar(mut self, label: &str, whose: Whose, value: Option<f64>) -> Self {
         self.bars.extend(value.map(|value| Bar { label: label.to_owned(), whose, value }));
         self
     }
 }
 
-/// What a group has measured.
+/// The results of a group.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Report {
     pub(super) rows: Vec<Row>,
@@ -242,12 +241,12 @@ pub(super) fn print(rows: &[Row]) {
     }
 }
 
-/// The middle of values, of which there must be one at least.
+/// The median; there must be at least one value.
 pub(super) fn median(values: Vec<f64>) -> f64 {
     quantile(&values, 0.5)
 }
 
-/// The value below which this part of all lie, between two where it falls between them.
+/// A quantile, interpolated between two values if necessary.
 pub(super) fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -256,7 +255,7 @@ pub(super) fn quantile(values: &[f64], part: f64) -> f64 {
     sorted[low] + (sorted[high] - sorted[low]) * (place - low as f64)
 }
 
-/// Three digits behind the point for what is very small, none for what is large.
+/// Formats a number: three decimals for very small values, none for large ones.
 pub(super) fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

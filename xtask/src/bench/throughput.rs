@@ -1,5 +1,5 @@
-//! How fast output flows to a fast reader: of one process and of eight, on every way to the server, and through a terminal; beside a
-//! raw pipe, a bare terminal and OpenSSH.
+//! The speed of output to a fast reader: of one process and of eight, over every transport, and through a terminal. Compared with a raw
+//! pipe, a bare terminal and OpenSSH.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ const WAYS: [Way; 6] = [
     Way { carrier: Carrier::Stdio, dialect: Dialect::Json },
 ];
 
-/// Processes that write at once.
+/// Number of concurrent writers.
 const EIGHT: u64 = 8;
 
 const PIPE: &str = "raw pipe";
@@ -33,7 +33,7 @@ const TERMINAL: &str = "bare terminal";
 const SSH: &str = "OpenSSH";
 const PEER: &str = "peer";
 
-/// What a lane of ours carries.
+/// The workload of one of our lanes.
 #[derive(Clone, Copy)]
 enum Load {
     One,
@@ -57,7 +57,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     let mut ours = Vec::new();
     for way in WAYS {
         for load in [Load::One, Load::Eight, Load::Terminal] {
-            // Eight and a terminal over one carrier: how they compare does not depend on it.
+            // Measure eight processes and a terminal over only one transport: the comparison does not depend on it.
             let is_wanted = matches!(load, Load::One) || way.carrier == Carrier::Ws;
             if is_wanted && let Some(session) = place.open(way)? {
                 ours.push((load, load.lane(way), session));
@@ -82,7 +82,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     }
     if let Some(peer) = &mut peer {
         lanes.push(Lane::new(PEER, |is_first| {
-            // Others are slower, and no figure needs more.
+            // Other servers are slower, and fewer bytes are enough.
             let one = output(peer, Load::One, bytes / 4, is_first)?;
             Ok(vec![one, output(peer, Load::Terminal, bytes / 4, is_first)?])
         }));
@@ -120,7 +120,7 @@ fn rows(contest: &Contest) -> Vec<Row> {
         rows.push(row(format!("output through a terminal, {name} / raw pipe"), &terminal, PIPE).at_least(0.12));
         rows.push(row(format!("output through a terminal, {name} / bare terminal"), &terminal, TERMINAL));
     }
-    // Where the targets are not met, these say how near they can be: the same without us.
+    // If the targets are missed, these rows show the lower bound: the same without us.
     rows.push(row("floor: output of eight raw pipes / of one".to_owned(), PIPES, PIPE));
     rows.push(row("floor: output through a bare terminal / raw pipe".to_owned(), TERMINAL, PIPE));
     rows.push(row("OpenSSH: output of one process / raw pipe".to_owned(), SSH, PIPE));
@@ -144,11 +144,11 @@ fn chart(contest: &Contest) -> Bars {
         .bar("peer", Whose::Peer, value(PEER))
 }
 
-/// MB/s of processes of the server, as its client gets them.
+/// MB/s of processes on the server, as received by the client.
 fn output(session: &mut Session, load: Load, bytes: u64, is_first: bool) -> Result<f64> {
     let (count, each) = match load {
         Load::One => (1, bytes),
-        // Each as much as the one: what a log costs until it has grown to its cap then weighs the same.
+        // Each writes as much as the single one, so that the cost of growing a log to its cap has the same weight.
         Load::Eight => (EIGHT, bytes),
         Load::Terminal => (1, bytes / 4),
     };

@@ -1,6 +1,6 @@
-//! What the server weighs: idle, with idle processes, with idle sessions, and while it streams; as Pss over server, spawner and holders.
+//! The memory of the server: idle, with idle processes, with idle sessions, and while it streams; as Pss over server, spawner and holders.
 //!
-//! Sizes, not times: other load on the machine changes them little, so that few rounds will do.
+//! These are sizes, not times: other load on the machine changes them little, so a few rounds are enough.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::server::Setup;
 
-/// Idle processes, and idle sessions, that are weighed together.
+/// Numbers of idle processes and idle sessions that are measured together.
 const PROCESSES: usize = 200;
 const SESSIONS: usize = 50;
 
@@ -52,7 +52,7 @@ fn idle(setting: &Setting<'_>, rounds: usize) -> Result<Row> {
     Ok(Row::new("idle server, Pss", "MiB").values(values).at_most(10.0).note("server and spawner"))
 }
 
-/// A process of the same session more: the holder is the session's.
+/// The memory per additional process in a session; the holder belongs to the session and is not counted.
 fn processes(setting: &Setting<'_>, tty: bool, rounds: usize) -> Result<Vec<Row>> {
     let (mut each, mut threads) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -73,7 +73,7 @@ fn processes(setting: &Setting<'_>, tty: bool, rounds: usize) -> Result<Vec<Row>
     ])
 }
 
-/// A session more, which has never started a process, or has one: then a holder comes with it.
+/// The memory per additional session, without a process, or with one and therefore a holder.
 fn sessions(setting: &Setting<'_>, with_process: bool, rounds: usize) -> Result<Row> {
     let mut each = Vec::new();
     for _ in 0..rounds {
@@ -100,7 +100,7 @@ fn sessions(setting: &Setting<'_>, with_process: bool, rounds: usize) -> Result<
     Ok(Row::new(name, "KiB").values(each).at_most(200.0).note("mean of 50"))
 }
 
-/// The most that is held while output flows.
+/// The peak memory while output flows.
 fn streaming(setting: &Setting<'_>, dialect: Dialect) -> Result<Row> {
     let bytes = setting.pick(64_u64, 512) << 20;
     let row = Row::new(format!("server while a process streams, {}, added Pss", dialect.name()), "MiB");
@@ -125,7 +125,7 @@ fn streaming(setting: &Setting<'_>, dialect: Dialect) -> Result<Row> {
     Ok(row.values(vec![(most - idle) / 1024.0]).note("the most that was seen"))
 }
 
-/// The most KiB that the family of a server has while `work` lasts.
+/// The peak memory in KiB of server, spawner and holders while `work` runs.
 pub(super) fn watched(setup: &Setup, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -144,19 +144,19 @@ pub(super) fn watched(setup: &Setup, work: impl FnOnce() -> Result<()>) -> Resul
     })
 }
 
-/// Brings the holder.
+/// Runs one process, so that the session has a holder.
 pub(super) fn first(session: &mut Session) -> Result<()> {
     let process = session.start(Start::new(&[TRUE]))?;
     session.until_closed(process)?;
     session.forget(&[process])
 }
 
-/// Starts so many processes that do nothing.
+/// Starts `count` processes that do nothing.
 pub(super) fn sleepers(session: &mut Session, tty: bool, count: usize) -> Result<()> {
     let mut left = count;
     for _ in 0..count {
         session.start(Start { tty, ..Start::new(&SLEEP) })?;
-        // One at a time: what a crowd of starts leaves behind is another matter.
+        // One at a time, because many concurrent starts would leave other memory behind.
         loop {
             if let Incoming::Answer { refused, .. } = session.next()? {
                 ensure!(!refused, "refused: {}", session.text());
@@ -169,7 +169,7 @@ pub(super) fn sleepers(session: &mut Session, tty: bool, count: usize) -> Result
     Ok(())
 }
 
-/// KiB of memory once two samples in a row agree to 64 KiB, or after two seconds.
+/// Memory in KiB once two samples in a row differ by at most 64 KiB, or after two seconds.
 pub(super) fn settled(setup: &Setup) -> f64 {
     let mut last = setup.memory_kib();
     for _ in 0..10 {

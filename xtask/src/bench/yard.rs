@@ -1,7 +1,7 @@
-//! The yardsticks that are programs: a raw pipe, a bare terminal, bare fork and exec, the WebSocket echo on the same engine.
+//! The baseline programs: a raw pipe, a bare terminal, bare fork and exec, the WebSocket echo on the same engine.
 //!
-//! Owns how they are started, read and ended. All readers are alike: plain reads into one buffer, and the sum is checked. Knows
-//! neither server nor wire.
+//! Starts, reads and ends them. All readers are alike: plain reads into one buffer, and the total is checked. Does not use the server or
+//! the wire protocol.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -22,16 +22,16 @@ use rustix::{
 use super::{Setting, client};
 use crate::children;
 
-/// The room of a plain reader.
+/// Buffer size of a plain reader.
 const READ: usize = 64 << 10;
 
-/// Writes zeros, by its full path, so that no search is measured.
+/// Writes zeros; by its full path, so that no PATH search is measured.
 pub(super) const HEAD: &str = "/usr/bin/head";
 
-/// Keeps this thread, and with it whatever it starts, on one processor until it is dropped.
+/// Pins this thread, and everything it starts, to one CPU until it is dropped.
 ///
-/// With a processor idle the kernel puts two programs that wake each other now on one and now on two, and the same exchange takes
-/// four times as long. On one, it is the work of both that is compared.
+/// If a CPU is idle, the kernel runs two programs that wake each other sometimes on one CPU and sometimes on two, and the same exchange can
+/// take four times as long. On one CPU, the work of both programs is compared.
 pub(super) struct OneProcessor {
     before: CpuSet,
 }
@@ -49,17 +49,17 @@ impl OneProcessor {
 
 impl Drop for OneProcessor {
     fn drop(&mut self) {
-        rustix::thread::sched_setaffinity(None, &self.before).ok(); // It was allowed before.
+        rustix::thread::sched_setaffinity(None, &self.before).ok(); // Setting the previous affinity cannot be refused.
     }
 }
 
-/// Reads to the end of a descriptor and returns how many bytes came; those of the first round must be zeros.
+/// Reads to the end of an fd and returns the number of bytes; in the first round they must be zeros.
 pub(super) fn drain(fd: impl AsFd, are_zeros: bool) -> Result<u64> {
     let mut buffer = vec![0; READ];
     let mut seen = 0;
     loop {
         match rustix::io::read(&fd, &mut buffer) {
-            // The end of a terminal is an error, once nobody has it open.
+            // Reading a terminal fails with EIO once no process has it open.
             Ok(0) | Err(Errno::IO) => return Ok(seen),
             Ok(count) => {
                 ensure!(!are_zeros || buffer[..count].iter().all(|byte| *byte == 0), "not what was written");
@@ -81,7 +81,7 @@ pub(super) fn timed(mut command: Command) -> Result<f64> {
     Ok(took)
 }
 
-/// MB/s of what this command writes to a pipe.
+/// MB/s of a command's output to a pipe.
 pub(super) fn output_of(mut command: Command, bytes: u64, is_first: bool) -> Result<f64> {
     let begun = Instant::now();
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
@@ -99,7 +99,7 @@ pub(super) fn pipe(bytes: u64, is_first: bool) -> Result<f64> {
     output_of(head, bytes, is_first)
 }
 
-/// MB/s of so many raw pipes together, at one reader.
+/// MB/s of `count` raw pipes together, with one reader.
 pub(super) fn pipes(count: u64, bytes: u64) -> Result<f64> {
     let each = bytes / count;
     let begun = Instant::now();
@@ -115,7 +115,7 @@ pub(super) fn pipes(count: u64, bytes: u64) -> Result<f64> {
         let mut polled: Vec<PollFd<'_>> = open.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)).collect();
         rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, None))?;
         let is_ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-        // From the last, so that one that has ended can be taken out.
+        // From the last one, so that a pipe at EOF can be removed.
         for (at, _) in is_ready.iter().enumerate().rev().filter(|(_, is_ready)| **is_ready) {
             match rustix::io::retry_on_intr(|| rustix::io::read(&open[at], &mut buffer)).context("read a yardstick")? {
                 0 => drop(open.swap_remove(at)),
@@ -131,14 +131,14 @@ pub(super) fn pipes(count: u64, bytes: u64) -> Result<f64> {
     Ok(seen as f64 / 1e6 / took)
 }
 
-/// A program on a terminal, at its other end.
+/// A program on a terminal, from the master side.
 pub(super) struct Terminal {
     child: Child,
     master: OwnedFd,
 }
 
 impl Terminal {
-    /// Starts a program on a terminal that changes no byte and echoes none.
+    /// Starts a program on a raw terminal without echo.
     pub(super) fn start(mut command: Command) -> Result<Self> {
         let master = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         rustix::pty::unlockpt(&master)?;
@@ -149,7 +149,7 @@ impl Terminal {
         modes.make_raw();
         rustix::termios::tcsetattr(&slave, OptionalActions::Now, &modes)?;
         let child = command.stdin(slave.try_clone()?).stdout(slave).stderr(Stdio::null()).spawn()?;
-        // The command holds copies of the other end.
+        // The command holds copies of the slave; drop them.
         drop(command);
         Ok(Self { child, master })
     }
@@ -165,7 +165,6 @@ impl Terminal {
         Ok(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
     }
 
-    /// Our end of it.
     pub(super) fn master(&self) -> &OwnedFd {
         &self.master
     }
@@ -178,17 +177,17 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        self.child.kill().ok(); // Ended already where its output was read to the end.
+        self.child.kill().ok(); // Already ended if its output was read to the end.
         self.child.wait().ok();
     }
 }
 
-/// Microseconds until a byte that was written is read.
+/// Microseconds until a written byte is read back.
 fn echo(writer: impl AsFd, reader: impl AsFd, byte: u8) -> Result<f64> {
     exchange(writer, reader, byte, &[byte])
 }
 
-/// Microseconds until what is expected for a byte has been read.
+/// Microseconds until the expected answer to a byte has been read.
 pub(super) fn exchange(writer: impl AsFd, reader: impl AsFd, byte: u8, expected: &[u8]) -> Result<f64> {
     let begun = Instant::now();
     rustix::io::retry_on_intr(|| rustix::io::write(&writer, &[byte]))?;
@@ -204,7 +203,7 @@ pub(super) fn exchange(writer: impl AsFd, reader: impl AsFd, byte: u8, expected:
     Ok(took)
 }
 
-/// A program that gives back what it is given.
+/// A program that echoes its input.
 pub(super) struct Cat {
     child: Child,
     stdin: ChildStdin,
@@ -212,7 +211,7 @@ pub(super) struct Cat {
 }
 
 impl Cat {
-    /// Starts it and waits for the byte that says that it runs.
+    /// Starts the program and waits for the byte that shows that it runs.
     pub(super) fn start(mut command: Command) -> Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = child.stdin.take().context("standard input is a pipe")?;
@@ -232,7 +231,7 @@ impl Cat {
 
 impl Drop for Cat {
     fn drop(&mut self) {
-        self.child.kill().ok(); // On a terminal without modes there is no other end of input.
+        self.child.kill().ok(); // On a raw terminal there is no other way to send EOF.
         self.child.wait().ok();
     }
 }
@@ -259,7 +258,7 @@ impl Drop for Echo {
     }
 }
 
-/// Bare fork, exec and wait, in a small process of its own.
+/// Bare fork, exec and wait, in a separate small process.
 pub(super) struct Bare {
     child: Child,
     stdin: ChildStdin,
@@ -278,14 +277,14 @@ impl Bare {
         Ok(Self { child, stdin, stdout })
     }
 
-    /// The times of a batch in microseconds, with a terminal each or without.
+    /// The times of a batch in microseconds, each with or without a terminal.
     pub(super) fn batch(&mut self, tty: bool, count: u32) -> Result<Vec<f64>> {
         let times = self.ask(&format!("{} {count}", if tty { "tty" } else { "pipe" }))?;
         ensure!(times.len() == count as usize, "the bare child measured {} of {count}", times.len());
         Ok(times.into_iter().map(|nanoseconds| nanoseconds / 1e3).collect())
     }
 
-    /// Processes a second with so many at once: the machine's own rate.
+    /// Processes per second with `at_once` running: the machine's own rate.
     pub(super) fn rate(&mut self, at_once: u32, count: u32) -> Result<f64> {
         match self.ask(&format!("rate {count} {at_once}"))?[..] {
             [nanoseconds] => Ok(f64::from(count) * 1e9 / nanoseconds),
@@ -303,7 +302,7 @@ impl Bare {
 
 impl Drop for Bare {
     fn drop(&mut self) {
-        self.child.kill().ok(); // Ended already where it failed.
+        self.child.kill().ok(); // Already ended if it failed.
         self.child.wait().ok();
     }
 }

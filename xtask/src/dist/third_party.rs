@@ -1,7 +1,6 @@
-//! `THIRD-PARTY.md`: what is linked into the program and the notices that its licences ask for.
+//! `THIRD-PARTY.md`: the crates that are linked into the program, and the notices that their licences require.
 //!
-//! Owns the questions to cargo about dependencies. Texts come from the sources that were compiled; each is printed once, with
-//! all crates that bring it.
+//! Asks cargo for the dependencies. The texts come from the compiled sources; each text is printed once, with all crates that have it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +14,7 @@ use serde::Deserialize;
 
 use super::{cargo, stdout_of};
 
-/// What is used of `cargo metadata`.
+/// The used part of `cargo metadata`.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -26,7 +25,7 @@ struct Package {
     name: String,
     version: String,
     license: Option<String>,
-    /// None for crates of this repository.
+    /// `None` for crates of this repository.
     source: Option<String>,
     manifest_path: String,
 }
@@ -53,7 +52,7 @@ pub(super) fn notices(target: &str) -> Result<String> {
             licences.entry(licence).or_default().push(title.clone());
         }
     }
-    // In the order of the crates and not of the texts.
+    // Sorted by crates, not by texts.
     let mut licences: Vec<_> = licences.into_iter().collect();
     licences.sort_by(|(_, left), (_, right)| left.cmp(right));
     for (licence, titles) in licences {
@@ -62,7 +61,7 @@ pub(super) fn notices(target: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The licence of glibc lets everybody link the program with another one.
+/// The licence of glibc requires that users can link the program with another version of it.
 fn c_library(target: &str) -> &'static str {
     if target.ends_with("-musl") {
         ", musl libc (MIT)"
@@ -71,8 +70,8 @@ fn c_library(target: &str) -> &'static str {
     }
 }
 
-/// Crates of the program as `name vVERSION`. Asked of `tree`, which counts only features that this program uses; `metadata`
-/// would add what the tests of the workspace need.
+/// The crates of the program as `name vVERSION`. Uses `cargo tree`, which counts only the features that this program uses; `metadata` would
+/// add what the tests of the workspace need.
 fn linked(target: &str) -> Result<BTreeSet<String>> {
     let mut command = cargo::cargo(&["tree", "--locked", "-p", "exec-server", "--target", target]);
     let lines = stdout_of(command.args(["--edges", "normal,no-proc-macro", "--prefix", "none", "--no-dedupe"]))?;
@@ -80,7 +79,7 @@ fn linked(target: &str) -> Result<BTreeSet<String>> {
     Ok(String::from_utf8(lines)?.lines().map(name_and_version).collect())
 }
 
-/// The licence files that lie beside a manifest.
+/// The licence files beside a manifest.
 fn texts(folder: &Path) -> Result<BTreeSet<String>> {
     let mut texts = BTreeSet::new();
     for entry in fs::read_dir(folder)? {

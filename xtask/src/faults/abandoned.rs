@@ -1,8 +1,8 @@
-//! M2: bridges that end, and what they leave: nothing, within 5 s of an end of input or SIGTERM, and within 8 s of a SIGKILL or a
-//! cut where the executor was told to wait for 3 s.
+//! M2: bridges that end leave nothing behind: within 5 s of EOF or SIGTERM, and within 8 s of a SIGKILL or a cut if the executor was told
+//! to wait for 3 s.
 //!
-//! Half of the servers heed the end of their input; the others heed nothing. Each has started a daemon that leads a session of its
-//! own and ignores what can be ignored. Server and descriptors are counted before and after.
+//! Half of the servers end at EOF; the others ignore it. Each has started a daemon that leads its own session and ignores all signals that
+//! can be ignored. Processes and fds of the server are counted before and after.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -25,7 +25,7 @@ use crate::{
     server::{self, Setup},
 };
 
-/// Bridges at once.
+/// Concurrent bridges.
 const AT_ONCE: u64 = 25;
 
 /// How a bridge ends.
@@ -55,7 +55,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1").arg("--max-pids").arg("none");
     let server = setup.start()?;
     let mut lines = Vec::new();
-    // The first ones of their kind may open what stays open.
+    // The first bridges of a kind may open fds that stay open.
     let mut before = None;
     for lot in LOTS {
         let mut times = Vec::new();
@@ -79,7 +79,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 impl Lot {
-    /// Ends some at once; the milliseconds until nothing of each was left.
+    /// Ends some bridges at once; returns for each the milliseconds until nothing of it was left.
     fn end_some(&self, setting: &Setting, server: &server::Server, from: u64, count: u64) -> Result<Vec<f64>> {
         let is_shut = Arc::new(AtomicBool::new(false));
         let shut = Arc::clone(&is_shut);
@@ -142,7 +142,7 @@ struct Bridge {
 impl Bridge {
     fn start(setting: &Setting, url: &str, keep: &str, how: How, number: u64, mark: String) -> Result<Self> {
         let program = children::program()?;
-        // Both ways of ending meet both kinds of server.
+        // Both ways of ending are combined with both kinds of server.
         let heeds = (number / 2).is_multiple_of(2);
         let then = if heeds { "exec \"$0\" child mcp \"$1\"" } else { "exec sleep \"$1\"" };
         let script = descendants::script(&mark, 1, then);
@@ -156,12 +156,12 @@ impl Bridge {
         Ok(Self { child, how, heeds, mark })
     }
 
-    /// Waits until the server has said that its daemon is up.
+    /// Waits until the server has reported that its daemon is up.
     fn wait_up(&mut self) -> Result<()> {
         let mut line = String::new();
         BufReader::new(self.child.stdout.as_mut().context("a pipe")?).read_line(&mut line)?;
         ensure!(line == "up\n", "the server said `{line}`");
-        // The daemon, the script or what it became, and the bridge itself, which has their words among its own.
+        // Three processes: the daemon, the script or the program it exec'ed, and the bridge, which has their command line in its own.
         descendants::wait_alive(&self.mark, 3)
     }
 
@@ -169,7 +169,7 @@ impl Bridge {
         format!("{:?}, heeds the end of its input: {}", self.how, self.heeds)
     }
 
-    /// Does to it what ends it.
+    /// Ends the bridge.
     fn end(&mut self) {
         match self.how {
             How::Input => drop(self.child.stdin.take()),
@@ -179,7 +179,7 @@ impl Bridge {
         }
     }
 
-    /// It has ended, and how.
+    /// Checks that the bridge has ended with the right code.
     fn check_code(&mut self) -> Result<()> {
         let status = self.child.try_wait()?.with_context(|| format!("not ended: {}", self.describe()))?;
         let expected = match self.how {
@@ -197,7 +197,7 @@ impl Bridge {
 
 impl Drop for Bridge {
     fn drop(&mut self) {
-        self.child.kill().ok(); // Ended already where all went well.
+        self.child.kill().ok(); // Already ended if all went well.
         self.child.wait().ok();
     }
 }

@@ -1,7 +1,7 @@
-//! F12: fork bombs under a limit of processes, and a host that refuses a fork.
+//! F12: fork bombs under a process limit, and a host that refuses a fork.
 //!
-//! A bomb goes off only after its limit was seen to be in force from outside. It stays below the limit, is gone within a second
-//! of `process/terminate`, and the server answers others throughout. A fork that the kernel refuses the holder itself is told as
+//! A bomb is started only after its limit was verified from outside. It stays below the limit, is gone within a second of
+//! `process/terminate`, and the server answers other clients throughout. If the kernel refuses a fork of the holder itself, the start gets
 //! `resourcesExhausted`, and the next start works.
 
 use std::{
@@ -19,10 +19,10 @@ use crate::{
     wire::{self, Fault, Incoming, Wire},
 };
 
-/// Processes of one command.
+/// Process limit of one command.
 const LIMIT: u64 = 200;
 
-/// How long each bomb rages.
+/// How long each bomb runs.
 const RAGE: Duration = Duration::from_millis(300);
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -36,7 +36,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let said = || format!("bomb {round}; the server says: {}", setup.log_tail());
         let (mut wire, _) = Wire::session(&server.address)?;
         let group = limited_group(&mut wire).with_context(said)?;
-        // A shell that cannot fork ends, and another forks into its place.
+        // A shell that cannot fork ends, and another one takes its place.
         let bomb = "b() { while :; do (b) & (b) & wait; done; }; b 2>/dev/null & exec sleep 1000";
         wire.call("process/start", &wire::start("bomb", &["/bin/sh", "-c", bomb])).with_context(said)?;
         let raging = Instant::now();
@@ -47,7 +47,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
             most = most.max(number(&group.join("pids.current"))?);
         }
         ensure!(most > LIMIT / 2, "the bomb had {most} processes and is none");
-        // The kernel counts a fork before it refuses it, so that one a core may be seen beyond the limit.
+        // The kernel counts a fork before it refuses it, so one per core may be seen beyond the limit.
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
         ensure!(most <= LIMIT + cores, "{most} processes under a limit of {LIMIT}");
         let asked = Instant::now();
@@ -78,7 +78,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// The control group of the session's next process, after its limit was found in force there.
+/// The control group of the session's next process, after verifying that its limit is in force.
 fn limited_group(wire: &mut Wire) -> Result<PathBuf> {
     let mut calm = wire::start("calm", &["/bin/sh", "-c", "echo up; read line"]);
     calm["pipeStdin"] = json!(true);
@@ -90,7 +90,7 @@ fn limited_group(wire: &mut Wire) -> Result<PathBuf> {
     ensure!(limit.trim() == LIMIT.to_string(), "the limit in force is {limit}");
     wire.call("process/closeStdin", &json!({ "processId": "calm" }))?;
     wait_closed(wire, "calm")?;
-    // The next process gets the same group, for it is empty and was never killed; the bomb is looked for in it.
+    // The next process gets the same group, because it is empty and was never killed; the bomb is watched there.
     Ok(group)
 }
 
@@ -117,7 +117,7 @@ fn wait_closed(wire: &mut Wire, wanted: &str) -> Result<()> {
     }
 }
 
-/// Lets the kernel refuse the holder a fork, by a group of our own around it, and gives it back its freedom.
+/// Makes the kernel refuse a fork of the holder, by putting the holder into a group of ours, and undoes that.
 fn refused_fork(setup: &Setup, wire: &mut Wire) -> Result<()> {
     let own = Path::new("/sys/fs/cgroup/pids");
     if !own.join("cgroup.procs").exists() {

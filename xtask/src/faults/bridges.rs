@@ -1,6 +1,6 @@
-//! M1: MCP tool calls through `exec-server mcp bridge` while the link is cut, or the executor's server killed and started again.
+//! M1: MCP tool calls through `exec-server mcp bridge` while the link is cut, or while the executor's server is killed and restarted.
 //!
-//! Each question has one answer, the server hears each call once, and neither it nor its client ever sees an end.
+//! Each request gets one answer, the MCP server receives each call once, and neither the server nor its client ever sees EOF.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -17,11 +17,11 @@ use crate::{
     server::{self, Server, Setup},
 };
 
-/// No part takes longer; what does is stuck.
+/// Time limit of each part; a part that takes longer is stuck.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 
-/// Parts of the log that may be there in the end and were not at first: each has a descriptor, until the client has said that it
-/// took what is in it, which it does not after every answer.
+/// Log segments that may remain at the end. Each one holds an fd until the client acknowledges its contents, which the client does not do
+/// after every answer.
 const SEGMENTS: u64 = 4;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -31,12 +31,12 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 fn cuts(setting: &Setting) -> Result<Figures> {
     let wanted = setting.pick(24, 200, 5000);
     let mut random = setting.random("M1 cuts");
-    // The client names the proxy's port, which is not the server's own.
+    // The client uses the proxy's port in `Host`, which is not the server's own.
     let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1");
     let server = setup.start()?;
     let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
     let url = server.address.url.replacen(&server.address.socket.to_string(), &proxy.address().to_string(), 1);
-    // The first of its kind opens what stays open.
+    // The first conversation opens fds that stay open.
     Talks::begin(&setting.binary, &server.address.url, random.fork())?.end()?;
     descendants::settle("holders", 0, || setup.holders().len() as u64)?;
     let before = server::descriptors(server.pid());
@@ -66,7 +66,7 @@ fn kills(setting: &Setting) -> Result<Figures> {
     let nemesis = |over: &dyn Fn() -> bool| -> Result<(Server, u64)> {
         let mut killed = 0;
         while killed < wanted && !over() {
-            // Time enough for most links to settle: else their pauses between attempts are what is measured.
+            // Long enough for most links to settle; otherwise the pauses between reconnects would be measured.
             thread::sleep(Duration::from_millis(times.between(100, 1200)));
             server.kill()?;
             killed += 1;
@@ -81,13 +81,13 @@ fn kills(setting: &Setting) -> Result<Figures> {
     Ok(tally.figures(killed, "kills"))
 }
 
-/// What conversations add up to.
+/// The totals of conversations.
 #[derive(Default)]
 struct Tally {
     calls: u64,
     bytes: u64,
     times: Vec<f64>,
-    /// Lines about the link.
+    /// Number of messages about a lost link.
     lost: u64,
 }
 
@@ -103,7 +103,7 @@ impl Tally {
     }
 }
 
-/// Some conversations beside each other while the nemesis works. It must look at whether all is over meanwhile.
+/// Runs several conversations in parallel with the nemesis. The nemesis must check regularly whether the run is over.
 fn converse<T>(
     setting: &Setting,
     url: &str,
@@ -118,7 +118,7 @@ fn converse<T>(
                 let (random, over) = (random.fork(), &over);
                 scope.spawn(move || {
                     let talked = talk(setting, url, random, over);
-                    // One that failed ends all.
+                    // A failed conversation ends all.
                     over.fetch_or(talked.is_err(), Ordering::Relaxed);
                     talked
                 })
@@ -153,8 +153,8 @@ fn talk(setting: &Setting, url: &str, random: Random, over: &AtomicBool) -> Resu
     Ok(tally)
 }
 
-/// Half of the cuts hit what the client sends. One in six comes within the first bytes: the upgrade, `initialize`, the resume
-/// and what is sent again; more of them would make the client wait longer and longer instead of working.
+/// Half of the cuts hit the client's data. One in six comes within the first bytes: the upgrade, `initialize`, the resume and repeated
+/// requests. More of these would make the client back off longer and longer instead of working.
 fn plan(random: &mut Random) -> Plan {
     let byte = match random.between(0, 6) {
         0 => random.between(1, 2500),

@@ -1,6 +1,6 @@
 //! C1 and C2: the command line client under faults. Many `exec-server run` while the link is cut or the server killed.
 //!
-//! Each run must end as if nothing had happened: its output, its standard error, its exit code and what its program read.
+//! Each run must end as if nothing had happened: its output, its stderr, its exit code and the input that its program read.
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 pub(super) fn cuts(setting: &Setting) -> Result<Vec<Figures>> {
     let (wanted, parallel) = (setting.pick(60, 1000, 20_000), setting.pick(6, 20, 20));
     let mut random = setting.random("C1");
-    // The client names the proxy's port, which is not the server's own.
+    // The client uses the proxy's port in `Host`, which is not the server's own.
     let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1");
     let server = setup.start()?;
     let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
@@ -41,7 +41,7 @@ pub(super) fn cuts(setting: &Setting) -> Result<Vec<Figures>> {
     Ok(vec![figures(cuts, parallel, tally)])
 }
 
-/// C2: the server is killed at any moment and started again on its port and state directory.
+/// C2: the server is killed at any moment and restarted on its port and state directory.
 pub(super) fn kills(setting: &Setting) -> Result<Vec<Figures>> {
     const PARALLEL: u64 = 4;
     let wanted = setting.pick(10, 200, 2000);
@@ -68,13 +68,13 @@ fn figures(injected: u64, parallel: u64, tally: Tally) -> Figures {
         .set("quiet_lines", tally.quiet)
 }
 
-/// The same URL at the proxy's port.
+/// The same URL with the proxy's port.
 fn through(url: &str, server: SocketAddr, proxy: SocketAddr) -> String {
     url.replacen(&server.to_string(), &proxy.to_string(), 1)
 }
 
-/// Half of the cuts hit what the client sends. One in six comes within the first bytes: the upgrade, `initialize`, the resume
-/// and what is sent again; more of them would make the client wait longer and longer instead of working.
+/// Half of the cuts hit the client's data. One in six comes within the first bytes: the upgrade, `initialize`, the resume and repeated
+/// requests. More of these would make the client back off longer and longer instead of working.
 fn plan(random: &mut Random) -> Plan {
     let byte = match random.between(0, 6) {
         0 => random.between(1, 2500),
@@ -94,7 +94,7 @@ fn kill_often(
 ) -> Result<(Server, u64)> {
     let mut killed = 0;
     while killed < wanted && !lanes.is_over() {
-        // Now and then time enough for whole runs, and for the pauses between attempts to become short again.
+        // Sometimes wait long enough for whole runs, and for the reconnect backoff to become short again.
         let longest = if random.one_in(4) { 1500 } else { 250 };
         thread::sleep(Duration::from_millis(random.between(5, longest)));
         server.kill()?;

@@ -1,7 +1,7 @@
-//! C4: `exec-server cp -r` is killed at any moment and called again, in both directions.
+//! C4: `exec-server cp -r` is killed at any moment and run again, in both directions.
 //!
-//! After every kill nothing is seen under its name that is not whole; when a call comes to its end, the copy is the original in
-//! everything that is kept, and nothing else is left beside it.
+//! After every kill, each file under its final name is complete. When a run completes, the copy equals the original in everything that `cp`
+//! keeps, and nothing else is left beside it.
 
 use std::{
     fs,
@@ -23,13 +23,13 @@ use crate::{
 /// Longer than any copy may take.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The time within which a copy is killed, at the least.
+/// Minimum of the time window in which a copy is killed.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// Bytes are compared after one kill in so many; sizes after each.
+/// Contents are compared after every tenth kill, sizes after each.
 const BYTES_EVERY: u64 = 10;
 
-/// Kills in either direction.
+/// Kills copies in both directions.
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let mut random = setting.random("C4");
     let plan = Plan { files: setting.pick(500, 10_000, 10_000), large: setting.pick(64 << 20, 2 << 30, 2 << 30) };
@@ -60,7 +60,7 @@ struct Copy<'a> {
     binary: &'a Path,
     url: &'a str,
     source: &'a Path,
-    /// The directory that the copy is made in, and nothing else.
+    /// The directory in which the copy is created, and nothing else.
     beside: &'a Path,
     is_upload: bool,
 }
@@ -72,16 +72,17 @@ impl Copy<'_> {
         let mut took = self.undisturbed()?;
         while killed < wanted {
             rounds += 1;
-            // Each round begins with nothing, and is killed some times before it may end.
+            // Each round starts from nothing, and is killed several times before it may complete.
             let kills = random.between(1, 8).min(wanted - killed);
             let mut is_over = false;
             for nth in 0..kills {
                 let longest = u64::try_from(took.as_millis())? + 20;
                 let is_cut = self.killed_after(Duration::from_millis(random.between(0, longest)))?;
-                // Complete, and killed on its way out: its mark, which was there before the directory, is gone.
+                // The copy was complete, and `cp` was killed while exiting: its mark, which is created before the directory, is gone.
                 is_over = !is_cut || (self.target().exists() && !self.beside.join(".copy.exec-server-cp").exists());
                 if is_over {
-                    // One that had nothing to go on with: the undisturbed one was slow, and kills that come too late cost a whole round.
+                    // The very first run of this round was not killed in time, so the undisturbed copy was slower than usual. Shrink the
+                    // window, because a kill that comes too late costs a whole round.
                     if nth == 0 {
                         took = (took * 7 / 8).max(SHORTEST);
                     }
@@ -100,7 +101,7 @@ impl Copy<'_> {
         Ok(Figures::default().survived(killed).set("bytes", bytes).set("rounds", rounds))
     }
 
-    /// How long a copy takes that nobody disturbs.
+    /// How long an undisturbed copy takes.
     fn undisturbed(&self) -> Result<Duration> {
         let begun = Instant::now();
         self.finish()?;
@@ -127,7 +128,7 @@ impl Copy<'_> {
         command
     }
 
-    /// Whether the copy was still under way when it was killed.
+    /// Whether the copy was still running when it was killed.
     fn killed_after(&self, after: Duration) -> Result<bool> {
         let mut child = self.command().spawn()?;
         thread::sleep(after);
@@ -155,7 +156,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// The copy is the original, and alone.
+    /// Checks that the copy equals the original, and that nothing is beside it.
     fn ensure_same(&self) -> Result<u64> {
         let names: Vec<_> = fs::read_dir(self.beside)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
         ensure!(names == ["copy"], "beside the copy there is {names:?}");

@@ -1,7 +1,7 @@
-//! F19: a holder is killed at every step of its logs; what is on disk is a prefix without a torn record.
+//! F19: a holder is killed at every step of writing its logs; the data on disk is a prefix without a torn record.
 //!
-//! The lives, the steps and the check are a program of the holder's crate, built with the feature that has the steps: no other
-//! build has them. Owns how it is started and what its last line means.
+//! An example program of the holder's crate implements the steps and the check. It is built with the feature `failpoints`, which no other
+//! build has. This module starts it and parses its last line.
 
 use anyhow::{Context, Result, ensure};
 
@@ -10,7 +10,7 @@ use crate::cargo;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let seeds = setting.pick(1, 20, 1000);
-    // CI dies the same deaths every time; a full run draws new ones.
+    // CI uses the same seeds every time; a full run draws new ones.
     let from = setting.pick(1, setting.seed, setting.seed);
     let mut command = cargo::cargo(&["run", "--quiet", "-p", "exec-server-holder", "--example", "crash"]);
     command.args(cargo::PROFILE);
@@ -22,7 +22,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let mut words = text.split_whitespace().skip_while(|word| *word != name);
         words.nth(1).and_then(|word| word.parse::<u64>().ok()).with_context(|| format!("no `{name}` in: {text}"))
     };
-    // The last life of each seed ends by itself.
+    // The last run of each seed ends by itself.
     let killed = figure("lives")? - seeds;
     Ok(vec![Figures::default().survived(killed).set("bytes", figure("bytes")?).set("seeds", seeds).set("from", from)])
 }

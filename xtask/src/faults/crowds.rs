@@ -1,7 +1,7 @@
-//! F24: 500 sockets that trickle, say nothing, or bring the wrong token, while a client works and others come.
+//! F24: 500 sockets that trickle, send nothing, or use a wrong token, while a client works and others connect.
 //!
-//! Who is inside must hardly notice, who comes with the right token must be let in soon, and afterwards descriptors and memory
-//! are back where they were.
+//! The connected client must hardly notice, new clients with the right token must be accepted soon, and afterwards fds and memory must be
+//! back at their old level.
 
 use std::{
     io::{Read as _, Write as _},
@@ -18,19 +18,19 @@ use crate::{server::Setup, wire::Wire};
 
 const SOCKETS: usize = 500;
 
-/// Round trips of the client inside that are measured, before and in each round.
+/// Round trips of the connected client that are measured, before and in each round.
 const CALLS: usize = 300;
 
-/// Newcomers in a round.
+/// New clients per round.
 const NEWCOMERS: usize = 10;
 
-/// Sockets that are opened again in a tenth of a second. This is about places and patience; what the processor can bear is not.
+/// Sockets that are reopened per tenth of a second. The run tests places and timeouts, not CPU load.
 const AGAIN: usize = 10;
 
-/// What a newcomer may take; with every place taken by somebody silent it was ten seconds.
+/// How long a new client may take. If silent peers could block every place, it would be ten seconds.
 const SOON: Duration = Duration::from_secs(2);
 
-/// Twice the time before, and this: two cores have the crowd to run as well.
+/// The limit is twice the time before, plus this: two cores have to run the crowd as well.
 const FLOOR_MS: f64 = 20.0;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -87,7 +87,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// Round trips of the client inside, sorted, in milliseconds.
+/// Round trips of the connected client, sorted, in milliseconds.
 fn measure(inside: &mut Neighbour) -> Result<Vec<f64>> {
     let mut times = Vec::with_capacity(CALLS);
     for _ in 0..CALLS {
@@ -99,7 +99,7 @@ fn measure(inside: &mut Neighbour) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// Those outside: 500 sockets at a time, new ones for those that were closed.
+/// The sockets outside: 500 at a time, with new ones for those that were closed.
 struct Crowd {
     address: SocketAddr,
     is_over: AtomicBool,
@@ -118,7 +118,7 @@ impl Crowd {
         Some(socket)
     }
 
-    /// All have come at least once.
+    /// Waits until all have connected at least once.
     fn wait_gathered(&self) -> Result<()> {
         let until = Instant::now() + Duration::from_secs(20);
         while self.sockets.load(Ordering::Relaxed) < SOCKETS as u64 {
@@ -128,7 +128,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Heads that never end, a few bytes at a time; a socket that was closed is replaced.
+    /// Request heads that never end, a few bytes at a time; a closed socket is replaced.
     fn trickle(&self) {
         let mut sockets: Vec<Option<TcpStream>> = (0..SOCKETS * 6 / 10).map(|_| self.connect()).collect();
         while !self.is_over() {
@@ -144,7 +144,7 @@ impl Crowd {
         }
     }
 
-    /// Nothing at all.
+    /// Sockets that send nothing.
     fn idle(&self) {
         let sockets: Vec<_> = (0..SOCKETS * 3 / 10).map(|_| self.connect()).collect();
         while !self.is_over() {
@@ -153,7 +153,7 @@ impl Crowd {
         drop(sockets);
     }
 
-    /// Wrong tokens, one after the other, a hundred a second at most.
+    /// Wrong tokens, one after the other, at most a hundred per second.
     fn guess(&self) {
         let request = format!(
             "GET /?token=wrong HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
@@ -162,8 +162,8 @@ impl Crowd {
         );
         while !self.is_over() {
             if let Some(mut socket) = self.connect() {
-                socket.write_all(request.as_bytes()).ok(); // It may be closed already, which is an answer.
-                socket.read_exact(&mut [0; 12]).ok(); // The status, or the end.
+                socket.write_all(request.as_bytes()).ok(); // The server may have closed it already, which is also an answer.
+                socket.read_exact(&mut [0; 12]).ok(); // The status, or EOF.
             }
             thread::sleep(Duration::from_millis(10));
         }

@@ -1,4 +1,4 @@
-//! F1: the link is cut again and again under load; the client resumes and checks every record.
+//! F1: the link is cut repeatedly under load; the client resumes and checks every record.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ use crate::{
     wire::{Address, Wire},
 };
 
-/// Producers at once.
+/// Concurrent producers.
 const LANES: usize = 8;
 
-/// A resume may take this long at the 99th percentile.
+/// Limit for the 99th percentile of the time to resume.
 const RESUME_P99_MS: f64 = 300.0;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -39,7 +39,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let bytes = load.bytes;
         match load.step(&mut wire) {
             Ok(()) if load.bytes > bytes => {
-                // Mended when the first new byte is here, not when the handshake is.
+                // The link has recovered when the first new byte arrives, not when the handshake is complete.
                 if let Some(cut_at) = cut_at.take() {
                     resumes.push(millis(cut_at));
                 }
@@ -76,7 +76,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     Ok(vec![figures])
 }
 
-/// A cut of any kind at any byte. One in eight hits what the client sends: acknowledgements, starts, now and then the handshake.
+/// A cut of any kind at any byte. One in eight hits the client's data: acknowledgements, starts, sometimes the handshake.
 fn plan(random: &mut Random) -> Plan {
     let event = Event::any_cut(random);
     if random.one_in(8) {
@@ -85,14 +85,14 @@ fn plan(random: &mut Random) -> Plan {
     Plan::default().down(random.between(64 << 10, 8 << 20), event)
 }
 
-/// Attaches until it holds: the next cut may come before the handshake is over.
+/// Attaches until it succeeds: the next cut may come before the handshake is complete.
 pub(super) fn resume(load: &mut Load, address: &Address, since: Instant) -> Result<(Wire, f64)> {
     loop {
         match load.attach(address) {
             Ok(wire) => return Ok((wire, millis(since))),
             Err(error) if is_lost(&error) => {
                 ensure!(since.elapsed() < Duration::from_secs(20), "not resumed within 20 s: {error:#}");
-                // A server that is down refuses at once: do not spin on two cores.
+                // A server that is down refuses at once, so sleep instead of spinning.
                 std::thread::sleep(Duration::from_millis(1));
             }
             Err(error) => return Err(error.context("resume")),

@@ -1,7 +1,7 @@
-//! F13: a thousand descendants that were forked twice, lead sessions of their own and ignore every signal that can be ignored.
+//! F13: a thousand descendants that forked twice, lead their own sessions and ignore every signal that can be ignored.
 //!
-//! With control groups none is left when its process was terminated; without, none when the session has ended. No zombie, and
-//! as many descriptors as before.
+//! With control groups none is left after its process was terminated; without, none is left after the session has ended. There is no
+//! zombie, and the number of fds is the same as before.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,10 @@ use crate::{
     wire::{self, Incoming, Wire},
 };
 
-/// Processes that make the daemons.
+/// Processes that start the daemons.
 const MAKERS: u64 = 10;
 
-/// `nobody`, for whom this host has no control groups.
+/// The uid of `nobody`, which cannot create control groups on this host.
 const NOBODY: u32 = 65534;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -82,7 +82,7 @@ fn lot(setting: &Setting, count: u64, grouped: bool) -> Result<Figures> {
     Ok(Figures::default().survived(count).times(&mut times).set("groups", grouped))
 }
 
-/// All that a process says until it has closed.
+/// All output of a process until it has closed.
 fn read(wire: &mut Wire, wanted: &str) -> Result<String> {
     let mut said = String::new();
     loop {

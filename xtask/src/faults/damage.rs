@@ -1,9 +1,8 @@
-//! F18: bits of what a client sends are flipped, bytes left out or repeated, at any byte from the request line on.
+//! F18: bits of the client's data are flipped, and bytes left out or repeated, at any byte from the request line on.
 //!
-//! The link has no checksums, so a changed letter inside a value is simply another value: nobody can promise to see it. What is
-//! promised is asked for: no panic, nothing but valid messages in the answers, an end for every damaged connection, a close code
-//! where frames or messages are broken, and neighbours that notice nothing. Neither the server nor `exec-server run`, which gets
-//! damaged answers, may hang or panic.
+//! The link has no checksums, so a changed letter inside a value is just another value, which cannot be detected. The run checks what is
+//! promised: no panic, only valid messages in the answers, an end for every damaged connection, a close code if frames or messages are
+//! broken, and unaffected neighbours. Neither the server nor `exec-server run`, which gets damaged answers, may hang or panic.
 
 use std::{
     collections::BTreeMap,
@@ -29,10 +28,10 @@ use crate::{
     wire::{self, Address},
 };
 
-/// Damaged connections at once.
+/// Concurrent damaged connections.
 const AT_ONCE: u64 = 8;
 
-/// A damaged connection must have ended by then: its input has ended.
+/// A damaged connection must have ended by then, because its input has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -41,8 +40,8 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let server = setup.start()?;
     let mut random = setting.random("F18");
     let proxy = Proxy::start(server.address.socket, random.next(), |random| {
-        // The request, then frames of about 150 bytes. Nearly all of the damage hits what comes after the request: a hundred wrong tokens
-        // from one address, and the door answers it later and later, which is another run's matter (F24).
+        // The request, then frames of about 150 bytes. Nearly all of the damage hits the data after the request: after a hundred wrong
+        // tokens from one address the server answers it later and later, which F24 tests.
         let byte = if random.one_in(64) { random.between(0, 200) } else { random.between(200, 1700) };
         Plan::default().up(byte, Event::any_damage(random, 40))
     })?;
@@ -76,7 +75,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let (answers, cut) = clients(setting, &server.address, &mut random)?;
     drop(proxy);
     server.stop()?;
-    // Damaged connections may have left sessions with a process; they end with their clock, or now.
+    // Damaged connections may have left sessions with a process. They end by their time-to-live, or now.
     setup.ensure_no_panic()?;
     let ends = ends.into_inner().expect("no panic under the lock");
     let closed = |code: &str| ends.get(code).copied().unwrap_or_default();
@@ -95,13 +94,13 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// A connection whose bytes are damaged on their way; how it ended.
+/// One connection whose bytes are damaged on their way; returns how it ended.
 fn one(proxy: SocketAddr, address: &Address) -> Result<String> {
     let mut stream = TcpStream::connect(proxy)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
     let begun = Instant::now();
-    // Whoever is refused early cannot send the rest.
+    // If the server refuses early, the rest cannot be sent.
     stream.write_all(&session(address)).ok();
     stream.shutdown(Shutdown::Write).ok();
     let mut answer = Vec::new();
@@ -112,7 +111,7 @@ fn one(proxy: SocketAddr, address: &Address) -> Result<String> {
     read(&answer).with_context(|| format!("answered: {}", String::from_utf8_lossy(&answer[..answer.len().min(600)])))
 }
 
-/// What a client sends: the upgrade, a handshake, a short program, a few questions, and the end.
+/// The client's data: the upgrade, a handshake, a short program, a few requests, and the end.
 fn session(address: &Address) -> Vec<u8> {
     let target = address.url.split_once("://").map_or("", |(_, rest)| rest);
     let (host, path) = target.split_at(target.find('/').unwrap_or(target.len()));
@@ -150,7 +149,7 @@ fn frame(out: &mut Vec<u8>, payload: &[u8]) {
     out.extend(payload.iter().zip(MASK.iter().cycle()).map(|(byte, mask)| byte ^ mask));
 }
 
-/// Reads an answer to its end: a status that is no upgrade, or whole frames of valid messages and perhaps a close.
+/// Parses an answer to its end: an HTTP error status, or complete frames with valid messages and possibly a close.
 fn read(answer: &[u8]) -> Result<String> {
     if answer.is_empty() {
         return Ok("nothing".to_owned());
@@ -158,7 +157,7 @@ fn read(answer: &[u8]) -> Result<String> {
     let head = answer.windows(4).position(|part| part == b"\r\n\r\n").context("no HTTP answer")?;
     let status = std::str::from_utf8(answer.get(9..12).context("no status")?)?;
     if status != "101" {
-        // 503: an address that failed a hundred times has few places at the door, and its connections push out each other.
+        // 503: an address with a hundred failures has few places left, and its connections evict each other.
         ensure!(status.starts_with('4') || status == "503", "status {status}");
         return Ok(format!("http-{status}"));
     }
@@ -191,8 +190,8 @@ fn read(answer: &[u8]) -> Result<String> {
     Ok("end".to_owned())
 }
 
-/// `exec-server run` whose answers are damaged: any end but a panic. A damaged length or number may leave it waiting for what
-/// never comes, as anything does on a link without checksums; then the link is cut, and the next one must mend it.
+/// `exec-server run` with damaged answers: it may end in any way except a panic. A damaged length or number may leave it waiting forever,
+/// as with any protocol on a link without checksums. Then the link is cut, and the client must recover with the next one.
 fn clients(setting: &Setting, address: &Address, random: &mut Random) -> Result<(u64, u64)> {
     let (mut damaged, mut cut) = (0, 0);
     for number in 0..setting.pick(6, 100, 5000) {

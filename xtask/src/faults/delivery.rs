@@ -1,4 +1,4 @@
-//! D1 to D4: much output arrives whole and in order, however the client reads, while the server's memory stays flat.
+//! D1 to D4: large output arrives complete and in order, however the client reads, while the server's memory stays flat.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -20,12 +20,12 @@ use crate::{
 /// How much server, spawner and holders together may grow.
 const GROWTH_KIB: u64 = 32 << 10;
 
-/// Consumed bytes after which the reader acknowledges.
+/// The reader acknowledges after this many bytes.
 const ACK_EVERY: u64 = 256 << 10;
 
 const PRODUCER: u64 = 1;
 
-/// A way to read: gets the server's address and the bytes that the producer writes.
+/// A way to read: gets the server's address and the number of bytes that the producer writes.
 type Read = fn(&Address, u64) -> Result<()>;
 
 pub(super) fn fast(setting: &Setting) -> Result<Vec<Figures>> {
@@ -46,7 +46,7 @@ pub(super) fn away(setting: &Setting) -> Result<Vec<Figures>> {
     deliver(setting, "ack", away_for_half)
 }
 
-/// `initialize` of a reference client: it announces nothing.
+/// `initialize` of a reference client, which announces no capabilities.
 fn plain() -> serde_json::Value {
     json!({ "clientName": "xtask-plain" })
 }
@@ -96,7 +96,7 @@ fn start(wire: &mut Wire, total: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads what is pushed, at full speed or at a number of bytes a second.
+/// Reads pushed output, at full speed or at a given number of bytes per second.
 fn pushed(address: &Address, total: u64, initialize: &serde_json::Value, rate: Option<f64>) -> Result<()> {
     let (mut wire, _) = Wire::open(address, initialize)?;
     start(&mut wire, total)?;
@@ -108,7 +108,7 @@ fn pushed(address: &Address, total: u64, initialize: &serde_json::Value, rate: O
     Ok(())
 }
 
-/// Starts, goes away until half of the output is written (or the quota stops it), comes back.
+/// Starts a process, disconnects until half of the output is written (or the quota stops it), and reconnects.
 fn away_for_half(address: &Address, total: u64) -> Result<()> {
     let (mut wire, session) = Wire::session(address)?;
     start(&mut wire, total)?;
@@ -124,7 +124,7 @@ fn away_for_half(address: &Address, total: u64) -> Result<()> {
     Ok(())
 }
 
-/// Waits by the list of another session; what the holder cannot store any more (quota, floor) also ends the wait.
+/// Polls the list of another session. The wait also ends when the holder cannot store more (quota, free-space floor).
 fn wait_written(observer: &mut Wire, wanted: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(120);
     let (mut last, mut since) = (0, Instant::now());
@@ -139,7 +139,7 @@ fn wait_written(observer: &mut Wire, wanted: u64) -> Result<()> {
         if written > last {
             (last, since) = (written, Instant::now());
         }
-        // Most of the half must have been stored: a holder that stops reading at once is not away-proof.
+        // Most of the half must have been stored: a holder that stops reading at once fails.
         if since.elapsed() > Duration::from_secs(3) {
             ensure!(written > wanted * 9 / 10, "only {written} of {wanted} bytes were taken while the client was away");
             return Ok(());
@@ -149,7 +149,7 @@ fn wait_written(observer: &mut Wire, wanted: u64) -> Result<()> {
     }
 }
 
-/// A reader of pushed events: checks numbers and records, keeps to a rate, acknowledges what it took.
+/// A reader of pushed events: checks numbers and records, keeps to a rate, acknowledges what it consumed.
 struct Reader {
     records: Records,
     seq: u64,
@@ -175,7 +175,7 @@ impl Reader {
         }
     }
 
-    /// Takes one message; true at the end.
+    /// Handles one message; returns true at the end.
     fn take(&mut self, wire: &mut Wire) -> Result<bool> {
         let incoming = wire.next().with_context(|| format!("after number {}, {} bytes", self.seq, self.bytes))?;
         match incoming {
@@ -223,7 +223,7 @@ impl Reader {
     }
 }
 
-/// Reads by `process/read` alone, as a reference client does; what is pushed besides is thrown away.
+/// Reads with `process/read` only, as a reference client does; pushed output is ignored.
 fn polled(address: &Address, total: u64) -> Result<()> {
     let (mut wire, _) = Wire::open(address, &plain())?;
     start(&mut wire, total)?;
@@ -239,7 +239,7 @@ fn polled(address: &Address, total: u64) -> Result<()> {
             records.push(&STANDARD.decode(chunk["chunk"].as_str().context("a chunk is text")?)?);
         }
         after = answer["nextSeq"].as_u64().context("no `nextSeq`")? - 1;
-        // `closed` tells of the process, not of this answer: `maxBytes` may have cut it.
+        // `closed` describes the process, not this answer, which `maxBytes` may have cut.
         if answer["closed"] == true && chunks.is_empty() {
             ensure!(answer["exitCode"] == children::exit_code(PRODUCER), "exit code {}", answer["exitCode"]);
             break;

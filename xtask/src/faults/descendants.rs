@@ -1,5 +1,5 @@
-//! What runs about descendants share: programs that leave their session and their parents behind, ignore what can be ignored,
-//! and are found by a number in their arguments that nobody else has; and what is left of them, seen from outside.
+//! Helpers for runs about descendants: programs that leave their session and their parents, ignore all signals that can be ignored, and are
+//! identified by a unique number in their arguments; and checks for what is left of them.
 
 use std::{
     fs, thread,
@@ -10,12 +10,12 @@ use anyhow::{Result, ensure};
 
 use crate::server;
 
-/// A number for one lot of daemons: a fraction of a second that nobody sleeps by chance.
+/// A unique number for one lot of daemons: a duration for `sleep` that no other process uses.
 pub(super) fn mark(lot: u64) -> String {
     format!("1000000.{}{lot:06}", std::process::id())
 }
 
-/// A script that makes daemons, says `up`, and goes on as `then` says.
+/// A script that starts daemons, prints `up`, and continues with `then`.
 pub(super) fn script(mark: &str, count: u64, then: &str) -> String {
     format!(
         "trap '' HUP INT QUIT TERM USR1 USR2; i=0; while [ $i -lt {count} ]; do \
@@ -23,16 +23,16 @@ pub(super) fn script(mark: &str, count: u64, then: &str) -> String {
     )
 }
 
-/// The living daemons of a lot.
+/// The number of live daemons of a lot.
 pub(super) fn alive(mark: &str) -> u64 {
     alive_of(&[mark])[0]
 }
 
-/// The living daemons of each of some lots, by one look at all processes.
+/// The number of live daemons of each lot, from one scan of all processes.
 pub(super) fn alive_of(marks: &[&str]) -> Vec<u64> {
     let mut alive = vec![0; marks.len()];
     for pid in server::pids() {
-        // `setsid` becomes `sleep` in the same process, so that the last argument is the mark in both.
+        // `setsid` execs `sleep` in the same process, so the last argument is the mark in both.
         let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let is_its = |mark: &&str| cmdline.split(|byte| *byte == 0).any(|argument| argument == mark.as_bytes());
         if let Some(at) = marks.iter().position(is_its)
@@ -44,7 +44,7 @@ pub(super) fn alive_of(marks: &[&str]) -> Vec<u64> {
     alive
 }
 
-/// Waits until a lot has this many.
+/// Waits until a lot has this many daemons.
 pub(super) fn wait_alive(mark: &str, count: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(30);
     while alive(mark) < count {
@@ -54,7 +54,7 @@ pub(super) fn wait_alive(mark: &str, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// How long it takes until nobody of a lot is left, in milliseconds; an error after `limit`.
+/// Waits until no daemon of a lot is left; returns the milliseconds since `since`, or an error after `limit`.
 pub(super) fn until_gone(mark: &str, since: Instant, limit: Duration) -> Result<f64> {
     loop {
         let left = alive(mark);
@@ -67,7 +67,7 @@ pub(super) fn until_gone(mark: &str, since: Instant, limit: Duration) -> Result<
     }
 }
 
-/// Dead children of these processes that nobody has reaped.
+/// The number of unreaped dead children of these processes.
 pub(super) fn zombies(parents: &[u32]) -> u64 {
     let is_theirs = |pid: u32| state(pid).is_some_and(|(state, parent)| state == 'Z' && parents.contains(&parent));
     server::pids().filter(|pid| is_theirs(*pid)).count() as u64
@@ -80,7 +80,7 @@ pub(super) fn state(pid: u32) -> Option<(char, u32)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// Waits until `count` gives this number or less.
+/// Waits until `count` returns at most this number.
 pub(super) fn settle(what: &str, at_most: u64, count: impl Fn() -> u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {

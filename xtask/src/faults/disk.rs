@@ -1,8 +1,8 @@
-//! F9: the disk that takes spilled output is full, and is freed again.
+//! F9: the disk for spilled output becomes full and is freed again.
 //!
-//! The state directory is a tmpfs of 16 MiB in a mount namespace of the server's own. Floods without a client fill it until they
-//! are blocked and say so; a neighbour works all the while; space is freed and spilling goes on by itself; then every byte is read
-//! back. One flood in four drops its oldest output, and what is missing of it is counted to the byte.
+//! The state directory is a tmpfs of 16 MiB in the server's own mount namespace. Floods without a client fill it until they are blocked and
+//! reported as such. A neighbour works all the time. When space is freed, spilling continues by itself, and then every byte is read back.
+//! One flood in four drops its oldest output, and the missing bytes are counted exactly.
 
 use std::{
     fs,
@@ -19,17 +19,17 @@ use super::{
 };
 use crate::{server::Setup, wire::Wire};
 
-/// The disk.
+/// Size of the disk.
 const DISK_BYTES: u64 = 16 << 20;
 
-/// What each flood writes: four of them have 12 MiB in memory, and more than the disk beyond that.
+/// Bytes of each flood: four of them have 12 MiB in memory, and the rest is more than the disk holds.
 const FLOOD_BYTES: u64 = 12 << 20;
 const FLOODS: u64 = 4;
 
-/// A freed disk is noticed by a timer of a second; more than this is no retry any more.
+/// A timer of one second notices freed space; taking longer than this means that there is no retry.
 const NOTICED_WITHIN: Duration = Duration::from_secs(4);
 
-/// A neighbour's start may take this long on a busy machine, whatever the disk does.
+/// How long a neighbour's start may take on a busy machine, whatever the disk does.
 const NEIGHBOUR_MS: f64 = 2000.0;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -66,7 +66,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// What one round has to say.
+/// The results of one round.
 struct Lived {
     bytes: u64,
     noticed_ms: f64,
@@ -116,11 +116,11 @@ fn one(
     Ok(Lived { bytes, noticed_ms: noticed.as_secs_f64() * 1e3, neighbour_ms })
 }
 
-/// Segment files under a state directory.
+/// The number of segment files in a state directory.
 fn segments(disk: &Path) -> Result<usize> {
     let mut count = 0;
     for session in fs::read_dir(disk.join("sessions"))? {
-        // A session that ends while it is looked at has nothing left.
+        // A session that ends during the scan has no files left.
         let Ok(files) = fs::read_dir(session?.path()) else { continue };
         count += files.flatten().filter(|file| file.path().extension().is_some_and(|kind| kind == "seg")).count();
     }

@@ -1,7 +1,7 @@
-//! F5: the server is told to end, under load, and another one takes over on the same state directory and port.
+//! F5: the server is told to shut down under load, and another one takes over on the same state directory and port.
 //!
-//! It must end by itself with code 0 within five seconds, also where the client does not listen, having told the client; and
-//! no byte, process, exit code or pid may change.
+//! The server must exit with code 0 within five seconds, even if the client does not read, and must inform the client. No byte, process,
+//! exit code or pid may change.
 
 use std::time::{Duration, Instant};
 
@@ -17,10 +17,10 @@ use crate::{
     wire::Wire,
 };
 
-/// Producers at once.
+/// Concurrent producers.
 const LANES: usize = 8;
 
-/// A drain may take this long.
+/// How long a drain may take.
 const DRAIN: Duration = Duration::from_secs(5);
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -37,7 +37,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         while Instant::now() < until {
             load.step(&mut wire).with_context(said)?;
         }
-        // The first one never listens, so that a short run has both kinds.
+        // In the first drain the client never reads, so that even a short run has both kinds.
         let listens = drained > 0 && !random.one_in(10);
         deaf += u64::from(!listens);
         drains.push(drain(server, listens.then_some((&mut load, &mut wire))).with_context(said)?);
@@ -68,7 +68,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// Ends the server in order; whoever listens is told that it goes away.
+/// Shuts the server down. If there is a listener, it must get a close that says so.
 pub(super) fn drain(server: Server, listener: Option<(&mut Load, &mut Wire)>) -> Result<f64> {
     server.terminate();
     let begun = Instant::now();
@@ -82,7 +82,7 @@ pub(super) fn drain(server: Server, listener: Option<(&mut Load, &mut Wire)>) ->
         };
         ensure!(end.contains("Away"), "the client was not told that the server goes away: {end}");
     }
-    // A second SIGTERM would force it: only waited for.
+    // Only wait: a second SIGTERM would force the exit.
     let code = server.wait(DRAIN.saturating_sub(begun.elapsed())).context("the server has not drained within 5 s")?;
     ensure!(code == Some(0), "the drained server ended with {code:?}");
     Ok(begun.elapsed().as_secs_f64() * 1e3)

@@ -1,7 +1,7 @@
-//! F10: calls that fail. `strace` makes the kernel refuse what a holder does with its disk (EIO, ENOSPC, EINTR on write, open and
-//! rename) and interrupts what the server does with its sockets; nothing is lost, nobody dies, and neighbours work.
+//! F10: failing system calls. `strace` makes the kernel refuse a holder's disk operations (EIO, ENOSPC, EINTR on write, open and rename)
+//! and interrupts the server's socket calls. Nothing is lost, no process dies, and neighbours keep working.
 //!
-//! Writes that are cut short cannot be injected so: F19 makes every write of a segment in parts, and F9 fills the disk under it.
+//! Short writes cannot be injected this way: F19 splits every write of a segment, and F9 fills the disk during a write.
 
 use std::{
     fs,
@@ -24,15 +24,15 @@ use crate::{
     wire::Wire,
 };
 
-/// What each flood writes: 3 MiB in memory and six segments on disk.
+/// Bytes of each flood: 3 MiB in memory and six segments on disk.
 const FLOOD_BYTES: u64 = 9 << 20;
 
-/// Which calls of a holder fail, every third one of them: a try may need two. After a failure that is no interruption the disk rests
-/// for a second.
+/// The holder's calls that fail, every third one: an attempt may need two. After a failure other than EINTR the holder does not use the
+/// disk for a second.
 const DISK: &[&str] =
     &["pwrite64:error=EIO", "pwrite64:error=ENOSPC", "pwrite64:error=EINTR", "openat:error=EIO", "renameat:error=EIO"];
 
-/// Which calls of the server are interrupted: every hundredth of each thread.
+/// The server's calls that are interrupted: every hundredth one of each thread.
 const SOCKETS: &str = "recvfrom,sendto,recvmsg,sendmsg,writev,epoll_wait:error=EINTR:when=20+100";
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -62,7 +62,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// What one round has to say.
+/// The results of one round.
 struct Lived {
     disk: u64,
     sockets: u64,
@@ -85,7 +85,7 @@ fn one(setup: &Setup, round: u64) -> Result<Lived> {
         tracers.push(Tracer::attach(holder, &format!("{fault}:when=1+3"), setup.scratch())?);
         sessions.push((wire, session, [flood]));
     }
-    // Away: from now on the floods go to disk.
+    // The clients have disconnected: from now on the floods go to disk.
     let mut sessions: Vec<_> = sessions.into_iter().map(|(_, session, flood)| (session, flood)).collect();
     let mut neighbour_ms = 0_f64;
     flood::wait("every flood is written whole, against all refusals", Duration::from_secs(60), || {
@@ -113,7 +113,7 @@ struct Tracer {
     child: Child,
     pid: u32,
     log: PathBuf,
-    /// Held open: it says a line for every thread that comes.
+    /// Held open, because `strace` prints a line for every new thread.
     _stderr: BufReader<ChildStderr>,
 }
 
@@ -146,15 +146,15 @@ impl Tracer {
         Ok(tracer)
     }
 
-    /// Lets the process go; how many of its calls were refused.
+    /// Detaches from the process; returns how many of its calls were refused.
     ///
-    /// `strace` lets a call fail by making it one that does not exist and changing the answer afterwards: whoever is let go between the
-    /// two finds that the kernel has no `epoll_wait`. A process that is stopped is in no call.
+    /// To make a call fail, `strace` replaces it by a call that does not exist and changes the result afterwards. If it detaches in
+    /// between, the process sees ENOSYS for `epoll_wait`. A stopped process is not in a system call, so stop it first.
     fn detach(mut self) -> Result<u64> {
         kill(self.pid, Signal::STOP);
         let mut looks = 0;
         flood::wait("all threads of a process stop", Duration::from_secs(10), || {
-            // For a moment a thread looks like that at each call, when it is shown to `strace`.
+            // While `strace` inspects a call, a thread looks stopped for a moment, so check several times.
             looks = if is_stopped(self.pid) { looks + 1 } else { 0 };
             Ok(looks == 5)
         })?;
@@ -166,17 +166,17 @@ impl Tracer {
     }
 }
 
-/// Whether no thread of a process can run.
+/// Whether all threads of a process are stopped.
 fn is_stopped(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
     let mut threads = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
-    // A thread that has gone runs no more.
+    // A thread that has gone does not run.
     threads.all(|thread| descendants::state(thread).is_none_or(|(state, _)| matches!(state, 'T' | 't')))
 }
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        self.child.kill().ok(); // Ended already where it was detached.
+        self.child.kill().ok(); // Already ended if it was detached.
         self.child.wait().ok();
     }
 }

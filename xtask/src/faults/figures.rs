@@ -1,13 +1,13 @@
-//! What a run that passed has to say: numbers with names, printed on one line.
+//! The figures of a run that passed: named numbers, printed on one line.
 //!
-//! Owns the order: every line begins with how many faults were injected and survived, how many bytes were checked, and the worst
-//! time until all was well again; `-` where a run has no such thing.
+//! Every line begins with the number of injected and survived faults, the bytes checked, and the worst recovery time; `-` if a run has no
+//! such figure.
 
 use std::fmt::{self, Display};
 
 use anyhow::{Result, bail};
 
-/// What every line begins with.
+/// The figures that every line begins with.
 const FIRST: [&str; 4] = ["injected", "survived", "bytes", "worst_ms"];
 
 /// The figures of a finished run.
@@ -15,25 +15,25 @@ const FIRST: [&str; 4] = ["injected", "survived", "bytes", "worst_ms"];
 pub(super) struct Figures(Vec<(&'static str, String)>);
 
 impl Figures {
-    /// Sets a figure; one of the first four stands at its place, others come after them in the order in which they were set.
+    /// Sets a figure. The first four have a fixed place; the others follow in the order in which they were set.
     pub(super) fn set(mut self, name: &'static str, value: impl Display) -> Self {
         self.0.push((name, value.to_string()));
         self
     }
 
-    /// This many faults were injected, and all of them survived.
+    /// Records that this many faults were injected and all were survived.
     pub(super) fn survived(self, injected: u64) -> Self {
         self.set("injected", injected).set("survived", injected)
     }
 
-    /// Worst and 99th percentile of times.
+    /// Records the worst time and the 99th percentile.
     pub(super) fn times(self, times: &mut [f64]) -> Self {
         times.sort_by(f64::total_cmp);
         let worst = times.last().copied().unwrap_or_default();
         self.set("worst_ms", format!("{worst:.1}")).set("p99_ms", format!("{:.1}", percentile(times, 99)))
     }
 
-    /// A figure, `-` where there is none.
+    /// A figure, or `-` if it is not set.
     pub(super) fn get(&self, name: &str) -> &str {
         self.0.iter().find(|(own, _)| *own == name).map_or("-", |(_, value)| value)
     }

@@ -1,6 +1,7 @@
-//! Producers that write while their client is away, and the oracle that reads them back: every byte at its place, every gap counted.
+//! Producers that write while their client is disconnected, and the oracle that reads them back: every byte at its place, every gap
+//! counted.
 //!
-//! Owns what F9 and F10 share. Knows what a producer writes at each offset, and trusts no number of the server but a gap's bytes.
+//! Shared by F9 and F10. It computes what a producer writes at each offset, and relies on no number of the server except the size of a gap.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +17,10 @@ use crate::{
     wire::{self, Address, Fault, Incoming, Wire, hello},
 };
 
-/// Consumed bytes after which a producer is acknowledged.
+/// A producer is acknowledged after this many bytes.
 const ACK_EVERY: u64 = 256 << 10;
 
-/// What a full log does.
+/// The overflow policy of a full log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Policy {
     Block,
@@ -90,7 +91,7 @@ impl Flood {
     fn close(&mut self, params: &Value) -> Result<()> {
         ensure!(self.at == self.bytes, "{} ended at {} of {} bytes", self.name(), self.at, self.bytes);
         ensure!(params["outputBytes"] == self.bytes, "{} wrote {}: {params}", self.name(), self.bytes);
-        // What was dropped may have been on its way to us already, so it can be more than what we miss; never less.
+        // Dropped output may have been on its way to us already, so the count can be larger than what we miss, but never smaller.
         let dropped = params["droppedBytes"].as_u64().with_context(|| format!("no count in {params}"))?;
         let is_told = dropped >= self.missing && (dropped == 0 || self.policy == Policy::DropOldest);
         ensure!(is_told, "{} misses {} bytes: {params}", self.name(), self.missing);
@@ -99,7 +100,7 @@ impl Flood {
     }
 }
 
-/// Takes everything that is left of the floods of a session, on as many connections as it needs; gives the bytes checked.
+/// Reads the rest of all floods of a session, on as many connections as needed; returns the number of bytes checked.
 pub(super) fn drain(address: &Address, session: &str, floods: &mut [Flood]) -> Result<u64> {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
@@ -132,7 +133,7 @@ fn drain_once(address: &Address, session: &str, floods: &mut [Flood]) -> Result<
         };
         let flood = find(floods, process)?;
         if seq <= flood.seq {
-            continue; // Sent again after a cut.
+            continue; // A repetition after a cut.
         }
         ensure!(seq == flood.seq + 1, "{}: number {seq} after {}", flood.name(), flood.seq);
         flood.seq = seq;
@@ -157,7 +158,7 @@ fn find<'a>(floods: &'a mut [Flood], name: &str) -> Result<&'a mut Flood> {
     floods.iter_mut().find(|flood| flood.name() == name).with_context(|| format!("an event of `{name}`"))
 }
 
-/// What the list says of every process, by name.
+/// The list entry of every process, by id.
 pub(super) fn listed(observer: &mut Wire) -> Result<BTreeMap<String, Value>> {
     let list = observer.call("process/list", &json!({ "scope": "all" }))?;
     let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
@@ -165,7 +166,7 @@ pub(super) fn listed(observer: &mut Wire) -> Result<BTreeMap<String, Value>> {
     Ok(entries.iter().map(|entry| (name(entry), entry.clone())).collect())
 }
 
-/// Looks again and again until something is so.
+/// Polls until a condition holds; returns how long that took.
 pub(super) fn wait(what: &str, within: Duration, mut is_so: impl FnMut() -> Result<bool>) -> Result<Duration> {
     let begun = Instant::now();
     while !is_so()? {
@@ -175,7 +176,7 @@ pub(super) fn wait(what: &str, within: Duration, mut is_so: impl FnMut() -> Resu
     Ok(begun.elapsed())
 }
 
-/// A neighbour at work: a process is started and its output is there; how long that took in milliseconds.
+/// A neighbour at work: starts a process and waits for its output; returns the milliseconds.
 pub(super) fn neighbour(wire: &mut Wire, name: &str) -> Result<f64> {
     let begun = Instant::now();
     wire.call("process/start", &wire::start(name, &["echo", "fine"])).context("start a neighbour")?;

@@ -1,7 +1,7 @@
-//! F8: ten processes write as fast as they can while nobody is there, with a small quota and `dropOldest`.
+//! F8: ten processes write as fast as they can without a client, with a small quota and `dropOldest`.
 //!
-//! The disk must stay within the quota and memory within its bound; and whoever comes back must find every byte that is there
-//! at its place: what a process writes says where each byte stands, so that a gap that is told wrong by one byte is seen.
+//! The disk must stay within the quota and memory within its limit. A client that reconnects must find every remaining byte at its place:
+//! the output is a function of the offset, so a gap that is wrong by one byte is detected.
 
 use std::{
     thread,
@@ -20,16 +20,16 @@ use crate::{
 
 const FLOODS: u64 = 10;
 
-/// What the log of a process may cost beside its cap in memory: a segment on its way to disk, and tables.
+/// What the log of a process may cost beyond its memory cap: a segment on its way to disk, and tables.
 const BESIDE_KIB: u64 = 4 << 10;
 
-/// What the C library keeps of the threads that read segments of a mebibyte back from the disk: it has up to eight arenas a core, and
-/// each keeps a few of them. It was 38 MiB on two cores, whatever the floods had written, and none of it mapped from a log.
+/// Memory that the C library keeps for the threads that read 1 MiB segments back from disk: it has up to eight arenas per core, and each
+/// keeps a few segments. Measured: 38 MiB on two cores, independent of the amount of output, and none of it mapped from a log.
 pub(super) const ARENAS_KIB: u64 = 64 << 10;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let (rounds, seconds) = (setting.pick(1, 2, 20), setting.pick(3, 30, 30));
-    // In three seconds a larger quota is not reached everywhere.
+    // In three seconds a larger quota is not always reached.
     let bounds = Bounds { disk_mib: setting.pick(8, 64, 64), memory_mib: setting.pick(4, 16, 16) };
     let (mut bytes, mut gaps, mut disk, mut growth) = (0, 0, 0, 0);
     for _ in 0..rounds {
@@ -55,7 +55,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// What one process may have.
+/// The limits of one process.
 struct Bounds {
     disk_mib: u64,
     memory_mib: u64,
@@ -88,7 +88,7 @@ fn one(setup: &Setup, bounds: &Bounds, long: Duration) -> Result<Round> {
         memory = memory.max(setup.memory_kib());
     }
     let growth_kib = memory.saturating_sub(before);
-    // A segment that is being written stands beside those that count.
+    // A segment that is being written exists in addition to those that count.
     let quota = (FLOODS * bounds.disk_mib) << 20;
     ensure!(disk <= quota + (FLOODS + 1) * (1 << 20), "{disk} bytes on disk, the quota is {quota}");
     let bound = FLOODS * ((bounds.memory_mib << 10) + BESIDE_KIB) + (32 << 10);
@@ -100,7 +100,7 @@ fn one(setup: &Setup, bounds: &Bounds, long: Duration) -> Result<Round> {
     Ok(Round { received, gaps, disk, growth_kib })
 }
 
-/// Ends the floods, so that nothing is dropped any more that was read, then resumes and reads what is left of each to its end.
+/// Ends the floods, so that no unread output is dropped any longer, then resumes and reads the rest of each to its end.
 fn read_all(address: &Address, session: &str) -> Result<(u64, u64)> {
     let mut floods: Vec<Flood> = (0..FLOODS).map(Flood::new).collect();
     let (mut other, _) = Wire::session(address)?;
@@ -149,7 +149,7 @@ enum Event {
     Closed(serde_json::Value),
 }
 
-/// What came of one process, and where the next byte stands.
+/// The data received from one process, and the offset of the next byte.
 struct Flood {
     id: u64,
     name: String,
@@ -192,7 +192,7 @@ impl Flood {
         }
     }
 
-    /// Every byte is the one that stands at its place in what the process wrote.
+    /// Checks that every byte is the one that the process wrote at this offset.
     fn check(&mut self, bytes: &[u8]) -> Result<()> {
         for byte in bytes {
             let (record, within) = (self.at / RECORD, usize::try_from(self.at % RECORD)?);

@@ -1,8 +1,8 @@
-//! F6: peers that are there for the server's kernel, or for nobody, and never speak again.
+//! F6: peers that are still connected for the server's kernel but never send anything again.
 //!
-//! Two ways: a proxy swallows what passes (its kernel still acknowledges, so that only a resume can tell), and the link of a
-//! network namespace goes down (nothing is acknowledged, so that the server must notice by itself). Either way the session goes
-//! to the client that comes back: at once with `takeover`, within the silence of a ping without it.
+//! There are two ways. A proxy swallows all data; its kernel still acknowledges, so only a resume can detect it. Or the link of a network
+//! namespace goes down; nothing is acknowledged, so the server must notice by itself. In both cases the session goes to the client that
+//! reconnects: at once with `takeover`, after an unanswered ping without it.
 
 use std::{
     process::Command,
@@ -24,10 +24,10 @@ use crate::{
     wire::{self, Address, Incoming, Wire, hello},
 };
 
-/// Sessions that are half open at once.
+/// Concurrent half-open sessions.
 const AT_ONCE: u64 = 10;
 
-/// Silence after which the server must have noticed, and how much later at most: a third of a ping's pause, and two busy cores.
+/// The silence after which the server must have noticed, and the allowed delay: a third of the ping interval, and two busy cores.
 const DEAD_AFTER: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_millis(500);
 
@@ -81,7 +81,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// A client that hears nothing any more; its socket stays open.
+/// A client that no longer receives anything; its socket stays open.
 struct Open {
     id: u64,
     session: String,
@@ -90,7 +90,7 @@ struct Open {
     _wire: Wire,
 }
 
-/// Twice what is sent ahead of an acknowledgement, so that much of it is sent after the peer went silent.
+/// Twice the acknowledgement window, so that much of it is sent after the peer went silent.
 const COUNT: u64 = (8 << 20) / RECORD;
 
 fn open_all(address: &Address, first: u64) -> Result<Vec<Open>> {
@@ -108,7 +108,7 @@ fn open_all(address: &Address, first: u64) -> Result<Vec<Open>> {
         .collect()
 }
 
-/// Resumes all at once and reads each to its end; the times until each was resumed, and the bytes.
+/// Resumes all at once and reads each to its end; returns the times to resume, and the number of bytes.
 fn come_back(address: &Address, open: Vec<Open>, random: &mut Random) -> Result<(Vec<f64>, u64)> {
     thread::scope(|scope| {
         let lanes: Vec<_> = open
@@ -141,7 +141,7 @@ fn resume(address: &Address, mut open: Open, takeover: bool) -> Result<f64> {
     Ok(took.as_secs_f64() * 1e3)
 }
 
-/// Takes one message; false at the end.
+/// Handles one message; returns false at the end.
 fn take(wire: &mut Wire, records: &mut Records, seq: &mut u64) -> Result<bool> {
     match wire.next()? {
         Incoming::Output(output) if output.seq > *seq => {
@@ -159,7 +159,7 @@ fn take(wire: &mut Wire, records: &mut Records, seq: &mut u64) -> Result<bool> {
     Ok(true)
 }
 
-/// How many dead peers the server has told of.
+/// How many dead peers the server has reported.
 fn noticed(setup: &Setup) -> u64 {
     setup.log().matches("no sign of life").count() as u64
 }
@@ -178,17 +178,17 @@ fn wait_noticed(setup: &Setup, wanted: u64) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64() * 1e3)
 }
 
-/// A network namespace that reaches us by one link; removed when dropped.
+/// A network namespace that is connected to us by one link; removed when dropped.
 struct Namespace {
     name: String,
     link: String,
-    /// Our end.
+    /// The address of our end.
     near: String,
 }
 
 impl Namespace {
     fn new() -> Result<Self> {
-        // Without one half of the run would be left out, and the other half would pass for all of it.
+        // Fail instead of skipping: half of the run must not pass for all of it.
         ensure!(rustix::process::geteuid().is_root(), "F6 takes down a link of its own, for which it must be root");
         packages::ensure(packages::IP).context("F6 takes down a link")?;
         let own = std::process::id();
@@ -210,12 +210,12 @@ impl Namespace {
         Ok(net)
     }
 
-    /// Sets the link up or down; down, packets vanish.
+    /// Sets the link up or down; while it is down, packets are lost.
     fn link(&self, state: &str) -> Result<()> {
         ip(&format!("-n {} link set far0 {state}", self.name))
     }
 
-    /// Runs this in a thread inside the namespace; sockets that it opens stay there.
+    /// Runs `work` in a thread inside the namespace; sockets that it opens stay there.
     fn inside<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let door = std::fs::File::open(format!("/run/netns/{}", self.name))?;
         thread::scope(|scope| {
@@ -232,7 +232,7 @@ impl Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         ip(&format!("netns del {}", self.name)).ok(); // Its link goes with it.
-        ip(&format!("link del {}", self.link)).ok(); // As above; only left where the namespace was not made.
+        ip(&format!("link del {}", self.link)).ok(); // Only left if the namespace was not created.
     }
 }
 

@@ -1,7 +1,7 @@
 //! F4: the holder of a session is killed under load.
 //!
-//! Whatever its processes started is gone within a second, daemons included; the client is told within a second; what was on
-//! disk can be read, in order and without a hole; no orphan, no descriptor and no control group stays.
+//! All descendants of its processes, including daemons, are gone within a second, and the client is informed within a second. Output on
+//! disk can be read, in order and without a hole. No orphan, fd or control group is left.
 
 use std::{
     fs,
@@ -22,10 +22,10 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Daemons of each session.
+/// Daemons per session.
 const DAEMONS: u64 = 5;
 
-/// Every how many kills one hits a session whose client is away and whose output goes to disk.
+/// Every tenth kill hits a session whose client has disconnected and whose output goes to disk.
 const SPILLED_EVERY: u64 = 10;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -33,7 +33,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let mut random = setting.random("F4");
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
-    // A first session makes what the server keeps for good.
+    // A first session opens what the server keeps for good.
     Round { setup: &setup, server: &server, number: 0 }.killed(Duration::ZERO)?;
     let baseline = server::descriptors(server.pid());
     let (mut told, mut gone, mut bytes) = (Vec::new(), Vec::new(), 0);
@@ -71,7 +71,7 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Kills the holder while producers write; when the client was told and when all was gone, in milliseconds.
+    /// Kills the holder while producers write; returns the milliseconds until the client was informed and until everything was gone.
     fn killed(&self, after: Duration) -> Result<(f64, f64)> {
         let (mut wire, _) = Wire::session(&self.server.address)?;
         let before = self.holders();
@@ -98,7 +98,7 @@ impl Round<'_> {
         Ok((told, gone))
     }
 
-    /// Kills the holder while nobody is attached and output is on disk; how many bytes were read back.
+    /// Kills the holder while no client is attached and output is on disk; returns how many bytes were read back.
     fn spilled(&self) -> Result<u64> {
         let (mut wire, session) = Wire::session(&self.server.address)?;
         let before = self.holders();
@@ -118,7 +118,7 @@ impl Round<'_> {
         server::kill(self.new_holder(&before)?, rustix::process::Signal::KILL);
         let (mut wire, _) = Wire::open(&self.server.address, &hello(Some(&session)))?;
         let bytes = read_back(&mut wire, &process, id)?;
-        // A segment holds a little less than its size, for every record has a header.
+        // A segment contains a little less output than its size, because every record has a header.
         ensure!(bytes >= segments * 900_000, "{segments} segments were on disk, and {bytes} bytes came back");
         wire.call("session/end", &json!({}))?;
         Ok(bytes)
@@ -136,7 +136,7 @@ impl Round<'_> {
     }
 }
 
-/// Takes messages until all processes are told to be lost; how long after the kill, in milliseconds.
+/// Receives messages until all processes are reported as lost; returns the milliseconds since the kill.
 fn wait_lost(wire: &mut Wire, processes: usize, killed: Instant) -> Result<f64> {
     let mut lost = 0;
     while lost < processes {
@@ -145,7 +145,7 @@ fn wait_lost(wire: &mut Wire, processes: usize, killed: Instant) -> Result<f64> 
                 ensure!(code == -1, "`{process}` is said to have ended with {code}");
                 lost += 1;
             }
-            // The end stands behind the output, and that comes as it is acknowledged.
+            // The exit comes after the output, which is sent only as it is acknowledged.
             Incoming::Output(Output { process, seq, .. }) => {
                 wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?;
             }
@@ -157,7 +157,7 @@ fn wait_lost(wire: &mut Wire, processes: usize, killed: Instant) -> Result<f64> 
     Ok(took.as_secs_f64() * 1e3)
 }
 
-/// Reads what is left of a log; it must be a beginning of what was written, without a hole.
+/// Reads the rest of a log; it must be a prefix of what was written, without a hole.
 fn read_back(wire: &mut Wire, process: &str, id: u64) -> Result<u64> {
     let (mut records, mut bytes) = (Records::new(id), 0);
     let mut pending = Vec::new();
@@ -181,7 +181,7 @@ fn read_back(wire: &mut Wire, process: &str, id: u64) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Segments of a session that are on disk.
+/// The number of segments of a session on disk.
 fn on_disk(dir: &Path) -> u64 {
     let is_segment = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".seg");
     fs::read_dir(dir).into_iter().flatten().flatten().filter(is_segment).count() as u64

@@ -1,6 +1,6 @@
-//! F2: the server is killed with SIGKILL again and again under load and started on the same state directory and port.
+//! F2: the server is repeatedly killed with SIGKILL under load and restarted on the same state directory and port.
 //!
-//! One kill in eight hits the new server while it starts. No byte, no process, no exit code and no pid may change.
+//! One kill in eight hits the new server while it starts. No byte, process, exit code or pid may change.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ use crate::{
     wire::Wire,
 };
 
-/// What the start of a server may take until it has adopted its sessions and one was resumed, eight producers beside it.
+/// Limit for the time from the start of a server until it has adopted its sessions and one was resumed, with eight producers running.
 const ADOPTED_MS: f64 = 50.0;
 
-/// Producers at once.
+/// Concurrent producers.
 const LANES: usize = 8;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -54,14 +54,14 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         Figures::default().survived(killed).set("bytes", load.bytes).set("processes", load.ended).times(&mut times);
     let middle = percentile(&times, 50);
     ensure!(middle <= ADOPTED_MS, "adoption takes {middle:.1} ms in the middle, promised {ADOPTED_MS} ms");
-    // Of forty kills the 99th percentile is the worst one, and CI shares its cores with whatever else they run.
+    // With forty kills the 99th percentile is the worst one, and CI shares its cores with other work.
     if !matches!(setting.scale, Scale::Ci) {
         ensure_p99(&times, ADOPTED_MS, "adoption")?;
     }
     Ok(vec![figures.set("p50_ms", format!("{middle:.1}"))])
 }
 
-/// Takes messages until told; a link that breaks although the server lives is resumed like any other.
+/// Handles messages until `stop`. A lost link is an error here, because the server was not killed.
 pub(super) fn flow(load: &mut Load, wire: &mut Wire, server: &Server, stop: impl Fn(&Load) -> bool) -> Result<()> {
     while !stop(load) {
         match load.step(wire) {
@@ -75,7 +75,7 @@ pub(super) fn flow(load: &mut Load, wire: &mut Wire, server: &Server, stop: impl
     Ok(())
 }
 
-/// A server that took over, and how long that took from its start until the session was resumed.
+/// A server that took over, and the time from its start until the session was resumed.
 struct Again {
     server: Server,
     wire: Wire,

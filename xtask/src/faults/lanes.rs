@@ -1,7 +1,7 @@
-//! Many `exec-server run` beside each other, each in a lane that begins the next when one has ended.
+//! Many parallel `exec-server run`, each in a lane that starts the next run when one has ended.
 //!
-//! Owns the lanes' common end: the nemesis says when it is over, and a lane that fails ends all. What a run moves and whether it
-//! came back whole is `relay`'s to know; what befalls the link or the server is the nemesis's.
+//! The nemesis decides when the lanes end, and a lane that fails ends all. `relay` knows what a run transfers and checks it; the nemesis
+//! injects the faults into the link or the server.
 
 use std::{
     path::Path,
@@ -22,15 +22,15 @@ use crate::{
     wire::{Address, Wire},
 };
 
-/// What a run moves: mostly between these numbers of bytes, so that starts and ends meet the faults as well.
+/// Bytes transferred by a run: mostly within this range, so that faults also hit starts and ends.
 const RUN_BYTES: std::ops::Range<u64> = 64 << 10..6 << 20;
 
-/// No nemesis takes longer; what does is stuck.
+/// Time limit of a nemesis; one that takes longer is stuck.
 const LONGEST: Duration = Duration::from_secs(45 * 60);
 
-/// What lanes share.
+/// The state that lanes share.
 pub(super) struct Lanes {
-    /// Its end is set when enough has been injected, or when a lane failed; all lanes look at the one.
+    /// Its end is set when enough faults were injected, or when a lane failed; all lanes check it.
     watch: Watch,
     next_id: AtomicU64,
     begun: Instant,
@@ -41,8 +41,8 @@ impl Lanes {
         Self { watch: Watch::default(), next_id: AtomicU64::new(1), begun: Instant::now() }
     }
 
-    /// Runs `count` lanes of runs at this URL while the nemesis works. It returns when it has done enough, and must look at
-    /// `is_over` meanwhile.
+    /// Runs `count` lanes at this URL while the nemesis works. The nemesis returns when it has done enough, and must check `is_over`
+    /// regularly.
     pub(super) fn run<T>(
         &self,
         binary: &Path,
@@ -67,7 +67,7 @@ impl Lanes {
         })
     }
 
-    /// Whether the lanes are to end; the nemesis stops then as well.
+    /// Whether the lanes must end; then the nemesis stops as well.
     pub(super) fn is_over(&self) -> bool {
         self.watch.over.load(Ordering::Relaxed) || self.begun.elapsed() > LONGEST
     }
@@ -76,7 +76,7 @@ impl Lanes {
         let mut tally = Tally::default();
         while !self.is_over() {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-            // One run in four is a conversation with pauses; the others move as much as they can.
+            // One run in four is a conversation with pauses; the others transfer as much as they can.
             let (most, pause) = if random.one_in(4) { (256 << 10, 30) } else { (RUN_BYTES.end, 0) };
             let job = Job {
                 id,
@@ -94,10 +94,10 @@ impl Lanes {
     }
 }
 
-/// `exec-server run` at this URL, without the program. The token is handed over as the documents recommend.
+/// `exec-server run` at this URL, without the program. The token is passed as the documentation recommends.
 pub(super) fn run(binary: &Path, url: &str) -> Command {
     let mut command = Command::new(binary);
-    // A run may begin while the server is down; without the flag that is reported at once.
+    // A run may begin while the server is down; without `--wait` that is reported at once.
     command.args(["run", "--wait", "10s"]);
     match url.split_once("?token=") {
         Some((plain, token)) => command.args(["--connect", plain]).env("EXEC_SERVER_TOKEN", token),
@@ -106,7 +106,7 @@ pub(super) fn run(binary: &Path, url: &str) -> Command {
     command
 }
 
-/// No process is listed any more: each run ended its session, whatever happened to the link. Then the server ends in order.
+/// Checks that no process is listed, because each run ended its session whatever happened to the link. Then shuts the server down.
 pub(super) fn finish(setup: &Setup, server: Server) -> Result<()> {
     let left = listed(&server.address)?;
     ensure!(left.is_empty(), "left on the server: {left:?}");

@@ -1,6 +1,6 @@
-//! C3: `exec-server run` is killed; its program goes on, and the other commands find it, read all of it and end it.
+//! C3: `exec-server run` is killed; its program continues, and the other commands find it, read all of its output and end it.
 //!
-//! The program writes half of its records, waits for a file, and writes the rest: so it is still there when it is looked for.
+//! The program writes half of its records, waits for a file, and writes the rest, so that it still runs when the commands look for it.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use crate::{
 /// Longer than any of the commands may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a session without processes has left to live behind `forget`, and some.
+/// The time-to-live of an empty session after `forget`, plus a margin.
 const EMPTY_FOR: Duration = Duration::from_secs(45);
 
 /// The child mode: waits for the file `gate` in the middle.
@@ -39,7 +39,7 @@ pub(crate) fn child(id: u64, count: u64, gate: &str) -> Result<()> {
     std::process::exit(i32::try_from(children::exit_code(id))?)
 }
 
-/// How many clients were killed, and what became of their programs.
+/// Kills clients and checks what became of their programs.
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(5, 50, 1000);
     let mut random = setting.random("C3");
@@ -52,7 +52,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let count = random.between(16 << 10, 4 << 20) / RECORD;
         let left =
             Left { binary: &setting.binary, url: &server.address.url, name: format!("left-{id}"), id, count, gate };
-        // The first two are one of each kind, also in a short run.
+        // The first two are one of each kind, even in a short run.
         let kills = if id <= 2 { id == 2 } else { random.one_in(3) };
         let outcome = left.live(&mut random, kills);
         bytes += outcome.with_context(|| format!("client {id}; the server says: {}", setup.log_tail()))?;
@@ -69,7 +69,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// Sessions whose last process was forgotten have half a minute left, should their clients only be away; then their holders go.
+/// An empty session stays for half a minute, in case its client is only disconnected; then its holder exits.
 fn wait_for_empty_sessions(setup: &Setup) -> Result<()> {
     let deadline = Instant::now() + EMPTY_FOR;
     while setup.family().into_iter().any(|pid| server::comm(pid).is_some_and(|name| name == "exec-holder")) {
@@ -90,7 +90,7 @@ struct Left<'a> {
 }
 
 impl Left<'_> {
-    /// From its start to the moment it is forgotten; returns the bytes that were read from its log.
+    /// Runs from the start until the process is forgotten; returns the number of bytes read from its log.
     fn live(&self, random: &mut Random, kills: bool) -> Result<u64> {
         self.start_and_kill(random)?;
         let listed = self.listed()?.with_context(|| format!("`ps` does not show `{}`", self.name))?;
@@ -112,7 +112,7 @@ impl Left<'_> {
             .stderr(Stdio::piped())
             .spawn()?;
         let mut stdout = client.stdout.take().context("standard output is a pipe")?;
-        // With the first byte the program is known to run; the kill comes at any moment after it.
+        // After the first byte the program is known to run; the kill comes at any moment after that.
         let begun = stdout.read_exact(&mut [0]);
         let reading = thread::spawn(move || stdout.read_to_end(&mut Vec::new()));
         thread::sleep(Duration::from_millis(random.between(0, 60)));
@@ -125,7 +125,7 @@ impl Left<'_> {
         Ok(())
     }
 
-    /// All of its output and its exit code, read by somebody who came before or after it went on.
+    /// Reads all of its output and its exit code, with commands that are started before or after the gate opens.
     fn read_whole(&self, comes_before: bool) -> Result<u64> {
         let logs = || self.spawn(&["logs", "-f", &self.name]);
         let wait = || self.spawn(&["wait", &self.name]);
@@ -149,7 +149,7 @@ impl Left<'_> {
         Ok(logs.stdout.len() as u64)
     }
 
-    /// `kill` ends it, `wait` tells how, and what it wrote until then is there without a hole.
+    /// `kill` ends it, `wait` returns the right code, and the output until then is there without a hole.
     fn end(&self, pid: u64) -> Result<u64> {
         self.succeed(&["kill", &self.name])?;
         let waited = finish(self.spawn(&["wait", &self.name])?)?;
@@ -185,7 +185,7 @@ impl Left<'_> {
     }
 }
 
-/// The output of a command, which is ended when it takes too long.
+/// The output of a command, which is killed if it takes too long.
 fn finish(mut child: std::process::Child) -> Result<Output> {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut pipes = (child.stdout.take().context("a pipe")?, child.stderr.take().context("a pipe")?);

@@ -1,6 +1,4 @@
-//! Descriptors and memory of a server before a fault, and that it comes back to them afterwards.
-//!
-//! Must not know what happens in between.
+//! Fds and memory of a server before a fault, and the check that they return to that level afterwards.
 
 use std::{
     thread,
@@ -15,16 +13,16 @@ use crate::{
     wire::{self, Address, Wire},
 };
 
-/// What allocator and tables keep of a busy time. A session's log alone has as much, so that one that is left is seen.
+/// Memory that allocator and tables may keep after load. The log of one session is as large, so a leaked session is detected.
 const KEPT_KIB: u64 = 16 << 10;
 
-/// How long a server may take to let go: its pools give memory back after seconds.
+/// How long a server may take to release resources: its pools give memory back after seconds.
 const WITHIN: Duration = Duration::from_secs(15);
 
-/// How long nothing may change for a level to be one.
+/// How long nothing may change for a level to count as steady.
 const STEADY: Duration = Duration::from_millis(200);
 
-/// What a server had.
+/// The fds and memory of a server at one time.
 pub(super) struct Level {
     pid: u32,
     descriptors: u64,
@@ -34,12 +32,12 @@ pub(super) struct Level {
 }
 
 impl Level {
-    /// As it is now.
+    /// The current level.
     pub(super) fn of(pid: u32) -> Self {
         Self { pid, descriptors: server::descriptors(pid), memory_kib: server::own_memory_kib(pid), kept_kib: KEPT_KIB }
     }
 
-    /// As it is behind a first session, with which come what every server has only from then on: threads, and a spawner's answer.
+    /// The level after a first session, which creates what every server has from then on: threads, and a connection to the spawner.
     pub(super) fn after_first_session(pid: u32, address: &Address) -> Result<Self> {
         let (mut wire, _) = Wire::session(address)?;
         wire.call("process/start", &wire::start("first", &["/bin/true"]))?;
@@ -57,12 +55,12 @@ impl Level {
         Ok(level)
     }
 
-    /// The same for a server that may keep more.
+    /// The same for a server that may keep more memory.
     pub(super) fn keeping(self, kept_kib: u64) -> Self {
         Self { kept_kib, ..self }
     }
 
-    /// Until nothing is left of what came since.
+    /// Waits until the server is back at this level.
     pub(super) fn wait_back(&self) -> Result<()> {
         let until = Instant::now() + WITHIN;
         loop {

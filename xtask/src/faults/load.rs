@@ -1,8 +1,8 @@
 //! The load of the fault runs and its oracle: lanes of producers in one session that outlives its connections.
 //!
-//! Owns what the client of a run knows: which producer runs in which lane, what came from it, what was acknowledged. Checks
-//! each record, each exit code and each pid; numbers of the server only serve to drop what a resume sends again. Connecting,
-//! cutting and killing are the runs' own work.
+//! Tracks what the client of a run knows: which producer runs in which lane, what it has sent, what was acknowledged. Checks each record,
+//! each exit code and each pid. The server's sequence numbers are used only to drop what a resume repeats. The runs themselves connect, cut
+//! and kill.
 
 use std::collections::HashMap;
 
@@ -15,35 +15,36 @@ use crate::{
     wire::{Address, Fault, Incoming, Output, Wire, hello},
 };
 
-/// Consumed bytes after which a lane is acknowledged.
+/// A lane is acknowledged after this many bytes.
 const ACK_EVERY: u64 = 256 << 10;
 
-/// What a producer of a lane writes: between these numbers of bytes.
+/// Bytes that a producer of a lane writes.
 const LANE_BYTES: std::ops::Range<u64> = 4 << 20..48 << 20;
 
-/// One producer and what came from it.
+/// One producer and the data received from it.
 struct Lane {
     id: u64,
     process: String,
     count: u64,
     records: Records,
-    /// Highest number seen; what is not above it was sent before.
+    /// Highest number seen; events up to it are repetitions.
     seq: u64,
-    /// Bytes taken since the last acknowledgement.
+    /// Bytes received since the last acknowledgement.
     unacknowledged: u64,
-    /// Set by the answer of `process/start` or, if a cut ate it, by the next list.
+    /// Set by the answer of `process/start` or, if a cut lost that answer, by the next list.
     pid: Option<i64>,
-    /// Whether a start was answered, so that it must not be sent again.
+    /// Whether a start was answered, so that it must not be repeated.
     started: bool,
     exit: Option<i64>,
 }
 
-/// A producer that ended, until the answer says that it is forgotten: a cut may eat the request alone, and nobody else asks again.
+/// A producer that has ended, until the answer confirms that it is forgotten: a cut may lose the request, and it would not be repeated
+/// otherwise.
 struct Leaving {
     process: String,
     /// Its last number.
     seq: u64,
-    /// The request on the present connection.
+    /// The request on the current connection.
     request: Option<i64>,
 }
 
@@ -57,11 +58,11 @@ pub(super) struct Load {
     next_id: u64,
     /// Whether a lane whose producer ended gets another.
     refill: bool,
-    /// Start requests in flight on the present connection, by request id.
+    /// Start requests in flight on the current connection, by request id.
     starting: HashMap<i64, u64>,
     /// Output bytes checked.
     pub(super) bytes: u64,
-    /// Producers that ended well.
+    /// Producers that ended correctly.
     pub(super) ended: u64,
 }
 
@@ -100,8 +101,8 @@ impl Load {
         }
     }
 
-    /// Opens the session, or resumes it and takes it over; producers whose start was not answered are started again, and those
-    /// that are not known to be forgotten are forgotten again.
+    /// Opens the session, or resumes it with takeover. Producers whose start was not answered are started again, and producers that are not
+    /// confirmed as forgotten are forgotten again.
     pub(super) fn attach(&mut self, address: &Address) -> Result<Wire> {
         let (mut wire, answer) = Wire::open(address, &hello(self.session.as_deref()))?;
         let id = answer["sessionId"].as_str().context("`initialize` gave no session id")?;
@@ -116,7 +117,7 @@ impl Load {
             if !self.lanes[lane].started {
                 self.start(lane, &mut wire)?;
             } else if self.lanes[lane].seq > 0 {
-                // The cut may have eaten acknowledgements; without this one the window could stay shut for ever.
+                // The cut may have lost acknowledgements; without this one the window could stay closed forever.
                 self.lanes[lane].unacknowledged = 0;
                 acknowledge(&mut wire, &self.lanes[lane].process, self.lanes[lane].seq)?;
             }
@@ -132,7 +133,7 @@ impl Load {
         Ok(())
     }
 
-    /// Takes one message.
+    /// Handles one message.
     pub(super) fn step(&mut self, wire: &mut Wire) -> Result<()> {
         match wire.next().map_err(|fault| self.explain(fault))? {
             Incoming::Output(output) => self.output(&output, wire),
@@ -143,7 +144,7 @@ impl Load {
         }
     }
 
-    /// Silence is a broken promise; what was awaited goes with it.
+    /// Silence is a failure; adds what was awaited to the error.
     fn explain(&self, fault: Fault) -> Error {
         if fault.is_lost() {
             return Error::new(fault);
@@ -156,10 +157,10 @@ impl Load {
         Error::new(fault).context(format!("waiting for {}", waiting.join(", ")))
     }
 
-    /// The lane of a process, unless the event was seen already; a jump in the numbers is a loss.
+    /// The lane of a process, unless the event was already seen; a jump in the numbers is a loss.
     fn lane(&mut self, process: &str, seq: u64) -> Result<Option<usize>> {
         let Some(at) = self.lanes.iter().position(|lane| lane.process == process) else {
-            // A lane that ended: a resume may send its end once more.
+            // An ended lane: a resume may repeat its last event.
             ensure!(process.starts_with("lane-"), "an event of the unknown process `{process}`");
             return Ok(None);
         };
@@ -202,7 +203,7 @@ impl Load {
 
     fn closed(&mut self, process: &str, seq: u64, params: &Value, wire: &mut Wire) -> Result<()> {
         let Some(at) = self.lane(process, seq)? else {
-            return Ok(()); // It ended before; it was forgotten again with the new link.
+            return Ok(()); // It ended before; the new link has already sent another forget.
         };
         let lane = &self.lanes[at];
         ensure!(lane.exit.is_some(), "`{process}` closed before it exited");
@@ -213,7 +214,7 @@ impl Load {
             "`{process}` wrote {total} bytes, `process/closed` says {params}"
         );
         self.ended += 1;
-        // The lane is replaced before anything is sent: if the link breaks here, the end has been taken all the same.
+        // Replace the lane before anything is sent: if the link breaks here, the end must already be recorded.
         self.leaving.push(Leaving { process: process.to_owned(), seq, request: None });
         if self.refill {
             self.lanes[at] = self.new_lane();
@@ -229,7 +230,7 @@ impl Load {
             let Leaving { process, .. } = self.leaving.swap_remove(at);
             return match outcome {
                 Ok(_) => Ok(()),
-                // A cut has eaten the first answer.
+                // A cut lost the first answer.
                 Err(Fault::Refused { kind, .. }) if kind == "unknownProcess" => Ok(()),
                 Err(fault) => Err(anyhow!("forgetting `{process}`: {fault}")),
             };
@@ -250,7 +251,7 @@ impl Load {
         Ok(())
     }
 
-    /// Asks for the list: every producer that runs is there, with the pid it had.
+    /// Checks the list: every running producer is there, with its original pid.
     pub(super) fn check_pids(&mut self, wire: &mut Wire) -> Result<()> {
         let list = wire.call("process/list", &json!({}))?;
         let listed = list["processes"].as_array().context("`process/list` gave no `processes`")?;
@@ -266,26 +267,26 @@ impl Load {
         Ok(())
     }
 
-    /// No more producers after those that run.
+    /// Starts no more producers.
     pub(super) fn let_run_out(&mut self) {
         self.refill = false;
     }
 
-    /// Producers again, after all have run out.
+    /// Starts producers again, after all have ended.
     pub(super) fn begin_again(&mut self, lanes: usize, wire: &mut Wire) -> Result<()> {
         self.refill = true;
         self.lanes = (0..lanes).map(|_| self.new_lane()).collect();
         (0..lanes).try_for_each(|lane| self.start(lane, wire))
     }
 
-    /// Every producer has ended and is forgotten.
+    /// Whether every producer has ended and is forgotten.
     pub(super) fn is_done(&self) -> bool {
         self.lanes.is_empty() && self.leaving.is_empty()
     }
 }
 
 impl Leaving {
-    /// Takes the last event of the process and lets it go.
+    /// Acknowledges the last event of the process and forgets it.
     fn forget(&mut self, wire: &mut Wire) -> Result<()> {
         acknowledge(wire, &self.process, self.seq)?;
         self.request = Some(wire.send("process/forget", &json!({ "processId": self.process }))?);
@@ -297,7 +298,7 @@ fn acknowledge(wire: &mut Wire, process: &str, seq: u64) -> Result<()> {
     Ok(wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
 }
 
-/// Whether a new connection may mend the error.
+/// Whether a new connection may recover from the error.
 pub(super) fn is_lost(error: &Error) -> bool {
     error.downcast_ref::<Fault>().is_some_and(Fault::is_lost)
 }

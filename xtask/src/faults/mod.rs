@@ -1,7 +1,7 @@
-//! `cargo xtask faults`: faults injected into a real server under load, every byte checked.
+//! `cargo xtask faults`: injects faults into a real server under load and checks every byte.
 //!
-//! Owns the list of runs, their sizes for CI, a full and a long run, the seed, and the printed lines. Each run stands in a
-//! file of its own and shares no code with the server.
+//! Defines the list of runs, their sizes for CI, a full and a long run, the seed, and the printed lines. Each run has its own file and
+//! shares no code with the server.
 
 mod abandoned;
 mod bombs;
@@ -82,7 +82,7 @@ pub(crate) struct Options {
     server: Option<PathBuf>,
 }
 
-/// How much of each fault.
+/// How many faults are injected.
 #[derive(Clone, Copy)]
 enum Scale {
     Ci,
@@ -90,7 +90,7 @@ enum Scale {
     Long,
 }
 
-/// What a run needs to know.
+/// The inputs of a run.
 struct Setting {
     binary: PathBuf,
     scale: Scale,
@@ -107,14 +107,14 @@ impl Setting {
         }
     }
 
-    /// The numbers of a run; the same for the same seed, whichever other runs there are.
+    /// The random numbers of a run. They depend only on the seed and the run, not on which other runs are executed.
     fn random(&self, run: &str) -> Random {
         let name = run.bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(257).wrapping_add(u64::from(byte)));
         Random::new(self.seed ^ name)
     }
 }
 
-/// One run: its name, the fault, how it is injected, and the code.
+/// One run: its name, the fault, how it is injected, and the function.
 struct Run {
     name: &'static str,
     what: &'static str,
@@ -223,14 +223,14 @@ const RUNS: &[Run] = &[
     Run { name: "F26", what: "simulated worlds", how: "seeded faults", run: simulation },
 ];
 
-/// Runs that mostly wait. In a full run they are carried out beside the others, which saves a third of its time.
+/// Runs that mostly wait. A full run executes them in parallel with the others, which saves a third of its time.
 const WAITING: &[&str] = &["D2", "F5", "F10", "F15", "F16", "F17", "F19"];
 
-/// F26: worlds of the simulation, which is a program of its own and prints what failed.
+/// F26: runs worlds of the simulation, which is a separate program and prints what failed.
 fn simulation(setting: &Setting) -> Result<Vec<Figures>> {
-    // With 200 or more, a branch that is never reached or a method that is never sent fails the run.
+    // With 200 or more seeds, a branch that is never reached or a method that is never sent fails the run.
     let seeds = setting.pick(200, 2000, 100_000);
-    // CI lives through the same worlds every time; a full run draws new ones.
+    // CI uses the same worlds every time; a full run draws new ones.
     let from = setting.pick(0, setting.seed, setting.seed);
     cargo::sim(&cargo::Sim { seed: None, seeds, from })?;
     Ok(vec![Figures::default().survived(seeds).set("from", from)])
@@ -297,7 +297,7 @@ fn choose(only: &[String]) -> Result<Vec<&'static Run>> {
     Ok(RUNS.iter().filter(wanted).collect())
 }
 
-/// Runs one and prints its lines; returns them if it passed.
+/// Executes one run and prints its lines; returns them if it passed.
 fn carry_out(run: &Run, setting: &Setting) -> Option<Vec<Figures>> {
     let begun = Instant::now();
     match (run.run)(setting) {

@@ -1,7 +1,7 @@
 //! F17: two clients resume the same session at the same moment.
 //!
-//! However they ask (with `takeover`, without, or one of each), exactly one has the session afterwards; the other was refused or
-//! hung up on, and whatever it sends from then on changes nothing. The sink, `cat` into a file, tells whose writes went in.
+//! Whether they use `takeover`, do not, or one of each, exactly one has the session afterwards. The other was refused or disconnected, and
+//! nothing it sends from then on has an effect. The sink, `cat` into a file, shows whose writes arrived.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::{
     wire::{self, Address, Fault, Incoming, Wire, hello},
 };
 
-/// The code of a session that somebody else has.
+/// The error code for a session that another client has.
 const ATTACHED: i64 = -32010;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -59,7 +59,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 struct Race<'a> {
     address: &'a Address,
     session: &'a str,
-    /// The winner of the last round, which the next round takes the session from.
+    /// The winner of the last round, from which the next round takes the session.
     ended: Vec<Wire>,
     /// What the owners wrote, in order.
     written: Vec<String>,
@@ -68,7 +68,7 @@ struct Race<'a> {
 impl Race<'_> {
     /// Returns how many stale connections were refused a write.
     fn run(&mut self, round: u64, takeovers: [bool; 2]) -> Result<u64> {
-        // Half of the rounds find the session free, half find an owner that hangs up in this moment.
+        // In half of the rounds the session is free, in the other half its owner disconnects at this moment.
         let last = self.ended.pop().filter(|_| round.is_multiple_of(2));
         let (start, settled) = (Barrier::new(2), Barrier::new(2));
         let texts = [0, 1].map(|side| format!("round {round} side {side}\n"));
@@ -99,9 +99,9 @@ impl Race<'_> {
     }
 }
 
-/// What became of one of the two.
+/// The outcome of one of the two clients.
 enum Side {
-    /// Its write went in.
+    /// Its write arrived.
     Owner(Box<Wire>),
     /// It had the session and lost it; its write was refused.
     Stale,
@@ -125,7 +125,7 @@ fn one(
         Ok(wire) => wire.call("initialize", &params).and_then(|_| wire.notify("initialized", &json!({}))),
         Err(fault) => Err(Fault::Lost(fault.to_string())),
     };
-    // Whoever has it must answer pings while the other asks: the other may ask for three seconds.
+    // The client with the session must answer pings while the other one tries to resume, which may take up to three seconds.
     let listened = match (&answer, &mut connected) {
         (Ok(()), Ok(wire)) => wire.attend(Duration::from_millis(150)),
         _ => Ok(()),
@@ -137,7 +137,7 @@ fn one(
             ensure!(asked.elapsed() < Duration::from_secs(3), "refused only after {:?}", asked.elapsed());
             return Ok(Side::Refused);
         }
-        // The other one took it before our answer was read.
+        // The other client took the session before our answer was read.
         Err(Fault::Lost(_)) => return Ok(Side::Stale),
         Err(fault) => return Err(fault.into()),
     }
@@ -154,7 +154,7 @@ fn one(
     }
 }
 
-/// Ends the input and waits for the end of `cat`.
+/// Closes the stdin of `cat` and waits for its end.
 fn finish(address: &Address, session: &str) -> Result<()> {
     let (mut wire, _) = Wire::open(address, &hello(Some(session)))?;
     wire.call("process/closeStdin", &json!({ "processId": "sink" }))?;

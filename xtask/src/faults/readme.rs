@@ -1,7 +1,7 @@
 //! The table of the last full run in the README, between two markers.
 //!
-//! Owns the block: one row a run, in the order of the list, and below them a line a set of runs that says by which seed and of which
-//! commit they are. Rows of runs that were not carried out this time stay as they are; a run that never was says so.
+//! The block has one row per run, in the order of the list. Below them, one line per set of runs names their seed and commit. Rows of runs
+//! that were not executed this time are kept; a run that was never executed says so.
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -15,10 +15,10 @@ const END: &str = "<!-- end of faults -->\n";
 const HEAD: &str =
     "| | fault | how | injected | survived | checked | worst recovery |\n|---|---|---|---|---|---|---|\n";
 
-/// How a line about seed and commit begins.
+/// The beginning of a line about seed and commit.
 const NOTE: &str = "Made with ";
 
-/// Figures that tell the lines of one run apart.
+/// Figures that distinguish the lines of one run.
 const VARIANTS: [&str; 4] = ["client", "groups", "part", "way"];
 
 /// The rows of a run that passed, one for each of its lines.
@@ -42,7 +42,7 @@ fn megabytes(bytes: &str) -> String {
     bytes.parse::<f64>().map_or(String::new(), |bytes| format!("{:.1} MB", bytes / 1e6))
 }
 
-/// Replaces the rows of these runs, and says by which seed and commit they are.
+/// Replaces the rows of these runs, and notes their seed and commit.
 pub(super) fn write(root: &Path, new: &HashMap<&str, Vec<String>>, seed: u64) -> Result<()> {
     let path = root.join("README.md");
     let text = fs::read_to_string(&path)?;
@@ -51,7 +51,7 @@ pub(super) fn write(root: &Path, new: &HashMap<&str, Vec<String>>, seed: u64) ->
     fs::write(&path, format!("{before}{BEGIN}{block}{END}{after}")).context("write the README")
 }
 
-/// What the program was built from, as far as git knows.
+/// The commit from which the program was built, as far as git knows.
 fn commit() -> Result<String> {
     let git = |words: &[&str]| -> Result<String> {
         let output = cargo::command("git", words).output().context("start `git`")?;
@@ -59,12 +59,12 @@ fn commit() -> Result<String> {
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     };
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    // The table itself may have changed: it is what is being written.
+    // The README may have changed, because it is what is being written.
     let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!README.md"])?;
     Ok(if changed.is_empty() { commit } else { format!("{commit} with changes") })
 }
 
-/// The block again with these rows, which are by this word.
+/// The block with these new rows, noted as made `by` this seed and commit.
 fn block(old: &str, new: &HashMap<&str, Vec<String>>, by: &str) -> String {
     let mut block = HEAD.to_owned();
     for run in RUNS {
@@ -79,7 +79,7 @@ fn block(old: &str, new: &HashMap<&str, Vec<String>>, by: &str) -> String {
     block + &notes(old, new, by)
 }
 
-/// Below the rows: of which seed and commit each run is, one line for all that share them.
+/// The notes below the rows: seed and commit of each run, one line for all that share them.
 fn notes(old: &str, new: &HashMap<&str, Vec<String>>, by: &str) -> String {
     let earlier = old.lines().filter_map(|line| line.strip_prefix(NOTE)?.split_once(": "));
     let mut all: Vec<(&str, Vec<&str>)> =
@@ -103,7 +103,7 @@ fn of(line: &str, name: &str) -> bool {
     line.starts_with(&format!("| {name} |"))
 }
 
-/// What is before the block, in it, and after it.
+/// The text before the block, the block, and the text after it.
 fn parts(text: &str) -> Result<(&str, &str, &str)> {
     let (before, rest) = text.split_once(BEGIN).context("the README has no table of faults")?;
     let (block, after) = rest.split_once(END).context("the README's table of faults has no end")?;
@@ -135,7 +135,7 @@ mod tests {
         let second = block(&first, &HashMap::from([row("F1"), row("D2")]), "seed 2, commit b");
         assert!(second.contains("\nMade with seed 1, commit a: D1, D3, D4, F2, "), "{second}");
         assert!(second.ends_with("\nMade with seed 2, commit b: D2, F1\n"), "{second}");
-        // Nothing was carried out, and nothing is claimed.
+        // If nothing was executed, nothing changes.
         assert_eq!(block(&second, &HashMap::new(), "seed 3, commit c"), second);
     }
 }

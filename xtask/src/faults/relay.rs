@@ -1,8 +1,8 @@
-//! A program under `exec-server run`, what it is fed, and the oracle of what comes back.
+//! A program under `exec-server run`, its input, and the oracle for its output.
 //!
-//! The program (a child mode of xtask) copies standard input to standard output, numbers its steps on standard error and ends
-//! with a code made from its id. It checks its input itself, record by record: what a client sent twice or not at all is seen
-//! on the far side, whatever the near side believes. Here nothing is known of links, servers and their faults.
+//! The program (a child mode of xtask) copies stdin to stdout, numbers its steps on stderr and exits with a code made from its id. It
+//! checks its input itself, record by record, so input that the client sent twice or not at all is detected on the far side. This module
+//! does not depend on links, servers and their faults.
 
 use std::{
     fs::File,
@@ -22,23 +22,23 @@ use crate::{
     random::Random,
 };
 
-/// Input after which the program says a line on standard error.
+/// The program prints a line on stderr after this much input.
 const STEP: u64 = 16 << 10;
 
-/// The code of a program whose input was damaged; no id promises it.
+/// The exit code of a program whose input was damaged; no id has this code.
 const DAMAGED: i32 = 250;
 
-/// How the line of `run` about a lost link begins and ends.
+/// Beginning and end of the message of `run` about a lost link.
 const QUIET: (&[u8], &[u8]) = (b"exec-server: connection lost (", b"); reconnecting\n");
 
-/// Other lines of `run` about its link.
+/// Other messages of `run` about its link.
 const NOTICES: [&[u8]; 3] = [
     b"exec-server: connected again\n",
     b"exec-server: no answer for 3 s; waiting\n",
     b"exec-server: the server answers again\n",
 ];
 
-/// Longer than any run may stand still: the longest pause between two attempts to connect is 5 s, and two cores are shared.
+/// Longer than any run may make no progress: the longest pause between two reconnects is 5 s, and two cores are shared.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The child mode.
@@ -80,31 +80,31 @@ fn last_line(id: u64, total: u64) -> String {
     format!("relay {id} took {total} bytes\n")
 }
 
-/// Everything that a program of this id says on standard error when it gets `total` bytes.
+/// Everything that a program with this id prints on stderr when it gets `total` bytes.
 fn talk(id: u64, total: u64) -> Vec<u8> {
     let mut text: String = (1..=total / STEP).map(|step| step_line(id, step)).collect();
     text += &last_line(id, total);
     text.into_bytes()
 }
 
-/// One program and how it is fed.
+/// One program and its input.
 pub(crate) struct Job {
     pub(crate) id: u64,
-    /// Records at most; fewer when `over` is set before.
+    /// Maximum number of records; fewer if `over` is set earlier.
     pub(crate) count: u64,
-    /// Sizes of writes and pauses between them.
+    /// Determines the sizes of writes and the pauses between them.
     pub(crate) random: Random,
     /// Longest pause between two writes.
     pub(crate) pause: Duration,
 }
 
-/// What a run that went well has moved.
+/// What a successful run has transferred.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) runs: u64,
     /// Bytes of input, each of which came back as output.
     pub(crate) bytes: u64,
-    /// Quiet lines about a broken link.
+    /// Number of messages about a lost link.
     pub(crate) quiet: u64,
 }
 
@@ -116,19 +116,19 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// What can be seen of a run from outside while it lives, and how it is told to end.
+/// What can be observed of a running `run` from outside, and how to end it.
 #[derive(Default)]
 pub(crate) struct Watch {
     /// Set to end the input.
     pub(crate) over: AtomicBool,
-    /// The process `run`; 0 when there is none.
+    /// The pid of `run`; 0 if there is none.
     pid: AtomicU32,
     /// Bytes of output that came back.
     back: AtomicU64,
 }
 
 impl Watch {
-    /// The process `run`, while there is one.
+    /// The pid of `run` while it runs.
     pub(crate) fn pid(&self) -> Option<u32> {
         Some(self.pid.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
     }
@@ -139,7 +139,7 @@ impl Watch {
     }
 }
 
-/// Starts the program by `run`, a command that lacks only `-- PROGRAM`, feeds it, and checks all that comes back.
+/// Starts the program with `run`, a command that lacks only `-- PROGRAM`, feeds it, and checks all of its output.
 pub(crate) fn carry_out(run: &mut Command, job: Job, watch: &Watch) -> Result<Tally> {
     let id = job.id;
     let program = children::program()?;
@@ -187,7 +187,7 @@ fn feed(mut stdin: ChildStdin, mut job: Job, over: &AtomicBool, moved: &AtomicU6
     let mut next = 0;
     let mut bytes = Vec::new();
     while next < job.count && !over.load(Ordering::Relaxed) {
-        // Mostly small, now and then more than a pipe holds.
+        // Mostly small, sometimes more than a pipe holds.
         let most = if job.random.one_in(8) { 12_000 } else { 600 };
         let end = job.count.min(next + job.random.between(1, most));
         bytes.clear();
@@ -217,7 +217,7 @@ fn read_all(from: &mut impl Read, moved: &AtomicU64, mut take: impl FnMut(&[u8])
     }
 }
 
-/// The exit code, unless nothing moves for too long: then the run is ended, so that its pipes end as well.
+/// Waits for the exit code. If nothing moves for too long, kills the run, so that its pipes are closed too.
 fn wait(child: &mut Child, moved: &AtomicU64) -> Result<i32> {
     let (mut last, mut since) = (moved.load(Ordering::Relaxed), Instant::now());
     loop {
@@ -238,7 +238,7 @@ fn wait(child: &mut Child, moved: &AtomicU64) -> Result<i32> {
 }
 
 fn judge(id: u64, fed: Result<u64>, records: &Records, said: &[u8], code: i32) -> Result<Tally> {
-    // A feeder that failed met a `run` that had ended; its code and words say more.
+    // If feeding failed, `run` had already ended, and its code and messages say more.
     let count = match fed {
         Ok(count) => count,
         Err(error) => return Err(error.context(format!("`run` ended with {code} before its input did"))),
@@ -257,8 +257,8 @@ fn judge(id: u64, fed: Result<u64>, records: &Records, said: &[u8], code: i32) -
     Ok(Tally { runs: 1, bytes: count * RECORD, quiet })
 }
 
-/// What the program said, and how many lines of `run` about a lost link stood between. One of them may stand inside a line of the program, because
-/// a piece of output may end there.
+/// Removes the messages of `run` about a lost link from stderr and counts them. A message may be inside a line of the program, because a
+/// chunk of output may end there.
 fn without_quiet_lines(said: &[u8]) -> (Vec<u8>, u64) {
     let (begin, end) = QUIET;
     let (mut rest, mut words, mut quiet) = (said, Vec::with_capacity(said.len()), 0);
@@ -282,7 +282,7 @@ fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
     bytes.windows(part.len()).position(|window| window == part)
 }
 
-/// Lines that are not the program's steps, the last of them.
+/// The last lines that are not steps of the program.
 fn excerpt(said: &[u8]) -> String {
     let text = String::from_utf8_lossy(said);
     let lines: Vec<&str> = text.lines().filter(|line| !line.contains(" step ")).collect();

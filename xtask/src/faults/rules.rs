@@ -1,12 +1,13 @@
-//! The rules of safety with the file that proves each, and the promises about data with the runs that prove each.
+//! The safety rules with the test files that prove them, and the promises about data with the runs that prove them.
 //!
-//! Owns what `--list` says beyond the runs. A rule's file lies in the tests of the command line and begins with its number.
+//! Provides what `--list` prints beyond the runs. The test file of a rule is among the tests of the command line and begins with its
+//! number.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 
-/// Where the files are.
+/// The directory of the test files.
 const FOLDER: &str = "crates/cli/tests/promises";
 
 /// Rules by number, in a few words.
@@ -65,7 +66,7 @@ pub(crate) const PROMISES: &[(u32, &str, &[&str])] = &[
     (10, "a permanent error is reported within half a second, a wait announced after one", &[]),
 ];
 
-/// A rule or promise and its files, in the order of their names.
+/// A rule or promise and its files, sorted by name.
 pub(crate) type Filed = (String, &'static str, Vec<String>);
 
 /// The files of each rule.

@@ -1,8 +1,8 @@
-//! F27: files are asked for in a sandbox while names are swapped beneath them.
+//! F27: file requests in a sandbox while the names they use are swapped.
 //!
-//! A racer exchanges a directory with a link that leads out of the sandbox, and a file with such a link, as fast as it can; clients
-//! read, write, list, copy, make and remove through those names. Whatever happens to a request, nothing of outside is ever read, and outside is
-//! afterwards what it was.
+//! A racer exchanges a directory with a symlink that leads out of the sandbox, and a file with such a symlink, as fast as it can. Clients
+//! read, write, list, copy, create and remove through those names. Whatever the result of a request, data from outside is never read, and
+//! outside is unchanged afterwards.
 
 use std::{
     fs,
@@ -24,10 +24,10 @@ use crate::{
     wire::{Address, Fault, Wire},
 };
 
-/// What only stands outside.
+/// The contents of files that are only outside.
 const SECRET: &str = "this is outside";
 
-/// How many clients ask at once.
+/// Concurrent clients.
 const CLIENTS: u64 = 4;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -85,12 +85,12 @@ impl Ground {
         Ok(Self { inside: inside.canonicalize()?, outside: outside.canonicalize()? })
     }
 
-    /// Exchanges names until it is over.
+    /// Exchanges names until the run is over.
     fn race(&self, is_over: &AtomicBool, swaps: &AtomicU64) -> Result<()> {
         while !is_over.load(Ordering::Relaxed) {
             for name in ["dir", "file"] {
                 let (one, other) = (self.inside.join(name), self.inside.join(format!("{name}.link")));
-                // What a client has removed or replaced comes back.
+                // Restore what a client has removed or replaced.
                 if renameat_with(CWD, &one, CWD, &other, RenameFlags::EXCHANGE).is_err() {
                     self.mend(name)?;
                 }
@@ -125,7 +125,7 @@ impl Ground {
         json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "restricted", "entries": entries}}})
     }
 
-    /// Asks while there is more to ask; returns how many were answered without an error.
+    /// Sends requests while `more` returns true; returns how many succeeded.
     fn ask(&self, address: &Address, client: u64, mut more: impl FnMut() -> bool) -> Result<u64> {
         let (mut wire, _) = Wire::session(address)?;
         let sandbox = self.sandbox(client);

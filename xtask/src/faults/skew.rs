@@ -1,10 +1,10 @@
-//! F20: servers and holders of this version and of the one before, in every mixture; and the program replaced under load.
+//! F20: servers and holders of this version and of the previous one, in every combination; and the program replaced under load.
 //!
-//! The same script is played with each pair of a server that makes the holder and a server that adopts it, by a client of the
-//! reference's shape and by one of ours. What the client saw must be equal in all of them. Then a server under load is replaced
-//! by the other version again and again, as an upgrade does it: new file over the old one, SIGTERM, start.
+//! The same script runs with each pair of a server that creates the holder and a server that adopts it, with a reference client and with
+//! one of ours. What the client sees must be equal in all combinations. Then a server under load is replaced by the other version
+//! repeatedly, as an upgrade does it: new file over the old one, SIGTERM, start.
 //!
-//! The version before is built from the repository's own history.
+//! The previous version is built from the repository's own history.
 
 mod script;
 
@@ -30,10 +30,10 @@ use crate::{
     wire::Wire,
 };
 
-/// The version before: whatever its servers and holders say must be understood, and the other way round.
+/// The previous version. Both versions must understand each other's servers and holders.
 const BEFORE: &str = "b029e5b02f6976a930d39c89ef63f9b7daa8208c";
 
-/// Producers at once while the program is replaced.
+/// Concurrent producers while the program is replaced.
 const LANES: usize = 4;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -44,14 +44,14 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     Ok(vec![plays, upgrades])
 }
 
-/// Every mixture with every shape of client; equal to the version before alone.
+/// Runs every combination with every shape of client; all must equal the previous version alone.
 fn mixtures(now: &Path, before: &Path) -> Result<Figures> {
     let pairs =
         [("N-1", before, "N-1", before), ("N", now, "N", now), ("N-1", before, "N", now), ("N", now, "N-1", before)];
     let mut lines = 0;
     let mut played = 0_u64;
     for shape in [Shape::Reference, Shape::Ours] {
-        // All at once: a script mostly waits.
+        // In parallel, because a script mostly waits.
         let transcripts: Vec<_> = thread::scope(|scope| {
             let started = pairs.map(|(_, first, _, second)| scope.spawn(move || play(shape, first, second)));
             started.into_iter().map(|play| play.join().map_err(|_| anyhow!("a script panicked"))?).collect()
@@ -78,7 +78,7 @@ fn ensure_equal(expected: &[String], seen: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// R4: the file is replaced, the server ends in order, the other version takes over; forth and back.
+/// R4: the file is replaced, the server shuts down, the other version takes over; back and forth.
 fn upgrade_under_load(setting: &Setting, versions: [&Path; 2]) -> Result<Figures> {
     let wanted = setting.pick(4, 20, 200);
     let mut random = setting.random("F20");
@@ -112,7 +112,7 @@ fn upgrade_under_load(setting: &Setting, versions: [&Path; 2]) -> Result<Figures
     Ok(figures.times(&mut times).set("processes", load.ended).set("part", "upgrades"))
 }
 
-/// Ends the server in order; the client reads on until the goodbye, or the server would wait for it.
+/// Shuts the server down. The client keeps reading until the close, because the server would wait for it otherwise.
 fn stop_while_reading(server: Server, load: &mut Load, wire: &mut Wire) -> Result<()> {
     thread::scope(|scope| {
         let stopping = scope.spawn(|| server.stop());
@@ -128,14 +128,14 @@ fn stop_while_reading(server: Server, load: &mut Load, wire: &mut Wire) -> Resul
     })
 }
 
-/// As an installer does it: written beside and renamed, because the old file is running.
+/// Replaces the program like an installer: writes a new file and renames it, because the old file is running.
 fn install(version: &Path, program: &Path) -> Result<()> {
     let beside = program.with_extension("new");
     fs::copy(version, &beside)?;
     Ok(fs::rename(&beside, program)?)
 }
 
-/// Takes the version before out of the history and builds it.
+/// Extracts the previous version from the history and builds it.
 fn build_before() -> Result<PathBuf> {
     let place = cargo::target_dir().join("skew").join(BEFORE);
     let binary = place.join("bin/exec-server");
@@ -149,7 +149,7 @@ fn build_before() -> Result<PathBuf> {
     let tar = archive.stdout.take().context("standard output is a pipe")?;
     cargo::check(cargo::command("tar", &["x", "-C"]).arg(&source).stdin(tar))?;
     ensure!(archive.wait()?.success(), "`git archive {BEFORE}` failed: this needs the whole history of the repository");
-    // A folder of its own: cargo takes crates of one name at one place in their workspace for the same.
+    // Use a separate target directory: cargo treats crates with the same name and workspace path as the same.
     let target = place.join("target");
     for part in ["deps", "build", ".fingerprint"] {
         lend(&cargo::target_dir().join("debug").join(part), &target.join("debug").join(part))?;
@@ -164,7 +164,7 @@ fn build_before() -> Result<PathBuf> {
     Ok(fs::remove_dir_all(&target).map(|()| binary)?)
 }
 
-/// Links what the tests have built of other people's crates, which both versions share; a folder that is not there lends nothing.
+/// Links the third-party crates that the tests have built, because both versions share them. A missing directory is ignored.
 fn lend(from: &Path, to: &Path) -> Result<()> {
     let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
     fs::create_dir_all(to)?;

@@ -1,8 +1,8 @@
-//! F7: a client reads 64 KiB a second while its process writes as fast as it can.
+//! F7: a client reads 64 KiB per second while its process writes as fast as it can.
 //!
-//! The server's memory must not grow by more than 32 MiB, and a neighbour's round trips must stay what they were: at most twice as
-//! long at the 99th percentile as before, or as at a second server that has no slow reader and is asked in the same seconds (what
-//! else the machine does then slows both), or below what two shared cores scatter anyway.
+//! The server's memory must not grow by more than 32 MiB, and a neighbour's round trips must stay as fast as before. Their 99th percentile
+//! may be at most twice as long as before, or as on a second server without a slow reader that is measured in the same seconds (other load
+//! on the machine slows both), or below the usual variation of two shared cores.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -22,13 +22,13 @@ use crate::{
     wire::{self, Address, Incoming, Wire, hello},
 };
 
-/// What the slow reader takes.
+/// What the slow reader receives per second.
 const RATE: u64 = 64 << 10;
 
 /// How much the server may grow.
 const GROWTH_KIB: u64 = 32 << 10;
 
-/// Below this a round trip is not counted as slow, whatever it was before.
+/// A round trip below this does not count as slow, whatever it was before.
 const FLOOR_MS: f64 = 10.0;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
@@ -93,7 +93,7 @@ fn one(setting: &Setting, long: Duration) -> Result<Outcome> {
     drop(proxy);
     server.stop()?;
     for holder in setup.holders() {
-        server::kill(holder, rustix::process::Signal::KILL); // The slow client's session; it would wait for a day.
+        server::kill(holder, rustix::process::Signal::KILL); // The holder of the slow client's session, which would otherwise wait for a day.
     }
     setup.wait_gone(Duration::from_secs(5))?;
     setup.ensure_no_panic()?;
@@ -105,7 +105,7 @@ fn one(setting: &Setting, long: Duration) -> Result<Outcome> {
     Ok(Outcome { growth_kib, before: before.max(beside), p99, bytes: bytes.into_inner() })
 }
 
-/// Takes what comes through the throttle, checks the numbers, acknowledges; all that is a live client's.
+/// Receives what comes through the throttle, checks the numbers and acknowledges, like a live client.
 fn read_slowly(address: &Address, long: Duration, bytes: &AtomicU64) -> Result<()> {
     let (mut wire, _) = Wire::open(address, &hello(None))?;
     let argv = [&children::program()?, "child", "flood", &u64::MAX.to_string()];
@@ -139,7 +139,7 @@ impl Neighbour {
         Ok(Self { wire, writes: 0 })
     }
 
-    /// Round trips for this long; their 99th percentile in milliseconds.
+    /// Measures round trips for this long; returns their 99th percentile in milliseconds.
     pub(super) fn p99(&mut self, long: Duration) -> Result<f64> {
         let (begun, mut times) = (Instant::now(), Vec::new());
         while begun.elapsed() < long {
@@ -150,7 +150,7 @@ impl Neighbour {
         Ok(percentile(&times, 99))
     }
 
-    /// From a write to its echo.
+    /// The time from a write to its echo.
     pub(super) fn round_trip(&mut self) -> Result<f64> {
         let text = format!("{:08}", self.writes);
         self.writes += 1;

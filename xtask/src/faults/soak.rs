@@ -1,9 +1,9 @@
-//! F25: mixed load for many minutes with faults at a low rate, and what memory and descriptors do meanwhile.
+//! F25: mixed load for many minutes with faults at a low rate, and the growth of memory and fds.
 //!
-//! Two servers beside each other. The first is never ended: its link is cut (F1), its clients are killed while they write (F3)
-//! and go silent (F6). The second is killed (F2) and drained (F5); weighed are its holders, which outlive it. What a load holds comes
-//! and goes by tens of megabytes, and what leaks stays: so the load pauses now and then, when every producer has ended and is forgotten,
-//! and what is there then is weighed. A line through it tells the growth; the first fifth is left out as warming up.
+//! There are two servers. The first is never ended: its link is cut (F1), and its clients are killed while they write (F3) and go silent
+//! (F6). The second is killed (F2) and drained (F5); its holders, which outlive it, are measured. Under load, memory goes up and down by
+//! tens of megabytes, while a leak stays. So the load pauses regularly until every producer has ended and is forgotten, and memory is
+//! measured then. A line fitted to these samples shows the growth; the first fifth is dropped as warm-up.
 
 use std::{
     collections::BTreeMap,
@@ -32,17 +32,17 @@ use crate::{
 /// Producers of each server.
 const LANES: usize = 4;
 
-/// How much the fitted line may rise over the whole run: what a few minutes cannot tell from noise.
+/// How much the fitted line may rise over the whole run, which a few minutes cannot distinguish from noise.
 const RISE_KIB: f64 = 4096.0;
 const RISE_DESCRIPTORS: f64 = 2.0;
 
-/// How long there is a load before it pauses.
+/// How long the load runs before it pauses.
 const LULL_EVERY: Duration = Duration::from_secs(15);
 
-/// How long it pauses: more than the time after which a holder lets go of free memory.
+/// How long it pauses: longer than the time after which a holder releases free memory.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// Carries it out for so many minutes.
+/// Runs for this many minutes.
 pub(super) fn run(setting: &Setting, minutes: u64) -> Result<Vec<Figures>> {
     let until = Instant::now() + Duration::from_secs(minutes * 60);
     let (steady, ended) = (Setup::new(&setting.binary)?, Setup::new(&setting.binary)?);
@@ -61,7 +61,7 @@ pub(super) fn run(setting: &Setting, minutes: u64) -> Result<Vec<Figures>> {
     let mut figures = Figures::default().survived(faults.into_inner()).set("bytes", bytes.into_inner());
     figures = figures.set("minutes", minutes);
     for (name, series) in &samples {
-        // Servers that are ended again and again begin anew: only what outlives them can grow.
+        // A server that is ended repeatedly starts from scratch: only what outlives it can grow.
         if name.starts_with("ended") && !name.ends_with("holder") {
             continue;
         }
@@ -81,7 +81,7 @@ pub(super) fn run(setting: &Setting, minutes: u64) -> Result<Vec<Figures>> {
     Ok(vec![figures])
 }
 
-/// One look at one kind of process.
+/// One measurement of one kind of process.
 struct Sample {
     at: f64,
     kib: f64,
@@ -91,7 +91,7 @@ struct Sample {
 /// By server and kind of process.
 type Samples = BTreeMap<String, Vec<Sample>>;
 
-/// Server, spawner and holders apart; those of one kind together.
+/// Measures server, spawner and holders separately; processes of one kind are added up.
 fn weigh(setup_name: &str, setup: &Setup, samples: &Mutex<Samples>) {
     let at = Instant::now();
     static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
@@ -113,7 +113,7 @@ fn weigh(setup_name: &str, setup: &Setup, samples: &Mutex<Samples>) {
 struct Line {
     mean: f64,
     per_hour: f64,
-    /// From the first sample that counts to the last.
+    /// The rise from the first counted sample to the last.
     rise: f64,
 }
 
@@ -131,7 +131,7 @@ impl Line {
     }
 }
 
-/// What both sides count and weigh.
+/// The counters and samples of both servers.
 #[derive(Clone, Copy)]
 struct Tally<'a> {
     bytes: &'a AtomicU64,
@@ -139,7 +139,7 @@ struct Tally<'a> {
     samples: &'a Mutex<Samples>,
 }
 
-/// Cuts, silences and killed writers at a server that stays.
+/// Cuts, silences and killed writers at a server that keeps running.
 fn links(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> Result<()> {
     let mut random = setting.random("F25 links");
     let server = setup.start()?;
@@ -177,7 +177,7 @@ fn links(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> 
     setup.wait_gone(Duration::from_secs(5))
 }
 
-/// Kills and drains of a server that comes back.
+/// Kills and drains of a server that is restarted.
 fn ends(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> Result<()> {
     let mut random = setting.random("F25 ends");
     let mut server = setup.start()?;
@@ -203,7 +203,7 @@ fn ends(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> R
     setup.wait_gone(Duration::from_secs(5))
 }
 
-/// Load without a fault of ours until then; a link that is cut is resumed.
+/// Load without a fault until then; a lost link is resumed.
 fn calm(load: &mut Load, wire: &mut Wire, address: &Address, until: Instant) -> Result<()> {
     while Instant::now() < until {
         step(load, wire, address)?;
@@ -211,7 +211,7 @@ fn calm(load: &mut Load, wire: &mut Wire, address: &Address, until: Instant) -> 
     Ok(())
 }
 
-/// The pauses of one side's load.
+/// The pauses of one server's load.
 struct Lulls<'a> {
     name: &'static str,
     setup: &'a Setup,
@@ -232,7 +232,7 @@ impl Lulls<'_> {
     }
 }
 
-/// Lets the load end, and waits until what was kept for it is let go of.
+/// Lets the load end, and waits until its resources are released.
 fn calm_down(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
     load.let_run_out();
     while !load.is_done() {
@@ -255,7 +255,7 @@ fn step(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
     mend(stepped, load, wire, address)
 }
 
-/// Resumes where the link was lost.
+/// Resumes if the link was lost.
 fn mend(outcome: Result<()>, load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
     match outcome {
         Err(error) if is_lost(&error) => *wire = cuts::resume(load, address, Instant::now())?.0,

@@ -1,6 +1,6 @@
-//! F11: a server that may have 64 descriptors gets 200 connections and 100 starts at once.
+//! F11: a server with a limit of 64 fds gets 200 connections and 100 starts at once.
 //!
-//! It must not end, must not spin, must answer whoever is inside, and must be well again within a second after they have gone.
+//! The server must not exit or spin, must answer connected clients, and must be healthy again within a second after the others have gone.
 
 use std::{
     net::TcpStream,
@@ -21,10 +21,10 @@ const DESCRIPTORS: u64 = 64;
 const CONNECTS: usize = 200;
 const STARTS: usize = 100;
 
-/// What connections leave to the server where they leave a few.
+/// In the variant with few fds: the maximum number of fds that the connections leave free.
 const FEW: u64 = 12;
 
-/// How long it is left without descriptors while its processor time is measured.
+/// How long the server stays without fds while its CPU time is measured.
 const STARVED: Duration = Duration::from_secs(1);
 
 /// A tenth of a core for that long, in clock ticks.
@@ -44,8 +44,8 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let (mut wire, _) = Wire::session(&server.address).with_context(said)?;
         let crowd =
             |count| (0..count).filter_map(|_| TcpStream::connect(server.address.socket).ok()).collect::<Vec<_>>();
-        // The processes are there first, and the connections find nothing left; or the other way round; or the connections
-        // leave so few that what a holder needs is there in part.
+        // Three variants: the processes come first and the connections find no fd left; or the other way round; or the connections leave so
+        // few fds that a holder gets only a part of what it needs.
         let early = match round % 3 {
             0 => Vec::new(),
             1 => crowd(CONNECTS),
@@ -66,7 +66,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         times.push(healthy(&server.address).with_context(said)?);
     }
     neighbour.end()?;
-    // One connection less than at first, and nothing more.
+    // There is one connection less than at first, and nothing more.
     level.wait_back()?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
@@ -81,12 +81,12 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// Descriptors that the server can still open.
+/// The number of fds that the server can still open.
 fn free(pid: u32) -> u64 {
     DESCRIPTORS.saturating_sub(server::descriptors(pid))
 }
 
-/// Starts as many as it is asked to; each is answered, with a process or with a reason.
+/// Sends all starts; each is answered, with a process or with a reason.
 fn starts(wire: &mut Wire) -> Result<(u64, u64)> {
     let ids = (0..STARTS)
         .map(|number| wire.send("process/start", &wire::start(&format!("p{number}"), &["/bin/sleep", "60"])))
@@ -102,7 +102,7 @@ fn starts(wire: &mut Wire) -> Result<(u64, u64)> {
     Ok((started, refused))
 }
 
-/// Until a new client can start a program again; at most a second.
+/// Waits until a new client can start a program again; fails after a second.
 fn healthy(address: &Address) -> Result<f64> {
     let begun = Instant::now();
     loop {

@@ -1,6 +1,6 @@
-//! F3 and F16: stdin is written exactly once, whoever dies and however often a write is repeated.
+//! F3 and F16: stdin is written exactly once, whichever process dies and however often a write is repeated.
 //!
-//! The sink is `cat` into a file; blocks carry their number, so the file alone tells what went in and how often.
+//! The sink is `cat` into a file. Blocks contain their number, so the file shows what was written and how often.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,10 +23,10 @@ use crate::{
     wire::{self, Address, Incoming, Wire, hello},
 };
 
-/// Writers at once, each with a session and a sink of its own.
+/// Concurrent writers, each with its own session and sink.
 const WRITERS: u64 = 4;
 
-/// F3: clients are killed while they write; accepted writes stand once in the file, all others at most once.
+/// F3: clients are killed while they write. Accepted writes are in the file once, all others at most once.
 pub(super) fn killed_writer(setting: &Setting) -> Result<Vec<Figures>> {
     let kills = setting.pick(40, 300, 5000).div_ceil(WRITERS);
     let mut random = setting.random("F3");
@@ -55,7 +55,7 @@ pub(super) fn killed_writer(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-/// One writer that is killed so often, checked as in F3; returns how often.
+/// One writer that is killed `kills` times, checked as in F3; returns the number of kills.
 pub(super) fn kill_writers(random: Random, address: &Address, file: &Path, kills: u64) -> Result<u64> {
     write_and_kill(random, address, file, kills)?;
     Ok(kills)
@@ -92,7 +92,7 @@ fn write_and_kill(mut random: Random, address: &Address, file: &Path, kills: u64
         let (new, known) = reader.join().expect("the reader does not panic")?;
         sent.extend(new);
         accepted.extend(known);
-        // Half of what was not answered is tried again under its old id, half is given up.
+        // Half of the unanswered writes are repeated under their old id, half are given up.
         again = sent.difference(&accepted).copied().filter(|_| random.one_in(2)).collect();
         again.sort_unstable();
     }
@@ -117,7 +117,7 @@ fn check_blocks(seen: &HashMap<u64, u64>, sent: &HashSet<u64>, accepted: &HashSe
     Ok(seen.len() as u64)
 }
 
-/// F16: two connections send each write at the same time under the same id; it goes in once and both are told so.
+/// F16: two connections send each write at the same time under the same id. It is written once, and both are answered accordingly.
 pub(super) fn twice(setting: &Setting) -> Result<Vec<Figures>> {
     const BATCH: u64 = 50;
     let writes = setting.pick(2000, 10_000, 1_000_000);
@@ -164,7 +164,7 @@ fn sink(address: &Address, file: &Path) -> Result<(Wire, String)> {
     Ok((wire, session))
 }
 
-/// Ends the input, waits for the end of `cat`, ends the session, and returns what the file holds.
+/// Closes stdin, waits for the end of `cat`, ends the session, and returns the contents of the file.
 fn finish(wire: &mut Wire, file: &Path) -> Result<Vec<u8>> {
     wire.call("process/closeStdin", &json!({ "processId": "sink" }))?;
     loop {

@@ -1,7 +1,7 @@
-//! F15: the server, a holder or the client is stopped for a while, as by a suspended machine, and goes on.
+//! F15: the server, a holder or the client is stopped for a while, like on a suspended machine, and continues.
 //!
-//! Nothing may be lost, nobody may be taken for dead or expired because somebody else stood still, and no timer may be stuck
-//! afterwards. (Clocks that jump are the business of unit tests and of the simulation, where time is an argument.)
+//! Nothing may be lost, no party may be taken for dead or expired because another one was stopped, and no timer may be stuck afterwards.
+//! (Clock jumps are tested in unit tests and in the simulation, where time is an argument.)
 
 use std::{
     io::Read as _,
@@ -21,14 +21,14 @@ use crate::{
     wire::{self, Fault, Incoming, Wire, hello},
 };
 
-/// What a session has left after a stop that it must outlast: more than a busy machine loses on the way.
+/// The remaining time-to-live of a session that must survive the stop: more than a busy machine may lose.
 const LASTING: Duration = Duration::from_secs(30);
 
-/// What a producer writes: more than the windows on its way hold, so that it is under way when somebody stops.
+/// Records of a producer: more than all windows hold, so that output is in flight when a process is stopped.
 const COUNT: u64 = (48 << 20) / RECORD;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
-    // Each round stops all three kinds beside each other, on servers of their own.
+    // Each round stops all three kinds in parallel, on separate servers.
     let rounds = setting.pick(1, 20_u64.div_ceil(3), 200_u64.div_ceil(3));
     let stop = Duration::from_secs(setting.pick(2, 10, 10));
     let (mut times, mut bytes) = (Vec::new(), 0);
@@ -54,12 +54,12 @@ fn pause(pid: u32, long: Duration) {
     server::kill(pid, Signal::CONT);
 }
 
-/// Deadlines that are far shorter than the stop: whoever measures by its own sleep would see everybody dead.
+/// Timeouts far shorter than the stop: a process that counts its own pause would take every peer for dead.
 fn short_deadlines(setting: &Setting) -> Result<Setup> {
     Ok(Setup::new(&setting.binary)?.arg("--ping-every=300ms").arg("--dead-after=1s").arg("--log=info"))
 }
 
-/// The server: its clients are still there afterwards, a busy one and a quiet one, and its timers run.
+/// Stops the server: afterwards its clients, a busy one and a quiet one, are still connected, and its timers run.
 fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
@@ -70,18 +70,18 @@ fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     while flow.seq < 8 {
         flow.take()?;
     }
-    // Detached before, with a time to live that outlasts the stop; and one that does not.
+    // Detached sessions: one with a time-to-live that outlasts the stop, and one without.
     let (long, short) = (stop + LASTING, stop / 3);
     let lasting = detached(&server.address, long)?;
     let ending = detached(&server.address, short)?;
-    // Heard from just before, so that no ping is under way.
+    // The server hears from this client just before, so that no ping is in flight.
     quiet.round_trip()?;
     server::kill(server.pid(), Signal::STOP);
-    // A client that listens, as any does: pings that come are answered.
+    // The client keeps reading, as any client does, and so answers pings.
     let listened = flow.wire.attend(stop);
     server::kill(server.pid(), Signal::CONT);
     listened?;
-    // Long enough for a server that believes its own sleep to be its clients' silence.
+    // Long enough for a server that takes its own pause for silence of its clients.
     flow.wire.attend(Duration::from_millis(400))?;
     let resumed = Instant::now();
     quiet.round_trip().context("a client that was quiet meanwhile was taken for dead")?;
@@ -96,7 +96,7 @@ fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     Ok(took)
 }
 
-/// A holder: other sessions go on meanwhile, its own goes on afterwards.
+/// Stops a holder: other sessions continue in the meantime, and its own continues afterwards.
 fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
@@ -112,7 +112,7 @@ fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let mut outcome = Ok(());
     while begun.elapsed() < stop && outcome.is_ok() {
         outcome = other.round_trip().map(drop).context("another session, while a holder is stopped");
-        // Pings must be answered, as any client does.
+        // The client must answer pings, as any client does.
         outcome = outcome.and_then(|()| Ok(flow.wire.attend(Duration::from_millis(50))?));
     }
     server::kill(holder, Signal::CONT);
@@ -125,7 +125,7 @@ fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let took = resumed.elapsed().as_secs_f64() * 1e3;
     flow.finish().context("the flow")?;
     other.end()?;
-    // The clock of a session is its holder's: one that stood still is not late afterwards, and one whose time is over ends.
+    // The holder runs the clock of its session. A session with time left survives a stopped holder, and one whose time is over ends.
     let lasting = detached(&server.address, stop + LASTING)?;
     let ending = detached(&server.address, stop / 3)?;
     let stopped = setup.holders();
@@ -136,13 +136,13 @@ fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     });
     let mut wire = resume(&server.address, &lasting).context("a session that had time left")?;
     wire.call("session/end", &json!({}))?;
-    // It may have been stopped before it heard that it is alone, and counts from then.
+    // The holder may have been stopped before it learned that the client has gone, and counts from then.
     expires(&server.address, &ending, stop / 3)?;
     end(&setup, server, &level)?;
     Ok(took)
 }
 
-/// The client: its kernel still answers for it, so it keeps its session and finds everything when it goes on.
+/// Stops the client: its kernel still acknowledges, so it keeps its session and finds everything when it continues.
 fn client_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
@@ -184,7 +184,7 @@ fn client_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     Ok(took.unwrap_or_default())
 }
 
-/// Everything in order at the end.
+/// Checks that everything is in order at the end.
 fn end(setup: &Setup, server: server::Server, level: &Level) -> Result<()> {
     level.wait_back().context("after all went on")?;
     server.stop()?;
@@ -192,7 +192,7 @@ fn end(setup: &Setup, server: server::Server, level: &Level) -> Result<()> {
     setup.ensure_no_panic()
 }
 
-/// A session with a process and nobody attached; its id.
+/// A detached session with a process; returns its id.
 fn detached(address: &wire::Address, ttl: Duration) -> Result<String> {
     let mut params = hello(None);
     params["ttlMs"] = json!(ttl.as_millis() as u64);
@@ -205,7 +205,8 @@ fn resume(address: &wire::Address, session: &str) -> Result<Wire> {
     Ok(Wire::open(address, &hello(Some(session)))?.0)
 }
 
-/// The process of a session whose time is over in `rest` ends then or within a second; the session cannot be resumed then.
+/// Checks that the process of a session whose time is over in `rest` ends within a second after that, and that the session cannot be
+/// resumed.
 fn expires(address: &wire::Address, session: &str, rest: Duration) -> Result<()> {
     let deadline = Instant::now() + rest + Duration::from_secs(1);
     let (mut observer, _) = Wire::session(address)?;
@@ -240,7 +241,7 @@ impl Flow {
         Ok(Self { wire, records: Records::new(1), seq: 0 })
     }
 
-    /// Takes one message; false at the end.
+    /// Handles one message; returns false at the end.
     fn take(&mut self) -> Result<bool> {
         match self.wire.next()? {
             Incoming::Output(output) => {

@@ -1,9 +1,7 @@
-//! An MCP server whose one tool says everything twice over, and the conversation with it that finds out what was lost, repeated
-//! or changed on the way.
+//! An MCP server with one echo tool, and a client that detects what was lost, repeated or changed on the way.
 //!
-//! The server (a child mode of xtask) counts the calls that reach it and knows each by a number of its own, so that a request
-//! which arrives twice is seen on the far side, whatever the near side believes. Its answers come late and in any order. Here
-//! nothing is known of links, servers and their faults.
+//! The server (a child mode of xtask) counts the calls that reach it and identifies each by its own number, so a request that arrives twice
+//! is detected on the far side. Its answers come late and in any order. This module does not depend on links, servers and their faults.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,13 +17,13 @@ use serde_json::{Value, json};
 
 use crate::{children, mcp::McpClient, random::Random};
 
-/// Calls that are not answered yet, at most.
+/// Maximum number of unanswered calls.
 const OPEN: usize = 8;
 
-/// What a server ends with when its input does.
+/// The exit code of a server at EOF.
 pub(super) const CODE: i32 = 7;
 
-/// The code of a server whose input was damaged.
+/// The exit code of a server whose input was damaged.
 const DAMAGED: i32 = 250;
 
 /// The child mode.
@@ -73,7 +71,7 @@ fn reply(id: &Value, result: &Value) -> Result<()> {
     Ok(stdout.flush()?)
 }
 
-/// `exec-server mcp bridge` at this URL, with these words after its flags. The token is handed over as the documents recommend.
+/// `exec-server mcp bridge` at this URL, with these words after its flags. The token is passed as the documentation recommends.
 pub(super) fn bridge(binary: &Path, url: &str, keep: &str, words: &[&str]) -> Command {
     let mut command = Command::new(binary);
     command.args(["mcp", "bridge", "--wait", "10s", "--keep", keep]);
@@ -85,7 +83,7 @@ pub(super) fn bridge(binary: &Path, url: &str, keep: &str, words: &[&str]) -> Co
     command
 }
 
-/// What was asked and not answered yet.
+/// An unanswered call.
 struct Open {
     number: u64,
     text: String,
@@ -99,16 +97,16 @@ pub(super) struct Talks {
     random: Random,
     open: HashMap<u64, Open>,
     next_number: u64,
-    /// The process on the executor that holds the server.
+    /// The pid of the holder of the server on the executor.
     pub(super) holder: u32,
     /// Bytes of answers that were checked.
     pub(super) bytes: u64,
-    /// Milliseconds from each question to its answer, without what the server took on purpose.
+    /// Milliseconds from each request to its answer, without the server's deliberate delay.
     pub(super) times: Vec<f64>,
 }
 
 impl Talks {
-    /// Begins: a bridge, and the handshake through it.
+    /// Starts a bridge and performs the MCP handshake through it.
     pub(super) fn begin(binary: &Path, url: &str, random: Random) -> Result<Self> {
         let program = children::program()?;
         let mut client = McpClient::start(&mut bridge(binary, url, "5m", &[&program, "child", "mcp"]))?;
@@ -117,12 +115,12 @@ impl Talks {
         Ok(Self { client, random, open: HashMap::new(), next_number: 1, holder, bytes: 0, times: Vec::new() })
     }
 
-    /// Asks until enough is open, and takes one answer.
+    /// Sends calls until enough are open, and receives one answer.
     pub(super) fn step(&mut self) -> Result<()> {
         while self.open.len() < OPEN {
             self.ask()?;
             if self.random.one_in(3) {
-                break; // Not always as many as may be.
+                break; // Not always the maximum.
             }
         }
         self.take()
@@ -143,7 +141,7 @@ impl Talks {
         Ok(())
     }
 
-    /// Takes one answer, which must be to a question that is open.
+    /// Receives one answer, which must belong to an open call.
     fn take(&mut self) -> Result<()> {
         let message = self.client.next()?;
         let id = message["id"].as_u64().with_context(|| format!("not an answer: {message}"))?;
@@ -158,7 +156,7 @@ impl Talks {
         Ok(())
     }
 
-    /// Takes every answer that is due, and asks the server how often it was asked.
+    /// Receives all outstanding answers, and asks the server how many calls it got.
     pub(super) fn settle(&mut self) -> Result<()> {
         while !self.open.is_empty() {
             self.take()?;
@@ -175,7 +173,7 @@ impl Talks {
         Ok(())
     }
 
-    /// Leaves; the server ends by itself, and the bridge as it did.
+    /// Disconnects; the server ends by itself, and the bridge with the same code.
     pub(super) fn end(self) -> Result<()> {
         let status = self.client.end(Duration::from_secs(10))?;
         ensure!(status.code() == Some(CODE), "the bridge ended with {status}, not with its server's {CODE}");
@@ -187,7 +185,7 @@ impl Talks {
         self.next_number - 1
     }
 
-    /// What the bridge said of its link.
+    /// The messages of the bridge about its link.
     pub(super) fn said(&self) -> String {
         self.client.said()
     }

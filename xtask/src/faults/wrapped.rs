@@ -1,7 +1,7 @@
-//! F14: process ids wrap around, and numbers of ended processes come back in other hands.
+//! F14: pids wrap around, and pids of ended processes are reused by others.
 //!
-//! The server runs in a process-id namespace with few numbers. One session starts and ends processes; another then gets their
-//! numbers for its own. Signals and terminations sent to the ended ones must reach nobody: a bystander dies of any of them.
+//! The server runs in a pid namespace with few pids. One session starts and ends processes; another one then gets their pids for its own.
+//! Signals and terminations for the ended processes must reach no process: a bystander would die from any of them.
 
 use std::collections::BTreeSet;
 
@@ -14,23 +14,23 @@ use crate::{
     wire::{self, Incoming, Wire},
 };
 
-/// Numbers in the namespace. The kernel wants more than 300, and after the first round gives out only those above.
+/// Number of pids in the namespace. The kernel requires more than 300, and after the first round hands out only those above.
 const NUMBERS: usize = 420;
 
-/// Numbers that go round.
+/// Number of pids that are reused.
 const ROUND: usize = NUMBERS - 300;
 
-/// Processes that end before their numbers are given out again.
+/// Processes that end before their pids are reused.
 const ENDED: usize = 40;
 
-/// Processes that live on the same numbers later.
+/// Processes that run later with the same pids.
 const BYSTANDERS: usize = 40;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(1, 2, 5);
     let (mut reused, mut sent) = (0, 0);
     for round in 0..rounds {
-        // The shell is the first process of the namespace, and reaps what comes to it.
+        // The shell is pid 1 of the namespace, and reaps orphans.
         let script = format!("echo {NUMBERS} > /proc/sys/kernel/pid_max || exit 9; \"$0\" \"$@\" & wait");
         let setup = Setup::new(&setting.binary)?.through(&[
             "unshare",
@@ -55,18 +55,18 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     Ok(vec![Figures::default().survived(sent).set("numbers_reused", reused)])
 }
 
-/// How many bystanders had a number of an ended process, and how many signals went to the ended ones.
+/// Returns how many bystanders had the pid of an ended process, and how many signals were sent to the ended ones.
 fn exchange(address: &wire::Address) -> Result<(usize, u64)> {
     let (mut past, _) = Wire::session(address)?;
     let (mut present, _) = Wire::session(address)?;
-    // Once through all numbers, so that those that follow will come back.
+    // Use all pids once, so that the following ones will be reused.
     burn(&mut past, "all", NUMBERS)?;
     for number in 0..ENDED {
         past.call("process/start", &wire::start(&format!("ended-{number}"), &["/bin/true"]))?;
     }
     wait_closed(&mut past, ENDED)?;
     let old = pids(&past.call("process/list", &json!({}))?);
-    // The rest of the round; the bystanders get the numbers of the ended.
+    // Use the rest of the round, so that the bystanders get the pids of the ended processes.
     burn(&mut past, "rest", ROUND - ENDED - 10)?;
     for number in 0..BYSTANDERS {
         present.call("process/start", &wire::start(&format!("bystander-{number}"), &["/bin/sleep", "1000"]))?;
@@ -89,7 +89,7 @@ fn exchange(address: &wire::Address) -> Result<(usize, u64)> {
     Ok((shared, sent))
 }
 
-/// Takes this many numbers, one after the other.
+/// Uses up this many pids, one after the other.
 fn burn(wire: &mut Wire, id: &str, count: usize) -> Result<()> {
     let script = format!("i=0; while [ $i -lt {count} ]; do /bin/true; i=$((i+1)); done");
     wire.call("process/start", &wire::start(id, &["/bin/sh", "-c", &script]))?;

@@ -1,5 +1,5 @@
-//! The part `deploy`: what docs/deploy.md says, as far as a machine without a booted systemd and without a container engine can try it.
-//! Both units are read by systemd itself; the server runs as the first process of a pid namespace, as in a container.
+//! The part `deploy`: checks docs/deploy.md as far as possible on a machine without a booted systemd and without a container engine.
+//! systemd itself parses both units; the server runs as pid 1 of a pid namespace, as in a container.
 
 use std::{
     fs,
@@ -21,11 +21,11 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// systemd reads the unit without a complaint about any of its lines.
+/// Checks that systemd accepts every line of the system unit.
 fn unit(world: &World) -> Result<String> {
     let text = fs::read_to_string(cargo::root().join("docs/systemd/exec-server.service"))?;
     let program = world.binary.display().to_string();
-    // A program and a user that are there; the rest is as it is shipped.
+    // Use a program and a user that exist; the rest is as shipped.
     let here = text.replace("/usr/local/bin/exec-server", &program).replace("User=exec\n", "User=daemon\n");
     let file = world.folder("deploy-unit")?.join("exec-server.service");
     fs::write(&file, here)?;
@@ -33,7 +33,7 @@ fn unit(world: &World) -> Result<String> {
     Ok("systemd reads the system unit".to_owned())
 }
 
-/// The same of the user's unit, as the manager of a user reads it.
+/// The same for the user unit, in the mode of a user's service manager.
 fn user_unit(world: &World) -> Result<String> {
     let text = fs::read_to_string(cargo::root().join("docs/systemd/exec-server-user.service"))?;
     let here = text.replace("%h/.local/bin/exec-server", &world.binary.display().to_string());
@@ -42,7 +42,7 @@ fn user_unit(world: &World) -> Result<String> {
     fs::write(&file, here)?;
     let mut command = world.command("systemd-analyze");
     verify(command.args(["--user", "verify"]).arg(&file).env("XDG_RUNTIME_DIR", &dir))?;
-    // What is not read is not complained about either.
+    // A broken unit must cause a complaint; otherwise the check above would prove nothing.
     fs::write(&file, "[Service]\nType=notify\nExecStart=/bin/true\nNonsense=yes\n")?;
     let mut command = world.command("systemd-analyze");
     let broken = verify(command.args(["--user", "verify"]).arg(&file).env("XDG_RUNTIME_DIR", &dir));
@@ -57,7 +57,7 @@ fn verify(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// As the first process of its namespace: it serves, and orphans of a command are reaped.
+/// Runs the server as pid 1 of its namespace: it serves, and reaps orphans of a command.
 fn first_process(world: &World) -> Result<Vec<String>> {
     let dir = world.folder("deploy-first")?;
     let url = format!("unix://{}/x.sock", dir.display());
@@ -80,7 +80,7 @@ fn try_first(world: &World, socket: &std::path::Path, url: &str) -> Result<Vec<S
 }
 
 fn end(mut server: Child) -> Result<()> {
-    // It takes what it started with it.
+    // `--kill-child` makes `unshare` kill what it started.
     server.kill().context("end `unshare`")?;
     server.wait().context("wait for `unshare`")?;
     Ok(())

@@ -1,6 +1,6 @@
 //! The examples in other languages: each cuts its own connection twice, checks every line, and passes an exit code on.
 //!
-//! Owns a folder for Node's package under the target folder. Needs Python 3, Node 20 with npm, and their package indexes once.
+//! Uses a directory for Node's package below the target directory. Needs Python 3, Node 20 with npm, and their package indexes once.
 
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 

@@ -1,8 +1,8 @@
-//! The far side: a real sshd on loopback with a home of its own, and the ssh that finds it.
+//! The far side: a real sshd on loopback with its own home, and an ssh configuration that finds it.
 //!
-//! Keys, configuration, home and state lie in one folder. ssh takes the user's home from the system and not from `HOME`, hence a
-//! small `ssh` before the real one in `PATH`, which only adds `-F`. For the same reason the sshd sets `HOME` and goes there,
-//! which a login otherwise does by itself. Whatever runs on the far side is gone when this is dropped.
+//! Keys, configuration, home and state are in one directory. ssh takes the user's home from the passwd database and not from `HOME`, so a
+//! small `ssh` wrapper comes before the real one in `PATH` and adds `-F`. For the same reason the sshd sets `HOME` and changes to it, which
+//! a login otherwise does itself. Dropping this ends everything that runs on the far side.
 
 use std::{
     fs,
@@ -22,34 +22,35 @@ use super::{
 };
 use crate::server;
 
-/// Another process may take the port between our look and sshd's.
+/// Another process may take the port between our check and sshd's bind.
 const PORTS_TRIED: u32 = 5;
 
-/// Where sshd wants its empty folder when root starts it.
+/// The empty directory that sshd requires when root starts it.
 const EMPTY_FOLDER: &str = "/run/sshd";
 
-/// The address of the host `plain`: the same sshd and the same home, in which no file of the user slows a shell, but nobody goes there.
+/// The address of the host `plain`: the same sshd and the same home, without user files that slow a shell, and without changing to the
+/// home.
 const PLAIN: &str = "127.0.0.2";
 
-/// What `scp` needs, where systems have it; the one inside sshd would not pass our command.
+/// Where systems have the SFTP server that `scp` needs. The one inside sshd would not pass our forced command.
 const SFTP_SERVERS: [&str; 3] =
     ["/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/libexec/sftp-server"];
 
-/// A host called `box`, and names for what goes wrong with others.
+/// A host called `box`, and host names for connections that fail.
 pub(super) struct Far<'a> {
     world: &'a World,
     folder: PathBuf,
     pub(super) port: u16,
-    /// A port where nobody listens.
+    /// A port on which nothing listens.
     pub(super) closed_port: u16,
     pub(super) user: String,
     sshd: Child,
-    /// Whether the folder of sshd is of our making.
+    /// Whether we created sshd's empty directory.
     made_empty_folder: bool,
 }
 
 impl<'a> Far<'a> {
-    /// Starts it in a fresh folder.
+    /// Starts sshd in a new directory.
     pub(super) fn start(world: &'a World, name: &str) -> Result<Self> {
         let folder = world.folder(name)?;
         for name in ["home", "bin"] {
@@ -83,7 +84,7 @@ impl<'a> Far<'a> {
         self.folder.join("home")
     }
 
-    /// Puts the program where an installation puts it.
+    /// Installs the program where the installer puts it.
     pub(super) fn install(&self) -> Result<()> {
         let bin = self.home().join(".local/bin");
         fs::create_dir_all(&bin)?;
@@ -91,15 +92,15 @@ impl<'a> Far<'a> {
         Ok(())
     }
 
-    /// A command on the near side whose `ssh` knows the far one; also `ssh` itself, because programs are looked up in the `PATH`
-    /// that they get.
+    /// A command on the near side whose `ssh` knows the far one. This works for `ssh` itself too, because programs are looked up in the
+    /// child's `PATH`.
     pub(super) fn command(&self, program: &str) -> Command {
         let mut command = self.world.command(program);
         command.env("PATH", self.world.path_with(Some(&self.folder.join("bin"))));
         command
     }
 
-    /// The real `ssh` to the host `plain`, with these options before it.
+    /// The real `ssh` to the host `plain`, with these options.
     pub(super) fn plain(&self, options: &[&str]) -> Result<Command> {
         let mut command = self.world.command(packages::find("ssh").context("find `ssh`")?);
         command.arg("-F").arg(self.folder.join("ssh_config")).args(options).arg("plain");
@@ -113,7 +114,7 @@ impl<'a> Far<'a> {
         command
     }
 
-    /// Every sshd that serves a connection: children of the one that listens, and theirs.
+    /// Every sshd process that serves a connection: children of the listener, and their children.
     pub(super) fn sessions(&self) -> Vec<u32> {
         let is_sshd = |pid: &u32| server::comm(*pid).is_some_and(|name| name.starts_with("sshd"));
         let direct: Vec<_> = children_of(self.sshd.id()).into_iter().filter(is_sshd).collect();
@@ -121,14 +122,14 @@ impl<'a> Far<'a> {
         below.collect::<Vec<_>>().into_iter().chain(direct).collect()
     }
 
-    /// The last lines of what sshd said.
+    /// The last lines of sshd's log.
     pub(super) fn log_tail(&self) -> String {
         let text = fs::read_to_string(self.folder.join("sshd.log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(8)..].join(" | ")
     }
 
-    /// Ends it, and fails if somebody did not go.
+    /// Stops sshd; fails if a process on the far side is left.
     pub(super) fn stop(mut self) -> Result<()> {
         // All sessions end with their clients, which have ended.
         let sessions = || self.sessions().len();
@@ -137,7 +138,7 @@ impl<'a> Far<'a> {
         self.sshd.wait()?;
         ended?;
         for pid in with_path(&self.folder) {
-            // One without a name has ended since it was listed.
+            // A process without a name has ended since it was listed.
             let Some(name) = server::comm(pid) else { continue };
             ensure!(name.starts_with("exec-"), "still running on the far side: {name} {pid}");
             kill(pid, Signal::TERM);
@@ -149,7 +150,7 @@ impl<'a> Far<'a> {
 
     fn write_client(&self) -> Result<()> {
         let file = |name: &str| self.folder.join(name).display().to_string();
-        // The first value counts, so that what is common comes last; but keys add up.
+        // The first value counts, so common settings come last; but identity files add up.
         let config = format!(
             "Host stranger\n  UserKnownHostsFile {known_empty}\n\
              Host locked\n  IdentityFile {other_key}\n\
@@ -185,7 +186,7 @@ impl Drop for Far<'_> {
         for pid in self.sessions().into_iter().chain(with_path(&self.folder)) {
             kill(pid, Signal::KILL);
         }
-        self.sshd.kill().ok(); // Ended already where `stop` was called.
+        self.sshd.kill().ok(); // Already ended if `stop` was called.
         self.sshd.wait().ok();
         if self.made_empty_folder {
             fs::remove_dir(EMPTY_FOLDER).ok(); // Another sshd may use it by now.
@@ -199,7 +200,7 @@ fn start_sshd(world: &World, folder: &Path, user: &str) -> Result<(Child, u16)> 
     for _ in 0..PORTS_TRIED {
         let port = unused_port()?;
         write_server(folder, user, port)?;
-        // By its full path: it starts itself again for each connection.
+        // Use the full path, because sshd re-executes itself for each connection.
         let mut child = world
             .command(&program)
             .args(["-D", "-e", "-f"])
@@ -224,7 +225,7 @@ fn start_sshd(world: &World, folder: &Path, user: &str) -> Result<(Child, u16)> 
 
 fn write_server(folder: &Path, user: &str, port: u16) -> Result<()> {
     let file = |name: &str| folder.join(name).display().to_string();
-    // Without PAM sshd turns an account with a locked password away, whatever its keys.
+    // Without PAM, sshd refuses an account with a locked password, even with a valid key.
     let shadow = fs::read_to_string("/etc/shadow").unwrap_or_default();
     let is_locked = shadow.lines().any(|line| line.starts_with(&format!("{user}:!")));
     let config = format!(
@@ -245,7 +246,7 @@ fn write_server(folder: &Path, user: &str, port: u16) -> Result<()> {
     Ok(fs::write(folder.join("sshd_config"), config)?)
 }
 
-/// A port that nobody listens on at this moment.
+/// A port on which nothing listens at the moment.
 fn unused_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -1,7 +1,8 @@
-//! From nothing to a command on another machine over ssh: by the line that the error names, by the README's line, by the installer.
+//! From nothing to a command on another machine over ssh: with the command that the error message suggests, with the README's command, and
+//! with the installer.
 //!
-//! Each begins with a fresh home on the far side. The lines are taken out of the message and out of the document as they stand;
-//! only the name of the host is put in.
+//! Each starts with a new home on the far side. The commands are taken from the message and the document verbatim; only the host name is
+//! replaced.
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
@@ -16,10 +17,10 @@ use crate::cargo;
 /// Longer than a copy over loopback and a start may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The name of the host in the documents.
+/// The host name in the documents.
 const HOST_IN_README: &str = "build-host";
 
-/// A way to get the program there and a command through it.
+/// A way to install the program on the host and run a command with it.
 type Way = fn(&World, &Far<'_>) -> Result<()>;
 
 pub(super) fn run(world: &World) -> Result<Vec<String>> {
@@ -50,7 +51,7 @@ fn by_the_error(_: &World, far: &Far<'_>) -> Result<()> {
 fn by_the_readme(world: &World, far: &Far<'_>) -> Result<()> {
     let readme = fs::read_to_string(cargo::root().join("README.md")).context("read `README.md`")?;
     let (copy, run) = lines_of(&readme).context("README.md has no block that copies the program and runs a command")?;
-    // The document names what `cargo xtask dist` makes; a tree that was only built has another.
+    // The README names the output of `cargo xtask dist`; a tree that was only built has another path.
     let dist = "target/dist/exec-server";
     let copy =
         if cargo::root().join(dist).exists() { copy } else { copy.replace(dist, &world.binary.display().to_string()) };
@@ -75,12 +76,12 @@ fn by_the_installer(world: &World, far: &Far<'_>) -> Result<()> {
     works(far)?;
     shell(far, "ssh box sh dist/install.sh --uninstall")?;
     let output = world::output_of(&mut hostname(far), PATIENCE)?;
-    // The server that was started still runs; a new ssh finds no program to reach it with.
+    // The server that was started still runs, but a new ssh finds no program to connect to it.
     ensure!(output.status.code() == Some(255), "still there after `--uninstall`: {}", world::describe(&output));
     Ok(())
 }
 
-/// The line that copies the program over ssh and the one after it that runs something there.
+/// The command that copies the program over ssh, and the following one that runs something there.
 fn lines_of(readme: &str) -> Option<(String, String)> {
     let mut lines = readme.lines().filter_map(|line| line.strip_prefix("$ "));
     let copy = lines.find(|line| line.contains(".local/bin/exec-server") && line.contains("ssh "))?;
@@ -88,7 +89,7 @@ fn lines_of(readme: &str) -> Option<(String, String)> {
     Some((copy.replace(HOST_IN_README, "box"), run.replace(HOST_IN_README, "box")))
 }
 
-/// Runs a line as it stands, in the folder of the README.
+/// Runs a command verbatim, in the directory of the README.
 fn shell(far: &Far<'_>, line: &str) -> Result<()> {
     let mut command = far.command("sh");
     command.args(["-c", line]).current_dir(cargo::root());

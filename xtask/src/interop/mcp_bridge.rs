@@ -1,5 +1,5 @@
-//! Real MCP servers on an executor, through `exec-server mcp bridge`: everything they offer is asked for, and the servers ask back.
-//! Then real clients, those of the SDKs for Python and TypeScript, which start the bridge as their configuration says.
+//! Real MCP servers on an executor, through `exec-server mcp bridge`: uses everything they offer, and they send requests back. Then the
+//! real clients of the Python and TypeScript SDKs, which start the bridge as configured.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::{mcp::McpClient, server::Setup};
 
-/// What a server may take to end once its client has left, and its bridge with it.
+/// How long a server and its bridge may take to end after the client has disconnected.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// Longer than a client and its server may take from beginning to end, on a busy machine.
+/// Longer than a client and its server may take in total on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const PYTHON_CLIENT: &str = r#"
@@ -48,7 +48,7 @@ console.log(tools.map((tool) => tool.name).sort().join(" "));
 await client.close();
 "#;
 
-/// A variable that the server is given, and one that stays with the client.
+/// A variable that is passed to the server, and one that stays with the client.
 const GIVEN: &str = "INTEROP_GIVEN=over there";
 const KEPT: (&str, &str) = ("INTEROP_KEPT", "over here");
 
@@ -78,7 +78,7 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// The clients of the SDKs, from their start to the end of the bridge that they started.
+/// Runs the SDK clients from their start to the end of the bridge that they started.
 fn sdk_clients(world: &World, url: &str) -> Result<Vec<String>> {
     let time = mcp_servers::mcp_server_time()?;
     let mut lines = Vec::new();
@@ -89,7 +89,7 @@ fn sdk_clients(world: &World, url: &str) -> Result<Vec<String>> {
         let mut command = world.command(program);
         command.args(flags).arg(script).current_dir(mcp_servers::node_folder());
         if name == "TypeScript" {
-            command.arg("--"); // Else Node takes the flags that follow.
+            command.arg("--"); // Otherwise Node takes the flags that follow.
         }
         command.arg(&world.binary).args(["mcp", "bridge", "--connect", url, "--"]).arg(&time);
         let said = world::success_of(&mut command, PATIENCE).with_context(|| format!("the client in {name}"))?;
@@ -109,7 +109,7 @@ fn begin(world: &World, url: &str, hosted: &Hosted) -> Result<Spoken> {
     Ok(Spoken { client, server })
 }
 
-/// Requests in the other direction, and the environment.
+/// Requests from the server to the client, and the environment.
 fn asks_back(spoken: &mut Spoken) -> Result<()> {
     let text = |result: &Value| result["content"].to_string();
     let roots = spoken.call("get-roots-list", &json!({}))?;

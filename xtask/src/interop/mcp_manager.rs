@@ -1,4 +1,4 @@
-//! The same real MCP servers on an executor, all of them in one configuration and kept by one manager: the library's example `ask`.
+//! The same real MCP servers on an executor, all in one configuration and under one manager: the library's example `ask`.
 
 use std::{
     fs,
@@ -45,7 +45,7 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// The command line sees all of them ready, with their tools.
+/// Checks that the command line lists all of them as ready, with their tools.
 fn listed(world: &World, config: &Path, url: &str, servers: usize) -> Result<()> {
     let mut list = world.exec_server(&["mcp", "list", "--json", "--connect", url, "--config"]);
     let output = list.arg(config).output()?;
@@ -56,7 +56,7 @@ fn listed(world: &World, config: &Path, url: &str, servers: usize) -> Result<()>
     Ok(())
 }
 
-/// The example, which takes a question a line.
+/// The running example, which takes one request per line.
 struct Asked {
     child: Child,
     stdin: ChildStdin,

@@ -1,7 +1,7 @@
-//! MCP clients that others wrote against `mcp serve`: the official Python SDK's and the inspector's command line, over stdio and HTTP.
+//! Third-party MCP clients against `mcp serve`: the official Python SDK and the inspector's command line, over stdio and HTTP.
 //!
-//! Owns a Python environment and a folder for Node's package under the target folder. Needs Python 3 with `venv`, Node 20 with npm, and their package
-//! indexes once. Must not know the protocol: that is the clients' part.
+//! Uses a Python environment and a directory for Node's package below the target directory. Needs Python 3 with `venv`, Node 20 with npm,
+//! and their package indexes once. The clients implement the protocol; this module does not.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use super::{
     world::{self, World},
 };
 
-/// For one client, on a busy machine: it starts an interpreter, and waits for one time limit.
+/// For one client on a busy machine: it starts an interpreter, and waits for one timeout.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The client in Python.
@@ -29,7 +29,7 @@ const SCRIPT: &str = include_str!("mcp_serve.py");
 /// The inspector: its last release that runs on Node 20.
 const INSPECTOR: &str = "@modelcontextprotocol/inspector@0.15.0";
 
-/// A tool with its arguments as the inspector takes them, and what its answer must hold. Each call is a session of its own.
+/// A tool with its arguments for the inspector, and a text that its answer must contain. Each call is a separate session.
 type Call = (&'static str, &'static [&'static str], &'static str);
 
 const CALLS: &[Call] = &[
@@ -74,13 +74,13 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     Ok(passed)
 }
 
-/// Lists the tools and calls each by the inspector's command line.
+/// Lists the tools and calls each with the inspector's command line.
 fn inspect(world: &World, inspector: &Path, folder: &Path, served: Option<&Served>) -> Result<()> {
     let ask = |args: &[&str]| -> Result<Value> {
         let mut command = world.command(inspector);
         command.arg("--cli").current_dir(folder);
         match served {
-            // As it is printed: this release sends no headers.
+            // With the token in the URL, as it is printed: this release sends no headers.
             Some(served) => command.arg(format!("{}?token={}", served.url, served.token)).args(["--transport", "http"]),
             None => command.arg(&world.binary).args(["mcp", "serve"]),
         };

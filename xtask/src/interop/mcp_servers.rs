@@ -1,8 +1,8 @@
-//! Real MCP servers that others wrote, installed once below the target folder, and what is asked of each of them.
+//! Real third-party MCP servers, installed once below the target directory, and a test plan for each of them.
 //!
-//! Owns which servers, in which versions, and one plan a server: every tool it offers with sensible arguments and a word of the
-//! answer, its resources and its prompts. A tool that is offered and neither called nor left out with a reason fails the plan. Must not
-//! know how a server is reached: that is [`Speaks`], for a bridge as for a manager.
+//! Defines which servers in which versions, and one plan per server: every tool it offers with sensible arguments and a text of the answer,
+//! its resources and its prompts. If a server offers a tool that is neither called nor left out with a reason, the plan fails. [`Speaks`]
+//! abstracts how a server is reached: through a bridge or a manager.
 
 use std::{
     collections::BTreeSet,
@@ -26,21 +26,21 @@ const NODE: [&str; 2] =
 /// One server with its plan.
 pub(super) struct Hosted {
     pub(super) name: &'static str,
-    /// How it is started where it runs.
+    /// The command line that starts it on its host.
     pub(super) words: Vec<String>,
     /// In this order.
     calls: Vec<Call>,
-    /// Offered, and not called; with the reason.
+    /// Tools that are offered but not called, with the reason.
     left_out: &'static [(&'static str, &'static str)],
     prompts: Vec<(&'static str, Value)>,
-    /// Read beside those that are listed.
+    /// Resources to read in addition to those that are listed.
     resources: &'static [&'static str],
 }
 
 struct Call {
     tool: &'static str,
     arguments: Value,
-    /// What the answer must hold somewhere.
+    /// A text that the answer must contain.
     says: String,
 }
 
@@ -48,23 +48,23 @@ fn call(tool: &'static str, arguments: Value, says: &str) -> Call {
     Call { tool, arguments, says: says.to_owned() }
 }
 
-/// A way to speak with a server that is up.
+/// A way to talk to a running server.
 pub(super) trait Speaks {
     /// All of its tools.
     fn tools(&mut self) -> Result<Vec<Value>>;
     /// The result of a call.
     fn call(&mut self, tool: &str, arguments: &Value) -> Result<Value>;
-    /// All of its resources; none where it has no such thing.
+    /// All of its resources; empty if it does not support them.
     fn resources(&mut self) -> Result<Vec<Value>>;
     /// The result of reading one.
     fn read(&mut self, uri: &str) -> Result<Value>;
-    /// All of its prompts; none where it has no such thing, or they cannot be asked for this way.
+    /// All of its prompts; empty if it does not support them, or if they cannot be requested this way.
     fn prompts(&mut self) -> Result<Vec<Value>>;
     /// The result of getting one.
     fn prompt(&mut self, name: &str, arguments: &Value) -> Result<Value>;
 }
 
-/// A client after its handshake, with what the server said of itself.
+/// A client after its handshake, with the server's `initialize` result.
 pub(super) struct Spoken {
     pub(super) client: McpClient,
     pub(super) server: Value,
@@ -106,7 +106,7 @@ impl Speaks for Spoken {
 }
 
 impl Hosted {
-    /// Asks for everything; what was asked, in words.
+    /// Executes the plan; returns a summary.
     pub(super) fn check(&self, server: &mut dyn Speaks) -> Result<String> {
         let tools: BTreeSet<String> = names(&server.tools().context("list tools")?);
         let called: BTreeSet<String> = self.calls.iter().map(|call| call.tool.to_owned()).collect();
@@ -133,7 +133,7 @@ impl Hosted {
         }
         let prompts = names(&server.prompts().context("list prompts")?);
         let planned: BTreeSet<String> = self.prompts.iter().map(|(name, _)| (*name).to_owned()).collect();
-        // Whoever cannot ask for prompts lists none.
+        // A transport that cannot request prompts lists none.
         ensure!(prompts.is_empty() || prompts == planned, "other prompts than planned: {prompts:?}");
         for (name, arguments) in self.prompts.iter().filter(|(name, _)| prompts.contains(*name)) {
             let result = server.prompt(name, arguments).with_context(|| format!("get prompt `{name}`"))?;
@@ -148,7 +148,7 @@ fn names(entries: &[Value]) -> BTreeSet<String> {
     entries.iter().filter_map(|entry| Some(entry["name"].as_str()?.to_owned())).collect()
 }
 
-/// The servers, with what they work on in a folder of the executor's.
+/// The servers, with their data in a directory of the executor.
 pub(super) fn all(folder: &Path) -> Result<Vec<Hosted>> {
     let (python, node) = (python()?, node()?);
     Ok(vec![time(&python), git(&python, folder)?, everything(&node), filesystem(&node, folder)?])
@@ -159,17 +159,17 @@ pub(crate) fn mcp_server_time() -> Result<PathBuf> {
     Ok(python()?.join("mcp-server-time"))
 }
 
-/// Where the programs of the Python servers are, beside a Python that has the SDK.
+/// The directory with the programs of the Python servers and a Python that has the SDK.
 pub(super) fn python() -> Result<PathBuf> {
     packages::python("mcp-venv", &PYTHON)
 }
 
-/// Where the programs of the Node servers are.
+/// The directory with the programs of the Node servers.
 fn node() -> Result<PathBuf> {
     packages::node(NODE_FOLDER, &NODE)
 }
 
-/// Where the packages of the Node servers are, the SDK among them.
+/// The directory with the packages of the Node servers, including the SDK.
 pub(super) fn node_folder() -> PathBuf {
     packages::interop(NODE_FOLDER)
 }
@@ -197,7 +197,7 @@ fn time(bin: &Path) -> Hosted {
     }
 }
 
-/// A repository with one commit, and a change that is not in it.
+/// A repository with one commit and an uncommitted change.
 fn git(bin: &Path, folder: &Path) -> Result<Hosted> {
     let repository = folder.join("repository");
     fs::create_dir(&repository)?;
@@ -282,11 +282,11 @@ fn everything(bin: &Path) -> Hosted {
     }
 }
 
-/// A folder with a few files, one of them larger than any buffer on the way.
+/// A directory with a few files, one of them larger than any buffer on the way.
 fn filesystem(bin: &Path, folder: &Path) -> Result<Hosted> {
     let served = folder.join("served");
     fs::create_dir_all(served.join("below"))?;
-    // The server names files by where they really are.
+    // The server reports files by their canonical paths.
     let served = served.canonicalize()?;
     fs::write(served.join("text"), "one\ntwo\nthree\n")?;
     fs::write(served.join("large"), "0123456789abcdef".repeat(100_000))?;

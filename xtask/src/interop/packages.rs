@@ -1,7 +1,7 @@
-//! Programs of others that parts need: found where they are, else installed by apt, else named with the reason; and packages of
-//! Python and Node, each set installed once in a folder of its own below the target folder.
+//! Third-party programs that parts need: found on this machine, else installed by apt, else reported with the reason; and packages of
+//! Python and Node, each set installed once in its own directory below the target directory.
 //!
-//! Must not ask anything, and must not start a service: a package whose service would start on this machine is left to the user.
+//! Asks no questions and starts no service: a package whose service would start on this machine is left to the user to install.
 
 use std::{
     env, fs,
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::cargo;
 
-/// A program and the package of Debian and Ubuntu that has it.
+/// A program and its package on Debian and Ubuntu.
 pub(crate) struct Need {
     pub(crate) program: &'static str,
     pub(crate) package: &'static str,
@@ -41,21 +41,21 @@ pub(super) const MCP: &[Need] = &[
     Need { program: "npm", package: "npm" },
 ];
 
-/// Of `cargo xtask faults`.
+/// Needed by `cargo xtask faults`.
 pub(crate) const IP: &[Need] = &[Need { program: "ip", package: "iproute2" }];
 pub(crate) const STRACE: &[Need] = &[Need { program: "strace", package: "strace" }];
 
-/// Beside `PATH`, because servers often are not in a user's.
+/// Searched in addition to `PATH`, because servers are often not in a user's `PATH`.
 const MORE_PLACES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// Where a program is.
+/// The path of a program.
 pub(super) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let places = env::split_paths(&path).chain(MORE_PLACES.map(PathBuf::from));
     places.map(|place| place.join(program)).find(|path| path.is_file())
 }
 
-/// Makes sure that all are here.
+/// Ensures that all programs are installed.
 pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
     let mut packages: Vec<_> =
         needs.iter().filter(|need| find(need.program).is_none()).map(|need| need.package).collect();
@@ -78,7 +78,7 @@ fn install(packages: &[&str]) -> Result<()> {
         bail!("`openssh-server` would start a server for everybody on this machine; install it yourself");
     }
     println!("installing {}", packages.join(", "));
-    // The lists may be absent or too old; then they are fetched, once.
+    // The package lists may be missing or outdated; then update them once.
     if apt(&["install", "-y", "--no-install-recommends"], packages).is_err() {
         apt(&["update"], &[])?;
         apt(&["install", "-y", "--no-install-recommends"], packages)?;
@@ -86,7 +86,7 @@ fn install(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What containers say to every service: not now.
+/// Whether the system forbids services to start, as containers do.
 fn forbids_services() -> bool {
     fs::metadata("/usr/sbin/policy-rc.d").is_ok()
 }
@@ -106,7 +106,7 @@ fn apt(args: &[&str], packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Where the programs of these Python packages are, and a Python that has them.
+/// The directory with the programs of these Python packages, and a Python that has them.
 pub(super) fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
     let folder = interop(name);
     let bin = folder.join("bin");
@@ -120,7 +120,7 @@ pub(super) fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
     Ok(bin)
 }
 
-/// Where the programs of these Node packages are.
+/// The directory with the programs of these Node packages.
 pub(super) fn node(name: &str, packages: &[&str]) -> Result<PathBuf> {
     let folder = interop(name);
     installed_once(&folder, packages, || {
@@ -134,12 +134,13 @@ pub(super) fn node(name: &str, packages: &[&str]) -> Result<PathBuf> {
     Ok(folder.join("node_modules/.bin"))
 }
 
-/// The folder of a set of packages.
+/// The directory of a set of packages.
 pub(super) fn interop(name: &str) -> PathBuf {
     cargo::target_dir().join("interop").join(name)
 }
 
-/// A mark in the folder says what is installed; it comes last, so that a run that was broken off begins anew.
+/// Installs the packages unless a mark file says that they are installed. The mark is written last, so that an interrupted installation is
+/// repeated.
 fn installed_once(folder: &Path, packages: &[&str], install: impl FnOnce() -> Result<()>) -> Result<()> {
     let mark = folder.join("installed");
     if fs::read_to_string(&mark).is_ok_and(|installed| installed == packages.join("\n")) {

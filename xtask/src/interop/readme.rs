@@ -1,6 +1,6 @@
-//! The README's script, taken out of the document and run against a real server.
+//! Extracts the README's script and runs it against a real server.
 //!
-//! Owns a Python environment under the target folder. Needs Python 3 with `venv`, and the package index once.
+//! Uses a Python environment below the target directory. Needs Python 3 with `venv`, and the package index once.
 
 use std::{
     fs,
@@ -78,7 +78,7 @@ const CHECKS: &[(&str, Check)] = &[
     }),
 ];
 
-/// The one Python block of the README.
+/// The only Python block of the README.
 fn readme_script() -> Result<String> {
     let readme = fs::read_to_string(cargo::root().join("README.md")).context("read `README.md`")?;
     let (_, rest) = readme.split_once("```python\n").context("README.md has no Python block")?;

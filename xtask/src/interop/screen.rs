@@ -1,6 +1,6 @@
-//! A real terminal to look at: one tmux server with one window, which types keys and reads the screen.
+//! A real terminal: one tmux server with one window, to type keys and read the screen.
 //!
-//! Owns the transcript, which a failure prints, and the end of tmux. Knows no program that runs in it.
+//! Keeps a transcript, which is printed on failure, and ends tmux.
 
 use std::{
     cell::RefCell,
@@ -16,16 +16,16 @@ use rustix::process::Signal;
 
 use super::world::{self, World, kill, wait_until};
 
-/// Nothing on a screen takes longer on a busy machine.
+/// Timeout for anything on a screen, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Screens that a failure shows.
+/// Number of screens that are shown on failure.
 const KEPT: usize = 6;
 
-/// What the shell says when it waits.
+/// The prompt of the shell.
 const PROMPT: &str = "ready>";
 
-/// No line for the state of tmux, so that the window is as high as it is asked to be; no wait after Escape.
+/// No status line, so that the window has the requested height; no delay after Escape.
 const CONFIG: &str = "set -g status off\nset -g escape-time 0\nset -g default-terminal screen\n";
 
 /// Rows and columns of a window.
@@ -35,14 +35,14 @@ pub(super) const SIZE: (u16, u16) = (30, 100);
 pub(super) struct Screen<'a> {
     world: &'a World,
     socket: PathBuf,
-    /// Of the tmux server.
+    /// The pid of the tmux server.
     pid: u32,
-    /// What was done, and how the screen looked at the end of each wait.
+    /// The actions, and the screen at the end of each wait.
     transcript: RefCell<Vec<String>>,
 }
 
 impl<'a> Screen<'a> {
-    /// Opens the window. The folder gets the socket and the configuration.
+    /// Opens the window. The socket and the configuration are in `folder`.
     pub(super) fn open(world: &'a World, folder: &Path, variables: &[(&str, &str)]) -> Result<Self> {
         let (socket, config) = (folder.join("tmux.sock"), folder.join("tmux.conf"));
         fs::write(&config, CONFIG)?;
@@ -50,30 +50,31 @@ impl<'a> Screen<'a> {
         let mut command = world.command("tmux");
         command.arg("-S").arg(&socket).arg("-f").arg(&config).args(["new-session", "-d", "-y", &rows, "-x", &columns]);
         command.arg("sh").envs(variables.iter().copied());
-        // The shell must not read what the caller's would.
+        // The shell must not read the caller's startup file.
         world::success_of(command.env_remove("ENV").env("TERM", "screen"), PATIENCE)?;
         let mut screen = Self { world, socket, pid: 0, transcript: RefCell::default() };
         screen.pid = screen.tmux(&["display-message", "-p", "#{pid}"])?.trim_end().parse()?;
-        // Typed and not handed over, because some shells of root keep their own. In two parts, because typing shows it as well.
+        // Type the prompt instead of passing it in the environment, because some shells of root override it. Type it in two parts, because
+        // the typed text is shown as well.
         screen.send("PS1='rea''dy> '")?;
         screen.press("Enter")?;
         screen.wait_for("a prompt", |screen| screen.lines().any(|line| line.starts_with(PROMPT)))?;
         Ok(screen)
     }
 
-    /// Types these characters as they are.
+    /// Types these characters literally.
     pub(super) fn send(&self, text: &str) -> Result<()> {
         self.note(format!("typed `{text}`"));
         self.tmux(&["send-keys", "-l", "--", text]).map(drop)
     }
 
-    /// Presses a key that has a name, such as `Enter`, `Escape` or `C-c`.
+    /// Presses a named key, such as `Enter`, `Escape` or `C-c`.
     pub(super) fn press(&self, key: &str) -> Result<()> {
         self.note(format!("pressed {key}"));
         self.tmux(&["send-keys", key]).map(drop)
     }
 
-    /// A command line on an empty screen; its code is shown when it ends.
+    /// Runs a command line on an empty screen; its exit code is shown when it ends.
     pub(super) fn begin(&self, line: &str) -> Result<()> {
         self.send("clear")?;
         self.press("Enter")?;
@@ -82,7 +83,7 @@ impl<'a> Screen<'a> {
         self.press("Enter")
     }
 
-    /// Waits for the end of what `begin` began.
+    /// Waits for the end of the command that `begin` started.
     pub(super) fn end_with(&self, code: u8) -> Result<()> {
         let wanted = format!("code={code}");
         self.wait_for(&format!("the end with code {code}"), |screen| {
@@ -91,7 +92,7 @@ impl<'a> Screen<'a> {
         })
     }
 
-    /// Waits until the screen looks so.
+    /// Waits until the screen matches.
     pub(super) fn wait_for(&self, what: &str, looks_so: impl Fn(&str) -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -108,22 +109,22 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// Gives the window another size.
+    /// Resizes the window.
     pub(super) fn resize(&self, (rows, columns): (u16, u16)) -> Result<()> {
         self.note(format!("resized to {rows} rows and {columns} columns"));
         self.tmux(&["resize-window", "-y", &rows.to_string(), "-x", &columns.to_string()]).map(drop)
     }
 
-    /// Ends the shell and tmux with it.
+    /// Ends the shell and tmux.
     pub(super) fn close(self) -> Result<()> {
         self.tmux(&["kill-server"])?;
         let (pid, socket) = (self.pid, &self.socket);
         wait_until("tmux has ended", PATIENCE, || !is_alive(pid))?;
-        fs::remove_file(socket).ok(); // tmux removes it where it can.
+        fs::remove_file(socket).ok(); // tmux usually removes it.
         Ok(())
     }
 
-    /// What was done and seen, the latest of it.
+    /// The latest actions and screens.
     pub(super) fn transcript(&self) -> String {
         self.transcript.borrow().join("\n---\n")
     }
@@ -145,14 +146,14 @@ impl<'a> Screen<'a> {
 
 impl Drop for Screen<'_> {
     fn drop(&mut self) {
-        // Ended already where `close` was called, and then the number may be somebody else's.
+        // If `close` was called, tmux has ended and the pid may have been reused.
         if self.pid != 0 && world::with_path(&self.socket).contains(&self.pid) {
             kill(self.pid, Signal::KILL);
         }
     }
 }
 
-/// Whether the process runs; one that waits to be collected does not.
+/// Whether the process runs; a zombie does not.
 fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))

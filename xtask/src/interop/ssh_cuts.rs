@@ -1,4 +1,4 @@
-//! ssh is killed on either side, again and again, while `run` moves records over `ssh://`: nothing is lost.
+//! ssh is killed on either side repeatedly while `run` transfers records over `ssh://`: nothing is lost.
 
 use std::{sync::atomic::Ordering, thread, time::Duration};
 
@@ -15,10 +15,10 @@ use crate::{
     server,
 };
 
-/// Kills during one run; the next run begins with a start of its own.
+/// Kills during one run; the next run begins with a new start.
 const KILLS_A_RUN: u64 = 5;
 
-/// A new ssh must be there within this: the client's pauses grow to 5 s where several attempts fail.
+/// A new ssh must be running within this time: the client's pauses grow to 5 s if several attempts fail.
 const NEXT_SSH: Duration = Duration::from_secs(30);
 
 pub(super) fn run(world: &World) -> Result<Vec<String>> {
@@ -30,7 +30,7 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     while killed.iter().sum::<u64>() < wanted {
         let id = tally.runs + 1;
         let watch = Watch::default();
-        // Slow enough that the run lasts until it is told to end, fast enough that each kill hits bytes under way.
+        // Slow enough that the run lasts until it is ended, fast enough that each kill hits data in flight.
         let job = Job { id, count: u64::MAX, random: random.fork(), pause: Duration::from_millis(2) };
         let (moved, nemesis) = thread::scope(|scope| {
             let watch = &watch;
@@ -55,11 +55,12 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     )])
 }
 
-/// Kills ssh and its server in turn, each time one that was not there before the last kill.
+/// Kills ssh and its server alternately, each time a process that was started after the last kill.
 fn kill_often(far: &Far<'_>, watch: &Watch, random: &mut Random, killed: &mut [u64; 2]) -> Result<()> {
     let mut last = None;
     for kills in 0..KILLS_A_RUN {
-        // One kill in four hits a link that is being made; not the first one, because its failure is an answer.
+        // One kill in four hits a connection that is being established; but not the first one, because its failure would be reported at
+        // once.
         let in_flow = kills == 0 || !random.one_in(4);
         let ssh = next_ssh(watch, last, in_flow)?;
         thread::sleep(Duration::from_millis(random.between(0, 400)));
@@ -70,11 +71,11 @@ fn kill_often(far: &Far<'_>, watch: &Watch, random: &mut Random, killed: &mut [u
             last = Some(ssh);
         }
     }
-    // The last one is mended as well.
+    // The client also recovers from the last kill.
     next_ssh(watch, last, true).map(drop)
 }
 
-/// Waits for an ssh that is not the last one, and where it is to flow, for output over it.
+/// Waits for a new ssh and, with `in_flow`, for output over it.
 fn next_ssh(watch: &Watch, last: Option<u32>, in_flow: bool) -> Result<u32> {
     let is_over = || watch.over.load(Ordering::Relaxed);
     let mut ssh = None;

@@ -1,4 +1,4 @@
-//! That a measurement fails on wrong bytes: a scripted server tells one thing wrong at a time.
+//! Tests that a measurement fails on wrong bytes: a scripted server gets one thing wrong at a time.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -8,7 +8,7 @@ use std::{
 
 use super::*;
 
-/// What a process says, on lines, to a client that announced `dialect`; how many bytes came in all, or what was wrong.
+/// Sends these events over newline framing to a client with `dialect`. Returns the number of output bytes, or the error.
 fn run(dialect: Dialect, events: &[&[u8]]) -> Result<u64> {
     let (ours, theirs) = UnixStream::pair()?;
     let events: Vec<u8> = events.concat();
@@ -17,7 +17,7 @@ fn run(dialect: Dialect, events: &[&[u8]]) -> Result<u64> {
         let say = |bytes: &[u8]| (&theirs).write_all(bytes).unwrap();
         lines.next().unwrap().unwrap();
         say(b"{\"id\":1,\"result\":{\"sessionId\":\"s\",\"capabilities\":{\"ack\":true,\"ackWindowBytes\":4194304,\"dialects\":[\"binary\"]}}}\n");
-        // `initialized`, and the start.
+        // Skip `initialized` and the start.
         lines.by_ref().take(2).for_each(drop);
         say(b"{\"id\":2,\"result\":{\"processId\":\"1\"}}\n");
         say(&events);

@@ -1,6 +1,6 @@
-//! The script of F20 and what its client saw, as lines that do not depend on time, pids or how output was cut into chunks.
+//! The script of F20 and the transcript of its client, as lines that do not depend on time, pids or chunk boundaries.
 //!
-//! A server makes the holder, is killed, and another one adopts it; processes of every kind live through that.
+//! One server creates the holder and is killed, and another one adopts it; processes of every kind survive that.
 
 use std::{
     collections::BTreeMap,
@@ -20,19 +20,19 @@ use crate::{
 /// Longer than the whole script may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// More than the memory of a log, so that it goes to disk while nobody is attached.
+/// More than the memory of a log, so that output goes to disk while no client is attached.
 const FLOOD_BYTES: u64 = 40_000_000;
 
-/// What a client announces, and how it takes output.
+/// Which capabilities a client announces, and how it receives output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Nothing announced; output by `process/read`.
+    /// No capabilities; output by `process/read`.
     Reference,
-    /// Everything announced; output by notifications, acknowledged.
+    /// All capabilities; output by notifications, which are acknowledged.
     Ours,
 }
 
-/// The client of one play.
+/// The client of one execution.
 struct Client {
     shape: Shape,
     session: String,
@@ -41,7 +41,7 @@ struct Client {
     lines: Vec<String>,
 }
 
-/// What came from one process.
+/// The data received from one process.
 #[derive(Default)]
 struct Seen {
     seq: u64,
@@ -53,7 +53,7 @@ struct Seen {
     is_closed: bool,
 }
 
-/// Plays the script: `first` makes the holder, `second` adopts it.
+/// Runs the script: `first` creates the holder, `second` adopts it.
 pub(super) fn play(shape: Shape, first: &Path, second: &Path) -> Result<Vec<String>> {
     let mut setup = Setup::new(first)?;
     let server = setup.start()?;
@@ -109,7 +109,7 @@ impl Client {
 
     fn after(&mut self) -> Result<()> {
         self.until("flood", |seen| seen.is_closed)?;
-        // Taken before the change or not: it must not enter twice.
+        // Whether these writes were accepted before the change or not, they must not be written twice.
         self.write("cat", "w1", b"one\n")?;
         self.write("cat", "w2", b"two\n")?;
         self.call("process/closeStdin", &json!({ "processId": "cat" }))?;
@@ -126,7 +126,7 @@ impl Client {
         Ok(())
     }
 
-    /// What the processes said, what the list says, and the end of the session.
+    /// Adds the data of the processes, the list, and the end of the session to the transcript.
     fn finish(mut self) -> Result<Vec<String>> {
         for (process, seen) in &self.seen {
             let head = String::from_utf8_lossy(&seen.head[..seen.head.len().min(60)]).into_owned();
@@ -135,7 +135,7 @@ impl Client {
         }
         let list = self.wire.call("process/list", &json!({}))?;
         let mut listed = list["processes"].as_array().context("`process/list` gave no `processes`")?.clone();
-        // The oldest comes first, but several began in the same millisecond.
+        // The list is oldest first, but several processes began in the same millisecond.
         listed.sort_by_key(|entry| entry["processId"].to_string());
         for entry in listed {
             let part = |key: &str| entry[key].to_string();
@@ -161,7 +161,7 @@ impl Client {
         self.call("process/write", &json!({ "processId": process, "writeId": id, "chunk": STANDARD.encode(bytes) }))
     }
 
-    /// Calls and writes down what is the same in every play. Keys that a version adds are free.
+    /// Calls a method and records the parts of the answer that are the same in every execution. Keys that a version adds are ignored.
     fn call(&mut self, method: &str, params: &Value) -> Result<()> {
         let line = match self.wire.call(method, params) {
             Ok(answer) => {
@@ -178,7 +178,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes output until it holds of a process.
+    /// Receives output until the condition holds for a process.
     fn until(&mut self, process: &str, level: impl Fn(&Seen) -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !level(self.seen.entry(process.to_owned()).or_default()) {
@@ -191,7 +191,7 @@ impl Client {
         Ok(())
     }
 
-    /// One long poll. What nobody reads for a second is pushed, and a disk can keep a reader waiting for longer.
+    /// One long poll. Output that is not read for a second is pushed, and a slow disk can delay a reader for longer than that.
     fn read(&mut self, process: &str) -> Result<()> {
         let after = self.seen.entry(process.to_owned()).or_default().seq;
         let params = json!({ "processId": process, "afterSeq": after, "waitMs": 1000 });
@@ -205,7 +205,7 @@ impl Client {
             let seq = chunk["seq"].as_u64().context("a chunk without number")?;
             ensure!(seq > last, "number {seq} came after {last}");
             last = seq;
-            // What was pushed before the answer may be in it again.
+            // Output that was pushed before the answer may be in it again.
             if seq > seen.seq {
                 seen.take(seq, &STANDARD.decode(chunk["chunk"].as_str().context("a chunk without bytes")?)?)?;
             }
@@ -216,14 +216,14 @@ impl Client {
         Ok(())
     }
 
-    /// One message, acknowledged.
+    /// Handles and acknowledges one message.
     fn listen(&mut self) -> Result<()> {
         let message = self.wire.next()?;
         let Some((process, seq)) = self.hear(message)? else { return Ok(()) };
         Ok(self.wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
     }
 
-    /// An event that was pushed: whose, and its number. Those that came before the change of servers may come again.
+    /// Handles a pushed event; returns its process and number. Events from before the change of servers may be repeated.
     fn hear(&mut self, message: Incoming) -> Result<Option<(String, u64)>> {
         Ok(match message {
             Incoming::Output(output) => {
