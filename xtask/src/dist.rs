@@ -251,7 +251,7 @@ fn write_sums(folder: &Path) -> Result<()> {
     write(&folder.join("SHA256SUMS"), &sums)
 }
 
-/// Packs a tree reproducibly: the same bytes whoever packs it and when.
+/// Packs a tree reproducibly: the same tree always gives the same bytes.
 fn pack(tree: &Path, to: &Path, date: u64) -> Result<()> {
     let (parent, name) = (tree.parent().context("a folder")?, tree.file_name().context("a name")?);
     let mut tar = Command::new("tar");

@@ -37,7 +37,7 @@ pub(crate) struct Options {
 /// The contents of `bench/instructions.json`.
 #[derive(Debug, Default, Deserialize, Serialize)]
 struct Table {
-    /// What else the counts depend on; printed if it differs.
+    /// The versions of other software that the counts depend on; printed if they differ.
     made_with: BTreeMap<String, String>,
     /// Counts by name: bench, function, case.
     instructions: BTreeMap<String, u64>,
@@ -211,7 +211,7 @@ fn locked<'a>(lock: &'a str, name: &str) -> Option<&'a str> {
     after.split('"').next()
 }
 
-/// What the counts depend on besides our code.
+/// The versions of other software that the counts depend on.
 fn made_with() -> Result<BTreeMap<String, String>> {
     let commands = [
         ("rustc", "rustc", "--version"),

@@ -1,9 +1,9 @@
 //! The project's own commands: `cargo xtask fmt | lint | tidy | sim | fuzz | faults | interop | bench | guard | dist | ci`.
 //!
-//! Owns the checks around the product: house rules, fault injection, interoperation and the benchmark. It depends on no crate
-//! of ours on purpose: the oracle of the fault runs speaks JSON over a WebSocket by a foreign library and starts the release
-//! binary, so that it cannot share a mistake with the server. The hidden modes at the end are the small programs that the
-//! runs start as children (self-describing producer, writer that gets killed, bare fork and exec, echo).
+//! Contains the checks around the product: house rules, fault injection, interoperation and the benchmark. It deliberately depends on no
+//! product crate: the oracle of the fault runs uses JSON over a third-party WebSocket library and starts the release binary, so that it
+//! cannot share a mistake with the server. The hidden modes at the end are the small programs that the runs start as children
+//! (self-describing producer, writer that gets killed, bare fork and exec, echo).
 
 #![expect(clippy::print_stdout, reason = "a command line tool: standard output is its result")]
 #![expect(

@@ -1,7 +1,7 @@
-//! A client of MCP over standard streams that shares no code with ours: one JSON object a line, and nothing behind it.
+//! An MCP client over standard streams that shares no code with ours: one JSON object per line.
 //!
-//! Owns a program that speaks MCP, whichever it is: a server, or a bridge to one. Reads in the caller's own thread, so that a call
-//! costs what the program takes and no more. Must not know which tools there are.
+//! Runs a program that speaks MCP: a server, or a bridge to one. Reads in the caller's thread, so that a call takes only as long as the
+//! program does.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,31 +16,31 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::{Value, json};
 
-/// Longer than any answer may take, the first start of a package on a busy machine among them.
+/// Longer than any answer may take, including the first start of a package on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The version of MCP that is offered.
 const VERSION: &str = "2025-06-18";
 
-/// What is kept of what the program says on standard error.
+/// How much of the program's stderr is kept.
 const SAID_BYTES: usize = 64 << 10;
 
 /// More pages than any list has.
 const PAGES: usize = 100;
 
-/// A program that speaks MCP.
+/// A running program that speaks MCP.
 pub(crate) struct McpClient {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: ChildStdout,
-    /// What was read and is not a whole line yet, or not asked for yet.
+    /// Bytes that were read but are not a whole line yet, or were not requested yet.
     buffer: Vec<u8>,
     next_id: u64,
     said: Arc<Mutex<Vec<u8>>>,
 }
 
 impl McpClient {
-    /// Starts the program; nothing is said yet.
+    /// Starts the program without sending anything.
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
         let name = format!("{command:?}");
         let mut child = command
@@ -54,18 +54,18 @@ impl McpClient {
         let stderr = child.stderr.take().context("standard error is a pipe")?;
         let said = Arc::default();
         let sink = Arc::clone(&said);
-        // Ends with the program's standard error; nobody waits for it, because something may outlive the program and hold it.
+        // The thread ends with the program's stderr. It is not joined, because a descendant may outlive the program and hold stderr open.
         thread::spawn(move || hear(stderr, &sink));
         Ok(Self { child, stdin, stdout, buffer: Vec::new(), next_id: 1, said })
     }
 
-    /// What it said on standard error, the beginning of it.
+    /// The beginning of its stderr.
     pub(crate) fn said(&self) -> String {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&said).into_owned()
     }
 
-    /// The handshake; what the server says of itself.
+    /// Performs the handshake; returns the server's `initialize` result.
     pub(crate) fn initialize(&mut self) -> Result<Value> {
         let params = json!({
             "protocolVersion": VERSION,
@@ -77,7 +77,7 @@ impl McpClient {
         Ok(server)
     }
 
-    /// A request; returns its result. What comes meanwhile is answered or passed over.
+    /// Sends a request and returns its result. Requests of the server in the meantime are answered, notifications ignored.
     pub(crate) fn call(&mut self, method: &str, params: &Value) -> Result<Value> {
         let id = self.ask(method, params)?;
         loop {
@@ -94,7 +94,7 @@ impl McpClient {
         }
     }
 
-    /// Everything of a list, through all of its pages.
+    /// All entries of a list, through all of its pages.
     pub(crate) fn list(&mut self, method: &str, of: &str) -> Result<Vec<Value>> {
         let (mut all, mut cursor) = (Vec::new(), Value::Null);
         for _ in 0..PAGES {
@@ -112,7 +112,7 @@ impl McpClient {
         bail!("`{method}` has more than {PAGES} pages")
     }
 
-    /// Sends a request and does not wait; its number.
+    /// Sends a request without waiting; returns its id.
     pub(crate) fn ask(&mut self, method: &str, params: &Value) -> Result<u64> {
         let id = self.next_id;
         self.next_id += 1;
@@ -130,13 +130,13 @@ impl McpClient {
         sent.with_context(|| format!("send to it; it said: {}", self.said()))
     }
 
-    /// The next message. Anything else on standard output is an error.
+    /// The next message. Anything else on stdout is an error.
     pub(crate) fn next(&mut self) -> Result<Value> {
         let line = self.line()?.ok_or_else(|| anyhow!("it ended its output; it said: {}", self.said()))?;
         serde_json::from_slice(&line).with_context(|| format!("not a message: {}", String::from_utf8_lossy(&line)))
     }
 
-    /// Whether a message, or the end, has come already.
+    /// Whether a message, or EOF, has already arrived.
     pub(crate) fn has_next(&self) -> Result<bool> {
         if self.buffer.contains(&b'\n') {
             return Ok(true);
@@ -144,7 +144,7 @@ impl McpClient {
         Ok(self.wait(Duration::ZERO)?)
     }
 
-    /// The next line; none at the end. What comes after the last line end is an error.
+    /// The next line; `None` at EOF. Bytes after the last newline are an error.
     fn line(&mut self) -> Result<Option<Vec<u8>>> {
         let mut looked = 0;
         loop {
@@ -172,7 +172,7 @@ impl McpClient {
         rustix::io::retry_on_intr(|| rustix::event::poll(&mut stdout, Some(&patience))).map(|ready| ready > 0)
     }
 
-    /// What a server asks its client: enough that one which asks goes on.
+    /// Answers a request of the server, so that the server can continue.
     fn answer(&mut self, message: &Value) -> Result<()> {
         let Some(id) = message.get("id") else { return Ok(()) };
         let result = match message["method"].as_str().unwrap_or_default() {
@@ -187,12 +187,12 @@ impl McpClient {
         self.send(&json!({ "jsonrpc": "2.0", "id": id, "result": result }))
     }
 
-    /// Closes its input, as a client that leaves.
+    /// Closes its stdin, like a client that disconnects.
     pub(crate) fn close(&mut self) {
         self.stdin = None;
     }
 
-    /// Waits for its end; its output must end with it, and have nothing more in it.
+    /// Waits for its end; its output must end too, without a further answer.
     pub(crate) fn end(mut self, within: Duration) -> Result<ExitStatus> {
         self.close();
         let deadline = Instant::now() + within;
@@ -204,7 +204,7 @@ impl McpClient {
             thread::sleep(Duration::from_millis(2));
         };
         while let Some(line) = self.line()? {
-            // A server may say good-bye; an answer that nobody waits for is a second one.
+            // The server may send notifications at the end; another answer would be a duplicate.
             let message: Value = serde_json::from_slice(&line).context("not a message at the end")?;
             ensure!(message.get("method").is_some(), "one answer too many: {message}");
         }
@@ -214,7 +214,7 @@ impl McpClient {
 
 impl Drop for McpClient {
     fn drop(&mut self) {
-        self.child.kill().ok(); // Ended already where all went well.
+        self.child.kill().ok(); // Already ended if all went well.
         self.child.wait().ok();
     }
 }

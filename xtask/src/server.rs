@@ -1,7 +1,7 @@
-//! A real server: starts the release binary on a state directory, kills it, starts it again, weighs it.
+//! A real server: starts the release binary on a state directory, kills it, restarts it, measures its memory.
 //!
-//! Owns the operating system's side of a run (pids, memory, temporary state); knows nothing of the wire. Whatever it started
-//! is gone when it is dropped, holders included.
+//! Handles the operating system's side of a run (pids, memory, temporary state), not the wire protocol. Dropping it ends everything it
+//! started, including holders.
 
 use std::{
     fs,
@@ -19,18 +19,18 @@ use tempfile::TempDir;
 
 use crate::wire::Address;
 
-/// How a server is started, and started again.
+/// How a server is started and restarted.
 pub(crate) struct Setup {
     binary: PathBuf,
     listen: String,
     /// Removed when the run is over.
     state: TempDir,
     extra: Vec<String>,
-    /// The limit of descriptors that the server is started with.
+    /// The fd limit with which the server is started.
     nofile: Option<u64>,
-    /// Words before the program: what starts it.
+    /// A command line prefix: the program that starts the server.
     through: Vec<String>,
-    /// Who it runs as.
+    /// The uid it runs as.
     user: Option<u32>,
 }
 
@@ -40,7 +40,7 @@ impl Setup {
         let port = free_port()?;
         let state = tempfile::Builder::new().prefix("exec-server-xtask-").tempdir()?;
         Ok(Self {
-            // It may be started in another directory.
+            // The server may be started in another directory.
             binary: std::path::absolute(binary)?,
             listen: format!("ws://127.0.0.1:{port}"),
             state,
@@ -51,35 +51,34 @@ impl Setup {
         })
     }
 
-    /// The program.
     pub(crate) fn binary(&self) -> &Path {
         &self.binary
     }
 
-    /// One more argument of `serve`.
+    /// Adds an argument of `serve`.
     pub(crate) fn arg(mut self, arg: &str) -> Self {
         self.extra.push(arg.to_owned());
         self
     }
 
-    /// From the next start on, this program: an upgrade, or a way back.
+    /// Uses this program from the next start on (an upgrade or a downgrade).
     pub(crate) fn use_binary(&mut self, binary: &Path) {
         binary.clone_into(&mut self.binary);
     }
 
-    /// Lets the server have no more descriptors than this, now and later.
+    /// Limits the fds of the server.
     pub(crate) fn nofile(mut self, most: u64) -> Self {
         self.nofile = Some(most);
         self
     }
 
-    /// Starts the server by another program, which gets it as its last arguments.
+    /// Starts the server through another program, which gets the server's command line as its last arguments.
     pub(crate) fn through(mut self, words: &[&str]) -> Self {
         self.through = words.iter().map(|word| (*word).to_owned()).collect();
         self
     }
 
-    /// Gives the server a state directory on a disk of its own, of so many bytes, which only it and its children see.
+    /// Puts the state directory on a tmpfs of this size, which only the server and its children see.
     pub(crate) fn tmpfs(self, bytes: u64) -> Result<Self> {
         let state = self.state_dir();
         fs::create_dir(&state)?;
@@ -95,7 +94,7 @@ impl Setup {
         Ok(self)
     }
 
-    /// A folder beside the state for what a run's children write.
+    /// A directory beside the state for files of a run's children.
     pub(crate) fn scratch(&self) -> &Path {
         self.state.path()
     }
@@ -148,12 +147,12 @@ impl Setup {
         self.launch()?.ready().with_context(|| format!("its log says: {}", self.log_tail()))
     }
 
-    /// All that the servers said on standard error.
+    /// The stderr of all servers.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.state.path().join("stderr")).unwrap_or_default()
     }
 
-    /// Fails where a server or holder panicked.
+    /// Fails if a server or holder panicked.
     pub(crate) fn ensure_no_panic(&self) -> Result<()> {
         let log = self.log();
         let panic = log.lines().find(|line| line.contains("panicked"));
@@ -161,7 +160,7 @@ impl Setup {
         Ok(())
     }
 
-    /// The last lines of what the server said on standard error.
+    /// The last lines of the servers' stderr.
     pub(crate) fn log_tail(&self) -> String {
         let text = self.log();
         let lines: Vec<&str> = text.lines().collect();
@@ -180,23 +179,23 @@ impl Setup {
             .collect()
     }
 
-    /// Memory of the family in KiB.
+    /// Memory of server, spawner and holders in KiB.
     pub(crate) fn memory_kib(&self) -> u64 {
         self.family().into_iter().map(memory_kib).sum()
     }
 
-    /// The holders of the family.
+    /// The pids of the holders.
     pub(crate) fn holders(&self) -> Vec<u32> {
         self.family().into_iter().filter(|pid| comm(*pid).is_some_and(|comm| comm.starts_with("exec-holder"))).collect()
     }
 
-    /// Threads of the family.
+    /// The number of threads of server, spawner and holders.
     pub(crate) fn threads(&self) -> usize {
         let count = |pid: u32| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
         self.family().into_iter().map(count).sum()
     }
 
-    /// Waits until nothing of the family runs any more.
+    /// Waits until server, spawner and holders have ended.
     pub(crate) fn wait_gone(&self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
         loop {
@@ -219,22 +218,22 @@ impl Drop for Setup {
         for pid in self.family() {
             kill(pid, rustix::process::Signal::KILL);
         }
-        // Children die with their holders; wait, so that nothing writes into a folder that is being removed.
+        // Children die with their holders. Wait, so that no process writes into a directory that is being removed.
         self.wait_gone(Duration::from_secs(5)).ok();
         remove_groups(&self.state_dir().join("sessions"));
     }
 }
 
-/// Removes the control groups of sessions whose holders were killed with everything else.
+/// Removes the control groups of sessions whose holders were killed.
 fn remove_groups(sessions: &Path) {
     for session in fs::read_dir(sessions).into_iter().flatten().flatten() {
         let text = fs::read_to_string(session.path().join("cgroup")).unwrap_or_default();
         for dir in text.lines().filter_map(|line| line.split_once(' ')).map(|(_, dir)| Path::new(dir)) {
             for process in fs::read_dir(dir).into_iter().flatten().flatten() {
-                fs::remove_dir(process.path()).ok(); // Files are not directories, and go with theirs.
+                fs::remove_dir(process.path()).ok(); // Fails for plain files, which disappear with their directory.
             }
             fs::remove_dir(dir).ok();
-            dir.parent().map(fs::remove_dir); // Refused while another is in it.
+            dir.parent().map(fs::remove_dir); // Fails while another group is in it.
         }
     }
 }
@@ -245,7 +244,7 @@ pub(crate) struct Launched {
 }
 
 impl Launched {
-    /// Waits for the URL. The kernel ends the wait when the program dies.
+    /// Waits for the URL. If the program dies, the pipe closes and the wait ends.
     pub(crate) fn ready(mut self) -> Result<Server> {
         let stdout = self.child.stdout.take().context("standard output is a pipe")?;
         let mut line = String::new();
@@ -258,7 +257,7 @@ impl Launched {
         Ok(Server { child: self.child, address: Address::parse(line.trim_end())?, stdout })
     }
 
-    /// SIGKILL before it listens.
+    /// Sends SIGKILL before the server listens.
     pub(crate) fn kill(mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -270,7 +269,7 @@ impl Launched {
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: Address,
-    /// Held open: what a closed standard output does is another test.
+    /// Held open, because a closed stdout is tested elsewhere.
     stdout: BufReader<std::process::ChildStdout>,
 }
 
@@ -292,12 +291,12 @@ impl Server {
         self.child.id()
     }
 
-    /// SIGTERM, without a wait.
+    /// Sends SIGTERM without waiting.
     pub(crate) fn terminate(&self) {
         kill(self.child.id(), rustix::process::Signal::TERM);
     }
 
-    /// SIGTERM, and the exit it promises.
+    /// Sends SIGTERM and checks the exit code.
     pub(crate) fn stop(self) -> Result<()> {
         self.terminate();
         let code = self.wait(Duration::from_secs(10)).context("after SIGTERM")?;
@@ -305,7 +304,7 @@ impl Server {
         Ok(())
     }
 
-    /// Waits for its end; the code, unless a signal ended it.
+    /// Waits for its end; returns the exit code, or `None` if a signal ended it.
     pub(crate) fn wait(mut self, patience: Duration) -> Result<Option<i32>> {
         let deadline = Instant::now() + patience;
         loop {
@@ -320,20 +319,20 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.child.kill().ok(); // Already ended where `stop` or `kill` was called.
+        self.child.kill().ok(); // Already ended if `stop` or `kill` was called.
         self.child.wait().ok();
     }
 }
 
-/// Sends a signal to a process that we started or that belongs to it.
+/// Sends a signal to a process that we started, or to one of its descendants.
 pub(crate) fn kill(pid: u32, signal: rustix::process::Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
-        rustix::process::kill_process(pid, signal).ok(); // Gone already: what was wanted.
+        rustix::process::kill_process(pid, signal).ok(); // Already gone, as intended.
     }
 }
 
-/// A free port below those that the kernel gives to clients: one of theirs could take the port between kill and restart. No
-/// two servers of a run get the same, also before the first of them listens.
+/// A free port below the ephemeral range: a client's port could otherwise take it between kill and restart. No two servers of a run get the
+/// same port, even before the first of them listens.
 fn free_port() -> Result<u16> {
     static ASKED: AtomicU16 = AtomicU16::new(0);
     let start = std::process::id() as u16 % 8000;
@@ -343,23 +342,23 @@ fn free_port() -> Result<u16> {
         .context("no free port from 22000 to 29999")
 }
 
-/// Every process of the machine.
+/// All pids of the machine.
 pub(crate) fn pids() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// The short name of a process.
+/// The `comm` of a process.
 pub(crate) fn comm(pid: u32) -> Option<String> {
     Some(fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
 }
 
-/// Pss of a process. Where the kernel hides it (our processes are not dumpable), anonymous and shared memory instead,
-/// which is never less than what Pss would count of them.
+/// Pss of a process in KiB. If the kernel hides it (our processes are not dumpable), anonymous and shared memory instead, which is never
+/// less than their Pss.
 pub(crate) fn memory_kib(pid: u32) -> u64 {
     pss_kib(pid, &["Pss:"])
 }
 
-/// The same without the pages of the program, whose share grows whenever somebody else who runs it ends.
+/// The same without the pages of the program file, whose share grows whenever another process that runs it ends.
 pub(crate) fn own_memory_kib(pid: u32) -> u64 {
     pss_kib(pid, &["Pss_Anon:", "Pss_Shmem:"])
 }
@@ -380,27 +379,27 @@ fn pss_kib(pid: u32, keys: &[&str]) -> u64 {
     }
 }
 
-/// Open descriptors of a process.
+/// The number of open fds of a process.
 pub(crate) fn descriptors(pid: u32) -> u64 {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64)
 }
 
-/// Processor time that a process has used, in clock ticks of a hundredth of a second.
+/// CPU time of a process in clock ticks of a hundredth of a second.
 pub(crate) fn cpu_ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name in parentheses may hold spaces; state is the first field after it, the times are the 12th and 13th.
+    // The name in parentheses may contain spaces; state is the first field after it, the times are the 12th and 13th.
     let after = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);
     after.filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
 }
 
-/// Bytes that the files under a folder take on the disk.
+/// Disk usage of the files below a directory in bytes.
 pub(crate) fn disk_bytes(folder: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt as _;
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let size = |entry: fs::DirEntry| match entry.metadata() {
         Ok(metadata) if metadata.is_dir() => disk_bytes(&entry.path()),
         Ok(metadata) => metadata.blocks() * 512,
-        Err(_) => 0, // Removed while we looked.
+        Err(_) => 0, // Removed during the scan.
     };
     entries.map(size).sum()
 }

@@ -1,6 +1,6 @@
-//! House rules that no compiler checks: module docs, file sizes, forbidden words, the arrows between crates.
+//! House rules that no compiler checks: module docs, file sizes, forbidden words, the dependencies between crates.
 //!
-//! Owns the list of rules; reads the tree and changes nothing. Runs as `cargo xtask tidy` and inside `cargo test`.
+//! Reads the tree and changes nothing. Runs as `cargo xtask tidy` and inside `cargo test`.
 
 use std::{
     fs,
@@ -11,10 +11,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{cargo, faults};
 
-/// Beyond this a file has become two rooms.
+/// A longer file should be split.
 const MAX_LINES: usize = 800;
 
-/// Who may depend on whom, as in ARCHITECTURE.md. A crate that is not listed may use every other.
+/// Allowed dependencies between crates, as in ARCHITECTURE.md. A crate that is not listed may use every other.
 const ARROWS: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("log", &[]),
@@ -51,7 +51,7 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
     collect(root, &mut files)?;
     for path in files {
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
-        // Files that are not text hold no rule of ours.
+        // Skip files that are not text.
         let Ok(text) = fs::read_to_string(&path) else {
             continue;
         };
@@ -78,7 +78,7 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
     Ok(broken)
 }
 
-/// Every file of the repository, without what cargo, git and the interop run make.
+/// Every file of the repository, except the output of cargo, git and the interop run.
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("list `{}`", dir.display()))? {
         let entry = entry?;
@@ -92,14 +92,13 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
                 collect(&path, files)?;
             }
         } else if name != ".git" {
-            // In a worktree it is a file that names the place of the repository.
             files.push(path);
         }
     }
     Ok(())
 }
 
-/// How a test program names what it shares with others.
+/// How a test program includes the shared helpers.
 const SHARED: &str = concat!("#[", "path = \"../common/mod.rs\"]");
 
 fn source(name: &str, text: &str, broken: &mut Vec<String>) {
@@ -111,14 +110,15 @@ fn source(name: &str, text: &str, broken: &mut Vec<String>) {
         broken.push(format!("{name}: no module doc in the first lines"));
     }
     let product_test = name.starts_with("crates/") && name.contains("/tests/");
-    // Spelled in two halves so that this file does not break its own rules.
+    // Written in two halves so that this file does not break its own rules.
     let mut forbidden = vec![concat!("#[", "path"), concat!("#[", "ignore"), concat!("tod", "o!(")];
     if product_test {
         forbidden.push("sleep(");
     }
     for (number, line) in text.lines().enumerate() {
         let code = line.trim_start();
-        // Test programs that are a folder of files share what lies beside their folders, which has no other name in the language.
+        // Test programs that are a directory of files include shared helpers with this attribute, because Rust has no other way to name
+        // them.
         if code.starts_with("//") || (product_test && code == SHARED) {
             continue;
         }
@@ -130,11 +130,11 @@ fn source(name: &str, text: &str, broken: &mut Vec<String>) {
     }
 }
 
-/// No file knows the machine it was written on.
+/// No file may contain a path of the machine on which it was written.
 fn machine_paths(name: &str, text: &str, broken: &mut Vec<String>) {
     for (number, line) in text.lines().enumerate() {
         for path in [concat!("/wo", "rk/"), concat!("/ro", "ot/")] {
-            // Below a folder that a test made, it is a name like any other.
+            // Below a directory that a test created, it is an ordinary name.
             if line.match_indices(path).any(|(at, _)| !line[..at].ends_with('}')) {
                 broken.push(format!("{name}:{}: a path of one machine: `{path}`", number + 1));
             }
@@ -158,7 +158,7 @@ fn arrows(name: &str, text: &str, broken: &mut Vec<String>) {
     }
 }
 
-/// Our own crates in the dependency tables of a manifest, without those only for tests.
+/// Our own crates in the dependency tables of a manifest, without dev-dependencies.
 fn dependencies(text: &str) -> Vec<&str> {
     let mut inside = false;
     let mut found = Vec::new();

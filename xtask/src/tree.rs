@@ -1,7 +1,7 @@
-//! Trees of files that copies are tried on: made from a seed, and compared by everything that a copy keeps.
+//! Trees of files for tests of copies: created from a seed, and compared by everything that a copy keeps.
 //!
-//! Owns what such a tree has in it: many small files, modes, links, names that are not UTF-8, a file with holes, a large one. Shares no
-//! code with the program, which is why the comparison can be trusted.
+//! A tree has many small files, modes, links, names that are not UTF-8, a file with holes, and a large one. This module shares no code with
+//! the program, so that the comparison is independent of it.
 
 use std::{
     collections::BTreeMap,
@@ -26,16 +26,16 @@ const PER_DIRECTORY: u64 = 100;
 /// Bytes written and compared at a time.
 const BLOCK: usize = 1 << 20;
 
-/// What a tree has.
+/// The contents of a tree.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
-    /// Small files.
+    /// Number of small files.
     pub(crate) files: u64,
-    /// Bytes of the large file; none without.
+    /// Bytes of the large file; 0 for none.
     pub(crate) large: u64,
 }
 
-/// Makes a tree; the directory must not be there.
+/// Creates a tree; the directory must not exist.
 pub(crate) fn make(root: &Path, plan: Plan, random: &mut Random) -> Result<()> {
     fs::create_dir(root)?;
     for first in (0..plan.files).step_by(usize::try_from(PER_DIRECTORY)?) {
@@ -50,17 +50,17 @@ pub(crate) fn make(root: &Path, plan: Plan, random: &mut Random) -> Result<()> {
     if plan.large > 0 {
         large(&root.join("large"), plan.large, random)?;
     }
-    // Last, because each entry that is made gives its directory a new time.
+    // Last, because creating an entry changes the time of its directory.
     set_times(root, random)
 }
 
-/// Makes a file of random bytes.
+/// Creates a file of random bytes.
 pub(crate) fn large(path: &Path, bytes: u64, random: &mut Random) -> Result<()> {
     let mut file = File::create(path)?;
     let mut block = vec![0; BLOCK];
     let mut left = bytes;
     while left > 0 {
-        // One number in every 4 KiB: no two pages alike, and quick to make.
+        // One random number in every 4 KiB: no two pages are equal, and it is fast.
         for page in block.chunks_mut(4096) {
             page[..8].copy_from_slice(&random.next().to_le_bytes());
         }
@@ -115,7 +115,7 @@ fn set_times(path: &Path, random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-/// Compares two trees by everything that a copy keeps; returns the bytes that were compared.
+/// Compares two trees by everything that a copy keeps; returns the number of bytes compared.
 pub(crate) fn compare(left: &Path, right: &Path) -> Result<u64> {
     let (a, b) = (fs::symlink_metadata(left)?, fs::symlink_metadata(right).with_context(|| shown(right))?);
     ensure!(a.file_type() == b.file_type(), "{} is of another type", shown(right));
@@ -148,7 +148,7 @@ pub(crate) fn compare(left: &Path, right: &Path) -> Result<u64> {
     Ok(a.len())
 }
 
-/// A tree that is not complete: what is seen of it must be whole. Hidden names of ours are not seen. Returns how many files are.
+/// Checks that every visible file of an incomplete copy is complete. Our hidden names are skipped. Returns the number of visible files.
 pub(crate) fn whole_so_far(source: &Path, target: &Path, bytes_too: bool) -> Result<u64> {
     let mut seen = 0;
     let entries = match fs::read_dir(target) {

@@ -1,7 +1,6 @@
-//! A client of the wire that shares no code with the server: tungstenite for the frames, serde_json for the messages.
+//! A wire client that shares no code with the server: tungstenite for the frames, serde_json for the messages.
 //!
-//! Owns one connection and blocks its thread. Knows the shapes of messages, not what they mean to a run; it dedupes nothing
-//! and checks nothing, that is the oracle's work.
+//! Has one connection and blocks its thread. It parses messages but does not deduplicate or check them; the oracle does.
 
 use std::{
     borrow::Cow,
@@ -16,16 +15,16 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use tungstenite::{Message, WebSocket, client::IntoClientRequest, protocol::WebSocketConfig};
 
-/// Longer than anything the server may take; a wait beyond it is a hang.
+/// Longer than anything the server may take; a longer wait is a hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What ends a call.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
-    /// The link is gone; resume.
+    /// The link is lost; resume.
     #[error("link lost: {0}")]
     Lost(String),
-    /// Nothing came for longer than anything may take.
+    /// Nothing arrived for longer than anything may take.
     #[error("nothing heard for {} s", PATIENCE.as_secs())]
     Silence,
     /// The server answered with an error.
@@ -37,7 +36,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Whether a new connection may mend it.
+    /// Whether a new connection may recover from it.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self, Self::Lost(_))
     }
@@ -57,11 +56,11 @@ pub(crate) struct Output {
     pub(crate) process: String,
     pub(crate) seq: u64,
     pub(crate) bytes: Vec<u8>,
-    /// The params of anything unusual in it: a gap.
+    /// The params, if the chunk reports a gap.
     pub(crate) gap: Option<Value>,
 }
 
-/// Where a server is: its address and the printed URL.
+/// The address of a server and the printed URL.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
     pub(crate) socket: SocketAddr,
@@ -69,14 +68,14 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Reads the line that the server prints.
+    /// Parses the line that the server prints.
     pub(crate) fn parse(url: &str) -> anyhow::Result<Self> {
         let rest = url.strip_prefix("ws://").ok_or_else(|| anyhow::anyhow!("not a ws URL: `{url}`"))?;
         let host = &rest[..rest.find('/').unwrap_or(rest.len())];
         Ok(Self { socket: host.parse()?, url: url.to_owned() })
     }
 
-    /// The same server behind a proxy: the bytes go there, the URL (and so the Host header) stays.
+    /// The same server behind a proxy: the socket address changes, the URL (and so the Host header) stays.
     pub(crate) fn through(&self, proxy: SocketAddr) -> Self {
         Self { socket: proxy, url: self.url.clone() }
     }
@@ -86,7 +85,7 @@ impl Address {
 pub(crate) struct Wire {
     socket: WebSocket<TcpStream>,
     next_id: i64,
-    /// Messages that came while an answer was awaited, in order.
+    /// Messages that arrived while an answer was awaited, in order.
     early: VecDeque<Incoming>,
 }
 
@@ -107,7 +106,7 @@ impl Wire {
             .map_err(|error| Fault::Lost(format!("upgrade: {error}")))
     }
 
-    /// Connects and shakes hands; the answer of `initialize` comes with it.
+    /// Connects and performs the handshake; also returns the answer of `initialize`.
     pub(crate) fn open(address: &Address, initialize: &Value) -> Result<(Self, Value), Fault> {
         let mut wire = Self::connect(address)?;
         let answer = wire.call("initialize", initialize)?;
@@ -115,7 +114,7 @@ impl Wire {
         Ok((wire, answer))
     }
 
-    /// A new session of a client with all our capabilities; returns its id too.
+    /// A new session of a client with all our capabilities; also returns its id.
     pub(crate) fn session(address: &Address) -> Result<(Self, String), Fault> {
         let (wire, answer) = Self::open(address, &hello(None))?;
         let id = answer["sessionId"].as_str().unwrap_or_default().to_owned();
@@ -138,16 +137,16 @@ impl Wire {
         self.socket.send(Message::text(text)).map_err(lost)
     }
 
-    /// Sends a request and waits for its answer; what comes in between is kept for `next`.
+    /// Sends a request and waits for its answer; other messages are kept for `next`.
     pub(crate) fn call(&mut self, method: &str, params: &Value) -> Result<Value, Fault> {
         let id = self.send(method, params)?;
         self.answer(id)
     }
 
-    /// Waits for the answer of a request that was sent.
+    /// Waits for the answer of an earlier request.
     pub(crate) fn answer(&mut self, id: i64) -> Result<Value, Fault> {
         let mut kept = std::mem::take(&mut self.early);
-        // What is refused at once is answered before what was asked for earlier.
+        // The answer may have been kept already: a refusal can come before answers to earlier requests.
         let is_it = |incoming: &Incoming| matches!(incoming, Incoming::Answer { id: answered, .. } if *answered == id);
         let mut early = kept.iter().position(is_it).and_then(|place| kept.remove(place));
         let outcome = loop {
@@ -169,7 +168,7 @@ impl Wire {
         }
     }
 
-    /// Listens for this long, so that pings are answered; what comes is kept for `next`.
+    /// Reads for this long, so that pings are answered; messages are kept for `next`.
     pub(crate) fn attend(&mut self, long: Duration) -> Result<(), Fault> {
         let until = Instant::now() + long;
         let outcome = loop {
@@ -177,18 +176,18 @@ impl Wire {
             if left.is_zero() {
                 break Ok(());
             }
-            self.socket.get_ref().set_read_timeout(Some(left)).ok(); // A dead socket tells at the read.
+            self.socket.get_ref().set_read_timeout(Some(left)).ok(); // If the socket is dead, the read reports it.
             match self.receive_within(left) {
                 Ok(incoming) => self.early.push_back(incoming),
                 Err(Fault::Silence) => {}
                 Err(fault) => break Err(fault),
             }
         };
-        self.socket.get_ref().set_read_timeout(Some(PATIENCE)).ok(); // As above.
+        self.socket.get_ref().set_read_timeout(Some(PATIENCE)).ok(); // If the socket is dead, the read reports it.
         outcome
     }
 
-    /// What was kept while an answer was waited for. A run that only counts answers throws it away.
+    /// The messages kept while waiting for an answer. A run that only counts answers drops them.
     pub(crate) fn take_early(&mut self) -> VecDeque<Incoming> {
         std::mem::take(&mut self.early)
     }
@@ -200,7 +199,7 @@ impl Wire {
     fn receive_within(&mut self, patience: Duration) -> Result<Incoming, Fault> {
         let begun = Instant::now();
         loop {
-            // Pings prove that the peer lives, not that it still delivers.
+            // Pings prove that the peer is alive, not that it still delivers.
             if begun.elapsed() > patience {
                 return Err(Fault::Silence);
             }

@@ -24,7 +24,7 @@ use crate::children;
 /// Comes back before the echo: the byte was written to `cat`.
 const ACCEPTED: u8 = 0x06;
 
-/// What is behind the last relay.
+/// The connection between the last relay and `cat`.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum End {
     Pipe,

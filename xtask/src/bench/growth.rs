@@ -1,4 +1,4 @@
-//! What grows with the number of processes and sessions: memory per item, and the time of a request and a start with that many.
+//! Growth with the number of processes and sessions: memory per item, and the time of a request and a start with that many.
 //!
 //! Each round uses a new server, which is filled step by step: 1, 10, 100, 1000.
 
@@ -21,7 +21,7 @@ use super::{
 const REQUESTS: u32 = 200;
 const STARTS: u32 = 20;
 
-/// What is added in each step.
+/// The items that are added in each step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum More {
     Processes,

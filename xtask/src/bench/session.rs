@@ -292,7 +292,7 @@ impl Session {
             }
             (_, message) => match message::chunk(message) {
                 Some((before, chunk, after)) => {
-                    // Everything except the chunk is small, whatever the order of the keys.
+                    // Everything except the chunk is small, in any order of the keys.
                     let rest = [before, after].concat();
                     let size = base64_simd::STANDARD.decoded_length(chunk)?;
                     if self.decoded.len() < size {

@@ -1,4 +1,4 @@
-//! M2: bridges that end leave nothing behind: within 5 s of EOF or SIGTERM, and within 8 s of a SIGKILL or a cut if the executor was told
+//! M2: bridges that end leave nothing behind: within 5 s of EOF or SIGTERM, and within 8 s of a SIGKILL or a cut if the executor has
 //! to wait for 3 s.
 //!
 //! Half of the servers end at EOF; the others ignore it. Each has started a daemon that leads its own session and ignores all signals that

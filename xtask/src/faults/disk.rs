@@ -26,10 +26,10 @@ const DISK_BYTES: u64 = 16 << 20;
 const FLOOD_BYTES: u64 = 12 << 20;
 const FLOODS: u64 = 4;
 
-/// A timer of one second notices freed space; taking longer than this means that there is no retry.
+/// A timer of one second notices freed space; after this time the retry counts as missing.
 const NOTICED_WITHIN: Duration = Duration::from_secs(4);
 
-/// How long a neighbour's start may take on a busy machine, whatever the disk does.
+/// How long a neighbour's start may take on a busy machine, even while the disk is full.
 const NEIGHBOUR_MS: f64 = 2000.0;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {

@@ -1,4 +1,4 @@
-//! F5: the server is told to shut down under load, and another one takes over on the same state directory and port.
+//! F5: the server gets SIGTERM under load, and another one takes over on the same state directory and port.
 //!
 //! The server must exit with code 0 within five seconds, even if the client does not read, and must inform the client. No byte, process,
 //! exit code or pid may change.

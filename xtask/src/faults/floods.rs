@@ -20,7 +20,7 @@ use crate::{
 
 const FLOODS: u64 = 10;
 
-/// What the log of a process may cost beyond its memory cap: a segment on its way to disk, and tables.
+/// Memory that the log of a process may use beyond its cap: a segment on its way to disk, and tables.
 const BESIDE_KIB: u64 = 4 << 10;
 
 /// Memory that the C library keeps for the threads that read 1 MiB segments back from disk: it has up to eight arenas per core, and each

@@ -106,7 +106,7 @@ pub(super) fn run(binary: &Path, url: &str) -> Command {
     command
 }
 
-/// Checks that no process is listed, because each run ended its session whatever happened to the link. Then shuts the server down.
+/// Checks that no process is listed, because each run ended its session, even after faults of the link. Then shuts the server down.
 pub(super) fn finish(setup: &Setup, server: Server) -> Result<()> {
     let left = listed(&server.address)?;
     ensure!(left.is_empty(), "left on the server: {left:?}");

@@ -61,7 +61,7 @@ struct Race<'a> {
     session: &'a str,
     /// The winner of the last round, from which the next round takes the session.
     ended: Vec<Wire>,
-    /// What the owners wrote, in order.
+    /// The owners' writes, in order.
     written: Vec<String>,
 }
 

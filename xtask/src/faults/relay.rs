@@ -98,7 +98,7 @@ pub(crate) struct Job {
     pub(crate) pause: Duration,
 }
 
-/// What a successful run has transferred.
+/// The totals of successful runs.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) runs: u64,
@@ -116,7 +116,7 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// What can be observed of a running `run` from outside, and how to end it.
+/// Lets other threads observe a running `run`, and end it.
 #[derive(Default)]
 pub(crate) struct Watch {
     /// Set to end the input.

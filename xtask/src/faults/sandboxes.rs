@@ -1,7 +1,7 @@
 //! F27: file requests in a sandbox while the names they use are swapped.
 //!
 //! A racer exchanges a directory with a symlink that leads out of the sandbox, and a file with such a symlink, as fast as it can. Clients
-//! read, write, list, copy, create and remove through those names. Whatever the result of a request, data from outside is never read, and
+//! read, write, list, copy, create and remove through those names. Even if a request fails, data from outside is never read, and
 //! outside is unchanged afterwards.
 
 use std::{

@@ -1,7 +1,7 @@
 //! F20: servers and holders of this version and of the previous one, in every combination; and the program replaced under load.
 //!
 //! The same script runs with each pair of a server that creates the holder and a server that adopts it, with a reference client and with
-//! one of ours. What the client sees must be equal in all combinations. Then a server under load is replaced by the other version
+//! one of ours. The client must see the same in all combinations. Then a server under load is replaced by the other version
 //! repeatedly, as an upgrade does it: new file over the old one, SIGTERM, start.
 //!
 //! The previous version is built from the repository's own history.

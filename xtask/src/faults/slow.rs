@@ -22,13 +22,13 @@ use crate::{
     wire::{self, Address, Incoming, Wire, hello},
 };
 
-/// What the slow reader receives per second.
+/// The bytes per second of the slow reader.
 const RATE: u64 = 64 << 10;
 
 /// How much the server may grow.
 const GROWTH_KIB: u64 = 32 << 10;
 
-/// A round trip below this does not count as slow, whatever it was before.
+/// A round trip below this never counts as slow.
 const FLOOR_MS: f64 = 10.0;
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {

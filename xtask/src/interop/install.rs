@@ -102,7 +102,7 @@ fn hostname(far: &Far<'_>) -> Command {
     far.exec_server(&["run", "--connect", "ssh://box", "--", "hostname"])
 }
 
-/// What a new user tries first.
+/// Runs the command that a new user tries first.
 fn works(far: &Far<'_>) -> Result<()> {
     let here = world::success_of(&mut far.command("hostname"), PATIENCE)?;
     let there = world::success_of(&mut hostname(far), PATIENCE)?;

@@ -1,4 +1,4 @@
-//! Much data through every way to a server: the sum of a large file on the other side, and random bytes there and back.
+//! Large data over every transport: the checksum of a large file on the other side, and random bytes there and back.
 
 use std::{
     collections::HashMap,
@@ -19,13 +19,13 @@ use crate::server::Setup;
 /// Longer than a large file may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// One way to a server.
+/// One transport.
 struct Way<'a> {
     name: &'static str,
     url: String,
-    /// The size of the file whose sum is taken.
+    /// The size of the file for the checksum.
     bytes: u64,
-    /// Where `ssh` is found, for the one that needs it.
+    /// Provides `ssh` for the transport that needs it.
     far: &'a Far<'a>,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     let setup =
         Setup::new(&world.binary)?.arg("--kill-on-exit").arg("--listen").arg(&format!("unix://{}", socket.display()));
     let server = setup.start()?;
-    // In CI one way gets the large file, so that sizes beyond any buffer are seen there too.
+    // In CI one transport gets the large file, so that sizes beyond any buffer are tested there too.
     let (large, small) = (1 << 30, if world.ci { 128 << 20 } else { 1 << 30 });
     let way = |name, url, bytes| Way { name, url, bytes, far: &far };
     let ways = [
@@ -67,14 +67,14 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// The seconds that ssh alone takes to sum a file on the other side.
+/// The seconds that plain ssh takes for the checksum of a file on the other side.
 fn plain_ssh(far: &Far<'_>, file: &Path) -> Result<f64> {
     let begun = Instant::now();
     sum_of(far.command("sh").args(["-c", "cat \"$0\" | ssh box sha256sum"]).arg(file))?;
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// The same host with everything said in the URL.
+/// The same host with everything in the URL.
 fn explicit(far: &Far<'_>) -> String {
     format!("ssh://{}@127.0.0.1:{}{}", far.user, far.port, far.home().join(".local/bin/exec-server").display())
 }
@@ -86,7 +86,7 @@ impl Way<'_> {
         command
     }
 
-    /// The sum of a file whose bytes go through `run`, beside the time that plain ssh takes for the same.
+    /// The checksum of a file that is sent through `run`, compared with the time that plain ssh takes.
     fn sum(&self, file: &Path, ssh: f64) -> Result<String> {
         let expected = sum_of(Command::new("sha256sum").stdin(File::open(file)?))?;
         let begun = Instant::now();
@@ -103,7 +103,7 @@ impl Way<'_> {
         ))
     }
 
-    /// An odd number of bytes, so that no last block is whole.
+    /// An odd number of bytes, so that the last block is never full.
     fn both_ways(&self, folder: &Path) -> Result<()> {
         const BYTES: u64 = (32 << 20) + 4321;
         let file = folder.join("both-ways");
@@ -118,7 +118,7 @@ impl Way<'_> {
     }
 }
 
-/// The first word of what `sha256sum` prints.
+/// The first word of the output of `sha256sum`.
 fn sum_of(command: &mut Command) -> Result<String> {
     let said = String::from_utf8(world::success_of(command, PATIENCE)?)?;
     let sum = said.split_whitespace().next().unwrap_or_default();

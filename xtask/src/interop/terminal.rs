@@ -1,6 +1,6 @@
-//! Programs that own the whole screen, in a real terminal: vim, top, a resize, and a screen that is left and found again.
+//! Full-screen programs in a real terminal: vim, top, a resize, and a screen that is detached and attached again.
 //!
-//! Everything is done here, without a server, and over `ws://`. After each program the terminal must be as it was before.
+//! Everything is done both locally, without a server, and over `ws://`. After each program the terminal settings must be as before.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::server::Setup;
 
-/// Vim as it is for everybody, without the files of anybody.
+/// Vim with default settings and without user files.
 const VIM: &str = "vim -u NONE -N -n";
 
 /// The key that detaches when it is pressed twice.
@@ -57,7 +57,7 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// A window and where its programs run.
+/// A window and the place where its programs run.
 struct Desk<'a> {
     screen: Screen<'a>,
     folder: PathBuf,
@@ -65,7 +65,7 @@ struct Desk<'a> {
 }
 
 impl Desk<'_> {
-    /// Runs a check between two looks at the settings of the terminal.
+    /// Runs a check and compares the terminal settings before and after it.
     fn leaves_as_it_was(&self, check: Check) -> Result<()> {
         let before = self.settings("before")?;
         check(self)?;
@@ -91,7 +91,7 @@ impl Desk<'_> {
         Ok(())
     }
 
-    /// Vim has drawn an empty or another buffer: below the text there are only tildes.
+    /// Waits until vim has drawn its buffer: below the text there are only tildes.
     fn wait_vim(&self) -> Result<()> {
         self.screen.wait_for("vim", |screen| screen.lines().filter(|line| *line == "~").count() > 10)
     }
@@ -138,7 +138,7 @@ fn resizes(desk: &Desk<'_>) -> Result<()> {
     screen.end_with(130)
 }
 
-/// In raw mode the key is a byte; the terminal on the other side makes a signal of it.
+/// In raw mode the key is a byte; the terminal on the other side turns it into a signal.
 fn interrupts(desk: &Desk<'_>) -> Result<()> {
     let screen = &desk.screen;
     screen.begin("exec-server run -t -- sh -c 'trap \"echo caught; exit 7\" INT; echo waiting; sleep 60 & wait'")?;
@@ -152,7 +152,7 @@ fn attaches(desk: &Desk<'_>) -> Result<()> {
     let screen = &desk.screen;
     let vim = format!("{VIM} {}", desk.file("kept").display());
     match desk.place {
-        // Without a server only a process that was handed to the user's own can be left.
+        // Without a server only a process on the per-user server can be detached.
         Place::Here => {
             screen.begin(&format!("exec-server run --detach -t --name kept -- {vim}"))?;
             screen.end_with(0)?;
@@ -184,7 +184,7 @@ fn attaches(desk: &Desk<'_>) -> Result<()> {
     screen.end_with(0)
 }
 
-/// Leaves the program running.
+/// Detaches and leaves the program running.
 fn leave(desk: &Desk<'_>) -> Result<()> {
     desk.screen.press(DETACH)?;
     desk.screen.press(DETACH)?;

@@ -1,4 +1,4 @@
-//! What `ssh://` says when there is no way in: one clear message, exit code 255, within seconds.
+//! The errors of `ssh://` when it cannot connect: one clear message, exit code 255, within seconds.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use super::{
     world::{self, World},
 };
 
-/// The first connection is given up before this.
+/// The first connection must be given up within this time.
 const WITHIN: Duration = Duration::from_secs(15);
 
-/// A way that leads nowhere, and what the message must hold.
+/// A URL that does not work, and the texts that the message must contain.
 struct Trouble {
     what: &'static str,
     url: String,

@@ -1,7 +1,7 @@
-//! The near side of every part: the program, one temporary folder for all that is written, and what runs in it.
+//! The near side of every part: the program, one temporary directory for all files, and the processes in it.
 //!
-//! Owns the environment that commands get, so that nothing of the one who calls `cargo xtask interop` counts or changes: home, state
-//! and temporary files lie in the folder. Ends what it finds of its own processes, by number, and knows no part.
+//! Sets the environment of commands, so that the environment of the caller of `cargo xtask interop` is neither used nor changed: home,
+//! state and temporary files are in the directory. Ends leftover processes by pid.
 
 use std::{
     env,
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::{ci, random::Random, server};
 
-/// Variables of the caller that would lead a command elsewhere.
+/// Variables of the caller that would affect a command.
 const REMOVED: [&str; 8] = [
     "EXEC_SERVER_URL",
     "CODEX_EXEC_SERVER_URL",
@@ -32,7 +32,7 @@ const REMOVED: [&str; 8] = [
     "PREFIX",
 ];
 
-/// What all parts share.
+/// The state that all parts share.
 pub(super) struct World {
     /// The program under test.
     pub(super) binary: PathBuf,
@@ -50,14 +50,14 @@ impl World {
         Ok(Self { binary, ci, folder })
     }
 
-    /// A fresh folder for one use.
+    /// A new directory for one use.
     pub(super) fn folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.folder.path().join(name);
         fs::create_dir(&path).with_context(|| format!("make `{}`", path.display()))?;
         Ok(path)
     }
 
-    /// A command in this world, with the program under test in `PATH`.
+    /// A command in this environment, with the program under test in `PATH`.
     pub(super) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         for name in REMOVED {
@@ -69,12 +69,12 @@ impl World {
         command
     }
 
-    /// `PATH` with the program under test before everything, and perhaps another folder before that.
+    /// `PATH` with the directory of the program under test first, and optionally another directory before that.
     pub(super) fn path_with(&self, first: Option<&Path>) -> OsString {
         let old = env::var_os("PATH").unwrap_or_default();
         let own = self.binary.parent().map(Path::to_owned);
         let all = first.map(Path::to_owned).into_iter().chain(own).chain(env::split_paths(&old));
-        // A folder with a colon in its name cannot be in `PATH`, and this one was found there.
+        // Joining fails only for a directory with a colon in its name.
         env::join_paths(all).unwrap_or(old)
     }
 
@@ -85,11 +85,11 @@ impl World {
         command
     }
 
-    /// Nothing of a finished part is left: no process, no temporary file. The user's own server would stay for a minute; it is
-    /// asked to end, as a logout would.
+    /// Checks that a finished part leaves no process and no temporary file. The per-user server would stay for a minute, so it gets
+    /// SIGTERM, as at a logout.
     pub(super) fn ensure_tidy(&self) -> Result<()> {
         for pid in with_path(self.folder.path()) {
-            // One without a name has ended since it was listed.
+            // A process without a name has ended since it was listed.
             let Some(name) = server::comm(pid) else { continue };
             ensure!(name.starts_with("exec-"), "still running: {name} {pid}");
             kill(pid, Signal::TERM);
@@ -102,12 +102,12 @@ impl World {
         Ok(())
     }
 
-    /// Ends whatever a part that failed has left, and removes the folder. Fails where that was not all.
+    /// Ends everything that a failed part has left, and removes the directory. Fails if something remains.
     pub(super) fn end(self) -> Result<()> {
         for pid in with_path(self.folder.path()) {
             kill(pid, Signal::KILL);
         }
-        // A part that failed may have left files; that one failure is enough.
+        // A failed part may have left files; its failure is already reported.
         let empty = self.folder.path().join("tmp");
         fs::remove_dir_all(&empty)?;
         fs::create_dir(&empty)?;
@@ -117,7 +117,7 @@ impl World {
     }
 }
 
-/// Processes that have a path below this folder on their command line. Forks keep it, and nobody else has it.
+/// Processes with a path below this directory in their command line. Forks keep the command line, and no other process has it.
 pub(super) fn with_path(folder: &Path) -> Vec<u32> {
     let needle = folder.as_os_str().as_encoded_bytes();
     let own = std::process::id();
@@ -136,17 +136,17 @@ pub(super) fn children_of(parent: u32) -> Vec<u32> {
 
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold spaces; state and parent follow it.
+    // The name in parentheses may contain spaces; state and parent follow it.
     stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
 }
 
-/// Sends a signal to a process that we started; whether it was there.
+/// Sends a signal to a process that we started; returns whether it existed.
 pub(super) fn kill(pid: u32, signal: Signal) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| rustix::process::kill_process(pid, signal).is_ok())
 }
 
-/// Waits for a level, not an edge.
+/// Polls until a condition holds.
 pub(super) fn wait_until(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + patience;
     while !is_so() {
@@ -156,14 +156,14 @@ pub(super) fn wait_until(what: &str, patience: Duration, mut is_so: impl FnMut()
     Ok(())
 }
 
-/// Runs a command to its end and takes what it said; it is killed when it takes too long.
+/// Runs a command to its end and collects its output; the command is killed if it takes too long.
 pub(super) fn output_of(command: &mut Command, patience: Duration) -> Result<Output> {
     let name = format!("{command:?}");
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     finish(child.with_context(|| format!("start `{name}`"))?, patience).with_context(|| format!("`{name}`"))
 }
 
-/// As `output_of`, and fails unless it succeeded and said nothing on standard error.
+/// As `output_of`, but fails unless the command succeeded with an empty stderr.
 pub(super) fn success_of(command: &mut Command, patience: Duration) -> Result<Vec<u8>> {
     let output = output_of(command, patience)?;
     ensure!(output.status.success() && output.stderr.is_empty(), "`{command:?}` {}", describe(&output));
@@ -198,13 +198,13 @@ fn finish(mut child: Child, patience: Duration) -> Result<Output> {
     }
 }
 
-/// How a command ended and what it said.
+/// How a command ended and what it printed.
 pub(super) fn describe(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     format!("ended with {} and said: {}", output.status, said.trim_end())
 }
 
-/// Fills a file with bytes that nobody can compress, the same for the same seed.
+/// Fills a file with incompressible bytes, the same for the same seed.
 pub(super) fn random_file(path: &Path, bytes: u64, seed: u64) -> Result<()> {
     use std::io::Write as _;
     let mut random = Random::new(seed);

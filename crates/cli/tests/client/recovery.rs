@@ -1,4 +1,5 @@
-//! The client library with a link that breaks and a server that dies: what survives, what waits, and which error is finally reported.
+//! The client library with a link that breaks and a server that dies: which data survives, which calls wait, and which error is finally
+//! reported.
 
 use std::{
     fs,
@@ -84,7 +85,7 @@ fn remote_exec_process_recovers_after_transport_disconnect() {
         recovering(&client).await;
         fs::write(&gate, "\n").expect("open the gate");
         until("output during the outage", async || is_made(&made)).await;
-        // A write and a list that begin while there is no link wait for the next one.
+        // A write and a list that begin without a link wait for the next one.
         let writer = process.clone();
         let written = async { soon("the write", writer.write("over\n")).await.expect("write") };
         let listed = async { soon("the list", client.list(Scope::Session)).await.expect("list") };

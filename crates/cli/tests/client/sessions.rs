@@ -100,7 +100,7 @@ fn a_resumed_session_has_all_that_was_written_meanwhile() {
         let made = server.dir().join("made");
         let script = format!("seq 1 3000000; : >{}; exit 8", made.display());
         first.start(sh(&script).id("p")).await.expect("start");
-        // There is no reader, so the process blocks until its session has no connection and its output goes to disk.
+        // Without a reader the process blocks until its session has no connection and its output goes to disk.
         first.close().await;
         until("all of its output", async || made.exists()).await;
 

@@ -1,4 +1,4 @@
-//! Shell completions: what a shell offers after Tab, with the scripts that `completions` prints.
+//! Shell completions: the candidates that a shell offers after Tab, with the scripts that `completions` prints.
 
 use std::process::{Command, Stdio};
 
@@ -21,7 +21,7 @@ const COMMANDS: [&str; 14] = [
     "dial-stdio",
 ];
 
-/// What a real bash offers for a command line whose last word is being typed.
+/// The candidates that a real bash offers for a command line whose last word is being typed.
 fn offered(home: &Home, words: &[&str]) -> Vec<String> {
     let script = home.ok(&["completions", "bash"]);
     let program = format!(

@@ -278,7 +278,7 @@ fn what_a_kill_left_in_a_tree_is_swept_when_it_goes_on_and_what_is_the_user_s_st
     let copy = world.here("copy");
     fs::create_dir(&copy).expect("make a directory");
     interrupted(&world, &["-r", ":tree/.", "copy"], &copy);
-    // What a kill between two steps of a replacement leaves: for a file that the source may no longer have, and for a link.
+    // The files that a kill between two steps of a replacement leaves: for a file that the source may no longer have, and for a link.
     fs::create_dir_all(copy.join("d0/e")).expect("make the directories, unless they are there");
     fs::write(copy.join(".exec-server-0123456789abcdef.tmp"), "half").expect("write");
     symlink("half", copy.join("d0/.exec-server-0123456789abcdef-link.tmp")).expect("make a link");

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use crate::common::{TestServer, binary, descendants, marked, wait_for, wait_gone};
 
-/// A private path for the program, so that its processes can be told from those of other tests.
+/// A private path for the program, so that its processes are distinct from those of other tests.
 struct Program {
     dir: TempDir,
 }

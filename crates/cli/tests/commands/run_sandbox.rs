@@ -1,4 +1,4 @@
-//! `run --sandbox`: what the flags grant, what the program is denied, and the messages for the user.
+//! `run --sandbox`: the access that the flags grant, denied access, and the messages for the user.
 
 use std::{fs, net::TcpListener, path::Path, process::Command};
 

@@ -24,7 +24,7 @@ pub(crate) enum Side {
     Server,
 }
 
-/// What to do with a message.
+/// The decision on a message.
 #[derive(Debug)]
 pub(crate) enum Deed {
     /// Forward it, as the rule may have changed it.

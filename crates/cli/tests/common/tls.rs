@@ -124,7 +124,7 @@ pub(crate) fn secure(
     Ok(StreamOwned::new(connection, socket))
 }
 
-/// One HTTP exchange inside TLS; status 0 if the handshake fails or there is no answer.
+/// One HTTP exchange inside TLS; status 0 if the handshake fails or no answer comes.
 pub(crate) fn http_tls(address: &str, authority: &Authority, shown: &Shown<'_>, request: &str) -> Reply {
     match secure(address, authority, shown) {
         Ok(stream) => exchange(stream, request),

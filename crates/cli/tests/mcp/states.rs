@@ -1,4 +1,4 @@
-//! What a manager reports about its servers: states, updates, summaries, and required servers that fail.
+//! The reports of a manager about its servers: states, updates, summaries, and required servers that fail.
 
 use exec_server_mcp::manager::{Error, Status, Update};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! R8: a process that has ended is always reported as ended, whatever its quota. `kill` always ends it, and a command that waits for it
+//! R8: a process that has ended is always reported as ended, even at its quota. `kill` always ends it, and a command that waits for it
 //! prints why it makes no progress. Output is dropped only if the user chose that or the reader already has it, and it is counted.
 
 use std::{
@@ -15,7 +15,7 @@ use crate::{
 
 const MIB: u64 = 1 << 20;
 
-/// What the log of a process may keep in memory and on disk.
+/// The limits of a process's log in memory and on disk.
 const MEMORY: u64 = 3 * MIB;
 const DISK: u64 = 4 * MIB;
 
@@ -241,7 +241,7 @@ fn the_slowest_of_those_who_follow_decides_and_a_cut_or_a_killed_server_frees_no
     world.server.restart();
     world.wait_blocked("p");
     assert_eq!(dropped(&world), 0);
-    // The fast reader comes back alone: what it already had is freed, and its output continues without a hole.
+    // The fast reader comes back alone. The output that it already had is freed, and its output continues without a hole.
     let (mut fast, _) = modern(&world.server);
     subscribe(&mut fast, seq);
     fast.notify("process/ack", json!({"processId": "p", "sessionId": session, "seq": seq}));

@@ -1,5 +1,5 @@
 //! S1: by default the server listens on loopback, on a free port, and prints a URL with a token. Beyond loopback it requires authentication
-//! (a token or client certificates) and TLS. `--insecure-plaintext` replaces TLS, for a TLS proxy in front, but never the token. A
+//! (a token or client certificates) and TLS. `--insecure-plaintext` replaces TLS (behind a TLS proxy), but never the token. A
 //! configuration that is too open fails at once, and the error names the flag. Host names are not accepted as addresses, because they could
 //! resolve to another address tomorrow.
 
@@ -43,7 +43,7 @@ fn address_by_auth_by_tls_is_open_only_where_it_may_be() {
     let identity = authority.server("server");
     let paths = [&identity.cert, &identity.key, &authority.ca()].map(|path| path.display().to_string());
     let tls = |builder: Builder| builder.arg("--tls-cert").arg(&paths[0]).arg("--tls-key").arg(&paths[1]);
-    // The last four addresses do not belong to this host: what passes the rule fails to bind, with an error that says so.
+    // The last four addresses do not belong to this host. A server that passes the rule fails to bind there, with an error that says so.
     for (address, is_bindable) in [
         ("0.0.0.0:0", true),
         ("[::]:0", true),

@@ -72,7 +72,7 @@ fn revocation_cuts_a_live_connection_within_a_second_and_nobody_else() {
     for client in [&mut neighbour, &mut owner] {
         assert_eq!(client.ok("environment/status", json!({}))["status"], "ready");
     }
-    // Its process keeps running, for the next principal with that name and for no other.
+    // Its process keeps running. Only the next principal with that name can use it.
     assert!(fs::exists(format!("/proc/{pid}")).expect("look for the process"));
     let mut again = tokens::connect(&server, &tokens::create(&server, "a", &[]));
     again.initialize_with(json!({"clientName": "test", "resumeSessionId": session}));

@@ -1,5 +1,5 @@
 //! S8: a Unix socket has mode 0600 in a directory whose entries no other user can change. It gets its name only when it already listens.
-//! Abstract names are not supported. The kernel is asked for the peer's uid, whatever the mode of the socket is.
+//! Abstract names are not supported. The server checks the peer's uid (from the kernel) for every mode of the socket.
 //!
 //! Missing directories are created with mode 0700, so that `unix:///run/user/1000/x/y.sock` works if `x` is new. An existing directory is
 //! left as it is, and refused if it is unsafe.
@@ -83,7 +83,7 @@ fn the_mode_of_the_directory_decides_and_the_umask_does_not() {
         assert!(!socket.exists(), "it goes with its server");
     }
     set_mode(&place, 0o700);
-    // The owner of a directory can change its entries whatever its mode is. Only root can change the owner, so this test needs root.
+    // The owner of a directory can change its entries with any mode. Only root can change the owner, so this test needs root.
     std::os::unix::fs::chown(&place, Some(65534), Some(65534)).expect("give the directory to nobody (needs root)");
     let output = refused(start("077"));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

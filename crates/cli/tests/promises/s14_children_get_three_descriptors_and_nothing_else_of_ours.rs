@@ -1,5 +1,5 @@
-//! S14: a child has exactly the fds 0, 1 and 2, whatever the server, its spawner and its holder have open and however many children are
-//! started at once. The fd limit, signal dispositions and umask are those with which the server was started, or the defaults.
+//! S14: a child has exactly the fds 0, 1 and 2, even if the server, its spawner and its holder have others open, and however many children
+//! are started at once. The fd limit, signal dispositions and umask are those with which the server was started, or the defaults.
 
 use serde_json::json;
 

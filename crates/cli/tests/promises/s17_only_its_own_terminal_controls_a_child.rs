@@ -75,7 +75,7 @@ fn in_a_sandbox_a_child_types_into_no_terminal_not_even_its_own() {
     let mut params = crate::common::start_params("free", &[&intruder, "/dev/tty"]);
     params["tty"] = json!(true);
     let said = told(&mut client, params.clone());
-    // Without a sandbox there is no seccomp filter, so the error comes from the terminal itself.
+    // Without a sandbox no seccomp filter is active, so the error comes from the terminal itself.
     assert_eq!(line(&said, "other="), "open");
     assert!(["ENOTTY", "EINVAL"].contains(&line(&said, "console=")), "{said}");
     params["processId"] = json!("boxed");

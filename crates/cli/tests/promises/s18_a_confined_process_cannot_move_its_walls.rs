@@ -1,5 +1,5 @@
-//! S18: what a policy protects stays protected in the next request with the same policy, whatever a sandboxed process did before. Path
-//! components that lead to it cannot be renamed, symlinks that could be changed decide nothing, and a denied path that does not exist
+//! S18: paths that a policy protects stay protected in later requests with the same policy. A sandboxed process cannot change that. Path
+//! components that lead to them cannot be renamed, symlinks that could be changed decide nothing, and a denied path that does not exist
 //! cannot be created.
 
 use std::{fs, os::unix::fs::symlink, path::PathBuf};

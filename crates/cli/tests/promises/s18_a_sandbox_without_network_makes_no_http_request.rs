@@ -1,5 +1,5 @@
 //! S18: a process without network access cannot use the server to get it. In a sandbox with a restricted network `http/request` is refused,
-//! whoever enforces the sandbox; the error says so, and nothing is sent.
+//! no matter which side enforces the sandbox; the error says so, and nothing is sent.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn a_restricted_network_has_no_http_request() {
     for restricted in [
         json!({"type": "managed", "file_system": files, "network": "restricted"}),
         json!({"type": "external", "network": "restricted"}),
-        // The older format: what it does not mention is not granted.
+        // The older format grants nothing that it does not mention.
         json!({"file_system": {"read": ["/"]}}),
         json!({"network": {"enabled": false}}),
         json!({"network": {}}),

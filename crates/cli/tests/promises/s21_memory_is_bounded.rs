@@ -9,11 +9,11 @@ use crate::common::{Client, TestServer, decode_base64, encode_base64, start_para
 const FLOODS: u64 = 4;
 const MIB: u64 = 1 << 20;
 
-/// What the log of a process may keep in memory and on disk in this test.
+/// The limits of a process's log in memory and on disk in this test.
 const MEMORY: u64 = 4 * MIB;
 const DISK: u64 = 8 * MIB;
 
-/// What else a process and a connection may cost: a segment on its way to disk, one that was read back, tables, buffers, and its quarter of
+/// Other memory of a process and a connection: a segment on its way to disk, one that was read back, tables, buffers, and its quarter of
 /// the 16 MiB that a holder with this many processes may keep for its next segments.
 const BESIDE: u64 = 9 * MIB;
 

@@ -1,5 +1,5 @@
 //! S22: the client sends its token only over verified TLS, on loopback, or on a Unix socket, and follows no redirect of a server. That its
-//! memory is bounded whatever a server sends is tested in the client crate, with servers that lie, flood, skip and repeat:
+//! memory is bounded for all data that a server may send is tested in the client crate, with servers that lie, flood, skip and repeat:
 //! `crates/client/tests/scripted/hostile.rs`, `hostile_numbers.rs` and `flood.rs`.
 
 use std::{

@@ -44,7 +44,7 @@ fn credentials_are_refused_set_or_not_in_letters_of_any_case() {
     for is_set in [true, false] {
         let mut builder = TestServer::builder();
         for name in REFUSED.iter().filter(|name| is_set && !["NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY"].contains(name)) {
-            // The value must be valid as a token, because one of the names is that of our own token.
+            // The value must be valid as a token, because one of the variables holds the server's token.
             builder = builder.env(name, "secret-secret-secret-secret");
         }
         let server = builder.start();

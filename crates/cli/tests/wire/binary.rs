@@ -62,7 +62,7 @@ fn write(channel: u32, id: i64, write_id: &str, bytes: &[u8]) -> Message {
     Message::Binary(frame.into())
 }
 
-/// What a process reported until its close: its channel, its frames, and the final notifications.
+/// Everything a process reported until its close: its channel, its frames, and the final notifications.
 fn told(client: &mut Client, id: &str) -> (Option<u32>, Vec<Output>, Vec<Value>) {
     let (mut channel, mut frames, mut ends) = (None, Vec::new(), Vec::new());
     loop {

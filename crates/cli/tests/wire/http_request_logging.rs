@@ -1,4 +1,4 @@
-//! What log and audit log contain of an HTTP request, at every level: scheme, host and port, and nothing else.
+//! Log and audit log contain only scheme, host and port of an HTTP request, at every level.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! What operators configure and observe: limits, `--print-config`, metrics, service manager, JSON logs and `doctor`. Tested with the real
-//! program.
+//! Configuration and monitoring by operators: limits, `--print-config`, metrics, service manager, JSON logs and `doctor`. Tested with the
+//! real program.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! `process/read`: what it selects, when it answers, what it reports about the end (spec 3.4, 3.8). Pushes are covered only as far as they
-//! must not disturb a reader.
+//! `process/read`: the selection of output, the time of the answer, and the report of the end (spec 3.4, 3.8). Pushes are covered only as
+//! far as they must not disturb a reader.
 
 use std::time::{Duration, Instant};
 
@@ -158,7 +158,7 @@ fn the_exit_wakes_a_reader_once_and_then_only_the_close_does() {
     release(&gate);
     let result = client.answer(pending).expect("read");
     assert_eq!((&result["closed"], &result["nextSeq"]), (&json!(true), &json!(3)));
-    // A read of a closed process returns at once, whatever `waitMs` is.
+    // A read of a closed process returns at once, with any `waitMs`.
     assert_eq!(read(&mut client, "p", json!({"afterSeq": 2, "waitMs": u64::MAX}))["closed"], true);
 }
 

@@ -205,7 +205,7 @@ fn requests_that_wait_for_the_only_slot_are_all_answered_in_order() {
     assert_eq!((started, answered, listed), (starts, others, lists));
 }
 
-// A message too large for the holder's socket was silently dropped: there was no answer, and the id stayed taken forever.
+// A message too large for the holder's socket was silently dropped: the request got no answer, and the id stayed taken forever.
 #[test]
 fn a_start_that_is_too_large_for_the_holder_is_refused_and_frees_its_name() {
     let server = TestServer::start();

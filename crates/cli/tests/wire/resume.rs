@@ -1,5 +1,5 @@
-//! Sessions over several connections: detach, resume, takeover, expiry, end (spec 2.2; design section 4). What survives a server restart is
-//! tested here only once; the fault runs cover it.
+//! Sessions over several connections: detach, resume, takeover, expiry, end (spec 2.2; design section 4). Survival of a server
+//! restart is tested here only once; the fault runs cover it.
 
 use std::{
     collections::BTreeSet,

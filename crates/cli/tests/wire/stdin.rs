@@ -284,7 +284,7 @@ fn a_line_that_a_terminal_cuts_is_reported() {
     assert_eq!(write(&mut client, "lines", 1, "\n"), whole);
     client.ok("process/closeStdin", process("lines"));
     assert!(String::from_utf8_lossy(&client.collect("lines").stdout).contains("4095"), "the kernel kept 4095 bytes");
-    // In raw mode there are no lines, so nothing is cut.
+    // In raw mode the terminal does not collect lines, so nothing is cut.
     client.ok("process/start", tty("raw", "stty raw -echo; echo up; exec head -c 10000 >/dev/null"));
     client.wait_output("raw", "up\n");
     assert_eq!(write(&mut client, "raw", 10_000, ""), whole);

@@ -1,5 +1,5 @@
-//! What the server inherits or finds in its environment: a file size limit, blocked signals, a disk without inodes, a state directory that
-//! disappears. Each may make a request fail, but none may end the server or running processes.
+//! Conditions that the server inherits or finds in its environment: a file size limit, blocked signals, a disk without inodes, a state
+//! directory that disappears. Each may make a request fail, but none may end the server or running processes.
 
 use std::{fs, process::Command};
 

@@ -1,4 +1,4 @@
-//! What a sandbox allows and denies for files and processes. Every refused escape is also shown to work without the sandbox.
+//! The access to files and processes that a sandbox allows and denies. Every refused escape is also shown to work without the sandbox.
 
 use std::{
     fs,
