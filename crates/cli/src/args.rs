@@ -1,5 +1,5 @@
-//! The words of the command line.
-//! Must not act on them.
+//! The clap grammar of the command line. This module and its submodules only parse; doc comments on flags and subcommands are `--help`
+//! texts.
 
 mod access;
 mod bounds;
@@ -42,7 +42,7 @@ pub(crate) use sandbox::Confinement;
 pub(crate) use settings::{Origin, Setting};
 pub(crate) use values::{Bound, Ttl};
 
-/// Set by `dial-stdio` for the server that it starts.
+/// Set by the client for a server that it starts in the background.
 pub(crate) const DETACHED: &str = "--detached";
 
 const EXAMPLES: &str = "\
@@ -240,8 +240,8 @@ pub(crate) struct Serve {
     /// What `--print-config` prints
     #[arg(skip)]
     pub(crate) settings: Vec<Setting>,
-    /// How long a private state directory, and the sessions in it whose clients asked for no time to live, stay after this server was killed;
-    /// for tests, which cannot wait for a minute
+    /// How long a private state directory, and the sessions in it whose clients asked for no time to live, stay after this server was
+    /// killed; for tests, which cannot wait for a minute
     #[arg(long, hide = true, value_name = "DUR", value_parser = values::duration, default_value = "60s")]
     pub(crate) orphan_ttl: Duration,
     /// Leave the session of whoever started this server
@@ -298,7 +298,7 @@ pub(crate) enum LogFormat {
 }
 
 impl Serve {
-    /// Who may come in over TCP, and how.
+    /// The authentication rules of the listeners.
     pub(crate) fn terms(&self) -> Terms {
         Terms {
             auth: self.auth.map(|auth| match auth {
@@ -311,7 +311,7 @@ impl Serve {
         }
     }
 
-    /// The files of TLS, where they were named.
+    /// The TLS files, if they were given.
     pub(crate) fn tls_files(&self) -> Option<TlsFiles> {
         let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return None };
         let oldest = match self.tls_min {
@@ -322,7 +322,7 @@ impl Serve {
     }
 }
 
-/// A command line that turns out to be wrong only by what the environment says, or does not.
+/// A command line that turns out to be wrong only because of the environment.
 #[derive(Debug)]
 pub(crate) struct Wrong(pub(crate) String);
 
@@ -334,7 +334,7 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// Reads the command line; ends the program with help or a usage error.
+/// Parses the command line; exits the program with help or a usage error.
 pub(crate) fn parse() -> Command {
     try_parse(normalized(std::env::args_os(), are_pipes())).unwrap_or_else(|error| hints::name_command(error).exit())
 }
@@ -368,7 +368,7 @@ pub(crate) fn grammar() -> clap::Command {
     Cli::command().mut_subcommand("serve", bounds::describe)
 }
 
-/// Which server half a command line leads to, for its completion. Bash makes words of `=`.
+/// The connection flags of an incomplete command line, for its completion. Bash passes `=` as a separate word.
 pub(crate) fn connection(words: &[OsString]) -> Option<Connect> {
     let mut line: Vec<OsString> = vec!["exec-server".into(), "ps".into()];
     let mut words = words.iter().filter(|word| *word != "=");
@@ -390,18 +390,18 @@ pub(crate) fn connection(words: &[OsString]) -> Option<Connect> {
     }
 }
 
-/// What a command needs before anything else.
+/// What a command needs at startup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It is a server: holders of its own.
+    /// It is a server with its own holders.
     Serves,
     /// It may embed a server.
     Runs,
-    /// It makes no holders.
+    /// It has no holders.
     Neither,
 }
 
-/// The role of this command, by a look at its first word: nothing may be read or built before the spawner is forked.
+/// The role of this command, from its first argument only: the spawner must be forked before the arguments are parsed.
 pub(crate) fn role() -> Role {
     let Some(first) = std::env::args_os().nth(1) else {
         return if are_pipes() { Role::Serves } else { Role::Neither };
@@ -414,14 +414,13 @@ pub(crate) fn role() -> Role {
     }
 }
 
-/// Whether this is a server started in the background. Asked before the arguments are parsed, because it must leave its
-/// session before the spawner is forked.
+/// Whether this is a server started in the background. Checked before the arguments are parsed, because it must leave its session before
+/// the spawner is forked.
 pub(crate) fn is_detached() -> bool {
     std::env::args_os().nth(2).is_some_and(|arg| arg == DETACHED)
 }
 
-/// Whether standard input and output are both pipes or sockets, as a program that starts us gives them. A terminal, a file and
-/// `/dev/null` are not.
+/// Whether stdin and stdout are both pipes or sockets, as for a program that starts us. A terminal, a file and `/dev/null` are not.
 fn are_pipes() -> bool {
     let is_pipe = |fd: BorrowedFd<'_>| {
         let kind = rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
@@ -430,8 +429,8 @@ fn are_pipes() -> bool {
     is_pipe(io::stdin().as_fd()) && is_pipe(io::stdout().as_fd())
 }
 
-/// The reference is started as `exec-server --listen URL`, or with the name once more: both mean `serve`. The launcher of its first
-/// generation gives no argument and two pipes, and expects the protocol on them.
+/// Rewrites command lines of the reference: `exec-server --listen URL` and `exec-server exec-server` mean `serve`. The launcher of its
+/// first generation passes no argument and two pipes, and expects the protocol on them.
 fn normalized(args: impl Iterator<Item = OsString>, are_pipes: bool) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let first = args.get(1).and_then(|arg| arg.to_str());
@@ -446,7 +445,7 @@ fn normalized(args: impl Iterator<Item = OsString>, are_pipes: bool) -> Vec<OsSt
     args
 }
 
-/// `-9`, `-KILL` and `-SIGKILL` become flags that the grammar knows.
+/// Turns `-9`, `-KILL` and `-SIGKILL` into a flag of the grammar.
 fn name_signal(arg: &mut OsString) {
     let named = arg.to_str().and_then(|arg| arg.strip_prefix('-')).and_then(|name| values::signal(name).ok());
     if let Some(name) = named {

@@ -64,7 +64,7 @@ impl Server {
         Self::find_with(args, token.map(read_token).transpose()?)
     }
 
-    /// Like [`find`](Self::find), with a token that was read already.
+    /// Like `find`, with a token that was read already.
     pub(crate) fn find_with(args: &args::Connect, token: Option<Token>) -> anyhow::Result<Option<Self>> {
         if let Some(filter) = &args.log {
             log::init(filter, args::LogFormat::Text)?;

@@ -28,7 +28,7 @@ use tokio::{
 
 use crate::args;
 
-/// The time limit for the whole of [`dial`]. A start takes a few milliseconds; adopting many sessions takes longer.
+/// The time limit for the whole of `dial`. A start takes a few milliseconds; adopting many sessions takes longer.
 const READY_WITHIN: Duration = Duration::from_secs(15);
 
 /// How often a connection to a starting server is tried.
@@ -43,7 +43,7 @@ const IDLE: &str = "60s";
 /// Directories below the home directory into which users install programs.
 const LOGIN_DIRECTORIES: [&str; 3] = [".local/bin", "bin", ".cargo/bin"];
 
-/// A [`Connect`] for the user's own server, which is started if it does not run.
+/// A `Connect` for the user's own server, which is started if it does not run.
 #[derive(Debug)]
 pub(crate) struct PerUser {
     /// The state directory of the server.
@@ -177,7 +177,7 @@ fn start(dir: &Path) -> anyhow::Result<Child> {
     #[expect(clippy::disallowed_methods, reason = "our own program, which becomes a session of its own by itself")]
     let mut command = Command::new(program);
     command
-        // `DETACHED` must come first: the program looks for it there before it parses the arguments.
+        // `DETACHED` must follow `serve` directly: `args::is_detached` looks for it there before the arguments are parsed.
         .args(["serve", args::DETACHED, "--exit-when-idle", IDLE])
         // No other user shares this server, so processes left running stay until their user ends them.
         .args(["--session-ttl", "none", "--state-dir"])

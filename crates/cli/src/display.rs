@@ -58,7 +58,7 @@ impl Palette {
         }
     }
 
-    /// Like [`paint`](Self::paint), for bytes.
+    /// Like `paint`, for bytes.
     pub(crate) fn paint_bytes(self, style: Style, bytes: &[u8]) -> Vec<u8> {
         if self.is_coloured && !bytes.is_empty() && style != Style::new() {
             [style.render().to_string().as_bytes(), bytes, style.render_reset().to_string().as_bytes()].concat()

@@ -20,7 +20,7 @@ const OUTPUT_MAX: usize = 2 << 20;
 /// How many bytes of the shell's stderr an error message quotes.
 const QUOTE_MAX: usize = 500;
 
-/// Printed by [`SCRIPT`] to separate the output of the profile from the variables.
+/// Printed by `SCRIPT` to separate the output of the profile from the variables.
 const MARK: &str = "exec-server:login-environment:";
 
 /// Finds the login shell (`SHELL`, else the passwd database) and makes it print its environment, with a NUL after each variable.

@@ -1,7 +1,7 @@
 //! `exec-server ps`: lists the processes of all sessions, as a table for people or as JSON for programs; with `-w` repeatedly.
 //!
 //! The table lists running processes first, and newer ones before older ones. JSON keeps the order of `process/list`. With `-w` on a
-//! terminal the table is drawn on the alternate screen; dropping [`Screen`] leaves it, however the command ends.
+//! terminal the table is drawn on the alternate screen; dropping `Screen` leaves it, however the command ends.
 
 use std::{
     fmt::Write as _,

@@ -23,7 +23,7 @@ pub(crate) fn block_on<T>(command: impl Future<Output = anyhow::Result<T>>) -> a
     on(new(), command)
 }
 
-/// Like [`block_on`], but on the current thread; only the blocking pool adds threads. Copied bytes then stay in the cache of one core and
+/// Like `block_on`, but on the current thread; only the blocking pool adds threads. Copied bytes then stay in the cache of one core and
 /// wake no other thread.
 pub(crate) fn block_on_here<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     on(Builder::new_current_thread().enable_all().build(), command)

@@ -37,7 +37,7 @@ impl Level {
         Self { pid, descriptors: server::descriptors(pid), memory_kib: server::own_memory_kib(pid), kept_kib: KEPT_KIB }
     }
 
-    /// The level after a first session, which creates what every server has from then on: threads, and a connection to the spawner.
+    /// The level after a first session, which creates what every server has from then on: threads, and the spawner's answer.
     pub(super) fn after_first_session(pid: u32, address: &Address) -> Result<Self> {
         let (mut wire, _) = Wire::session(address)?;
         wire.call("process/start", &wire::start("first", &["/bin/true"]))?;

@@ -1,5 +1,4 @@
-//! The words of `token` and `audit`, and those of `serve` that say who may do what.
-//! Must not act on them.
+//! The arguments of `token` and `audit`, and the flags of `serve` for access control.
 
 use std::{path::PathBuf, time::Duration};
 

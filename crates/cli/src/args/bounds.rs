@@ -1,4 +1,4 @@
-//! The flags of `serve` that set limits. Their help, defaults and ranges come from the list in `limits`; here is only their shape.
+//! The flags of `serve` that set limits. Their help, defaults and ranges come from the list in `limits`; only their types are here.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ enum OverflowArg {
 }
 
 impl Bounds {
-    /// What cannot be said of one flag alone.
+    /// Checks that involve more than one flag.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.dead_after <= self.ping_every {
             let (dead, ping) = (Amount::Time(self.dead_after), Amount::Time(self.ping_every));
@@ -62,7 +62,7 @@ impl Bounds {
         Ok(())
     }
 
-    /// Writes them into the core's configuration.
+    /// Writes the limits into the configuration of the core.
     pub(crate) fn apply(&self, config: &mut Config) {
         config.memory_cap_bytes = self.memory_per_process;
         config.overflow = match self.overflow {
@@ -80,11 +80,11 @@ impl Bounds {
         config.incoming_bytes = count(self.incoming_memory);
     }
 
-    /// What holders are told.
+    /// The limits for holders.
     pub(crate) fn holder(&self) -> holder::Limits {
         let mut limits = holder::Limits { disk_quota_bytes: self.disk_per_process, ..holder::Limits::default() };
         if self.disk_floor != limits.free_floor_bytes {
-            // Whoever names a floor means it; the share is for those who did not think of their disk.
+            // A floor given by the user is used exactly; the percentage applies only to the default.
             (limits.free_floor_bytes, limits.free_floor_percent) = (self.disk_floor, 100);
         }
         limits

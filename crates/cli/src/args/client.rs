@@ -1,5 +1,4 @@
-//! The words of the commands that speak with a server: where it is, and what each of them takes.
-//! Must not act on them.
+//! The arguments of the commands that connect to a server.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -240,7 +239,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// `-v` means a level of the log, unless `--log` says one.
+    /// Translates `-v` into a log level, unless `--log` is given.
     pub(super) fn apply_verbosity(&mut self) {
         if self.connect.log.is_none() {
             self.connect.log = match self.verbose {

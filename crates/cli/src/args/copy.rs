@@ -1,5 +1,4 @@
-//! The words of `cp`: which of its paths are on a server, and on which.
-//! Must not act on them.
+//! The arguments of `cp`: which of its paths are on a server, and on which one.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -73,14 +72,14 @@ pub(crate) struct Copy {
     pub(crate) connect: Connect,
 }
 
-/// One of the ends of a copy.
+/// One end of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Side {
     /// On this machine.
     Here(PathBuf),
-    /// On a server that a flag or the environment names.
+    /// On the server that a flag or the environment names.
     There(PathBuf),
-    /// On a server that the path names: an URL, or a name of environments.toml, else a host of ssh.
+    /// On a server that the path names: a URL, a name in `environments.toml`, or else an ssh host.
     Named(String, PathBuf),
 }
 
@@ -98,26 +97,24 @@ impl Side {
 /// How the server of a path was named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Named<'a> {
-    /// By a flag or by the path; else the environment has it.
+    /// The name from a flag or the path; `None` if the environment decides.
     pub(crate) by: Option<&'a str>,
-    /// What is not a name of environments.toml is a host of ssh.
+    /// Whether a name that is not in `environments.toml` is an ssh host.
     pub(crate) may_be_host: bool,
-    /// Whether the token of the environment is meant for it.
+    /// Whether the token of the environment may be meant for it.
     pub(crate) may_have_token: bool,
 }
 
 impl Copy {
-    /// What to copy.
     pub(crate) fn sources(&self) -> &[Side] {
         self.paths.split_last().map_or(&[], |(_, sources)| sources)
     }
 
-    /// Where to.
     pub(crate) fn target(&self) -> &Side {
         self.paths.last().expect("the grammar asks for two paths")
     }
 
-    /// The servers of the sources and, as the last, of the target.
+    /// The servers of the sources, and of the target as the last one.
     pub(crate) fn servers(&self) -> Vec<Option<Named<'_>>> {
         let is_between_two = self.is_between_two();
         self.ends()
@@ -131,7 +128,7 @@ impl Copy {
             .collect()
     }
 
-    /// Each path with what names its server before `--connect` does.
+    /// Each path with the server name that takes precedence over `--connect`.
     fn ends(&self) -> impl Iterator<Item = (&Side, Option<&str>)> {
         let last = self.paths.len() - 1;
         self.paths.iter().enumerate().map(move |(at, side)| match side {
@@ -141,7 +138,7 @@ impl Copy {
         })
     }
 
-    /// Whether there are two servers, as far as their names say: one server under two names counts as two.
+    /// Whether two servers are involved, judged by their names: one server under two names counts as two.
     fn is_between_two(&self) -> bool {
         let connect = self.connect.connect.as_deref();
         let mut named = self.ends().filter(|(side, _)| side.is_there()).map(|(_, own)| own.or(connect));
@@ -149,7 +146,7 @@ impl Copy {
         named.any(|other| Some(other) != first)
     }
 
-    /// What is wrong with all of it together: whatever was said and would not be heeded.
+    /// Checks the flags together: refuses a flag that would have no effect.
     pub(super) fn check(&self) -> Result<(), String> {
         let of_flag = [
             (self.sources(), &self.from, "--from", "SRC"),
@@ -197,7 +194,7 @@ fn side(text: OsString) -> Result<Side, &'static str> {
     }
 }
 
-/// `HOST:PATH` or `ssh://HOST/PATH`; `None` for a path of this machine. As with scp, a slash before the colon makes it one.
+/// Parses `HOST:PATH` or `ssh://HOST/PATH`; `None` for a local path. As with scp, a slash before the colon makes the path local.
 fn named(bytes: &[u8]) -> Option<Result<Side, &'static str>> {
     let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
     if let Some(rest) = bytes.strip_prefix(b"ssh://") {
@@ -206,7 +203,7 @@ fn named(bytes: &[u8]) -> Option<Result<Side, &'static str>> {
             return Some(Err("it has no path; write ssh://HOST/PATH"));
         };
         let Ok(host) = std::str::from_utf8(host) else { return Some(Err("its host is not UTF-8")) };
-        // As in the URLs of git: what follows the slash is a home.
+        // As in git URLs, `/~` after the host means a home directory.
         let below = if below.starts_with(b"/~") { &below[1..] } else { below };
         return Some(Ok(Side::Named(format!("ssh://{host}"), path(below))));
     }

@@ -1,5 +1,4 @@
-//! The words of `fs`: what to do with the files of a server.
-//! Must not act on them.
+//! The arguments of `fs`.
 
 use std::{ffi::OsString, os::unix::ffi::OsStrExt as _, path::PathBuf, time::Duration};
 
@@ -343,8 +342,8 @@ pub(crate) struct Mkdir {
     pub(crate) connect: Connect,
 }
 
-/// A path that names what is meant: one that is empty or ends in dots is the directory somebody is in, or one above it, and is
-/// most often an empty variable or a slip.
+/// Parses a path to remove. Refuses the root, and a path that is empty or ends in `.` or `..`: it means the current directory or one
+/// above it, and is usually an empty variable or a slip.
 fn removable(text: OsString) -> Result<PathBuf, &'static str> {
     let bytes = text.as_bytes();
     match bytes.split(|byte| *byte == b'/').rfind(|part| !part.is_empty()) {

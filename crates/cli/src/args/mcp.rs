@@ -1,5 +1,4 @@
-//! The words of `mcp`: what to do with MCP servers.
-//! Must not act on them.
+//! The arguments of `mcp`.
 
 mod bridge;
 mod manage;

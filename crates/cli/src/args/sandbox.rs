@@ -1,5 +1,4 @@
-//! The flags of `run` that confine a program, and where its environment comes from.
-//! Must not act on them.
+//! The flags of `run` that put a program into a sandbox.
 
 use std::path::PathBuf;
 

@@ -1,23 +1,21 @@
-//! Every flag of a command with its value and where that comes from, read off the grammar: a flag that is added is in it.
-//! Must not know any flag.
+//! Every flag of a command with its value and its origin, read from the clap grammar, so that new flags are included automatically.
 
 use clap::{ArgAction, ArgMatches, Command, parser::ValueSource};
 
-/// One flag as it is in force.
+/// One flag with its effective value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// Its name, without the dashes.
+    /// The name without the dashes.
     pub(crate) name: String,
-    /// As it was written, or the default; empty where there is none.
+    /// The given values or the default; empty if there is none.
     pub(crate) values: Vec<String>,
-    /// It takes no value: it is there or not.
+    /// A switch without a value.
     pub(crate) is_switch: bool,
-    /// It may be given several times.
+    /// Whether it can be repeated.
     pub(crate) is_list: bool,
     pub(crate) origin: Origin,
 }
 
-/// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Default,
@@ -29,7 +27,7 @@ pub(super) fn read(command: &Command, matches: &ArgMatches) -> Vec<Setting> {
     let visible = command.get_arguments().filter(|arg| !arg.is_hide_set());
     let mut settings = Vec::new();
     for arg in visible {
-        // Help is no setting, and neither is the question itself.
+        // `--help` and `--print-config` are not settings.
         let (Some(name), false) = (arg.get_long(), matches!(arg.get_id().as_str(), "help" | "print_config")) else {
             continue;
         };

@@ -1,5 +1,4 @@
-//! How values of flags are read: sizes, durations, times to live, variables, numbers.
-//! Must not know which flag has them.
+//! Parsers for values of flags: sizes, durations, times-to-live, variables, numbers.
 
 use std::time::Duration;
 
@@ -8,36 +7,36 @@ use exec_server_server::access::Floor;
 
 use crate::limits::Amount;
 
-/// Starts of one connection that may run at once, whatever is asked for: all that may wait.
+/// The maximum of `--concurrent-requests`: as many as may wait.
 pub(super) const CONCURRENT_MAX: usize = limits::STARTS_WAITING;
 
 const FORMS: &str = "must be like 500ms, 30s, 10m, 24h, 30d or a number of seconds";
 const SIZE_FORMS: &str = "must be like 0, 512KiB, 16MiB, 1GiB or a number of bytes";
 const TTL_FORMS: &str = "must be like 30s, 10m, 24h, 30d, a number of seconds, or none";
 
-/// A time to live; `None` means no end. A name of its own, because clap reads an `Option` as an optional flag.
+/// A time-to-live; `None` means unlimited. A newtype, because clap treats an `Option` as an optional flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ttl(pub(crate) Option<Duration>);
 
-/// A limit; `None` means that there is none. A name of its own, because clap reads an `Option` as an optional flag.
+/// A limit; `None` means unlimited. A newtype, because clap treats an `Option` as an optional flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bound(pub(crate) Option<u64>);
 
-/// A number of processes.
+/// A number of processes, or `none`.
 pub(super) fn pids(text: &str) -> Result<Bound, &'static str> {
     match (text, text.parse::<u64>()) {
         ("none", _) => Ok(Bound(None)),
-        // The kernel takes no more than its own bound of process ids.
+        // The kernel's maximum for pids.
         (_, Ok(number @ 1..=4_194_304)) => Ok(Bound(Some(number))),
         _ => Err("must be an integer from 1 to 4194304, or none"),
     }
 }
 
-/// A size, or none.
+/// A size, or `none`.
 pub(super) fn bytes(text: &str) -> Result<Bound, &'static str> {
     match text {
         "none" => Ok(Bound(None)),
-        // Less than a program needs to begin would fail every start.
+        // A program cannot start with less, so every start would fail.
         _ => match size(text)? {
             bytes @ 1_048_576.. => Ok(Bound(Some(bytes))),
             _ => Err("must be at least 1MiB"),
@@ -79,7 +78,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// Time between two looks.
+/// An interval of at least 200 ms.
 pub(super) fn interval(text: &str) -> Result<Duration, &'static str> {
     duration(text)
         .and_then(|every| if every < Duration::from_millis(200) { Err("must be at least 200ms") } else { Ok(every) })
@@ -92,7 +91,7 @@ pub(super) fn variable(text: &str) -> Result<(String, String), &'static str> {
     }
 }
 
-/// A variable with its value, or the name of one of ours.
+/// A variable with its value, or the name of a variable of our environment.
 pub(super) fn variable_or_ours(text: &str) -> Result<(String, String), String> {
     if text.contains('=') {
         return variable(text).map_err(ToOwned::to_owned);
@@ -120,7 +119,7 @@ pub(super) fn variable_name(text: &str) -> Result<String, &'static str> {
     Ok(text.to_owned())
 }
 
-/// The name of a signal, as `kill` takes it: a name with or without `SIG`, or its number.
+/// A signal as `kill` takes it: a name with or without `SIG`, or its number.
 pub(super) fn signal(text: &str) -> Result<String, &'static str> {
     let known = match text.parse::<u8>() {
         Ok(number @ 1..=64) => exec_server_protocol::signal::name(number).into_owned(),
@@ -166,7 +165,7 @@ fn within<T: PartialOrd>(value: T, least: T, most: T, say: fn(T) -> Amount) -> R
     Ok(value)
 }
 
-/// A number of bytes, or of the binary units; the decimal ones are refused, because nobody knows what a MB is.
+/// A number of bytes, optionally with a binary unit. Decimal units are refused, because MB is ambiguous.
 fn size(text: &str) -> Result<u64, &'static str> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -182,7 +181,7 @@ fn size(text: &str) -> Result<u64, &'static str> {
     number.checked_mul(1 << shift).ok_or(SIZE_FORMS)
 }
 
-/// The word of a scope.
+/// The name of a scope.
 pub(super) fn scope(text: &str) -> Result<String, &'static str> {
     match exec_server_protocol::method::Scope::find(text) {
         Some(scope) => Ok(scope.as_str().to_owned()),
@@ -190,7 +189,7 @@ pub(super) fn scope(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// The least that a sandbox must be.
+/// A sandbox floor.
 pub(super) fn floor(text: &str) -> Result<Floor, &'static str> {
     match text {
         "required" => Ok(Floor::Required),
@@ -211,7 +210,7 @@ fn units(text: &str, forms: &'static str, too_long: &'static str) -> Result<Dura
         _ => return Err(forms),
     };
     let number: u64 = number.parse().map_err(|_| forms)?;
-    // Seconds in 32 bits: 136 years, and every sum with a clock still fits.
+    // Seconds in 32 bits are 136 years, so every sum with a clock still fits.
     let most_ms = u64::from(u32::MAX) * 1000;
     number.checked_mul(unit_ms).filter(|total| *total <= most_ms).map(Duration::from_millis).ok_or(too_long)
 }

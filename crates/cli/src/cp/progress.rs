@@ -144,7 +144,7 @@ impl Progress {
         )
     }
 
-    /// Bytes per second over the last [`SPEED_OVER`].
+    /// Bytes per second over the last `SPEED_OVER`.
     fn speed(&mut self, now: Duration) -> f64 {
         self.samples.push_back((now, self.bytes));
         // The oldest sample kept is as old as the window, or older if the line was not drawn for a while.

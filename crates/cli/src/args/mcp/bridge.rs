@@ -1,5 +1,4 @@
-//! The words of `mcp bridge`.
-//! Must not act on them.
+//! The arguments of `mcp bridge`.
 
 use std::{path::PathBuf, time::Duration};
 

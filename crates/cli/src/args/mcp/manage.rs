@@ -1,5 +1,4 @@
-//! The words of `mcp list`, `mcp status` and `mcp call`.
-//! Must not act on them.
+//! The arguments of `mcp list`, `mcp status` and `mcp call`.
 
 use std::path::PathBuf;
 

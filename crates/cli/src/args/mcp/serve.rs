@@ -1,5 +1,4 @@
-//! The words of `mcp serve`.
-//! Must not act on them.
+//! The arguments of `mcp serve`.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
