@@ -278,7 +278,7 @@ async fn streamable_http_401_does_not_trigger_recovery(place: &Place) {
     assert!(error.to_string().contains("https://login.example"), "{error}");
     assert_eq!((server.heard("initialize"), server.heard("tools/call")), (1, 1));
     service.cancel().await.expect("it ends");
-    // A 401 during the handshake, and one without a challenge.
+    // A 401 without a challenge, during the handshake.
     let closed = Target::start(|_, stream| target::respond(stream, "401 Unauthorized", &[], b""));
     let endpoint = Endpoint { url: closed.url("/mcp"), ..Endpoint::default() };
     let error = connect(place, &endpoint).await.map(drop).expect_err("it is refused");

@@ -98,7 +98,7 @@ pub(crate) fn hidden(dir: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for name in names(dir) {
         let path = dir.join(&name);
-        // Names that do not have the exact form, such as the server's own directories, do not belong to a copy.
+        // The server's own directories, such as `exec-server`, have no leading dot and do not count.
         if is_hidden(Path::new(&name)) {
             all.push(path);
         } else if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {

@@ -73,7 +73,7 @@ async fn a_server_that_crashes_too_often_has_failed(place: &Place) {
 }
 
 async fn a_restart_that_fails_is_tried_again(place: &Place) {
-    // From now on its program is a script that fails twice before it starts the real server again.
+    // The program is a script that starts the real server once, then fails twice, and then starts the server again.
     let script = "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; if [ $n = 1 ] || [ $n = 2 ]; then exit 4; fi; exec \"$@\"";
     let program = crate::place::test_server().display().to_string();
     let more = format!("command = \"sh\"\ncwd = {:?}", place.path(""));

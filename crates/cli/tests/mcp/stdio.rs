@@ -150,7 +150,7 @@ fn the_transport_is_one_that_any_client_takes() {
         let second = launch(&remote, launched(&stdio, &none)).await.expect("launch");
         let ids = [&first, &second].map(|launched| launched.child().process().id().as_str().to_owned());
         assert!(ids[0] != ids[1] && ids.iter().all(|id| id.starts_with("mcp-stdio-")), "{ids:?}");
-        // Keep the typed value, which the library's own helpers need.
+        // Keep a handle to the child, because `serve` consumes the transport.
         let child = Arc::clone(first.child());
         let mut client = soon("handshake", ().serve(first)).await.expect("handshake");
         assert!(client.list_all_tools().await.expect("list").len() > 10);

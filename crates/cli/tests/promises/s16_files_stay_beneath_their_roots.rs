@@ -120,7 +120,8 @@ fn what_lies_beneath_a_root_is_as_everywhere() {
         json!({"sourcePath": root.join("inner"), "destinationPath": root.join("a/b/c/d"), "recursive": true}),
     );
     assert_eq!(fs::read(root.join("a/b/c/d/new")).expect("copied"), b"new");
-    // Symlinks that lead out are ordinary entries as long as they are not followed.
+    // A symlink that leads out is omitted from a listing, which follows links, and a walk does not enter it. The link itself can be
+    // removed.
     let listed = client.ok("fs/readDirectory", json!({"path": root}));
     let names: Vec<&str> =
         listed["entries"].as_array().expect("entries").iter().filter_map(|entry| entry["fileName"].as_str()).collect();

@@ -337,7 +337,7 @@ fn an_unknown_method_is_named_in_its_error() {
         assert_error(&error, -32601, "unknownMethod");
         assert!(error.message.contains(method), "{}", error.message);
     }
-    // V0 answered with another code.
+    // V0 answers an unknown method of its own family with another code.
     assert_error(&client.fails("command/none", json!({})), -32600, "unknownMethod");
     client.assert_alive();
 }

@@ -249,7 +249,7 @@ fn metrics_tell_of_gaps_blocked_processes_and_restarts() {
     let after = metrics(&server);
     assert_eq!(after.get("exec_server_sessions_adopted_total", &[]), 1.0);
     assert_eq!(after.get("exec_server_sessions", &[("state", "detached")]), 1.0);
-    // The counters start at zero again.
+    // Output that was counted before the restart is not counted again.
     assert!(
         after.get("exec_server_output_dropped_bytes_total", &[])
             < before.get("exec_server_output_dropped_bytes_total", &[])

@@ -57,7 +57,7 @@ pub(crate) async fn waiting_takes_what_nobody_reads(place: &Place) {
     let exit = process.wait().await.expect("it ends");
     let totals = process.closed().expect("it is closed");
     assert_eq!((exit.code, totals.output_bytes, totals.dropped_bytes), (6, Some(64 * MIB as u64 + 4), Some(0)));
-    // A new reader gets a gap for the dropped output, and then the rest.
+    // A new reader gets a gap for the output that `wait` has taken, and then the rest.
     let told = follow(process.events()).await;
     assert!(told.gone > 0);
     assert_eq!(told.gone + (told.stdout.len() + told.stderr.len()) as u64, 64 * MIB as u64 + 4);
