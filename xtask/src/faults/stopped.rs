@@ -70,7 +70,7 @@ fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
     while flow.seq < 8 {
         flow.take()?;
     }
-    // Detached sessions: one with a time-to-live that outlasts the stop, and one without.
+    // Detached sessions: one with a time-to-live that outlasts the stop, and one whose time-to-live ends during it.
     let (long, short) = (stop + LASTING, stop / 3);
     let lasting = detached(&server.address, long)?;
     let ending = detached(&server.address, short)?;
