@@ -31,6 +31,9 @@ const DAMAGED: i32 = 250;
 /// Beginning and end of the message of `run` about a lost link.
 const QUIET: (&[u8], &[u8]) = (b"exec-server: connection lost (", b"); reconnecting\n");
 
+/// How the message of `run` begins and ends when a reconnect failed for another reason.
+const STILL: (&[u8], &[u8]) = (b"exec-server: still reconnecting: ", b"\n");
+
 /// Other messages of `run` about its link.
 const NOTICES: [&[u8]; 3] = [
     b"exec-server: connected again\n",
@@ -260,22 +263,30 @@ fn judge(id: u64, fed: Result<u64>, records: &Records, said: &[u8], code: i32) -
 /// Removes the messages of `run` about a lost link from stderr and counts them. A message may be inside a line of the program, because a
 /// chunk of output may end there.
 fn without_quiet_lines(said: &[u8]) -> (Vec<u8>, u64) {
-    let (begin, end) = QUIET;
-    let (mut rest, mut words, mut quiet) = (said, Vec::with_capacity(said.len()), 0);
-    while let Some(at) = find(rest, begin) {
-        let line = &rest[at..];
-        let Some(length) = find(line, end).map(|at| at + end.len()) else { break };
-        words.extend_from_slice(&rest[..at]);
-        rest = &line[length..];
-        quiet += 1;
-    }
-    words.extend_from_slice(rest);
+    let (words, quiet) = without_lines(said, QUIET);
+    let (mut words, _) = without_lines(&words, STILL);
     for notice in NOTICES {
         while let Some(at) = find(&words, notice) {
             words.drain(at..at + notice.len());
         }
     }
     (words, quiet)
+}
+
+/// Takes out every line with this beginning and end, and counts them.
+fn without_lines(said: &[u8], (begin, end): (&[u8], &[u8])) -> (Vec<u8>, u64) {
+    let mut rest = said;
+    let mut words = Vec::with_capacity(said.len());
+    let mut count = 0;
+    while let Some(at) = find(rest, begin) {
+        let line = &rest[at..];
+        let Some(length) = find(line, end).map(|at| at + end.len()) else { break };
+        words.extend_from_slice(&rest[..at]);
+        rest = &line[length..];
+        count += 1;
+    }
+    words.extend_from_slice(rest);
+    (words, count)
 }
 
 fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
@@ -305,7 +316,8 @@ mod tests {
     fn quiet_lines_are_taken_out_wherever_they_stand() {
         let line = b"exec-server: connection lost (reset); reconnecting\n".as_slice();
         let again = b"exec-server: connected again\n".as_slice();
-        let said = [line, again, b"relay 1 st", line, line, again, b"ep 1\nrelay"].concat();
+        let still = b"exec-server: still reconnecting: Broken pipe (os error 32)\n".as_slice();
+        let said = [line, again, b"relay 1 st", line, still, line, still, still, again, b"ep 1\nrelay"].concat();
         assert_eq!(without_quiet_lines(&said), (b"relay 1 step 1\nrelay".to_vec(), 3));
         let other = b"exec-server: connection lost (reset); something else".as_slice();
         assert_eq!(without_quiet_lines(other), (other.to_vec(), 0));
