@@ -4,6 +4,7 @@
 //! Short writes cannot be injected this way: F19 splits every write of a segment, and F9 fills the disk during a write.
 
 use std::{
+    collections::HashMap,
     fs,
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
@@ -15,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
 use super::{
-    Figures, Setting, descendants,
+    Figures, Setting,
     flood::{self, Flood, Policy},
 };
 use crate::{
@@ -34,6 +35,9 @@ const DISK: &[&str] =
 
 /// The server's calls that are interrupted: every hundredth one of each thread.
 const SOCKETS: &str = "recvfrom,sendto,recvmsg,sendmsg,writev,epoll_wait:error=EINTR:when=20+100";
+
+/// How the log of `strace` says that a thread has stopped.
+const STOPPED: &str = "--- stopped by SIGSTOP ---";
 
 pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     packages::ensure(packages::STRACE).context("F10 lets calls fail")?;
@@ -146,32 +150,34 @@ impl Tracer {
         Ok(tracer)
     }
 
-    /// Detaches from the process; returns how many of its calls were refused.
+    /// Ends the tracing. Returns how many calls were refused.
     ///
-    /// To make a call fail, `strace` replaces it by a call that does not exist and changes the result afterwards. If it detaches in
-    /// between, the process sees ENOSYS for `epoll_wait`. A stopped process is not in a system call, so stop it first.
+    /// `strace` makes a call fail in two steps: it replaces the call by one that does not exist, and sets the error when that call returns. A thread
+    /// that is detached between the two gets ENOSYS, and one that gets it from `epoll_wait` panics and takes its runtime with it. So the process
+    /// is stopped first, and `strace` is ended when its log says that it has seen every thread stop. The state in `/proc` does not say that: a thread
+    /// in the middle of a traced call looks stopped too, for as long as `strace` gets no processor time.
     fn detach(mut self) -> Result<u64> {
         kill(self.pid, Signal::STOP);
-        let mut looks = 0;
-        flood::wait("all threads of a process stop", Duration::from_secs(10), || {
-            // While `strace` inspects a call, a thread looks stopped for a moment, so check several times.
-            looks = if is_stopped(self.pid) { looks + 1 } else { 0 };
-            Ok(looks == 5)
-        })?;
+        flood::wait("strace sees all threads of a process stop", Duration::from_secs(10), || self.has_seen_all_stop())?;
         kill(self.child.id(), Signal::TERM);
         self.child.wait()?;
         kill(self.pid, Signal::CONT);
-        let log = fs::read_to_string(&self.log).with_context(|| format!("read `{}`", self.log.display()))?;
-        Ok(log.lines().filter(|line| line.ends_with("(INJECTED)")).count() as u64)
+        Ok(self.read_log()?.lines().filter(|line| line.ends_with("(INJECTED)")).count() as u64)
     }
-}
 
-/// Whether all threads of a process are stopped.
-fn is_stopped(pid: u32) -> bool {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
-    let mut threads = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
-    // A thread that has gone does not run.
-    threads.all(|thread| descendants::state(thread).is_none_or(|(state, _)| matches!(state, 'T' | 't')))
+    /// Whether the last event of every thread in the log is its stop.
+    fn has_seen_all_stop(&self) -> Result<bool> {
+        let log = self.read_log()?;
+        let last: HashMap<&str, &str> = log.lines().filter_map(|line| line.split_once(' ')).collect();
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).context("list the threads")?;
+        let threads: Vec<String> =
+            tasks.flatten().map(|task| task.file_name().to_string_lossy().into_owned()).collect();
+        Ok(threads.iter().all(|thread| last.get(thread.as_str()).is_some_and(|event| event.trim() == STOPPED)))
+    }
+
+    fn read_log(&self) -> Result<String> {
+        fs::read_to_string(&self.log).with_context(|| format!("read `{}`", self.log.display()))
+    }
 }
 
 impl Drop for Tracer {
