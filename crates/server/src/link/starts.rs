@@ -14,8 +14,9 @@ use exec_server_holder::wire::{self, Stage, ToHolder};
 use super::{Link, Waiter};
 use crate::{
     error::Failure,
-    process::{Birth, Process, lock},
-    session::Session,
+    process::{Birth, Meta, Process, lock},
+    pump::Reply,
+    session::{Gate, Session},
 };
 
 /// Number of sweeps, one per second, after which a pending start fails: after 5 to 6 s.
@@ -74,10 +75,8 @@ impl Link {
             waiters.starts.iter().filter(|(_, looks)| **looks >= START_LOOKS).map(|(req, _)| *req).collect()
         };
         for req in overdue {
-            // The holder has answered in between.
-            let Some(Waiter::Start { meta, gate, reply, reserved, session: owner, .. }) = self.waiter(req) else {
-                continue;
-            };
+            // `None` if the holder has answered in between.
+            let Some((meta, gate, reply)) = self.withdraw(req) else { continue };
             let failure = Failure::HolderSilent {
                 program: meta.program(),
                 session: self.session.to_string(),
@@ -85,18 +84,32 @@ impl Link {
             };
             session.record_failed(&meta.process_id, &failure);
             if self.unsend(req) {
+                self.waiter(req);
                 session.handle_start_failed(&meta.process_id, &gate);
-            } else {
-                // The holder may still start the process. The name becomes free when the holder reports a failure or
-                // the process was killed.
-                gate.withdraw();
-                let withdrawn = Waiter::Withdrawn { meta, gate, reserved, session: owner };
-                lock(&self.waiters).waiting.insert(req, withdrawn);
-                if self.version.get().is_some_and(|version| *version >= wire::WITHDRAWALS) {
-                    self.send(&ToHolder::Withdraw { req });
-                }
+            } else if self.version.get().is_some_and(|version| *version >= wire::WITHDRAWALS) {
+                self.send(&ToHolder::Withdraw { req });
             }
             reply.fail(&failure);
+        }
+    }
+
+    /// Replaces a pending start by a withdrawn one. The holder may still start the process, so the name becomes free when the
+    /// holder reports a failure or the process was killed.
+    fn withdraw(&self, req: u32) -> Option<(Meta, Gate, Reply)> {
+        // One lock for both steps: the link's task handles the holder's answer on another thread, and must find one of the two.
+        let mut waiters = lock(&self.waiters);
+        waiters.starts.remove(&req);
+        match waiters.waiting.remove(&req)? {
+            Waiter::Start { meta, gate, reply, reserved, session, .. } => {
+                gate.withdraw();
+                let withdrawn = Waiter::Withdrawn { meta: meta.clone(), gate: gate.clone(), reserved, session };
+                waiters.waiting.insert(req, withdrawn);
+                Some((meta, gate, reply))
+            }
+            other => {
+                waiters.waiting.insert(req, other);
+                None
+            }
         }
     }
 

@@ -39,9 +39,9 @@ impl Load {
         let Self { process, segment } = &self;
         let name = exec_server_log::disk_name(process.slot, *segment);
         let file = process.link().open_segment(&name).map_err(RecoverError::from);
-        match file.and_then(|file| Loaded::read(&file)) {
+        let is_loaded = match file.and_then(|file| Loaded::read(&file)) {
             // False if the segment was taken during the read.
-            Ok(loaded) => drop(process.chain().set_loaded(*segment, loaded)),
+            Ok(loaded) => process.chain().set_loaded(*segment, loaded),
             // A resource shortage does not mean that the file is lost. The next reader tries again.
             Err(RecoverError::Os(error)) if passes(&error) => {
                 tracing::warn!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read now");
@@ -51,7 +51,11 @@ impl Load {
             Err(error) => {
                 tracing::error!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
                 process.chain().remove(*segment);
+                false
             }
+        };
+        if !is_loaded {
+            return;
         }
         let mut loads = lock(&process.loads);
         loads.loaded.push_back(*segment);
