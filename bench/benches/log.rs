@@ -1,9 +1,7 @@
-//! What it costs to append to a log and to read it, in real shared memory. Knows neither processes nor the wire.
+//! Cost of appending to a log and reading it, in real shared memory.
 //!
 //! One record is too little to count by percents, so there are many in each: 1000 small ones in one segment, and 64 large ones in
 //! five, with the changes of segments in between. The bytes themselves are the kernel's business, which reads a pipe into the room.
-
-#![expect(missing_docs, reason = "what the macros make has none")]
 
 use std::hint::black_box;
 

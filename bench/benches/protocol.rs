@@ -1,9 +1,7 @@
-//! What it costs to read and to write one message. Knows neither sockets nor logs.
+//! Cost of decoding and encoding one message.
 //!
-//! Everything has been done once before it is counted, so that buffers are large enough and what happens once in a program has happened;
-//! what a function returns is dropped after the counting. So counted is the message alone.
-
-#![expect(missing_docs, reason = "what the macros make has none")]
+//! Each function runs once before it is measured, so buffers have their final size and one-time work is done. Results are dropped after
+//! the measurement. So only the message is counted.
 
 use std::hint::black_box;
 
@@ -19,7 +17,7 @@ use gungraun::prelude::*;
 /// A request with what a usual one has.
 const START: &[u8] = br#"{"id":7,"method":"process/start","params":{"processId":"build-1","argv":["cargo","test","--workspace"],"cwd":"/home/dev/project","env":{"PATH":"/usr/bin:/bin","HOME":"/home/dev","LANG":"C.UTF-8"},"tty":false,"pipeStdin":true}}"#;
 
-/// What a client of ours sends most.
+/// The request that our client sends most often.
 const ACK: &[u8] = br#"{"method":"process/ack","params":{"processId":"build-1","seq":123456}}"#;
 
 /// Bytes of every value, as a program writes them.

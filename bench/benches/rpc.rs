@@ -1,8 +1,6 @@
-//! What it costs to move one message: framing out, and out of the stream again. Knows no method.
+//! Cost of moving one message: framing it, and reading it from the stream again.
 //!
 //! The stream is in memory and always ready, so that no runtime is needed and nothing waits.
-
-#![expect(missing_docs, reason = "what the macros make has none")]
 
 use std::hint::black_box;
 

@@ -1,9 +1,7 @@
-//! What it costs the server to answer: a request through frame, budget, envelope, table, gates, handler, queue and pump, and back.
+//! Cost of one request in the server: frame, budget, envelope, method table, checks, handler, queue and pump, and the answer back.
 //!
 //! The real core in one thread, over a pair in memory, with a clock that stands still: nothing here depends on when it happens. A
 //! client's end of the framing is counted too. Holders are never asked for, because nothing is started.
-
-#![expect(missing_docs, reason = "what the macros make has none")]
 
 use std::{fs::File, io, os::fd::OwnedFd, sync::Arc};
 
@@ -20,12 +18,12 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Requests in one count: what happens only now and then, such as a look at the clock of the runtime, is spread over them.
+/// Requests in one measurement. Work that happens now and then, such as the runtime reading its clock, is spread over them.
 const REQUESTS: usize = 100;
 
 const MAX: usize = 64 << 20;
 
-/// A cheap request: whoever answers is ready.
+/// A cheap request, so that the handler adds little.
 const STATUS: &[u8] = br#"{"id":1,"method":"environment/status","params":{}}"#;
 
 /// A client of the smallest kind.

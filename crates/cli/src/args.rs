@@ -194,7 +194,7 @@ pub(crate) struct Serve {
     /// The oldest version of TLS to speak
     #[arg(long, value_enum, value_name = "VERSION", default_value_t = TlsMin::V1_3)]
     pub(crate) tls_min: TlsMin,
-    /// Require certificates of these authorities from clients on wss; who it is, says the certificate's alternative name
+    /// Require client certificates of these authorities on wss; clients are identified by the certificate's subjectAltName
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) client_ca: Option<PathBuf>,
     /// Read the token from FILE, which only its owner may read [default: $EXEC_SERVER_TOKEN, else the state directory's]
@@ -225,10 +225,10 @@ pub(crate) struct Serve {
     /// End all sessions and their processes when the server ends
     #[arg(long)]
     pub(crate) kill_on_exit: bool,
-    /// End in order when for this long there was no connection and no process that runs
+    /// Shut down after this long without a connection and without a running process
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) exit_when_idle: Option<Duration>,
-    /// What to log on standard error: a level, or target=level pairs
+    /// Log filter for standard error: a level, or target=level pairs
     #[arg(long, value_name = "FILTER", default_value = "warn")]
     pub(crate) log: String,
     /// How lines of the log look: for people, or one JSON object a line with the fields of request, session and process
@@ -244,7 +244,7 @@ pub(crate) struct Serve {
     /// killed; for tests, which cannot wait for a minute
     #[arg(long, hide = true, value_name = "DUR", value_parser = values::duration, default_value = "60s")]
     pub(crate) orphan_ttl: Duration,
-    /// Leave the session of whoever started this server
+    /// Leave the session of the process that started this server
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
     /// Last, because flags after it would stand under its heading.

@@ -1,7 +1,7 @@
 //! The command line of the test server: one flag for each thing that a test can ask for.
 //! Must not act on any.
 
-/// What `--help` says.
+/// The text of `--help`.
 pub(crate) const HELP: &str = "\
 A test-only MCP server on standard streams, or with --http on streamable HTTP.
 
@@ -60,7 +60,7 @@ Over HTTP, POST /control with {\"status\": CODE, \"count\": N, \"method\": METHO
 and {\"expire\": true} ends all sessions.
 ";
 
-/// Everything that was asked for.
+/// The parsed flags.
 #[derive(Debug, Default)]
 pub(crate) struct Flags {
     pub(crate) http: Option<String>,
@@ -92,7 +92,7 @@ pub(crate) struct Flags {
     pub(crate) no_session: bool,
 }
 
-/// Reads the flags; `None` where help was asked for.
+/// Parses the flags. `None` for `--help`.
 pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Flags>, String> {
     let mut flags = Flags::default();
     while let Some(flag) = args.next() {

@@ -1,4 +1,4 @@
-//! Streamable HTTP, written by hand: a thread a connection, one request on each. What is wrong about HTTP is wrong here.
+//! Streamable HTTP, written by hand: one thread and one request per connection. All HTTP faults are made here.
 //! Must not know what a message means, but for the one that begins a session.
 
 use std::{
@@ -33,7 +33,7 @@ struct Http {
     /// Live sessions, and how many requests each has made.
     sessions: Mutex<BTreeMap<String, u64>>,
     next_session: AtomicU64,
-    /// What the control path has set up to go wrong.
+    /// Faults that were requested through the control path.
     armed: Mutex<Option<Armed>>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn run(server: &Arc<Server>, address: &str) -> ExitCode {
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let http = Arc::clone(&http);
-            // Whoever leaves early is not our trouble.
+            // A client that disconnects early is not an error.
             thread::spawn(move || http.serve(stream).ok());
         }
     });
@@ -227,7 +227,7 @@ impl Http {
     }
 }
 
-/// For what is not sent on a stream of its own.
+/// For messages that are not part of a response stream.
 struct Nowhere;
 
 impl Out for Nowhere {

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What goes wrong before the first message.
+/// Faults before the first message.
 fn misbehave_at_start(server: &Server) -> Option<ExitCode> {
     let flags = &server.flags;
     if let Some(text) = &flags.stderr {
@@ -66,7 +66,7 @@ fn misbehave_at_start(server: &Server) -> Option<ExitCode> {
         return Some(ExitCode::from(code));
     }
     if flags.fork_and_exit {
-        // It keeps our streams, and nobody is there to answer.
+        // The child keeps our streams open, and no process answers on them.
         let child = Command::new("sleep").arg("1000").stdin(Stdio::inherit()).stdout(Stdio::inherit()).spawn();
         return Some(if child.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
@@ -79,7 +79,7 @@ fn flood(megabytes: usize) {
     let line = format!("{}\n", "flood ".repeat(17).trim_end());
     let block = line.repeat(10_000);
     for _ in 0..megabytes {
-        // Closed: enough was said.
+        // Standard output is closed on purpose.
         if io::stderr().write_all(block.as_bytes()).is_err() {
             return;
         }

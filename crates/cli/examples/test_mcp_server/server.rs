@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{flags::Flags, tools};
 
-/// Versions of the protocol that are answered as they were asked for.
+/// Protocol versions that the server accepts as requested.
 const VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 /// How long an answer to a question is waited for: longer than any test.
@@ -50,7 +50,7 @@ pub(crate) struct Call<'a> {
     pub(crate) out: &'a dyn Out,
 }
 
-/// What one process has seen and offers.
+/// State of one server process.
 pub(crate) struct Server {
     pub(crate) flags: Flags,
     journal: Option<Mutex<File>>,
@@ -60,7 +60,7 @@ pub(crate) struct Server {
     /// Ids of cancelled requests, as JSON; `ended` wakes who sleeps.
     cancelled: Mutex<BTreeSet<String>>,
     ended: Condvar,
-    /// Who waits at which barrier.
+    /// Requests waiting at each barrier.
     pub(crate) barriers: Mutex<BTreeMap<String, u64>>,
     pub(crate) arrived: Condvar,
     /// Questions of ours that wait for an answer.
@@ -108,7 +108,7 @@ impl Server {
         }
     }
 
-    /// Whether a message may wait for others, and needs a thread of its own on a stream.
+    /// Whether a message may block, so that on standard streams it needs a separate thread.
     pub(crate) fn may_wait(message: &Value) -> bool {
         let waits = ["barrier", "read_only_barrier", "sleep", "elicit"];
         message["method"] == "tools/call" && waits.iter().any(|tool| message["params"]["name"] == *tool)

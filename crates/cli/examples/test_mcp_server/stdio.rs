@@ -1,4 +1,4 @@
-//! Standard streams: a message a line. What is wrong on standard output is wrong here.
+//! Standard streams: one message per line. All faults on standard output are made here.
 //! Must not know what a message means.
 
 use std::{
@@ -19,7 +19,7 @@ struct Stdout {
     server: Arc<Server>,
     /// Held for a whole message.
     lock: Mutex<()>,
-    /// What is done once only was done.
+    /// The one-time fault has happened.
     has_erred: AtomicBool,
 }
 
@@ -88,7 +88,7 @@ impl Stdout {
         let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
         drop(held);
         if written.is_err() {
-            // Nobody reads any more.
+            // The client has closed its end.
             process::exit(0);
         }
     }

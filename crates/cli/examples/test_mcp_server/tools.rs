@@ -1,4 +1,4 @@
-//! The tools: what is listed, and what a call does.
+//! The tools: their list and their calls.
 //! Must not know how messages come and go.
 
 use std::{
@@ -21,7 +21,7 @@ const SILENCE: &str = "UklGRigAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQQAA
 /// How long a barrier waits for the others: longer than any test.
 const BARRIER_WITHIN: Duration = Duration::from_secs(300);
 
-/// The longest text that `large` gives: enough to break every bound of whoever reads it.
+/// Maximum length of the text that `large` returns: above every limit of a client.
 const LARGE_MAX: u64 = 256 << 20; // 256 MiB
 
 /// Everything that can be called.

@@ -92,7 +92,7 @@ pub(crate) enum TokenCommand {
         #[command(flatten)]
         place: TokenPlace,
     },
-    /// Make a token or certificate worthless, and disconnect whoever uses it.
+    /// Revoke a token or certificate, and disconnect the clients that use it.
     Revoke {
         /// The name
         name: String,
@@ -104,9 +104,9 @@ pub(crate) enum TokenCommand {
 /// Flags of `token create`.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// The name: who its bearer is to the server
+    /// Name by which the server identifies the bearer
     pub(crate) name: String,
-    /// What it may do: exec, stdin, signal, fs-read, fs-write, http, metrics; repeatable [default: all]
+    /// Scopes: exec, stdin, signal, fs-read, fs-write, http, metrics; repeatable [default: all]
     #[arg(long, value_name = "SCOPE", value_parser = values::scope)]
     pub(crate) scope: Vec<String>,
     /// Touch files and start processes only in DIR or beneath it; repeatable. No confinement: a process that runs goes where it likes

@@ -154,7 +154,7 @@ pub(crate) struct Connect {
     /// Give a broken link up after this long [default: as long as the server keeps the session]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) recover_for: Option<Duration>,
-    /// What to log on standard error: a level, or target=level pairs [default: nothing]
+    /// Log filter for standard error: a level, or target=level pairs [default: nothing]
     #[arg(long, value_name = "FILTER")]
     pub(crate) log: Option<String>,
 }

@@ -64,7 +64,7 @@ pub(crate) struct Copy {
     /// The server of a target with `:`, in place of --connect
     #[arg(long, value_name = "URL|NAME")]
     pub(crate) to: Option<String>,
-    /// What to copy, and where to as the last: PATH here, :PATH on the server, HOST:PATH or ssh://HOST/PATH
+    /// Sources, then the destination: PATH here, :PATH on the server, HOST:PATH or ssh://HOST/PATH
     #[arg(value_names = ["SRC", "DST"], num_args = 2.., required = true)]
     #[arg(value_parser = OsStringValueParser::new().try_map(side))]
     pub(crate) paths: Vec<Side>,

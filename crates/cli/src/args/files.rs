@@ -165,7 +165,7 @@ pub(crate) struct Ls {
     /// For programs
     #[arg(long, conflicts_with = "long")]
     pub(crate) json: bool,
-    /// What to list [default: the server's directory]
+    /// Path to list [default: the server's directory]
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
@@ -257,7 +257,7 @@ pub(crate) struct Grep {
     /// Names that begin with a dot too
     #[arg(long)]
     pub(crate) hidden: bool,
-    /// What ignore files leave out too
+    /// Include files that ignore files exclude
     #[arg(long)]
     pub(crate) no_ignore: bool,
     /// Matching lines in all
@@ -301,7 +301,7 @@ pub(crate) struct WatchFiles {
     /// For programs
     #[arg(long)]
     pub(crate) json: bool,
-    /// What to watch [default: the server's directory]
+    /// Path to watch [default: the server's directory]
     #[arg(value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
     #[command(flatten)]
@@ -315,10 +315,10 @@ pub(crate) struct Rm {
     /// Directories with all that is in them; without it no directory is removed, not even an empty one
     #[arg(short = 'r', long)]
     pub(crate) recursive: bool,
-    /// What is not there is no trouble
+    /// Ignore paths that do not exist
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
-    /// What to remove
+    /// Paths to remove
     #[arg(value_name = "PATH", required = true, value_parser = OsStringValueParser::new().try_map(removable))]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
@@ -332,7 +332,7 @@ pub(crate) struct Mkdir {
     /// Parents too, and no trouble where it is there
     #[arg(short = 'p', long)]
     pub(crate) parents: bool,
-    /// Permission bits in octal, whatever the umask
+    /// Permission bits in octal, independent of the umask
     #[arg(short = 'm', long, value_name = "MODE", value_parser = mode)]
     pub(crate) mode: Option<u32>,
     /// The directories

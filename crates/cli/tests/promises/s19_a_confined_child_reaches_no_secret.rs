@@ -42,7 +42,7 @@ const TRIES: &str = r#"
 #include <sys/wait.h>
 #include <unistd.h>
 static void *nothing(void *none) { return none; }
-// A child that does nothing, made with flags. Its end is no signal: who is traced would stop at one.
+// A child that does nothing, created with flags. Its exit sends no signal, because a traced parent would stop on one.
 static long child(unsigned long flags) {
     long pid = syscall(SYS_clone, flags, 0, 0, 0, 0);
     if (pid == 0) _exit(0);
@@ -60,7 +60,7 @@ int main(int argc, char **argv) {
     tell("mount", mount("none", "/no/such/place", "tmpfs", 0, 0));
     tell("key", syscall(SYS_keyctl, KEYCTL_GET_KEYRING_ID, -3, 0));
     tell("ring", syscall(SYS_io_uring_setup, 1, 0));
-    // Of a process that is not confined: nothing that harms it, and each is granted to anybody of its user.
+    // Calls on a process outside the sandbox. Each is harmless and allowed between processes of one user.
     int other = atoi(argv[2]);
     struct rlimit none = {0, 0};
     tell("limit", prlimit(other, RLIMIT_CORE, &none, 0));
@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
     struct sched_param idle = {0};
     tell("class", sched_setscheduler(other, SCHED_BATCH, &idle));
     tell("param", sched_setparam(other, &idle));
-    // As nice as it gets: nobody may be less so than before.
+    // The highest nice value: lowering it again needs a privilege.
     unsigned attributes[12] = {48, SCHED_BATCH, [4] = 19};
     tell("attr", syscall(SYS_sched_setattr, other, attributes, 0));
     tell("nice", setpriority(PRIO_PROCESS, other, 19));
@@ -80,7 +80,7 @@ int main(int argc, char **argv) {
     tell("space", child(CLONE_NEWUSER));
     tell("tree", syscall(467, -100, "/", 1, 0, 0));
     tell("apart", child(0) > 0 ? unshare(CLONE_NEWUSER) : 0);
-    // What everybody may: of its own, and threads.
+    // Allowed calls: on the process itself, and threads.
     tell("own", prlimit(0, RLIMIT_CORE, &none, 0) | sched_setaffinity(0, sizeof cpus, &cpus) | setpriority(PRIO_PROCESS, 0, 19));
     pthread_t thread;
     errno = pthread_create(&thread, 0, nothing, 0);

@@ -54,7 +54,7 @@ pub(crate) struct ServeMcp {
     /// With --http, accept requests for this host name, with or without a port; repeatable
     #[arg(long, value_name = "NAME", requires = "http")]
     pub(crate) allow_host: Vec<AllowedHost>,
-    /// With --http, end sessions that nobody used for so long
+    /// With --http, end sessions that were idle for this long
     #[arg(long, value_name = "DUR", default_value = "30m", value_parser = values::duration)]
     pub(crate) session_idle: Duration,
     #[command(flatten)]
