@@ -19,10 +19,10 @@
 
 mod error;
 mod file;
-mod keys;
 mod lazy;
 #[cfg(test)]
 mod tests;
+mod toml_table;
 
 pub use error::{EnvironmentError, Fault};
 pub use file::{Choice, Environments, Identity, LOCAL, NONE, REMOTE, RemoteSpec};
@@ -32,7 +32,7 @@ use std::{ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
 use sha2::{Digest as _, Sha256};
 
-use self::lazy::{Health, Lazy, Open};
+use self::lazy::{Health, Lazy, Openable};
 use crate::{
     Builder, Client, Error, ErrorKind, State,
     backend::{Backend, Remote},
@@ -126,11 +126,11 @@ impl fmt::Debug for Environment {
     }
 }
 
-impl Open for Arc<dyn Backend> {
+impl Openable for Arc<dyn Backend> {
     fn health(&self) -> Health {
         match self.client().state() {
-            State::Connected | State::Stalled { .. } => Health::Well,
-            State::Recovering { .. } => Health::Mending,
+            State::Connected | State::Stalled { .. } => Health::Usable,
+            State::Recovering { .. } => Health::Reconnecting,
             State::Lost { error } => Health::Lost(error),
         }
     }
@@ -142,7 +142,7 @@ impl RemoteSpec {
         let failure = ConnectFailure::Permanent;
         let failed = |reason| Error::Connect { address: self.target.to_string(), failure, reason };
         let token = match &self.token_file {
-            Some(file) => Some(token_in(file.clone()).await.map_err(|error| failed(chain(&error)))?),
+            Some(file) => Some(read_token(file.clone()).await.map_err(|error| failed(chain(&error)))?),
             None => token.filter(|_| self.target.token().is_none()),
         };
         if let Some(within) = self.connect_timeout {
@@ -171,7 +171,8 @@ impl RemoteSpec {
         };
         let address = self.target.to_string();
         let mut sum = Sha256::new();
-        for part in [self.id.as_bytes(), address.as_bytes(), file, token].into_iter().chain(self.target.unshown()) {
+        for part in [self.id.as_bytes(), address.as_bytes(), file, token].into_iter().chain(self.target.hidden_parts())
+        {
             sum.update((part.len() as u64).to_le_bytes());
             sum.update(part);
         }
@@ -209,15 +210,15 @@ pub fn choose(name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
     {
         return Ok(choice);
     }
-    users_own()?.pick(name_or_url)
+    user_file()?.pick(name_or_url)
 }
 
 /// The names in the user's own file, with `local` first.
 pub fn names() -> Result<Vec<String>, EnvironmentError> {
-    Ok(users_own()?.names())
+    Ok(user_file()?.names())
 }
 
-fn users_own() -> Result<Environments, EnvironmentError> {
+fn user_file() -> Result<Environments, EnvironmentError> {
     let file = config_file(std::env::var_os("XDG_CONFIG_HOME"), std::env::home_dir());
     // Without a home directory there is no file, and names cannot be found.
     file.map_or_else(|| Ok(Environments::empty(FILE_NAME)), |path| Environments::load(&path))
@@ -233,7 +234,7 @@ fn config_file(xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> 
 }
 
 /// Reads a token on a blocking thread: the file may be a pipe whose writer is slow.
-async fn token_in(file: PathBuf) -> Result<Token, TokenError> {
+async fn read_token(file: PathBuf) -> Result<Token, TokenError> {
     let read = {
         let file = file.clone();
         tokio::task::spawn_blocking(move || Token::from_file(file))

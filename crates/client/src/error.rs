@@ -55,7 +55,7 @@ pub enum Error {
         address: String,
     },
     /// The connection broke. The call had no effect, or none that matters.
-    #[error("{DISCONNECTED}{}", Reason(reason))]
+    #[error("{DISCONNECTED}{}", ReasonSuffix(reason))]
     Disconnected {
         /// Why the connection broke, if known.
         reason: Option<String>,
@@ -69,7 +69,7 @@ pub enum Error {
         reason: String,
     },
     /// The connection broke during the call, which may or may not have taken effect.
-    #[error("{method}: the connection broke before the answer, the outcome is unknown{}", Reason(reason))]
+    #[error("{method}: the connection broke before the answer, the outcome is unknown{}", ReasonSuffix(reason))]
     UnknownOutcome {
         /// The method that was called.
         method: &'static str,
@@ -197,9 +197,9 @@ impl From<Error> for io::Error {
 }
 
 /// Displays a reason after a colon, or nothing.
-struct Reason<'a>(&'a Option<String>);
+struct ReasonSuffix<'a>(&'a Option<String>);
 
-impl fmt::Display for Reason<'_> {
+impl fmt::Display for ReasonSuffix<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(reason) => write!(f, ": {reason}"),

@@ -154,7 +154,7 @@ impl Local {
         let holders = Spawned::new(Arc::new(state), spawner, SpawnedConfig { limits, ..SpawnedConfig::default() });
         let core = Core::new(core_config(&config), Arc::new(holders));
         core.adopt().await.map_err(|error| failed(&error))?;
-        let host = Arc::new(Host { serving: Mutex::new(Some(Serving { core, links: JoinSet::new() })) });
+        let host = Arc::new(Host { serving: Mutex::new(Some(ServingCore { core, links: JoinSet::new() })) });
         let mut builder = Client::builder().name(config.name);
         if let Some(ttl) = config.ttl.or_else(|| private_dir.is_some().then(|| Ttl::Ms(millis(PRIVATE_TTL)))) {
             builder = builder.ttl(ttl);
@@ -162,7 +162,7 @@ impl Local {
         if let Some(session_id) = config.resume {
             builder = builder.resume(session_id);
         }
-        let client = builder.open(InMemory(Arc::clone(&host))).await?;
+        let client = builder.open(MemoryConnect(Arc::clone(&host))).await?;
         Ok(Self { client, host, _private_dir: private_dir })
     }
 
@@ -174,7 +174,7 @@ impl Local {
 
     /// Ends every session with its processes, and removes the private directory. Returns when the processes are gone.
     pub async fn end(self) {
-        let Some(Serving { core, mut links }) = self.host.take() else { return };
+        let Some(ServingCore { core, mut links }) = self.host.take() else { return };
         core.end_all().await;
         self.client.clone().close().await;
         links.shutdown().await;
@@ -191,42 +191,42 @@ impl Drop for Local {
 /// The server side. It exists until the [`Local`] ends, even if clones of the client remain.
 #[derive(Debug)]
 struct Host {
-    serving: Mutex<Option<Serving>>,
+    serving: Mutex<Option<ServingCore>>,
 }
 
-struct Serving {
+struct ServingCore {
     core: Arc<Core>,
     /// One task per connection. They are aborted with the set.
     links: JoinSet<()>,
 }
 
 impl Host {
-    fn lock(&self) -> MutexGuard<'_, Option<Serving>> {
+    fn lock(&self) -> MutexGuard<'_, Option<ServingCore>> {
         // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.serving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self) -> Option<Serving> {
+    fn take(&self) -> Option<ServingCore> {
         self.lock().take()
     }
 }
 
-impl std::fmt::Debug for Serving {
+impl std::fmt::Debug for ServingCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Serving").field("links", &self.links.len()).finish_non_exhaustive()
     }
 }
 
 /// Connects to a [`Host`].
-struct InMemory(Arc<Host>);
+struct MemoryConnect(Arc<Host>);
 
-impl Connect for InMemory {
+impl Connect for MemoryConnect {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
             let mut serving = self.0.lock();
             // `Disconnected` and not `Connect`, so that the client does not retry.
             let ended = || Error::Disconnected { reason: Some("the local server has ended".to_owned()) };
-            let Serving { core, links } = serving.as_mut().ok_or_else(ended)?;
+            let ServingCore { core, links } = serving.as_mut().ok_or_else(ended)?;
             let (near, far) = memory(PAIR_BYTES);
             let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
             let connection = Authenticated::vouch(far, framing, Grant::owner(), NAME);

@@ -424,7 +424,7 @@ impl Session {
             Status::Down { .. } | Status::Lost(_) => return None,
         };
         self.set(Status::Down { reason: reason.clone() });
-        let Some(session_id) = self.peer.session_id.clone().filter(|_| self.connect.is_mendable()) else {
+        let Some(session_id) = self.peer.session_id.clone().filter(|_| self.connect.can_reconnect()) else {
             self.lose(Error::Disconnected { reason: Some(reason) });
             return None;
         };

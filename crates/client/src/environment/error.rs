@@ -19,7 +19,7 @@ pub enum EnvironmentError {
         source: io::Error,
     },
     /// The file is not valid TOML.
-    #[error("`{}` is not TOML{}: {reason}", path.display(), Line(*line))]
+    #[error("`{}` is not TOML{}: {reason}", path.display(), LineSuffix(*line))]
     Syntax {
         /// The path of the file.
         path: PathBuf,
@@ -29,7 +29,7 @@ pub enum EnvironmentError {
         reason: String,
     },
     /// The value of a key is not allowed.
-    #[error("`{}`: {}key `{key}`: {fault}", path.display(), Named(environment))]
+    #[error("`{}`: {}key `{key}`: {fault}", path.display(), EnvironmentPrefix(environment))]
     Key {
         /// The path of the file.
         path: PathBuf,
@@ -43,7 +43,7 @@ pub enum EnvironmentError {
     /// No environment has this name.
     #[error(
         "no environment is named `{name}`: use one of {}, `none`, or a URL (ws, wss, unix, ssh, stdio); names come from `{}`",
-        List(known), path.display()
+        NameList(known), path.display()
     )]
     Unknown {
         /// The requested name.
@@ -78,7 +78,7 @@ pub enum EnvironmentError {
 #[non_exhaustive]
 pub enum Fault {
     /// The key does not exist.
-    #[error("unknown; known are {}", List(known))]
+    #[error("unknown; known are {}", NameList(known))]
     UnknownKey {
         /// The keys that exist in this place.
         known: Vec<String>,
@@ -111,7 +111,7 @@ pub enum Fault {
         id: String,
     },
     /// The default does not name an environment of this file.
-    #[error("`{id}` is no environment; use one of {}, or `none`", List(known))]
+    #[error("`{id}` is no environment; use one of {}, or `none`", NameList(known))]
     UnknownDefault {
         /// The value of `default`.
         id: String,
@@ -151,27 +151,27 @@ pub enum Fault {
 }
 
 /// Displays a line number, if known.
-struct Line(Option<usize>);
+struct LineSuffix(Option<usize>);
 
-impl fmt::Display for Line {
+impl fmt::Display for LineSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |line| write!(f, ", line {line}"))
     }
 }
 
 /// Displays the environment before its key.
-struct Named<'a>(&'a Option<String>);
+struct EnvironmentPrefix<'a>(&'a Option<String>);
 
-impl fmt::Display for Named<'_> {
+impl fmt::Display for EnvironmentPrefix<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_ref().map_or(Ok(()), |id| write!(f, "environment `{id}`: "))
     }
 }
 
 /// Displays names in backticks.
-struct List<'a>(&'a [String]);
+struct NameList<'a>(&'a [String]);
 
-impl fmt::Display for List<'_> {
+impl fmt::Display for NameList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, name) in self.0.iter().enumerate() {
             let comma = if at == 0 { "" } else { ", " };

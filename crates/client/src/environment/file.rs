@@ -28,7 +28,7 @@ use std::{
 
 use toml::Table;
 
-use super::{EnvironmentError, Fault, keys::Keys};
+use super::{EnvironmentError, Fault, toml_table::TomlTable};
 use crate::transport::{Launch, Target, TargetError};
 
 /// The name of this machine.
@@ -145,14 +145,14 @@ impl Environments {
             line: error.span().and_then(|span| Some(text.get(..span.start)?.split('\n').count())),
             reason: error.message().to_owned(),
         })?;
-        let file = Keys { path, environment: None, table: &table };
+        let file = TomlTable { path, environment: None, table: &table };
         file.known(FILE_KEYS)?;
         let mut all = Self::empty(path);
         all.includes_local = file.flag("include_local")?.unwrap_or(true);
         for (at, entry) in file.entries("environments")?.enumerate() {
             let spec = entry_at(path, at, entry)?;
             if all.get(&spec.id).is_some() {
-                let keys = Keys { path, environment: Some(spec.id.clone()), table: entry };
+                let keys = TomlTable { path, environment: Some(spec.id.clone()), table: entry };
                 return Err(keys.fault("id", Fault::Duplicate { id: spec.id }));
             }
             all.specs.push(spec);
@@ -242,7 +242,7 @@ impl RemoteSpec {
 /// Parses one entry of `[[environments]]`.
 fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, EnvironmentError> {
     // Errors name the entry by its position until its id is known to be valid.
-    let mut keys = Keys { path, environment: Some(format!("#{}", at + 1)), table };
+    let mut keys = TomlTable { path, environment: Some(format!("#{}", at + 1)), table };
     let id = keys.text("id")?.ok_or_else(|| keys.fault("id", Fault::Missing))?;
     check_id(id).map_err(|fault| keys.fault("id", fault))?;
     keys.environment = Some(id.to_owned());
@@ -272,7 +272,7 @@ fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, Environ
 }
 
 /// The address of the server: a URL or a program.
-fn server(keys: &Keys<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError> {
+fn server(keys: &TomlTable<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError> {
     let (url, program) = (keys.text("url")?, keys.text("program")?);
     if program.is_none()
         && let Some(key) = ["args", "cwd"].into_iter().find(|key| keys.table.contains_key(*key))
@@ -295,7 +295,7 @@ fn server(keys: &Keys<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError> {
 }
 
 /// Refuses a token or certificate that would never be used: the user would wrongly believe to be protected by it.
-fn check_use(keys: &Keys<'_>) -> Result<(), EnvironmentError> {
+fn check_use(keys: &TomlTable<'_>) -> Result<(), EnvironmentError> {
     let scheme = keys.text("url")?.map_or("", |url| scheme(url.trim()));
     let rules: [(_, &[&str], _); 4] = [
         ("insecure_plaintext", &["ws"], "ws"),

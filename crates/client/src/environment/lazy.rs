@@ -20,7 +20,7 @@ use futures_util::{
 use crate::{error::Error, transport::BoxFuture};
 
 /// Something that can be opened.
-pub(super) trait Open: Clone + Send + Sync + 'static {
+pub(super) trait Openable: Clone + Send + Sync + 'static {
     /// The current state.
     fn health(&self) -> Health;
 }
@@ -29,9 +29,9 @@ pub(super) trait Open: Clone + Send + Sync + 'static {
 #[derive(Debug)]
 pub(super) enum Health {
     /// It can be used.
-    Well,
+    Usable,
     /// It is reconnecting. It can be used, and calls wait.
-    Mending,
+    Reconnecting,
     /// It is lost for good.
     Lost(Error),
 }
@@ -54,21 +54,21 @@ pub enum Status {
 type Attempt<T> = BoxFuture<'static, Result<T, Error>>;
 
 /// See the module documentation.
-pub(super) struct Lazy<T: Open> {
+pub(super) struct Lazy<T: Openable> {
     open: Box<dyn Fn() -> Attempt<T> + Send + Sync>,
     /// Whether this failure of a first attempt would happen again on every attempt.
     is_final: fn(&Error) -> bool,
     /// Shared with the current attempt.
-    state: Arc<Mutex<State<T>>>,
+    state: Arc<Mutex<LazyState<T>>>,
 }
 
-struct State<T: Open> {
-    slot: Slot<T>,
+struct LazyState<T: Openable> {
+    slot: LazySlot<T>,
     /// Whether an attempt has succeeded before. After that, no failure is final.
     was_open: bool,
 }
 
-enum Slot<T: Open> {
+enum LazySlot<T: Openable> {
     Idle,
     /// The reference is dead if no caller waits for the attempt.
     Opening(WeakShared<Attempt<T>>),
@@ -79,9 +79,9 @@ enum Slot<T: Open> {
     },
 }
 
-impl<T: Open> Lazy<T> {
+impl<T: Openable> Lazy<T> {
     pub(super) fn new(open: impl Fn() -> Attempt<T> + Send + Sync + 'static, is_final: fn(&Error) -> bool) -> Self {
-        let state = State { slot: Slot::Idle, was_open: false };
+        let state = LazyState { slot: LazySlot::Idle, was_open: false };
         Self { open: Box::new(open), is_final, state: Arc::new(Mutex::new(state)) }
     }
 
@@ -90,13 +90,13 @@ impl<T: Open> Lazy<T> {
         let attempt = {
             let mut state = lock(&self.state);
             match &state.slot {
-                Slot::Open(thing) if !matches!(thing.health(), Health::Lost(_)) => return Ok(thing.clone()),
-                Slot::Failed { error, is_final: true } => return Err(error.clone()),
-                Slot::Opening(attempt) => match attempt.upgrade() {
+                LazySlot::Open(thing) if !matches!(thing.health(), Health::Lost(_)) => return Ok(thing.clone()),
+                LazySlot::Failed { error, is_final: true } => return Err(error.clone()),
+                LazySlot::Opening(attempt) => match attempt.upgrade() {
                     Some(attempt) => attempt,
                     None => self.begin(&mut state),
                 },
-                Slot::Idle | Slot::Open(_) | Slot::Failed { .. } => self.begin(&mut state),
+                LazySlot::Idle | LazySlot::Open(_) | LazySlot::Failed { .. } => self.begin(&mut state),
             }
         };
         attempt.await
@@ -105,36 +105,36 @@ impl<T: Open> Lazy<T> {
     /// The current state. Does not open anything.
     pub(super) fn status(&self) -> Status {
         match &lock(&self.state).slot {
-            Slot::Idle | Slot::Opening(_) => Status::Pending,
-            Slot::Failed { error, .. } => Status::Disconnected { error: error.clone() },
-            Slot::Open(thing) => match thing.health() {
-                Health::Well => Status::Ready,
-                Health::Mending => Status::Pending,
+            LazySlot::Idle | LazySlot::Opening(_) => Status::Pending,
+            LazySlot::Failed { error, .. } => Status::Disconnected { error: error.clone() },
+            LazySlot::Open(thing) => match thing.health() {
+                Health::Usable => Status::Ready,
+                Health::Reconnecting => Status::Pending,
                 Health::Lost(error) => Status::Disconnected { error },
             },
         }
     }
 
-    fn begin(&self, state: &mut State<T>) -> Shared<Attempt<T>> {
+    fn begin(&self, state: &mut LazyState<T>) -> Shared<Attempt<T>> {
         let (opening, is_final, shared) = ((self.open)(), self.is_final, Arc::clone(&self.state));
         let attempt = async move {
             let result = opening.await;
             let mut state = lock(&shared);
             state.slot = match &result {
-                Ok(thing) => Slot::Open(thing.clone()),
-                Err(error) => Slot::Failed { error: error.clone(), is_final: !state.was_open && is_final(error) },
+                Ok(thing) => LazySlot::Open(thing.clone()),
+                Err(error) => LazySlot::Failed { error: error.clone(), is_final: !state.was_open && is_final(error) },
             };
             state.was_open |= result.is_ok();
             result
         };
         let attempt: Shared<Attempt<T>> = (Box::pin(attempt) as Attempt<T>).shared();
         // Cannot be `None` here: the new attempt is not finished.
-        state.slot = attempt.downgrade().map_or(Slot::Idle, Slot::Opening);
+        state.slot = attempt.downgrade().map_or(LazySlot::Idle, LazySlot::Opening);
         attempt
     }
 }
 
-fn lock<T: Open>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
+fn lock<T: Openable>(state: &Mutex<LazyState<T>>) -> MutexGuard<'_, LazyState<T>> {
     // Poisoning is harmless: no code under the lock can panic half-way through a change.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -149,17 +149,17 @@ mod tests {
 
     /// The number of the attempt that created it, and whether it is lost.
     #[derive(Debug, Clone)]
-    struct Thing(u32, Arc<AtomicBool>);
+    struct FakeConnection(u32, Arc<AtomicBool>);
 
-    impl Open for Thing {
+    impl Openable for FakeConnection {
         fn health(&self) -> Health {
-            if self.1.load(Ordering::SeqCst) { Health::Lost(failure()) } else { Health::Well }
+            if self.1.load(Ordering::SeqCst) { Health::Lost(failure()) } else { Health::Usable }
         }
     }
 
     /// Each attempt takes a permit, and fails while `is_down` is set.
     #[derive(Default)]
-    struct Place {
+    struct FakeServer {
         attempts: AtomicU32,
         is_down: AtomicBool,
         lost: Arc<AtomicBool>,
@@ -170,31 +170,31 @@ mod tests {
         Error::Connect { address: "there".to_owned(), failure, reason: "down".to_owned() }
     }
 
-    fn lazy(place: &Arc<Place>, gate: &Arc<Semaphore>, is_final: bool) -> Lazy<Thing> {
-        let (place, gate) = (Arc::clone(place), Arc::clone(gate));
-        let open = move || -> Attempt<Thing> {
-            let (place, gate) = (Arc::clone(&place), Arc::clone(&gate));
-            let number = place.attempts.fetch_add(1, Ordering::SeqCst) + 1;
+    fn lazy(server: &Arc<FakeServer>, gate: &Arc<Semaphore>, is_final: bool) -> Lazy<FakeConnection> {
+        let (server, gate) = (Arc::clone(server), Arc::clone(gate));
+        let open = move || -> Attempt<FakeConnection> {
+            let (server, gate) = (Arc::clone(&server), Arc::clone(&gate));
+            let number = server.attempts.fetch_add(1, Ordering::SeqCst) + 1;
             Box::pin(async move {
                 gate.acquire().await.expect("it stays open").forget();
-                let thing = Thing(number, Arc::clone(&place.lost));
-                if place.is_down.load(Ordering::SeqCst) { Err(failure()) } else { Ok(thing) }
+                let thing = FakeConnection(number, Arc::clone(&server.lost));
+                if server.is_down.load(Ordering::SeqCst) { Err(failure()) } else { Ok(thing) }
             })
         };
         Lazy::new(open, if is_final { |_| true } else { |_| false })
     }
 
-    fn set_up(permits: usize, is_final: bool) -> (Arc<Place>, Arc<Semaphore>, Lazy<Thing>) {
-        let (place, gate) = (Arc::new(Place::default()), Arc::new(Semaphore::new(permits)));
-        let lazy = lazy(&place, &gate, is_final);
-        (place, gate, lazy)
+    fn set_up(permits: usize, is_final: bool) -> (Arc<FakeServer>, Arc<Semaphore>, Lazy<FakeConnection>) {
+        let (server, gate) = (Arc::new(FakeServer::default()), Arc::new(Semaphore::new(permits)));
+        let lazy = lazy(&server, &gate, is_final);
+        (server, gate, lazy)
     }
 
     #[tokio::test]
     async fn initial_connection_is_shared_by_all_waiters() {
-        let (place, gate, lazy) = set_up(0, false);
+        let (server, gate, lazy) = set_up(0, false);
         assert!(matches!(lazy.status(), Status::Pending));
-        assert_eq!(place.attempts.load(Ordering::SeqCst), 0, "asking for the status starts nothing");
+        assert_eq!(server.attempts.load(Ordering::SeqCst), 0, "asking for the status starts nothing");
         let (mut first, mut second) = (Box::pin(lazy.get()), Box::pin(lazy.get()));
         assert!((&mut first).now_or_never().is_none());
         assert!((&mut second).now_or_never().is_none());
@@ -209,43 +209,43 @@ mod tests {
 
     #[tokio::test]
     async fn an_attempt_that_nobody_waits_for_is_given_up() {
-        let (place, gate, lazy) = set_up(0, false);
+        let (server, gate, lazy) = set_up(0, false);
         assert!(lazy.get().now_or_never().is_none());
         gate.add_permits(1);
         assert_eq!(lazy.get().await.unwrap().0, 2);
-        assert_eq!(place.attempts.load(Ordering::SeqCst), 2);
+        assert_eq!(server.attempts.load(Ordering::SeqCst), 2);
     }
 
     #[tokio::test]
     async fn retryable_startup_failure_does_not_burn_environment() {
-        let (place, _gate, lazy) = set_up(8, false);
-        place.is_down.store(true, Ordering::SeqCst);
+        let (server, _gate, lazy) = set_up(8, false);
+        server.is_down.store(true, Ordering::SeqCst);
         assert!(lazy.get().await.is_err());
         assert!(matches!(lazy.status(), Status::Disconnected { .. }));
-        place.is_down.store(false, Ordering::SeqCst);
+        server.is_down.store(false, Ordering::SeqCst);
         assert_eq!(lazy.get().await.unwrap().0, 2);
     }
 
     #[tokio::test]
     async fn terminal_startup_failure_is_remembered() {
-        let (place, _gate, lazy) = set_up(8, true);
-        place.is_down.store(true, Ordering::SeqCst);
+        let (server, _gate, lazy) = set_up(8, true);
+        server.is_down.store(true, Ordering::SeqCst);
         let first = lazy.get().await.unwrap_err().to_string();
-        place.is_down.store(false, Ordering::SeqCst);
+        server.is_down.store(false, Ordering::SeqCst);
         assert_eq!(lazy.get().await.unwrap_err().to_string(), first);
-        assert_eq!(place.attempts.load(Ordering::SeqCst), 1);
+        assert_eq!(server.attempts.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test]
     async fn failed_reconnect_does_not_burn_environment() {
-        let (place, _gate, lazy) = set_up(8, true);
+        let (server, _gate, lazy) = set_up(8, true);
         assert_eq!(lazy.get().await.unwrap().0, 1);
-        place.lost.store(true, Ordering::SeqCst);
+        server.lost.store(true, Ordering::SeqCst);
         assert!(matches!(lazy.status(), Status::Disconnected { .. }));
-        place.is_down.store(true, Ordering::SeqCst);
+        server.is_down.store(true, Ordering::SeqCst);
         assert!(lazy.get().await.is_err());
-        place.is_down.store(false, Ordering::SeqCst);
-        place.lost.store(false, Ordering::SeqCst);
+        server.is_down.store(false, Ordering::SeqCst);
+        server.lost.store(false, Ordering::SeqCst);
         assert_eq!(lazy.get().await.unwrap().0, 3);
         assert!(matches!(lazy.status(), Status::Ready));
     }

@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 
 use super::{
     BoxFuture, Connect, Connection, net,
-    target::{Scheme, Target, TargetError, UnixSocket, Way, WebSocket},
+    target::{Target, TargetError, Transport, UnixSocket, WebSocket, WebSocketScheme},
     tls::{self, Tls},
     token::Token,
 };
@@ -46,7 +46,7 @@ impl Dialer {
         let resolved = net::resolve(&socket.host, socket.port).await;
         let mut addresses = resolved.map_err(|error| self.unknown_host(&socket.host, &error))?;
         let has_token = self.token.as_ref().or(self.target.token()).is_some();
-        if socket.scheme == Scheme::Plain && has_token && !self.insecure_plaintext {
+        if socket.scheme == WebSocketScheme::Plain && has_token && !self.insecure_plaintext {
             let is_known = !addresses.is_empty();
             // Checked before connecting, so that no connection is opened to another machine.
             addresses.retain(|address| address.ip().to_canonical().is_loopback());
@@ -61,7 +61,7 @@ impl Dialer {
         }
         let tcp = net::tcp(addresses).await.map_err(|error| self.unreachable(&error))?;
         let mut stream = Stream::from(tcp);
-        if socket.scheme == Scheme::Tls {
+        if socket.scheme == WebSocketScheme::Tls {
             let secured = tls::secure(&self.tls, stream, &socket.host).await;
             stream = secured.map_err(|error| self.failed(error.failure(), chain(&error)))?;
         }
@@ -121,7 +121,7 @@ impl Dialer {
 
     fn not_upgraded(&self, error: HandshakeError) -> Error {
         const IS_IT: &str = "is it an exec-server?";
-        let is_tcp = matches!(self.target.way, Way::WebSocket(_));
+        let is_tcp = matches!(self.target.transport, Transport::WebSocket(_));
         let failure = match &error {
             HandshakeError::Refused { status: 502..=504 } => Busy,
             HandshakeError::Io(error) if tls::refusal(error).is_none() => NotListening,
@@ -161,11 +161,11 @@ impl Dialer {
 
 impl Connect for Dialer {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
-        match &self.target.way {
-            Way::WebSocket(socket) => Box::pin(self.web_socket(socket)),
-            Way::Unix(socket) => Box::pin(self.unix_socket(socket)),
-            Way::Stdio(launch) => launch.connect(),
-            Way::Ssh(ssh) => ssh.connect(),
+        match &self.target.transport {
+            Transport::WebSocket(socket) => Box::pin(self.web_socket(socket)),
+            Transport::Unix(socket) => Box::pin(self.unix_socket(socket)),
+            Transport::Stdio(launch) => launch.connect(),
+            Transport::Ssh(ssh) => ssh.connect(),
         }
     }
 
@@ -174,9 +174,9 @@ impl Connect for Dialer {
     }
 
     fn patience(&self) -> Duration {
-        match &self.target.way {
-            Way::Ssh(ssh) => ssh.patience(),
-            Way::WebSocket(_) | Way::Unix(_) | Way::Stdio(_) => Duration::ZERO,
+        match &self.target.transport {
+            Transport::Ssh(ssh) => ssh.patience(),
+            Transport::WebSocket(_) | Transport::Unix(_) | Transport::Stdio(_) => Duration::ZERO,
         }
     }
 }

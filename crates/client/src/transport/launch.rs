@@ -14,7 +14,7 @@ use exec_server_rpc::Framing;
 
 use super::{
     BoxFuture, Carrier, Connect, Connection,
-    program::{self, Running, Scope},
+    program::{self, EndScope, RunningProgram},
     token::TOKEN_VARIABLE,
 };
 use crate::error::Error;
@@ -117,8 +117,8 @@ impl Connect for Launch {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
             let (stream, running) =
-                program::spawn(self.command(), Scope::Group).map_err(|error| self.failed(&error))?;
-            let carrier = Launched { name: self.name(), running };
+                program::spawn(self.command(), EndScope::Group).map_err(|error| self.failed(&error))?;
+            let carrier = LaunchedProgram { name: self.name(), running };
             Ok(Connection {
                 stream,
                 framing: Framing::Lines { max: limits::MESSAGE_BYTES },
@@ -132,16 +132,16 @@ impl Connect for Launch {
     }
 }
 
-struct Launched {
+struct LaunchedProgram {
     name: String,
-    running: Running,
+    running: RunningProgram,
 }
 
-impl Carrier for Launched {
+impl Carrier for LaunchedProgram {
     fn explain(&self) -> BoxFuture<'_, Option<Error>> {
         Box::pin(async {
             let exit = self.running.exit().await?;
-            let reason = format!("it ended before it answered{}", self.running.last_words(exit));
+            let reason = format!("it ended before it answered{}", self.running.describe_exit(exit));
             Some(Error::Spawn { program: self.name.clone(), reason })
         })
     }

@@ -3,7 +3,7 @@
 //! A [`Target`] is parsed from text, and a [`Dialer`] connects to it. There are two kinds of transport:
 //!
 //! - Sockets: `net` opens them, `tls` secures them, and `dialer` upgrades them to WebSocket and describes failures.
-//! - Programs: `launch` and `ssh` define the command, `program` runs and ends it, and `tail` keeps the end of its stderr.
+//! - Programs: `launch` and `ssh` define the command, `program` runs and ends it, and `stderr_tail` keeps the end of its stderr.
 //!
 //! This module does not depend on sessions or methods, and reads no environment variables.
 
@@ -13,16 +13,16 @@ use exec_server_rpc::{Framing, Stream};
 
 use crate::error::Error;
 
+mod command_line;
 mod dialer;
 mod launch;
 mod net;
 mod program;
 mod ssh;
-mod tail;
+mod stderr_tail;
 mod target;
 mod tls;
 mod token;
-mod words;
 
 pub use dialer::Dialer;
 pub use launch::Launch;
@@ -43,7 +43,7 @@ pub trait Connect: Send + Sync + 'static {
     fn address(&self) -> String;
 
     /// Whether the client may reconnect after the connection breaks.
-    fn is_mendable(&self) -> bool {
+    fn can_reconnect(&self) -> bool {
         true
     }
 

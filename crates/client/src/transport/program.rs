@@ -36,7 +36,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::tail::Tail;
+use super::stderr_tail::StderrTail;
 
 /// From EOF on stdin to SIGTERM. A server needs this time to end its processes.
 const EOF_GRACE: Duration = Duration::from_secs(1);
@@ -48,11 +48,11 @@ const TERM_GRACE: Duration = Duration::from_secs(2);
 const EXIT_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long to wait for the end of stderr after the exit. A child that the program left behind may hold stderr open indefinitely.
-const WORDS_WITHIN: Duration = Duration::from_millis(200);
+const STDERR_WITHIN: Duration = Duration::from_millis(200);
 
 /// Which processes are ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(super) enum EndScope {
     /// The program leads its own process group, and the whole group is ended.
     Group,
     /// The program stays in this program's process group, so that it can prompt on the terminal. Only the program itself is ended.
@@ -61,27 +61,27 @@ pub(super) enum Scope {
 
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Exit {
+pub(super) enum ProgramExit {
     Code(i32),
     Signal(i32),
 }
 
 /// A running program. Dropping it ends the program without waiting.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningProgram {
     /// Taken by the first call that ends the program.
-    ending: Option<Ending>,
+    ending: Option<EndingProgram>,
     /// A pidfd, readable once the program has exited.
     exited: AsyncFd<OwnedFd>,
-    tail: Arc<Tail>,
-    /// Reads stderr until this value is dropped. `Ending` reads the rest.
+    tail: Arc<StderrTail>,
+    /// Reads stderr until this value is dropped. `EndingProgram` reads the rest.
     _draining: JoinSet<()>,
 }
 
 /// Starts a program with pipes for stdin, stdout and stderr. Must be called inside a tokio runtime.
-pub(super) fn spawn(mut command: Command, scope: Scope) -> io::Result<(Stream, Running)> {
+pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(Stream, RunningProgram)> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    if scope == Scope::Group {
+    if scope == EndScope::Group {
         command.process_group(0);
     }
     let mut child = command.spawn()?;
@@ -102,10 +102,10 @@ pub(super) fn spawn(mut command: Command, scope: Scope) -> io::Result<(Stream, R
             return Err(error.into());
         }
     };
-    let tail = Arc::new(Tail::new());
+    let tail = Arc::new(StderrTail::new());
     let spare_stderr = stderr.try_clone();
     // From here on, an early return drops `ending`, which kills the program.
-    let mut ending = Ending { child, pid, pidfd, scope, stderr: None, tail: Arc::clone(&tail) };
+    let mut ending = EndingProgram { child, pid, pidfd, scope, stderr: None, tail: Arc::clone(&tail) };
     ending.stderr = Some(spare_stderr?);
     let exited = exec_server_rpc::register(ending.pidfd.try_clone()?, Interest::READABLE)?;
     // These calls also make this program's ends of the pipes nonblocking. The other ends are separate open file descriptions and stay
@@ -115,29 +115,29 @@ pub(super) fn spawn(mut command: Command, scope: Scope) -> io::Result<(Stream, R
     let mut draining = JoinSet::new();
     let words = Arc::clone(&tail);
     draining.spawn(async move { words.drain(stderr).await });
-    Ok((stream, Running { ending: Some(ending), exited, tail, _draining: draining }))
+    Ok((stream, RunningProgram { ending: Some(ending), exited, tail, _draining: draining }))
 }
 
-impl Running {
+impl RunningProgram {
     /// How the program ended, called after EOF on its stdout; `None` if it still runs after `EXIT_WITHIN`.
-    pub(super) async fn exit(&self) -> Option<Exit> {
+    pub(super) async fn exit(&self) -> Option<ProgramExit> {
         // Keep the readiness, so that this function can be called again.
         time::timeout(EXIT_WITHIN, self.exited.readable()).await.ok()?.ok()?.retain_ready();
-        time::timeout(WORDS_WITHIN, self.tail.finished()).await.ok(); // On a timeout, the text received so far is enough.
+        time::timeout(STDERR_WITHIN, self.tail.finished()).await.ok(); // On a timeout, the text received so far is enough.
         // `NOWAIT` does not reap the program: its pid must stay reserved until the end.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = rustix::process::waitid(WaitId::PidFd(self.exited.get_ref().as_fd()), options).ok()??;
-        let signal = status.terminating_signal().map(Exit::Signal);
-        status.exit_status().map(Exit::Code).or(signal)
+        let signal = status.terminating_signal().map(ProgramExit::Signal);
+        status.exit_status().map(ProgramExit::Code).or(signal)
     }
 
     /// The end of the program's stderr.
-    pub(super) fn tail(&self) -> &Arc<Tail> {
+    pub(super) fn tail(&self) -> &Arc<StderrTail> {
         &self.tail
     }
 
     /// The exit and the end of stderr, as the end of a sentence.
-    pub(super) fn last_words(&self, exit: Exit) -> String {
+    pub(super) fn describe_exit(&self, exit: ProgramExit) -> String {
         let words = self.tail.text();
         if words.is_empty() { format!(" ({exit})") } else { format!(" ({exit}): {words}") }
     }
@@ -166,7 +166,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         self.start_ending();
     }
@@ -174,17 +174,17 @@ impl Drop for Running {
 
 /// A program that is being ended. Dropping it kills and reaps the program.
 #[derive(Debug)]
-struct Ending {
+struct EndingProgram {
     child: Child,
     pid: Pid,
     pidfd: OwnedFd,
-    scope: Scope,
+    scope: EndScope,
     /// stderr, held open and read until the end, so that a write to it does not fail or block while the program shuts down.
     stderr: Option<OwnedFd>,
-    tail: Arc<Tail>,
+    tail: Arc<StderrTail>,
 }
 
-impl Ending {
+impl EndingProgram {
     /// Takes the steps described in the module documentation. Blocks.
     fn run(mut self) {
         for (grace, signal) in [(EOF_GRACE, Signal::TERM), (TERM_GRACE, Signal::KILL)] {
@@ -216,11 +216,11 @@ impl Ending {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error),
         }
-        let has_words = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
-        if has_words && let Some(stderr) = &self.stderr {
+        let has_output = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+        if has_output && let Some(stderr) = &self.stderr {
             let mut buf = [0; 4096];
             match rustix::io::read(stderr, &mut buf) {
-                Ok(count @ 1..) => self.tail.feed(&buf[..count]),
+                Ok(count @ 1..) => self.tail.append(&buf[..count]),
                 // The reader in the runtime may have been faster.
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
                 Ok(0) | Err(_) => self.stderr = None,
@@ -237,21 +237,21 @@ impl Ending {
 
     fn signal(&self, signal: Signal) {
         let sent = match self.scope {
-            Scope::Group => rustix::process::kill_process_group(self.pid, signal),
-            Scope::Leader => rustix::process::pidfd_send_signal(&self.pidfd, signal),
+            EndScope::Group => rustix::process::kill_process_group(self.pid, signal),
+            EndScope::Leader => rustix::process::pidfd_send_signal(&self.pidfd, signal),
         };
         sent.ok(); // An error means that the program, or the last process of its group, is gone already.
     }
 }
 
-impl Drop for Ending {
+impl Drop for EndingProgram {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
         self.child.wait().ok(); // Fails only if other code in this program reaps all children. The program is gone in that case, too.
     }
 }
 
-impl fmt::Display for Exit {
+impl fmt::Display for ProgramExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exit status {code}"),

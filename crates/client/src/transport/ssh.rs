@@ -19,7 +19,7 @@ use exec_server_rpc::{Framing, url};
 
 use super::{
     BoxFuture, Carrier, Connect, Connection, launch,
-    program::{self, Exit, Running, Scope},
+    program::{self, EndScope, ProgramExit, RunningProgram},
     target::{TargetError, is_host},
 };
 use crate::error::{ConnectFailure, Error};
@@ -47,7 +47,7 @@ command -v \"$0\" >/dev/null || { echo 'no such program here' >&2; exit 125; }
 exec \"$0\" \"$@\"";
 
 /// The exit status and message of [`LAUNCHER`] if ssh is not installed.
-const NO_SSH: (Exit, &str) = (Exit::Code(125), "no such program here");
+const NO_SSH: (ProgramExit, &str) = (ProgramExit::Code(125), "no such program here");
 
 /// Messages of ssh, with status 255, if it did not reach its server. A later attempt may succeed.
 const UNREACHABLE: [&str; 5] = [
@@ -84,12 +84,12 @@ pub struct Ssh {
     port: Option<u16>,
     /// The path of the program on the remote host. Relative to the home directory if it begins with `~/`.
     server: Option<String>,
-    heard: Heard,
+    has_answered: AnsweredFlag,
 }
 
 /// Whether the server has answered. A clone starts with false, because it belongs to another client.
 #[derive(Debug, Default)]
-struct Heard(Arc<AtomicBool>);
+struct AnsweredFlag(Arc<AtomicBool>);
 
 impl Ssh {
     /// Parses the part of a URL after `ssh://`.
@@ -121,7 +121,7 @@ impl Ssh {
             host: host.to_owned(),
             port,
             server: server_path(path)?,
-            heard: Heard::default(),
+            has_answered: AnsweredFlag::default(),
         })
     }
 
@@ -139,7 +139,7 @@ impl Ssh {
         for option in OPTIONS {
             command.args(["-o", option]);
         }
-        if self.heard.0.load(Ordering::Relaxed) {
+        if self.has_answered.0.load(Ordering::Relaxed) {
             command.args(["-o", "BatchMode=yes"]);
         }
         if let Some(port) = self.port {
@@ -162,22 +162,23 @@ impl Ssh {
     }
 
     /// Explains the exit of ssh before the server has answered.
-    fn judge(&self, exit: Exit, running: &Running) -> String {
+    fn explain_exit(&self, exit: ProgramExit, running: &RunningProgram) -> String {
         let login = self.login();
         let last = running.tail().last().unwrap_or_default();
         if (exit, last.as_str()) == NO_SSH {
             return "it is not installed on this machine".to_owned();
         }
         // csh exits with status 1 if it does not find a command.
-        let is_missing = exit == Exit::Code(127) || (exit == Exit::Code(1) && last.ends_with("Command not found."));
+        let is_missing =
+            exit == ProgramExit::Code(127) || (exit == ProgramExit::Code(1) && last.ends_with("Command not found."));
         match (exit, &self.server) {
             _ if is_missing => self.install(),
-            (Exit::Code(126), _) => {
-                let words = running.last_words(exit);
+            (ProgramExit::Code(126), _) => {
+                let words = running.describe_exit(exit);
                 format!("exec-server on {login} cannot be executed; is it made for that kind of machine?{words}")
             }
-            (Exit::Code(255), _) if !last.is_empty() => running.tail().text(),
-            _ => format!("it ended before the server on {login} answered{}", running.last_words(exit)),
+            (ProgramExit::Code(255), _) if !last.is_empty() => running.tail().text(),
+            _ => format!("it ended before the server on {login} answered{}", running.describe_exit(exit)),
         }
     }
 
@@ -238,10 +239,10 @@ impl Connect for Ssh {
         Box::pin(async {
             let failed =
                 |error: std::io::Error| Error::Spawn { program: self.carrier_name(), reason: error.to_string() };
-            let (mut stream, running) = program::spawn(self.command(), Scope::Leader).map_err(failed)?;
-            let (tail, heard) = (Arc::clone(running.tail()), Arc::clone(&self.heard.0));
-            stream.reader = Box::new(preamble::Skipping::new(stream.reader, tail, heard));
-            let carrier = Tunnel { ssh: self.clone(), running };
+            let (mut stream, running) = program::spawn(self.command(), EndScope::Leader).map_err(failed)?;
+            let (tail, has_answered) = (Arc::clone(running.tail()), Arc::clone(&self.has_answered.0));
+            stream.reader = Box::new(preamble::PreambleSkipper::new(stream.reader, tail, has_answered));
+            let carrier = SshTunnel { ssh: self.clone(), running };
             Ok(Connection {
                 stream,
                 framing: Framing::Lines { max: limits::MESSAGE_BYTES },
@@ -255,7 +256,7 @@ impl Connect for Ssh {
     }
 
     fn patience(&self) -> Duration {
-        if self.heard.0.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE }
+        if self.has_answered.0.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE }
     }
 }
 
@@ -266,17 +267,17 @@ impl Ssh {
 }
 
 /// A running ssh.
-struct Tunnel {
+struct SshTunnel {
     ssh: Ssh,
-    running: Running,
+    running: RunningProgram,
 }
 
-impl Carrier for Tunnel {
+impl Carrier for SshTunnel {
     fn explain(&self) -> BoxFuture<'_, Option<Error>> {
         Box::pin(async {
             let exit = self.running.exit().await?;
-            let reason = self.ssh.judge(exit, &self.running);
-            if exit == Exit::Code(255) && UNREACHABLE.iter().any(|words| reason.contains(words)) {
+            let reason = self.ssh.explain_exit(exit, &self.running);
+            if exit == ProgramExit::Code(255) && UNREACHABLE.iter().any(|words| reason.contains(words)) {
                 let failure = ConnectFailure::Unreachable;
                 return Some(Error::Connect { address: self.ssh.to_string(), failure, reason });
             }
@@ -315,7 +316,7 @@ impl fmt::Display for Ssh {
     }
 }
 
-impl Clone for Heard {
+impl Clone for AnsweredFlag {
     fn clone(&self) -> Self {
         Self::default()
     }

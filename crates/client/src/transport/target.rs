@@ -14,10 +14,10 @@ use std::{
 use exec_server_rpc::url::{self, InvalidUrl};
 
 use super::{
+    command_line,
     launch::Launch,
     ssh::Ssh,
     token::{Token, TokenError},
-    words,
 };
 use crate::error::{ConnectFailure, Error};
 
@@ -44,13 +44,13 @@ pub struct TargetError {
 /// ```
 #[derive(Clone)]
 pub struct Target {
-    pub(super) way: Way,
+    pub(super) transport: Transport,
     token: Option<Token>,
 }
 
 /// The transport to a server.
 #[derive(Clone)]
-pub(super) enum Way {
+pub(super) enum Transport {
     WebSocket(WebSocket),
     Unix(UnixSocket),
     Stdio(Launch),
@@ -60,7 +60,7 @@ pub(super) enum Way {
 /// A WebSocket over TCP.
 #[derive(Clone)]
 pub(super) struct WebSocket {
-    pub(super) scheme: Scheme,
+    pub(super) scheme: WebSocketScheme,
     /// A name or an address; IPv6 without brackets.
     pub(super) host: String,
     pub(super) port: u16,
@@ -71,7 +71,7 @@ pub(super) struct WebSocket {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scheme {
+pub(super) enum WebSocketScheme {
     Plain,
     Tls,
 }
@@ -93,26 +93,27 @@ impl Target {
 
     /// The settings of an `ssh://` target, to change its program or options; `None` for other targets.
     pub fn ssh_mut(&mut self) -> Option<&mut Ssh> {
-        match &mut self.way {
-            Way::Ssh(ssh) => Some(ssh),
-            Way::WebSocket(_) | Way::Unix(_) | Way::Stdio(_) => None,
+        match &mut self.transport {
+            Transport::Ssh(ssh) => Some(ssh),
+            Transport::WebSocket(_) | Transport::Unix(_) | Transport::Stdio(_) => None,
         }
     }
 
     /// The parts of the address that `Display` leaves out: the query, or the arguments, variables and working directory of a program.
-    pub(crate) fn unshown(&self) -> Vec<&[u8]> {
-        match &self.way {
-            Way::WebSocket(WebSocket { path_and_query, .. }) | Way::Unix(UnixSocket { path_and_query, .. }) => {
+    pub(crate) fn hidden_parts(&self) -> Vec<&[u8]> {
+        match &self.transport {
+            Transport::WebSocket(WebSocket { path_and_query, .. })
+            | Transport::Unix(UnixSocket { path_and_query, .. }) => {
                 vec![path_and_query.as_bytes()]
             }
-            Way::Stdio(launch) => {
+            Transport::Stdio(launch) => {
                 let words = launch.args.iter().map(|word| word.as_bytes());
                 let env = launch.env.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
                 let cwd = launch.cwd.iter().map(|cwd| cwd.as_os_str().as_bytes());
                 // Two separators that no argument can equal, because arguments, variables and directory are lists of any length.
                 words.chain([&b"\0"[..]]).chain(env).chain([&b"\0"[..]]).chain(cwd).collect()
             }
-            Way::Ssh(_) => Vec::new(),
+            Transport::Ssh(_) => Vec::new(),
         }
     }
 
@@ -120,19 +121,19 @@ impl Target {
     #[must_use]
     pub fn unix(path: impl AsRef<Path>) -> Self {
         let socket = UnixSocket { path: path.as_ref().to_owned(), path_and_query: "/".to_owned() };
-        Self { way: Way::Unix(socket), token: None }
+        Self { transport: Transport::Unix(socket), token: None }
     }
 }
 
 impl From<Launch> for Target {
     fn from(launch: Launch) -> Self {
-        Self { way: Way::Stdio(launch), token: None }
+        Self { transport: Transport::Stdio(launch), token: None }
     }
 }
 
 impl From<Ssh> for Target {
     fn from(ssh: Ssh) -> Self {
-        Self { way: Way::Ssh(ssh), token: None }
+        Self { transport: Transport::Ssh(ssh), token: None }
     }
 }
 
@@ -149,15 +150,15 @@ impl FromStr for Target {
         let known = known.ok_or(TargetError { what: "the scheme is not known" })?;
         let rest = rest.strip_prefix("//").ok_or(TargetError { what: "`//` is missing behind the scheme" })?;
         match known {
-            "ws" => web_socket(Scheme::Plain, rest),
-            "wss" => web_socket(Scheme::Tls, rest),
+            "ws" => web_socket(WebSocketScheme::Plain, rest),
+            "wss" => web_socket(WebSocketScheme::Tls, rest),
             "unix" => unix_socket(rest),
             _ => Ok(Ssh::parse(rest)?.into()),
         }
     }
 }
 
-fn web_socket(scheme: Scheme, rest: &str) -> Result<Target, TargetError> {
+fn web_socket(scheme: WebSocketScheme, rest: &str) -> Result<Target, TargetError> {
     let rest = without_fragment(rest);
     let (authority, target) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
     let (host, port) = url::split_authority(authority, scheme.port())?;
@@ -169,7 +170,7 @@ fn web_socket(scheme: Scheme, rest: &str) -> Result<Target, TargetError> {
     }
     let (path_and_query, token) = split_token(&url::origin_form(target))?;
     let (host, authority) = (host.to_owned(), authority.to_owned());
-    Ok(Target { way: Way::WebSocket(WebSocket { scheme, host, port, authority, path_and_query }), token })
+    Ok(Target { transport: Transport::WebSocket(WebSocket { scheme, host, port, authority, path_and_query }), token })
 }
 
 fn unix_socket(rest: &str) -> Result<Target, TargetError> {
@@ -184,11 +185,11 @@ fn unix_socket(rest: &str) -> Result<Target, TargetError> {
     }
     let (path_and_query, token) = split_token(&url::origin_form(query))?;
     let path = PathBuf::from(OsString::from_vec(path));
-    Ok(Target { way: Way::Unix(UnixSocket { path, path_and_query }), token })
+    Ok(Target { transport: Transport::Unix(UnixSocket { path, path_and_query }), token })
 }
 
 fn command(text: &str) -> Result<Launch, TargetError> {
-    let mut words = words::split(text)?.into_iter();
+    let mut words = command_line::split(text)?.into_iter();
     match words.next() {
         Some(program) if !program.is_empty() => Ok(Launch::new(program).args(words)),
         _ => Err(TargetError { what: "there is no command behind `stdio:`" }),
@@ -229,7 +230,7 @@ fn split_token(target: &str) -> Result<(String, Option<Token>), TargetError> {
     Ok((if others.is_empty() { path.to_owned() } else { format!("{path}?{others}") }, token))
 }
 
-impl Scheme {
+impl WebSocketScheme {
     fn port(self) -> u16 {
         match self {
             Self::Plain => 80,
@@ -240,18 +241,18 @@ impl Scheme {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.way {
-            Way::WebSocket(socket) => {
+        match &self.transport {
+            Transport::WebSocket(socket) => {
                 let scheme = match socket.scheme {
-                    Scheme::Plain => "ws",
-                    Scheme::Tls => "wss",
+                    WebSocketScheme::Plain => "ws",
+                    WebSocketScheme::Tls => "wss",
                 };
                 let path = socket.path_and_query.split('?').next().unwrap_or_default();
                 write!(f, "{scheme}://{}{path}", socket.authority)
             }
-            Way::Unix(socket) => write!(f, "unix://{}", socket.path.display()),
-            Way::Stdio(launch) => fmt::Display::fmt(launch, f),
-            Way::Ssh(ssh) => fmt::Display::fmt(ssh, f),
+            Transport::Unix(socket) => write!(f, "unix://{}", socket.path.display()),
+            Transport::Stdio(launch) => fmt::Display::fmt(launch, f),
+            Transport::Ssh(ssh) => fmt::Display::fmt(ssh, f),
         }
     }
 }

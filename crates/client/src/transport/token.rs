@@ -94,7 +94,7 @@ impl Token {
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         // Check the open file and not the path, so that the file that is read is the one that was checked.
         let metadata = file.metadata().map_err(failed)?;
-        if metadata.file_type().is_fifo() && is_nameless_pipe(&file) {
+        if metadata.file_type().is_fifo() && is_anonymous_pipe(&file) {
             // Read with blocking again: the writer of an anonymous pipe exists, or has closed it.
             rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| failed(errno.into()))?;
         } else if !metadata.is_file() {
@@ -121,7 +121,7 @@ impl Token {
     }
 }
 
-fn is_nameless_pipe(file: &File) -> bool {
+fn is_anonymous_pipe(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| i128::from(found.f_type) == PIPE_FILE_SYSTEM)
 }
 

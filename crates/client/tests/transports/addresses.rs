@@ -30,7 +30,7 @@ fn addresses_are_read_and_shown_without_secrets() {
         let dialer = Dialer::new(target);
         assert_eq!(dialer.address(), shown);
         assert!(!format!("{dialer:?}").contains(SECRET), "{text}");
-        assert!(dialer.is_mendable());
+        assert!(dialer.can_reconnect());
     }
 }
 

@@ -16,7 +16,7 @@ use std::{
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, ReadBuf};
 
-use crate::transport::tail::Tail;
+use crate::transport::stderr_tail::StderrTail;
 
 /// Limit for the skipped bytes. A shell that prints more will not start a server.
 const SKIPPED_MAX: usize = 64 * 1024;
@@ -25,28 +25,28 @@ const SKIPPED_MAX: usize = 64 * 1024;
 const READ_BYTES: usize = 4 * 1024;
 
 /// A reader that begins with the first message.
-pub(super) struct Skipping<R> {
+pub(super) struct PreambleSkipper<R> {
     reader: R,
-    state: State,
-    tail: Arc<Tail>,
+    state: PreambleState,
+    tail: Arc<StderrTail>,
     /// Set when the first message arrives.
-    heard: Arc<AtomicBool>,
+    has_answered: Arc<AtomicBool>,
 }
 
-enum State {
+enum PreambleState {
     /// The first message was not found yet.
-    Looking { skipped: usize, is_line_start: bool },
+    Searching { skipped: usize, is_line_start: bool },
     /// The first message was found. Contains bytes that were already read, which come before those of the reader.
     Found(BytesMut),
 }
 
-impl<R: AsyncRead + Unpin> Skipping<R> {
-    pub(super) fn new(reader: R, tail: Arc<Tail>, heard: Arc<AtomicBool>) -> Self {
-        Self { reader, state: State::Looking { skipped: 0, is_line_start: true }, tail, heard }
+impl<R: AsyncRead + Unpin> PreambleSkipper<R> {
+    pub(super) fn new(reader: R, tail: Arc<StderrTail>, has_answered: Arc<AtomicBool>) -> Self {
+        Self { reader, state: PreambleState::Searching { skipped: 0, is_line_start: true }, tail, has_answered }
     }
 
     /// Reads once and searches for the first message. Returns false at EOF.
-    fn poll_look(&mut self, cx: &mut Context<'_>, skipped: usize, is_line_start: bool) -> Poll<io::Result<bool>> {
+    fn poll_search(&mut self, cx: &mut Context<'_>, skipped: usize, is_line_start: bool) -> Poll<io::Result<bool>> {
         let mut room = [0; READ_BYTES];
         let mut buf = ReadBuf::new(&mut room);
         ready!(Pin::new(&mut self.reader).poll_read(cx, &mut buf))?;
@@ -55,35 +55,35 @@ impl<R: AsyncRead + Unpin> Skipping<R> {
             [b'{', ..] if is_line_start => Some(0),
             _ => bytes.windows(2).position(|pair| pair == b"\n{").map(|at| at + 1),
         };
-        self.tail.feed(&bytes[..at.unwrap_or(bytes.len())]);
+        self.tail.append(&bytes[..at.unwrap_or(bytes.len())]);
         let skipped = skipped + at.unwrap_or(bytes.len());
         if skipped > SKIPPED_MAX {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "the shell there prints without end")));
         }
         self.state = match (at, bytes.last()) {
             (Some(at), _) => {
-                self.heard.store(true, Ordering::Relaxed);
-                State::Found(BytesMut::from(&bytes[at..]))
+                self.has_answered.store(true, Ordering::Relaxed);
+                PreambleState::Found(BytesMut::from(&bytes[at..]))
             }
-            (None, Some(last)) => State::Looking { skipped, is_line_start: *last == b'\n' },
+            (None, Some(last)) => PreambleState::Searching { skipped, is_line_start: *last == b'\n' },
             (None, None) => return Poll::Ready(Ok(false)),
         };
         Poll::Ready(Ok(true))
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Skipping<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for PreambleSkipper<R> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             match &mut self.state {
-                State::Looking { skipped, is_line_start } => {
+                PreambleState::Searching { skipped, is_line_start } => {
                     let (skipped, is_line_start) = (*skipped, *is_line_start);
-                    if !ready!(self.poll_look(cx, skipped, is_line_start))? {
+                    if !ready!(self.poll_search(cx, skipped, is_line_start))? {
                         return Poll::Ready(Ok(()));
                     }
                 }
-                State::Found(held) if held.is_empty() => return Pin::new(&mut self.reader).poll_read(cx, buf),
-                State::Found(held) => {
+                PreambleState::Found(held) if held.is_empty() => return Pin::new(&mut self.reader).poll_read(cx, buf),
+                PreambleState::Found(held) => {
                     let count = held.len().min(buf.remaining());
                     buf.put_slice(&held[..count]);
                     held.advance(count);
@@ -103,11 +103,11 @@ mod tests {
     /// Returns the bytes read from these pieces, the text of the tail, and whether a message was found.
     async fn check(pieces: &[&str]) -> (io::Result<String>, String, bool) {
         let mut reader = piecewise(pieces);
-        let (tail, heard) = (Arc::new(Tail::new()), Arc::new(AtomicBool::new(false)));
-        let mut skipping = Skipping::new(&mut reader, Arc::clone(&tail), Arc::clone(&heard));
+        let (tail, has_answered) = (Arc::new(StderrTail::new()), Arc::new(AtomicBool::new(false)));
+        let mut skipping = PreambleSkipper::new(&mut reader, Arc::clone(&tail), Arc::clone(&has_answered));
         let mut text = String::new();
         let read = skipping.read_to_string(&mut text).await.map(|_| text);
-        (read, tail.text(), heard.load(Ordering::Relaxed))
+        (read, tail.text(), has_answered.load(Ordering::Relaxed))
     }
 
     /// A reader that returns one piece per read.
@@ -124,16 +124,16 @@ mod tests {
             (&["no line end", "\n", "{", "}\n"], "{}\n", "no line end"),
             (&["a\n{\"b\":", "2}\n"], "{\"b\":2}\n", "a"),
         ] {
-            let (got, tail, heard) = check(pieces).await;
-            assert_eq!((got.unwrap().as_str(), tail.as_str(), heard), (read, words, true), "{pieces:?}");
+            let (got, tail, has_answered) = check(pieces).await;
+            assert_eq!((got.unwrap().as_str(), tail.as_str(), has_answered), (read, words, true), "{pieces:?}");
         }
     }
 
     #[tokio::test]
     async fn a_shell_that_never_gets_there_is_not_read_for_ever() {
-        let (got, tail, heard) = check(&["This account is not available.\n"]).await;
-        assert_eq!((got.unwrap().as_str(), tail.as_str(), heard), ("", "This account is not available.", false));
-        let (got, _, heard) = check(&["y\n".repeat(SKIPPED_MAX).as_str()]).await;
-        assert_eq!((got.unwrap_err().kind(), heard), (io::ErrorKind::InvalidData, false));
+        let (got, tail, has_answered) = check(&["This account is not available.\n"]).await;
+        assert_eq!((got.unwrap().as_str(), tail.as_str(), has_answered), ("", "This account is not available.", false));
+        let (got, _, has_answered) = check(&["y\n".repeat(SKIPPED_MAX).as_str()]).await;
+        assert_eq!((got.unwrap_err().kind(), has_answered), (io::ErrorKind::InvalidData, false));
     }
 }

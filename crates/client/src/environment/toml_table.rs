@@ -15,14 +15,14 @@ use super::{EnvironmentError, Fault};
 const TIMEOUT_MAX_S: f64 = 86_400.0;
 
 /// A table, with its place in the file for errors.
-pub(super) struct Keys<'a> {
+pub(super) struct TomlTable<'a> {
     pub(super) path: &'a Path,
     /// The environment that the table describes.
     pub(super) environment: Option<String>,
     pub(super) table: &'a Table,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> TomlTable<'a> {
     pub(super) fn fault(&self, key: &str, fault: Fault) -> EnvironmentError {
         let (path, environment) = (self.path.to_owned(), self.environment.clone());
         EnvironmentError::Key { path, environment, key: key.to_owned(), fault }

@@ -11,7 +11,7 @@ use std::{
 use tokio::{io::AsyncReadExt as _, net::unix::pipe, sync::watch};
 
 /// Bytes of text that are kept: enough for any error message of ssh, including warnings.
-const KEPT_BYTES: usize = 4 * 1024;
+const TAIL_BYTES: usize = 4 * 1024;
 
 /// Longest line that is kept and logged. The rest of a longer line is dropped.
 const LINE_BYTES: usize = 1024;
@@ -24,28 +24,28 @@ const READ_BYTES: usize = 4 * 1024;
 
 /// The last output of a program. Filled by the reader of its stderr, and for ssh also by the reader of its stdout.
 #[derive(Debug)]
-pub(super) struct Tail {
-    state: Mutex<State>,
+pub(super) struct StderrTail {
+    state: Mutex<TailLines>,
     /// True once stderr has reached EOF.
     finished_tx: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Complete lines without line ends, at most `KEPT_BYTES` together.
+struct TailLines {
+    /// Complete lines without line ends, at most `TAIL_BYTES` together.
     lines: VecDeque<String>,
     bytes: usize,
     /// The incomplete last line, at most `LINE_BYTES`.
     partial: Vec<u8>,
 }
 
-impl Tail {
+impl StderrTail {
     pub(super) fn new() -> Self {
         Self { state: Mutex::default(), finished_tx: watch::Sender::new(false) }
     }
 
     /// Appends bytes.
-    pub(super) fn feed(&self, bytes: &[u8]) {
+    pub(super) fn append(&self, bytes: &[u8]) {
         let mut state = self.lock();
         for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
             let (text, is_end) = piece.strip_suffix(b"\n").map_or((piece, false), |text| (text, true));
@@ -76,7 +76,7 @@ impl Tail {
     pub(super) async fn drain(&self, mut stderr: pipe::Receiver) {
         let mut buf = [0; READ_BYTES];
         while let Ok(count @ 1..) = stderr.read(&mut buf).await {
-            self.feed(&buf[..count]);
+            self.append(&buf[..count]);
         }
         self.finished_tx.send_replace(true);
     }
@@ -87,13 +87,13 @@ impl Tail {
         self.finished_tx.subscribe().wait_for(|finished| *finished).await.ok();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TailLines> {
         // Poisoning is harmless: no code under this lock can panic half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl TailLines {
     /// Turns the incomplete line into a complete one, unless it is blank.
     fn end_line(&mut self) {
         let text = String::from_utf8_lossy(&self.partial).trim().replace(char::is_control, "?");
@@ -104,7 +104,7 @@ impl State {
         tracing::debug!(target: "exec_server_client::transport::stderr", "{text}");
         self.bytes += text.len();
         self.lines.push_back(text);
-        while self.bytes > KEPT_BYTES
+        while self.bytes > TAIL_BYTES
             && let Some(oldest) = self.lines.pop_front()
         {
             self.bytes -= oldest.len();
@@ -118,10 +118,10 @@ mod tests {
 
     #[test]
     fn the_last_lines_are_kept_without_what_could_move_a_terminal() {
-        let tail = Tail::new();
+        let tail = StderrTail::new();
         assert_eq!((tail.text(), tail.last()), (String::new(), None));
         for piece in ["one\ntw", "o\r\n\n  \n", "\x1b[2Jthree\x07\n", "fo", "ur"] {
-            tail.feed(piece.as_bytes());
+            tail.append(piece.as_bytes());
         }
         assert_eq!(tail.text(), "one; two; ?[2Jthree?; four");
         assert_eq!(tail.last().as_deref(), Some("four"));
@@ -129,16 +129,16 @@ mod tests {
 
     #[test]
     fn a_flood_leaves_only_its_end() {
-        let tail = Tail::new();
-        tail.feed(&vec![b'x'; 1 << 20]);
-        tail.feed(b"\n");
+        let tail = StderrTail::new();
+        tail.append(&vec![b'x'; 1 << 20]);
+        tail.append(b"\n");
         assert_eq!(tail.last().map(|line| line.len()), Some(LINE_BYTES));
         for number in 0..100_000 {
-            tail.feed(format!("line {number}\n").as_bytes());
+            tail.append(format!("line {number}\n").as_bytes());
         }
-        tail.feed(&[0xff; 3]);
+        tail.append(&[0xff; 3]);
         let text = tail.text();
         assert!(text.starts_with("line 99995; ") && text.ends_with("line 99999; \u{fffd}\u{fffd}\u{fffd}"), "{text}");
-        assert!(tail.lock().bytes <= KEPT_BYTES);
+        assert!(tail.lock().bytes <= TAIL_BYTES);
     }
 }
