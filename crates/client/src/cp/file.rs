@@ -29,7 +29,7 @@ pub(super) const SMALL: u64 = 1 << 20;
 const BUSY_FOR: Duration = Duration::from_secs(40);
 
 /// How long to wait before the wait is reported.
-const BUSY_UNTOLD: Duration = Duration::from_secs(2);
+const BUSY_UNREPORTED: Duration = Duration::from_secs(2);
 
 /// The first and the longest pause between two attempts.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
@@ -44,37 +44,41 @@ const REOPENED_MAX: u32 = 100;
 
 /// The metadata of a file before it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Source {
+pub(super) struct SourceFile {
     pub(super) size: u64,
     pub(super) mode: u32,
     pub(super) modified: Moment,
 }
 
 /// The two sides of a copy.
-pub(super) struct Copy<'a> {
+pub(super) struct FileCopy<'a> {
     pub(super) source: &'a dyn FileSystem,
     pub(super) target: &'a dyn FileSystem,
     pub(super) watch: &'a dyn Watch,
 }
 
 /// A range of the source that was read: its content, and the offset after it.
-struct Span {
+struct ReadSpan {
     pieces: Vec<(u64, Bytes)>,
     has_hole: bool,
     end: u64,
 }
 
-impl Copy<'_> {
+impl FileCopy<'_> {
     /// Copies a file of any size. Neither path contains a link.
-    pub(super) async fn whole(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
+    pub(super) async fn copy(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), Error> {
         self.watch.begun(to, source.size);
-        if source.size <= SMALL { self.small(from, to, source).await } else { self.large(from, to, source).await }
+        if source.size <= SMALL {
+            self.copy_small(from, to, source).await
+        } else {
+            self.copy_large(from, to, source).await
+        }
     }
 
-    async fn small(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
+    async fn copy_small(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), Error> {
         let bytes = match self.source.read_within(from, SMALL, Links::Refuse).await {
             // The file has grown since it was listed.
-            Err(error) if error.kind == fs::ErrorKind::TooLarge => return self.large(from, to, source).await,
+            Err(error) if error.kind == fs::ErrorKind::TooLarge => return self.copy_large(from, to, source).await,
             read => read?,
         };
         let len = bytes.len() as u64;
@@ -82,7 +86,7 @@ impl Copy<'_> {
             links: Links::Refuse,
             mode: Some(source.mode & MODE_KEPT),
             modified: Some(source.modified),
-            keep: Some(mark::word(&self.source.place(), from, source, None)),
+            keep: Some(mark::part_key(&self.source.place(), from, source, None)),
             ..WriteOptions::default()
         };
         self.target.write_file(to, bytes, options).await?;
@@ -91,27 +95,27 @@ impl Copy<'_> {
     }
 
     /// Copies a large file. Open files are lost when a server restarts; both sides are then opened again, and the copy continues.
-    async fn large(&self, from: &Path, to: &Path, source: &Source) -> Result<(), Error> {
-        let mut told = 0;
+    async fn copy_large(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), Error> {
+        let mut reported = 0;
         for _ in 0..REOPENED_MAX {
-            match self.pass(from, to, source, &mut told).await {
+            match self.copy_once(from, to, source, &mut reported).await {
                 Err(Error::File(error)) if error.kind == fs::ErrorKind::Closed => {}
                 done => return done,
             }
         }
-        self.pass(from, to, source, &mut told).await
+        self.copy_once(from, to, source, &mut reported).await
     }
 
-    /// Copies a large file with newly opened handles. `told` is the number of bytes that were reported to the watch.
-    async fn pass(&self, from: &Path, to: &Path, source: &Source, told: &mut u64) -> Result<(), Error> {
+    /// Copies a large file with newly opened handles. `reported` is the number of bytes that were reported to the watch.
+    async fn copy_once(&self, from: &Path, to: &Path, source: &SourceFile, reported: &mut u64) -> Result<(), Error> {
         let reader = self.source.open(from, Links::Refuse).await?;
         // Use the size of the open file, not that of the listing.
-        let source = Source { size: reader.size(), ..source.clone() };
-        let keep = Some(mark::word(&self.source.place(), from, &source, reader.etag()));
-        let writer = self.begin(to, CreateOptions { links: Links::Refuse, keep }).await?;
-        let begin = certain(writer.found(), source.size);
-        self.tell(to, told, begin);
-        self.blocks((from, to), &*reader, &*writer, begin, told).await?;
+        let source = SourceFile { size: reader.size(), ..source.clone() };
+        let keep = Some(mark::part_key(&self.source.place(), from, &source, reader.etag()));
+        let writer = self.open_part(to, CreateOptions { links: Links::Refuse, keep }).await?;
+        let begin = resumable_len(writer.found(), source.size);
+        self.report_moved(to, reported, begin);
+        self.copy_blocks((from, to), &*reader, &*writer, begin, reported).await?;
         let options = CommitOptions {
             size: Some(source.size),
             mode: Some(source.mode & MODE_KEPT),
@@ -123,16 +127,16 @@ impl Copy<'_> {
     }
 
     /// Reports the bytes up to `end` that were not reported yet.
-    fn tell(&self, to: &Path, told: &mut u64, end: u64) {
-        self.watch.moved(to, end.saturating_sub(*told));
-        *told = end.max(*told);
+    fn report_moved(&self, to: &Path, reported: &mut u64, end: u64) {
+        self.watch.moved(to, end.saturating_sub(*reported));
+        *reported = end.max(*reported);
     }
 
     /// Creates the part, or opens it to continue. An earlier writer may still be writing its last blocks, or the server may not have
     /// noticed yet that it is gone. This waits for it.
-    async fn begin(&self, to: &Path, options: CreateOptions) -> Result<Box<dyn WriteAt>, Error> {
+    async fn open_part(&self, to: &Path, options: CreateOptions) -> Result<Box<dyn WriteAt>, Error> {
         let began = Instant::now();
-        let (mut pause, mut is_told) = (BUSY_PAUSE, false);
+        let (mut pause, mut is_reported) = (BUSY_PAUSE, false);
         loop {
             match self.target.create(to, options.clone()).await {
                 Err(error) if error.kind != fs::ErrorKind::Busy => return Err(error.into()),
@@ -141,8 +145,8 @@ impl Copy<'_> {
                     return Err(fs::Error { reason, ..error }.into());
                 }
                 Err(_) => {
-                    if !is_told && began.elapsed() >= BUSY_UNTOLD {
-                        is_told = true;
+                    if !is_reported && began.elapsed() >= BUSY_UNREPORTED {
+                        is_reported = true;
                         self.watch.waiting(to, BUSY);
                     }
                     time::sleep(pause).await;
@@ -153,13 +157,13 @@ impl Copy<'_> {
         }
     }
 
-    async fn blocks(
+    async fn copy_blocks(
         &self,
         (from, to): (&Path, &Path),
         reader: &dyn ReadAt,
         writer: &dyn WriteAt,
         begin: u64,
-        told: &mut u64,
+        reported: &mut u64,
     ) -> Result<(), Error> {
         let size = reader.size();
         let mut next = begin;
@@ -168,14 +172,14 @@ impl Copy<'_> {
         loop {
             while reads.len() < reader.ahead() && next < size {
                 let end = size.min(next.saturating_add(BLOCK as u64));
-                reads.push_back(span(from, reader, next, end));
+                reads.push_back(read_span(from, reader, next, end));
                 next = end;
             }
             tokio::select! {
                 biased;
                 Some(written) = writes.next() => written?,
                 Some(read) = reads.next(), if writes.len() < BLOCKS_UNDER_WAY => {
-                    let read: Span = read?;
+                    let read: ReadSpan = read?;
                     if read.has_hole {
                         // Write after a hole only when everything before it is written; see the module documentation.
                         while let Some(written) = writes.next().await {
@@ -187,7 +191,7 @@ impl Copy<'_> {
                     }
                     // Reads that began inside of a hole end after it.
                     let end = read.end.min(size);
-                    self.tell(to, told, end);
+                    self.report_moved(to, reported, end);
                     next = next.max(end);
                 }
                 else => return Ok(()),
@@ -201,8 +205,8 @@ async fn write(writer: &dyn WriteAt, offset: u64, bytes: Bytes) -> Result<(), Er
 }
 
 /// Reads at least a range. A hole at its end may extend further.
-async fn span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<Span, Error> {
-    let mut span = Span { pieces: Vec::new(), has_hole: false, end: begin };
+async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<ReadSpan, Error> {
+    let mut span = ReadSpan { pieces: Vec::new(), has_hole: false, end: begin };
     while span.end < end {
         let len = usize::try_from(end - span.end).unwrap_or(BLOCK);
         let block = reader.read_at(span.end, len, true).await?;
@@ -226,7 +230,7 @@ async fn span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<
 }
 
 /// How much of an existing part is certainly complete: everything except the blocks that may have been in flight.
-fn certain(found: u64, size: u64) -> u64 {
+fn resumable_len(found: u64, size: u64) -> u64 {
     let block = BLOCK as u64;
     let under_way = BLOCKS_UNDER_WAY as u64 * block;
     // A part that is longer than its file is not from this source. With two writers of the same part, the later one decides.
@@ -240,9 +244,9 @@ mod tests {
     #[test]
     fn a_part_counts_without_the_blocks_that_were_under_way() {
         let (block, under_way) = (BLOCK as u64, BLOCKS_UNDER_WAY as u64);
-        let told = [0, 3, under_way, under_way + 1].map(|blocks| certain(blocks * block, 100 * block));
-        assert_eq!(told, [0, 0, 0, block]);
-        assert_eq!(certain((under_way + 2) * block + 5, 100 * block), 2 * block);
-        assert_eq!(certain(101 * block, 100 * block), 0);
+        let lengths = [0, 3, under_way, under_way + 1].map(|blocks| resumable_len(blocks * block, 100 * block));
+        assert_eq!(lengths, [0, 0, 0, block]);
+        assert_eq!(resumable_len((under_way + 2) * block + 5, 100 * block), 2 * block);
+        assert_eq!(resumable_len(101 * block, 100 * block), 0);
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
-use super::{Error, file::Source};
+use super::{Error, file::SourceFile};
 use crate::fs::{self, EntryKind, ErrorKind, FileSystem, Links, Metadata, WriteOptions};
 
 /// The suffix of a mark's name.
@@ -26,7 +26,7 @@ const MARK_MAX: u64 = 64 * 1024;
 
 /// How the target of a tree was given. The form decides whether the same arguments lead to the same tree again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum TargetForm {
     /// With a source of `SRC/.`: the target itself, whether it existed or not.
     Contents,
     /// As an existing directory: the tree is inside of it, under the source's name.
@@ -35,7 +35,7 @@ pub(super) enum Form {
     Itself,
 }
 
-impl Form {
+impl TargetForm {
     const ALL: [Self; 3] = [Self::Contents, Self::Inside, Self::Itself];
 
     fn as_str(self) -> &'static str {
@@ -49,10 +49,10 @@ impl Form {
 
 /// The content of a mark, without its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Note {
-    pub(super) form: Form,
+pub(super) struct MarkContent {
+    pub(super) form: TargetForm,
     /// Whether the copy created the root, and therefore everything below it.
-    pub(super) is_made: bool,
+    pub(super) is_created: bool,
     /// The creation time of the root, which distinguishes it from another directory of the same name. `None` until the root is created; 0
     /// if the file system does not report it.
     pub(super) created_ms: Option<i64>,
@@ -60,24 +60,24 @@ pub(super) struct Note {
     word: String,
 }
 
-impl Note {
-    pub(super) fn new(form: Form, is_made: bool, created_ms: Option<i64>) -> Self {
-        Self { form, is_made, created_ms, word: crate::random_word() }
+impl MarkContent {
+    pub(super) fn new(form: TargetForm, is_created: bool, created_ms: Option<i64>) -> Self {
+        Self { form, is_created, created_ms, word: crate::random_word() }
     }
 
     fn write(&self, head: &str) -> String {
-        let made = if self.is_made { "made" } else { "found" };
+        let made = if self.is_created { "made" } else { "found" };
         let created = self.created_ms.map_or_else(|| "-".to_owned(), |created| created.to_string());
         format!("{head}{} {made} {created} {}\n", self.form.as_str(), self.word)
     }
 
     /// Parses a mark; `None` if it belongs to another copy.
     fn read(head: &str, text: &str) -> Option<Self> {
-        let mut words = text.strip_prefix(head)?.strip_suffix('\n')?.split(' ');
-        let mut next = || words.next();
+        let mut fields = text.strip_prefix(head)?.strip_suffix('\n')?.split(' ');
+        let mut next = || fields.next();
         let form = next()?;
-        let form = Form::ALL.into_iter().find(|known| known.as_str() == form)?;
-        let is_made = match next()? {
+        let form = TargetForm::ALL.into_iter().find(|known| known.as_str() == form)?;
+        let is_created = match next()? {
             "made" => true,
             "found" => false,
             _ => return None,
@@ -86,7 +86,7 @@ impl Note {
             "-" => None,
             number => Some(number.parse().ok()?),
         };
-        Some(Self { form, is_made, created_ms, word: next()?.to_owned() })
+        Some(Self { form, is_created, created_ms, word: next()?.to_owned() })
     }
 }
 
@@ -101,13 +101,13 @@ impl Mark {
     /// Whether this very mark can be read at the path. If so, both file systems are the same.
     pub(super) async fn is_at(&self, files: &dyn FileSystem, path: &Path) -> Result<bool, Error> {
         let read = files.read_within(path, MARK_MAX, Links::Refuse).await;
-        Ok(unless_lost(read.map(Some))?.is_some_and(|bytes| bytes == self.text.as_bytes()))
+        Ok(ignore_unless_fatal(read.map(Some))?.is_some_and(|bytes| bytes == self.text.as_bytes()))
     }
 }
 
 /// The state that an interrupted copy has left.
-pub(super) struct Found {
-    pub(super) note: Note,
+pub(super) struct InterruptedCopy {
+    pub(super) content: MarkContent,
     pub(super) mark: Mark,
     /// When the mark was created; 0 if the file system does not report it.
     pub(super) since_ms: i64,
@@ -116,9 +116,9 @@ pub(super) struct Found {
 }
 
 /// The text with which every mark of this copy begins.
-pub(super) struct Words(String);
+pub(super) struct MarkHeader(String);
 
-impl Words {
+impl MarkHeader {
     pub(super) fn new(place: &str, from: &Path) -> Self {
         Self(format!(
             "exec-server cp, interrupted; copied again from the same source, it goes on.\n{place}\n{}\n",
@@ -127,43 +127,53 @@ impl Words {
     }
 
     /// The state that an interrupted run of this copy has left of a tree.
-    pub(super) async fn find(&self, files: &dyn FileSystem, tree: &Path) -> Result<Option<Found>, Error> {
-        let Some(path) = beside(tree) else { return Ok(None) };
-        unless_lost(self.try_find(files, tree, path).await)
+    pub(super) async fn find(&self, files: &dyn FileSystem, tree: &Path) -> Result<Option<InterruptedCopy>, Error> {
+        let Some(path) = mark_path(tree) else { return Ok(None) };
+        ignore_unless_fatal(self.try_find(files, tree, path).await)
     }
 
-    async fn try_find(&self, files: &dyn FileSystem, tree: &Path, path: PathBuf) -> Result<Option<Found>, fs::Error> {
+    async fn try_find(
+        &self,
+        files: &dyn FileSystem,
+        tree: &Path,
+        path: PathBuf,
+    ) -> Result<Option<InterruptedCopy>, fs::Error> {
         let since_ms = files.metadata(&path, Links::Refuse).await?.created_ms;
         let bytes = files.read_within(&path, MARK_MAX, Links::Refuse).await?;
         let Ok(text) = String::from_utf8(bytes.to_vec()) else { return Ok(None) };
-        let Some(note) = Note::read(&self.0, &text) else { return Ok(None) };
+        let Some(content) = MarkContent::read(&self.0, &text) else { return Ok(None) };
         let root = files.metadata(tree, Links::Itself).await?;
         let is_it = root.kind == EntryKind::Directory
-            && match note.created_ms {
+            && match content.created_ms {
                 Some(created_ms) => created_ms == root.created_ms,
                 // The copy was interrupted after creating the root and before recording its creation time. The root must then be empty.
                 None => files.list(tree, None, Links::Refuse).await?.entries.is_empty(),
             };
-        Ok(is_it.then_some(Found { note, mark: Mark { path, text }, since_ms, root }))
+        Ok(is_it.then_some(InterruptedCopy { content, mark: Mark { path, text }, since_ms, root }))
     }
 
     /// Writes the mark; `None` if that is not possible.
-    pub(super) async fn put(&self, files: &dyn FileSystem, tree: &Path, note: &Note) -> Result<Option<Mark>, Error> {
-        let Some(path) = beside(tree) else { return Ok(None) };
-        let text = note.write(&self.0);
+    pub(super) async fn write(
+        &self,
+        files: &dyn FileSystem,
+        tree: &Path,
+        content: &MarkContent,
+    ) -> Result<Option<Mark>, Error> {
+        let Some(path) = mark_path(tree) else { return Ok(None) };
+        let text = content.write(&self.0);
         let options = WriteOptions { links: Links::Refuse, ..WriteOptions::default() };
         let written = files.write_file(&path, Bytes::from(text.clone()), options).await;
-        unless_lost(written.map(|_| Some(Mark { path, text })))
+        ignore_unless_fatal(written.map(|_| Some(Mark { path, text })))
     }
 }
 
 /// Removes the mark of a complete tree.
 pub(super) async fn remove(files: &dyn FileSystem, mark: &Mark) -> Result<(), Error> {
-    unless_lost(files.remove(&mark.path, false, true, Links::Refuse).await.map(Some)).map(drop)
+    ignore_unless_fatal(files.remove(&mark.path, false, true, Links::Refuse).await.map(Some)).map(drop)
 }
 
 /// Treats a mark that cannot be accessed as missing. Only a side that is disconnected or violates the protocol ends the copy.
-fn unless_lost<T>(had: Result<Option<T>, fs::Error>) -> Result<Option<T>, Error> {
+fn ignore_unless_fatal<T>(had: Result<Option<T>, fs::Error>) -> Result<Option<T>, Error> {
     match had {
         Err(error) if matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData) => Err(error.into()),
         had => Ok(had.unwrap_or_default()),
@@ -171,7 +181,7 @@ fn unless_lost<T>(had: Result<Option<T>, fs::Error>) -> Result<Option<T>, Error>
 }
 
 /// The key for the part of a file. Only the same version of the same file has the same key.
-pub(super) fn word(place: &str, from: &Path, source: &Source, etag: Option<&str>) -> String {
+pub(super) fn part_key(place: &str, from: &Path, source: &SourceFile, etag: Option<&str>) -> String {
     let mut sum = Sha256::new();
     for part in [place.as_bytes(), from.as_os_str().as_bytes(), etag.unwrap_or_default().as_bytes()] {
         sum.update((part.len() as u64).to_le_bytes());
@@ -183,7 +193,7 @@ pub(super) fn word(place: &str, from: &Path, source: &Source, etag: Option<&str>
     hex(&sum.finalize()[..12])
 }
 
-fn beside(tree: &Path) -> Option<PathBuf> {
+fn mark_path(tree: &Path) -> Option<PathBuf> {
     let (dir, name) = (tree.parent()?, tree.file_name()?);
     let mut mark = OsString::from(".");
     // If the name is too long for a suffix, use its hash.
@@ -207,8 +217,8 @@ mod tests {
 
     #[test]
     fn another_version_or_another_file_has_another_word() {
-        let source = Source { size: 5, mode: 0o644, modified: Moment { seconds: 1, nanos: 2 } };
-        let word = |place, path: &str, source: &Source, etag| super::word(place, Path::new(path), source, etag);
+        let source = SourceFile { size: 5, mode: 0o644, modified: Moment { seconds: 1, nanos: 2 } };
+        let word = |place, path: &str, source: &SourceFile, etag| super::part_key(place, Path::new(path), source, etag);
         let first = word("a", "/x", &source, Some("e"));
         assert_eq!(first, word("a", "/x", &source.clone(), Some("e")));
         assert!(first.len() == 24 && first.bytes().all(|byte| byte.is_ascii_hexdigit()));
@@ -217,30 +227,30 @@ mod tests {
             word("a", "/y", &source, Some("e")),
             word("a", "/x", &source, Some("f")),
             word("a", "/x", &source, None),
-            word("a", "/x", &Source { size: 6, ..source.clone() }, Some("e")),
-            word("a", "/x", &Source { modified: Moment { seconds: 1, nanos: 3 }, ..source.clone() }, Some("e")),
+            word("a", "/x", &SourceFile { size: 6, ..source.clone() }, Some("e")),
+            word("a", "/x", &SourceFile { modified: Moment { seconds: 1, nanos: 3 }, ..source.clone() }, Some("e")),
         ];
         assert!(others.iter().all(|other| *other != first));
     }
 
     #[test]
     fn a_mark_says_what_was_written_and_one_of_another_transfer_nothing() {
-        let words = Words::new("local", Path::new("/src"));
-        for form in Form::ALL {
-            for note in [Note::new(form, true, None), Note::new(form, false, Some(-5))] {
-                let text = note.write(&words.0);
-                assert_eq!(Note::read(&words.0, &text), Some(note));
-                assert_eq!(Note::read(&Words::new("local", Path::new("/other")).0, &text), None);
-                assert_eq!(Note::read(&words.0, &text[..text.len() - 1]), None, "half of it");
+        let header = MarkHeader::new("local", Path::new("/src"));
+        for form in TargetForm::ALL {
+            for content in [MarkContent::new(form, true, None), MarkContent::new(form, false, Some(-5))] {
+                let text = content.write(&header.0);
+                assert_eq!(MarkContent::read(&header.0, &text), Some(content));
+                assert_eq!(MarkContent::read(&MarkHeader::new("local", Path::new("/other")).0, &text), None);
+                assert_eq!(MarkContent::read(&header.0, &text[..text.len() - 1]), None, "half of it");
             }
         }
     }
 
     #[test]
     fn a_mark_stands_beside_its_tree_and_fits() {
-        assert_eq!(beside(Path::new("/a/b")), Some(PathBuf::from("/a/.b.exec-server-cp")));
-        assert_eq!(beside(Path::new("/")), None);
+        assert_eq!(mark_path(Path::new("/a/b")), Some(PathBuf::from("/a/.b.exec-server-cp")));
+        assert_eq!(mark_path(Path::new("/")), None);
         let long = format!("/a/{}", "x".repeat(255));
-        assert!(beside(Path::new(&long)).is_some_and(|mark| mark.file_name().is_some_and(|name| name.len() <= 255)));
+        assert!(mark_path(Path::new(&long)).is_some_and(|mark| mark.file_name().is_some_and(|name| name.len() <= 255)));
     }
 }

@@ -19,8 +19,8 @@
 mod file;
 mod mark;
 mod names;
+mod resolve_target;
 mod root;
-mod target;
 mod tree;
 
 use std::{
@@ -190,23 +190,24 @@ pub async fn copy(source: &Place, target: &Place, recursive: bool, watch: &dyn W
     let from = source.files.canonicalize(&source.path).await?;
     match found.kind {
         EntryKind::File => {
-            let to = target::of_file(&source.path, target).await?;
+            let to = resolve_target::resolve_file(&source.path, target).await?;
             refuse_itself(source, target, &from, &to)?;
-            let copy = file::Copy { source: &*source.files, target: &*target.files, watch };
-            let entry = file::Source { size: found.size, mode: found.mode.unwrap_or(0o644), modified: found.modified };
-            copy.whole(&from, &to, &entry).await?;
+            let copy = file::FileCopy { source: &*source.files, target: &*target.files, watch };
+            let entry =
+                file::SourceFile { size: found.size, mode: found.mode.unwrap_or(0o644), modified: found.modified };
+            copy.copy(&from, &to, &entry).await?;
             watch.done(&to, EntryKind::File);
             Ok(Report { files: 1, bytes: found.size, ..Report::default() })
         }
         EntryKind::Directory if !recursive => Err(Error::IsADirectory { path: source.path.clone() }),
         EntryKind::Directory => {
-            let words = mark::Words::new(&source.files.place(), &from);
-            let aim = target::of_tree(&source.path, target, &words).await?;
-            refuse_itself(source, target, &from, &aim.path)?;
+            let header = mark::MarkHeader::new(&source.files.place(), &from);
+            let target_tree = resolve_target::resolve_tree(&source.path, target, &header).await?;
+            refuse_itself(source, target, &from, &target_tree.path)?;
             let mode = found.mode.unwrap_or(0o755);
-            let root = root::Root::prepare(&*target.files, aim, &words, mode).await?;
+            let root = root::TargetRoot::prepare(&*target.files, target_tree, &header, mode).await?;
             root.refuse_itself(&*source.files, &from, &*target.files).await?;
-            let done = tree::Tree::new(source, target, from, &root, watch).copy((mode, found.modified)).await;
+            let done = tree::TreeCopy::new(source, target, from, &root, watch).copy((mode, found.modified)).await;
             match (&root.mark, &done) {
                 (Some(mark), Ok(Report { failed: 0, .. }) | Err(Error::IntoItself { .. })) => {
                     mark::remove(&*target.files, mark).await?;

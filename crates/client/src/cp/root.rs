@@ -13,23 +13,23 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Error, MODE_KEPT,
-    mark::{self, Form, Found, Mark, Note, Words},
+    mark::{self, InterruptedCopy, Mark, MarkContent, MarkHeader, TargetForm},
 };
 use crate::fs::{EntryKind, ErrorKind, FileSystem, Links, Metadata};
 
 /// The set-group-id bit, by which a directory passes its group to new entries.
-const GROUP_BIT: u32 = 0o2000;
+const SETGID_BIT: u32 = 0o2000;
 
 /// Where a tree is copied to.
-pub(super) struct Aim {
+pub(super) struct TreeTarget {
     pub(super) path: PathBuf,
-    pub(super) form: Form,
+    pub(super) form: TargetForm,
     /// The state that an interrupted copy has left there.
-    pub(super) found: Option<Found>,
+    pub(super) found: Option<InterruptedCopy>,
 }
 
 /// The root of a tree at the target.
-pub(super) struct Root {
+pub(super) struct TargetRoot {
     pub(super) path: PathBuf,
     /// Whether this copy created the root, in this run or before it was interrupted.
     pub(super) is_ours: bool,
@@ -40,28 +40,33 @@ pub(super) struct Root {
     pub(super) since_ms: Option<i64>,
 }
 
-impl Root {
+impl TargetRoot {
     /// Creates the root, unless it exists, and writes the mark.
-    pub(super) async fn prepare(files: &dyn FileSystem, aim: Aim, words: &Words, mode: u32) -> Result<Self, Error> {
-        let Aim { path, form, found } = aim;
-        let mut note = Note::new(form, false, None);
-        if let Some(Found { note: before, mark, since_ms, root }) = found {
+    pub(super) async fn prepare(
+        files: &dyn FileSystem,
+        target_tree: TreeTarget,
+        header: &MarkHeader,
+        mode: u32,
+    ) -> Result<Self, Error> {
+        let TreeTarget { path, form, found } = target_tree;
+        let mut content = MarkContent::new(form, false, None);
+        if let Some(InterruptedCopy { content: before, mark, since_ms, root }) = found {
             if before.created_ms.is_some() {
-                let (is_ours, group) = (before.is_made, group(&root));
+                let (is_ours, group) = (before.is_created, setgid_bit(&root));
                 return Ok(Self { path, is_ours, group, mark: Some(mark), since_ms: Some(since_ms) });
             }
-            note = before;
+            content = before;
         }
         let there = match files.metadata(&path, Links::Itself).await {
             Ok(there) => there,
             Err(error) if error.kind == ErrorKind::NotFound => {
-                note.is_made = true;
+                content.is_created = true;
                 let group = match path.parent() {
-                    Some(parent) => group(&files.metadata(parent, Links::Refuse).await?),
+                    Some(parent) => setgid_bit(&files.metadata(parent, Links::Refuse).await?),
                     None => 0,
                 };
-                let mark = words.put(files, &path, &note).await?;
-                let mode = mode_meanwhile(mode, group);
+                let mark = header.write(files, &path, &content).await?;
+                let mode = preliminary_mode(mode, group);
                 if let Err(error) = files.create_directory(&path, true, Links::Refuse, Some(mode)).await {
                     if let Some(mark) = &mark {
                         mark::remove(files, mark).await?;
@@ -75,9 +80,9 @@ impl Root {
         if there.kind != EntryKind::Directory {
             return Err(Error::NotADirectory { path });
         }
-        note.created_ms = Some(there.created_ms);
-        let mark = words.put(files, &path, &note).await?;
-        Ok(Self { is_ours: note.is_made, group: group(&there), mark, since_ms: None, path })
+        content.created_ms = Some(there.created_ms);
+        let mark = header.write(files, &path, &content).await?;
+        Ok(Self { is_ours: content.is_created, group: setgid_bit(&there), mark, since_ms: None, path })
     }
 
     /// Refuses a target that lies inside of the source under another address. In that case the mark can be read through the source. Removes
@@ -100,23 +105,23 @@ impl Root {
     }
 
     /// Whether an existing directory below the root was created by the interrupted copy that this one continues.
-    pub(super) fn has_made(&self, found: &Metadata) -> bool {
+    pub(super) fn has_created(&self, found: &Metadata) -> bool {
         let is_later = |since_ms| since_ms != 0 && found.created_ms >= since_ms;
         self.since_ms.is_some_and(|since_ms| self.is_ours || is_later(since_ms))
     }
 }
 
 /// The set-group-id bit of a directory.
-pub(super) fn group(found: &Metadata) -> u32 {
-    found.mode.unwrap_or_default() & GROUP_BIT
+pub(super) fn setgid_bit(found: &Metadata) -> u32 {
+    found.mode.unwrap_or_default() & SETGID_BIT
 }
 
 /// The mode of a directory while it is being filled. It is writable for its owner, even if the final mode is not.
-pub(super) fn mode_meanwhile(mode: u32, group: u32) -> u32 {
-    mode_then(mode, group) | 0o700
+pub(super) fn preliminary_mode(mode: u32, group: u32) -> u32 {
+    final_mode(mode, group) | 0o700
 }
 
 /// The final mode of a directory. Its set-group-id bit is that of the target.
-pub(super) fn mode_then(mode: u32, group: u32) -> u32 {
+pub(super) fn final_mode(mode: u32, group: u32) -> u32 {
     (mode & MODE_KEPT) | group
 }

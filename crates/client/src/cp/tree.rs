@@ -18,7 +18,7 @@ use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::Fu
 
 use super::{
     Error, MODE_KEPT, Place, Report, Watch, file, names,
-    root::{self, Root},
+    root::{self, TargetRoot},
 };
 use crate::fs::{Entry, EntryKind, ErrorKind, FileSystem, Links, Metadata, Moment, Page};
 
@@ -42,7 +42,7 @@ type Existing = HashMap<OsString, Entry>;
 
 /// A target directory, as needed by the jobs for its entries.
 #[derive(Default)]
-struct Around {
+struct TargetDirectory {
     /// Whether the directory was just created and is empty.
     is_new: bool,
     /// The set-group-id bit, which new directories inherit.
@@ -51,7 +51,7 @@ struct Around {
 }
 
 /// A directory of the source, with the final mode and time of its copy.
-struct Directory {
+struct SourceDirectory {
     /// The path relative to the root.
     below: PathBuf,
     mode: u32,
@@ -59,29 +59,29 @@ struct Directory {
 }
 
 /// A job that waits to run.
-enum Job {
+enum CopyJob {
     /// Creates a directory, unless it exists.
-    Directory { directory: Directory, parent: Arc<Around> },
+    Directory { directory: SourceDirectory, parent: Arc<TargetDirectory> },
     /// Lists the entries after a name.
-    Page { below: PathBuf, after: Option<OsString>, around: Arc<Around> },
+    Page { below: PathBuf, after: Option<OsString>, target_dir: Arc<TargetDirectory> },
     /// Copies a file.
-    File { below: PathBuf, source: file::Source },
+    File { below: PathBuf, source: file::SourceFile },
     /// Creates a symbolic link.
     Link { below: PathBuf, entry: Entry },
 }
 
 /// The result of a job.
-enum Done {
+enum JobResult {
     /// `is_ours` says whether this copy created the directory.
     Directory {
-        directory: Directory,
+        directory: SourceDirectory,
         is_ours: bool,
-        around: Around,
+        target_dir: TargetDirectory,
     },
     Listed {
         below: PathBuf,
         page: Page,
-        around: Arc<Around>,
+        target_dir: Arc<TargetDirectory>,
     },
     File {
         bytes: u64,
@@ -95,32 +95,32 @@ enum Done {
 }
 
 /// A copy of a tree.
-pub(super) struct Tree<'a> {
+pub(super) struct TreeCopy<'a> {
     source: &'a dyn FileSystem,
     target: &'a dyn FileSystem,
     from: PathBuf,
-    root: &'a Root,
+    root: &'a TargetRoot,
     watch: &'a dyn Watch,
 }
 
 /// The mutable state of a copy.
 #[derive(Default)]
-struct State {
-    stack: Vec<Job>,
+struct TreeCopyState {
+    stack: Vec<CopyJob>,
     /// Large files that wait because `LARGE` others are in flight.
-    large: VecDeque<Job>,
+    large: VecDeque<CopyJob>,
     large_under_way: usize,
     /// Every directory that exists at the target so far, and whether it gets its mode and time at the end.
-    directories: Vec<(Directory, bool)>,
+    directories: Vec<(SourceDirectory, bool)>,
     report: Report,
 }
 
-impl<'a> Tree<'a> {
+impl<'a> TreeCopy<'a> {
     pub(super) fn new(
         source: &'a Place,
         target: &'a Place,
         from: PathBuf,
-        root: &'a Root,
+        root: &'a TargetRoot,
         watch: &'a dyn Watch,
     ) -> Self {
         Self { source: &*source.files, target: &*target.files, from, root, watch }
@@ -128,10 +128,11 @@ impl<'a> Tree<'a> {
 
     /// Copies the tree. `mode` and `modified` are those of its root.
     pub(super) async fn copy(&self, (mode, modified): (u32, Moment)) -> Result<Report, Error> {
-        let mut state = State::default();
-        let directory = Directory { below: PathBuf::new(), mode: root::mode_then(mode, self.root.group), modified };
+        let mut state = TreeCopyState::default();
+        let directory =
+            SourceDirectory { below: PathBuf::new(), mode: root::final_mode(mode, self.root.group), modified };
         let done = self.enter(directory, self.root.is_ours, self.root.group).await?;
-        self.take(&mut state, done)?;
+        self.handle_result(&mut state, done)?;
         let mut under_way = FuturesUnordered::new();
         loop {
             while under_way.len() < JOBS
@@ -140,7 +141,7 @@ impl<'a> Tree<'a> {
                 under_way.push(self.run(job));
             }
             match under_way.next().await {
-                Some(done) => self.take(&mut state, done)?,
+                Some(done) => self.handle_result(&mut state, done)?,
                 None => break,
             }
         }
@@ -148,40 +149,40 @@ impl<'a> Tree<'a> {
         Ok(state.report)
     }
 
-    fn run(&self, job: Job) -> BoxFuture<'_, Done> {
+    fn run(&self, job: CopyJob) -> BoxFuture<'_, JobResult> {
         async move {
             let was_large = job.is_large();
             let done = match job {
-                Job::Directory { directory, parent } => self.directory(directory, &parent).await,
-                Job::Page { below, after, around } => self.page(below, after, around).await,
-                Job::File { below, source } => self.file(&below, &source, was_large).await,
-                Job::Link { below, entry } => self.link(&below, entry).await,
+                CopyJob::Directory { directory, parent } => self.directory(directory, &parent).await,
+                CopyJob::Page { below, after, target_dir } => self.page(below, after, target_dir).await,
+                CopyJob::File { below, source } => self.file(&below, &source, was_large).await,
+                CopyJob::Link { below, entry } => self.link(&below, entry).await,
             };
-            done.unwrap_or_else(|error| Done::Failed { error, was_large })
+            done.unwrap_or_else(|error| JobResult::Failed { error, was_large })
         }
         .boxed()
     }
 
-    async fn directory(&self, directory: Directory, parent: &Around) -> Result<Done, Error> {
+    async fn directory(&self, directory: SourceDirectory, parent: &TargetDirectory) -> Result<JobResult, Error> {
         let to = self.target_path(&directory.below);
-        let found = if parent.is_new { None } else { self.look(&to).await? };
+        let found = if parent.is_new { None } else { self.find_at_target(&to).await? };
         if let Some(found) = found {
             if found.kind != EntryKind::Directory {
                 return Err(Error::NotADirectory { path: to });
             }
-            let group = root::group(&found);
-            let directory = Directory { mode: root::mode_then(directory.mode, group), ..directory };
-            return self.enter(directory, self.root.has_made(&found), group).await;
+            let group = root::setgid_bit(&found);
+            let directory = SourceDirectory { mode: root::final_mode(directory.mode, group), ..directory };
+            return self.enter(directory, self.root.has_created(&found), group).await;
         }
-        let mode = root::mode_meanwhile(directory.mode, parent.group);
+        let mode = root::preliminary_mode(directory.mode, parent.group);
         // Recursive, so that an existing directory is not an error: a cut may have hidden that it was created.
         self.target.create_directory(&to, true, Links::Refuse, Some(mode)).await?;
-        let directory = Directory { mode: root::mode_then(directory.mode, parent.group), ..directory };
-        let around = Around { is_new: true, group: parent.group, existing: Existing::new() };
-        Ok(Done::Directory { directory, is_ours: true, around })
+        let directory = SourceDirectory { mode: root::final_mode(directory.mode, parent.group), ..directory };
+        let target_dir = TargetDirectory { is_new: true, group: parent.group, existing: Existing::new() };
+        Ok(JobResult::Directory { directory, is_ours: true, target_dir })
     }
 
-    async fn look(&self, to: &Path) -> Result<Option<Metadata>, Error> {
+    async fn find_at_target(&self, to: &Path) -> Result<Option<Metadata>, Error> {
         match self.target.metadata(to, Links::Itself).await {
             Ok(found) => Ok(Some(found)),
             Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
@@ -190,23 +191,23 @@ impl<'a> Tree<'a> {
     }
 
     /// Handles a directory that exists at the target. In a continued copy it may already have its final mode, and contain files.
-    async fn enter(&self, directory: Directory, is_ours: bool, group: u32) -> Result<Done, Error> {
-        let mut around = Around { is_new: false, group, existing: Existing::new() };
+    async fn enter(&self, directory: SourceDirectory, is_ours: bool, group: u32) -> Result<JobResult, Error> {
+        let mut target_dir = TargetDirectory { is_new: false, group, existing: Existing::new() };
         if self.root.since_ms.is_some() {
             let to = self.target_path(&directory.below);
             if is_ours && directory.mode & 0o700 != 0o700 {
-                let mode = root::mode_meanwhile(directory.mode, group);
+                let mode = root::preliminary_mode(directory.mode, group);
                 self.target.set_metadata(&to, Links::Itself, Some(mode), None).await?;
             }
             // The error is ignored: nothing depends on the cleanup.
             self.target.sweep(&to, Links::Refuse).await.ok();
-            around.existing = self.brought(&to).await?;
+            target_dir.existing = self.list_existing(&to).await?;
         }
-        Ok(Done::Directory { directory, is_ours, around })
+        Ok(JobResult::Directory { directory, is_ours, target_dir })
     }
 
     /// The files that an interrupted copy has copied into a directory. Beyond `EXISTING_MAX`, files are copied again.
-    async fn brought(&self, to: &Path) -> Result<Existing, Error> {
+    async fn list_existing(&self, to: &Path) -> Result<Existing, Error> {
         let mut existing = Existing::new();
         let mut after = None;
         while existing.len() < EXISTING_MAX {
@@ -222,12 +223,17 @@ impl<'a> Tree<'a> {
         Ok(existing)
     }
 
-    async fn page(&self, below: PathBuf, after: Option<OsString>, around: Arc<Around>) -> Result<Done, Error> {
+    async fn page(
+        &self,
+        below: PathBuf,
+        after: Option<OsString>,
+        target_dir: Arc<TargetDirectory>,
+    ) -> Result<JobResult, Error> {
         let from = self.source_path(&below);
         let page = self.source.list(&from, after.clone(), Links::Refuse).await?;
         check_page(&from, &page, after)?;
         self.refuse_itself(&from, &page).await?;
-        Ok(Done::Listed { below, page, around })
+        Ok(JobResult::Listed { below, page, target_dir })
     }
 
     /// Refuses a target that lies below this directory of the source, even if both have different addresses. In that case the listing
@@ -244,38 +250,38 @@ impl<'a> Tree<'a> {
         }
     }
 
-    async fn file(&self, below: &Path, source: &file::Source, was_large: bool) -> Result<Done, Error> {
-        let copy = file::Copy { source: self.source, target: self.target, watch: self.watch };
+    async fn file(&self, below: &Path, source: &file::SourceFile, was_large: bool) -> Result<JobResult, Error> {
+        let copy = file::FileCopy { source: self.source, target: self.target, watch: self.watch };
         let to = self.target_path(below);
-        copy.whole(&self.source_path(below), &to, source).await?;
+        copy.copy(&self.source_path(below), &to, source).await?;
         self.watch.done(&to, EntryKind::File);
-        Ok(Done::File { bytes: source.size, was_large })
+        Ok(JobResult::File { bytes: source.size, was_large })
     }
 
-    async fn link(&self, below: &Path, entry: Entry) -> Result<Done, Error> {
+    async fn link(&self, below: &Path, entry: Entry) -> Result<JobResult, Error> {
         let to = self.target_path(below);
         self.target.symlink(&to, entry.target.unwrap_or_default(), Links::Refuse).await?;
         self.target.set_metadata(&to, Links::Itself, None, Some(entry.modified)).await?;
         self.watch.done(&to, EntryKind::Symlink);
-        Ok(Done::Link)
+        Ok(JobResult::Link)
     }
 
     /// Records the result of a job. Returns an error only if it ends the whole copy.
-    fn take(&self, state: &mut State, done: Done) -> Result<(), Error> {
+    fn handle_result(&self, state: &mut TreeCopyState, done: JobResult) -> Result<(), Error> {
         match done {
-            Done::Directory { directory, is_ours, around } => {
-                let (below, around) = (directory.below.clone(), Arc::new(around));
+            JobResult::Directory { directory, is_ours, target_dir } => {
+                let (below, target_dir) = (directory.below.clone(), Arc::new(target_dir));
                 state.directories.push((directory, is_ours));
-                state.stack.push(Job::Page { below, after: None, around });
+                state.stack.push(CopyJob::Page { below, after: None, target_dir });
             }
-            Done::Listed { below, page, around } => self.take_page(state, &below, page, &around)?,
-            Done::File { bytes, was_large } => {
+            JobResult::Listed { below, page, target_dir } => self.handle_page(state, &below, page, &target_dir)?,
+            JobResult::File { bytes, was_large } => {
                 state.report.files += 1;
                 state.report.bytes = state.report.bytes.saturating_add(bytes);
                 state.large_under_way -= usize::from(was_large);
             }
-            Done::Link => state.report.links += 1,
-            Done::Failed { error, was_large } => {
+            JobResult::Link => state.report.links += 1,
+            JobResult::Failed { error, was_large } => {
                 if error.is_fatal() {
                     return Err(error);
                 }
@@ -287,12 +293,18 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    fn take_page(&self, state: &mut State, below: &Path, page: Page, around: &Arc<Around>) -> Result<(), Error> {
+    fn handle_page(
+        &self,
+        state: &mut TreeCopyState,
+        below: &Path,
+        page: Page,
+        target_dir: &Arc<TargetDirectory>,
+    ) -> Result<(), Error> {
         if page.more
             && let Some(last) = page.entries.last()
         {
-            let (below, around) = (below.to_owned(), Arc::clone(around));
-            state.stack.push(Job::Page { below, after: Some(last.name.clone()), around });
+            let (below, target_dir) = (below.to_owned(), Arc::clone(target_dir));
+            state.stack.push(CopyJob::Page { below, after: Some(last.name.clone()), target_dir });
         }
         for entry in page.entries.into_iter().rev() {
             let below = below.join(&entry.name);
@@ -301,20 +313,20 @@ impl<'a> Tree<'a> {
             }
             match entry.kind {
                 EntryKind::Directory => {
-                    let directory = Directory { below, mode: entry.mode, modified: entry.modified };
-                    state.stack.push(Job::Directory { directory, parent: Arc::clone(around) });
+                    let directory = SourceDirectory { below, mode: entry.mode, modified: entry.modified };
+                    state.stack.push(CopyJob::Directory { directory, parent: Arc::clone(target_dir) });
                 }
-                EntryKind::File if around.existing.get(&entry.name).is_some_and(|there| is_same(&entry, there)) => {
+                EntryKind::File if target_dir.existing.get(&entry.name).is_some_and(|there| is_same(&entry, there)) => {
                     state.report.found += 1;
                     self.watch.begun(&below, entry.size);
                     self.watch.moved(&below, entry.size);
                     self.watch.done(&self.target_path(&below), EntryKind::File);
                 }
                 EntryKind::File => {
-                    let source = file::Source { size: entry.size, mode: entry.mode, modified: entry.modified };
-                    state.stack.push(Job::File { below, source });
+                    let source = file::SourceFile { size: entry.size, mode: entry.mode, modified: entry.modified };
+                    state.stack.push(CopyJob::File { below, source });
                 }
-                EntryKind::Symlink => state.stack.push(Job::Link { below, entry }),
+                EntryKind::Symlink => state.stack.push(CopyJob::Link { below, entry }),
                 EntryKind::Other => {
                     state.report.left_out += 1;
                     self.watch.left_out(&self.source_path(&below));
@@ -326,7 +338,7 @@ impl<'a> Tree<'a> {
 
     /// Sets the mode and time of directories, the deepest first. A parent comes after its entries because its final mode may deny access,
     /// and because changes inside of it change its time.
-    async fn finish(&self, state: &mut State) -> Result<(), Error> {
+    async fn finish(&self, state: &mut TreeCopyState) -> Result<(), Error> {
         let mut directories = std::mem::take(&mut state.directories);
         directories.sort_by_key(|(directory, _)| std::cmp::Reverse(directory.depth()));
         for level in directories.chunk_by(|(one, _), (next, _)| one.depth() == next.depth()) {
@@ -346,7 +358,7 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    async fn complete(&self, directory: &Directory, is_ours: bool) -> Result<(), Error> {
+    async fn complete(&self, directory: &SourceDirectory, is_ours: bool) -> Result<(), Error> {
         let to = self.target_path(&directory.below);
         if is_ours {
             // If another program has replaced the directory since, change nothing.
@@ -369,21 +381,21 @@ impl<'a> Tree<'a> {
     }
 }
 
-impl Directory {
+impl SourceDirectory {
     fn depth(&self) -> usize {
         self.below.components().count()
     }
 }
 
-impl Job {
+impl CopyJob {
     fn is_large(&self) -> bool {
         matches!(self, Self::File { source, .. } if source.size > file::SMALL)
     }
 }
 
-impl State {
+impl TreeCopyState {
     /// Returns the next job that may run.
-    fn next_job(&mut self) -> Option<Job> {
+    fn next_job(&mut self) -> Option<CopyJob> {
         if self.large_under_way < LARGE
             && let Some(job) = self.large.pop_front()
         {

@@ -10,48 +10,48 @@ use std::{
 
 use super::{
     Error, Place,
-    mark::{Form, Words},
-    root::Aim,
+    mark::{MarkHeader, TargetForm},
+    root::TreeTarget,
 };
 use crate::fs::{self, EntryKind, ErrorKind, Links};
 
 /// The path of the copy of a file.
-pub(super) async fn of_file(source: &Path, target: &Place) -> Result<PathBuf, Error> {
-    match kind(target).await? {
-        Some(EntryKind::Directory) => inside(source, target).await,
+pub(super) async fn resolve_file(source: &Path, target: &Place) -> Result<PathBuf, Error> {
+    match target_kind(target).await? {
+        Some(EntryKind::Directory) => path_inside(source, target).await,
         Some(_) => Ok(target.files.canonicalize(&target.path).await?),
         None if ends_in_slash(&target.path) => Err(Error::NotADirectory { path: target.path.clone() }),
-        None => beside(target).await,
+        None => new_path(target).await,
     }
 }
 
 /// The path of the copy of a directory, and the state that an interrupted copy has left there.
-pub(super) async fn of_tree(source: &Path, target: &Place, words: &Words) -> Result<Aim, Error> {
-    let (path, form) = match kind(target).await? {
+pub(super) async fn resolve_tree(source: &Path, target: &Place, header: &MarkHeader) -> Result<TreeTarget, Error> {
+    let (path, form) = match target_kind(target).await? {
         Some(EntryKind::Directory) => {
             let itself = target.files.canonicalize(&target.path).await?;
             if means_contents(source) {
-                (itself, Form::Contents)
+                (itself, TargetForm::Contents)
             } else {
                 // If an interrupted copy created this directory, it is the target itself, and not the directory in which to create the
                 // copy.
-                let found = words.find(&*target.files, &itself).await?;
-                if let Some(found) = found.filter(|found| found.note.form == Form::Itself) {
-                    return Ok(Aim { path: itself, form: Form::Itself, found: Some(found) });
+                let found = header.find(&*target.files, &itself).await?;
+                if let Some(found) = found.filter(|found| found.content.form == TargetForm::Itself) {
+                    return Ok(TreeTarget { path: itself, form: TargetForm::Itself, found: Some(found) });
                 }
-                (inside(source, target).await?, Form::Inside)
+                (path_inside(source, target).await?, TargetForm::Inside)
             }
         }
         Some(_) => return Err(Error::NotADirectory { path: target.path.clone() }),
-        None if means_contents(source) => (beside(target).await?, Form::Contents),
-        None => (beside(target).await?, Form::Itself),
+        None if means_contents(source) => (new_path(target).await?, TargetForm::Contents),
+        None => (new_path(target).await?, TargetForm::Itself),
     };
-    let found = words.find(&*target.files, &path).await?;
-    Ok(Aim { path, form, found })
+    let found = header.find(&*target.files, &path).await?;
+    Ok(TreeTarget { path, form, found })
 }
 
 /// The type of the target, with links followed; `None` if it does not exist.
-async fn kind(target: &Place) -> Result<Option<EntryKind>, Error> {
+async fn target_kind(target: &Place) -> Result<Option<EntryKind>, Error> {
     match target.files.metadata(&target.path, Links::Follow).await {
         Ok(found) => Ok(Some(found.kind)),
         Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
@@ -60,7 +60,7 @@ async fn kind(target: &Place) -> Result<Option<EntryKind>, Error> {
 }
 
 /// The source's name inside of the target directory.
-async fn inside(source: &Path, target: &Place) -> Result<PathBuf, Error> {
+async fn path_inside(source: &Path, target: &Place) -> Result<PathBuf, Error> {
     let dir = target.files.canonicalize(&target.path).await?;
     let Some(name) = source.file_name() else {
         let error =
@@ -71,7 +71,7 @@ async fn inside(source: &Path, target: &Place) -> Result<PathBuf, Error> {
 }
 
 /// A path that does not exist yet, in a directory that does.
-async fn beside(target: &Place) -> Result<PathBuf, Error> {
+async fn new_path(target: &Place) -> Result<PathBuf, Error> {
     let (Some(dir), Some(name)) = (target.path.parent(), target.path.file_name()) else {
         return Err(Error::NotADirectory { path: target.path.clone() });
     };
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_dot_at_the_end_means_the_contents() {
-        let told = ["/a", "/a/", "/a/.", "/", "/a/.."].map(|path| means_contents(Path::new(path)));
-        assert_eq!(told, [false, false, true, true, true]);
+        let results = ["/a", "/a/", "/a/.", "/", "/a/.."].map(|path| means_contents(Path::new(path)));
+        assert_eq!(results, [false, false, true, true, true]);
     }
 }
