@@ -170,15 +170,15 @@ mod tests {
 
     #[test]
     fn operation_and_path_are_said_once() {
-        let told = |message: &str| {
+        let shown = |message: &str| {
             let error = crate::Error::Server { code: failure::NOT_FOUND, kind: None, message: message.to_owned() };
             Error::of_call("open", Path::new("/a b"), &error).to_string()
         };
-        assert_eq!(told("open `/a b`: no such file"), "open `/a b`: no such file");
-        assert_eq!(told("look at `/a b`: no such file"), "open `/a b`: no such file");
-        assert_eq!(told("`/a b`: a path of another kind of host"), "open `/a b`: a path of another kind of host");
+        assert_eq!(shown("open `/a b`: no such file"), "open `/a b`: no such file");
+        assert_eq!(shown("look at `/a b`: no such file"), "open `/a b`: no such file");
+        assert_eq!(shown("`/a b`: a path of another kind of host"), "open `/a b`: a path of another kind of host");
         // A message that begins with other text, or names another path, is left unchanged.
-        assert_eq!(told("open `/a`: no such file"), "open `/a b`: open `/a`: no such file");
-        assert_eq!(told("`x` may not read `/a b`: no"), "open `/a b`: `x` may not read `/a b`: no");
+        assert_eq!(shown("open `/a`: no such file"), "open `/a b`: open `/a`: no such file");
+        assert_eq!(shown("`x` may not read `/a b`: no"), "open `/a b`: `x` may not read `/a b`: no");
     }
 }

@@ -63,7 +63,7 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&Cancel) -> Result<T, files::Error> + Send + 'static,
 ) -> Result<T, Error> {
     let cancel = Cancel::new();
-    let guard = CallOff(cancel.clone());
+    let guard = CancelOnDrop(cancel.clone());
     let done = task::spawn_blocking(move || work(&cancel)).await;
     drop(guard);
     match done {
@@ -73,9 +73,9 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// Cancels the work when dropped.
-struct CallOff(Cancel);
+struct CancelOnDrop(Cancel);
 
-impl Drop for CallOff {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.cancel();
     }
@@ -263,7 +263,7 @@ impl FileSystem for Local {
         self.run("open", path, move |view, path, _| {
             let file = files::open(view, path, of_links(links))?;
             let etag = file.etag()?;
-            Ok(Box::new(File { file: Arc::new(file), etag }) as Box<dyn ReadAt>)
+            Ok(Box::new(LocalFile { file: Arc::new(file), etag }) as Box<dyn ReadAt>)
         })
     }
 
@@ -273,18 +273,18 @@ impl FileSystem for Local {
             let found = draft.size()?;
             let path = path.to_owned();
             let (draft, line) = (Arc::new(Mutex::new(draft)), Arc::default());
-            Ok(Box::new(Draft { draft, line, path, found }) as Box<dyn WriteAt>)
+            Ok(Box::new(LocalDraft { draft, line, path, found }) as Box<dyn WriteAt>)
         })
     }
 }
 
 /// A file that is open for reading.
-struct File {
+struct LocalFile {
     file: Arc<files::OpenFile>,
     etag: String,
 }
 
-impl ReadAt for File {
+impl ReadAt for LocalFile {
     fn size(&self) -> u64 {
         self.file.stat.size
     }
@@ -319,14 +319,14 @@ impl ReadAt for File {
 }
 
 /// A file that is being written.
-struct Draft {
+struct LocalDraft {
     draft: Arc<Mutex<files::Draft>>,
     line: Arc<Line>,
     path: PathBuf,
     found: u64,
 }
 
-impl WriteAt for Draft {
+impl WriteAt for LocalDraft {
     fn found(&self) -> u64 {
         self.found
     }

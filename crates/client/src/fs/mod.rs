@@ -22,11 +22,11 @@
 //! ```
 
 pub mod error;
-mod handle;
 #[cfg(feature = "local")]
 mod local;
 mod remote;
-mod seek;
+mod remote_file;
+mod search;
 mod stream;
 
 use std::{
@@ -45,7 +45,7 @@ pub use exec_server_protocol::fs::{
 #[cfg(feature = "local")]
 pub use local::Local;
 pub use remote::Remote;
-pub use seek::{Change, Changes, Found, Glob, Search, Watch};
+pub use search::{Change, Changes, Found, Glob, Search, Watch};
 pub use stream::{read_all, read_stream, read_stream_from, write_all};
 
 use crate::transport::BoxFuture;

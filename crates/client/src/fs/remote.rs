@@ -3,7 +3,7 @@
 //! Each operation is one request, except for large files, which are sent in blocks through a handle of the session. Handles survive cut
 //! connections, because the session does.
 //!
-//! Failure paths: an interrupted call is sent again if that is harmless. An interrupted commit is checked by `handle`. Other interrupted
+//! Failure paths: an interrupted call is sent again if that is harmless. An interrupted commit is checked by `remote_file`. Other interrupted
 //! calls fail with an error that says that the outcome is unknown.
 
 use std::{
@@ -24,9 +24,9 @@ use serde_json::value::RawValue;
 
 use super::{
     CommitOptions, CreateOptions, DirectoryEntry, Entry, EntryKind, Error, ErrorKind, FileSystem, Links, Metadata,
-    Moment, Page, ReadAt, Walk, WalkOptions, WriteAt, WriteOptions, Written,
-    handle::{Draft, File, Handle},
-    read_all, write_all,
+    Moment, Page, ReadAt, Walk, WalkOptions, WriteAt, WriteOptions, Written, read_all,
+    remote_file::{RemoteDraft, RemoteFile, RemoteHandle},
+    write_all,
 };
 use crate::{
     Client, Generation,
@@ -148,9 +148,9 @@ impl Remote {
         operation: &'static str,
         path: &Path,
         params: impl Fn(String) -> M::Params,
-    ) -> Result<(Handle, M::Result), Error> {
+    ) -> Result<(RemoteHandle, M::Result), Error> {
         for _ in 0..AGAIN_MAX {
-            let handle = Handle::new(self, path);
+            let handle = RemoteHandle::new(self, path);
             match self.client.request::<M>(&params(handle.handle_id.clone())).await {
                 Ok(result) => return Ok((handle, result)),
                 // Close the uncertain handle first: a draft can have only one writer.
@@ -193,7 +193,7 @@ impl Remote {
         })
     }
 
-    async fn open_file(&self, path: &Path, links: Links) -> Result<File, Error> {
+    async fn open_file(&self, path: &Path, links: Links) -> Result<RemoteFile, Error> {
         let place = self.path("open", path).await?;
         let params = |handle_id| wire::OpenParams {
             handle_id,
@@ -206,10 +206,10 @@ impl Remote {
             Some(size) => size,
             None => self.metadata_of(path, links).await?.size,
         };
-        Ok(File { handle, size, etag: opened.etag })
+        Ok(RemoteFile { handle, size, etag: opened.etag })
     }
 
-    async fn begin(&self, path: &Path, options: CreateOptions) -> Result<Draft, Error> {
+    async fn begin(&self, path: &Path, options: CreateOptions) -> Result<RemoteDraft, Error> {
         let place = self.path("create", path).await?;
         let params = |handle_id| wire::CreateParams {
             handle_id,
@@ -219,7 +219,7 @@ impl Remote {
             keep: options.keep.clone(),
         };
         let (handle, created) = self.handle::<requests::FsCreate>("create", path, params).await?;
-        Ok(Draft { handle, found: created.size })
+        Ok(RemoteDraft { handle, found: created.size })
     }
 
     async fn write_whole(&self, path: &Path, bytes: Bytes, options: WriteOptions) -> Result<Written, Error> {
@@ -357,8 +357,8 @@ impl Remote {
         let entries = found.entries.into_iter().map(|entry| Ok((resolve("walk", path, &entry.path)?, entry.kind)));
         let errors = found.errors.into_iter().map(|error| {
             // A URI contains every byte of the path. The reference protocol replaces bytes that are not UTF-8.
-            let told = error.uri.map_or(error.path, PathArg::new);
-            Ok((resolve("walk", path, &told)?, error.message))
+            let received = error.uri.map_or(error.path, PathArg::new);
+            Ok((resolve("walk", path, &received)?, error.message))
         });
         Ok(Walk {
             entries: entries.collect::<Result<_, Error>>()?,
@@ -560,8 +560,8 @@ fn name(path: &Path, text: String, encoded: Option<&str>) -> Result<OsString, Er
     })
 }
 
-pub(super) fn resolve(operation: &'static str, path: &Path, told: &PathArg) -> Result<PathBuf, Error> {
-    told.resolve().map_err(|error| {
+pub(super) fn resolve(operation: &'static str, path: &Path, received: &PathArg) -> Result<PathBuf, Error> {
+    received.resolve().map_err(|error| {
         Error::new(
             operation,
             path,

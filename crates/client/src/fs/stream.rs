@@ -42,7 +42,7 @@ impl Reader {
         while !self.is_over {
             // Beyond the size at the time of opening there is usually nothing, so request only one block at a time there.
             while self.reads.is_empty() || (self.next < self.file.size() && self.reads.len() < BLOCKS_UNDER_WAY) {
-                self.ask();
+                self.request_block();
             }
             let Some(read) = self.reads.next().await else { break };
             let (offset, block) = read?;
@@ -59,7 +59,7 @@ impl Reader {
         Ok(None)
     }
 
-    fn ask(&mut self) {
+    fn request_block(&mut self) {
         let (file, offset) = (Arc::clone(&self.file), self.next);
         self.reads.push_back(Box::pin(async move { Ok((offset, file.read_at(offset, BLOCK, false).await?)) }));
         self.next = offset.saturating_add(BLOCK as u64);

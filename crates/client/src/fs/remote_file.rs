@@ -18,14 +18,14 @@ use super::{
 use crate::{requests, transport::BoxFuture};
 
 /// A handle on the server. Closed when dropped.
-pub(super) struct Handle {
+pub(super) struct RemoteHandle {
     pub(super) remote: Remote,
     pub(super) path: PathBuf,
     pub(super) handle_id: String,
     pub(super) is_open: bool,
 }
 
-impl Handle {
+impl RemoteHandle {
     pub(super) fn new(remote: &Remote, path: &Path) -> Self {
         Self { remote: remote.clone(), path: path.to_owned(), handle_id: crate::random_word(), is_open: true }
     }
@@ -37,7 +37,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for RemoteHandle {
     fn drop(&mut self) {
         if self.is_open {
             let params = wire::CloseParams { handle_id: self.handle_id.clone(), discard: false };
@@ -47,13 +47,13 @@ impl Drop for Handle {
 }
 
 /// A file that is open for reading.
-pub(super) struct File {
-    pub(super) handle: Handle,
+pub(super) struct RemoteFile {
+    pub(super) handle: RemoteHandle,
     pub(super) size: u64,
     pub(super) etag: Option<String>,
 }
 
-impl ReadAt for File {
+impl ReadAt for RemoteFile {
     fn size(&self) -> u64 {
         self.size
     }
@@ -64,7 +64,7 @@ impl ReadAt for File {
 
     fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>> {
         Box::pin(async move {
-            let Handle { remote, path, handle_id, .. } = &self.handle;
+            let RemoteHandle { remote, path, handle_id, .. } = &self.handle;
             let params = wire::ReadBlockParams { handle_id: handle_id.clone(), offset, len: len as u64, holes };
             let (block, attached) = remote.call_attached::<requests::FsReadBlock>("read", path, &params).await?;
             let bytes = bytes_of("read", path, &block.chunk, attached)?;
@@ -82,18 +82,18 @@ impl ReadAt for File {
 }
 
 /// A file that is being written.
-pub(super) struct Draft {
-    pub(super) handle: Handle,
+pub(super) struct RemoteDraft {
+    pub(super) handle: RemoteHandle,
     pub(super) found: u64,
 }
 
-impl Draft {
+impl RemoteDraft {
     /// Finds out the result of a commit that a cut interrupted. The commit is sent again, which is harmless: the server forgets a handle
     /// after its commit. A restarted server has also forgotten the handle. In that case the commit succeeded if the file has the expected
     /// size and time of modification. If the caller set only one of them or none, the result cannot be determined, and the error of the cut
     /// is returned.
     async fn committed(&self, params: &wire::CommitParams, cut: crate::Error) -> Result<Written, crate::Error> {
-        let Handle { remote, path, .. } = &self.handle;
+        let RemoteHandle { remote, path, .. } = &self.handle;
         for _ in 0..AGAIN_MAX {
             match remote.client().request::<requests::FsCommit>(params).await {
                 Err(crate::Error::UnknownOutcome { .. }) => {}
@@ -113,14 +113,14 @@ impl Draft {
     }
 }
 
-impl WriteAt for Draft {
+impl WriteAt for RemoteDraft {
     fn found(&self) -> u64 {
         self.found
     }
 
     fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
-            let Handle { remote, path, handle_id, .. } = &self.handle;
+            let RemoteHandle { remote, path, handle_id, .. } = &self.handle;
             let params = |chunk: String| wire::WriteBlockParams {
                 handle_id: handle_id.clone(),
                 offset,
@@ -140,7 +140,7 @@ impl WriteAt for Draft {
                 mode: options.mode,
                 modified_at: options.modified,
             };
-            let Handle { remote, path, .. } = &self.handle;
+            let RemoteHandle { remote, path, .. } = &self.handle;
             let written = match remote.client().request::<requests::FsCommit>(&params).await {
                 Ok(written) => Written { atomic: written.atomic, etag: written.etag },
                 Err(cut @ crate::Error::UnknownOutcome { .. }) => {

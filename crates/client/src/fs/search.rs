@@ -16,8 +16,8 @@ use exec_server_protocol::{
 
 use super::{
     Error, ErrorKind, Remote,
-    handle::Handle,
     remote::{decode, resolve},
+    remote_file::RemoteHandle,
 };
 use crate::requests;
 
@@ -48,7 +48,7 @@ pub struct Found {
 
 /// A running search that returns its results page by page. Dropping it cancels the search.
 pub struct Search {
-    handle: Handle,
+    handle: RemoteHandle,
     first: Option<wire::SearchResult>,
     summary: Option<SearchSummary>,
 }
@@ -88,7 +88,7 @@ pub struct Changes {
 
 /// A watch on a tree. Dropping it ends the watch.
 pub struct Watch {
-    handle: Handle,
+    handle: RemoteHandle,
     params: WatchParams,
     /// The number of directories that were watched when the watch began.
     pub directories: u64,
@@ -99,7 +99,7 @@ pub struct Watch {
 impl Remote {
     /// Searches a tree or one file for a regular expression. This method sets the path, the paging and the handle in `params`.
     pub async fn search(&self, path: &Path, params: SearchParams) -> Result<Search, Error> {
-        let handle = Handle::new(self, path);
+        let handle = RemoteHandle::new(self, path);
         let mut params = SearchParams { path: self.path("search", path).await?, pages: true, ..params };
         params.scan.handle_id = Some(handle.handle_id.clone());
         params.sandbox = self.sandbox();
@@ -120,7 +120,7 @@ impl Remote {
 
     /// Watches a tree or one file. This method sets the path and the handle in `params`.
     pub async fn watch(&self, path: &Path, params: WatchParams) -> Result<Watch, Error> {
-        let handle = Handle::new(self, path);
+        let handle = RemoteHandle::new(self, path);
         let params = WatchParams {
             handle_id: handle.handle_id.clone(),
             path: self.path("watch", path).await?,
@@ -136,7 +136,7 @@ impl Search {
     /// Returns the next lines, or `None` after the last ones.
     pub async fn next(&mut self) -> Result<Option<Vec<Found>>, Error> {
         while self.summary.is_none() {
-            let Handle { remote, path, handle_id, .. } = &self.handle;
+            let RemoteHandle { remote, path, handle_id, .. } = &self.handle;
             let page = match self.first.take() {
                 Some(first) => first,
                 None => {
@@ -177,29 +177,29 @@ impl Watch {
                 max_changes: None,
             };
             let client = self.handle.remote.client().clone();
-            let told = match client.request::<requests::FsWatchNext>(&params).await {
-                Ok(told) => told,
+            let answer = match client.request::<requests::FsWatchNext>(&params).await {
+                Ok(answer) => answer,
                 // The watch ended with its connection, or the answer was lost. Either way, missed changes are unknown.
-                Err(error) if is_gone(&error) => return self.begin_anew().await,
+                Err(error) if is_gone(&error) => return self.restart().await,
                 Err(error) => return Err(Error::of_call("watch", &self.handle.path, &error)),
             };
-            let changes = told.changes.into_iter().map(|change| {
+            let changes = answer.changes.into_iter().map(|change| {
                 let path = resolve("watch", &self.handle.path, &change.path)?;
                 Ok(Change { path, change: change.change, is_directory: change.is_directory })
             });
             let changes: Vec<Change> = changes.collect::<Result<_, Error>>()?;
-            self.handle.is_open = told.ended.is_none();
-            if !changes.is_empty() || told.overflow || told.ended.is_some() {
-                let (overflow, unwatched, ended) = (told.overflow, told.unwatched, told.ended);
+            self.handle.is_open = answer.ended.is_none();
+            if !changes.is_empty() || answer.overflow || answer.ended.is_some() {
+                let (overflow, unwatched, ended) = (answer.overflow, answer.unwatched, answer.ended);
                 return Ok(Changes { changes, overflow, unwatched, ended });
             }
         }
     }
 
-    async fn begin_anew(&mut self) -> Result<Changes, Error> {
+    async fn restart(&mut self) -> Result<Changes, Error> {
         let remote = self.handle.remote.clone();
         for _ in 0..AGAIN_MAX {
-            let handle = Handle::new(&remote, &self.handle.path);
+            let handle = RemoteHandle::new(&remote, &self.handle.path);
             self.params.handle_id = handle.handle_id.clone();
             self.handle = handle;
             match remote.client().request::<requests::FsWatch>(&self.params).await {
