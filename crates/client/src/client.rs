@@ -21,21 +21,21 @@ use tokio::{sync::watch, task::JoinSet};
 use crate::{
     backoff::Backoff,
     error::Error,
-    process::{self, Origin, Process, log::Log, recovery, start::Start},
+    process::{self, HandleParams, Process, log::EventLog, recovery, start::Start},
     requests::{self, Method},
-    routes::Feed,
-    session::{Generation, Key, Options, ServerDescription, Session, State},
+    routes::EventSource,
+    session::{Generation, ProcessKey, ServerDescription, Session, SessionOptions, State},
     transport::{Connect, Dialer, Launch, Target, Tls, Token},
 };
 
 /// A session with a server. Cheap to clone; all clones share the session.
 #[derive(Clone)]
 pub struct Client {
-    handle: Arc<Handle>,
+    handle: Arc<SessionHandle>,
 }
 
 /// Keeps the connection open. Clients and process handles share it.
-pub(crate) struct Handle {
+pub(crate) struct SessionHandle {
     session: Arc<Session>,
     /// The task that reconnects the session. It is aborted when the last handle is dropped.
     _keeper: JoinSet<()>,
@@ -117,48 +117,48 @@ impl Client {
         // The answer to `environment/info` shows whether a reference server is of generation S or H.
         let info = if start.cwd.is_none() || is_reference { self.info().await? } else { None };
         let cwd = cwd(&start, info.as_ref(), session.peer.server.generation);
-        let key = Key { session_id: None, process_id: process_id.clone() };
+        let key = ProcessKey { session_id: None, process_id: process_id.clone() };
         // Add the route before the request is sent: the first events can arrive before the answer.
-        let Some(log) = session.routes.add(key.clone(), Feed::Starting, 0) else {
+        let Some(log) = session.routes.add(key.clone(), EventSource::Starting, 0) else {
             return Err(Error::Server {
                 code: failure::INVALID_REQUEST,
                 kind: Some(Kind::DuplicateProcess),
                 message: format!("process {process_id} already exists"),
             });
         };
-        let mut starting = Starting { handle: &self.handle, key: &key, log: &log, is_asked: true };
+        let mut starting = StartGuard { handle: &self.handle, key: &key, log: &log, may_be_running: true };
         let started = match session.peer.server.generation {
             Generation::V0 => self.start_v0(&start, process_id, cwd).await,
             Generation::Reference | Generation::Current => self.start_once(&start, &key, cwd).await,
         };
         // The server has answered, so no start is in flight, whether it succeeded or failed. An error that is not `Server`, such as an
         // unknown outcome, is not an answer.
-        starting.is_asked = matches!(&started, Err(error) if !matches!(error, Error::Server { .. }));
-        let Started { pid, sandbox } = started?;
+        starting.may_be_running = matches!(&started, Err(error) if !matches!(error, Error::Server { .. }));
+        let StartAnswer { pid, sandbox } = started?;
         // Disarm the guard: the handle owns the route from here on.
         std::mem::forget(starting);
         session.routes.confirm(&key);
         let is_h = is_reference && info.is_some();
         let terminate_on_drop = start.terminate_on_drop;
-        let origin = Origin { key, log, is_tty: start.tty, pid, sandbox, is_h, terminate_on_drop };
-        Ok(Process::new(Arc::clone(&self.handle), origin))
+        let params = HandleParams { key, log, is_tty: start.tty, pid, sandbox, is_h, terminate_on_drop };
+        Ok(Process::new(Arc::clone(&self.handle), params))
     }
 
-    async fn start_once(&self, start: &Start, key: &Key, cwd: PathArg) -> Result<Started, Error> {
+    async fn start_once(&self, start: &Start, key: &ProcessKey, cwd: PathArg) -> Result<StartAnswer, Error> {
         let mut is_repeated = false;
         let params = start.params(key.process_id.clone(), cwd);
         match self.session().call_noting::<requests::ProcessStart>(&params, &mut is_repeated).await {
-            Ok(result) => Ok(Started { pid: result.pid, sandbox: result.sandbox }),
+            Ok(result) => Ok(StartAnswer { pid: result.pid, sandbox: result.sandbox }),
             // The first attempt succeeded, but its answer was lost with the connection.
             Err(Error::Server { kind, message, .. }) if is_repeated && is_duplicate(kind, &message) => {
-                let info = recovery::find(self.session(), key).await.ok().flatten();
-                Ok(Started { pid: info.and_then(|info| info.pid), sandbox: None })
+                let info = recovery::find_process(self.session(), key).await.ok().flatten();
+                Ok(StartAnswer { pid: info.and_then(|info| info.pid), sandbox: None })
             }
             Err(error) => Err(error),
         }
     }
 
-    async fn start_v0(&self, start: &Start, process_id: ProcessId, cwd: PathArg) -> Result<Started, Error> {
+    async fn start_v0(&self, start: &Start, process_id: ProcessId, cwd: PathArg) -> Result<StartAnswer, Error> {
         let params = command::ExecParams {
             process_id,
             argv: start.argv.clone(),
@@ -169,7 +169,7 @@ impl Client {
             output_bytes_cap: None,
         };
         let pid = self.session().call::<requests::CommandExec>(&params).await?.pid;
-        Ok(Started { pid, sandbox: None })
+        Ok(StartAnswer { pid, sandbox: None })
     }
 
     /// Refuses options that this server would silently ignore.
@@ -210,12 +210,12 @@ impl Client {
     pub async fn attach(&self, id: &ProcessId, options: Attach) -> Result<Process, Error> {
         let session = self.session();
         let session_id = options.session_id.filter(|id| Some(id) != session.peer.session_id.as_ref());
-        let key = Key { session_id, process_id: id.clone() };
+        let key = ProcessKey { session_id, process_id: id.clone() };
         let is_current = session.peer.server.generation == Generation::Current;
         if !is_current && (key.session_id.is_some() || session.peer.server.generation == Generation::V0) {
             return Err(Error::Protocol(format!("the server at {} cannot show processes of others", self.address())));
         }
-        let info = if is_current { recovery::find(session, &key).await? } else { None };
+        let info = if is_current { recovery::find_process(session, &key).await? } else { None };
         if is_current && info.is_none() {
             return Err(Error::Server {
                 code: failure::INVALID_REQUEST,
@@ -223,19 +223,19 @@ impl Client {
                 message: format!("unknown process id {id}"),
             });
         }
-        let feed = match (&key.session_id, options.hold) {
-            (None, _) => Feed::Polled,
-            (Some(_), true) => Feed::Pushed,
-            (Some(_), false) => Feed::Observed,
+        let source = match (&key.session_id, options.hold) {
+            (None, _) => EventSource::Polled,
+            (Some(_), true) => EventSource::Pushed,
+            (Some(_), false) => EventSource::Observed,
         };
-        let Some(log) = session.routes.add(key.clone(), feed, options.after) else {
+        let Some(log) = session.routes.add(key.clone(), source, options.after) else {
             return Err(Error::Protocol(format!("this client has a handle of process {id} already")));
         };
         if let Some(info) = &info {
-            recovery::learn_end(&log, info, options.after, feed);
+            recovery::record_end(&log, info, options.after, source);
         }
-        let attaching = Starting { handle: &self.handle, key: &key, log: &log, is_asked: false };
-        if feed != Feed::Polled {
+        let attaching = StartGuard { handle: &self.handle, key: &key, log: &log, may_be_running: false };
+        if source != EventSource::Polled {
             let params = wire::SubscribeParams {
                 process_id: id.clone(),
                 session_id: key.session_id.clone(),
@@ -245,11 +245,11 @@ impl Client {
             };
             session.call::<requests::ProcessSubscribe>(&params).await?;
         } else {
-            session.spawn(recovery::poll(Arc::downgrade(session), key.clone(), Arc::downgrade(&log)));
+            session.spawn(recovery::poll_events(Arc::downgrade(session), key.clone(), Arc::downgrade(&log)));
         }
         std::mem::forget(attaching);
         let is_h = session.peer.server.generation == Generation::Reference && self.info().await?.is_some();
-        let origin = Origin {
+        let params = HandleParams {
             key,
             log,
             is_tty: info.as_ref().is_some_and(|info| info.tty),
@@ -258,7 +258,7 @@ impl Client {
             is_h,
             terminate_on_drop: false,
         };
-        Ok(Process::new(Arc::clone(&self.handle), origin))
+        Ok(Process::new(Arc::clone(&self.handle), params))
     }
 
     /// Lists the processes of this session, or of every session of the same principal.
@@ -268,7 +268,7 @@ impl Client {
 
     /// Like [`list`](Self::list), and also returns the sessions whose processes a restarted server cannot list yet.
     pub async fn listing(&self, scope: wire::Scope) -> Result<wire::ListResult, Error> {
-        recovery::list(self.session(), scope).await
+        recovery::list_processes(self.session(), scope).await
     }
 
     /// Information about the server's host.
@@ -299,13 +299,13 @@ impl Client {
     /// Closes an open file on the server, in the background.
     pub(crate) fn close_file(&self, params: CloseParams) {
         let client = self.clone();
-        behind(self.session(), async move {
+        spawn_cleanup(self.session(), async move {
             // The error is ignored: the server closes the file with the session at the latest.
             client.request::<requests::FsClose>(&params).await.ok();
         });
     }
 
-    pub(crate) fn handle(&self) -> &Arc<Handle> {
+    pub(crate) fn handle(&self) -> &Arc<SessionHandle> {
         &self.handle
     }
 
@@ -323,21 +323,21 @@ impl std::fmt::Debug for Client {
     }
 }
 
-impl Drop for Handle {
+impl Drop for SessionHandle {
     fn drop(&mut self) {
         self.session.abandon();
     }
 }
 
-impl Handle {
+impl SessionHandle {
     pub(crate) fn session(&self) -> &Session {
         &self.session
     }
 
     /// Terminates a process in the background.
-    pub(crate) fn clean_up(self: &Arc<Self>, key: Key) {
+    pub(crate) fn clean_up(self: &Arc<Self>, key: ProcessKey) {
         let handle = Arc::clone(self);
-        behind(&self.session, async move {
+        spawn_cleanup(&self.session, async move {
             if let Err(error) = process::terminate(&handle.session, &key, None).await {
                 tracing::warn!(process = key.process_id.as_str(), %error, "a process could not be ended");
             }
@@ -350,7 +350,7 @@ impl Handle {
             return;
         }
         let (handle, params) = (Arc::clone(self), CancelParams { request_id: request_id.to_owned() });
-        behind(&self.session, async move {
+        spawn_cleanup(&self.session, async move {
             // The error is ignored: the server cancels the request with the connection at the latest.
             handle.session.call::<requests::HttpCancel>(&params).await.ok();
         });
@@ -359,7 +359,7 @@ impl Handle {
     /// Ends a subscription in the background.
     pub(crate) fn unsubscribe(self: &Arc<Self>, params: wire::ProcessParams) {
         let handle = Arc::clone(self);
-        behind(&self.session, async move {
+        spawn_cleanup(&self.session, async move {
             // The error is ignored: the server ends the subscription with the connection at the latest.
             handle.session.call::<requests::ProcessUnsubscribe>(&params).await.ok();
         });
@@ -369,7 +369,7 @@ impl Handle {
 /// Runs cleanup work that the drop of the last handle causes, and which therefore outlives that handle. The work keeps the connection open
 /// until it is done. It is bounded by the time for which the client tries to reconnect, and it stops when another connection takes the
 /// session over.
-fn behind(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
+fn spawn_cleanup(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
     // Outside of a runtime the connection does not exist either.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         let mut taken = session.taken.subscribe();
@@ -385,24 +385,24 @@ fn behind(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
 }
 
 /// The server's answer to a start.
-struct Started {
+struct StartAnswer {
     pid: Option<u32>,
     sandbox: Option<AppliedSandbox>,
 }
 
 /// Guard of a start that was requested. If it is dropped before the answer, the start is cancelled.
-struct Starting<'a> {
-    handle: &'a Arc<Handle>,
-    key: &'a Key,
-    log: &'a Arc<Log>,
+struct StartGuard<'a> {
+    handle: &'a Arc<SessionHandle>,
+    key: &'a ProcessKey,
+    log: &'a Arc<EventLog>,
     /// Whether the process may exist on the server and must be terminated.
-    is_asked: bool,
+    may_be_running: bool,
 }
 
-impl Drop for Starting<'_> {
+impl Drop for StartGuard<'_> {
     fn drop(&mut self) {
         self.handle.session.routes.remove(self.key, self.log);
-        if self.is_asked {
+        if self.may_be_running {
             self.handle.clean_up(self.key.clone());
         }
     }
@@ -427,7 +427,7 @@ fn cwd(start: &Start, info: Option<&environment::InfoResult>, generation: Genera
 /// Configures and connects a [`Client`].
 #[derive(Debug, Clone)]
 pub struct Builder {
-    options: Options,
+    options: SessionOptions,
     token: Option<Token>,
     tls: Tls,
     insecure_plaintext: bool,
@@ -435,7 +435,7 @@ pub struct Builder {
 
 impl Default for Builder {
     fn default() -> Self {
-        let options = Options {
+        let options = SessionOptions {
             name: "exec-server-client".to_owned(),
             connect_timeout: Duration::from_secs(10),
             initialize_timeout: Duration::from_secs(10),
@@ -595,6 +595,6 @@ impl Builder {
     /// Connects over a custom transport.
     pub async fn open(self, connect: impl Connect) -> Result<Client, Error> {
         let (session, keeper) = Session::open(Box::new(connect), self.options).await?;
-        Ok(Client { handle: Arc::new(Handle { session, _keeper: keeper }) })
+        Ok(Client { handle: Arc::new(SessionHandle { session, _keeper: keeper }) })
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! stream() ── name `http-n` on the table ──▶ http/request ──▶ head of the answer
-//! Body ◀── pieces ◀── Streams ◀── Ear ◀── http/request/bodyDelta          Body ──▶ taken ──▶ http/request/ack
+//! Body ◀── pieces ◀── BodyStreams ◀── NotificationRouter ◀── http/request/bodyDelta
+//! Body ──▶ taken ──▶ http/request/ack
 //! ```
 //!
 //! A stream belongs to one link and ends with it; it is not requested again. A current server sends at most one window beyond what was
@@ -11,7 +12,7 @@
 //!
 //! The server decides which targets are allowed.
 
-mod streams;
+mod body_streams;
 
 use std::{
     pin::Pin,
@@ -26,15 +27,15 @@ use futures_util::{Stream, StreamExt as _};
 
 pub use exec_server_protocol::http::{Header, RedirectPolicy};
 
-pub(crate) use self::streams::Streams;
-use self::streams::Taken;
+use self::body_streams::BodyRead;
+pub(crate) use self::body_streams::BodyStreams;
 use crate::{
     Client,
-    client::Handle,
+    client::SessionHandle,
     error::Error,
-    link,
     process::millis,
     requests::{self, Method as _},
+    server_link,
     session::Generation,
 };
 
@@ -150,13 +151,13 @@ impl Client {
     pub async fn http_request(&self, request: &Request) -> Result<Response<Bytes>, Error> {
         self.check_http(request).await?;
         let id = format!("buffered-{}", self.handle().session().streams.next_whole());
-        let mut calling = Calling { handle: self.handle(), request_id: &id, is_asked: true };
+        let mut guard = RequestGuard { handle: self.handle(), request_id: &id, may_be_running: true };
         let params = request.params(id.clone());
         let answered = self.request::<requests::HttpRequest>(&params).await;
         // If the request was answered, or ended with its link, there is nothing to cancel. A request that ran into `call_timeout` is still
         // running.
         let is_late = self.handle().session().options.call_timeout.is_some();
-        calling.is_asked = is_late && matches!(&answered, Err(Error::UnknownOutcome { .. }));
+        guard.may_be_running = is_late && matches!(&answered, Err(Error::UnknownOutcome { .. }));
         let result = answered?;
         let body = base64::decode(&result.body_base64).map_err(|error| unreadable(&error.to_string()))?;
         Ok(Response { status: result.status, headers: result.headers, body: body.into() })
@@ -182,7 +183,7 @@ impl Client {
                 let body = Body::new(handle, params.request_id.clone(), link.epoch, window);
                 match link.send(NAME, &params).await.map_err(|error| link.error(NAME, error)) {
                     Ok(sent) => match sent.answer().await.map_err(|error| link.error(NAME, error)) {
-                        Ok(answer) => return Ok((link::decode(NAME, &answer)?, body)),
+                        Ok(answer) => return Ok((server_link::decode(NAME, &answer)?, body)),
                         Err(error) => {
                             body.forget();
                             return Err(match error {
@@ -201,7 +202,7 @@ impl Client {
                 }
             }
         };
-        let (result, body): (wire::RequestResult, Body) = session.bounded(NAME, asking).await?;
+        let (result, body): (wire::RequestResult, Body) = session.with_call_timeout(NAME, asking).await?;
         Ok(Response { status: result.status, headers: result.headers, body })
     }
 
@@ -233,16 +234,16 @@ fn unreadable(reason: &str) -> Error {
 }
 
 /// Guard of a request in flight. If it is dropped before the answer, the request is cancelled.
-struct Calling<'a> {
-    handle: &'a Arc<Handle>,
+struct RequestGuard<'a> {
+    handle: &'a Arc<SessionHandle>,
     request_id: &'a str,
     /// Whether the request may be running on the server.
-    is_asked: bool,
+    may_be_running: bool,
 }
 
-impl Drop for Calling<'_> {
+impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
-        if self.is_asked {
+        if self.may_be_running {
             self.handle.cancel_http(self.request_id);
         }
     }
@@ -252,14 +253,14 @@ impl Drop for Calling<'_> {
 ///
 /// An error is the last item: the target, the server or the connection failed, and the body is incomplete.
 pub struct Body {
-    handle: Arc<Handle>,
+    handle: Arc<SessionHandle>,
     name: String,
     epoch: u64,
     is_over: bool,
 }
 
 impl Body {
-    fn new(handle: &Arc<Handle>, name: String, epoch: u64, window: Option<u64>) -> Self {
+    fn new(handle: &Arc<SessionHandle>, name: String, epoch: u64, window: Option<u64>) -> Self {
         handle.session().streams.add(name.clone(), epoch, window);
         Self { handle: Arc::clone(handle), name, epoch, is_over: false }
     }
@@ -297,14 +298,14 @@ impl Stream for Body {
         let session = self.handle.session();
         let taken = session.streams.take(&self.name, self.epoch, cx.waker());
         match taken {
-            Taken::Nothing => Poll::Pending,
-            Taken::Piece { bytes, is_ack_due } => {
+            BodyRead::Nothing => Poll::Pending,
+            BodyRead::Piece { bytes, is_ack_due } => {
                 if is_ack_due {
                     session.acks.notify_one();
                 }
                 Poll::Ready(Some(Ok(bytes)))
             }
-            Taken::End(end) => {
+            BodyRead::End(end) => {
                 self.is_over = true;
                 Poll::Ready(end.err().map(Err))
             }

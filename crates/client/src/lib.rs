@@ -307,15 +307,15 @@ pub mod cp;
 pub mod environment;
 pub mod error;
 pub mod fs;
-mod hearing;
 pub mod http;
-mod link;
-mod links;
+mod link_state;
 #[cfg(feature = "local")]
 pub mod local;
+mod notifications;
 mod process;
 pub mod requests;
 mod routes;
+mod server_link;
 mod session;
 pub mod transport;
 

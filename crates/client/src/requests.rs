@@ -63,7 +63,7 @@ methods! {
     // A second start under the same process id is refused, which proves that the first one succeeded.
     ProcessStart "process/start" Harmless process::StartParams => process::StartResult;
     ProcessRead "process/read" Harmless process::ReadParams => process::ReadResult;
-    // Harmless with a `writeId`, which this client always sends. See `process::input` for servers that ignore it.
+    // Harmless with a `writeId`, which this client always sends. See `process::stdin_queue` for servers that ignore it.
     ProcessWrite "process/write" Harmless process::WriteParams<'static> => process::WriteResult;
     ProcessSignal "process/signal" Harmful process::SignalParams => process::SignalResult;
     ProcessTerminate "process/terminate" Harmless process::TerminateParams => process::TerminateResult;

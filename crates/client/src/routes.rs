@@ -8,13 +8,13 @@ use std::{
 use exec_server_protocol::{ProcessId, SessionId, process::AckParams};
 
 use crate::{
-    process::log::{Discipline, Log},
-    session::Key,
+    process::log::{DeliveryMode, EventLog},
+    session::ProcessKey,
 };
 
 /// How the events of a process reach its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Feed {
+pub(crate) enum EventSource {
     /// By notifications. The start was requested and is not answered yet, so the server may not know the process.
     Starting,
     /// By notifications. The server keeps output until it is acknowledged.
@@ -28,36 +28,36 @@ pub(crate) enum Feed {
 /// All logs of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
-    state: Mutex<State>,
+    state: Mutex<RouteTable>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RouteTable {
     /// Set after the first handshake.
-    expected: Option<Discipline>,
+    delivery_mode: Option<DeliveryMode>,
     /// The id of the client's own session.
     own: Option<SessionId>,
     /// Sorted, so that operations on all logs run in the same order every time.
-    routes: BTreeMap<Key, (Arc<Log>, Feed)>,
+    routes: BTreeMap<ProcessKey, (Arc<EventLog>, EventSource)>,
 }
 
 impl Routes {
     /// Sets the rules that the server's events follow, and the id of the client's own session.
-    pub(crate) fn set_discipline(&self, discipline: Discipline, own: Option<SessionId>) {
+    pub(crate) fn set_delivery_mode(&self, delivery_mode: DeliveryMode, own: Option<SessionId>) {
         let mut state = self.lock();
-        state.expected = Some(discipline);
+        state.delivery_mode = Some(delivery_mode);
         state.own = own;
     }
 
     /// Creates the log of a process before any request about it is sent; `None` if the process has a log already.
-    pub(crate) fn add(&self, key: Key, feed: Feed, after: u64) -> Option<Arc<Log>> {
+    pub(crate) fn add(&self, key: ProcessKey, source: EventSource, after: u64) -> Option<Arc<EventLog>> {
         let mut state = self.lock();
-        let discipline = match feed {
-            Feed::Starting | Feed::Pushed => state.expected.unwrap_or(Discipline::Reference),
-            Feed::Observed => Discipline::Observed,
-            Feed::Polled => Discipline::Polled {
-                window: match state.expected {
-                    Some(Discipline::Acked { window }) => Some(window),
+        let delivery_mode = match source {
+            EventSource::Starting | EventSource::Pushed => state.delivery_mode.unwrap_or(DeliveryMode::Reference),
+            EventSource::Observed => DeliveryMode::Observed,
+            EventSource::Polled => DeliveryMode::Polled {
+                window: match state.delivery_mode {
+                    Some(DeliveryMode::Acked { window }) => Some(window),
                     _ => None,
                 },
             },
@@ -65,22 +65,22 @@ impl Routes {
         match state.routes.entry(key) {
             Entry::Occupied(_) => None,
             Entry::Vacant(entry) => {
-                let log = Arc::new(Log::new(discipline, after));
-                entry.insert((Arc::clone(&log), feed));
+                let log = Arc::new(EventLog::new(delivery_mode, after));
+                entry.insert((Arc::clone(&log), source));
                 Some(log)
             }
         }
     }
 
     /// Records that the server has started a process.
-    pub(crate) fn confirm(&self, key: &Key) {
-        if let Some((_, feed)) = self.lock().routes.get_mut(key) {
-            *feed = Feed::Pushed;
+    pub(crate) fn confirm(&self, key: &ProcessKey) {
+        if let Some((_, source)) = self.lock().routes.get_mut(key) {
+            *source = EventSource::Pushed;
         }
     }
 
     /// Removes a process if `log` is still its log. A newer handle of the same process may have replaced the log.
-    pub(crate) fn remove(&self, key: &Key, log: &Arc<Log>) {
+    pub(crate) fn remove(&self, key: &ProcessKey, log: &Arc<EventLog>) {
         let mut state = self.lock();
         if state.routes.get(key).is_some_and(|(current, _)| Arc::ptr_eq(current, log)) {
             state.routes.remove(key);
@@ -88,26 +88,26 @@ impl Routes {
     }
 
     /// The key of the process that an event names.
-    pub(crate) fn key(&self, session_id: Option<SessionId>, process_id: ProcessId) -> Key {
+    pub(crate) fn key(&self, session_id: Option<SessionId>, process_id: ProcessId) -> ProcessKey {
         let session_id = session_id.filter(|id| Some(id) != self.lock().own.as_ref());
-        Key { session_id, process_id }
+        ProcessKey { session_id, process_id }
     }
 
     /// The log that a notification is for; `None` if the process has no log or its log is polled.
-    pub(crate) fn pushed(&self, key: &Key) -> Option<Arc<Log>> {
+    pub(crate) fn pushed(&self, key: &ProcessKey) -> Option<Arc<EventLog>> {
         match self.lock().routes.get(key) {
-            Some((log, Feed::Starting | Feed::Pushed | Feed::Observed)) => Some(Arc::clone(log)),
-            Some((_, Feed::Polled)) | None => None,
+            Some((log, EventSource::Starting | EventSource::Pushed | EventSource::Observed)) => Some(Arc::clone(log)),
+            Some((_, EventSource::Polled)) | None => None,
         }
     }
 
-    pub(crate) fn logs(&self) -> Vec<Arc<Log>> {
+    pub(crate) fn logs(&self) -> Vec<Arc<EventLog>> {
         self.lock().routes.values().map(|(log, _)| Arc::clone(log)).collect()
     }
 
-    pub(crate) fn all(&self) -> Vec<(Key, Arc<Log>, Feed)> {
+    pub(crate) fn all(&self) -> Vec<(ProcessKey, Arc<EventLog>, EventSource)> {
         let state = self.lock();
-        state.routes.iter().map(|(key, (log, feed))| (key.clone(), Arc::clone(log), *feed)).collect()
+        state.routes.iter().map(|(key, (log, source))| (key.clone(), Arc::clone(log), *source)).collect()
     }
 
     /// The acknowledgements that are due now.
@@ -118,7 +118,7 @@ impl Routes {
             .collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RouteTable> {
         // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

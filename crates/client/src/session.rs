@@ -3,7 +3,7 @@
 //! ```text
 //!  open ──▶ Up ──link ends──▶ Down ──resumed──▶ Up
 //!                              │
-//!                              └──refused, or too late──▶ Lost   (never left again)
+//!                              └──dial_error, or too late──▶ Lost   (never left again)
 //! ```
 //! A `Session` owns the current link, the routes from process names to logs, and one task, the keeper, that reconnects. Every call goes
 //! through [`Session::call`], which alone decides what is sent again.
@@ -36,24 +36,24 @@ use tokio::{
 use crate::{
     backoff::Backoff,
     error::{Error, chain},
-    hearing::Ear,
-    http::Streams,
-    link::{self, Link, Plain, Refused, Sending, WithBytes},
-    links::{Links, Standing, Status},
-    process::{log::Discipline, recovery},
+    http::BodyStreams,
+    link_state::{LinkState, LinkStatus, LinkWaiter},
+    notifications::NotificationRouter,
+    process::{log::DeliveryMode, recovery},
     requests::{self, Again, Method},
     routes::Routes,
+    server_link::{self, CallPayload, DialError, EncodedParams, ParamsWithBytes, ServerLink},
     transport::Connect,
 };
 
 mod adopting;
-mod attend;
 mod first_connect;
-mod mending;
+mod link_upkeep;
+mod reconnect_state;
 mod stall;
 
 pub(crate) use self::adopting::is_adopting;
-use self::{first_connect::FirstConnect, mending::Mending};
+use self::{first_connect::FirstConnect, reconnect_state::ReconnectState};
 
 /// How long the client tries to resume a session on a reference server: 25 s, less than the 30 s for which generation H keeps it.
 const REFERENCE_RECOVERY: Duration = Duration::from_secs(25);
@@ -71,7 +71,7 @@ const TAKEN_RECOVERY: Duration = limits::TAKEOVER_SILENCE.saturating_mul(2);
 
 /// The settings of [`Builder`](crate::Builder).
 #[derive(Debug, Clone)]
-pub(crate) struct Options {
+pub(crate) struct SessionOptions {
     pub(crate) name: String,
     pub(crate) connect_timeout: Duration,
     pub(crate) initialize_timeout: Duration,
@@ -146,15 +146,15 @@ pub(crate) struct Peer {
 /// See the module documentation.
 pub(crate) struct Session {
     connect: Box<dyn Connect>,
-    pub(crate) options: Options,
+    pub(crate) options: SessionOptions,
     pub(crate) peer: Peer,
-    standing: Standing,
+    link_state: LinkState,
     state: watch::Sender<State>,
     /// Whether another client has taken the session over, as far as this client knows.
     pub(crate) taken: watch::Sender<bool>,
     pub(crate) routes: Arc<Routes>,
     /// The bodies of HTTP responses.
-    pub(crate) streams: Arc<Streams>,
+    pub(crate) streams: Arc<BodyStreams>,
     /// Notified when a log or a response body has something to acknowledge.
     pub(crate) acks: Arc<Notify>,
     /// Background work, such as writes to stdin and cleanup. Aborted with the session.
@@ -167,21 +167,26 @@ pub(crate) struct Session {
 
 impl Session {
     /// Connects for the first time and starts the keeper task.
-    pub(crate) async fn open(connect: Box<dyn Connect>, options: Options) -> Result<(Arc<Self>, JoinSet<()>), Error> {
+    pub(crate) async fn open(
+        connect: Box<dyn Connect>,
+        options: SessionOptions,
+    ) -> Result<(Arc<Self>, JoinSet<()>), Error> {
         let routes = Arc::new(Routes::default());
-        let (streams, acks) = (Arc::new(Streams::default()), Arc::new(Notify::new()));
+        let (streams, acks) = (Arc::new(BodyStreams::default()), Arc::new(Notify::new()));
         let mut first_connect = FirstConnect::new(&options);
         let mut has_ghost = false;
         let (link, result) = loop {
-            let ear = Ear::new(Arc::clone(&routes), Arc::clone(&streams), Arc::clone(&acks));
-            match link::dial(&*connect, &options, options.resume.clone(), options.takeover, ear, 1).await {
+            let router = NotificationRouter::new(Arc::clone(&routes), Arc::clone(&streams), Arc::clone(&acks));
+            match server_link::dial(&*connect, &options, options.resume.clone(), options.takeover, router, 1).await {
                 Ok(opened) => break opened,
-                Err(refused) => {
-                    let within = adopting::resume_within(&options, &refused.error);
-                    let Some(pause) = first_connect.pause_after(&refused, within) else { return Err(refused.error) };
+                Err(dial_error) => {
+                    let within = adopting::resume_within(&options, &dial_error.error);
+                    let Some(pause) = first_connect.pause_after(&dial_error, within) else {
+                        return Err(dial_error.error);
+                    };
                     // Only an attempt that resumes can take the session from this client when it arrives late. An attempt that asked for a
                     // new session cannot.
-                    has_ghost |= options.resume.is_some() && refused.may_come_late();
+                    has_ghost |= options.resume.is_some() && dial_error.may_come_late();
                     time::sleep(pause).await;
                 }
             }
@@ -192,7 +197,7 @@ impl Session {
         {
             return Err(Error::Protocol(format!("the server answered with another session than {asked}")));
         }
-        routes.set_discipline(peer.discipline(), peer.session_id.clone());
+        routes.set_delivery_mode(peer.delivery_mode(), peer.session_id.clone());
         let link = Arc::new(link);
         // The server has attached the session by now. If this notification fails, the keeper reconnects as usual.
         link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await.ok();
@@ -200,7 +205,7 @@ impl Session {
             connect,
             options,
             peer,
-            standing: Standing::new(Status::Up(Arc::clone(&link))),
+            link_state: LinkState::new(LinkStatus::Up(Arc::clone(&link))),
             state: watch::Sender::new(State::Connected),
             taken: watch::Sender::new(false),
             routes,
@@ -211,7 +216,7 @@ impl Session {
             info: OnceCell::new(),
         });
         let mut keeper = JoinSet::new();
-        keeper.spawn(Arc::clone(&session).keep(link, has_ghost));
+        keeper.spawn(Arc::clone(&session).keep_connected(link, has_ghost));
         Ok((session, keeper))
     }
 
@@ -226,9 +231,9 @@ impl Session {
 
     /// The reason why the session is lost, if it is.
     pub(crate) fn lost(&self) -> Option<Error> {
-        match self.standing.get() {
-            Status::Lost(error) => Some(error),
-            Status::Up(_) | Status::Down { .. } => None,
+        match self.link_state.get() {
+            LinkStatus::Lost(error) => Some(error),
+            LinkStatus::Up(_) | LinkStatus::Down { .. } => None,
         }
     }
 
@@ -243,10 +248,10 @@ impl Session {
         params: &M::Params,
         is_repeated: &mut bool,
     ) -> Result<M::Result, Error> {
-        let params = link::encode(M::NAME, params)?;
-        let calling = self.call_any(M::NAME, M::AGAIN, Plain(&params), is_repeated);
-        let (answer, attached) = self.bounded(M::NAME, calling).await?;
-        let mut result = link::decode(M::NAME, &answer)?;
+        let params = server_link::encode(M::NAME, params)?;
+        let calling = self.call_any(M::NAME, M::AGAIN, EncodedParams(&params), is_repeated);
+        let (answer, attached) = self.with_call_timeout(M::NAME, calling).await?;
+        let mut result = server_link::decode(M::NAME, &answer)?;
         if let Some(bytes) = attached {
             M::put_attached(&mut result, &bytes);
         }
@@ -258,10 +263,10 @@ impl Session {
         &self,
         params: &M::Params,
     ) -> Result<(M::Result, Option<Bytes>), Error> {
-        let (params, mut is_repeated) = (link::encode(M::NAME, params)?, false);
-        let calling = self.call_any(M::NAME, M::AGAIN, Plain(&params), &mut is_repeated);
-        let (answer, attached) = self.bounded(M::NAME, calling).await?;
-        Ok((link::decode(M::NAME, &answer)?, attached))
+        let (params, mut is_repeated) = (server_link::encode(M::NAME, params)?, false);
+        let calling = self.call_any(M::NAME, M::AGAIN, EncodedParams(&params), &mut is_repeated);
+        let (answer, attached) = self.with_call_timeout(M::NAME, calling).await?;
+        Ok((server_link::decode(M::NAME, &answer)?, attached))
     }
 
     /// Like [`call`](Self::call), with bytes attached to the request. A server that does not accept attached bytes gets them in the params,
@@ -271,12 +276,12 @@ impl Session {
         params: &(impl Fn(String) -> M::Params + Sync),
         bytes: &Bytes,
     ) -> Result<M::Result, Error> {
-        let calling = async { self.call_any(M::NAME, M::AGAIN, WithBytes(params, bytes), &mut false).await };
-        link::decode(M::NAME, &self.bounded(M::NAME, calling).await?.0)
+        let calling = async { self.call_any(M::NAME, M::AGAIN, ParamsWithBytes(params, bytes), &mut false).await };
+        server_link::decode(M::NAME, &self.with_call_timeout(M::NAME, calling).await?.0)
     }
 
     /// Applies the caller's `call_timeout`.
-    pub(crate) async fn bounded<T>(
+    pub(crate) async fn with_call_timeout<T>(
         &self,
         method: &'static str,
         calling: impl Future<Output = Result<T, Error>>,
@@ -292,7 +297,7 @@ impl Session {
         &self,
         method: &'static str,
         again: Again,
-        what: impl Sending,
+        what: impl CallPayload,
         is_repeated: &mut bool,
     ) -> Result<(Box<RawValue>, Option<Bytes>), Error> {
         let mut after = 0;
@@ -316,35 +321,35 @@ impl Session {
     }
 
     /// Access to the current link and to those that follow it.
-    pub(crate) fn links(&self) -> Links {
-        self.standing.links(self.options.fail_fast)
+    pub(crate) fn links(&self) -> LinkWaiter {
+        self.link_state.links(self.options.fail_fast)
     }
 
     /// Closes the connection cleanly. The server keeps the session.
     pub(crate) async fn close(&self) {
-        let link = match self.standing.get() {
-            Status::Up(link) => Some(link),
-            Status::Down { .. } | Status::Lost(_) => None,
+        let link = match self.link_state.get() {
+            LinkStatus::Up(link) => Some(link),
+            LinkStatus::Down { .. } | LinkStatus::Lost(_) => None,
         };
         // Mark the session as lost first, so that the keeper does not reconnect when the link ends.
-        self.lose(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
+        self.mark_lost(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
         if let Some(link) = link {
             // Errors are ignored: if the link is gone or the server does not read, the server only keeps some output longer.
-            time::timeout(link::CLOSE_WITHIN, self.send_acks(&link)).await.ok();
+            time::timeout(server_link::CLOSE_WITHIN, self.send_acks(&link)).await.ok();
             link.end().await;
         }
     }
 
     /// Asks the server to end the session and all of its processes, over as many links as it takes, then closes the connection.
     pub(crate) async fn end(&self) -> Result<(), Error> {
-        if let Some(link) = self.bounded(requests::SessionEnd::NAME, self.ask_to_end()).await? {
+        if let Some(link) = self.with_call_timeout(requests::SessionEnd::NAME, self.request_end()).await? {
             link.end().await;
         }
         Ok(())
     }
 
     /// Returns the link that is still open, if any.
-    async fn ask_to_end(&self) -> Result<Option<Arc<Link>>, Error> {
+    async fn request_end(&self) -> Result<Option<Arc<ServerLink>>, Error> {
         let mut after = 0;
         let links = self.links();
         loop {
@@ -360,7 +365,7 @@ impl Session {
             let _answering = self.ending.lock().await;
             match link.call::<requests::SessionEnd>(&exec_server_protocol::Empty {}).await {
                 Ok(_) => {
-                    self.lose(Error::Disconnected { reason: Some("the session was ended".to_owned()) });
+                    self.mark_lost(Error::Disconnected { reason: Some("the session was ended".to_owned()) });
                     return Ok(Some(link));
                 }
                 Err(Error::Disconnected { .. }) => {}
@@ -378,34 +383,34 @@ impl Session {
         tasks.spawn(work);
     }
 
-    /// The keeper task: attends to the current link, and reconnects when it ends.
-    async fn keep(self: Arc<Self>, mut link: Arc<Link>, has_ghost: bool) {
-        let mut mending = Mending::new(&self.options.backoff, has_ghost);
+    /// The keeper task: maintains the current link, and reconnects when it ends.
+    async fn keep_connected(self: Arc<Self>, mut link: Arc<ServerLink>, has_ghost: bool) {
+        let mut reconnect = ReconnectState::new(&self.options.backoff, has_ghost);
         loop {
             let since = Instant::now();
-            let closed = self.attend(&link).await;
+            let closed = self.maintain_link(&link).await;
             // An HTTP body ends with the link over which it came. Its reader has to repeat the request.
             self.streams.fail(link.epoch, &Error::Disconnected { reason: Some(chain(&*closed)) });
             drop(link);
-            // Waits for `ask_to_end`, which marks the session as lost before it releases the lock.
+            // Waits for `request_end`, which marks the session as lost before it releases the lock.
             drop(self.ending.lock().await);
             if self.lost().is_some() {
                 return;
             }
             let reason = chain(&*closed);
-            mending.handle_end(since.elapsed(), &closed);
-            if mending.is_hopeless() {
-                self.lose(Error::Protocol(format!("the server breaks the protocol again and again: {reason}")));
+            reconnect.handle_end(since.elapsed(), &closed);
+            if reconnect.is_hopeless() {
+                self.mark_lost(Error::Protocol(format!("the server breaks the protocol again and again: {reason}")));
                 return;
             }
-            let by_another = self.peer.server.generation == Generation::Current && mending.is_taken(&closed);
+            let by_another = self.peer.server.generation == Generation::Current && reconnect.is_taken(&closed);
             self.taken.send_replace(by_another);
             if by_another {
-                // Let cleanup tasks (`behind` in `client.rs`) see `taken` and stop before an attempt is made. If one of them holds the last
-                // handle, this keeper is aborted here and the session is not resumed.
+                // Let cleanup tasks (`spawn_cleanup` in `client.rs`) see `taken` and stop before an attempt is made. If one of them holds the
+                // last handle, this keeper is aborted here and the session is not resumed.
                 tokio::task::yield_now().await;
             }
-            match self.recover(reason, by_another, &mut mending).await {
+            match self.recover(reason, by_another, &mut reconnect).await {
                 Some(next) => link = next,
                 None => return,
             }
@@ -417,43 +422,43 @@ impl Session {
     ///
     /// The first attempt is made at once. The pause after a failed attempt grows, and starts over only after a link that lasted. A session
     /// that another client has taken over is not taken back.
-    async fn recover(&self, reason: String, is_taken: bool, mending: &mut Mending) -> Option<Arc<Link>> {
+    async fn recover(&self, reason: String, is_taken: bool, reconnect: &mut ReconnectState) -> Option<Arc<ServerLink>> {
         tracing::info!(server = self.connect.address(), reason, "connection lost");
-        let epoch = match self.standing.get() {
-            Status::Up(link) => link.epoch + 1,
-            Status::Down { .. } | Status::Lost(_) => return None,
+        let epoch = match self.link_state.get() {
+            LinkStatus::Up(link) => link.epoch + 1,
+            LinkStatus::Down { .. } | LinkStatus::Lost(_) => return None,
         };
-        self.set(Status::Down { reason: reason.clone() });
+        self.set(LinkStatus::Down { reason: reason.clone() });
         let Some(session_id) = self.peer.session_id.clone().filter(|_| self.connect.can_reconnect()) else {
-            self.lose(Error::Disconnected { reason: Some(reason) });
+            self.mark_lost(Error::Disconnected { reason: Some(reason) });
             return None;
         };
         let within = if is_taken { self.recover_for().min(TAKEN_RECOVERY) } else { self.recover_for() };
         let until = Instant::now() + within.min(FOREVER);
         // Report this only once: the text contains a count of seconds and would change on each attempt.
-        let mut is_adopting_told = false;
+        let mut is_adopting_reported = false;
         loop {
             let error = match time::timeout_at(until, self.resume(&session_id, epoch, !is_taken)).await {
                 Ok(Ok(link)) => return Some(link),
-                Ok(Err(refused)) => {
-                    mending.handle_refused(&refused);
-                    if !refused.is_worth_retrying || mending.is_hopeless() {
-                        self.lose(refused.error);
+                Ok(Err(dial_error)) => {
+                    reconnect.handle_dial_error(&dial_error);
+                    if !dial_error.is_worth_retrying || reconnect.is_hopeless() {
+                        self.mark_lost(dial_error.error);
                         return None;
                     }
-                    if is_adopting(&refused.error) && !std::mem::replace(&mut is_adopting_told, true) {
-                        self.set(Status::Down { reason: refused.error.to_string() });
+                    if is_adopting(&dial_error.error) && !std::mem::replace(&mut is_adopting_reported, true) {
+                        self.set(LinkStatus::Down { reason: dial_error.error.to_string() });
                     }
-                    refused.error
+                    dial_error.error
                 }
                 Err(_) => Error::Disconnected { reason: Some(reason.clone()) },
             };
             if self.lost().is_some() {
                 return None;
             }
-            let pause = mending.pause();
+            let pause = reconnect.pause();
             if Instant::now() + pause >= until {
-                self.lose(if error.server_kind() == Some(Kind::SessionAttached) && is_taken {
+                self.mark_lost(if error.server_kind() == Some(Kind::SessionAttached) && is_taken {
                     Error::SessionLost { session_id, reason: "another connection has taken it".to_owned() }
                 } else {
                     Error::Disconnected { reason: Some(format!("{reason}; not mended within {within:?}: {error}")) }
@@ -465,36 +470,37 @@ impl Session {
     }
 
     /// One attempt to resume the session and to fetch the events that were missed.
-    async fn resume(&self, session_id: &SessionId, epoch: u64, takeover: bool) -> Result<Arc<Link>, Refused> {
-        let ear = Ear::new(Arc::clone(&self.routes), Arc::clone(&self.streams), Arc::clone(&self.acks));
+    async fn resume(&self, session_id: &SessionId, epoch: u64, takeover: bool) -> Result<Arc<ServerLink>, DialError> {
+        let router =
+            NotificationRouter::new(Arc::clone(&self.routes), Arc::clone(&self.streams), Arc::clone(&self.acks));
         let capabilities = &self.peer.server.capabilities;
         // Take over: the server may not have noticed yet that the previous connection of this client is gone.
         let takeover = takeover && capabilities.takeover;
         let (link, result) =
-            link::dial(&*self.connect, &self.options, Some(session_id.clone()), takeover, ear, epoch).await?;
+            server_link::dial(&*self.connect, &self.options, Some(session_id.clone()), takeover, router, epoch).await?;
         let link = Arc::new(link);
         if result.session_id.as_ref() != Some(session_id) {
             let text = format!("the server answered with another session than {session_id}");
-            return Err(Refused::for_good(Error::Protocol(text)));
+            return Err(DialError::permanent(Error::Protocol(text)));
         }
         for log in self.routes.logs() {
             log.renew_ack();
         }
-        if let Err(error) = self.take_up(&link).await {
-            return Err(link.broken(error).await);
+        if let Err(error) = self.finish_resume(&link).await {
+            return Err(link.explain_broken_link(error).await);
         }
         if self.lost().is_some() {
-            return Err(Refused::for_good(Error::Disconnected { reason: None }));
+            return Err(DialError::permanent(Error::Disconnected { reason: None }));
         }
-        self.set(Status::Up(Arc::clone(&link)));
+        self.set(LinkStatus::Up(Arc::clone(&link)));
         self.acks.notify_one();
         Ok(link)
     }
 
     /// Finishes the handshake and fetches the missed events. An error means that the link is gone again.
-    async fn take_up(&self, link: &Link) -> Result<(), Error> {
+    async fn finish_resume(&self, link: &ServerLink) -> Result<(), Error> {
         link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await?;
-        link.watched(recovery::catch_up(self, link)).await
+        link.run_with_pings(recovery::catch_up(self, link)).await
     }
 
     /// How long the client tries to reconnect: the caller's setting, or as long as the server keeps the session.
@@ -513,13 +519,13 @@ impl Session {
 
     /// Called when the last handle is dropped: marks the session as lost and aborts all background work.
     pub(crate) fn abandon(&self) {
-        self.set(Status::Lost(Error::Disconnected { reason: Some("nobody uses the client any more".to_owned()) }));
+        self.set(LinkStatus::Lost(Error::Disconnected { reason: Some("nobody uses the client any more".to_owned()) }));
         lock(&self.tasks).abort_all();
     }
 
     /// Gives the session up: every call and every process fails with this error.
-    pub(crate) fn lose(&self, error: Error) {
-        self.set(Status::Lost(error.clone()));
+    pub(crate) fn mark_lost(&self, error: Error) {
+        self.set(LinkStatus::Lost(error.clone()));
         self.streams.fail(u64::MAX, &error);
         for log in self.routes.logs() {
             log.fail(error.clone());
@@ -527,13 +533,13 @@ impl Session {
     }
 
     /// Changes the status. `Lost` is final.
-    fn set(&self, status: Status) {
+    fn set(&self, status: LinkStatus) {
         let state = match &status {
-            Status::Up(_) => State::Connected,
-            Status::Down { reason } => State::Recovering { reason: reason.clone() },
-            Status::Lost(error) => State::Lost { error: error.clone() },
+            LinkStatus::Up(_) => State::Connected,
+            LinkStatus::Down { reason } => State::Recovering { reason: reason.clone() },
+            LinkStatus::Lost(error) => State::Lost { error: error.clone() },
         };
-        if self.standing.set(status) {
+        if self.link_state.set(status) {
             self.state.send_replace(state);
         }
     }
@@ -556,19 +562,19 @@ impl Peer {
     }
 
     /// Which rules this server's events follow.
-    pub(crate) fn discipline(&self) -> Discipline {
+    pub(crate) fn delivery_mode(&self) -> DeliveryMode {
         match self.server.generation {
             Generation::Current => {
-                Discipline::Acked { window: self.server.capabilities.ack_window_bytes.clamp(1 << 16, WINDOW_MAX) }
+                DeliveryMode::Acked { window: self.server.capabilities.ack_window_bytes.clamp(1 << 16, WINDOW_MAX) }
             }
-            Generation::V0 | Generation::Reference => Discipline::Reference,
+            Generation::V0 | Generation::Reference => DeliveryMode::Reference,
         }
     }
 }
 
 /// Identifies a process: its name, and its session if that is not the client's own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
+pub(crate) struct ProcessKey {
     pub(crate) process_id: ProcessId,
     /// `None` means the client's own session.
     pub(crate) session_id: Option<SessionId>,

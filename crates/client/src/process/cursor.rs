@@ -12,14 +12,14 @@ use std::{
 
 use futures_util::Stream;
 
-use super::{Shared, event::Event, log::Found, recovery};
+use super::{ProcessShared, event::Event, log::CursorRead, recovery};
 use crate::{error::Error, transport::BoxFuture};
 
 /// A cursor over the events of a process. Cancel safe: an event that was not returned is not lost.
 ///
 /// Output that a cursor does not consume eventually blocks the process, so drop a cursor that you no longer read.
 pub struct Events {
-    shared: Arc<Shared>,
+    shared: Arc<ProcessShared>,
     id: u64,
     /// The last sequence number that was returned.
     position: u64,
@@ -30,7 +30,7 @@ pub struct Events {
 }
 
 impl Events {
-    pub(super) fn new(shared: Arc<Shared>, after: u64) -> Self {
+    pub(super) fn new(shared: Arc<ProcessShared>, after: u64) -> Self {
         let id = shared.log.add_cursor(after);
         Self { shared, id, position: after, older: VecDeque::new(), reading: None, is_over: false }
     }
@@ -52,7 +52,7 @@ impl Events {
                 return Poll::Ready(None);
             }
             if let Some(event) = self.older.pop_front() {
-                return Poll::Ready(Some(self.give(event)));
+                return Poll::Ready(Some(self.advance(event)));
             }
             if let Some(reading) = &mut self.reading {
                 let read = ready!(reading.as_mut().poll(cx));
@@ -68,15 +68,15 @@ impl Events {
                 self.shared.session().acks.notify_one();
             }
             match ready!(found) {
-                Found::Event(event) => return Poll::Ready(Some(self.give(event))),
-                Found::Before(first) => self.reading = Some(self.read_back(first)),
-                Found::End => self.is_over = true,
-                Found::Failed(error) => return Poll::Ready(Some(self.fail(error))),
+                CursorRead::Event(event) => return Poll::Ready(Some(self.advance(event))),
+                CursorRead::Before(first) => self.reading = Some(self.read_back(first)),
+                CursorRead::End => self.is_over = true,
+                CursorRead::Failed(error) => return Poll::Ready(Some(self.fail(error))),
             }
         }
     }
 
-    fn give(&mut self, event: Event) -> Event {
+    fn advance(&mut self, event: Event) -> Event {
         if let Some((_, to)) = event.span() {
             self.position = to;
         }

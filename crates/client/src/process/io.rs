@@ -16,10 +16,10 @@ use tokio::{
 };
 
 use super::{
-    Shared,
+    ProcessShared,
     cursor::Events,
     event::Event,
-    input::{Closed, Written},
+    stdin_queue::{CloseReply, WriteReply},
 };
 
 /// The largest single write. Large enough that the overhead of its message does not matter.
@@ -28,26 +28,26 @@ const WRITE_BYTES: usize = 256 << 10;
 /// Stdin of a process. A write returns when its bytes are queued. `flush` waits until the process has them. `shutdown` flushes and then
 /// closes stdin.
 pub struct Stdin {
-    shared: Arc<Shared>,
-    under_way: VecDeque<oneshot::Receiver<Written>>,
-    closing: Option<oneshot::Receiver<Closed>>,
+    shared: Arc<ProcessShared>,
+    in_flight: VecDeque<oneshot::Receiver<WriteReply>>,
+    closing: Option<oneshot::Receiver<CloseReply>>,
     is_closed: bool,
 }
 
 impl Stdin {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, under_way: VecDeque::new(), closing: None, is_closed: false }
+    pub(super) fn new(shared: Arc<ProcessShared>) -> Self {
+        Self { shared, in_flight: VecDeque::new(), closing: None, is_closed: false }
     }
 
     /// Removes writes that are answered. With `all`, waits for the answers of the others.
     fn poll_settle(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<io::Result<()>> {
-        while let Some(first) = self.under_way.front_mut() {
+        while let Some(first) = self.in_flight.front_mut() {
             let written = match Pin::new(first).poll(cx) {
                 Poll::Ready(written) => written,
                 Poll::Pending if all => return Poll::Pending,
                 Poll::Pending => break,
             };
-            self.under_way.pop_front();
+            self.in_flight.pop_front();
             match written {
                 Ok(Ok(wire::WriteStatus::Accepted)) => {}
                 Ok(Ok(status)) => return Poll::Ready(Err(refused(status))),
@@ -66,9 +66,9 @@ impl AsyncWrite for Stdin {
         }
         ready!(self.poll_settle(cx, false))?;
         let bytes = Bytes::copy_from_slice(&buf[..buf.len().min(WRITE_BYTES)]);
-        let (written, must_serve) = ready!(self.shared.input.poll_write(cx, &bytes));
-        self.shared.serve_input(must_serve);
-        self.under_way.push_back(written);
+        let (written, must_start_sender) = ready!(self.shared.input.poll_write(cx, &bytes));
+        self.shared.start_sender(must_start_sender);
+        self.in_flight.push_back(written);
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -85,8 +85,8 @@ impl AsyncWrite for Stdin {
             if let Err(error) = self.shared.require(|capabilities| capabilities.close_stdin, "close stdin") {
                 return Poll::Ready(Err(error.into()));
             }
-            let (closed, must_serve) = self.shared.input.close();
-            self.shared.serve_input(must_serve);
+            let (closed, must_start_sender) = self.shared.input.close();
+            self.shared.start_sender(must_start_sender);
             self.closing = Some(closed);
         }
         let Some(closing) = &mut self.closing else { return Poll::Ready(Ok(())) };
@@ -153,7 +153,7 @@ impl AsyncRead for Output {
 
 impl std::fmt::Debug for Stdin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stdin").field("under_way", &self.under_way.len()).finish_non_exhaustive()
+        f.debug_struct("Stdin").field("under_way", &self.in_flight.len()).finish_non_exhaustive()
     }
 }
 

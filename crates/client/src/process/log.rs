@@ -4,8 +4,8 @@
 //! cursor has consumed it, plus some history for cursors that are created later. The lowest cursor determines what is acknowledged. A slow
 //! reader therefore blocks the process, but loses nothing.
 //!
-//! Failure paths: a [`Breach`] is a sequence number that an ordered server skipped, or more output than the window allows. It fails only
-//! this process.
+//! Failure paths: a [`ProtocolViolation`] is a sequence number that an ordered server skipped, or more output than the window allows. It
+//! fails only this process.
 //!
 //! The log of a server with a window never stops the client from reading the connection, however small the pieces of output are. The
 //! consumer of the events may be waiting for the answer to a call. That answer would be stuck behind output that is not being read.
@@ -19,11 +19,11 @@ use std::{
 use exec_server_protocol::process as wire;
 use tokio::sync::{Notify, watch};
 
-use self::kept::Kept;
+use self::event_runs::EventRuns;
 use super::event::{Event, Exit, Totals};
 use crate::error::Error;
 
-mod kept;
+mod event_runs;
 
 /// Consumed output that is kept for cursors that are created later: 1 MiB, the least that a server keeps, too.
 const HISTORY_BYTES: u64 = 1 << 20;
@@ -36,12 +36,12 @@ const EARLY_EVENTS: usize = 256;
 const EARLY_BYTES: u64 = 1 << 20;
 
 /// Limit for events without output from a server with a window, because the window does not count them. An honest server sends few: an
-/// exit, a close, an occasional gap. The number of events with output is bounded by their bytes, and `Kept` stores them compactly.
+/// exit, a close, an occasional gap. The number of events with output is bounded by their bytes, and `EventRuns` stores them compactly.
 const EMPTY_EVENTS: usize = 1 << 16;
 
 /// How much a server may send before it is acknowledged, and whether it sends events in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Discipline {
+pub(crate) enum DeliveryMode {
     /// Sends events in order, and at most this many bytes beyond the last acknowledgement.
     Acked { window: u64 },
     /// The client reads the events in order. It acknowledges as for a pushed process with this window, if the server supports that.
@@ -54,17 +54,17 @@ pub(crate) enum Discipline {
 
 /// A protocol violation by the server, or a limit that it exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Breach(pub(crate) &'static str);
-const SKIPPED: Breach = Breach("the server skipped a number");
-const OVERRUN: Breach = Breach("the server sent more than its window allows");
+pub(crate) struct ProtocolViolation(pub(crate) &'static str);
+const SKIPPED: ProtocolViolation = ProtocolViolation("the server skipped a number");
+const OVERRUN: ProtocolViolation = ProtocolViolation("the server sent more than its window allows");
 
 /// The result of appending an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Appended {
     /// The event was appended, or was known already.
-    Fine,
+    Accepted,
     /// A reference server is too far ahead of an existing reader: stop reading the connection until the reader has caught up.
-    Full,
+    ReaderBehind,
 }
 
 /// How far a process may be ahead of its reader if no acknowledgement bounds it.
@@ -73,21 +73,21 @@ const AHEAD_EVENTS: usize = 1 << 16;
 
 /// The events of one process.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub(crate) struct EventLog {
     /// The log begins after this sequence number.
     after: u64,
-    state: Mutex<State>,
+    state: Mutex<LogState>,
     /// The highest sequence number received. A failure increases it by one, to wake the receivers.
     wake: watch::Sender<u64>,
     /// Notified when events were consumed or a reader was removed.
-    room: Notify,
+    consumed: Notify,
 }
 
 #[derive(Debug)]
-struct State {
-    discipline: Discipline,
+struct LogState {
+    delivery_mode: DeliveryMode,
     /// Published events, in order and without holes.
-    events: Kept,
+    events: EventRuns,
     /// The sequence number to publish next.
     next: u64,
     /// Output bytes of the process before `next`, if known.
@@ -95,7 +95,7 @@ struct State {
     /// Events that arrived before an earlier one.
     early: BTreeMap<u64, Event>,
     early_bytes: u64,
-    cursors: BTreeMap<u64, Slot>,
+    cursors: BTreeMap<u64, CursorSlot>,
     next_cursor: u64,
     /// The number of callers that wait for the end and read no events.
     waiting: usize,
@@ -109,20 +109,20 @@ struct State {
     /// The exit event with its sequence number.
     exit: Option<(u64, Exit)>,
     /// The exit status from a source other than an event. The exit event may lie before the log's beginning.
-    learned_exit: Option<Exit>,
+    recorded_exit: Option<Exit>,
     closed: Option<Totals>,
     failed: Option<Error>,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct CursorSlot {
     position: u64,
     waker: Option<Waker>,
 }
 
 /// The result of a cursor's read.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum CursorRead {
     /// The next event.
     Event(Event),
     /// The events after the cursor's position are no longer in memory. Contains the first number that is.
@@ -133,12 +133,12 @@ pub(crate) enum Found {
     Failed(Error),
 }
 
-impl Log {
+impl EventLog {
     /// Creates a log that begins after `after`.
-    pub(crate) fn new(discipline: Discipline, after: u64) -> Self {
-        let state = State {
-            discipline,
-            events: Kept::default(),
+    pub(crate) fn new(delivery_mode: DeliveryMode, after: u64) -> Self {
+        let state = LogState {
+            delivery_mode,
+            events: EventRuns::default(),
             next: after.saturating_add(1),
             offset: (after == 0).then_some(0),
             early: BTreeMap::new(),
@@ -151,11 +151,11 @@ impl Log {
             acked: after,
             unacked_bytes: 0,
             exit: None,
-            learned_exit: None,
+            recorded_exit: None,
             closed: None,
             failed: None,
         };
-        Self { after, state: Mutex::new(state), wake: watch::Sender::new(after), room: Notify::new() }
+        Self { after, state: Mutex::new(state), wake: watch::Sender::new(after), consumed: Notify::new() }
     }
 
     pub(crate) fn began_after(&self) -> u64 {
@@ -164,31 +164,31 @@ impl Log {
 
     /// Appends an event. A new event is published, together with early events that waited for it. An early event is kept; a known one is
     /// ignored.
-    pub(crate) fn hear(&self, event: Event) -> Result<Heard, Breach> {
+    pub(crate) fn append(&self, event: Event) -> Result<Appended, ProtocolViolation> {
         let mut state = self.lock();
-        let event = state.late_end(event);
-        let Some((from, to)) = event.span() else { return Ok(Heard::Fine) };
+        let event = state.renumber_late_end(event);
+        let Some((from, to)) = event.span() else { return Ok(Appended::Accepted) };
         if from > to || to == u64::MAX {
-            return Err(Breach("a number is impossible"));
+            return Err(ProtocolViolation("a number is impossible"));
         }
         if state.failed.is_some() || state.closed.is_some() || to < state.next {
-            return Ok(Heard::Fine);
+            return Ok(Appended::Accepted);
         }
         if from > state.next {
-            state.keep_early(from, event)?;
+            state.store_early(from, event)?;
         } else {
-            let event = state.untold(event);
+            let event = state.unreported_part(event);
             state.publish(event);
             state.publish_early();
         }
-        let heard = state.bound()?;
-        state.let_go();
+        let appended = state.enforce_bounds()?;
+        state.release_consumed();
         let wakers = state.wakers();
         // Unlock first: a woken task may poll this log at once.
         drop(state);
         self.wake.send_if_modified(|seen| std::mem::replace(seen, (*seen).max(to)) < to);
         wake(wakers);
-        Ok(heard)
+        Ok(appended)
     }
 
     /// The sequence number after the last published event.
@@ -207,7 +207,7 @@ impl Log {
         state.early_bytes = 0;
         let wakers = state.wakers();
         drop(state);
-        self.room.notify_waiters();
+        self.consumed.notify_waiters();
         self.wake.send_modify(|seen| *seen = seen.saturating_add(1));
         wake(wakers);
     }
@@ -218,12 +218,12 @@ impl Log {
     }
 
     /// Records how the process ended without an event, because the exit event may lie before the log's beginning.
-    pub(crate) fn learn_exit(&self, exit: Exit) {
-        self.lock().learned_exit = Some(exit);
+    pub(crate) fn record_exit(&self, exit: Exit) {
+        self.lock().recorded_exit = Some(exit);
     }
 
     /// Records that the close lies before the log's beginning, so that no event follows.
-    pub(crate) fn learn_closed(&self, totals: Totals) {
+    pub(crate) fn record_closed(&self, totals: Totals) {
         let mut state = self.lock();
         if state.failed.is_some() || state.closed.is_some() {
             return;
@@ -231,20 +231,20 @@ impl Log {
         state.closed = Some(totals);
         let wakers = state.wakers();
         drop(state);
-        self.room.notify_waiters();
+        self.consumed.notify_waiters();
         self.wake.send_modify(|_| ());
         wake(wakers);
     }
 
-    /// The exit recorded by [`learn_exit`](Self::learn_exit).
-    pub(crate) fn learned_exit(&self) -> Option<Exit> {
-        self.lock().learned_exit.clone()
+    /// The exit recorded by [`record_exit`](Self::record_exit).
+    pub(crate) fn recorded_exit(&self) -> Option<Exit> {
+        self.lock().recorded_exit.clone()
     }
 
     /// How the process ended, if known.
     pub(crate) fn exit(&self) -> Option<Exit> {
         let state = self.lock();
-        state.exit.as_ref().map(|(_, exit)| exit).or(state.learned_exit.as_ref()).cloned()
+        state.exit.as_ref().map(|(_, exit)| exit).or(state.recorded_exit.as_ref()).cloned()
     }
 
     /// The exit and its sequence number, if it arrived as an event.
@@ -265,7 +265,7 @@ impl Log {
         let mut state = self.lock();
         let id = state.next_cursor;
         state.next_cursor += 1;
-        state.cursors.insert(id, Slot { position, waker: None });
+        state.cursors.insert(id, CursorSlot { position, waker: None });
         id
     }
 
@@ -273,22 +273,22 @@ impl Log {
     pub(crate) fn remove_cursor(&self, id: u64, position: u64) {
         let mut state = self.lock();
         if state.cursors.remove(&id).is_some() && state.cursors.is_empty() {
-            state.take(position);
+            state.consume(position);
         }
-        state.let_go();
+        state.release_consumed();
         drop(state);
-        self.room.notify_waiters();
+        self.consumed.notify_waiters();
     }
 
     /// Returns the event after `position`. Everything up to `position` counts as consumed by this reader.
-    pub(crate) fn poll(&self, id: u64, position: u64, cx: &Context<'_>) -> Poll<Found> {
+    pub(crate) fn poll(&self, id: u64, position: u64, cx: &Context<'_>) -> Poll<CursorRead> {
         let mut state = self.lock();
         if let Some(slot) = state.cursors.get_mut(&id) {
             slot.position = position;
             slot.waker = None;
         }
         let before = state.untaken_bytes;
-        state.let_go();
+        state.release_consumed();
         let has_more_room = state.untaken_bytes < before;
         let found = state.find(position);
         if let Poll::Pending = found
@@ -298,7 +298,7 @@ impl Log {
         }
         drop(state);
         if has_more_room {
-            self.room.notify_waiters();
+            self.consumed.notify_waiters();
         }
         found
     }
@@ -307,9 +307,9 @@ impl Log {
     pub(crate) fn begin_wait(&self) {
         let mut state = self.lock();
         state.waiting += 1;
-        state.let_go();
+        state.release_consumed();
         drop(state);
-        self.room.notify_waiters();
+        self.consumed.notify_waiters();
     }
 
     /// Unregisters a caller; see [`begin_wait`](Self::begin_wait).
@@ -318,18 +318,18 @@ impl Log {
     }
 
     /// Waits until the connection to a reference server may be read again.
-    pub(crate) async fn room(&self) {
-        self.wait_until(|state| !matches!(state.bound(), Ok(Heard::Full))).await;
+    pub(crate) async fn wait_for_room(&self) {
+        self.wait_until(|state| !matches!(state.enforce_bounds(), Ok(Appended::ReaderBehind))).await;
     }
 
     /// Waits until fewer than `bytes` of published output are unconsumed, or the log has failed.
-    pub(crate) async fn room_below(&self, bytes: u64) {
+    pub(crate) async fn wait_for_room_below(&self, bytes: u64) {
         self.wait_until(|state| state.untaken_bytes < bytes || state.failed.is_some()).await;
     }
 
-    async fn wait_until(&self, mut is_met: impl FnMut(&mut State) -> bool) {
+    async fn wait_until(&self, mut is_met: impl FnMut(&mut LogState) -> bool) {
         loop {
-            let changed = self.room.notified();
+            let changed = self.consumed.notified();
             tokio::pin!(changed);
             // Register before checking, so that no change between the two is missed.
             changed.as_mut().enable();
@@ -363,17 +363,17 @@ impl Log {
         state.unacked_bytes = u64::MAX / 2;
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LogState> {
         // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl LogState {
     /// Renumbers the end of a lost process so that it follows every event received so far. A server whose holder died knows only the output
     /// on disk. It may give the exit or the close a number below events that it had sent from memory. The log would then ignore the end as
     /// a duplicate, and readers would wait forever.
-    fn late_end(&self, event: Event) -> Event {
+    fn renumber_late_end(&self, event: Event) -> Event {
         let is_late = |seq: u64| seq < self.next && self.closed.is_none();
         match event {
             Event::Exited { seq, exit }
@@ -408,23 +408,23 @@ impl State {
     /// After a resume, a server reports a gap from the last acknowledgement on, or from the very beginning if it no longer knows the
     /// numbers. The bytes of the rest are the gap's bytes minus those that were already reported. That difference is unknown if the log no
     /// longer has the reported events.
-    fn untold(&self, event: Event) -> Event {
+    fn unreported_part(&self, event: Event) -> Event {
         let Event::Gap { from_seq, to_seq, bytes } = event else { return event };
-        let told = (from_seq < self.next).then(|| self.told_bytes(from_seq));
-        let rest = match told {
+        let reported = (from_seq < self.next).then(|| self.reported_bytes(from_seq));
+        let rest = match reported {
             None => bytes,
-            Some(told) => bytes.zip(told).and_then(|(bytes, told)| bytes.checked_sub(told)),
+            Some(reported) => bytes.zip(reported).and_then(|(bytes, reported)| bytes.checked_sub(reported)),
         };
         Event::Gap { from_seq: from_seq.max(self.next), to_seq, bytes: rest }
     }
 
     /// Output bytes reported from number `from` on. `None` if they are unknown: an event spans `from`, was dropped from memory, or is a gap
     /// without a byte count.
-    fn told_bytes(&self, from: u64) -> Option<u64> {
+    fn reported_bytes(&self, from: u64) -> Option<u64> {
         if from == 1 {
             return self.offset;
         }
-        self.events.told_from(from)
+        self.events.reported_from(from)
     }
 
     fn publish_early(&mut self) {
@@ -434,25 +434,25 @@ impl State {
             let event = entry.remove();
             self.early_bytes -= event.weight();
             if event.span().is_some_and(|(_, to)| to >= self.next) {
-                let event = self.untold(event);
+                let event = self.unreported_part(event);
                 self.publish(event);
             }
         }
     }
 
-    fn keep_early(&mut self, from: u64, event: Event) -> Result<(), Breach> {
-        match self.discipline {
-            Discipline::Acked { .. } | Discipline::Polled { .. } | Discipline::Observed => Err(SKIPPED),
-            Discipline::Reference => {
+    fn store_early(&mut self, from: u64, event: Event) -> Result<(), ProtocolViolation> {
+        match self.delivery_mode {
+            DeliveryMode::Acked { .. } | DeliveryMode::Polled { .. } | DeliveryMode::Observed => Err(SKIPPED),
+            DeliveryMode::Reference => {
                 if event.weight() > EARLY_BYTES {
-                    return Err(Breach("one piece of output is larger than 1 MiB"));
+                    return Err(ProtocolViolation("one piece of output is larger than 1 MiB"));
                 }
                 if let std::collections::btree_map::Entry::Vacant(entry) = self.early.entry(from) {
                     self.early_bytes += event.weight();
                     entry.insert(event);
                 }
                 if self.early.len() > EARLY_EVENTS || self.early_bytes > EARLY_BYTES {
-                    return Err(Breach("too many events came before their turn"));
+                    return Err(ProtocolViolation("too many events came before their turn"));
                 }
                 Ok(())
             }
@@ -460,33 +460,34 @@ impl State {
     }
 
     /// Enforces the bound on memory.
-    fn bound(&mut self) -> Result<Heard, Breach> {
-        match self.discipline {
-            Discipline::Acked { window } => {
+    fn enforce_bounds(&mut self) -> Result<Appended, ProtocolViolation> {
+        match self.delivery_mode {
+            DeliveryMode::Acked { window } => {
                 // Twice the window, because acknowledgements are in flight, plus the history.
                 let most = window.saturating_mul(2).saturating_add(HISTORY_BYTES);
                 let is_within = self.untaken_bytes <= most && self.events.empty() <= EMPTY_EVENTS;
-                is_within.then_some(Heard::Fine).ok_or(OVERRUN)
+                is_within.then_some(Appended::Accepted).ok_or(OVERRUN)
             }
-            Discipline::Polled { .. } => Ok(Heard::Fine),
-            Discipline::Observed | Discipline::Reference if !self.is_full() => Ok(Heard::Fine),
-            Discipline::Reference if !self.cursors.is_empty() => Ok(Heard::Full),
-            Discipline::Observed | Discipline::Reference => {
+            DeliveryMode::Polled { .. } => Ok(Appended::Accepted),
+            DeliveryMode::Observed | DeliveryMode::Reference if !self.is_full() => Ok(Appended::Accepted),
+            DeliveryMode::Reference if !self.cursors.is_empty() => Ok(Appended::ReaderBehind),
+            DeliveryMode::Observed | DeliveryMode::Reference => {
                 // There is no reader, or the server does not wait for it: drop the oldest events. A later reader finds a gap.
                 while self.is_full()
                     && let Some((_, to)) = self.events.front()
                 {
                     // Count it as consumed first: once it is dropped, its bytes can no longer be counted.
-                    self.take(to);
+                    self.consume(to);
                     self.events.pop();
                 }
-                Ok(Heard::Fine)
+                Ok(Appended::Accepted)
             }
         }
     }
 
     fn is_ack_due(&self) -> bool {
-        let (Discipline::Acked { window } | Discipline::Polled { window: Some(window) }) = self.discipline else {
+        let (DeliveryMode::Acked { window } | DeliveryMode::Polled { window: Some(window) }) = self.delivery_mode
+        else {
             return false;
         };
         let is_at_end = self.closed.is_some() && self.taken + 1 == self.next;
@@ -494,15 +495,15 @@ impl State {
     }
 
     fn is_full(&self) -> bool {
-        matches!(self.discipline, Discipline::Reference | Discipline::Observed)
+        matches!(self.delivery_mode, DeliveryMode::Reference | DeliveryMode::Observed)
             && (self.untaken_bytes > AHEAD_BYTES || self.events.len() > AHEAD_EVENTS)
     }
 
     /// Moves `taken` to the lowest reader, or to the end if callers only wait. Then drops history beyond its limits.
-    fn let_go(&mut self) {
+    fn release_consumed(&mut self) {
         match self.cursors.values().map(|slot| slot.position).min() {
-            Some(lowest) => self.take(lowest),
-            None if self.waiting > 0 => self.take(self.next - 1),
+            Some(lowest) => self.consume(lowest),
+            None if self.waiting > 0 => self.consume(self.next - 1),
             None => {}
         }
         while self.events.bytes() - self.untaken_bytes > HISTORY_BYTES || self.events.len() > HISTORY_EVENTS {
@@ -514,7 +515,7 @@ impl State {
     }
 
     /// Counts everything up to `position` as consumed.
-    fn take(&mut self, position: u64) {
+    fn consume(&mut self, position: u64) {
         let position = position.min(self.next - 1);
         if position <= self.taken {
             return;
@@ -525,23 +526,23 @@ impl State {
         self.taken = position;
     }
 
-    fn find(&self, position: u64) -> Poll<Found> {
+    fn find(&self, position: u64) -> Poll<CursorRead> {
         if let Some(event) = self.events.after(position) {
             let from = event.span().map_or(0, |(from, _)| from);
             // Published events have no holes, so this can only be the oldest event in memory.
             let is_before = from > position.saturating_add(1);
             return Poll::Ready(if is_before {
-                Found::Before(from)
+                CursorRead::Before(from)
             } else {
-                Found::Event(trimmed(event, position + 1))
+                CursorRead::Event(trimmed(event, position + 1))
             });
         }
         if position < self.next - 1 {
-            return Poll::Ready(Found::Before(self.next));
+            return Poll::Ready(CursorRead::Before(self.next));
         }
         match (&self.failed, self.closed) {
-            (_, Some(_)) => Poll::Ready(Found::End),
-            (Some(error), None) => Poll::Ready(Found::Failed(error.clone())),
+            (_, Some(_)) => Poll::Ready(CursorRead::End),
+            (Some(error), None) => Poll::Ready(CursorRead::Failed(error.clone())),
             (None, None) => Poll::Pending,
         }
     }

@@ -1,6 +1,6 @@
 //! The handle to a process on the server: a log that outlives every connection, a queue for stdin, and calls.
 //!
-//! `log` stores events, `cursor` reads them, `input` sends stdin, `recovery` fetches missed events, and `io` adapts the streams to
+//! `log` stores events, `cursor` reads them, `stdin_queue` sends stdin, `recovery` fetches missed events, and `io` adapts the streams to
 //! `AsyncRead` and `AsyncWrite`. This file contains the handle.
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
@@ -10,22 +10,22 @@ use exec_server_protocol::{ProcessId, SessionId, base64, command, process as wir
 use tokio::sync::watch;
 
 use crate::{
-    client::Handle,
+    client::SessionHandle,
     error::Error,
     requests,
-    session::{Generation, Key, Session},
+    session::{Generation, ProcessKey, Session},
 };
 
 pub(crate) mod cursor;
 pub(crate) mod event;
-pub(crate) mod input;
 pub(crate) mod io;
 pub(crate) mod log;
 pub(crate) mod recovery;
 pub(crate) mod start;
+pub(crate) mod stdin_queue;
 
 use event::{Exit, Totals};
-use log::Log;
+use log::EventLog;
 
 pub use cursor::Events;
 pub use io::{Output, Stdin};
@@ -36,15 +36,15 @@ pub use io::{Output, Stdin};
 /// a program does that writes to a full pipe. [`wait`](Self::wait) consumes and discards output.
 #[derive(Clone)]
 pub struct Process {
-    shared: Arc<Shared>,
+    shared: Arc<ProcessShared>,
 }
 
 /// State that all clones of a handle share.
-pub(crate) struct Shared {
-    handle: Arc<Handle>,
-    pub(crate) key: Key,
-    pub(crate) log: Arc<Log>,
-    pub(crate) input: Arc<input::Input>,
+pub(crate) struct ProcessShared {
+    handle: Arc<SessionHandle>,
+    pub(crate) key: ProcessKey,
+    pub(crate) log: Arc<EventLog>,
+    pub(crate) input: Arc<stdin_queue::StdinQueue>,
     is_tty: bool,
     pid: Option<u32>,
     sandbox: Option<AppliedSandbox>,
@@ -86,9 +86,9 @@ pub struct Chunk {
 }
 
 /// The parameters of a new handle.
-pub(crate) struct Origin {
-    pub(crate) key: Key,
-    pub(crate) log: Arc<Log>,
+pub(crate) struct HandleParams {
+    pub(crate) key: ProcessKey,
+    pub(crate) log: Arc<EventLog>,
     pub(crate) is_tty: bool,
     pub(crate) pid: Option<u32>,
     pub(crate) sandbox: Option<AppliedSandbox>,
@@ -98,19 +98,19 @@ pub(crate) struct Origin {
 }
 
 impl Process {
-    pub(crate) fn new(handle: Arc<Handle>, origin: Origin) -> Self {
+    pub(crate) fn new(handle: Arc<SessionHandle>, params: HandleParams) -> Self {
         let generation = handle.session().peer.server.generation;
-        let keeps_write_ids = generation == Generation::Current || origin.is_h;
-        let input = input::Input::new(origin.key.clone(), generation, keeps_write_ids);
-        let shared = Shared {
+        let keeps_write_ids = generation == Generation::Current || params.is_h;
+        let input = stdin_queue::StdinQueue::new(params.key.clone(), generation, keeps_write_ids);
+        let shared = ProcessShared {
             handle,
-            key: origin.key,
-            log: origin.log,
+            key: params.key,
+            log: params.log,
             input: Arc::new(input),
-            is_tty: origin.is_tty,
-            pid: origin.pid,
-            sandbox: origin.sandbox,
-            terminate_on_drop: origin.terminate_on_drop,
+            is_tty: params.is_tty,
+            pid: params.pid,
+            sandbox: params.sandbox,
+            terminate_on_drop: params.terminate_on_drop,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -198,16 +198,16 @@ impl Process {
     /// generation S ignores write ids: there, a write that a cut interrupts fails with [`Error::UnknownOutcome`].
     pub async fn write(&self, bytes: impl Into<Bytes>) -> Result<wire::WriteStatus, Error> {
         let bytes = bytes.into();
-        let (written, must_serve) = poll_fn(|cx| self.shared.input.poll_write(cx, &bytes)).await;
-        self.shared.serve_input(must_serve);
+        let (written, must_start_sender) = poll_fn(|cx| self.shared.input.poll_write(cx, &bytes)).await;
+        self.shared.start_sender(must_start_sender);
         written.await.unwrap_or(Err(Error::Disconnected { reason: None }))
     }
 
     /// Closes stdin after all earlier writes. On a terminal, sends the end-of-file character.
     pub async fn close_stdin(&self) -> Result<wire::CloseStdinStatus, Error> {
         self.shared.require(|capabilities| capabilities.close_stdin, "close stdin")?;
-        let (closed, must_serve) = self.shared.input.close();
-        self.shared.serve_input(must_serve);
+        let (closed, must_start_sender) = self.shared.input.close();
+        self.shared.start_sender(must_start_sender);
         closed.await.unwrap_or(Err(Error::Disconnected { reason: None }))
     }
 
@@ -242,7 +242,7 @@ impl Process {
     ///
     /// If there is no other reader, the output is discarded, so that the process cannot block.
     pub async fn wait(&self) -> Result<Exit, Error> {
-        let waiting = Waiting::new(&self.shared);
+        let waiting = WaitGuard::new(&self.shared);
         let mut wake = self.shared.log.wake();
         loop {
             wake.mark_unchanged();
@@ -328,7 +328,7 @@ impl Process {
     }
 }
 
-impl Shared {
+impl ProcessShared {
     pub(crate) fn session(&self) -> &Session {
         self.handle.session()
     }
@@ -362,9 +362,9 @@ impl Shared {
         }
     }
 
-    fn serve_input(&self, must_serve: bool) {
-        if must_serve {
-            self.session().spawn(input::serve(Arc::clone(&self.input), self.session().links()));
+    fn start_sender(&self, must_start_sender: bool) {
+        if must_start_sender {
+            self.session().spawn(stdin_queue::run_sender(Arc::clone(&self.input), self.session().links()));
         }
     }
 
@@ -374,7 +374,7 @@ impl Shared {
 }
 
 /// Terminates a process by its key.
-pub(crate) async fn terminate(session: &Session, key: &Key, grace: Option<Duration>) -> Result<bool, Error> {
+pub(crate) async fn terminate(session: &Session, key: &ProcessKey, grace: Option<Duration>) -> Result<bool, Error> {
     if session.peer.server.generation == Generation::V0 {
         let params = command::TerminateParams { process_id: key.process_id.clone() };
         return session.call::<requests::CommandExecTerminate>(&params).await.map(|result| result.running);
@@ -387,7 +387,7 @@ pub(crate) async fn terminate(session: &Session, key: &Key, grace: Option<Durati
     session.call::<requests::ProcessTerminate>(&params).await.map(|result| result.running)
 }
 
-impl Drop for Shared {
+impl Drop for ProcessShared {
     fn drop(&mut self) {
         self.session().routes.remove(&self.key, &self.log);
         // No reader is left. The failure stops tasks that fill the log or wait for room in it.
@@ -445,17 +445,17 @@ impl Read {
 }
 
 /// Guard for a caller that waits for the end and reads no events.
-struct Waiting<'a>(&'a Shared);
+struct WaitGuard<'a>(&'a ProcessShared);
 
-impl<'a> Waiting<'a> {
-    fn new(shared: &'a Shared) -> Self {
+impl<'a> WaitGuard<'a> {
+    fn new(shared: &'a ProcessShared) -> Self {
         shared.log.begin_wait();
         shared.session().acks.notify_one();
         Self(shared)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         self.0.log.end_wait();
         self.0.session().acks.notify_one();

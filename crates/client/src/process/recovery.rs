@@ -13,16 +13,16 @@ use std::{
 use exec_server_protocol::{base64, process as wire};
 
 use super::{
-    Shared,
+    ProcessShared,
     event::{Event, Exit, Totals},
-    log::{Breach, Heard, Log},
+    log::{Appended, EventLog, ProtocolViolation},
 };
 use crate::{
     error::Error,
-    link::Link,
     requests,
-    routes::Feed,
-    session::{Generation, Key, Session, State, is_adopting},
+    routes::EventSource,
+    server_link::ServerLink,
+    session::{Generation, ProcessKey, Session, State, is_adopting},
 };
 
 /// How long one read of a polled process waits for new events.
@@ -41,13 +41,13 @@ const LISTED_BYTES: usize = 256 << 20;
 const POLL_AHEAD: u64 = 1 << 20;
 
 /// Brings every log of the session up to date on a new link. An error means that the link is gone again.
-pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error> {
-    for (key, log, feed) in session.routes.all() {
-        if log.closed().is_some() || log.failed().is_some() || feed == Feed::Polled {
+pub(crate) async fn catch_up(session: &Session, link: &ServerLink) -> Result<(), Error> {
+    for (key, log, source) in session.routes.all() {
+        if log.closed().is_some() || log.failed().is_some() || source == EventSource::Polled {
             continue;
         }
         let caught_up = if key.session_id.is_some() {
-            subscribe(link, &key, &log, feed != Feed::Observed).await
+            subscribe(link, &key, &log, source != EventSource::Observed).await
         } else if session.peer.server.generation == Generation::Reference {
             read_missed(link, &key, &log).await
         } else {
@@ -58,10 +58,10 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
             Ok(()) => {}
             Err(error @ Error::Disconnected { .. }) => return Err(error),
             Err(error) if is_adopting(&error) => {
-                session.subscribe_adopted(key, Arc::downgrade(&log), feed != Feed::Observed, link.epoch);
+                session.subscribe_adopted(key, Arc::downgrade(&log), source != EventSource::Observed, link.epoch);
             }
             // The request to start may have been lost with the link. It will be sent again.
-            Err(Error::Server { .. }) if feed == Feed::Starting => {}
+            Err(Error::Server { .. }) if source == EventSource::Starting => {}
             Err(error) => log.fail(error),
         }
     }
@@ -70,7 +70,7 @@ pub(crate) async fn catch_up(session: &Session, link: &Link) -> Result<(), Error
 
 /// Subscribes again to a process of another session, after the last event received. `from_seq` asks the server to keep everything after the
 /// log's beginning. The acknowledgement of what was consumed follows right after this call.
-pub(crate) async fn subscribe(link: &Link, key: &Key, log: &Log, hold: bool) -> Result<(), Error> {
+pub(crate) async fn subscribe(link: &ServerLink, key: &ProcessKey, log: &EventLog, hold: bool) -> Result<(), Error> {
     let params = wire::SubscribeParams {
         process_id: key.process_id.clone(),
         session_id: key.session_id.clone(),
@@ -85,18 +85,18 @@ pub(crate) async fn subscribe(link: &Link, key: &Key, log: &Log, hold: bool) -> 
 ///
 /// One read returns everything that the server keeps, so the second one finds nothing, or output that is being pushed as well. The limit
 /// protects against a process that writes faster than it can be read, and against a server whose answers never end.
-async fn read_missed(link: &Link, key: &Key, log: &Log) -> Result<(), Error> {
+async fn read_missed(link: &ServerLink, key: &ProcessKey, log: &EventLog) -> Result<(), Error> {
     for _ in 0..MISSED_READS {
         let after = log.next() - 1;
-        let read = Through::Link(link).read_all(&read_params(key, after, Duration::ZERO)).await?;
-        let told = tell(log, after, read, None);
-        if let Err(breach) = &told {
+        let read = ReadConnection::Link(link).read_all(&read_params(key, after, Duration::ZERO)).await?;
+        let appended = append_read(log, after, read, None);
+        if let Err(violation) = &appended {
             // As in the reference implementation: a process whose events cannot be followed must not keep running unseen.
             let params = wire::TerminateParams { process_id: key.process_id.clone(), session_id: None, grace_ms: None };
             link.call::<requests::ProcessTerminate>(&params).await?;
-            return Err(Error::Protocol(breach.0.to_owned()));
+            return Err(Error::Protocol(violation.0.to_owned()));
         }
-        if log.next() - 1 == after || log.closed().is_some() || told == Ok(Heard::Full) {
+        if log.next() - 1 == after || log.closed().is_some() || appended == Ok(Appended::ReaderBehind) {
             break;
         }
     }
@@ -105,14 +105,14 @@ async fn read_missed(link: &Link, key: &Key, log: &Log) -> Result<(), Error> {
 
 /// The connection that a read uses.
 #[derive(Clone, Copy)]
-enum Through<'a> {
+enum ReadConnection<'a> {
     /// This link only.
-    Link(&'a Link),
+    Link(&'a ServerLink),
     /// As many links as it takes.
     Session(&'a Session),
 }
 
-impl Through<'_> {
+impl ReadConnection<'_> {
     async fn read(self, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
         match self {
             Self::Link(link) => link.call::<requests::ProcessRead>(params).await,
@@ -147,13 +147,13 @@ impl Through<'_> {
 /// Reads everything that the server has after a sequence number, over as many links as it takes.
 async fn read_after(session: &Session, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
     match session.peer.server.generation {
-        Generation::Reference => Through::Session(session).read_all(params).await,
-        Generation::V0 | Generation::Current => Through::Session(session).read(params).await,
+        Generation::Reference => ReadConnection::Session(session).read_all(params).await,
+        Generation::V0 | Generation::Current => ReadConnection::Session(session).read(params).await,
     }
 }
 
 /// Reads the events between a cursor and the beginning of its log.
-pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Result<VecDeque<Event>, Error> {
+pub(super) async fn read_back(shared: &ProcessShared, position: u64, first: u64) -> Result<VecDeque<Event>, Error> {
     let gap = || VecDeque::from([Event::Gap { from_seq: position + 1, to_seq: first - 1, bytes: None }]);
     if shared.session().peer.server.generation == Generation::V0 {
         return Ok(gap());
@@ -166,7 +166,7 @@ pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Res
         Err(error) => return Err(error),
     };
     let events =
-        rebuild(position, read, shared.log.exit_at()).map_err(|breach| Error::Protocol(breach.0.to_owned()))?;
+        rebuild(position, read, shared.log.exit_at()).map_err(|violation| Error::Protocol(violation.0.to_owned()))?;
     // Events that the log has in memory come from the log: notifications contain more than a read.
     let mut events: VecDeque<Event> =
         events.into_iter().filter(|event| event.span().is_some_and(|(from, _)| from < first)).collect();
@@ -180,10 +180,10 @@ pub(super) async fn read_back(shared: &Shared, position: u64, first: u64) -> Res
 
 /// Fills a log only by reading. Used for a process of this session that an earlier client started, and whose notifications went to that
 /// client.
-pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
+pub(crate) async fn poll_events(session: Weak<Session>, key: ProcessKey, weak: Weak<EventLog>) {
     loop {
         let Some(log) = weak.upgrade() else { return };
-        log.room_below(POLL_AHEAD).await;
+        log.wait_for_room_below(POLL_AHEAD).await;
         if log.closed().is_some() || log.failed().is_some() {
             return;
         }
@@ -193,10 +193,10 @@ pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
         let Some(session) = session.upgrade() else { return };
         let read = read_after(&session, &read_params(&key, after, POLL_WAIT)).await;
         let Some(log) = weak.upgrade() else { return };
-        let told = match read {
+        let appended = match read {
             Ok(read) => {
                 let exit = if read.end.exited && log.exit().is_none() { exit_of(&session, &key).await } else { None };
-                tell(&log, after, read, exit).map_err(|breach| Error::Protocol(breach.0.to_owned()))
+                append_read(&log, after, read, exit).map_err(|violation| Error::Protocol(violation.0.to_owned()))
             }
             // `call_timeout` and `fail_fast` are meant for the caller's own calls. This read continues on the next link.
             Err(Error::Disconnected { .. } | Error::UnknownOutcome { .. }) if session.lost().is_none() => {
@@ -206,7 +206,7 @@ pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
             }
             Err(error) => Err(error),
         };
-        if let Err(error) = told {
+        if let Err(error) = appended {
             log.fail(error);
         }
         session.acks.notify_one();
@@ -214,19 +214,20 @@ pub(crate) async fn poll(session: Weak<Session>, key: Key, weak: Weak<Log>) {
 }
 
 /// How a process ended, including the details that a read leaves out; `None` if the server does not list processes.
-pub(crate) async fn exit_of(session: &Session, key: &Key) -> Option<Exit> {
-    find(session, key).await.ok().flatten().and_then(|info| info.exit).map(Exit::from)
+pub(crate) async fn exit_of(session: &Session, key: &ProcessKey) -> Option<Exit> {
+    find_process(session, key).await.ok().flatten().and_then(|info| info.exit).map(Exit::from)
 }
 
 /// The server's entry for a process, if it has one.
-pub(crate) async fn find(session: &Session, key: &Key) -> Result<Option<wire::ProcessInfo>, Error> {
+pub(crate) async fn find_process(session: &Session, key: &ProcessKey) -> Result<Option<wire::ProcessInfo>, Error> {
     let scope = if key.session_id.is_some() { wire::Scope::All } else { wire::Scope::Session };
     let own = session.peer.session_id.as_ref();
-    let wanted = key.session_id.as_ref().or(own);
-    let is_wanted = |info: &wire::ProcessInfo| info.process_id == key.process_id && Some(&info.session_id) == wanted;
-    let mut pages = Pages::new(scope);
+    let requested_session = key.session_id.as_ref().or(own);
+    let is_requested =
+        |info: &wire::ProcessInfo| info.process_id == key.process_id && Some(&info.session_id) == requested_session;
+    let mut pages = ListPages::new(scope);
     while let Some(page) = pages.next(session).await? {
-        if let Some(found) = page.processes.into_iter().find(is_wanted) {
+        if let Some(found) = page.processes.into_iter().find(is_requested) {
             return Ok(Some(found));
         }
     }
@@ -235,12 +236,12 @@ pub(crate) async fn find(session: &Session, key: &Key) -> Result<Option<wire::Pr
 
 /// Lists all processes of a session, or of every session of its principal. The reported sessions in adoption are those of the first page. A
 /// session that is adopted between two pages may have processes that belong on an earlier page.
-pub(crate) async fn list(session: &Session, scope: wire::Scope) -> Result<wire::ListResult, Error> {
-    let mut pages = Pages::new(scope);
+pub(crate) async fn list_processes(session: &Session, scope: wire::Scope) -> Result<wire::ListResult, Error> {
+    let mut pages = ListPages::new(scope);
     let mut all = wire::ListResult { processes: Vec::new(), next_cursor: None, adopting: Vec::new() };
     let mut bytes = 0;
     while let Some(page) = pages.next(session).await? {
-        bytes += page.processes.iter().map(kept_bytes).sum::<usize>();
+        bytes += page.processes.iter().map(memory_bytes).sum::<usize>();
         if bytes > LISTED_BYTES {
             return Err(Error::Protocol(format!("process/list: the server lists more than {LISTED_BYTES} bytes")));
         }
@@ -253,19 +254,19 @@ pub(crate) async fn list(session: &Session, scope: wire::Scope) -> Result<wire::
 }
 
 /// The approximate memory that an entry needs.
-fn kept_bytes(info: &wire::ProcessInfo) -> usize {
+fn memory_bytes(info: &wire::ProcessInfo) -> usize {
     let argv: usize = info.argv.iter().map(|arg| arg.len() + size_of::<String>()).sum();
     size_of::<wire::ProcessInfo>() + info.process_id.as_str().len() + info.cwd.len() + argv
 }
 
 /// The pages of a list, one at a time. A server without paging sends one page.
-struct Pages {
+struct ListPages {
     scope: wire::Scope,
     /// The cursor of the next page; `None` after the last page.
     next: Option<Option<String>>,
 }
 
-impl Pages {
+impl ListPages {
     fn new(scope: wire::Scope) -> Self {
         Self { scope, next: Some(None) }
     }
@@ -284,47 +285,53 @@ impl Pages {
 }
 
 /// Records the end of a process whose exit or close lies before the beginning of its log, and which no event will report.
-pub(crate) fn learn_end(log: &Log, info: &wire::ProcessInfo, after: u64, feed: Feed) {
+pub(crate) fn record_end(log: &EventLog, info: &wire::ProcessInfo, after: u64, source: EventSource) {
     let is_over = info.closed && info.next_seq <= after.saturating_add(1);
     // A polled log finds out with its first read whether the exit lies before its beginning.
-    if let Some(exit) = info.exit.clone().filter(|_| is_over || feed != Feed::Polled) {
-        log.learn_exit(exit.into());
+    if let Some(exit) = info.exit.clone().filter(|_| is_over || source != EventSource::Polled) {
+        log.record_exit(exit.into());
     }
     if is_over {
-        log.learn_closed(Totals { output_bytes: Some(info.output_bytes), dropped_bytes: Some(info.dropped_bytes) });
+        log.record_closed(Totals { output_bytes: Some(info.output_bytes), dropped_bytes: Some(info.dropped_bytes) });
     }
 }
 
 /// Appends the events of a read to a log. `exit` contains more details of the exit than the read.
-fn tell(log: &Log, after: u64, read: wire::ReadResult, exit: Option<Exit>) -> Result<Heard, Breach> {
-    let mut heard = Heard::Fine;
-    let (past, is_over) = (past_exit(&read.end), read.end.closed && read.end.next_seq <= after.saturating_add(1));
+fn append_read(
+    log: &EventLog,
+    after: u64,
+    read: wire::ReadResult,
+    exit: Option<Exit>,
+) -> Result<Appended, ProtocolViolation> {
+    let mut appended = Appended::Accepted;
+    let (exit_in_read, is_over) =
+        (exit_of_read(&read.end), read.end.closed && read.end.next_seq <= after.saturating_add(1));
     // An exit that was not learned from an event has no sequence number; 0 matches no event.
-    let known = log.exit_at().or_else(|| log.learned_exit().map(|exit| (0, exit)));
+    let known = log.exit_at().or_else(|| log.recorded_exit().map(|exit| (0, exit)));
     let events = rebuild(after, read, known)?;
-    let is_told = log.exit().is_some() || events.iter().any(|event| matches!(event, Event::Exited { .. }));
-    if let Some(past) = past.filter(|_| !is_told) {
-        log.learn_exit(exit.clone().unwrap_or(past));
+    let is_reported = log.exit().is_some() || events.iter().any(|event| matches!(event, Event::Exited { .. }));
+    if let Some(exit_in_read) = exit_in_read.filter(|_| !is_reported) {
+        log.record_exit(exit.clone().unwrap_or(exit_in_read));
     }
     if is_over {
-        log.learn_closed(Totals::default());
+        log.record_closed(Totals::default());
     }
     for mut event in events {
         if let (Event::Exited { exit: known, .. }, Some(more)) = (&mut event, &exit) {
             *known = more.clone();
         }
-        heard = log.hear(event)?;
+        appended = log.append(event)?;
     }
-    Ok(heard)
+    Ok(appended)
 }
 
 /// The exit as far as a read reports it.
-fn past_exit(end: &wire::ReadEnd) -> Option<Exit> {
+fn exit_of_read(end: &wire::ReadEnd) -> Option<Exit> {
     let code = end.exit_code.filter(|_| end.exited)?;
     Some(Exit { sandbox_denied: end.sandbox_denied.then_some(true), ..Exit::of_code(code) })
 }
 
-fn read_params(key: &Key, after: u64, wait: Duration) -> wire::ReadParams {
+fn read_params(key: &ProcessKey, after: u64, wait: Duration) -> wire::ReadParams {
     wire::ReadParams {
         process_id: key.process_id.clone(),
         session_id: key.session_id.clone(),
@@ -341,28 +348,28 @@ pub(crate) fn rebuild(
     after: u64,
     read: wire::ReadResult,
     known_exit: Option<(u64, Exit)>,
-) -> Result<Vec<Event>, Breach> {
+) -> Result<Vec<Event>, ProtocolViolation> {
     let end = read.end;
     if end.next_seq == u64::MAX {
-        return Err(Breach("a number is impossible"));
+        return Err(ProtocolViolation("a number is impossible"));
     }
     let mut events = Vec::new();
     let mut holes = Vec::new();
     let mut next = after + 1;
     for chunk in read.chunks {
         if chunk.seq == u64::MAX {
-            return Err(Breach("a number is impossible"));
+            return Err(ProtocolViolation("a number is impossible"));
         }
         if chunk.seq < next {
             continue;
         }
         if end.closed && chunk.seq + 1 >= end.next_seq {
-            return Err(Breach("output has the number of the close"));
+            return Err(ProtocolViolation("output has the number of the close"));
         }
         if chunk.seq > next {
             holes.push((next, chunk.seq - 1));
         }
-        let bytes = base64::decode(&chunk.chunk).map_err(|_| Breach("output is not base64"))?.into();
+        let bytes = base64::decode(&chunk.chunk).map_err(|_| ProtocolViolation("output is not base64"))?.into();
         events.push(Event::Output { seq: chunk.seq, stream: chunk.stream, bytes, offset: None });
         next = chunk.seq + 1;
     }
@@ -376,11 +383,11 @@ pub(crate) fn rebuild(
     let exit = match known_exit {
         Some(known) => Some(known),
         None if end.exited => {
-            let exit = past_exit(&end).ok_or(Breach("a process exited without a code"))?;
+            let exit = exit_of_read(&end).ok_or(ProtocolViolation("a process exited without a code"))?;
             match holes.last() {
                 // The server evicts the oldest output first, so the last missing number is that of the exit.
                 Some((_, seq)) => Some((*seq, exit)),
-                None if after == 0 => return Err(Breach("there is no number left for the exit")),
+                None if after == 0 => return Err(ProtocolViolation("there is no number left for the exit")),
                 // The number of the exit lies before the requested range.
                 None => None,
             }
@@ -415,7 +422,7 @@ pub(crate) fn rebuild(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::log::Discipline;
+    use crate::process::log::DeliveryMode;
 
     fn read(chunks: &[u64], next_seq: u64, exit_code: Option<i32>, closed: bool) -> wire::ReadResult {
         let chunk = |&seq: &u64| wire::ReadChunk { seq, stream: wire::Stream::Stdout, chunk: "eA==".to_owned() };
@@ -433,7 +440,7 @@ mod tests {
         wire::ReadResult { chunks: chunks.iter().map(chunk).collect(), end }
     }
 
-    fn spell(events: Result<Vec<Event>, Breach>) -> String {
+    fn spell(events: Result<Vec<Event>, ProtocolViolation>) -> String {
         let word = |event: &Event| match event {
             Event::Output { seq, .. } => format!("o{seq}"),
             Event::Gap { from_seq, to_seq, .. } => format!("g{from_seq}-{to_seq}"),
@@ -443,7 +450,7 @@ mod tests {
         };
         match events {
             Ok(events) => events.iter().map(word).collect::<Vec<_>>().join(" "),
-            Err(breach) => breach.0.to_owned(),
+            Err(violation) => violation.0.to_owned(),
         }
     }
 
@@ -473,20 +480,20 @@ mod tests {
     #[test]
     fn an_exit_before_the_beginning_is_known_to_the_log_and_no_event_of_it() {
         for (answer, is_closed) in [(read(&[], 4, Some(7), false), false), (read(&[], 5, Some(7), true), true)] {
-            let log = Log::new(Discipline::Observed, 3);
-            tell(&log, 3, answer, None).expect("the exit is number 3");
+            let log = EventLog::new(DeliveryMode::Observed, 3);
+            append_read(&log, 3, answer, None).expect("the exit is number 3");
             assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(7)), None));
             assert_eq!(log.closed().is_some(), is_closed);
         }
         // The log takes the details of the exit from the list. A number that is missing later is a gap, because the exit is known.
-        let log = Log::new(Discipline::Observed, 3);
+        let log = EventLog::new(DeliveryMode::Observed, 3);
         let more = Exit { signal: Some("SIGKILL".to_owned()), ..Exit::of_code(137) };
-        tell(&log, 3, read(&[4], 5, Some(137), false), Some(more.clone())).expect("the exit is before");
-        tell(&log, 4, read(&[8], 9, Some(137), false), None).expect("a gap");
+        append_read(&log, 3, read(&[4], 5, Some(137), false), Some(more.clone())).expect("the exit is before");
+        append_read(&log, 4, read(&[8], 9, Some(137), false), None).expect("a gap");
         assert_eq!((log.exit(), log.exit_at(), log.next()), (Some(more), None, 9));
         // The close lies before the beginning, too.
-        let log = Log::new(Discipline::Observed, 4);
-        tell(&log, 4, read(&[], 5, Some(7), true), None).expect("everything is before");
+        let log = EventLog::new(DeliveryMode::Observed, 4);
+        append_read(&log, 4, read(&[], 5, Some(7), true), None).expect("everything is before");
         assert_eq!((log.exit(), log.closed(), log.next()), (Some(Exit::of_code(7)), Some(Totals::default()), 5));
     }
 

@@ -15,11 +15,11 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{FOREVER, Key, Options, Session};
+use super::{FOREVER, ProcessKey, Session, SessionOptions};
 use crate::{
     error::Error,
-    links::Links,
-    process::{log::Log, recovery},
+    link_state::LinkWaiter,
+    process::{log::EventLog, recovery},
     requests::Method,
 };
 
@@ -35,8 +35,8 @@ pub(crate) fn is_adopting(error: &Error) -> bool {
 }
 
 /// How long a first connection retries after this refusal, independently of `connect_retry_for`.
-pub(super) fn resume_within(options: &Options, refused: &Error) -> Duration {
-    if is_adopting(refused) { options.recover_for.unwrap_or(RESUME_WITHIN).min(FOREVER) } else { Duration::ZERO }
+pub(super) fn resume_within(options: &SessionOptions, refusal: &Error) -> Duration {
+    if is_adopting(refusal) { options.recover_for.unwrap_or(RESUME_WITHIN).min(FOREVER) } else { Duration::ZERO }
 }
 
 impl Session {
@@ -53,24 +53,31 @@ impl Session {
     }
 
     /// Subscribes to a process of another session as soon as the server has adopted that session. Applies only to the link with this epoch.
-    pub(crate) fn subscribe_adopted(&self, key: Key, log: Weak<Log>, hold: bool, epoch: u64) {
+    pub(crate) fn subscribe_adopted(&self, key: ProcessKey, log: Weak<EventLog>, hold: bool, epoch: u64) {
         tracing::info!(session = ?key.session_id, "its server is still adopting it; waiting");
-        let later = Later { links: self.standing.links(false), key, log, hold, epoch, acks: Arc::clone(&self.acks) };
-        self.spawn(later.subscribe(self.recover_for().min(FOREVER)));
+        let pending = PendingSubscription {
+            links: self.link_state.links(false),
+            key,
+            log,
+            hold,
+            epoch,
+            acks: Arc::clone(&self.acks),
+        };
+        self.spawn(pending.subscribe(self.recover_for().min(FOREVER)));
     }
 }
 
 /// A subscription that is still to be made.
-struct Later {
-    links: Links,
-    key: Key,
-    log: Weak<Log>,
+struct PendingSubscription {
+    links: LinkWaiter,
+    key: ProcessKey,
+    log: Weak<EventLog>,
     hold: bool,
     epoch: u64,
     acks: Arc<Notify>,
 }
 
-impl Later {
+impl PendingSubscription {
     async fn subscribe(self, within: Duration) {
         let until = Instant::now() + within;
         loop {

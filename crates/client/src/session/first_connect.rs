@@ -1,17 +1,17 @@
 //! Decides whether a failed first connection is retried, and after which pause. Neither sleeps nor connects itself.
 //!
-//! A permanent failure is reported at once. This module covers only the first connection. An established session is retried by `Mending`
-//! after every kind of failure.
+//! A permanent failure is reported at once. This module covers only the first connection. An established session is retried by
+//! `ReconnectState` after every kind of failure.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{FOREVER, Options};
+use super::{FOREVER, SessionOptions};
 use crate::{
     backoff::Backoff,
     error::{ConnectFailure, Error},
-    link::Refused,
+    server_link::DialError,
 };
 
 /// The longest pause between two attempts, so that a caller that waits for a server to start notices it soon.
@@ -27,7 +27,7 @@ pub(super) struct FirstConnect {
 }
 
 impl FirstConnect {
-    pub(super) fn new(options: &Options) -> Self {
+    pub(super) fn new(options: &SessionOptions) -> Self {
         Self {
             backoff: options.backoff.clone(),
             began: Instant::now(),
@@ -39,11 +39,11 @@ impl FirstConnect {
 
     /// Returns the pause before the next attempt, or `None` if the failure is to be reported. This failure is retried until `within` has
     /// passed since the first attempt, even if the caller set a shorter time.
-    pub(super) fn pause_after(&mut self, refused: &Refused, within: Duration) -> Option<Duration> {
-        if !refused.is_worth_retrying || refused.is_offence {
+    pub(super) fn pause_after(&mut self, dial_error: &DialError, within: Duration) -> Option<Duration> {
+        if !dial_error.is_worth_retrying || dial_error.is_violation {
             return None;
         }
-        let pause = match failure_of(&refused.error) {
+        let pause = match failure_of(&dial_error.error) {
             ConnectFailure::Permanent => return None,
             ConnectFailure::Unreachable if self.is_brief => return None,
             ConnectFailure::NotListening if self.is_brief => self.grace.take()?,
@@ -78,19 +78,19 @@ mod tests {
         FirstConnect { backoff, began: Instant::now(), retry_for, grace, is_brief: grace.is_some() }
     }
 
-    fn refused(failure: ConnectFailure) -> Refused {
-        Refused::for_now(Error::Connect { address: "there".to_owned(), failure, reason: "down".to_owned() })
+    fn dial_error(failure: ConnectFailure) -> DialError {
+        DialError::retryable(Error::Connect { address: "there".to_owned(), failure, reason: "down".to_owned() })
     }
 
     #[tokio::test(start_paused = true)]
     async fn with_a_grace_one_retry_is_left_to_a_server_that_is_starting_and_none_to_the_rest() {
         let mut brief = first_connect(Duration::from_secs(10), Some(GRACE));
-        assert_eq!(brief.pause_after(&refused(ConnectFailure::Permanent), Duration::ZERO), None);
-        assert_eq!(brief.pause_after(&refused(ConnectFailure::Unreachable), Duration::ZERO), None);
-        assert_eq!(brief.pause_after(&refused(ConnectFailure::NotListening), Duration::ZERO), Some(GRACE));
-        assert_eq!(brief.pause_after(&refused(ConnectFailure::NotListening), Duration::ZERO), None);
+        assert_eq!(brief.pause_after(&dial_error(ConnectFailure::Permanent), Duration::ZERO), None);
+        assert_eq!(brief.pause_after(&dial_error(ConnectFailure::Unreachable), Duration::ZERO), None);
+        assert_eq!(brief.pause_after(&dial_error(ConnectFailure::NotListening), Duration::ZERO), Some(GRACE));
+        assert_eq!(brief.pause_after(&dial_error(ConnectFailure::NotListening), Duration::ZERO), None);
         assert!(
-            brief.pause_after(&refused(ConnectFailure::Busy), Duration::ZERO).is_some(),
+            brief.pause_after(&dial_error(ConnectFailure::Busy), Duration::ZERO).is_some(),
             "it says that it comes back"
         );
     }
@@ -98,15 +98,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_caller_that_waits_retries_all_but_permanent_failures() {
         let mut patient = first_connect(Duration::from_secs(10), None);
-        assert_eq!(patient.pause_after(&refused(ConnectFailure::Permanent), Duration::ZERO), None);
+        assert_eq!(patient.pause_after(&dial_error(ConnectFailure::Permanent), Duration::ZERO), None);
         for failure in [ConnectFailure::Unreachable, ConnectFailure::NotListening, ConnectFailure::Busy] {
-            let pause = patient.pause_after(&refused(failure), Duration::ZERO).expect("there is time");
+            let pause = patient.pause_after(&dial_error(failure), Duration::ZERO).expect("there is time");
             assert!(pause <= PAUSE_MAX, "{pause:?}");
         }
         tokio::time::advance(Duration::from_secs(11)).await;
-        assert_eq!(patient.pause_after(&refused(ConnectFailure::Busy), Duration::ZERO), None, "the time is over");
+        assert_eq!(patient.pause_after(&dial_error(ConnectFailure::Busy), Duration::ZERO), None, "the time is over");
         assert!(
-            patient.pause_after(&refused(ConnectFailure::Busy), Duration::from_secs(30)).is_some(),
+            patient.pause_after(&dial_error(ConnectFailure::Busy), Duration::from_secs(30)).is_some(),
             "this one has more"
         );
     }

@@ -1,18 +1,18 @@
 //! Detects a link that is open but silent: the server has stopped, or the network drops its packets.
 //!
 //! The client pings a silent server once a second, because an idle server sends nothing by itself. Only a caller that shows the state to a
-//! person turns this on. The watch only reports; closing a dead link is left to `Link::look_alive`.
+//! person turns this on. The watch only reports; closing a dead link is left to `ServerLink::check_alive`.
 
 use std::time::Duration;
 
 use tokio::time::{self, Instant};
 
 /// How often the link is checked, and after which silence the client pings the server.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum LinkActivity {
     /// Something was received since the last check.
     Alive,
     /// Something was received after a silence that had been reported.
@@ -26,17 +26,17 @@ pub(super) enum Seen {
 pub(super) struct StallWatch {
     /// The silence to report; `None` turns the watch off.
     after: Option<Duration>,
-    look: time::Interval,
+    checks: time::Interval,
     progress: u64,
-    last_heard: Instant,
+    last_received: Instant,
     is_stalled: bool,
 }
 
 impl StallWatch {
     pub(super) fn new(after: Option<Duration>) -> Self {
-        let mut look = time::interval(LOOK_EVERY);
-        look.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-        Self { after, look, progress: 0, last_heard: Instant::now(), is_stalled: false }
+        let mut checks = time::interval(CHECK_EVERY);
+        checks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        Self { after, checks, progress: 0, last_received: Instant::now(), is_stalled: false }
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -45,18 +45,22 @@ impl StallWatch {
 
     /// Waits until the next check is due. Cancel safe.
     pub(super) async fn tick(&mut self) {
-        self.look.tick().await;
+        self.checks.tick().await;
     }
 
     /// Checks the link. `progress` grows with everything that is received.
-    pub(super) fn look(&mut self, progress: u64) -> Seen {
+    pub(super) fn check(&mut self, progress: u64) -> LinkActivity {
         let now = Instant::now();
         if progress != self.progress {
-            (self.progress, self.last_heard) = (progress, now);
-            return if std::mem::take(&mut self.is_stalled) { Seen::AliveAgain } else { Seen::Alive };
+            (self.progress, self.last_received) = (progress, now);
+            return if std::mem::take(&mut self.is_stalled) { LinkActivity::AliveAgain } else { LinkActivity::Alive };
         }
-        let is_long = self.after.is_some_and(|after| now.duration_since(self.last_heard) >= after);
-        if is_long && !std::mem::replace(&mut self.is_stalled, true) { Seen::Stalled } else { Seen::Silent }
+        let is_long = self.after.is_some_and(|after| now.duration_since(self.last_received) >= after);
+        if is_long && !std::mem::replace(&mut self.is_stalled, true) {
+            LinkActivity::Stalled
+        } else {
+            LinkActivity::Silent
+        }
     }
 }
 
@@ -67,12 +71,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silence_is_reported_once_and_so_is_its_end() {
         let mut watch = StallWatch::new(Some(Duration::from_secs(3)));
-        assert_eq!(watch.look(1), Seen::Alive);
-        for expected in [Seen::Silent, Seen::Silent, Seen::Stalled, Seen::Silent] {
+        assert_eq!(watch.check(1), LinkActivity::Alive);
+        for expected in [LinkActivity::Silent, LinkActivity::Silent, LinkActivity::Stalled, LinkActivity::Silent] {
             time::advance(Duration::from_secs(1)).await;
-            assert_eq!(watch.look(1), expected);
+            assert_eq!(watch.check(1), expected);
         }
-        assert_eq!(watch.look(2), Seen::AliveAgain);
-        assert_eq!(watch.look(3), Seen::Alive);
+        assert_eq!(watch.check(2), LinkActivity::AliveAgain);
+        assert_eq!(watch.check(3), LinkActivity::Alive);
     }
 }

@@ -16,7 +16,7 @@ fn gap(from_seq: u64, to_seq: u64, bytes: u64) -> Event {
 }
 
 /// The numbers and the bytes of the last event, which must be a gap.
-fn last_gap(log: &Log) -> (u64, u64, Option<u64>) {
+fn last_gap(log: &EventLog) -> (u64, u64, Option<u64>) {
     let state = log.lock();
     match state.events.after(state.next - 2) {
         Some(Event::Gap { from_seq, to_seq, bytes }) => (from_seq, to_seq, bytes),
@@ -26,13 +26,13 @@ fn last_gap(log: &Log) -> (u64, u64, Option<u64>) {
 
 #[test]
 fn a_gap_that_reaches_back_counts_only_what_was_not_told() {
-    let log = Log::new(Discipline::Observed, 0);
+    let log = EventLog::new(DeliveryMode::Observed, 0);
     for event in [output(1, 10), gap(2, 5, 100), gap(2, 9, 170)] {
-        log.hear(event).expect("in order");
+        log.append(event).expect("in order");
     }
     assert_eq!(last_gap(&log), (6, 9, Some(70)));
     // Output that was reported does not count as part of the gap.
-    log.hear(output(10, 7)).and_then(|_| log.hear(gap(2, 20, 300))).expect("in order");
+    log.append(output(10, 7)).and_then(|_| log.append(gap(2, 20, 300))).expect("in order");
     assert_eq!(last_gap(&log), (11, 20, Some(300 - 100 - 70 - 7)));
 }
 
@@ -43,66 +43,66 @@ fn a_gap_from_the_beginning_is_counted_whatever_was_let_go() {
         other => other,
     };
     // The log begins in the middle, and learns its offset from the first output.
-    let log = Log::new(Discipline::Observed, 4);
-    log.hear(at(5, 10, 100)).and_then(|_| log.hear(gap(1, 9, 170))).expect("in order");
+    let log = EventLog::new(DeliveryMode::Observed, 4);
+    log.append(at(5, 10, 100)).and_then(|_| log.append(gap(1, 9, 170))).expect("in order");
     assert_eq!(last_gap(&log), (6, 9, Some(60)));
-    log.lock().take(9);
-    log.lock().events = Kept::default();
-    log.hear(gap(1, 20, 300)).expect("in order");
+    log.lock().consume(9);
+    log.lock().events = EventRuns::default();
+    log.append(gap(1, 20, 300)).expect("in order");
     assert_eq!(last_gap(&log), (10, 20, Some(130)));
 }
 
 #[test]
 fn a_gap_of_which_nobody_knows_what_was_told_is_not_counted() {
-    let log = Log::new(Discipline::Observed, 4);
-    log.hear(gap(5, 8, 100)).and_then(|_| log.hear(gap(3, 12, 170))).expect("in order");
+    let log = EventLog::new(DeliveryMode::Observed, 4);
+    log.append(gap(5, 8, 100)).and_then(|_| log.append(gap(3, 12, 170))).expect("in order");
     assert_eq!(last_gap(&log), (9, 12, None), "it began before this log");
-    log.hear(gap(7, 14, 300)).expect("in order");
+    log.append(gap(7, 14, 300)).expect("in order");
     assert_eq!(last_gap(&log), (13, 14, None), "it begins inside of another");
     let inside = log.lock().find(6);
-    assert!(matches!(inside, Poll::Ready(Found::Event(Event::Gap { from_seq: 7, to_seq: 8, bytes: None }))));
+    assert!(matches!(inside, Poll::Ready(CursorRead::Event(Event::Gap { from_seq: 7, to_seq: 8, bytes: None }))));
 }
 
 #[test]
 fn an_exit_and_a_close_before_the_beginning_are_known_and_no_events() {
-    let log = Log::new(Discipline::Observed, 9);
-    log.learn_exit(Exit::of_code(3));
+    let log = EventLog::new(DeliveryMode::Observed, 9);
+    log.record_exit(Exit::of_code(3));
     assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(3)), None));
     assert!(matches!(log.lock().find(9), Poll::Pending));
-    log.learn_closed(Totals::default());
-    assert!(matches!(log.lock().find(9), Poll::Ready(Found::End)));
+    log.record_closed(Totals::default());
+    assert!(matches!(log.lock().find(9), Poll::Ready(CursorRead::End)));
 }
 
 #[test]
 fn the_end_of_a_lost_process_comes_behind_what_its_server_has_forgotten() {
-    let log = Log::new(Discipline::Acked { window: 4 << 20 }, 0);
+    let log = EventLog::new(DeliveryMode::Acked { window: 4 << 20 }, 0);
     for seq in 1..=9 {
-        log.hear(output(seq, 10)).expect("in order");
+        log.append(output(seq, 10)).expect("in order");
     }
     // A repeated event is ignored.
-    log.hear(output(5, 10)).expect("known");
-    log.hear(Event::Exited { seq: 6, exit: Exit::of_code(0) }).expect("a number that something else had");
+    log.append(output(5, 10)).expect("known");
+    log.append(Event::Exited { seq: 6, exit: Exit::of_code(0) }).expect("a number that something else had");
     assert_eq!((log.exit(), log.next()), (None, 10));
     // After its holder died, the server reports the end with numbers that were used before.
     let exit = Exit { cause: Some(wire::Cause::Lost), ..Exit::of_code(-1) };
-    log.hear(Event::Exited { seq: 6, exit: exit.clone() }).expect("the exit");
-    log.hear(Event::Exited { seq: 6, exit: exit.clone() }).expect("sent again");
-    log.hear(Event::Closed { seq: 7, totals: Totals::default() }).expect("the close");
+    log.append(Event::Exited { seq: 6, exit: exit.clone() }).expect("the exit");
+    log.append(Event::Exited { seq: 6, exit: exit.clone() }).expect("sent again");
+    log.append(Event::Closed { seq: 7, totals: Totals::default() }).expect("the close");
     assert_eq!((log.exit_at(), log.closed(), log.next()), (Some((10, exit)), Some(Totals::default()), 12));
 }
 
 #[test]
 fn a_window_of_single_bytes_is_kept_for_a_slow_reader_and_is_no_breach() {
     let (window, count) = (4 << 20, 5 << 18);
-    let log = Log::new(Discipline::Acked { window }, 0);
+    let log = EventLog::new(DeliveryMode::Acked { window }, 0);
     let reader = log.add_cursor(0);
     for seq in 1..=count {
-        assert_eq!(log.hear(output(seq, 1)), Ok(Heard::Fine), "{seq}");
+        assert_eq!(log.append(output(seq, 1)), Ok(Appended::Accepted), "{seq}");
     }
     let cx = Context::from_waker(Waker::noop());
     for position in 0..count {
         let found = log.poll(reader, position, &cx);
-        assert!(matches!(found, Poll::Ready(Found::Event(Event::Output { seq, .. })) if seq == position + 1));
+        assert!(matches!(found, Poll::Ready(CursorRead::Event(Event::Output { seq, .. })) if seq == position + 1));
         // Reading alone makes an acknowledgement due; no further event has to arrive.
         assert_eq!(log.is_ack_due(), position >= window / 4, "{position}");
     }
@@ -113,9 +113,9 @@ fn a_window_of_single_bytes_is_kept_for_a_slow_reader_and_is_no_breach() {
 #[test]
 fn events_that_no_window_counts_are_bounded() {
     for empty in [|seq| output(seq, 0), |seq| gap(seq, seq, 0)] {
-        let log = Log::new(Discipline::Acked { window: 4 << 20 }, 0);
-        let breach = (1..1 << 20).find_map(|seq| log.hear(empty(seq)).err());
-        assert_eq!(breach, Some(OVERRUN));
+        let log = EventLog::new(DeliveryMode::Acked { window: 4 << 20 }, 0);
+        let violation = (1..1 << 20).find_map(|seq| log.append(empty(seq)).err());
+        assert_eq!(violation, Some(OVERRUN));
         assert_eq!(log.lock().events.len(), EMPTY_EVENTS + 1);
     }
 }

@@ -23,27 +23,27 @@ use crate::error::Error;
 
 /// The streamed bodies of a session.
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
+pub(crate) struct BodyStreams {
     last_name: AtomicU64,
     last_whole: AtomicU64,
-    table: Mutex<Table>,
+    table: Mutex<BodyTable>,
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    streams: BTreeMap<String, Entry>,
+struct BodyTable {
+    streams: BTreeMap<String, BodyStream>,
     /// Bytes that are buffered for streams without a window.
-    kept: usize,
+    buffered: usize,
 }
 
 /// One stream, from its request until its reader is dropped.
 #[derive(Debug)]
-struct Entry {
+struct BodyStream {
     /// The link of the stream.
     epoch: u64,
     window: Option<u64>,
     /// The last piece received, the last one consumed, and the last one acknowledged.
-    heard: u64,
+    received: u64,
     taken: u64,
     acked: u64,
     pieces: VecDeque<Bytes>,
@@ -53,13 +53,13 @@ struct Entry {
 }
 
 /// The result of a read.
-pub(super) enum Taken {
+pub(super) enum BodyRead {
     Nothing,
     Piece { bytes: Bytes, is_ack_due: bool },
     End(Result<(), Error>),
 }
 
-impl Streams {
+impl BodyStreams {
     pub(super) fn next_name(&self) -> String {
         format!("http-{}", self.last_name.fetch_add(1, Ordering::Relaxed) + 1)
     }
@@ -70,7 +70,7 @@ impl Streams {
 
     pub(super) fn add(&self, name: String, epoch: u64, window: Option<u64>) {
         let (pieces, end, reader) = (VecDeque::new(), None, None);
-        let entry = Entry { epoch, window, heard: 0, taken: 0, acked: 0, pieces, end, reader };
+        let entry = BodyStream { epoch, window, received: 0, taken: 0, acked: 0, pieces, end, reader };
         self.lock().streams.insert(name, entry);
     }
 
@@ -81,13 +81,13 @@ impl Streams {
             return false;
         }
         let Some(entry) = table.streams.remove(name) else { return false };
-        table.kept -= entry.kept();
+        table.buffered -= entry.buffered();
         entry.end.is_none()
     }
 
     /// Handles a piece. A piece without a stream is ignored. A piece that breaks a rule fails its stream. An oversized piece, which no
     /// correct server sends, closes the link.
-    pub(crate) fn hear(&self, delta: wire::BodyDeltaParams<'_>) -> Result<(), Closed> {
+    pub(crate) fn receive(&self, delta: wire::BodyDeltaParams<'_>) -> Result<(), Closed> {
         const TOO_LARGE: Closed = Closed::Protocol("a piece of an HTTP body is larger than 1 MiB");
         // Check the length before decoding. The text can stand for up to two bytes more than the limit, so the bytes are checked again.
         if delta.delta_base64.len() > base64::encoded_len(limits::HTTP_DELTA_BYTES) {
@@ -98,17 +98,17 @@ impl Streams {
             return Err(TOO_LARGE);
         }
         let mut table = self.lock();
-        let Table { streams, kept } = &mut *table;
+        let BodyTable { streams, buffered } = &mut *table;
         let Some(entry) = streams.get_mut(&delta.request_id).filter(|entry| entry.end.is_none()) else { return Ok(()) };
         let verdict = match bytes {
-            Ok(bytes) => entry.check(delta.seq, &bytes, *kept).map(|()| Bytes::from(bytes)),
+            Ok(bytes) => entry.check(delta.seq, &bytes, *buffered).map(|()| Bytes::from(bytes)),
             Err(_) => Err(Error::Protocol("a piece of an HTTP body is not base64".to_owned())),
         };
         match verdict {
             Ok(bytes) => {
-                entry.heard = delta.seq;
+                entry.received = delta.seq;
                 if !bytes.is_empty() {
-                    *kept += if entry.window.is_none() { bytes.len() } else { 0 };
+                    *buffered += if entry.window.is_none() { bytes.len() } else { 0 };
                     entry.pieces.push_back(bytes);
                 } else {
                     entry.taken += u64::from(entry.pieces.is_empty());
@@ -127,23 +127,23 @@ impl Streams {
         Ok(())
     }
 
-    pub(super) fn take(&self, name: &str, epoch: u64, waker: &Waker) -> Taken {
+    pub(super) fn take(&self, name: &str, epoch: u64, waker: &Waker) -> BodyRead {
         let mut table = self.lock();
-        let Table { streams, kept } = &mut *table;
+        let BodyTable { streams, buffered } = &mut *table;
         let Some(entry) = streams.get_mut(name).filter(|entry| entry.epoch == epoch) else {
-            return Taken::End(Err(Error::Disconnected { reason: None }));
+            return BodyRead::End(Err(Error::Disconnected { reason: None }));
         };
         if let Some(bytes) = entry.pieces.pop_front() {
-            *kept -= if entry.window.is_none() { bytes.len() } else { 0 };
+            *buffered -= if entry.window.is_none() { bytes.len() } else { 0 };
             // Empty pieces have numbers, too: after the last piece in the queue, everything received is consumed.
-            entry.taken = if entry.pieces.is_empty() { entry.heard } else { entry.taken + 1 };
-            return Taken::Piece { bytes, is_ack_due: entry.is_ack_due() };
+            entry.taken = if entry.pieces.is_empty() { entry.received } else { entry.taken + 1 };
+            return BodyRead::Piece { bytes, is_ack_due: entry.is_ack_due() };
         }
         match entry.end.clone() {
-            Some(end) => Taken::End(end),
+            Some(end) => BodyRead::End(end),
             None => {
                 entry.reader = Some(waker.clone());
-                Taken::Nothing
+                BodyRead::Nothing
             }
         }
     }
@@ -169,15 +169,15 @@ impl Streams {
         readers.into_iter().for_each(Waker::wake);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, BodyTable> {
         // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entry {
+impl BodyStream {
     /// Bytes that count against the limit for all streams.
-    fn kept(&self) -> usize {
+    fn buffered(&self) -> usize {
         if self.window.is_some() { 0 } else { self.pieces.iter().map(Bytes::len).sum() }
     }
 
@@ -186,9 +186,9 @@ impl Entry {
     }
 
     /// Whether this piece is allowed now.
-    fn check(&self, seq: u64, bytes: &[u8], kept: usize) -> Result<(), Error> {
-        if seq != self.heard + 1 {
-            let text = format!("HTTP body: piece {seq} came behind piece {}", self.heard);
+    fn check(&self, seq: u64, bytes: &[u8], buffered: usize) -> Result<(), Error> {
+        if seq != self.received + 1 {
+            let text = format!("HTTP body: piece {seq} came behind piece {}", self.received);
             return Err(Error::Protocol(text));
         }
         // The last piece has no bytes and needs no room.
@@ -205,7 +205,7 @@ impl Entry {
                     limits::HTTP_PIECES_KEPT
                 )
             }
-            None if kept + bytes.len() > limits::HTTP_BYTES_KEPT => {
+            None if buffered + bytes.len() > limits::HTTP_BYTES_KEPT => {
                 format!(
                     "HTTP body: more than {} bytes were not taken in time, the rest is lost",
                     limits::HTTP_BYTES_KEPT

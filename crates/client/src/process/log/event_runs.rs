@@ -21,8 +21,8 @@ const RUN_PIECES: usize = 1000;
 
 /// See the module documentation.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
-    parts: VecDeque<Part>,
+pub(super) struct EventRuns {
+    parts: VecDeque<StoredPart>,
     len: usize,
     bytes: u64,
     /// The number of events without output.
@@ -30,33 +30,33 @@ pub(super) struct Kept {
 }
 
 #[derive(Debug)]
-enum Part {
+enum StoredPart {
     One(Event),
-    Run(Run),
+    Run(OutputRun),
 }
 
 /// Small consecutive pieces of output.
 #[derive(Debug)]
-struct Run {
+struct OutputRun {
     /// The sequence number of the first piece.
     first: u64,
     /// Output bytes of the process before the first piece, if the server reports offsets. Either all pieces of a run have an offset or
     /// none.
     offset: Option<u64>,
     bytes: Vec<u8>,
-    pieces: Vec<Piece>,
+    pieces: Vec<RunPiece>,
     /// The number of pieces at the front that were removed.
-    gone: usize,
+    removed: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Piece {
+struct RunPiece {
     /// The end of the piece in the bytes of its run.
     end: u16,
     stream: Stream,
 }
 
-impl Kept {
+impl EventRuns {
     /// The number of events.
     pub(super) fn len(&self) -> usize {
         self.len
@@ -75,8 +75,8 @@ impl Kept {
     /// The first and the last sequence number of the oldest event.
     pub(super) fn front(&self) -> Option<(u64, u64)> {
         match self.parts.front()? {
-            Part::One(event) => event.span(),
-            Part::Run(run) => Some((run.from(), run.from())),
+            StoredPart::One(event) => event.span(),
+            StoredPart::Run(run) => Some((run.from(), run.from())),
         }
     }
 
@@ -86,29 +86,29 @@ impl Kept {
         self.bytes += event.weight();
         self.empty += usize::from(event.weight() == 0);
         let Event::Output { seq, stream, bytes, offset } = &event else {
-            return self.parts.push_back(Part::One(event));
+            return self.parts.push_back(StoredPart::One(event));
         };
         if bytes.is_empty() || bytes.len() > SMALL_BYTES {
-            return self.parts.push_back(Part::One(event));
+            return self.parts.push_back(StoredPart::One(event));
         }
-        if let Some(Part::Run(run)) = self.parts.back_mut()
+        if let Some(StoredPart::Run(run)) = self.parts.back_mut()
             && run.is_continued_by(*seq, *offset)
         {
             return run.push(bytes, *stream);
         }
-        let mut run = Run { first: *seq, offset: *offset, bytes: Vec::new(), pieces: Vec::new(), gone: 0 };
+        let mut run = OutputRun { first: *seq, offset: *offset, bytes: Vec::new(), pieces: Vec::new(), removed: 0 };
         run.push(bytes, *stream);
-        self.parts.push_back(Part::Run(run));
+        self.parts.push_back(StoredPart::Run(run));
     }
 
     /// Removes the oldest event.
     pub(super) fn pop(&mut self) {
         let weight = match self.parts.front_mut() {
             None => return,
-            Some(Part::One(event)) => event.weight(),
-            Some(Part::Run(run)) => run.pop(),
+            Some(StoredPart::One(event)) => event.weight(),
+            Some(StoredPart::Run(run)) => run.pop(),
         };
-        if !matches!(self.parts.front(), Some(Part::Run(run)) if run.gone < run.pieces.len()) {
+        if !matches!(self.parts.front(), Some(StoredPart::Run(run)) if run.removed < run.pieces.len()) {
             self.parts.pop_front();
         }
         self.len -= 1;
@@ -119,8 +119,8 @@ impl Kept {
     /// The first event that ends after number `position`.
     pub(super) fn after(&self, position: u64) -> Option<Event> {
         match self.parts.get(self.part_after(position))? {
-            Part::One(event) => Some(event.clone()),
-            Part::Run(run) => run.event(position.saturating_add(1).max(run.from())),
+            StoredPart::One(event) => Some(event.clone()),
+            StoredPart::Run(run) => run.event(position.saturating_add(1).max(run.from())),
         }
     }
 
@@ -129,24 +129,24 @@ impl Kept {
         let mut bytes = 0;
         for part in self.parts.iter().skip(self.part_after(after)) {
             match part {
-                Part::One(event) if event.span().is_some_and(|(_, last)| last <= to) => bytes += event.weight(),
-                Part::Run(run) if run.from() <= to => bytes += run.bytes_between(after, to),
-                Part::One(_) | Part::Run(_) => break,
+                StoredPart::One(event) if event.span().is_some_and(|(_, last)| last <= to) => bytes += event.weight(),
+                StoredPart::Run(run) if run.from() <= to => bytes += run.bytes_between(after, to),
+                StoredPart::One(_) | StoredPart::Run(_) => break,
             }
         }
         bytes
     }
 
     /// Output bytes reported from number `from` on. `None` if an event spans `from`, was removed, or is a gap without a byte count.
-    pub(super) fn told_from(&self, from: u64) -> Option<u64> {
+    pub(super) fn reported_from(&self, from: u64) -> Option<u64> {
         let mut bytes = 0;
         for part in self.parts.iter().rev() {
             let first = match part {
-                Part::One(event) => {
+                StoredPart::One(event) => {
                     bytes += event.output_bytes()?;
                     event.span()?.0
                 }
-                Part::Run(run) => {
+                StoredPart::Run(run) => {
                     bytes += run.bytes_between(from.saturating_sub(1), u64::MAX);
                     run.from().max(from.min(run.last()))
                 }
@@ -161,16 +161,16 @@ impl Kept {
     /// The index of the first part that ends after number `position`.
     fn part_after(&self, position: u64) -> usize {
         self.parts.partition_point(|part| match part {
-            Part::One(event) => event.span().is_some_and(|(_, to)| to <= position),
-            Part::Run(run) => run.last() <= position,
+            StoredPart::One(event) => event.span().is_some_and(|(_, to)| to <= position),
+            StoredPart::Run(run) => run.last() <= position,
         })
     }
 }
 
-impl Run {
+impl OutputRun {
     /// The sequence number of the first piece that was not removed.
     fn from(&self) -> u64 {
-        self.first + self.gone as u64
+        self.first + self.removed as u64
     }
 
     /// The sequence number of the last piece.
@@ -190,13 +190,13 @@ impl Run {
     fn push(&mut self, bytes: &[u8], stream: Stream) {
         self.bytes.extend_from_slice(bytes);
         let end = u16::try_from(self.bytes.len()).expect("the pieces of a run are few and small");
-        self.pieces.push(Piece { end, stream });
+        self.pieces.push(RunPiece { end, stream });
     }
 
     /// Removes the first piece and returns its length.
     fn pop(&mut self) -> u64 {
-        let bytes = self.end(self.gone + 1) - self.end(self.gone);
-        self.gone += 1;
+        let bytes = self.end(self.removed + 1) - self.end(self.removed);
+        self.removed += 1;
         bytes as u64
     }
 
@@ -206,14 +206,14 @@ impl Run {
     }
 
     /// The index of a sequence number among the pieces, clamped to those that were not removed.
-    fn place(&self, seq: u64) -> usize {
-        let place = usize::try_from(seq.saturating_sub(self.first)).unwrap_or(usize::MAX);
-        place.clamp(self.gone, self.pieces.len())
+    fn index_of(&self, seq: u64) -> usize {
+        let index = usize::try_from(seq.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        index.clamp(self.removed, self.pieces.len())
     }
 
     /// The piece with this sequence number.
     fn event(&self, seq: u64) -> Option<Event> {
-        let at = self.place(seq);
+        let at = self.index_of(seq);
         let (from, piece) = (self.end(at), self.pieces.get(at)?);
         let bytes = Bytes::copy_from_slice(self.bytes.get(from..usize::from(piece.end))?);
         let offset = self.offset.map(|begins| begins + from as u64);
@@ -222,7 +222,7 @@ impl Run {
 
     /// Bytes of the pieces after number `after`, up to number `to`.
     fn bytes_between(&self, after: u64, to: u64) -> u64 {
-        let (from, to) = (self.place(after.saturating_add(1)), self.place(to.saturating_add(1)));
+        let (from, to) = (self.index_of(after.saturating_add(1)), self.index_of(to.saturating_add(1)));
         self.end(to.max(from)) as u64 - self.end(from) as u64
     }
 }
@@ -236,24 +236,24 @@ mod tests {
     }
 
     /// Compares every query with the same computation over the plain events.
-    fn check(kept: &Kept, events: &[Event]) {
+    fn check(runs: &EventRuns, events: &[Event]) {
         let weight = |events: &[Event]| events.iter().map(Event::weight).sum::<u64>();
         let spans: Vec<_> = events.iter().map(|event| event.span().unwrap()).collect();
-        assert_eq!((kept.len(), kept.bytes(), kept.front()), (events.len(), weight(events), spans.first().copied()));
-        assert_eq!(kept.empty(), events.iter().filter(|event| event.weight() == 0).count());
+        assert_eq!((runs.len(), runs.bytes(), runs.front()), (events.len(), weight(events), spans.first().copied()));
+        assert_eq!(runs.empty(), events.iter().filter(|event| event.weight() == 0).count());
         for (at, (from, to)) in spans.iter().copied().enumerate() {
             for position in from - 1..to {
-                assert_eq!(format!("{:?}", kept.after(position)), format!("{:?}", Some(&events[at])));
+                assert_eq!(format!("{:?}", runs.after(position)), format!("{:?}", Some(&events[at])));
             }
-            let told = events[at..].iter().map(Event::output_bytes).sum::<Option<u64>>();
-            assert_eq!(kept.told_from(from), told, "from {from}");
+            let reported = events[at..].iter().map(Event::output_bytes).sum::<Option<u64>>();
+            assert_eq!(runs.reported_from(from), reported, "from {from}");
             for end in at..events.len() {
-                assert_eq!(kept.bytes_between(from - 1, spans[end].1), weight(&events[at..=end]), "{from} to {end}");
+                assert_eq!(runs.bytes_between(from - 1, spans[end].1), weight(&events[at..=end]), "{from} to {end}");
             }
         }
         let last = spans.last().map_or(0, |span| span.1);
-        assert!(kept.after(last).is_none() && kept.told_from(last + 1).is_none());
-        assert_eq!(kept.bytes_between(0, u64::MAX), weight(events));
+        assert!(runs.after(last).is_none() && runs.reported_from(last + 1).is_none());
+        assert_eq!(runs.bytes_between(0, u64::MAX), weight(events));
     }
 
     #[test]
@@ -275,30 +275,30 @@ mod tests {
             Event::Gap { from_seq: 12, to_seq: 15, bytes: Some(9) },
             output(16, Stream::Stderr, "k", None),
         ];
-        let mut kept = Kept::default();
+        let mut runs = EventRuns::default();
         for at in 0..events.len() {
-            kept.push(events[at].clone());
-            check(&kept, &events[..=at]);
+            runs.push(events[at].clone());
+            check(&runs, &events[..=at]);
         }
         while !events.is_empty() {
-            kept.pop();
+            runs.pop();
             events.remove(0);
-            check(&kept, &events);
+            check(&runs, &events);
         }
-        kept.pop();
-        assert_eq!((kept.len(), kept.parts.len()), (0, 0));
-        // `told_from` knows nothing about a number inside a gap, or about one that was removed.
-        kept.push(Event::Gap { from_seq: 17, to_seq: 20, bytes: Some(9) });
-        assert_eq!((kept.told_from(18), kept.told_from(16)), (None, None));
+        runs.pop();
+        assert_eq!((runs.len(), runs.parts.len()), (0, 0));
+        // `reported_from` knows nothing about a number inside a gap, or about one that was removed.
+        runs.push(Event::Gap { from_seq: 17, to_seq: 20, bytes: Some(9) });
+        assert_eq!((runs.reported_from(18), runs.reported_from(16)), (None, None));
     }
 
     #[test]
     fn a_million_bytes_one_by_one_are_a_thousand_parts() {
-        let mut kept = Kept::default();
+        let mut runs = EventRuns::default();
         for seq in 1..=1_000_000 {
-            kept.push(output(seq, if seq % 2 == 0 { Stream::Stdout } else { Stream::Stderr }, "x", None));
+            runs.push(output(seq, if seq % 2 == 0 { Stream::Stdout } else { Stream::Stderr }, "x", None));
         }
-        assert_eq!((kept.len(), kept.bytes(), kept.parts.len()), (1_000_000, 1_000_000, 1000));
-        assert_eq!(size_of::<Piece>(), 4);
+        assert_eq!((runs.len(), runs.bytes(), runs.parts.len()), (1_000_000, 1_000_000, 1000));
+        assert_eq!(size_of::<RunPiece>(), 4);
     }
 }

@@ -6,45 +6,45 @@ use exec_server_rpc::Closed;
 
 use crate::{
     backoff::Backoff,
-    link::{self, Refused},
+    server_link::{self, DialError},
 };
 
 /// A link that lasted this long counts as a success: the backoff and the count of violations start over.
 const SETTLED: Duration = Duration::from_millis(200);
 
 /// The client gives a server up after this many protocol violations on links that did not last.
-const OFFENCES: u32 = 5;
+const VIOLATIONS_MAX: u32 = 5;
 
 /// The WebSocket close code of a link whose session another connection has taken over.
 const TAKEN: u16 = 1008;
 
-pub(super) struct Mending {
+pub(super) struct ReconnectState {
     /// A backoff that has not been used, to start over from.
     fresh: Backoff,
     backoff: Backoff,
-    offences: u32,
+    violations: u32,
     /// Whether an earlier attempt ended without an answer. Such an attempt (a ghost) can reach the server late and take the session from
     /// the current link. The client must then resume the session, because no other client has it.
     has_ghost: bool,
 }
 
-impl Mending {
+impl ReconnectState {
     pub(super) fn new(backoff: &Backoff, has_ghost: bool) -> Self {
-        Self { fresh: backoff.clone(), backoff: backoff.clone(), offences: 0, has_ghost }
+        Self { fresh: backoff.clone(), backoff: backoff.clone(), violations: 0, has_ghost }
     }
 
     /// Records the end of a link that lasted this long.
     pub(super) fn handle_end(&mut self, lasted: Duration, closed: &Closed) {
         if lasted >= SETTLED {
-            (self.backoff, self.offences) = (self.fresh.clone(), 0);
+            (self.backoff, self.violations) = (self.fresh.clone(), 0);
         }
-        self.offences += u32::from(link::is_offence(closed));
+        self.violations += u32::from(server_link::is_violation(closed));
     }
 
     /// Records a failed attempt.
-    pub(super) fn handle_refused(&mut self, refused: &Refused) {
-        self.offences += u32::from(refused.is_offence);
-        self.has_ghost |= refused.may_come_late();
+    pub(super) fn handle_dial_error(&mut self, dial_error: &DialError) {
+        self.violations += u32::from(dial_error.is_violation);
+        self.has_ghost |= dial_error.may_come_late();
     }
 
     /// Whether another client has taken the session over, judged by how the link ended. A ghost explains one such end, so the flag is
@@ -54,7 +54,7 @@ impl Mending {
     }
 
     pub(super) fn is_hopeless(&self) -> bool {
-        self.offences >= OFFENCES
+        self.violations >= VIOLATIONS_MAX
     }
 
     /// How long to wait before the next attempt.

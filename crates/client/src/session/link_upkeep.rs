@@ -7,22 +7,22 @@ use exec_server_rpc::Closed;
 
 use super::{
     Generation, Session, State,
-    stall::{Seen, StallWatch},
+    stall::{LinkActivity, StallWatch},
 };
 use crate::{
     error::Error,
-    link::{self, Link},
+    server_link::{self, ServerLink},
 };
 
 impl Session {
     /// Sends acknowledgements and pings until the link ends. Returns why the link ended.
-    pub(super) async fn attend(&self, link: &Link) -> Arc<Closed> {
+    pub(super) async fn maintain_link(&self, link: &ServerLink) -> Arc<Closed> {
         let closed = link.raw.closed();
         tokio::pin!(closed);
-        let mut look = link::looks();
+        let mut pings = server_link::ping_interval();
         // Output of a reference server can block this client's own reader, so silence on such a link proves nothing.
-        let is_told = self.peer.server.generation == Generation::Current;
-        let mut stall = StallWatch::new(self.options.report_stall_after.filter(|_| is_told));
+        let is_checked = self.peer.server.generation == Generation::Current;
+        let mut stall = StallWatch::new(self.options.report_stall_after.filter(|_| is_checked));
         loop {
             // All arms are cancel safe: a `Notify` permit that is not taken stays. Rare arms come first, so that much output does not
             // starve them.
@@ -30,10 +30,10 @@ impl Session {
                 biased;
                 closed = &mut closed => return closed,
                 () = stall.tick(), if stall.is_on() => {
-                    self.handle_look(stall.look(link.raw.progress()), link);
+                    self.handle_activity(stall.check(link.raw.progress()), link);
                     continue;
                 }
-                _ = look.tick(), if link.raw.silent_for().is_some() => link.look_alive(),
+                _ = pings.tick(), if link.raw.silent_for().is_some() => link.check_alive(),
                 () = self.acks.notified() => {}
             }
             // An error means that the link has ended, which the next iteration notices.
@@ -41,19 +41,19 @@ impl Session {
         }
     }
 
-    fn handle_look(&self, seen: Seen, link: &Link) {
+    fn handle_activity(&self, seen: LinkActivity, link: &ServerLink) {
         match seen {
-            Seen::Alive => {}
-            Seen::AliveAgain => drop(self.state.send_replace(State::Connected)),
-            Seen::Silent => link.ask_for_sign_of_life(),
-            Seen::Stalled => {
+            LinkActivity::Alive => {}
+            LinkActivity::AliveAgain => drop(self.state.send_replace(State::Connected)),
+            LinkActivity::Silent => link.request_activity(),
+            LinkActivity::Stalled => {
                 let silent = self.options.report_stall_after.unwrap_or_default();
                 self.state.send_replace(State::Stalled { silent });
             }
         }
     }
 
-    pub(super) async fn send_acks(&self, link: &Link) -> Result<(), Error> {
+    pub(super) async fn send_acks(&self, link: &ServerLink) -> Result<(), Error> {
         for params in self.routes.due_acks() {
             link.notify(method::PROCESS_ACK, &params).await?;
         }

@@ -17,38 +17,39 @@ use exec_server_rpc::{
 use serde_json::value::RawValue;
 use tokio::time;
 
-use super::{Input, Outcome, What};
+use super::{ItemOutcome, StdinItem, StdinQueue};
 use crate::{
     backoff::Backoff,
     error::Error,
-    link::Link,
-    links::Links,
+    link_state::LinkWaiter,
     requests::{self, Method},
+    server_link::ServerLink,
     session::Generation,
     transport::BoxFuture,
 };
 
 /// Limit for items in flight. The server holds writes that the process does not read, so this bounds the memory of both sides.
-const UNDER_WAY: usize = 16;
+const IN_FLIGHT_MAX: usize = 16;
 
 /// The first and the longest pause before a write is repeated for which the server had no room.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// Serves the queue until it is empty.
-pub(crate) async fn serve(input: Arc<Input>, links: Links) {
+pub(crate) async fn run_sender(input: Arc<StdinQueue>, links: LinkWaiter) {
     let mut after = 0;
     let mut is_repeated = false;
     while !input.is_done() {
         let link = match links.after(after).await {
             Ok(link) => link,
             Err(error) => {
-                input.settle(Err(error));
+                input.complete_first(Err(error));
                 continue;
             }
         };
         after = link.epoch;
-        // After `Served::All`, the queue may already be served by another task. Calling `is_done` again could interfere with that task.
-        if Serving::new(&input, &link, is_repeated).run().await == Served::All {
+        // After `SendEnd::QueueEmpty`, the queue may already be served by another task. Calling `is_done` again could interfere with that
+        // task.
+        if StdinSender::new(&input, &link, is_repeated).run().await == SendEnd::QueueEmpty {
             return;
         }
         is_repeated = true;
@@ -57,19 +58,19 @@ pub(crate) async fn serve(input: Arc<Input>, links: Links) {
 
 /// How far the queue was served on one link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Served {
+enum SendEnd {
     /// The queue is empty. The next caller starts another task.
-    All,
+    QueueEmpty,
     /// The link ended first.
-    Part,
+    LinkEnded,
 }
 
 /// Serves the queue on one link.
-struct Serving<'a> {
-    input: &'a Input,
-    link: &'a Link,
+struct StdinSender<'a> {
+    input: &'a StdinQueue,
+    link: &'a ServerLink,
     /// The items in flight: the front of the queue, in order.
-    under_way: VecDeque<Asked>,
+    in_flight: VecDeque<InFlightItem>,
     /// Whether the link is closed for sending.
     is_gone: bool,
     /// Whether the front of the queue may have been sent on an earlier link, too.
@@ -80,43 +81,43 @@ struct Serving<'a> {
     backoff: Backoff,
 }
 
-struct Asked {
+struct InFlightItem {
     bytes: usize,
     answer: BoxFuture<'static, Result<Box<RawValue>, CallError>>,
 }
 
-impl<'a> Serving<'a> {
-    fn new(input: &'a Input, link: &'a Link, is_repeated: bool) -> Self {
-        let (under_way, backoff) = (VecDeque::new(), Backoff::new(PAUSES.0, PAUSES.1));
-        Self { input, link, under_way, is_gone: false, is_repeated, failed: None, backoff }
+impl<'a> StdinSender<'a> {
+    fn new(input: &'a StdinQueue, link: &'a ServerLink, is_repeated: bool) -> Self {
+        let (in_flight, backoff) = (VecDeque::new(), Backoff::new(PAUSES.0, PAUSES.1));
+        Self { input, link, in_flight, is_gone: false, is_repeated, failed: None, backoff }
     }
 
     /// Serves until the queue is empty or the link is gone.
-    async fn run(mut self) -> Served {
-        let joined = &self.input.joined;
+    async fn run(mut self) -> SendEnd {
+        let item_added = &self.input.item_added;
         loop {
             self.fill().await;
-            if self.under_way.is_empty() {
+            if self.in_flight.is_empty() {
                 // Do not decide by looking at the queue: an item may be added at this moment. `is_done` decides under the lock.
                 if self.is_gone {
-                    return Served::Part;
+                    return SendEnd::LinkEnded;
                 }
                 if self.input.is_done() {
-                    return Served::All;
+                    return SendEnd::QueueEmpty;
                 }
                 continue;
             }
-            let has_place = self.under_way.len() < UNDER_WAY;
+            let has_room = self.in_flight.len() < IN_FLIGHT_MAX;
             // Both arms are cancel safe.
             let answer = tokio::select! {
                 biased;
                 answer = self.answer() => answer,
-                () = joined.notified(), if has_place => continue,
+                () = item_added.notified(), if has_room => continue,
             };
             match answer {
                 Err(Error::Disconnected { reason }) => {
                     self.handle_cut(reason);
-                    return Served::Part;
+                    return SendEnd::LinkEnded;
                 }
                 Err(error) if error.server_kind() == Some(Kind::Overloaded) => self.send_again(error).await,
                 other => self.handle_answer(other),
@@ -127,19 +128,19 @@ impl<'a> Serving<'a> {
     /// Sends as many items as may be in flight.
     async fn fill(&mut self) {
         while !self.is_gone
-            && self.under_way.len() < UNDER_WAY
-            && let Some(what) = self.input.peek(self.under_way.len())
+            && self.in_flight.len() < IN_FLIGHT_MAX
+            && let Some(item) = self.input.peek(self.in_flight.len())
         {
-            let bytes = what.len();
+            let bytes = item.len();
             // If many bytes are in flight on this link, each queue sends only one item at a time. A refusal then cannot break the order,
             // and the item can be sent again.
-            if !self.under_way.is_empty() && !self.link.has_room_for_write(bytes) {
+            if !self.in_flight.is_empty() && !self.link.has_room_for_write(bytes) {
                 return;
             }
-            match send(self.input, self.link, &what).await {
+            match send(self.input, self.link, &item).await {
                 Ok(sent) => {
                     self.link.begin_write(bytes);
-                    self.under_way.push_back(Asked { bytes, answer: Box::pin(sent.answer()) });
+                    self.in_flight.push_back(InFlightItem { bytes, answer: Box::pin(sent.answer()) });
                 }
                 Err(error) => return self.handle_unsent(error).await,
             }
@@ -152,39 +153,39 @@ impl<'a> Serving<'a> {
         let error = self.link.error("process/write", error);
         self.is_gone = matches!(error, Error::Disconnected { .. });
         // The earlier items may still be answered.
-        if self.is_gone || !self.under_way.is_empty() {
+        if self.is_gone || !self.in_flight.is_empty() {
             return;
         }
         if is_full {
             time::sleep(self.backoff.pause()).await;
         } else {
-            self.input.settle(Err(error));
+            self.input.complete_first(Err(error));
         }
     }
 
     /// The answer to the first item in flight. Cancel safe: an answer that is not returned stays.
     async fn answer(&mut self) -> Result<Box<RawValue>, Error> {
-        let Some(first) = self.under_way.front_mut() else { return Err(Error::Disconnected { reason: None }) };
+        let Some(first) = self.in_flight.front_mut() else { return Err(Error::Disconnected { reason: None }) };
         let answer = first.answer.as_mut().await;
         self.link.end_write(first.bytes);
-        self.under_way.pop_front();
+        self.in_flight.pop_front();
         answer.map_err(|error| self.link.error("process/write", error))
     }
 
     /// Settles the first item with its answer.
     fn handle_answer(&mut self, answer: Result<Box<RawValue>, Error>) {
         let outcome = answer.and_then(|answer| outcome(self.input, 0, &answer, self.is_repeated));
-        let is_write = matches!(self.input.peek(0), Some(What::Write { .. }));
+        let is_write = matches!(self.input.peek(0), Some(StdinItem::Write { .. }));
         match (&outcome, self.failed.take()) {
-            (Ok(outcome), Some((error, _))) if outcome.is_taken() => return self.break_off(&error),
+            (Ok(outcome), Some((error, _))) if outcome.is_taken() => return self.fail_all(&error),
             (_, Some((error, left))) => self.failed = (left > 1).then(|| (error, left - 1)),
-            (Err(error @ Error::Server { .. }), None) if is_write && !self.under_way.is_empty() => {
-                self.failed = Some((error.clone(), self.under_way.len()));
+            (Err(error @ Error::Server { .. }), None) if is_write && !self.in_flight.is_empty() => {
+                self.failed = Some((error.clone(), self.in_flight.len()));
             }
             (Ok(_) | Err(_), None) => {}
         }
-        self.input.settle(outcome);
-        self.is_repeated &= !self.under_way.is_empty();
+        self.input.complete_first(outcome);
+        self.is_repeated &= !self.in_flight.is_empty();
         self.backoff = Backoff::new(PAUSES.0, PAUSES.1);
     }
 
@@ -194,24 +195,24 @@ impl<'a> Serving<'a> {
             return;
         }
         // The server may have written the item. Sending it again could write it twice.
-        for _ in 0..=self.under_way.len() {
+        for _ in 0..=self.in_flight.len() {
             let reason = reason.clone();
-            self.input.settle(Err(Error::UnknownOutcome { method: "process/write", reason }));
+            self.input.complete_first(Err(Error::UnknownOutcome { method: "process/write", reason }));
         }
     }
 
     /// The server had no room for the first item. All items in flight are sent again after a pause, unless the server accepted, or may have
     /// accepted, one of the later items: the order would then be broken.
     async fn send_again(&mut self, error: Error) {
-        for at in 1..=self.under_way.len() {
+        for at in 1..=self.in_flight.len() {
             let is_refused = match self.answer().await {
                 // An answer that cannot be decoded may mean that the item was accepted.
                 Ok(answer) => outcome(self.input, at, &answer, false).is_ok_and(|outcome| !outcome.is_taken()),
                 Err(error) => matches!(error, Error::Server { .. }),
             };
             if !is_refused {
-                self.input.settle(Err(error.clone()));
-                return self.break_off(&error);
+                self.input.complete_first(Err(error.clone()));
+                return self.fail_all(&error);
             }
         }
         tracing::debug!(process = self.input.key.process_id.as_str(), %error, "no room for input, it is sent again");
@@ -219,23 +220,23 @@ impl<'a> Serving<'a> {
     }
 
     /// Fails the queue, because the order is broken after a refused write.
-    fn break_off(&mut self, refused: &Error) {
-        self.input.break_off(refused);
-        for asked in self.under_way.drain(..) {
-            self.link.end_write(asked.bytes);
+    fn fail_all(&mut self, refused: &Error) {
+        self.input.fail_all(refused);
+        for item in self.in_flight.drain(..) {
+            self.link.end_write(item.bytes);
         }
     }
 }
 
-async fn send(input: &Input, link: &Link, what: &What) -> Result<Sent, CallError> {
+async fn send(input: &StdinQueue, link: &ServerLink, item: &StdinItem) -> Result<Sent, CallError> {
     let key = &input.key;
-    match what {
-        What::Write { bytes, .. } if input.generation == Generation::V0 => {
+    match item {
+        StdinItem::Write { bytes, .. } if input.generation == Generation::V0 => {
             let chunk = base64::encode(bytes).into();
             let params = command::WriteParams { process_id: key.process_id.clone(), chunk };
             link.send(requests::CommandExecWrite::NAME, &params).await
         }
-        What::Write { id, bytes } => {
+        StdinItem::Write { id, bytes } => {
             let write_id = format!("{}-{id}", input.nonce);
             if let Some(sent) = link.send_write(key, &write_id, bytes).await {
                 return sent;
@@ -248,7 +249,7 @@ async fn send(input: &Input, link: &Link, what: &What) -> Result<Sent, CallError
             };
             link.send(requests::ProcessWrite::NAME, &params).await
         }
-        What::Close => {
+        StdinItem::Close => {
             let params = wire::ProcessParams { process_id: key.process_id.clone(), session_id: key.session_id.clone() };
             link.send(requests::ProcessCloseStdin::NAME, &params).await
         }
@@ -256,20 +257,20 @@ async fn send(input: &Input, link: &Link, what: &What) -> Result<Sent, CallError
 }
 
 /// Decodes the answer to the item at index `at`.
-fn outcome(input: &Input, at: usize, answer: &RawValue, is_repeated: bool) -> Result<Outcome, Error> {
+fn outcome(input: &StdinQueue, at: usize, answer: &RawValue, is_repeated: bool) -> Result<ItemOutcome, Error> {
     let text = answer.get();
     let read = match input.peek(at) {
-        Some(What::Write { .. }) if input.generation == Generation::V0 => {
+        Some(StdinItem::Write { .. }) if input.generation == Generation::V0 => {
             // V0 reports a problem as an error, so an answer means success.
-            serde_json::from_str::<command::WriteResult>(text).map(|_| Outcome::Write(wire::WriteStatus::Accepted))
+            serde_json::from_str::<command::WriteResult>(text).map(|_| ItemOutcome::Write(wire::WriteStatus::Accepted))
         }
-        Some(What::Write { .. }) | None => {
-            serde_json::from_str::<wire::WriteResult>(text).map(|result| Outcome::Write(result.status))
+        Some(StdinItem::Write { .. }) | None => {
+            serde_json::from_str::<wire::WriteResult>(text).map(|result| ItemOutcome::Write(result.status))
         }
-        Some(What::Close) => serde_json::from_str::<wire::CloseStdinResult>(text).map(|result| {
+        Some(StdinItem::Close) => serde_json::from_str::<wire::CloseStdinResult>(text).map(|result| {
             // This client closed stdin over the previous link, and the answer was lost.
             let is_ours = is_repeated && result.status == wire::CloseStdinStatus::StdinClosed;
-            Outcome::Close(if is_ours { wire::CloseStdinStatus::Accepted } else { result.status })
+            ItemOutcome::Close(if is_ours { wire::CloseStdinStatus::Accepted } else { result.status })
         }),
     };
     read.map_err(|error| Error::Decode { method: "process/write".to_owned(), reason: error.to_string() })

@@ -32,9 +32,9 @@ use tokio::{sync::Mutex, time};
 
 use crate::{
     error::{Error, chain},
-    hearing::{Channels, Ear},
+    notifications::{ChannelMap, NotificationRouter},
     requests::{self, Method},
-    session::{Key, Options},
+    session::{ProcessKey, SessionOptions},
     transport::{Carrier, Connect},
 };
 
@@ -54,7 +54,7 @@ const DEAD_AFTER: Duration = Duration::from_secs(30);
 const WRITING_BYTES: usize = limits::REQUESTS_WAITING_BYTES / 2;
 
 /// One connection whose handshake is done.
-pub(crate) struct Link {
+pub(crate) struct ServerLink {
     pub(crate) raw: RawClient,
     pub(crate) epoch: u64,
     /// Whether the server speaks the dialect `binary`.
@@ -64,7 +64,7 @@ pub(crate) struct Link {
     /// Whether the server speaks the dialect `attached`, in which only blocks of files are attached as bytes.
     takes_blocks: bool,
     /// The channel numbers of processes in binary frames, as the server assigned them.
-    channels: Arc<Channels>,
+    channels: Arc<ChannelMap>,
     /// Bytes of stdin that were sent and are not answered yet.
     writing: AtomicUsize,
     /// The program or tunnel that carries the connection, if any. Ends with the link.
@@ -72,22 +72,22 @@ pub(crate) struct Link {
 }
 
 /// A failed attempt to connect or to do the handshake.
-pub(crate) struct Refused {
+pub(crate) struct DialError {
     pub(crate) error: Error,
     pub(crate) is_worth_retrying: bool,
     /// Whether the server violated the protocol. The session gives a server up after repeated violations.
-    pub(crate) is_offence: bool,
+    pub(crate) is_violation: bool,
 }
 
-impl Refused {
+impl DialError {
     /// A failure that another attempt may avoid.
-    pub(crate) fn for_now(error: Error) -> Self {
-        Self { error, is_worth_retrying: true, is_offence: false }
+    pub(crate) fn retryable(error: Error) -> Self {
+        Self { error, is_worth_retrying: true, is_violation: false }
     }
 
     /// A failure that every further attempt would have, too.
-    pub(crate) fn for_good(error: Error) -> Self {
-        Self { error, is_worth_retrying: false, is_offence: false }
+    pub(crate) fn permanent(error: Error) -> Self {
+        Self { error, is_worth_retrying: false, is_violation: false }
     }
 
     /// Whether the attempt got no answer, so that its request may still reach the server.
@@ -97,24 +97,24 @@ impl Refused {
 }
 
 /// The message of a call, which can be sent on any link.
-pub(crate) trait Sending: Sync {
-    fn send(&self, link: &Link, method: &str) -> impl Future<Output = Result<Sent, CallError>> + Send;
+pub(crate) trait CallPayload: Sync {
+    fn send(&self, link: &ServerLink, method: &str) -> impl Future<Output = Result<Sent, CallError>> + Send;
 }
 
 /// Params only, already encoded, so that the call path is compiled once and not for each method.
-pub(crate) struct Plain<'a>(pub(crate) &'a RawValue);
+pub(crate) struct EncodedParams<'a>(pub(crate) &'a RawValue);
 
-impl Sending for Plain<'_> {
-    async fn send(&self, link: &Link, method: &str) -> Result<Sent, CallError> {
+impl CallPayload for EncodedParams<'_> {
+    async fn send(&self, link: &ServerLink, method: &str) -> Result<Sent, CallError> {
         link.send(method, &self.0).await
     }
 }
 
 /// Attached bytes, and a function for the params. If the server does not accept attached bytes, they are put into the params as base64.
-pub(crate) struct WithBytes<'a, F>(pub(crate) &'a F, pub(crate) &'a Bytes);
+pub(crate) struct ParamsWithBytes<'a, F>(pub(crate) &'a F, pub(crate) &'a Bytes);
 
-impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> Sending for WithBytes<'_, F> {
-    async fn send(&self, link: &Link, method: &str) -> Result<Sent, CallError> {
+impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> CallPayload for ParamsWithBytes<'_, F> {
+    async fn send(&self, link: &ServerLink, method: &str) -> Result<Sent, CallError> {
         let Self(params, bytes) = self;
         if link.takes_attached(method) {
             link.raw.send_attached(method, &params(String::new()), (*bytes).clone()).await
@@ -124,13 +124,18 @@ impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> Sending for WithByte
     }
 }
 
-impl Link {
+impl ServerLink {
     fn takes_attached(&self, method: &str) -> bool {
         self.is_binary || (self.takes_blocks && method == requests::FsWriteBlock::NAME)
     }
 
     /// Sends bytes to a process by its channel number; `None` if the server has not assigned one yet.
-    pub(crate) async fn send_write(&self, key: &Key, write_id: &str, bytes: &Bytes) -> Option<Result<Sent, CallError>> {
+    pub(crate) async fn send_write(
+        &self,
+        key: &ProcessKey,
+        write_id: &str,
+        bytes: &Bytes,
+    ) -> Option<Result<Sent, CallError>> {
         let channel = self.channels.of(key)?;
         let head = |id, out: &mut Vec<u8>| {
             let is_short = WriteFrame { channel, id, write_id }.encode(out);
@@ -164,7 +169,7 @@ impl Link {
     }
 
     /// Pings the peer, or closes a link whose peer has disappeared without a close, for example behind a NAT that dropped the connection.
-    pub(crate) fn look_alive(&self) {
+    pub(crate) fn check_alive(&self) {
         match self.raw.silent_for() {
             Some(silent) if silent >= DEAD_AFTER => {
                 let text = format!("no sign of life for {} s", silent.as_secs());
@@ -175,7 +180,7 @@ impl Link {
     }
 
     /// Makes the peer send something: a pong, or the answer to a cheap request if the transport has no pings.
-    pub(crate) fn ask_for_sign_of_life(&self) {
+    pub(crate) fn request_activity(&self) {
         if self.has_pings {
             self.raw.ping();
         } else {
@@ -187,15 +192,15 @@ impl Link {
 
     /// Runs work on a link that the keeper does not attend to yet, and pings the peer at the same time. If the peer is dead, the link is
     /// closed, which fails the calls that the work waits for.
-    pub(crate) async fn watched<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(crate) async fn run_with_pings<T>(&self, work: impl Future<Output = T>) -> T {
         tokio::pin!(work);
-        let mut look = looks();
+        let mut pings = ping_interval();
         loop {
             // Both arms are cancel safe: the work is pinned outside of the loop and keeps its progress.
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                _ = look.tick(), if self.raw.silent_for().is_some() => self.look_alive(),
+                _ = pings.tick(), if self.raw.silent_for().is_some() => self.check_alive(),
             }
         }
     }
@@ -260,21 +265,21 @@ impl Link {
 }
 
 /// The interval at which a link is checked for signs of life.
-pub(crate) fn looks() -> time::Interval {
-    let mut look = time::interval(PING_EVERY);
-    look.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-    look
+pub(crate) fn ping_interval() -> time::Interval {
+    let mut pings = time::interval(PING_EVERY);
+    pings.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+    pings
 }
 
 /// Opens a link and does the handshake except for the final `initialized` notification.
 pub(crate) async fn dial(
     connect: &dyn Connect,
-    options: &Options,
+    options: &SessionOptions,
     resume: Option<SessionId>,
     takeover: bool,
-    ear: Ear,
+    router: NotificationRouter,
     epoch: u64,
-) -> Result<(Link, InitializeResult), Refused> {
+) -> Result<(ServerLink, InitializeResult), DialError> {
     let address = connect.address();
     let connect_within = options.connect_timeout;
     let initialize_within = options.initialize_timeout.saturating_add(connect.patience());
@@ -282,15 +287,15 @@ pub(crate) async fn dial(
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => {
             let is_worth_retrying = matches!(error, Error::Connect { .. } | Error::Spawn { .. });
-            return Err(Refused { error, is_worth_retrying, is_offence: false });
+            return Err(DialError { error, is_worth_retrying, is_violation: false });
         }
-        Err(_) => return Err(Refused::for_now(Error::ConnectTimeout { address, within: connect_within })),
+        Err(_) => return Err(DialError::retryable(Error::ConnectTimeout { address, within: connect_within })),
     };
     let has_frames = matches!(connection.framing, Framing::WebSocket { .. });
-    let channels = ear.channels();
-    let raw = RawClient::with_listener(connection.stream, connection.framing, ear);
+    let channels = router.channels();
+    let raw = RawClient::with_listener(connection.stream, connection.framing, router);
     let carrier = Mutex::new(connection.carrier);
-    let mut link = Link {
+    let mut link = ServerLink {
         raw,
         epoch,
         has_pings: has_frames,
@@ -313,7 +318,7 @@ pub(crate) async fn dial(
         takeover,
     };
     let asking = link.call::<requests::Initialize>(&params);
-    let refused = match time::timeout(initialize_within, asking).await {
+    let dial_error = match time::timeout(initialize_within, asking).await {
         Ok(Ok(result)) => {
             let dialects = result.capabilities.as_ref().map(|capabilities| &capabilities.dialects);
             let speaks = |dialect| dialects.is_some_and(|dialects| dialects.iter().any(|word| word == dialect));
@@ -322,16 +327,16 @@ pub(crate) async fn dial(
             link.takes_blocks = has_frames && speaks(message::ATTACHED);
             return Ok((link, result));
         }
-        Ok(Err(error)) => link.explain(error, resume).await,
-        Err(_) => Refused::for_now(Error::InitializeTimeout { address, within: initialize_within }),
+        Ok(Err(error)) => link.explain_handshake_error(error, resume).await,
+        Err(_) => DialError::retryable(Error::InitializeTimeout { address, within: initialize_within }),
     };
     link.drop_carrier().await;
-    Err(refused)
+    Err(dial_error)
 }
 
-impl Link {
+impl ServerLink {
     /// Converts the error of a failed handshake.
-    async fn explain(&self, error: Error, resume: Option<SessionId>) -> Refused {
+    async fn explain_handshake_error(&self, error: Error, resume: Option<SessionId>) -> DialError {
         match (error, resume) {
             (
                 error @ Error::Server {
@@ -339,40 +344,40 @@ impl Link {
                 },
                 _,
             )
-            | (error @ Error::Server { code: failure::SESSION_ATTACHED, .. }, _) => Refused::for_now(error),
+            | (error @ Error::Server { code: failure::SESSION_ATTACHED, .. }, _) => DialError::retryable(error),
             // Generation S reports this only in the message text.
             (Error::Server { code, kind: None, message }, _) if message.ends_with(ATTACHED) => {
-                Refused::for_now(Error::Server { code, kind: Some(Kind::SessionAttached), message })
+                DialError::retryable(Error::Server { code, kind: Some(Kind::SessionAttached), message })
             }
             (Error::Server { message, .. }, Some(session_id)) => {
-                Refused::for_good(Error::SessionLost { session_id, reason: message })
+                DialError::permanent(Error::SessionLost { session_id, reason: message })
             }
-            (error @ Error::Disconnected { .. }, _) => self.broken(error).await,
-            (error, _) => Refused::for_good(error),
+            (error @ Error::Disconnected { .. }, _) => self.explain_broken_link(error).await,
+            (error, _) => DialError::permanent(error),
         }
     }
 
     /// Converts the error of a link that broke before it was usable.
-    pub(crate) async fn broken(&self, error: Error) -> Refused {
+    pub(crate) async fn explain_broken_link(&self, error: Error) -> DialError {
         let closed = self.raw.closed().await;
         let explained = match &*self.carrier.lock().await {
             Some(carrier) => carrier.explain().await,
             None => None,
         };
-        let is_offence = is_offence(&closed);
-        let error = explained.unwrap_or_else(|| match is_offence {
+        let is_violation = is_violation(&closed);
+        let error = explained.unwrap_or_else(|| match is_violation {
             true => Error::Protocol(format!(
                 "the server does not speak the protocol: {}; is it an exec-server?",
                 chain(&*closed)
             )),
             false => error,
         });
-        Refused { is_offence, ..Refused::for_now(error) }
+        DialError { is_violation, ..DialError::retryable(error) }
     }
 }
 
 /// Whether a link ended because the server violated the protocol.
-pub(crate) fn is_offence(closed: &Closed) -> bool {
+pub(crate) fn is_violation(closed: &Closed) -> bool {
     match closed {
         Closed::TooLarge { .. } | Closed::Protocol(_) | Closed::InvalidUtf8 => true,
         Closed::Eof | Closed::Peer { .. } | Closed::Io(_) => false,

@@ -1,6 +1,6 @@
 //! Sends stdin to a process, in order and exactly once, over as many links as it takes.
 //!
-//! This file contains the queue of writes. A task in `serving` sends them and settles the first one when its answer arrives. The task
+//! This file contains the queue of writes. A task in `sender` sends them and settles the first one when its answer arrives. The task
 //! exists only while the queue is not empty.
 //!
 //! Failure paths: a lost session fails the whole queue. If the server refused a write and accepted a later one, the stream has a hole. All
@@ -18,42 +18,42 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::{
     error::Error,
-    session::{Generation, Key},
+    session::{Generation, ProcessKey},
 };
 
-mod serving;
+mod sender;
 
-pub(super) use serving::serve;
+pub(super) use sender::run_sender;
 
 /// Limits of the queue: enough to fill a link with a latency of a fifth of a second at 50 MB/s.
 const WAITING_BYTES: usize = 8 << 20;
 const WAITING: usize = 256;
 
 /// The result of a write.
-pub(crate) type Written = Result<wire::WriteStatus, Error>;
+pub(crate) type WriteReply = Result<wire::WriteStatus, Error>;
 /// The result of a request to close stdin.
-pub(crate) type Closed = Result<wire::CloseStdinStatus, Error>;
+pub(crate) type CloseReply = Result<wire::CloseStdinStatus, Error>;
 
 /// The stdin queue of one process. It does not hold the session, so that a write that never ends does not keep the connection open.
 #[derive(Debug)]
-pub(crate) struct Input {
-    key: Key,
+pub(crate) struct StdinQueue {
+    key: ProcessKey,
     generation: Generation,
     /// Whether the server remembers write ids, so that a write may be sent twice.
     keeps_write_ids: bool,
     /// Prefix of the write ids, which keeps them distinct from those of other clients.
     nonce: String,
-    state: Mutex<State>,
+    state: Mutex<StdinQueueState>,
     /// Notified when an item was added to the queue.
-    joined: Notify,
+    item_added: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    line: VecDeque<Item>,
+struct StdinQueueState {
+    queue: VecDeque<QueuedItem>,
     bytes: usize,
     next_id: u64,
-    is_served: bool,
+    has_sender: bool,
     /// Why nothing more can be written.
     broken: Option<Error>,
     /// Callers that wait for room in the queue.
@@ -61,18 +61,18 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Item {
-    what: What,
-    reply: Reply,
+struct QueuedItem {
+    item: StdinItem,
+    reply: ItemReply,
 }
 
 #[derive(Debug, Clone)]
-enum What {
+enum StdinItem {
     Write { id: u64, bytes: Bytes },
     Close,
 }
 
-impl What {
+impl StdinItem {
     fn len(&self) -> usize {
         match self {
             Self::Write { bytes, .. } => bytes.len(),
@@ -82,29 +82,29 @@ impl What {
 }
 
 #[derive(Debug)]
-enum Reply {
-    Write(oneshot::Sender<Written>),
-    Close(oneshot::Sender<Closed>),
+enum ItemReply {
+    Write(oneshot::Sender<WriteReply>),
+    Close(oneshot::Sender<CloseReply>),
 }
 
-impl Input {
-    pub(super) fn new(key: Key, generation: Generation, keeps_write_ids: bool) -> Self {
+impl StdinQueue {
+    pub(super) fn new(key: ProcessKey, generation: Generation, keeps_write_ids: bool) -> Self {
         Self {
             key,
             generation,
             keeps_write_ids,
             nonce: crate::random_word(),
             state: Mutex::default(),
-            joined: Notify::new(),
+            item_added: Notify::new(),
         }
     }
 
     /// Queues a write as soon as there is room. The returned flag is true if the caller must start the serving task.
-    pub(super) fn poll_write(&self, cx: &Context<'_>, bytes: &Bytes) -> Poll<(oneshot::Receiver<Written>, bool)> {
+    pub(super) fn poll_write(&self, cx: &Context<'_>, bytes: &Bytes) -> Poll<(oneshot::Receiver<WriteReply>, bool)> {
         let mut state = self.lock();
         // An empty queue accepts a write of any size.
         let is_full =
-            !state.line.is_empty() && (state.bytes + bytes.len() > WAITING_BYTES || state.line.len() >= WAITING);
+            !state.queue.is_empty() && (state.bytes + bytes.len() > WAITING_BYTES || state.queue.len() >= WAITING);
         if is_full {
             // A caller may poll repeatedly while it waits: register its waker only once.
             if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
@@ -120,50 +120,53 @@ impl Input {
         let id = state.next_id;
         state.next_id += 1;
         state.bytes += bytes.len();
-        state.line.push_back(Item { what: What::Write { id, bytes: bytes.clone() }, reply: Reply::Write(reply) });
-        Poll::Ready((written, self.wake_or_serve(state)))
+        state.queue.push_back(QueuedItem {
+            item: StdinItem::Write { id, bytes: bytes.clone() },
+            reply: ItemReply::Write(reply),
+        });
+        Poll::Ready((written, self.wake_sender(state)))
     }
 
     /// Queues a request to close stdin. The returned flag is true if the caller must start the serving task.
-    pub(super) fn close(&self) -> (oneshot::Receiver<Closed>, bool) {
+    pub(super) fn close(&self) -> (oneshot::Receiver<CloseReply>, bool) {
         let mut state = self.lock();
         let (reply, closed) = oneshot::channel();
         if let Some(error) = &state.broken {
             reply.send(Err(error.clone())).ok(); // Cannot fail: `closed` is held here.
             return (closed, false);
         }
-        state.line.push_back(Item { what: What::Close, reply: Reply::Close(reply) });
-        (closed, self.wake_or_serve(state))
+        state.queue.push_back(QueuedItem { item: StdinItem::Close, reply: ItemReply::Close(reply) });
+        (closed, self.wake_sender(state))
     }
 
     /// Wakes the serving task. Returns true if none is running, so that the caller must start it.
-    fn wake_or_serve(&self, mut state: MutexGuard<'_, State>) -> bool {
-        let must_serve = !std::mem::replace(&mut state.is_served, true);
+    fn wake_sender(&self, mut state: MutexGuard<'_, StdinQueueState>) -> bool {
+        let must_start_sender = !std::mem::replace(&mut state.has_sender, true);
         drop(state);
-        self.joined.notify_one();
-        must_serve
+        self.item_added.notify_one();
+        must_start_sender
     }
 
     /// The item at index `at`, if there is one.
-    fn peek(&self, at: usize) -> Option<What> {
-        self.lock().line.get(at).map(|item| item.what.clone())
+    fn peek(&self, at: usize) -> Option<StdinItem> {
+        self.lock().queue.get(at).map(|queued| queued.item.clone())
     }
 
     /// Removes the first item and reports its outcome to the caller.
-    fn settle(&self, outcome: Result<Outcome, Error>) {
+    fn complete_first(&self, outcome: Result<ItemOutcome, Error>) {
         let mut state = self.lock();
-        let Some(item) = state.line.pop_front() else { return };
-        state.bytes -= item.what.len();
+        let Some(queued) = state.queue.pop_front() else { return };
+        state.bytes -= queued.item.len();
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         // Errors are ignored: the caller may have stopped waiting.
-        match (item.reply, outcome) {
-            (Reply::Write(reply), Ok(Outcome::Write(status))) => reply.send(Ok(status)).ok().unwrap_or(()),
-            (Reply::Write(reply), Err(error)) => reply.send(Err(error)).ok().unwrap_or(()),
-            (Reply::Close(reply), Ok(Outcome::Close(status))) => reply.send(Ok(status)).ok().unwrap_or(()),
-            (Reply::Close(reply), Err(error)) => reply.send(Err(error)).ok().unwrap_or(()),
+        match (queued.reply, outcome) {
+            (ItemReply::Write(reply), Ok(ItemOutcome::Write(status))) => reply.send(Ok(status)).ok().unwrap_or(()),
+            (ItemReply::Write(reply), Err(error)) => reply.send(Err(error)).ok().unwrap_or(()),
+            (ItemReply::Close(reply), Ok(ItemOutcome::Close(status))) => reply.send(Ok(status)).ok().unwrap_or(()),
+            (ItemReply::Close(reply), Err(error)) => reply.send(Err(error)).ok().unwrap_or(()),
             // Unreachable: `outcome` decodes an answer by the type of its item.
-            (Reply::Write(_), Ok(Outcome::Close(_))) | (Reply::Close(_), Ok(Outcome::Write(_))) => {}
+            (ItemReply::Write(_), Ok(ItemOutcome::Close(_))) | (ItemReply::Close(_), Ok(ItemOutcome::Write(_))) => {}
         }
         for waker in wakers {
             waker.wake();
@@ -171,25 +174,25 @@ impl Input {
     }
 
     /// Fails the whole queue, and every later write, because an earlier write was refused.
-    fn break_off(&self, refused: &Error) {
+    fn fail_all(&self, refused: &Error) {
         let error = Error::InputBroken { reason: refused.to_string() };
         // Set this first, so that no further item is queued.
         self.lock().broken = Some(error.clone());
         while self.peek(0).is_some() {
-            self.settle(Err(error.clone()));
+            self.complete_first(Err(error.clone()));
         }
     }
 
     /// Whether the task may end because the queue is empty. The next caller then starts another task.
     fn is_done(&self) -> bool {
         let mut state = self.lock();
-        if state.line.is_empty() {
-            state.is_served = false;
+        if state.queue.is_empty() {
+            state.has_sender = false;
         }
-        !state.is_served
+        !state.has_sender
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, StdinQueueState> {
         // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -197,12 +200,12 @@ impl Input {
 
 /// The server's answer to an item.
 #[derive(Debug, Clone, Copy)]
-enum Outcome {
+enum ItemOutcome {
     Write(wire::WriteStatus),
     Close(wire::CloseStdinStatus),
 }
 
-impl Outcome {
+impl ItemOutcome {
     /// Whether the item took effect on the stream.
     fn is_taken(self) -> bool {
         matches!(self, Self::Write(wire::WriteStatus::Accepted) | Self::Close(wire::CloseStdinStatus::Accepted))

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::{error::Error, link::Link};
+use crate::{error::Error, server_link::ServerLink};
 
 /// Whether a session has a link.
 #[derive(Clone)]
-pub(crate) enum Status {
-    Up(Arc<Link>),
+pub(crate) enum LinkStatus {
+    Up(Arc<ServerLink>),
     Down {
         reason: String,
     },
@@ -21,27 +21,27 @@ pub(crate) enum Status {
 }
 
 /// Publishes the status. When it is dropped, waiting callers see the session as lost.
-pub(crate) struct Standing(Arc<Shared>);
+pub(crate) struct LinkState(Arc<SharedLinkState>);
 
-struct Shared {
-    status: Mutex<Status>,
+struct SharedLinkState {
+    status: Mutex<LinkStatus>,
     /// A `Notify` and not a watch channel, because it wakes waiters in order.
     changed: Notify,
 }
 
-impl Standing {
-    pub(crate) fn new(status: Status) -> Self {
-        Self(Arc::new(Shared { status: Mutex::new(status), changed: Notify::new() }))
+impl LinkState {
+    pub(crate) fn new(status: LinkStatus) -> Self {
+        Self(Arc::new(SharedLinkState { status: Mutex::new(status), changed: Notify::new() }))
     }
 
-    pub(crate) fn get(&self) -> Status {
+    pub(crate) fn get(&self) -> LinkStatus {
         self.0.status().clone()
     }
 
     /// Changes the status. Returns false if the session is already lost, which is final.
-    pub(crate) fn set(&self, status: Status) -> bool {
+    pub(crate) fn set(&self, status: LinkStatus) -> bool {
         let mut current = self.0.status();
-        if matches!(*current, Status::Lost(_)) {
+        if matches!(*current, LinkStatus::Lost(_)) {
             return false;
         }
         *current = status;
@@ -50,44 +50,44 @@ impl Standing {
         true
     }
 
-    /// With `fail_fast`, `Links::after` fails at once while the link is down.
-    pub(crate) fn links(&self, fail_fast: bool) -> Links {
-        Links { shared: Arc::clone(&self.0), fail_fast }
+    /// With `fail_fast`, `LinkWaiter::after` fails at once while the link is down.
+    pub(crate) fn links(&self, fail_fast: bool) -> LinkWaiter {
+        LinkWaiter { shared: Arc::clone(&self.0), fail_fast }
     }
 }
 
-impl Drop for Standing {
+impl Drop for LinkState {
     fn drop(&mut self) {
-        self.set(Status::Lost(Error::Disconnected { reason: None }));
+        self.set(LinkStatus::Lost(Error::Disconnected { reason: None }));
     }
 }
 
-impl Shared {
-    fn status(&self) -> MutexGuard<'_, Status> {
+impl SharedLinkState {
+    fn status(&self) -> MutexGuard<'_, LinkStatus> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Access to the consecutive links of a session, for work that must not keep the session itself alive.
-pub(crate) struct Links {
-    shared: Arc<Shared>,
+pub(crate) struct LinkWaiter {
+    shared: Arc<SharedLinkState>,
     fail_fast: bool,
 }
 
-impl Links {
+impl LinkWaiter {
     /// Waits for a link with an epoch above `after`. Fails at once if the session is lost, or if it is down and the caller does not wait.
-    pub(crate) async fn after(&self, after: u64) -> Result<Arc<Link>, Error> {
+    pub(crate) async fn after(&self, after: u64) -> Result<Arc<ServerLink>, Error> {
         loop {
             // Register before reading the status, so that no change between the two is missed.
             let mut changed = std::pin::pin!(self.shared.changed.notified());
             changed.as_mut().enable();
             match &*self.shared.status() {
-                Status::Up(link) if link.epoch > after => return Ok(Arc::clone(link)),
-                Status::Lost(error) => return Err(error.clone()),
-                Status::Down { reason } if self.fail_fast => {
+                LinkStatus::Up(link) if link.epoch > after => return Ok(Arc::clone(link)),
+                LinkStatus::Lost(error) => return Err(error.clone()),
+                LinkStatus::Down { reason } if self.fail_fast => {
                     return Err(Error::Disconnected { reason: Some(reason.clone()) });
                 }
-                Status::Up(_) | Status::Down { .. } => {}
+                LinkStatus::Up(_) | LinkStatus::Down { .. } => {}
             }
             changed.await;
         }
