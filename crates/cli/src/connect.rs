@@ -96,7 +96,7 @@ impl Server {
     fn find_as(args: &args::Connect, asked: Option<&str>, token: Option<Token>) -> anyhow::Result<Option<Self>> {
         let asked = match asked {
             Some(asked) => Some(asked.to_owned()),
-            None => environment::asked_by(|name| env::var_os(name))?,
+            None => environment::value_of_variables(|name| env::var_os(name))?,
         };
         let mut spec = match choose(asked.as_deref())? {
             Choice::Local => return Ok(None),

@@ -20,7 +20,7 @@ use crate::{
 use anyhow::Context as _;
 use exec_server_client::{
     Client,
-    cp::{self, Place, Watch},
+    cp::{self, CopyEndpoint, CopyObserver},
     fs::{self, EntryKind},
     protocol::initialize::Ttl,
 };
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyho
 }
 
 /// Computes the total for the progress line, if there is one.
-async fn count(sources: &[Place], talk: &Talk) -> Infallible {
+async fn count(sources: &[CopyEndpoint], talk: &Talk) -> Infallible {
     if talk.line.is_some()
         && let Some(total) = progress::count(sources).await
     {
@@ -74,7 +74,7 @@ async fn count(sources: &[Place], talk: &Talk) -> Infallible {
 }
 
 /// Copies the sources one after the other. Returns the exit code of the worst result.
-async fn copy_all(args: &args::Copy, sources: &[Place], target: &Place, talk: &Talk) -> u8 {
+async fn copy_all(args: &args::Copy, sources: &[CopyEndpoint], target: &CopyEndpoint, talk: &Talk) -> u8 {
     if sources.len() > 1 && !is_directory(target).await {
         talk.say(&format!(
             "`{}` is not a directory; several sources need one to be copied into",
@@ -99,7 +99,7 @@ async fn copy_all(args: &args::Copy, sources: &[Place], target: &Place, talk: &T
     code
 }
 
-async fn is_directory(place: &Place) -> bool {
+async fn is_directory(place: &CopyEndpoint) -> bool {
     let found = place.files.metadata(&place.path, fs::Links::Follow).await;
     found.is_ok_and(|found| found.kind == EntryKind::Directory)
 }
@@ -110,12 +110,12 @@ struct Sessions<'a>(Vec<(args::Named<'a>, Client)>);
 
 impl<'a> Sessions<'a> {
     /// Opens one end of the copy, connecting if its server has no session yet.
-    async fn open(&mut self, end: &End<'_>, named: Option<args::Named<'a>>) -> anyhow::Result<Place> {
+    async fn open(&mut self, end: &End<'_>, named: Option<args::Named<'a>>) -> anyhow::Result<CopyEndpoint> {
         let (path, server, named) = match (end, named) {
             (End::There(path, server), Some(named)) => (path, server, named),
             (End::Here(path) | End::There(path, _), _) => {
                 let path = env::current_dir().context("find the working directory")?.join(path);
-                return Ok(Place { files: Arc::new(fs::Local::new()), path });
+                return Ok(CopyEndpoint { files: Arc::new(fs::LocalFiles::new()), path });
             }
         };
         let client = match self.0.iter().find(|(other, _)| *other == named) {
@@ -127,7 +127,7 @@ impl<'a> Sessions<'a> {
             }
         };
         let path = remote_path::resolve(&client, path).await?;
-        Ok(Place { files: Arc::new(fs::Remote::new(client)), path })
+        Ok(CopyEndpoint { files: Arc::new(fs::RemoteFiles::new(client)), path })
     }
 
     fn clients(&self) -> Vec<Client> {
@@ -177,7 +177,7 @@ impl Talk {
     }
 }
 
-impl Watch for Talk {
+impl CopyObserver for Talk {
     fn begun(&self, path: &Path, size: u64) {
         let name = ids::clean(&path.file_name().unwrap_or_default().to_string_lossy());
         self.with(|line| line.begin_file(name, size));
@@ -197,7 +197,7 @@ impl Watch for Talk {
         self.say(&format!("`{}` is neither a file, a directory nor a link: left out", path.display()));
     }
 
-    fn failed(&self, error: &cp::Error) {
+    fn failed(&self, error: &cp::CopyError) {
         self.say(&error.to_string());
     }
 

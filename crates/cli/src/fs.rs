@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::Context as _;
 use exec_server_client::{
-    fs::{EntryKind, Error, ErrorKind, FileSystem as _, Links, ReadAt, Remote, read_stream_from},
+    fs::{EntryKind, FileError, FileErrorKind, FileSystem as _, Links, ReadAt, RemoteFiles, read_stream_from},
     protocol::initialize::Ttl,
 };
 use futures_util::StreamExt as _;
@@ -50,7 +50,7 @@ const REOPENED_MAX: u32 = 100;
 
 /// The files of a server, and the directory at which relative paths start.
 struct Place {
-    files: Remote,
+    files: RemoteFiles,
     roots: Roots,
 }
 
@@ -97,7 +97,7 @@ fn visit<F: Future<Output = Done>>(
             Some(roots) => roots,
             None => Roots::of(&client).await?,
         };
-        let place = Arc::new(Place { files: Remote::new(client.clone()).with_owners(), roots });
+        let place = Arc::new(Place { files: RemoteFiles::new(client.clone()).with_owners(), roots });
         let say = |text: &str| say::talk(format_args!("exec-server: {}", ids::clean(text)));
         let done = link::telling(std::slice::from_ref(&client), say, work(place)).await;
         connect::end(&client).await;
@@ -123,12 +123,12 @@ async fn cat(place: Arc<Place>, args: &args::Cat) -> Done {
 
 /// Why a file was not printed to its end.
 enum Stopped {
-    File(Error),
+    File(FileError),
     Ended(Ended),
 }
 
-impl From<Error> for Stopped {
-    fn from(error: Error) -> Self {
+impl From<FileError> for Stopped {
+    fn from(error: FileError) -> Self {
         Self::File(error)
     }
 }
@@ -146,13 +146,13 @@ async fn print(place: &Place, path: &Path) -> Result<(), Stopped> {
     let mut printed = 0;
     for _ in 0..REOPENED_MAX {
         let error = match print_from(&file, &mut printed).await {
-            Err(Stopped::File(error)) if error.kind == ErrorKind::Closed => error,
+            Err(Stopped::File(error)) if error.kind == FileErrorKind::Closed => error,
             done => return done,
         };
         let again: Arc<dyn ReadAt> = Arc::from(place.files.open(path, Links::Follow).await?);
         if again.etag() != file.etag() {
             let reason = "it was changed while its server was away; the rest is not printed".to_owned();
-            return Err(Error { kind: ErrorKind::Changed, reason, ..error }.into());
+            return Err(FileError { kind: FileErrorKind::Changed, reason, ..error }.into());
         }
         file = again;
     }
@@ -208,8 +208,8 @@ struct Troubles {
 
 impl Troubles {
     /// Prints the error and continues; only a lost connection ends the command.
-    fn add(&mut self, error: Error) -> Result<(), Ended> {
-        if error.kind == ErrorKind::Disconnected {
+    fn add(&mut self, error: FileError) -> Result<(), Ended> {
+        if error.kind == FileErrorKind::Disconnected {
             return Err(Ended::Trouble(error.into()));
         }
         self.say(&error.to_string());
@@ -221,7 +221,7 @@ impl Troubles {
         say::talk(format_args!("exec-server: {}", ids::clean(text)));
     }
 
-    fn note<T>(&mut self, done: Result<T, Error>) -> Result<Option<T>, Ended> {
+    fn note<T>(&mut self, done: Result<T, FileError>) -> Result<Option<T>, Ended> {
         match done {
             Ok(done) => Ok(Some(done)),
             Err(error) => self.add(error).map(|()| None),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, future::Future};
 
-use exec_server_client::{Client, State};
+use exec_server_client::{Client, ConnectionState};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::sync::watch;
 
@@ -34,27 +34,27 @@ pub(crate) fn notices(client: &Client) -> impl Future<Output = ()> + Send + 'sta
     async move { tell_of(state, address, &|text: &str| say::talk(format_args!("exec-server: {text}"))).await }
 }
 
-async fn tell_of(mut state: watch::Receiver<State>, address: String, say: &impl Fn(&str)) {
+async fn tell_of(mut state: watch::Receiver<ConnectionState>, address: String, say: &impl Fn(&str)) {
     let (mut is_broken, mut is_silent) = (false, false);
     while state.changed().await.is_ok() {
         let now = state.borrow_and_update().clone();
         match now {
-            State::Recovering { reason } if !is_broken => {
+            ConnectionState::Recovering { reason } if !is_broken => {
                 is_broken = true;
                 say(&format!("connection to {address} lost ({}); reconnecting", printable::clean(&reason)));
             }
-            State::Recovering { reason } => {
+            ConnectionState::Recovering { reason } => {
                 say(&format!("still reconnecting to {address}: {}", printable::clean(&reason)))
             }
-            State::Stalled { silent } if !is_broken => {
+            ConnectionState::Stalled { silent } if !is_broken => {
                 is_silent = true;
                 say(&format!("no answer from {address} for {} s; waiting", silent.as_secs()));
             }
-            State::Connected if is_broken => {
+            ConnectionState::Connected if is_broken => {
                 (is_broken, is_silent) = (false, false);
                 say(&format!("connected to {address} again"));
             }
-            State::Connected if is_silent => {
+            ConnectionState::Connected if is_silent => {
                 is_silent = false;
                 say(&format!("{address} answers again"));
             }

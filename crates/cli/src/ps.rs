@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use exec_server_client::{Client, State};
+use exec_server_client::{Client, ConnectionState};
 use exec_server_protocol::process::{AdoptingSession, Blocked, Cause, ProcessInfo, Scope};
 use tokio::time::{self, Instant};
 
@@ -154,8 +154,10 @@ async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
 /// A message about the link if it is not working normally.
 fn status(client: Option<&Client>) -> String {
     match client.map(Client::state) {
-        Some(State::Stalled { .. }) => "the server does not answer".to_owned(),
-        Some(State::Recovering { reason }) => format!("connection lost ({}); reconnecting", ids::clean(&reason)),
+        Some(ConnectionState::Stalled { .. }) => "the server does not answer".to_owned(),
+        Some(ConnectionState::Recovering { reason }) => {
+            format!("connection lost ({}); reconnecting", ids::clean(&reason))
+        }
         Some(_) | None => String::new(),
     }
 }

@@ -1,7 +1,7 @@
 //! Traits for code that runs processes without depending on where they run.
 //!
-//! [`Backend`] starts processes; [`Running`] is a started process. They offer the methods of [`Client`] and [`Process`] as trait objects,
-//! without generics. A local and a remote back end use the same implementation, so they behave alike.
+//! [`Backend`] starts processes; [`RunningProcess`] is a started process. They offer the methods of [`Client`] and [`Process`] as trait
+//! objects, without generics. A local and a remote back end use the same implementation, so they behave alike.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,22 +9,22 @@ use bytes::Bytes;
 use exec_server_protocol::{ProcessId, process as wire};
 use tokio::sync::watch;
 
-use crate::{Client, Error, Events, Exit, Process, Read, Start, Totals, transport::BoxFuture};
+use crate::{Client, Error, Events, Exit, Process, ReadResult, Start, Totals, transport::BoxFuture};
 
 /// A place where processes run: a server, or this program.
 ///
 /// ```
 /// use std::sync::Arc;
-/// use exec_server_client::{Error, Start, backend::{Backend, Running}};
+/// use exec_server_client::{Error, Start, backend::{Backend, RunningProcess}};
 ///
-/// async fn version(place: &dyn Backend) -> Result<i32, Error> {
-///     let process: Arc<dyn Running> = place.start(Start::new(["uname", "-r"])).await?;
+/// async fn version(backend: &dyn Backend) -> Result<i32, Error> {
+///     let process: Arc<dyn RunningProcess> = backend.start(Start::new(["uname", "-r"])).await?;
 ///     Ok(process.wait().await?.code)
 /// }
 /// ```
 pub trait Backend: Send + Sync {
     /// Starts a process; see [`Client::start`].
-    fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn Running>, Error>>;
+    fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn RunningProcess>, Error>>;
 
     /// Whether this back end connects to a server, on this machine or another. False if the server runs inside this program.
     fn is_remote(&self) -> bool;
@@ -34,7 +34,7 @@ pub trait Backend: Send + Sync {
 }
 
 /// A process that a [`Backend`] started. Dropping it does not end the process.
-pub trait Running: Send + Sync {
+pub trait RunningProcess: Send + Sync {
     /// See [`Process::id`].
     fn id(&self) -> &ProcessId;
 
@@ -48,7 +48,7 @@ pub trait Running: Send + Sync {
     fn events_after(&self, seq: u64) -> Events;
 
     /// See [`Process::read`].
-    fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> BoxFuture<'_, Result<Read, Error>>;
+    fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> BoxFuture<'_, Result<ReadResult, Error>>;
 
     /// See [`Process::write`].
     fn write(&self, bytes: Bytes) -> BoxFuture<'_, Result<wire::WriteStatus, Error>>;
@@ -80,10 +80,10 @@ pub trait Running: Send + Sync {
 
 /// A back end that runs processes on a server.
 #[derive(Debug, Clone)]
-pub struct Remote(pub Client);
+pub struct RemoteBackend(pub Client);
 
-impl Backend for Remote {
-    fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn Running>, Error>> {
+impl Backend for RemoteBackend {
+    fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn RunningProcess>, Error>> {
         start_on(&self.0, start)
     }
 
@@ -98,7 +98,7 @@ impl Backend for Remote {
 
 #[cfg(feature = "local")]
 impl Backend for crate::local::Local {
-    fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn Running>, Error>> {
+    fn start(&self, start: Start) -> BoxFuture<'_, Result<Arc<dyn RunningProcess>, Error>> {
         start_on(self.client(), start)
     }
 
@@ -111,11 +111,11 @@ impl Backend for crate::local::Local {
     }
 }
 
-fn start_on(client: &Client, start: Start) -> BoxFuture<'_, Result<Arc<dyn Running>, Error>> {
-    Box::pin(async move { Ok(Arc::new(client.start(start).await?) as Arc<dyn Running>) })
+fn start_on(client: &Client, start: Start) -> BoxFuture<'_, Result<Arc<dyn RunningProcess>, Error>> {
+    Box::pin(async move { Ok(Arc::new(client.start(start).await?) as Arc<dyn RunningProcess>) })
 }
 
-impl Running for Process {
+impl RunningProcess for Process {
     fn id(&self) -> &ProcessId {
         self.id()
     }
@@ -132,7 +132,7 @@ impl Running for Process {
         self.events_after(seq)
     }
 
-    fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> BoxFuture<'_, Result<Read, Error>> {
+    fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> BoxFuture<'_, Result<ReadResult, Error>> {
         Box::pin(self.read(after, max, wait))
     }
 

@@ -24,7 +24,7 @@ use crate::{
     process::{self, HandleParams, Process, log::EventLog, recovery, start::Start},
     requests::{self, Method},
     routes::EventSource,
-    session::{Generation, ProcessKey, ServerDescription, Session, SessionOptions, State},
+    session::{ConnectionState, Generation, ProcessKey, ServerDescription, Session, SessionOptions},
     transport::{Connect, Dialer, Launch, Target, Tls, Token},
 };
 
@@ -84,13 +84,13 @@ impl Client {
 
     /// The state of the connection to the server.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ConnectionState {
         self.watch_state().borrow().clone()
     }
 
     /// A receiver that reports each change of the `state`.
     #[must_use]
-    pub fn watch_state(&self) -> watch::Receiver<State> {
+    pub fn watch_state(&self) -> watch::Receiver<ConnectionState> {
         self.session().state()
     }
 
@@ -196,13 +196,13 @@ impl Client {
         if session.peer.server.generation == Generation::V0 {
             return Ok(None);
         }
-        let asked =
+        let info =
             session.info.get_or_try_init(async || match session.call::<requests::EnvironmentInfo>(&Empty {}).await {
                 Ok(info) => Ok(Some(info)),
                 Err(Error::Server { code: failure::METHOD_NOT_FOUND, .. }) => Ok(None),
                 Err(error) => Err(error),
             });
-        asked.await.cloned()
+        info.await.cloned()
     }
 
     /// Creates a handle to a process that exists already: a process of this session after a [`Builder::resume`], or a process of another
@@ -514,8 +514,8 @@ impl Builder {
         self
     }
 
-    /// Reports a connection that is open but silent for this long as [`State::Stalled`]. Default: never. The client pings a silent server
-    /// every second, which costs a few bytes. Reference servers are not watched.
+    /// Reports a connection that is open but silent for this long as [`ConnectionState::Stalled`]. Default: never. The client pings a
+    /// silent server every second, which costs a few bytes. Reference servers are not watched.
     #[must_use]
     pub fn report_stall_after(mut self, silent: Duration) -> Self {
         self.options.report_stall_after = Some(silent);

@@ -10,8 +10,8 @@
 //! use exec_server_client::{Start, environment::Environment};
 //!
 //! let Some(environment) = Environment::from_env()? else { return Ok(()) };
-//! let place = environment.backend().await?;
-//! let exit = place.start(Start::new(["make", "test"])).await?.wait().await?;
+//! let backend = environment.backend().await?;
+//! let exit = backend.start(Start::new(["make", "test"])).await?.wait().await?;
 //! # let _code = exit.code;
 //! # Ok(())
 //! # }
@@ -24,9 +24,9 @@ mod lazy;
 mod tests;
 mod toml_table;
 
-pub use error::{EnvironmentError, Fault};
+pub use error::{EnvironmentError, KeyFault};
 pub use file::{Choice, Environments, Identity, LOCAL, NONE, REMOTE, RemoteSpec};
-pub use lazy::Status;
+pub use lazy::EnvironmentState;
 
 use std::{ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
@@ -34,8 +34,8 @@ use sha2::{Digest as _, Sha256};
 
 use self::lazy::{Health, Lazy, Openable};
 use crate::{
-    Builder, Client, Error, ErrorKind, State,
-    backend::{Backend, Remote},
+    Builder, Client, ConnectionState, Error, ErrorKind,
+    backend::{Backend, RemoteBackend},
     error::{ConnectFailure, chain},
     transport::{BoxFuture, Dialer, Tls, Token, TokenError},
 };
@@ -63,8 +63,8 @@ impl Environment {
     /// Returns the environment that the variables and the user's `environments.toml` choose; `None` if they choose `none`. The token is
     /// read from `EXEC_SERVER_TOKEN`; the variable is not removed.
     pub fn from_env() -> Result<Option<Self>, EnvironmentError> {
-        let asked = asked_by(|name| std::env::var_os(name))?;
-        let choice = choose(asked.as_deref())?;
+        let requested = value_of_variables(|name| std::env::var_os(name))?;
+        let choice = choose(requested.as_deref())?;
         let token = match (&choice, std::env::var_os(TOKEN_VARIABLE)) {
             (Choice::Remote(_), Some(text)) if !text.is_empty() => {
                 Some(Token::new(text.as_encoded_bytes()).map_err(|source| EnvironmentError::Token { source })?)
@@ -115,7 +115,7 @@ impl Environment {
 
     /// The state of the connection. Does not connect.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> EnvironmentState {
         self.backend.status()
     }
 }
@@ -129,9 +129,9 @@ impl fmt::Debug for Environment {
 impl Openable for Arc<dyn Backend> {
     fn health(&self) -> Health {
         match self.client().state() {
-            State::Connected | State::Stalled { .. } => Health::Usable,
-            State::Recovering { .. } => Health::Reconnecting,
-            State::Lost { error } => Health::Lost(error),
+            ConnectionState::Connected | ConnectionState::Stalled { .. } => Health::Usable,
+            ConnectionState::Recovering { .. } => Health::Reconnecting,
+            ConnectionState::Lost { error } => Health::Lost(error),
         }
     }
 }
@@ -192,7 +192,7 @@ impl RemoteSpec {
 }
 
 /// Returns the value of the variables, as an argument for [`Environments::pick`].
-pub fn asked_by(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<String>, EnvironmentError> {
+pub fn value_of_variables(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<String>, EnvironmentError> {
     for variable in VARIABLES {
         let Some(value) = lookup(variable) else { continue };
         let value = value.to_str().ok_or(EnvironmentError::Variable { variable })?.trim();
@@ -205,8 +205,8 @@ pub fn asked_by(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<Stri
 
 /// Chooses by name or URL like [`Environments::pick`], from the user's own file. The file is not read for `none` or a URL.
 pub fn choose(name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
-    if let Some(asked) = name_or_url.map(str::trim)
-        && let Some(choice) = Choice::without_file(asked)?
+    if let Some(requested) = name_or_url.map(str::trim)
+        && let Some(choice) = Choice::without_file(requested)?
     {
         return Ok(choice);
     }
@@ -250,7 +250,7 @@ fn open_remote(
         let (spec, token) = (spec.clone(), token.clone());
         Box::pin(async move {
             let client = spec.connect(Client::builder().name(CLIENT_NAME), token).await?;
-            Ok(Arc::new(Remote(client)) as Arc<dyn Backend>)
+            Ok(Arc::new(RemoteBackend(client)) as Arc<dyn Backend>)
         })
     }
 }

@@ -175,7 +175,7 @@ impl Client {
         (params.stream_response, params.window) = (true, window);
         let asking = async {
             let mut after = 0;
-            let links = session.links();
+            let links = session.link_waiter();
             loop {
                 let link = links.after(after).await?;
                 after = link.epoch;

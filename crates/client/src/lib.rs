@@ -135,7 +135,7 @@
 //! ```
 //!
 //! - A TCP connection that dies without a close is noticed after 30 s. [`Builder::report_stall_after`] reports a silent
-//!   connection earlier, as [`State::Stalled`].
+//!   connection earlier, as [`ConnectionState::Stalled`].
 //! - The client tries to reconnect for as long as the server keeps the session (24 hours, or [`Builder::ttl`]), or for
 //!   [`Builder::recover_for`].
 //! - With [`Builder::fail_fast`], calls do not wait for a reconnect. They fail at once with [`Error::Disconnected`].
@@ -200,8 +200,8 @@
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let Some(environment) = Environment::from_env()? else { return Ok(()) }; // `none`
-//! let place = environment.backend().await?;
-//! let exit = place.start(Start::new(["make", "test"])).await?.wait().await?;
+//! let backend = environment.backend().await?;
+//! let exit = backend.start(Start::new(["make", "test"])).await?.wait().await?;
 //! # let _code = exit.code;
 //! # Ok(())
 //! # }
@@ -234,7 +234,7 @@
 //!
 //! # Files
 //!
-//! [`fs::FileSystem`] is the trait for file access: [`fs::Remote`] works on a server, `fs::Local` on this machine.
+//! [`fs::FileSystem`] is the trait for file access: [`fs::RemoteFiles`] works on a server, `fs::LocalFiles` on this machine.
 //! Files of any size are transferred whole or in blocks. A write can be made conditional on the file being unchanged
 //! since it was read. [`cp::copy`] copies files and trees between two file systems. It resumes an interrupted copy, and
 //! it trusts neither side:
@@ -246,9 +246,9 @@
 //! use exec_server_client::{Client, cp, fs};
 //!
 //! let client = Client::connect("ssh://build-host").await?;
-//! let source = cp::Place { files: Arc::new(fs::Remote::new(client)), path: "/srv/results".into() };
-//! let target = cp::Place { files: Arc::new(fs::Local::new()), path: "/tmp/results".into() };
-//! let report = cp::copy(&source, &target, true, &cp::Unwatched).await?;
+//! let source = cp::CopyEndpoint { files: Arc::new(fs::RemoteFiles::new(client)), path: "/srv/results".into() };
+//! let target = cp::CopyEndpoint { files: Arc::new(fs::LocalFiles::new()), path: "/tmp/results".into() };
+//! let report = cp::copy(&source, &target, true, &cp::NoObserver).await?;
 //! println!("{} files", report.files);
 //! # Ok(())
 //! # }
@@ -324,11 +324,11 @@ pub use client::{Attach, Builder, Client};
 pub use error::{ConnectFailure, Error, ErrorKind};
 pub use exec_server_protocol as protocol;
 pub use process::{
-    Chunk, Events, Output, Process, Read, Stdin,
+    Chunk, Events, Output, Process, ReadResult, Stdin,
     event::{Event, Exit, Totals},
     start::Start,
 };
-pub use session::{Generation, ServerDescription, State};
+pub use session::{ConnectionState, Generation, ServerDescription};
 pub use transport::{Launch, Target, Tls, Token};
 
 /// A random word of 16 letters and digits, used where names must not collide.

@@ -51,7 +51,7 @@ impl LinkState {
     }
 
     /// With `fail_fast`, `LinkWaiter::after` fails at once while the link is down.
-    pub(crate) fn links(&self, fail_fast: bool) -> LinkWaiter {
+    pub(crate) fn waiter(&self, fail_fast: bool) -> LinkWaiter {
         LinkWaiter { shared: Arc::clone(&self.0), fail_fast }
     }
 }

@@ -213,7 +213,7 @@ impl Host {
 
 impl std::fmt::Debug for ServingCore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Serving").field("links", &self.links.len()).finish_non_exhaustive()
+        f.debug_struct("ServingCore").field("links", &self.links.len()).finish_non_exhaustive()
     }
 }
 

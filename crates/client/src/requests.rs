@@ -11,7 +11,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 /// Whether a call that was interrupted by a cut may be sent again on the next connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
+pub enum RepeatRule {
     /// Sending the call twice has the same effect as sending it once.
     Harmless,
     /// The effect could happen twice. An interrupted call fails with an unknown outcome.
@@ -23,7 +23,7 @@ pub trait Method {
     /// The name of the method in messages.
     const NAME: &'static str;
     /// Whether an interrupted call may be sent again.
-    const AGAIN: Again;
+    const REPEAT: RepeatRule;
     /// The params of the request.
     type Params: Serialize + Send + Sync;
     /// The result of a successful call.
@@ -34,7 +34,7 @@ pub trait Method {
 }
 
 macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident $wire:literal $again:ident $params:ty => $result:ty $([$text:ident])?;)*) => {
+    ($($(#[$doc:meta])* $name:ident $wire:literal $repeat:ident $params:ty => $result:ty $([$text:ident])?;)*) => {
         $(
             #[doc = concat!("`", $wire, "`.")]
             #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,7 @@ macro_rules! methods {
 
             impl Method for $name {
                 const NAME: &'static str = $wire;
-                const AGAIN: Again = Again::$again;
+                const REPEAT: RepeatRule = RepeatRule::$repeat;
                 type Params = $params;
                 type Result = $result;
                 $(

@@ -94,7 +94,7 @@ impl Routes {
     }
 
     /// The log that a notification is for; `None` if the process has no log or its log is polled.
-    pub(crate) fn pushed(&self, key: &ProcessKey) -> Option<Arc<EventLog>> {
+    pub(crate) fn pushed_log(&self, key: &ProcessKey) -> Option<Arc<EventLog>> {
         match self.lock().routes.get(key) {
             Some((log, EventSource::Starting | EventSource::Pushed | EventSource::Observed)) => Some(Arc::clone(log)),
             Some((_, EventSource::Polled)) | None => None,

@@ -234,7 +234,7 @@ impl ServerLink {
     /// Converts the error of a call.
     pub(crate) fn error(&self, method: &str, error: CallError) -> Error {
         #[derive(Deserialize)]
-        struct Data {
+        struct ErrorData {
             kind: Option<String>,
         }
         match error {
@@ -244,7 +244,7 @@ impl ServerLink {
                 Error::Disconnected { reason: None }
             }
             CallError::Rpc { code, message, data } => {
-                let data = data.and_then(|data| serde_json::from_str::<Data>(data.get()).ok());
+                let data = data.and_then(|data| serde_json::from_str::<ErrorData>(data.get()).ok());
                 let kind = data.and_then(|data| data.kind).and_then(|word| Kind::find(&word));
                 // The last answers on a link whose session another connection has taken over; the close frame follows. The keeper decides
                 // whether the session can be resumed, so the process must not fail here.

@@ -3,7 +3,7 @@
 //! ```text
 //!  open ──▶ Up ──link ends──▶ Down ──resumed──▶ Up
 //!                              │
-//!                              └──dial_error, or too late──▶ Lost   (never left again)
+//!                              └──refused, or too late──▶ Lost   (never left again)
 //! ```
 //! A `Session` owns the current link, the routes from process names to logs, and one task, the keeper, that reconnects. Every call goes
 //! through [`Session::call`], which alone decides what is sent again.
@@ -40,7 +40,7 @@ use crate::{
     link_state::{LinkState, LinkStatus, LinkWaiter},
     notifications::NotificationRouter,
     process::{log::DeliveryMode, recovery},
-    requests::{self, Again, Method},
+    requests::{self, Method, RepeatRule},
     routes::Routes,
     server_link::{self, CallPayload, DialError, EncodedParams, ParamsWithBytes, ServerLink},
     transport::Connect,
@@ -90,7 +90,7 @@ pub(crate) struct SessionOptions {
 /// The state of the connection between a session and its server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum State {
+pub enum ConnectionState {
     /// The client is connected, and calls are served.
     Connected,
     /// The connection is open but silent. Calls wait; processes keep running. Reported only with
@@ -149,7 +149,7 @@ pub(crate) struct Session {
     pub(crate) options: SessionOptions,
     pub(crate) peer: Peer,
     link_state: LinkState,
-    state: watch::Sender<State>,
+    state: watch::Sender<ConnectionState>,
     /// Whether another client has taken the session over, as far as this client knows.
     pub(crate) taken: watch::Sender<bool>,
     pub(crate) routes: Arc<Routes>,
@@ -206,7 +206,7 @@ impl Session {
             options,
             peer,
             link_state: LinkState::new(LinkStatus::Up(Arc::clone(&link))),
-            state: watch::Sender::new(State::Connected),
+            state: watch::Sender::new(ConnectionState::Connected),
             taken: watch::Sender::new(false),
             routes,
             streams,
@@ -225,7 +225,7 @@ impl Session {
         self.connect.address()
     }
 
-    pub(crate) fn state(&self) -> watch::Receiver<State> {
+    pub(crate) fn state(&self) -> watch::Receiver<ConnectionState> {
         self.state.subscribe()
     }
 
@@ -249,7 +249,7 @@ impl Session {
         is_repeated: &mut bool,
     ) -> Result<M::Result, Error> {
         let params = server_link::encode(M::NAME, params)?;
-        let calling = self.call_any(M::NAME, M::AGAIN, EncodedParams(&params), is_repeated);
+        let calling = self.call_any(M::NAME, M::REPEAT, EncodedParams(&params), is_repeated);
         let (answer, attached) = self.with_call_timeout(M::NAME, calling).await?;
         let mut result = server_link::decode(M::NAME, &answer)?;
         if let Some(bytes) = attached {
@@ -264,7 +264,7 @@ impl Session {
         params: &M::Params,
     ) -> Result<(M::Result, Option<Bytes>), Error> {
         let (params, mut is_repeated) = (server_link::encode(M::NAME, params)?, false);
-        let calling = self.call_any(M::NAME, M::AGAIN, EncodedParams(&params), &mut is_repeated);
+        let calling = self.call_any(M::NAME, M::REPEAT, EncodedParams(&params), &mut is_repeated);
         let (answer, attached) = self.with_call_timeout(M::NAME, calling).await?;
         Ok((server_link::decode(M::NAME, &answer)?, attached))
     }
@@ -276,7 +276,7 @@ impl Session {
         params: &(impl Fn(String) -> M::Params + Sync),
         bytes: &Bytes,
     ) -> Result<M::Result, Error> {
-        let calling = async { self.call_any(M::NAME, M::AGAIN, ParamsWithBytes(params, bytes), &mut false).await };
+        let calling = async { self.call_any(M::NAME, M::REPEAT, ParamsWithBytes(params, bytes), &mut false).await };
         server_link::decode(M::NAME, &self.with_call_timeout(M::NAME, calling).await?.0)
     }
 
@@ -296,18 +296,18 @@ impl Session {
     async fn call_any(
         &self,
         method: &'static str,
-        again: Again,
+        repeat: RepeatRule,
         what: impl CallPayload,
         is_repeated: &mut bool,
     ) -> Result<(Box<RawValue>, Option<Bytes>), Error> {
         let mut after = 0;
-        let links = self.links();
+        let links = self.link_waiter();
         loop {
             let link = links.after(after).await?;
             after = link.epoch;
             match what.send(&link, method).await {
                 Ok(sent) => match sent.attached_answer().await.map_err(|error| link.error(method, error)) {
-                    Err(Error::Disconnected { .. }) if again == Again::Harmless => *is_repeated = true,
+                    Err(Error::Disconnected { .. }) if repeat == RepeatRule::Harmless => *is_repeated = true,
                     Err(Error::Disconnected { reason }) => return Err(Error::UnknownOutcome { method, reason }),
                     other => return other,
                 },
@@ -321,8 +321,8 @@ impl Session {
     }
 
     /// Access to the current link and to those that follow it.
-    pub(crate) fn links(&self) -> LinkWaiter {
-        self.link_state.links(self.options.fail_fast)
+    pub(crate) fn link_waiter(&self) -> LinkWaiter {
+        self.link_state.waiter(self.options.fail_fast)
     }
 
     /// Closes the connection cleanly. The server keeps the session.
@@ -351,7 +351,7 @@ impl Session {
     /// Returns the link that is still open, if any.
     async fn request_end(&self) -> Result<Option<Arc<ServerLink>>, Error> {
         let mut after = 0;
-        let links = self.links();
+        let links = self.link_waiter();
         loop {
             let link = match links.after(after).await {
                 Ok(link) => link,
@@ -535,9 +535,9 @@ impl Session {
     /// Changes the status. `Lost` is final.
     fn set(&self, status: LinkStatus) {
         let state = match &status {
-            LinkStatus::Up(_) => State::Connected,
-            LinkStatus::Down { reason } => State::Recovering { reason: reason.clone() },
-            LinkStatus::Lost(error) => State::Lost { error: error.clone() },
+            LinkStatus::Up(_) => ConnectionState::Connected,
+            LinkStatus::Down { reason } => ConnectionState::Recovering { reason: reason.clone() },
+            LinkStatus::Lost(error) => ConnectionState::Lost { error: error.clone() },
         };
         if self.link_state.set(status) {
             self.state.send_replace(state);

@@ -14,9 +14,9 @@ use std::{
 };
 
 use exec_server_client::{
-    Attach, ErrorKind, Event, Start, State,
-    backend::{Backend, Running},
-    environment::{Choice, Environment, Status},
+    Attach, ConnectionState, ErrorKind, Event, Start,
+    backend::{Backend, RunningProcess},
+    environment::{Choice, Environment, EnvironmentState},
     local::{Local, LocalConfig, embed},
     protocol::initialize::Ttl,
 };
@@ -87,7 +87,7 @@ fn is_gone(pid: u32) -> bool {
 }
 
 /// All output of a process on stdout or its terminal.
-async fn stdout_of(process: &dyn Running) -> String {
+async fn stdout_of(process: &dyn RunningProcess) -> String {
     let (mut events, mut all) = (process.events_after(0), Vec::new());
     while let Some(event) = events.next().await {
         match event {
@@ -137,9 +137,9 @@ fn children_run_as_this_program(runtime: &Runtime) {
     runtime.block_on(async {
         let environment = Environment::new(Choice::Local, None).expect("a place");
         assert!(!environment.is_remote());
-        assert!(matches!(environment.status(), Status::Pending));
+        assert!(matches!(environment.status(), EnvironmentState::Pending));
         let place = environment.backend().await.expect("a place");
-        assert!(matches!(environment.status(), Status::Ready));
+        assert!(matches!(environment.status(), EnvironmentState::Ready));
         let process = place.start(Start::new(["pwd"])).await.expect("started");
         let here = std::env::current_dir().expect("a directory");
         assert_eq!(Path::new(stdout_of(&*process).await.trim_end()), here);
@@ -147,7 +147,7 @@ fn children_run_as_this_program(runtime: &Runtime) {
         assert!(Arc::ptr_eq(&place, &again));
         place.client().end_session().await.expect("ended");
         // The next use replaces a lost session with a new one.
-        assert!(matches!(environment.status(), Status::Disconnected { .. }));
+        assert!(matches!(environment.status(), EnvironmentState::Disconnected { .. }));
         let fresh = environment.backend().await.expect("another place");
         assert_ne!(fresh.client().session_id(), place.client().session_id());
         fresh.client().end_session().await.expect("ended");
@@ -187,7 +187,7 @@ fn end_leaves_nothing(runtime: &Runtime) {
         // A remaining client gets an error at once.
         let error = client.start(sh("true")).await.expect_err("it has ended");
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
-        assert!(matches!(client.state(), State::Lost { .. }));
+        assert!(matches!(client.state(), ConnectionState::Lost { .. }));
     });
 }
 

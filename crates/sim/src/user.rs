@@ -12,7 +12,7 @@ use std::{
 };
 
 use exec_server_client::{
-    Backoff, Client, Error, Start, State,
+    Backoff, Client, ConnectionState, Error, Start,
     protocol::{SessionId, failure::Kind, initialize::Ttl, process as wire},
 };
 
@@ -173,17 +173,19 @@ impl User {
             loop {
                 let now = state.borrow_and_update().clone();
                 match now {
-                    State::Connected => {
+                    ConnectionState::Connected => {
                         fate.handle_up();
                         if was_down {
                             stage.trace.count(Branch::Mended);
                         }
                     }
-                    State::Lost { error } => return fate.judge("is lost", &error),
-                    State::Recovering { reason } => stage.trace.line(format_args!("{name} recovers: {reason}")),
+                    ConnectionState::Lost { error } => return fate.judge("is lost", &error),
+                    ConnectionState::Recovering { reason } => {
+                        stage.trace.line(format_args!("{name} recovers: {reason}"))
+                    }
                     _ => {}
                 }
-                was_down = matches!(*state.borrow(), State::Recovering { .. });
+                was_down = matches!(*state.borrow(), ConnectionState::Recovering { .. });
                 if state.changed().await.is_err() {
                     return;
                 }
@@ -193,12 +195,12 @@ impl User {
 
     /// Whether the client is connected with its session, as far as it knows.
     pub fn is_up(&self) -> bool {
-        self.client.as_ref().is_some_and(|client| matches!(client.state(), State::Connected))
+        self.client.as_ref().is_some_and(|client| matches!(client.state(), ConnectionState::Connected))
     }
 
     /// Whether the client has given up.
     pub fn is_lost(&self) -> bool {
-        self.client.as_ref().is_some_and(|client| matches!(client.state(), State::Lost { .. }))
+        self.client.as_ref().is_some_and(|client| matches!(client.state(), ConnectionState::Lost { .. }))
     }
 
     /// Checks that the children of an ended session are dead.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use exec_server_client::{
-    cp::Place,
+    cp::CopyEndpoint,
     fs::{EntryKind, Links},
 };
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
@@ -161,7 +161,7 @@ fn put(text: &str) {
 }
 
 /// Total bytes of all files of the sources; `None` if they cannot be counted. The copy itself reports the errors.
-pub(super) async fn count(sources: &[Place]) -> Option<u64> {
+pub(super) async fn count(sources: &[CopyEndpoint]) -> Option<u64> {
     let mut total = 0_u64;
     for source in sources {
         let found = source.files.metadata(&source.path, Links::Follow).await.ok()?;
@@ -173,7 +173,7 @@ pub(super) async fn count(sources: &[Place]) -> Option<u64> {
     Some(total)
 }
 
-async fn count_tree(source: &Place) -> Option<u64> {
+async fn count_tree(source: &CopyEndpoint) -> Option<u64> {
     let (mut total, mut entries) = (0_u64, 0);
     // The source itself may be a symlink, which the copy follows too.
     let root = source.files.canonicalize(&source.path).await.ok()?;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use exec_server_client::{
-    fs::{Cut, Error, ErrorKind, Found, SearchParams, SearchSummary},
+    fs::{Cut, FileError, FileErrorKind, SearchLine, SearchParams, SearchSummary},
     protocol::{base64, path::PathArg},
 };
 use serde_json::{Map, Value, json};
@@ -34,12 +34,12 @@ pub(super) async fn run(place: Arc<Place>, args: &args::Grep) -> Done {
         match one(&place, args, path, asked, args.max_matches.saturating_sub(matches)).await {
             Ok(found) => matches += found,
             Err(Trouble::Ended(ended)) => return Err(ended),
-            Err(Trouble::File(error)) if error.kind == ErrorKind::Disconnected => {
+            Err(Trouble::File(error)) if error.kind == FileErrorKind::Disconnected => {
                 return Err(Ended::Trouble(error.into()));
             }
             Err(Trouble::File(error)) => {
                 say::talk(format_args!("exec-server: {}", ids::clean(&error.to_string())));
-                if error.kind == ErrorKind::InvalidPattern {
+                if error.kind == FileErrorKind::InvalidPattern {
                     // The pattern is part of the command line.
                     return Ok(codes::USAGE);
                 }
@@ -55,12 +55,12 @@ pub(super) async fn run(place: Arc<Place>, args: &args::Grep) -> Done {
 }
 
 enum Trouble {
-    File(Error),
+    File(FileError),
     Ended(Ended),
 }
 
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
+impl From<FileError> for Trouble {
+    fn from(error: FileError) -> Self {
         Self::File(error)
     }
 }
@@ -125,7 +125,7 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    fn print(&mut self, text: &mut Vec<u8>, path: &Path, line: &Found) {
+    fn print(&mut self, text: &mut Vec<u8>, path: &Path, line: &SearchLine) {
         let args = self.args;
         if args.json {
             text.extend_from_slice(json_line(&line_json(path, line)).as_bytes());
@@ -169,7 +169,7 @@ impl Printer<'_> {
     }
 
     /// The line with the matches in colour. Spans from the server that are out of range or overlap are skipped.
-    fn matched(&self, line: &Found) -> Vec<u8> {
+    fn matched(&self, line: &SearchLine) -> Vec<u8> {
         let mut text = Vec::new();
         let mut done = 0;
         for &(from, to) in &line.spans {
@@ -184,7 +184,7 @@ impl Printer<'_> {
     }
 }
 
-fn line_json(path: &Path, line: &Found) -> Value {
+fn line_json(path: &Path, line: &SearchLine) -> Value {
     let mut object = Map::new();
     put_path(&mut object, "path", path);
     object.insert("line".to_owned(), json!(line.line));

@@ -8,7 +8,7 @@ use std::{
 };
 
 use exec_server_client::{
-    fs::{Cut, EntryKind, Error, FileSystem as _, GlobParams, Links, Metadata, Moment, Owner, ScanSummary},
+    fs::{Cut, EntryKind, FileError, FileSystem as _, GlobParams, Links, Metadata, Moment, Owner, ScanSummary},
     protocol::{fs::ScanParams, path::PathArg},
 };
 use serde_json::{Map, Value, json};
@@ -58,7 +58,7 @@ pub(super) async fn ls(place: Arc<Place>, args: &args::Ls) -> Done {
 }
 
 /// The entries of a directory. For any other path, one row with the path itself.
-async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, Error> {
+async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, FileError> {
     let full = place.path(path);
     let found = place.files.metadata(&full, Links::Follow).await;
     let is_directory = found.as_ref().is_ok_and(|found| found.kind == EntryKind::Directory);

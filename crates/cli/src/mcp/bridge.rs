@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use exec_server_client::{
-    Client, Error, Process, Start, State,
+    Client, ConnectionState, Error, Process, Start,
     local::{Local, LocalConfig},
     protocol::{initialize::Ttl, process::Overflow},
 };
@@ -82,7 +82,7 @@ async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> a
     let end = link::telling(std::slice::from_ref(&client), talk, drive(&client, start, signals)).await;
     // A lost session cannot be ended, and it no longer contains anything. If only the MCP server was lost to us, it may still run in a live
     // session, so end that.
-    if !matches!(client.state(), State::Lost { .. }) && !connect::try_end(&client).await {
+    if !matches!(client.state(), ConnectionState::Lost { .. }) && !connect::try_end(&client).await {
         say::talk(format_args!(
             "exec-server: {} cannot be reached; it ends the MCP server when the time of `--keep` is over",
             client.address()

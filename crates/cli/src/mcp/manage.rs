@@ -206,7 +206,7 @@ fn remote(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Re
 }
 
 fn asked_for() -> anyhow::Result<Choice> {
-    Ok(environment::choose(environment::asked_by(|name| env::var_os(name))?.as_deref())?)
+    Ok(environment::choose(environment::value_of_variables(|name| env::var_os(name))?.as_deref())?)
 }
 
 /// The environments in which servers can run.

@@ -3,13 +3,13 @@
 //! If the program uses our screen, the notice is a line on the last row, which disappears when the link works again; the caller then makes
 //! the program redraw. Otherwise each notice is a line on stderr.
 
-use exec_server_client::State;
+use exec_server_client::ConnectionState;
 use tokio::sync::watch;
 
 use crate::{ids, say, terminal};
 
 pub(crate) struct LinkNotice {
-    state: watch::Receiver<State>,
+    state: watch::Receiver<ConnectionState>,
     /// The program uses our screen, so a line on stderr would corrupt its picture.
     has_screen: bool,
     /// The current trouble, if any, and the text of the notice.
@@ -24,12 +24,12 @@ enum Trouble {
 }
 
 impl LinkNotice {
-    pub(crate) fn new(state: watch::Receiver<State>, has_screen: bool) -> Self {
+    pub(crate) fn new(state: watch::Receiver<ConnectionState>, has_screen: bool) -> Self {
         Self { state, has_screen, trouble: None, is_over: false }
     }
 
     pub(super) fn is_broken(&self) -> bool {
-        matches!(*self.state.borrow(), State::Recovering { .. })
+        matches!(*self.state.borrow(), ConnectionState::Recovering { .. })
     }
 
     /// Reports one change. Returns true if the link works again after trouble. Never completes once the state can no longer change.
@@ -42,22 +42,22 @@ impl LinkNotice {
         let state = self.state.borrow_and_update().clone();
         match state {
             // The reconnect now fails for another reason than the first one.
-            State::Recovering { reason } if matches!(self.trouble, Some((Trouble::Lost, _))) => {
+            ConnectionState::Recovering { reason } if matches!(self.trouble, Some((Trouble::Lost, _))) => {
                 let text = format!("exec-server: still reconnecting: {}", ids::clean(&reason));
                 self.report(Trouble::Lost, text);
                 false
             }
-            State::Recovering { reason } => {
+            ConnectionState::Recovering { reason } => {
                 let text = format!("exec-server: connection lost ({}); reconnecting", ids::clean(&reason));
                 self.report(Trouble::Lost, text);
                 false
             }
-            State::Stalled { silent } => {
+            ConnectionState::Stalled { silent } => {
                 let text = format!("exec-server: no answer for {} s; waiting", silent.as_secs());
                 self.report(Trouble::Silent, text);
                 false
             }
-            State::Connected => self.report_end(),
+            ConnectionState::Connected => self.report_end(),
             // The caller prints the error of a lost session.
             _ => {
                 self.hide();
@@ -103,7 +103,7 @@ impl LinkNotice {
 impl Drop for LinkNotice {
     fn drop(&mut self) {
         // The work may have ended before the last change was seen.
-        if !self.has_screen && matches!(*self.state.borrow(), State::Connected) {
+        if !self.has_screen && matches!(*self.state.borrow(), ConnectionState::Connected) {
             self.report_end();
         }
         self.hide();

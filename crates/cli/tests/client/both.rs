@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::symlink, path::PathBuf, sync::Arc};
 
 use exec_server_client::{
     Client,
-    fs::{EntryKind, ErrorKind, FileSystem, Local, Remote},
+    fs::{EntryKind, FileErrorKind, FileSystem, LocalFiles, RemoteFiles},
 };
 use tempfile::TempDir;
 
@@ -46,15 +46,15 @@ impl Ground {
 
 /// Runs a test on both file systems.
 pub(crate) async fn at_both(test: impl AsyncFn(Ground)) {
-    test(Ground::new(Arc::new(Local::new()))).await;
+    test(Ground::new(Arc::new(LocalFiles::new()))).await;
     let server = TestServer::start();
     let client = Client::connect(server.url()).await.expect("connect");
-    test(Ground::new(Arc::new(Remote::new(client.clone())))).await;
+    test(Ground::new(Arc::new(RemoteFiles::new(client.clone())))).await;
     client.end_session().await.expect("end the session");
 }
 
 /// The kind of an expected error.
-pub(crate) fn kind<T: std::fmt::Debug>(done: Result<T, exec_server_client::fs::Error>) -> ErrorKind {
+pub(crate) fn kind<T: std::fmt::Debug>(done: Result<T, exec_server_client::fs::FileError>) -> FileErrorKind {
     done.expect_err("it fails").kind
 }
 

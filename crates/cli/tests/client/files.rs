@@ -15,8 +15,8 @@ use bytes::Bytes;
 use exec_server_client::{
     Client,
     fs::{
-        BLOCK, CommitOptions, CreateOptions, EntryKind, ErrorKind, FileSystem, Links, Local, Moment, Remote, WalkKind,
-        WalkOptions, WriteOptions, read_stream,
+        BLOCK, CommitOptions, CreateOptions, EntryKind, FileErrorKind, FileSystem, Links, LocalFiles, Moment,
+        RemoteFiles, WalkKind, WalkOptions, WriteOptions, read_stream,
     },
 };
 use futures_util::StreamExt as _;
@@ -58,7 +58,7 @@ async fn get_metadata_returns_expected_fields() {
                 assert!(found.etag.is_some());
             }
         }
-        assert_eq!(kind(ground.files.metadata(&broken, Links::Follow).await), ErrorKind::NotFound);
+        assert_eq!(kind(ground.files.metadata(&broken, Links::Follow).await), FileErrorKind::NotFound);
         let itself = ground.files.metadata(&broken, Links::Itself).await.expect("the link is there");
         assert_eq!((itself.kind, itself.link_target), (EntryKind::Symlink, Some("no".into())));
     })
@@ -127,7 +127,7 @@ async fn work_below_search_only(files: &dyn FileSystem, top: &Path) {
     assert_eq!(found.kind, EntryKind::Directory);
     files.remove(&inner.join("new"), false, false, Links::Refuse).await.expect("remove");
     files.remove(&inner.join("a"), true, false, Links::Follow).await.expect("remove");
-    assert_eq!(kind(files.read_directory(top).await), ErrorKind::PermissionDenied);
+    assert_eq!(kind(files.read_directory(top).await), FileErrorKind::PermissionDenied);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn no_follow_operations_support_search_only_ancestors() {
         let local = scope.spawn(|| {
             let nobody = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("become nobody; run this as root");
-            run(&mut |runtime| runtime.block_on(work_below_search_only(&Local::new(), &top)));
+            run(&mut |runtime| runtime.block_on(work_below_search_only(&LocalFiles::new(), &top)));
         });
         local.join().expect("no panic");
     });
@@ -156,7 +156,7 @@ fn no_follow_operations_support_search_only_ancestors() {
     run(&mut |runtime| {
         runtime.block_on(async {
             let client = Client::connect(server.url()).await.expect("connect");
-            work_below_search_only(&Remote::new(client.clone()), &top).await;
+            work_below_search_only(&RemoteFiles::new(client.clone()), &top).await;
             client.end_session().await.expect("end the session");
         });
     });
@@ -167,9 +167,9 @@ async fn write_file_reports_missing_parent() {
     at_both(async |ground| {
         let path = ground.path("missing/file");
         let done = ground.files.write_file(&path, Bytes::new(), WriteOptions::default()).await;
-        assert_eq!(kind(done), ErrorKind::NotFound);
+        assert_eq!(kind(done), FileErrorKind::NotFound);
         assert!(!ground.path("missing").exists());
-        assert_eq!(kind(ground.files.read_file(&path, Links::Follow).await), ErrorKind::NotFound);
+        assert_eq!(kind(ground.files.read_file(&path, Links::Follow).await), FileErrorKind::NotFound);
     })
     .await;
 }
@@ -182,9 +182,12 @@ async fn copy_keeps_links_and_refuses_what_it_must() {
         ground.link("dir/l", "f");
         fifo(&ground.path("dir/p"));
         let files = &ground.files;
-        assert_eq!(kind(files.copy(&dir, &ground.path("x"), false).await), ErrorKind::InvalidInput);
-        assert_eq!(kind(files.copy(&dir, &ground.path("dir/inside"), true).await), ErrorKind::InvalidInput);
-        assert_eq!(kind(files.copy(&ground.path("dir/p"), &ground.path("p"), false).await), ErrorKind::InvalidInput);
+        assert_eq!(kind(files.copy(&dir, &ground.path("x"), false).await), FileErrorKind::InvalidInput);
+        assert_eq!(kind(files.copy(&dir, &ground.path("dir/inside"), true).await), FileErrorKind::InvalidInput);
+        assert_eq!(
+            kind(files.copy(&ground.path("dir/p"), &ground.path("p"), false).await),
+            FileErrorKind::InvalidInput
+        );
         files.copy(&ground.path("dir/l"), &ground.path("l"), false).await.expect("copy a link");
         assert_eq!(fs::read_link(ground.path("l")).expect("a link"), PathBuf::from("f"));
         files.copy(&dir, &ground.path("tree"), true).await.expect("copy a tree");
@@ -200,7 +203,7 @@ async fn copy_rejects_directory_without_recursive() {
         let dir = ground.make_dir("source");
         let error = ground.files.copy(&dir, &ground.path("target"), false).await.expect_err("it is a directory");
         let fixed = "fs/copy requires recursive: true when sourcePath is a directory";
-        assert_eq!((error.kind, error.reason.as_str()), (ErrorKind::InvalidInput, fixed));
+        assert_eq!((error.kind, error.reason.as_str()), (FileErrorKind::InvalidInput, fixed));
         assert!(!ground.path("target").exists());
     })
     .await;
@@ -213,12 +216,12 @@ async fn remove_removes_symlink_not_target() {
         let link = ground.link("l", &file);
         ground.files.remove(&link, true, true, Links::Follow).await.expect("remove the link");
         assert!(file.exists() && fs::symlink_metadata(&link).is_err());
-        assert_eq!(kind(ground.files.remove(&link, false, false, Links::Follow).await), ErrorKind::NotFound);
+        assert_eq!(kind(ground.files.remove(&link, false, false, Links::Follow).await), FileErrorKind::NotFound);
         ground.files.remove(&link, false, true, Links::Follow).await.expect("force hides that it is gone");
         let dir = ground.make_dir("d/e");
         assert_eq!(
             kind(ground.files.remove(&ground.path("d"), false, false, Links::Follow).await),
-            ErrorKind::NotEmpty
+            FileErrorKind::NotEmpty
         );
         ground.files.remove(&dir, false, false, Links::Refuse).await.expect("an empty one");
         ground.files.remove(&file, false, false, Links::Refuse).await.expect("a file");
@@ -283,10 +286,10 @@ async fn fifos_are_refused_without_waiting_for_anybody() {
         let path = ground.path("p");
         fifo(&path);
         let tried = async {
-            assert_eq!(kind(ground.files.read_file(&path, Links::Follow).await), ErrorKind::InvalidInput);
+            assert_eq!(kind(ground.files.read_file(&path, Links::Follow).await), FileErrorKind::InvalidInput);
             assert!(ground.files.open(&path, Links::Follow).await.is_err());
             let options = WriteOptions { links: Links::Refuse, ..WriteOptions::default() };
-            assert_eq!(kind(ground.files.write_file(&path, "x".into(), options).await), ErrorKind::InvalidInput);
+            assert_eq!(kind(ground.files.write_file(&path, "x".into(), options).await), FileErrorKind::InvalidInput);
         };
         tokio::time::timeout(Duration::from_secs(20), tried).await.expect("nobody waits");
     })
@@ -319,13 +322,13 @@ async fn walk_returns_a_bounded_tree_and_checks_its_bounds_first() {
         let cut = files.walk(&root, WalkOptions { max_entries: 2, ..WALK }).await.expect("walk");
         assert!(cut.truncated && cut.entries.len() == 2);
         assert!(files.walk(&ground.path("r/a"), WALK).await.expect("a file").entries.is_empty());
-        assert_eq!(kind(files.walk(&ground.path("none"), WALK).await), ErrorKind::NotFound);
+        assert_eq!(kind(files.walk(&ground.path("none"), WALK).await), FileErrorKind::NotFound);
         for bad in [
             WalkOptions { max_depth: 65, ..WALK },
             WalkOptions { max_directories: 0, ..WALK },
             WalkOptions { max_entries: 50_001, ..WALK },
         ] {
-            assert_eq!(kind(files.walk(&ground.path("none"), bad).await), ErrorKind::InvalidInput);
+            assert_eq!(kind(files.walk(&ground.path("none"), bad).await), FileErrorKind::InvalidInput);
         }
     })
     .await;
@@ -388,7 +391,7 @@ async fn canonicalize_resolves_directory_symlink() {
         let dir = ground.make_dir("d");
         let link = ground.link("l", &dir);
         assert_eq!(ground.files.canonicalize(&link).await.expect("resolve"), dir);
-        assert_eq!(kind(ground.files.canonicalize(&ground.path("none")).await), ErrorKind::NotFound);
+        assert_eq!(kind(ground.files.canonicalize(&ground.path("none")).await), FileErrorKind::NotFound);
     })
     .await;
 }
@@ -404,9 +407,9 @@ async fn operations_can_reject_symlinks_in_any_path_component() {
         for name in ["ld/f", "lf"] {
             let path = ground.path(name);
             let options = WriteOptions { links: Links::Refuse, ..WriteOptions::default() };
-            assert_eq!(kind(files.read_file(&path, Links::Refuse).await), ErrorKind::Symlink, "{name}");
-            assert_eq!(kind(files.metadata(&path, Links::Refuse).await), ErrorKind::Symlink, "{name}");
-            assert_eq!(kind(files.write_file(&path, "2".into(), options).await), ErrorKind::Symlink, "{name}");
+            assert_eq!(kind(files.read_file(&path, Links::Refuse).await), FileErrorKind::Symlink, "{name}");
+            assert_eq!(kind(files.metadata(&path, Links::Refuse).await), FileErrorKind::Symlink, "{name}");
+            assert_eq!(kind(files.write_file(&path, "2".into(), options).await), FileErrorKind::Symlink, "{name}");
             assert!(files.open(&path, Links::Refuse).await.is_err(), "{name}");
             let create = CreateOptions { links: Links::Refuse, keep: None };
             assert!(files.create(&path, create).await.is_err(), "{name}");
@@ -431,7 +434,7 @@ async fn no_follow_creation_fails_where_something_is_and_races_well() {
         let root = files.create_directory(std::path::Path::new("/"), false, Links::Refuse, None).await;
         assert!(root.is_err(), "the root is there");
         let dir = ground.make_dir("d");
-        assert_eq!(kind(files.create_directory(&dir, false, Links::Refuse, None).await), ErrorKind::AlreadyExists);
+        assert_eq!(kind(files.create_directory(&dir, false, Links::Refuse, None).await), FileErrorKind::AlreadyExists);
         let deep = ground.path("x/y/z");
         let racers = (0..16).map(|_| files.create_directory(&deep, true, Links::Refuse, None));
         for made in futures_util::future::join_all(racers).await {
@@ -474,7 +477,7 @@ async fn writes_keep_what_they_are_told_and_lose_no_edit() {
             ..WriteOptions::default()
         };
         files.write_file(&path, "two".into(), options.clone()).await.expect("write");
-        assert_eq!(kind(files.write_file(&path, "three".into(), options).await), ErrorKind::Changed);
+        assert_eq!(kind(files.write_file(&path, "three".into(), options).await), FileErrorKind::Changed);
         let after = files.metadata(&path, Links::Follow).await.expect("look");
         assert_eq!((after.mode, after.modified), (Some(0o640), modified));
         let append = WriteOptions { append: true, ..WriteOptions::default() };
@@ -499,7 +502,7 @@ async fn a_file_in_blocks_appears_whole_and_what_is_kept_goes_on() {
         drop(draft);
         // The server closes the draft in the background.
         let mut again = files.create(&path, keep.clone()).await;
-        while matches!(&again, Err(error) if error.kind == ErrorKind::Busy) {
+        while matches!(&again, Err(error) if error.kind == FileErrorKind::Busy) {
             tokio::task::yield_now().await;
             again = files.create(&path, keep.clone()).await;
         }
@@ -556,10 +559,10 @@ async fn a_listing_follows_links_where_it_may() {
             let plain = ground.files.read_directory(path).await.expect("the reference's listing");
             assert_eq!(plain.iter().map(|entry| entry.is_file).collect::<Vec<_>>(), [true], "{}", path.display());
             let refused = kind(ground.files.list(path, None, Links::Refuse).await);
-            assert_eq!(refused, ErrorKind::Symlink, "{}", path.display());
+            assert_eq!(refused, FileErrorKind::Symlink, "{}", path.display());
         }
         let to_file = ground.link("lf", dir.join("f"));
-        assert_eq!(kind(ground.files.list(&to_file, None, Links::Follow).await), ErrorKind::NotADirectory);
+        assert_eq!(kind(ground.files.list(&to_file, None, Links::Follow).await), FileErrorKind::NotADirectory);
     })
     .await;
 }

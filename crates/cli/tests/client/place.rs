@@ -11,7 +11,7 @@ use std::{
 
 use exec_server_client::{
     Backoff, Builder, Client, Process, Start,
-    backend::{Backend, Remote},
+    backend::{Backend, RemoteBackend},
     local::{Local, LocalConfig},
 };
 use tempfile::TempDir;
@@ -48,9 +48,9 @@ pub(crate) struct Place {
 
 enum Home {
     Local { local: Local, dir: TempDir, private: PathBuf },
-    Server { remote: Remote, server: TestServer },
-    Launched { remote: Remote, dir: TempDir },
-    Elsewhere { remote: Remote, host: Elsewhere },
+    Server { remote: RemoteBackend, server: TestServer },
+    Launched { remote: RemoteBackend, dir: TempDir },
+    Elsewhere { remote: RemoteBackend, host: Elsewhere },
 }
 
 /// Runs one behaviour at one place, and checks that nothing is left of the place.
@@ -153,7 +153,7 @@ impl Place {
                 wait_gone("spawner, holders and children", &all);
                 drop(dir);
             }
-            Home::Server { remote: Remote(client), server } => {
+            Home::Server { remote: RemoteBackend(client), server } => {
                 client.close().await;
                 let socket = server.dir().join("x.sock");
                 assert_eq!(socket.exists(), self.kind == Kind::Unix);
@@ -161,12 +161,12 @@ impl Place {
                 drop(server);
                 assert!(!socket.exists());
             }
-            Home::Launched { remote: Remote(client), dir } => {
+            Home::Launched { remote: RemoteBackend(client), dir } => {
                 client.close().await;
                 wait_gone("the server, its holders and their children", &all);
                 assert_eq!(states(dir.path()), Vec::<PathBuf>::new(), "no state is left");
             }
-            Home::Elsewhere { remote: Remote(client), host } => {
+            Home::Elsewhere { remote: RemoteBackend(client), host } => {
                 client.close().await;
                 drop(host);
             }
@@ -174,8 +174,8 @@ impl Place {
     }
 }
 
-async fn connect(url: &str) -> Remote {
-    Remote(client_of().connect(url).await.expect("connect with the printed URL"))
+async fn connect(url: &str) -> RemoteBackend {
+    RemoteBackend(client_of().connect(url).await.expect("connect with the printed URL"))
 }
 
 async fn served(builder: common::Builder) -> Home {

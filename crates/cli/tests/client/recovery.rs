@@ -12,7 +12,7 @@ use std::{
 };
 
 use exec_server_client::{
-    Client, Error, ErrorKind, Event, State,
+    Client, ConnectionState, Error, ErrorKind, Event,
     protocol::{
         failure::Kind,
         process::{Cause, Scope, WriteStatus},
@@ -34,22 +34,22 @@ fn reachable() -> crate::common::Builder {
 
 async fn recovering(client: &Client) {
     let mut state = client.watch_state();
-    let cut = state.wait_for(|state| matches!(state, State::Recovering { .. }));
+    let cut = state.wait_for(|state| matches!(state, ConnectionState::Recovering { .. }));
     soon("the cut is noticed", cut).await.expect("the client lives");
 }
 
 async fn connected(client: &Client) {
     let mut state = client.watch_state();
-    let mended = state.wait_for(|state| matches!(state, State::Connected));
+    let mended = state.wait_for(|state| matches!(state, ConnectionState::Connected));
     soon("the link is mended", mended).await.expect("the client lives");
 }
 
 /// Waits until the session is lost and returns the error.
 async fn lost(client: &Client) -> Error {
     let mut state = client.watch_state();
-    let lost = state.wait_for(|state| matches!(state, State::Lost { .. }));
+    let lost = state.wait_for(|state| matches!(state, ConnectionState::Lost { .. }));
     match &*soon("the session is given up", lost).await.expect("the client lives") {
-        State::Lost { error } => error.clone(),
+        ConnectionState::Lost { error } => error.clone(),
         state => panic!("{state:?}"),
     }
 }
@@ -91,7 +91,7 @@ fn remote_exec_process_recovers_after_transport_disconnect() {
         let listed = async { soon("the list", client.list(Scope::Session)).await.expect("list") };
         let mended = async {
             tokio::task::yield_now().await;
-            assert!(matches!(client.state(), State::Recovering { .. }));
+            assert!(matches!(client.state(), ConnectionState::Recovering { .. }));
             proxy.open();
         };
         let (status, listed, ()) = tokio::join!(written, listed, mended);

@@ -1,7 +1,7 @@
 //! The client library and sessions: resuming one, attaching to a process of another, taking one over.
 
 use exec_server_client::{
-    Attach, Client, ErrorKind, State,
+    Attach, Client, ConnectionState, ErrorKind,
     protocol::{
         failure::Kind,
         initialize::Ttl,
@@ -193,7 +193,7 @@ fn a_session_that_is_in_use_is_not_given_away_unless_taken() {
 
         let second = client_of().resume(session).takeover(true).connect(server.url()).await.expect("take it over");
         let mut state = first.watch_state();
-        let lost = state.wait_for(|state| matches!(state, State::Lost { .. }));
+        let lost = state.wait_for(|state| matches!(state, ConnectionState::Lost { .. }));
         soon("the first has lost it", lost).await.expect("the client lives");
         assert!(process.write("lost").await.is_err());
 
@@ -202,7 +202,7 @@ fn a_session_that_is_in_use_is_not_given_away_unless_taken() {
         process.write("taken").await.expect("write");
         process.close_stdin().await.expect("close");
         assert_eq!(tell(&process).await.stdout, b"kept taken");
-        assert!(matches!(second.state(), State::Connected));
+        assert!(matches!(second.state(), ConnectionState::Connected));
         second.end_session().await.expect("end the session");
     });
 }

@@ -11,8 +11,8 @@ use std::{
 
 use exec_server_client::{
     ErrorKind, Event, Process, Start, Token,
-    backend::{Backend, Running},
-    environment::{Environment, Environments, Status},
+    backend::{Backend, RunningProcess},
+    environment::{Environment, EnvironmentState, Environments},
     local::{Local, LocalConfig},
 };
 use tempfile::TempDir;
@@ -74,7 +74,7 @@ async fn a_threaded_program_runs_processes_and_leaves_none() {
     process.close_stdin().await.expect("closed");
     assert_eq!(stdout_of(process.process()).await, "some words");
     assert_eq!(process.wait().await.expect("an exit").code, 3);
-    let stays: Arc<dyn Running> =
+    let stays: Arc<dyn RunningProcess> =
         place.start(Start::new(["sh", "-c", "sleep 1000 & exec sleep 1000"])).await.expect("started");
     assert!(stays.exit().is_none());
     let all = program.processes();
@@ -149,10 +149,10 @@ async fn retryable_startup_failure_does_not_burn_environment() {
     let environment = environment(&url);
     let error = environment.backend().await.map(drop).expect_err("nobody is there yet");
     assert_eq!(error.kind(), ErrorKind::Connect, "{error}");
-    assert!(matches!(environment.status(), Status::Disconnected { .. }));
+    assert!(matches!(environment.status(), EnvironmentState::Disconnected { .. }));
     let server = TestServer::builder().listen(&url).env("EXEC_SERVER_TOKEN", TOKEN).start();
     says(&environment, "hello").await;
-    assert!(matches!(environment.status(), Status::Ready));
+    assert!(matches!(environment.status(), EnvironmentState::Ready));
     drop(server);
 }
 
@@ -165,7 +165,7 @@ async fn a_lost_session_is_replaced_at_the_next_use() {
     let (one, two) = (one.expect("a place"), two.expect("a place"));
     assert!(Arc::ptr_eq(&one, &two), "all who wait share one connection");
     one.client().end_session().await.expect("ended");
-    wait_for("the loss to be seen", || matches!(environment.status(), Status::Disconnected { .. }));
+    wait_for("the loss to be seen", || matches!(environment.status(), EnvironmentState::Disconnected { .. }));
     says(&environment, "again").await;
     let three = environment.backend().await.expect("a place");
     assert_ne!(three.client().session_id(), one.client().session_id());

@@ -26,10 +26,11 @@ use crate::{
 /// A manager of the server `t` on another machine, where its program is in the `PATH`.
 async fn manager_at(host: &Elsewhere, more: &str) -> Manager {
     let client = Client::connect(host.url()).await.expect("connect");
-    let source = cp::Place { files: Arc::new(fs::Local::new()), path: test_server().display().to_string().into() };
+    let source =
+        cp::CopyEndpoint { files: Arc::new(fs::LocalFiles::new()), path: test_server().display().to_string().into() };
     let there = format!("{}/bin/test_mcp_server", Elsewhere::CWD);
-    let target = cp::Place { files: Arc::new(fs::Remote::new(client.clone())), path: there.into() };
-    cp::copy(&source, &target, true, &cp::Unwatched).await.expect("copy the program");
+    let target = cp::CopyEndpoint { files: Arc::new(fs::RemoteFiles::new(client.clone())), path: there.into() };
+    cp::copy(&source, &target, true, &cp::NoObserver).await.expect("copy the program");
     client.end_session().await.expect("end");
     let text = format!("[mcp_servers.t]\ncommand = \"test_mcp_server\"\nenvironment = \"remote\"\n{more}");
     let config = Config::parse(&text, "test.toml".as_ref(), Format::Toml).expect("a configuration");

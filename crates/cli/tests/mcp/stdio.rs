@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use exec_server_client::{Client, Start, backend::Remote, protocol::process::Overflow};
+use exec_server_client::{Client, Start, backend::RemoteBackend, protocol::process::Overflow};
 use exec_server_mcp::{
     config::StdioConfig,
     launch::{Launch, launch},
@@ -132,8 +132,8 @@ async fn a_program_that_is_not_there_names_the_path_that_was_searched(place: &Pl
 }
 
 /// A connection to the executor of a place, without a manager.
-async fn connect(place: &Place) -> Remote {
-    Remote(Client::connect(place.server().url()).await.expect("connect"))
+async fn connect(place: &Place) -> RemoteBackend {
+    RemoteBackend(Client::connect(place.server().url()).await.expect("connect"))
 }
 
 fn launched<'a>(stdio: &'a StdioConfig, variables: &'a exec_server_mcp::env::Variables) -> Launch<'a> {

@@ -1,6 +1,6 @@
 //! Copies one file.
 //!
-//! A small file takes one read and one write request. A large file is copied in blocks, in order, with up to [`BLOCKS_UNDER_WAY`] reads and
+//! A small file takes one read and one write request. A large file is copied in blocks, in order, with up to [`BLOCKS_IN_FLIGHT`] reads and
 //! as many writes in flight:
 //!
 //! ```text
@@ -15,9 +15,9 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream::FuturesOrdered};
 use tokio::time::{self, Instant};
 
-use super::{Error, MODE_KEPT, Watch, mark};
+use super::{CopyError, CopyObserver, MODE_KEPT, mark};
 use crate::fs::{
-    self, BLOCK, BLOCKS_UNDER_WAY, CommitOptions, CreateOptions, FileSystem, Links, Moment, ReadAt, WriteAt,
+    self, BLOCK, BLOCKS_IN_FLIGHT, CommitOptions, CreateOptions, FileSystem, Links, Moment, ReadAt, WriteAt,
     WriteOptions,
 };
 
@@ -54,7 +54,7 @@ pub(super) struct SourceFile {
 pub(super) struct FileCopy<'a> {
     pub(super) source: &'a dyn FileSystem,
     pub(super) target: &'a dyn FileSystem,
-    pub(super) watch: &'a dyn Watch,
+    pub(super) observer: &'a dyn CopyObserver,
 }
 
 /// A range of the source that was read: its content, and the offset after it.
@@ -66,8 +66,8 @@ struct ReadSpan {
 
 impl FileCopy<'_> {
     /// Copies a file of any size. Neither path contains a link.
-    pub(super) async fn copy(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), Error> {
-        self.watch.begun(to, source.size);
+    pub(super) async fn copy(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), CopyError> {
+        self.observer.begun(to, source.size);
         if source.size <= SMALL {
             self.copy_small(from, to, source).await
         } else {
@@ -75,10 +75,10 @@ impl FileCopy<'_> {
         }
     }
 
-    async fn copy_small(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), Error> {
+    async fn copy_small(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), CopyError> {
         let bytes = match self.source.read_within(from, SMALL, Links::Refuse).await {
             // The file has grown since it was listed.
-            Err(error) if error.kind == fs::ErrorKind::TooLarge => return self.copy_large(from, to, source).await,
+            Err(error) if error.kind == fs::FileErrorKind::TooLarge => return self.copy_large(from, to, source).await,
             read => read?,
         };
         let len = bytes.len() as u64;
@@ -86,20 +86,20 @@ impl FileCopy<'_> {
             links: Links::Refuse,
             mode: Some(source.mode & MODE_KEPT),
             modified: Some(source.modified),
-            keep: Some(mark::part_key(&self.source.place(), from, source, None)),
+            keep: Some(mark::part_key(&self.source.machine(), from, source, None)),
             ..WriteOptions::default()
         };
         self.target.write_file(to, bytes, options).await?;
-        self.watch.moved(to, len);
+        self.observer.moved(to, len);
         Ok(())
     }
 
     /// Copies a large file. Open files are lost when a server restarts; both sides are then opened again, and the copy continues.
-    async fn copy_large(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), Error> {
+    async fn copy_large(&self, from: &Path, to: &Path, source: &SourceFile) -> Result<(), CopyError> {
         let mut reported = 0;
         for _ in 0..REOPENED_MAX {
             match self.copy_once(from, to, source, &mut reported).await {
-                Err(Error::File(error)) if error.kind == fs::ErrorKind::Closed => {}
+                Err(CopyError::File(error)) if error.kind == fs::FileErrorKind::Closed => {}
                 done => return done,
             }
         }
@@ -107,11 +107,17 @@ impl FileCopy<'_> {
     }
 
     /// Copies a large file with newly opened handles. `reported` is the number of bytes that were reported to the watch.
-    async fn copy_once(&self, from: &Path, to: &Path, source: &SourceFile, reported: &mut u64) -> Result<(), Error> {
+    async fn copy_once(
+        &self,
+        from: &Path,
+        to: &Path,
+        source: &SourceFile,
+        reported: &mut u64,
+    ) -> Result<(), CopyError> {
         let reader = self.source.open(from, Links::Refuse).await?;
         // Use the size of the open file, not that of the listing.
         let source = SourceFile { size: reader.size(), ..source.clone() };
-        let keep = Some(mark::part_key(&self.source.place(), from, &source, reader.etag()));
+        let keep = Some(mark::part_key(&self.source.machine(), from, &source, reader.etag()));
         let writer = self.open_part(to, CreateOptions { links: Links::Refuse, keep }).await?;
         let begin = resumable_len(writer.found(), source.size);
         self.report_moved(to, reported, begin);
@@ -128,26 +134,26 @@ impl FileCopy<'_> {
 
     /// Reports the bytes up to `end` that were not reported yet.
     fn report_moved(&self, to: &Path, reported: &mut u64, end: u64) {
-        self.watch.moved(to, end.saturating_sub(*reported));
+        self.observer.moved(to, end.saturating_sub(*reported));
         *reported = end.max(*reported);
     }
 
     /// Creates the part, or opens it to continue. An earlier writer may still be writing its last blocks, or the server may not have
     /// noticed yet that it is gone. This waits for it.
-    async fn open_part(&self, to: &Path, options: CreateOptions) -> Result<Box<dyn WriteAt>, Error> {
+    async fn open_part(&self, to: &Path, options: CreateOptions) -> Result<Box<dyn WriteAt>, CopyError> {
         let began = Instant::now();
         let (mut pause, mut is_reported) = (BUSY_PAUSE, false);
         loop {
             match self.target.create(to, options.clone()).await {
-                Err(error) if error.kind != fs::ErrorKind::Busy => return Err(error.into()),
+                Err(error) if error.kind != fs::FileErrorKind::Busy => return Err(error.into()),
                 Err(error) if began.elapsed() >= BUSY_FOR => {
                     let reason = format!("{BUSY}: {}", error.reason);
-                    return Err(fs::Error { reason, ..error }.into());
+                    return Err(fs::FileError { reason, ..error }.into());
                 }
                 Err(_) => {
                     if !is_reported && began.elapsed() >= BUSY_UNREPORTED {
                         is_reported = true;
-                        self.watch.waiting(to, BUSY);
+                        self.observer.waiting(to, BUSY);
                     }
                     time::sleep(pause).await;
                     pause = BUSY_PAUSE_MAX.min(pause * 2);
@@ -164,7 +170,7 @@ impl FileCopy<'_> {
         writer: &dyn WriteAt,
         begin: u64,
         reported: &mut u64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), CopyError> {
         let size = reader.size();
         let mut next = begin;
         let mut reads = FuturesOrdered::new();
@@ -178,7 +184,7 @@ impl FileCopy<'_> {
             tokio::select! {
                 biased;
                 Some(written) = writes.next() => written?,
-                Some(read) = reads.next(), if writes.len() < BLOCKS_UNDER_WAY => {
+                Some(read) = reads.next(), if writes.len() < BLOCKS_IN_FLIGHT => {
                     let read: ReadSpan = read?;
                     if read.has_hole {
                         // Write after a hole only when everything before it is written; see the module documentation.
@@ -200,19 +206,19 @@ impl FileCopy<'_> {
     }
 }
 
-async fn write(writer: &dyn WriteAt, offset: u64, bytes: Bytes) -> Result<(), Error> {
+async fn write(writer: &dyn WriteAt, offset: u64, bytes: Bytes) -> Result<(), CopyError> {
     Ok(writer.write_at(offset, bytes).await?)
 }
 
 /// Reads at least a range. A hole at its end may extend further.
-async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<ReadSpan, Error> {
+async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Result<ReadSpan, CopyError> {
     let mut span = ReadSpan { pieces: Vec::new(), has_hole: false, end: begin };
     while span.end < end {
         let len = usize::try_from(end - span.end).unwrap_or(BLOCK);
         let block = reader.read_at(span.end, len, true).await?;
         let got = block.bytes.len() as u64;
         if got == 0 && block.hole == 0 {
-            return Err(Error::Shrunk { path: from.to_owned() });
+            return Err(CopyError::Shrunk { path: from.to_owned() });
         }
         if got > 0 {
             span.pieces.push((span.end, block.bytes));
@@ -222,7 +228,7 @@ async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Re
             Some(end) => end,
             None => {
                 let reason = "the server tells of a hole without an end";
-                return Err(fs::Error::new("read", from, fs::ErrorKind::InvalidData, reason).into());
+                return Err(fs::FileError::new("read", from, fs::FileErrorKind::InvalidData, reason).into());
             }
         };
     }
@@ -232,9 +238,9 @@ async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Re
 /// How much of an existing part is certainly complete: everything except the blocks that may have been in flight.
 fn resumable_len(found: u64, size: u64) -> u64 {
     let block = BLOCK as u64;
-    let under_way = BLOCKS_UNDER_WAY as u64 * block;
+    let in_flight = BLOCKS_IN_FLIGHT as u64 * block;
     // A part that is longer than its file is not from this source. With two writers of the same part, the later one decides.
-    if found > size { 0 } else { found.saturating_sub(under_way) / block * block }
+    if found > size { 0 } else { found.saturating_sub(in_flight) / block * block }
 }
 
 #[cfg(test)]
@@ -243,10 +249,10 @@ mod tests {
 
     #[test]
     fn a_part_counts_without_the_blocks_that_were_under_way() {
-        let (block, under_way) = (BLOCK as u64, BLOCKS_UNDER_WAY as u64);
-        let lengths = [0, 3, under_way, under_way + 1].map(|blocks| resumable_len(blocks * block, 100 * block));
+        let (block, in_flight) = (BLOCK as u64, BLOCKS_IN_FLIGHT as u64);
+        let lengths = [0, 3, in_flight, in_flight + 1].map(|blocks| resumable_len(blocks * block, 100 * block));
         assert_eq!(lengths, [0, 0, 0, block]);
-        assert_eq!(resumable_len((under_way + 2) * block + 5, 100 * block), 2 * block);
+        assert_eq!(resumable_len((in_flight + 2) * block + 5, 100 * block), 2 * block);
         assert_eq!(resumable_len(101 * block, 100 * block), 0);
     }
 }

@@ -15,8 +15,8 @@ use std::{
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
-use super::{Error, file::SourceFile};
-use crate::fs::{self, EntryKind, ErrorKind, FileSystem, Links, Metadata, WriteOptions};
+use super::{CopyError, file::SourceFile};
+use crate::fs::{self, EntryKind, FileErrorKind, FileSystem, Links, Metadata, WriteOptions};
 
 /// The suffix of a mark's name.
 const SUFFIX: &str = ".exec-server-cp";
@@ -99,7 +99,7 @@ pub(super) struct Mark {
 
 impl Mark {
     /// Whether this very mark can be read at the path. If so, both file systems are the same.
-    pub(super) async fn is_at(&self, files: &dyn FileSystem, path: &Path) -> Result<bool, Error> {
+    pub(super) async fn is_at(&self, files: &dyn FileSystem, path: &Path) -> Result<bool, CopyError> {
         let read = files.read_within(path, MARK_MAX, Links::Refuse).await;
         Ok(ignore_unless_fatal(read.map(Some))?.is_some_and(|bytes| bytes == self.text.as_bytes()))
     }
@@ -119,15 +119,15 @@ pub(super) struct InterruptedCopy {
 pub(super) struct MarkHeader(String);
 
 impl MarkHeader {
-    pub(super) fn new(place: &str, from: &Path) -> Self {
+    pub(super) fn new(machine: &str, from: &Path) -> Self {
         Self(format!(
-            "exec-server cp, interrupted; copied again from the same source, it goes on.\n{place}\n{}\n",
+            "exec-server cp, interrupted; copied again from the same source, it goes on.\n{machine}\n{}\n",
             hex(from.as_os_str().as_bytes())
         ))
     }
 
     /// The state that an interrupted run of this copy has left of a tree.
-    pub(super) async fn find(&self, files: &dyn FileSystem, tree: &Path) -> Result<Option<InterruptedCopy>, Error> {
+    pub(super) async fn find(&self, files: &dyn FileSystem, tree: &Path) -> Result<Option<InterruptedCopy>, CopyError> {
         let Some(path) = mark_path(tree) else { return Ok(None) };
         ignore_unless_fatal(self.try_find(files, tree, path).await)
     }
@@ -137,7 +137,7 @@ impl MarkHeader {
         files: &dyn FileSystem,
         tree: &Path,
         path: PathBuf,
-    ) -> Result<Option<InterruptedCopy>, fs::Error> {
+    ) -> Result<Option<InterruptedCopy>, fs::FileError> {
         let since_ms = files.metadata(&path, Links::Refuse).await?.created_ms;
         let bytes = files.read_within(&path, MARK_MAX, Links::Refuse).await?;
         let Ok(text) = String::from_utf8(bytes.to_vec()) else { return Ok(None) };
@@ -158,7 +158,7 @@ impl MarkHeader {
         files: &dyn FileSystem,
         tree: &Path,
         content: &MarkContent,
-    ) -> Result<Option<Mark>, Error> {
+    ) -> Result<Option<Mark>, CopyError> {
         let Some(path) = mark_path(tree) else { return Ok(None) };
         let text = content.write(&self.0);
         let options = WriteOptions { links: Links::Refuse, ..WriteOptions::default() };
@@ -168,22 +168,24 @@ impl MarkHeader {
 }
 
 /// Removes the mark of a complete tree.
-pub(super) async fn remove(files: &dyn FileSystem, mark: &Mark) -> Result<(), Error> {
+pub(super) async fn remove(files: &dyn FileSystem, mark: &Mark) -> Result<(), CopyError> {
     ignore_unless_fatal(files.remove(&mark.path, false, true, Links::Refuse).await.map(Some)).map(drop)
 }
 
 /// Treats a mark that cannot be accessed as missing. Only a side that is disconnected or violates the protocol ends the copy.
-fn ignore_unless_fatal<T>(had: Result<Option<T>, fs::Error>) -> Result<Option<T>, Error> {
+fn ignore_unless_fatal<T>(had: Result<Option<T>, fs::FileError>) -> Result<Option<T>, CopyError> {
     match had {
-        Err(error) if matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData) => Err(error.into()),
+        Err(error) if matches!(error.kind, FileErrorKind::Disconnected | FileErrorKind::InvalidData) => {
+            Err(error.into())
+        }
         had => Ok(had.unwrap_or_default()),
     }
 }
 
 /// The key for the part of a file. Only the same version of the same file has the same key.
-pub(super) fn part_key(place: &str, from: &Path, source: &SourceFile, etag: Option<&str>) -> String {
+pub(super) fn part_key(machine: &str, from: &Path, source: &SourceFile, etag: Option<&str>) -> String {
     let mut sum = Sha256::new();
-    for part in [place.as_bytes(), from.as_os_str().as_bytes(), etag.unwrap_or_default().as_bytes()] {
+    for part in [machine.as_bytes(), from.as_os_str().as_bytes(), etag.unwrap_or_default().as_bytes()] {
         sum.update((part.len() as u64).to_le_bytes());
         sum.update(part);
     }
@@ -218,7 +220,8 @@ mod tests {
     #[test]
     fn another_version_or_another_file_has_another_word() {
         let source = SourceFile { size: 5, mode: 0o644, modified: Moment { seconds: 1, nanos: 2 } };
-        let word = |place, path: &str, source: &SourceFile, etag| super::part_key(place, Path::new(path), source, etag);
+        let word =
+            |machine, path: &str, source: &SourceFile, etag| super::part_key(machine, Path::new(path), source, etag);
         let first = word("a", "/x", &source, Some("e"));
         assert_eq!(first, word("a", "/x", &source.clone(), Some("e")));
         assert!(first.len() == 24 && first.bytes().all(|byte| byte.is_ascii_hexdigit()));

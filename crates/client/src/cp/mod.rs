@@ -29,7 +29,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::fs::{self, EntryKind, ErrorKind, FileSystem, Links};
+use crate::fs::{self, EntryKind, FileErrorKind, FileSystem, Links};
 
 pub use names::BadName;
 
@@ -39,7 +39,7 @@ const MODE_KEPT: u32 = 0o1777;
 
 /// A path on a file system: the source or the target of a copy.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct CopyEndpoint {
     /// The file system.
     pub files: Arc<dyn FileSystem>,
     /// The absolute path.
@@ -47,7 +47,7 @@ pub struct Place {
 }
 
 /// Receives the progress of a copy. All calls come from one task, and must return quickly.
-pub trait Watch: Sync {
+pub trait CopyObserver: Sync {
     /// A file begins.
     fn begun(&self, path: &Path, size: u64);
 
@@ -61,7 +61,7 @@ pub trait Watch: Sync {
     fn left_out(&self, path: &Path);
 
     /// Something failed, and the copy continues.
-    fn failed(&self, error: &Error);
+    fn failed(&self, error: &CopyError);
 
     /// The copy waits for a file; `why` is the reason. Called once per file, and only after a while.
     fn waiting(&self, _path: &Path, _why: &str) {}
@@ -70,21 +70,21 @@ pub trait Watch: Sync {
     fn unfinished(&self, _tree: &Path, _mark: &Path) {}
 }
 
-/// A `Watch` that ignores all progress.
+/// A `CopyObserver` that ignores all progress.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Unwatched;
+pub struct NoObserver;
 
-impl Watch for Unwatched {
+impl CopyObserver for NoObserver {
     fn begun(&self, _: &Path, _: u64) {}
     fn moved(&self, _: &Path, _: u64) {}
     fn done(&self, _: &Path, _: EntryKind) {}
     fn left_out(&self, _: &Path) {}
-    fn failed(&self, _: &Error) {}
+    fn failed(&self, _: &CopyError) {}
 }
 
 /// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Report {
+pub struct CopyReport {
     /// The number of files that were copied.
     pub files: u64,
     /// The number of files that an earlier, interrupted copy had already copied.
@@ -104,10 +104,10 @@ pub struct Report {
 /// Why a copy, or a part of it, failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum CopyError {
     /// A file operation failed on one of the two sides.
     #[error(transparent)]
-    File(#[from] fs::Error),
+    File(#[from] fs::FileError),
     /// The source is a directory, and `recursive` is not set.
     #[error("`{}` is a directory: say `-r`", path.display())]
     IsADirectory {
@@ -158,13 +158,13 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl CopyError {
     /// Whether the error ends the whole copy. False if it affects only one file.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         match self {
             Self::File(error) => {
-                matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData | ErrorKind::Full)
+                matches!(error.kind, FileErrorKind::Disconnected | FileErrorKind::InvalidData | FileErrorKind::Full)
             }
             Self::Name { .. } | Self::Listing { .. } | Self::IntoItself { .. } => true,
             Self::IsADirectory { .. } | Self::Special { .. } | Self::NotADirectory { .. } | Self::Shrunk { .. } => {
@@ -176,7 +176,7 @@ impl Error {
     /// Whether a side can no longer be reached, or violates the protocol.
     #[must_use]
     pub fn is_connection(&self) -> bool {
-        matches!(self, Self::File(error) if matches!(error.kind, ErrorKind::Disconnected | ErrorKind::InvalidData))
+        matches!(self, Self::File(error) if matches!(error.kind, FileErrorKind::Disconnected | FileErrorKind::InvalidData))
     }
 }
 
@@ -185,47 +185,52 @@ impl Error {
 /// If the target is a directory, the copy is created inside of it, under the source's name. A file is not copied to a target that ends in a
 /// slash and does not exist. A source that ends in `/.` means the content of the directory. Links below the source are copied as links.
 /// Existing directories keep their mode and time.
-pub async fn copy(source: &Place, target: &Place, recursive: bool, watch: &dyn Watch) -> Result<Report, Error> {
+pub async fn copy(
+    source: &CopyEndpoint,
+    target: &CopyEndpoint,
+    recursive: bool,
+    observer: &dyn CopyObserver,
+) -> Result<CopyReport, CopyError> {
     let found = source.files.metadata(&source.path, Links::Follow).await?;
     let from = source.files.canonicalize(&source.path).await?;
     match found.kind {
         EntryKind::File => {
             let to = resolve_target::resolve_file(&source.path, target).await?;
             refuse_itself(source, target, &from, &to)?;
-            let copy = file::FileCopy { source: &*source.files, target: &*target.files, watch };
+            let copy = file::FileCopy { source: &*source.files, target: &*target.files, observer };
             let entry =
                 file::SourceFile { size: found.size, mode: found.mode.unwrap_or(0o644), modified: found.modified };
             copy.copy(&from, &to, &entry).await?;
-            watch.done(&to, EntryKind::File);
-            Ok(Report { files: 1, bytes: found.size, ..Report::default() })
+            observer.done(&to, EntryKind::File);
+            Ok(CopyReport { files: 1, bytes: found.size, ..CopyReport::default() })
         }
-        EntryKind::Directory if !recursive => Err(Error::IsADirectory { path: source.path.clone() }),
+        EntryKind::Directory if !recursive => Err(CopyError::IsADirectory { path: source.path.clone() }),
         EntryKind::Directory => {
-            let header = mark::MarkHeader::new(&source.files.place(), &from);
+            let header = mark::MarkHeader::new(&source.files.machine(), &from);
             let target_tree = resolve_target::resolve_tree(&source.path, target, &header).await?;
             refuse_itself(source, target, &from, &target_tree.path)?;
             let mode = found.mode.unwrap_or(0o755);
             let root = root::TargetRoot::prepare(&*target.files, target_tree, &header, mode).await?;
             root.refuse_itself(&*source.files, &from, &*target.files).await?;
-            let done = tree::TreeCopy::new(source, target, from, &root, watch).copy((mode, found.modified)).await;
+            let done = tree::TreeCopy::new(source, target, from, &root, observer).copy((mode, found.modified)).await;
             match (&root.mark, &done) {
-                (Some(mark), Ok(Report { failed: 0, .. }) | Err(Error::IntoItself { .. })) => {
+                (Some(mark), Ok(CopyReport { failed: 0, .. }) | Err(CopyError::IntoItself { .. })) => {
                     mark::remove(&*target.files, mark).await?;
                 }
                 // Keep the mark, so that another run copies only what is missing.
-                (Some(mark), _) => watch.unfinished(&root.path, &mark.path),
+                (Some(mark), _) => observer.unfinished(&root.path, &mark.path),
                 (None, _) => {}
             }
             done
         }
-        EntryKind::Symlink | EntryKind::Other => Err(Error::Special { path: source.path.clone() }),
+        EntryKind::Symlink | EntryKind::Other => Err(CopyError::Special { path: source.path.clone() }),
     }
 }
 
 /// Refuses to copy a tree into itself, which would never end, or a file onto itself.
-fn refuse_itself(source: &Place, target: &Place, from: &Path, to: &Path) -> Result<(), Error> {
-    if source.files.place() == target.files.place() && to.starts_with(from) {
-        return Err(Error::IntoItself { path: from.to_owned() });
+fn refuse_itself(source: &CopyEndpoint, target: &CopyEndpoint, from: &Path, to: &Path) -> Result<(), CopyError> {
+    if source.files.machine() == target.files.machine() && to.starts_with(from) {
+        return Err(CopyError::IntoItself { path: from.to_owned() });
     }
     Ok(())
 }

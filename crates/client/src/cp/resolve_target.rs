@@ -9,24 +9,28 @@ use std::{
 };
 
 use super::{
-    Error, Place,
+    CopyEndpoint, CopyError,
     mark::{MarkHeader, TargetForm},
     root::TreeTarget,
 };
-use crate::fs::{self, EntryKind, ErrorKind, Links};
+use crate::fs::{self, EntryKind, FileErrorKind, Links};
 
 /// The path of the copy of a file.
-pub(super) async fn resolve_file(source: &Path, target: &Place) -> Result<PathBuf, Error> {
+pub(super) async fn resolve_file(source: &Path, target: &CopyEndpoint) -> Result<PathBuf, CopyError> {
     match target_kind(target).await? {
         Some(EntryKind::Directory) => path_inside(source, target).await,
         Some(_) => Ok(target.files.canonicalize(&target.path).await?),
-        None if ends_in_slash(&target.path) => Err(Error::NotADirectory { path: target.path.clone() }),
+        None if ends_in_slash(&target.path) => Err(CopyError::NotADirectory { path: target.path.clone() }),
         None => new_path(target).await,
     }
 }
 
 /// The path of the copy of a directory, and the state that an interrupted copy has left there.
-pub(super) async fn resolve_tree(source: &Path, target: &Place, header: &MarkHeader) -> Result<TreeTarget, Error> {
+pub(super) async fn resolve_tree(
+    source: &Path,
+    target: &CopyEndpoint,
+    header: &MarkHeader,
+) -> Result<TreeTarget, CopyError> {
     let (path, form) = match target_kind(target).await? {
         Some(EntryKind::Directory) => {
             let itself = target.files.canonicalize(&target.path).await?;
@@ -42,7 +46,7 @@ pub(super) async fn resolve_tree(source: &Path, target: &Place, header: &MarkHea
                 (path_inside(source, target).await?, TargetForm::Inside)
             }
         }
-        Some(_) => return Err(Error::NotADirectory { path: target.path.clone() }),
+        Some(_) => return Err(CopyError::NotADirectory { path: target.path.clone() }),
         None if means_contents(source) => (new_path(target).await?, TargetForm::Contents),
         None => (new_path(target).await?, TargetForm::Itself),
     };
@@ -51,29 +55,33 @@ pub(super) async fn resolve_tree(source: &Path, target: &Place, header: &MarkHea
 }
 
 /// The type of the target, with links followed; `None` if it does not exist.
-async fn target_kind(target: &Place) -> Result<Option<EntryKind>, Error> {
+async fn target_kind(target: &CopyEndpoint) -> Result<Option<EntryKind>, CopyError> {
     match target.files.metadata(&target.path, Links::Follow).await {
         Ok(found) => Ok(Some(found.kind)),
-        Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind == FileErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
 /// The source's name inside of the target directory.
-async fn path_inside(source: &Path, target: &Place) -> Result<PathBuf, Error> {
+async fn path_inside(source: &Path, target: &CopyEndpoint) -> Result<PathBuf, CopyError> {
     let dir = target.files.canonicalize(&target.path).await?;
     let Some(name) = source.file_name() else {
-        let error =
-            fs::Error::new("copy", source, ErrorKind::InvalidInput, "it has no name of its own: name the target");
+        let error = fs::FileError::new(
+            "copy",
+            source,
+            FileErrorKind::InvalidInput,
+            "it has no name of its own: name the target",
+        );
         return Err(error.into());
     };
     Ok(dir.join(name))
 }
 
 /// A path that does not exist yet, in a directory that does.
-async fn new_path(target: &Place) -> Result<PathBuf, Error> {
+async fn new_path(target: &CopyEndpoint) -> Result<PathBuf, CopyError> {
     let (Some(dir), Some(name)) = (target.path.parent(), target.path.file_name()) else {
-        return Err(Error::NotADirectory { path: target.path.clone() });
+        return Err(CopyError::NotADirectory { path: target.path.clone() });
     };
     Ok(target.files.canonicalize(dir).await?.join(name))
 }

@@ -12,10 +12,10 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    Error, MODE_KEPT,
+    CopyError, MODE_KEPT,
     mark::{self, InterruptedCopy, Mark, MarkContent, MarkHeader, TargetForm},
 };
-use crate::fs::{EntryKind, ErrorKind, FileSystem, Links, Metadata};
+use crate::fs::{EntryKind, FileErrorKind, FileSystem, Links, Metadata};
 
 /// The set-group-id bit, by which a directory passes its group to new entries.
 const SETGID_BIT: u32 = 0o2000;
@@ -47,7 +47,7 @@ impl TargetRoot {
         target_tree: TreeTarget,
         header: &MarkHeader,
         mode: u32,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, CopyError> {
         let TreeTarget { path, form, found } = target_tree;
         let mut content = MarkContent::new(form, false, None);
         if let Some(InterruptedCopy { content: before, mark, since_ms, root }) = found {
@@ -59,7 +59,7 @@ impl TargetRoot {
         }
         let there = match files.metadata(&path, Links::Itself).await {
             Ok(there) => there,
-            Err(error) if error.kind == ErrorKind::NotFound => {
+            Err(error) if error.kind == FileErrorKind::NotFound => {
                 content.is_created = true;
                 let group = match path.parent() {
                     Some(parent) => setgid_bit(&files.metadata(parent, Links::Refuse).await?),
@@ -78,7 +78,7 @@ impl TargetRoot {
             Err(error) => return Err(error.into()),
         };
         if there.kind != EntryKind::Directory {
-            return Err(Error::NotADirectory { path });
+            return Err(CopyError::NotADirectory { path });
         }
         content.created_ms = Some(there.created_ms);
         let mark = header.write(files, &path, &content).await?;
@@ -92,7 +92,7 @@ impl TargetRoot {
         source: &dyn FileSystem,
         from: &Path,
         target: &dyn FileSystem,
-    ) -> Result<(), Error> {
+    ) -> Result<(), CopyError> {
         let Some(mark) = self.mark.as_ref().filter(|_| self.path.starts_with(from)) else { return Ok(()) };
         if !mark.is_at(source, &mark.path).await? {
             return Ok(());
@@ -101,7 +101,7 @@ impl TargetRoot {
         if self.is_ours && self.since_ms.is_none() {
             target.remove(&self.path, false, true, Links::Refuse).await?;
         }
-        Err(Error::IntoItself { path: from.to_owned() })
+        Err(CopyError::IntoItself { path: from.to_owned() })
     }
 
     /// Whether an existing directory below the root was created by the interrupted copy that this one continues.

@@ -17,10 +17,10 @@ use std::{
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 
 use super::{
-    Error, MODE_KEPT, Place, Report, Watch, file, names,
+    CopyEndpoint, CopyError, CopyObserver, CopyReport, MODE_KEPT, file, names,
     root::{self, TargetRoot},
 };
-use crate::fs::{Entry, EntryKind, ErrorKind, FileSystem, Links, Metadata, Moment, Page};
+use crate::fs::{EntryKind, FileErrorKind, FileSystem, Links, ListEntry, ListPage, Metadata, Moment};
 
 /// Limit for running jobs: half of the requests that a server serves at a time per connection.
 const JOBS: usize = 32;
@@ -38,7 +38,7 @@ const EXISTING_MAX: usize = 500_000;
 const PATH_MAX: usize = 4096;
 
 /// The files in a target directory that an interrupted copy may have copied, by name.
-type Existing = HashMap<OsString, Entry>;
+type ExistingFiles = HashMap<OsString, ListEntry>;
 
 /// A target directory, as needed by the jobs for its entries.
 #[derive(Default)]
@@ -47,7 +47,7 @@ struct TargetDirectory {
     is_new: bool,
     /// The set-group-id bit, which new directories inherit.
     group: u32,
-    existing: Existing,
+    existing: ExistingFiles,
 }
 
 /// A directory of the source, with the final mode and time of its copy.
@@ -67,7 +67,7 @@ enum CopyJob {
     /// Copies a file.
     File { below: PathBuf, source: file::SourceFile },
     /// Creates a symbolic link.
-    Link { below: PathBuf, entry: Entry },
+    Link { below: PathBuf, entry: ListEntry },
 }
 
 /// The result of a job.
@@ -80,7 +80,7 @@ enum JobResult {
     },
     Listed {
         below: PathBuf,
-        page: Page,
+        page: ListPage,
         target_dir: Arc<TargetDirectory>,
     },
     File {
@@ -89,7 +89,7 @@ enum JobResult {
     },
     Link,
     Failed {
-        error: Error,
+        error: CopyError,
         was_large: bool,
     },
 }
@@ -100,7 +100,7 @@ pub(super) struct TreeCopy<'a> {
     target: &'a dyn FileSystem,
     from: PathBuf,
     root: &'a TargetRoot,
-    watch: &'a dyn Watch,
+    observer: &'a dyn CopyObserver,
 }
 
 /// The mutable state of a copy.
@@ -112,35 +112,35 @@ struct TreeCopyState {
     large_under_way: usize,
     /// Every directory that exists at the target so far, and whether it gets its mode and time at the end.
     directories: Vec<(SourceDirectory, bool)>,
-    report: Report,
+    report: CopyReport,
 }
 
 impl<'a> TreeCopy<'a> {
     pub(super) fn new(
-        source: &'a Place,
-        target: &'a Place,
+        source: &'a CopyEndpoint,
+        target: &'a CopyEndpoint,
         from: PathBuf,
         root: &'a TargetRoot,
-        watch: &'a dyn Watch,
+        observer: &'a dyn CopyObserver,
     ) -> Self {
-        Self { source: &*source.files, target: &*target.files, from, root, watch }
+        Self { source: &*source.files, target: &*target.files, from, root, observer }
     }
 
     /// Copies the tree. `mode` and `modified` are those of its root.
-    pub(super) async fn copy(&self, (mode, modified): (u32, Moment)) -> Result<Report, Error> {
+    pub(super) async fn copy(&self, (mode, modified): (u32, Moment)) -> Result<CopyReport, CopyError> {
         let mut state = TreeCopyState::default();
         let directory =
             SourceDirectory { below: PathBuf::new(), mode: root::final_mode(mode, self.root.group), modified };
         let done = self.enter(directory, self.root.is_ours, self.root.group).await?;
         self.handle_result(&mut state, done)?;
-        let mut under_way = FuturesUnordered::new();
+        let mut in_flight = FuturesUnordered::new();
         loop {
-            while under_way.len() < JOBS
+            while in_flight.len() < JOBS
                 && let Some(job) = state.next_job()
             {
-                under_way.push(self.run(job));
+                in_flight.push(self.run(job));
             }
-            match under_way.next().await {
+            match in_flight.next().await {
                 Some(done) => self.handle_result(&mut state, done)?,
                 None => break,
             }
@@ -163,12 +163,12 @@ impl<'a> TreeCopy<'a> {
         .boxed()
     }
 
-    async fn directory(&self, directory: SourceDirectory, parent: &TargetDirectory) -> Result<JobResult, Error> {
+    async fn directory(&self, directory: SourceDirectory, parent: &TargetDirectory) -> Result<JobResult, CopyError> {
         let to = self.target_path(&directory.below);
         let found = if parent.is_new { None } else { self.find_at_target(&to).await? };
         if let Some(found) = found {
             if found.kind != EntryKind::Directory {
-                return Err(Error::NotADirectory { path: to });
+                return Err(CopyError::NotADirectory { path: to });
             }
             let group = root::setgid_bit(&found);
             let directory = SourceDirectory { mode: root::final_mode(directory.mode, group), ..directory };
@@ -178,21 +178,21 @@ impl<'a> TreeCopy<'a> {
         // Recursive, so that an existing directory is not an error: a cut may have hidden that it was created.
         self.target.create_directory(&to, true, Links::Refuse, Some(mode)).await?;
         let directory = SourceDirectory { mode: root::final_mode(directory.mode, parent.group), ..directory };
-        let target_dir = TargetDirectory { is_new: true, group: parent.group, existing: Existing::new() };
+        let target_dir = TargetDirectory { is_new: true, group: parent.group, existing: ExistingFiles::new() };
         Ok(JobResult::Directory { directory, is_ours: true, target_dir })
     }
 
-    async fn find_at_target(&self, to: &Path) -> Result<Option<Metadata>, Error> {
+    async fn find_at_target(&self, to: &Path) -> Result<Option<Metadata>, CopyError> {
         match self.target.metadata(to, Links::Itself).await {
             Ok(found) => Ok(Some(found)),
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind == FileErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Handles a directory that exists at the target. In a continued copy it may already have its final mode, and contain files.
-    async fn enter(&self, directory: SourceDirectory, is_ours: bool, group: u32) -> Result<JobResult, Error> {
-        let mut target_dir = TargetDirectory { is_new: false, group, existing: Existing::new() };
+    async fn enter(&self, directory: SourceDirectory, is_ours: bool, group: u32) -> Result<JobResult, CopyError> {
+        let mut target_dir = TargetDirectory { is_new: false, group, existing: ExistingFiles::new() };
         if self.root.since_ms.is_some() {
             let to = self.target_path(&directory.below);
             if is_ours && directory.mode & 0o700 != 0o700 {
@@ -207,8 +207,8 @@ impl<'a> TreeCopy<'a> {
     }
 
     /// The files that an interrupted copy has copied into a directory. Beyond `EXISTING_MAX`, files are copied again.
-    async fn list_existing(&self, to: &Path) -> Result<Existing, Error> {
-        let mut existing = Existing::new();
+    async fn list_existing(&self, to: &Path) -> Result<ExistingFiles, CopyError> {
+        let mut existing = ExistingFiles::new();
         let mut after = None;
         while existing.len() < EXISTING_MAX {
             let page = self.target.list(to, after.clone(), Links::Refuse).await?;
@@ -228,7 +228,7 @@ impl<'a> TreeCopy<'a> {
         below: PathBuf,
         after: Option<OsString>,
         target_dir: Arc<TargetDirectory>,
-    ) -> Result<JobResult, Error> {
+    ) -> Result<JobResult, CopyError> {
         let from = self.source_path(&below);
         let page = self.source.list(&from, after.clone(), Links::Refuse).await?;
         check_page(&from, &page, after)?;
@@ -238,36 +238,36 @@ impl<'a> TreeCopy<'a> {
 
     /// Refuses a target that lies below this directory of the source, even if both have different addresses. In that case the listing
     /// contains the mark beside the target, and the copy would never end.
-    async fn refuse_itself(&self, from: &Path, page: &Page) -> Result<(), Error> {
+    async fn refuse_itself(&self, from: &Path, page: &ListPage) -> Result<(), CopyError> {
         let Some(mark) = &self.root.mark else { return Ok(()) };
-        let is_named_so = |entry: &&Entry| mark.path.file_name() == Some(&*entry.name);
+        let is_named_so = |entry: &&ListEntry| mark.path.file_name() == Some(&*entry.name);
         match page.entries.iter().find(is_named_so) {
             Some(entry) if mark.is_at(self.source, &from.join(&entry.name)).await? => {
-                Err(Error::IntoItself { path: self.from.clone() })
+                Err(CopyError::IntoItself { path: self.from.clone() })
             }
             // No mark, or the mark of another copy, which is copied like any file.
             _ => Ok(()),
         }
     }
 
-    async fn file(&self, below: &Path, source: &file::SourceFile, was_large: bool) -> Result<JobResult, Error> {
-        let copy = file::FileCopy { source: self.source, target: self.target, watch: self.watch };
+    async fn file(&self, below: &Path, source: &file::SourceFile, was_large: bool) -> Result<JobResult, CopyError> {
+        let copy = file::FileCopy { source: self.source, target: self.target, observer: self.observer };
         let to = self.target_path(below);
         copy.copy(&self.source_path(below), &to, source).await?;
-        self.watch.done(&to, EntryKind::File);
+        self.observer.done(&to, EntryKind::File);
         Ok(JobResult::File { bytes: source.size, was_large })
     }
 
-    async fn link(&self, below: &Path, entry: Entry) -> Result<JobResult, Error> {
+    async fn link(&self, below: &Path, entry: ListEntry) -> Result<JobResult, CopyError> {
         let to = self.target_path(below);
         self.target.symlink(&to, entry.target.unwrap_or_default(), Links::Refuse).await?;
         self.target.set_metadata(&to, Links::Itself, None, Some(entry.modified)).await?;
-        self.watch.done(&to, EntryKind::Symlink);
+        self.observer.done(&to, EntryKind::Symlink);
         Ok(JobResult::Link)
     }
 
     /// Records the result of a job. Returns an error only if it ends the whole copy.
-    fn handle_result(&self, state: &mut TreeCopyState, done: JobResult) -> Result<(), Error> {
+    fn handle_result(&self, state: &mut TreeCopyState, done: JobResult) -> Result<(), CopyError> {
         match done {
             JobResult::Directory { directory, is_ours, target_dir } => {
                 let (below, target_dir) = (directory.below.clone(), Arc::new(target_dir));
@@ -285,7 +285,7 @@ impl<'a> TreeCopy<'a> {
                 if error.is_fatal() {
                     return Err(error);
                 }
-                self.watch.failed(&error);
+                self.observer.failed(&error);
                 state.report.failed += 1;
                 state.large_under_way -= usize::from(was_large);
             }
@@ -297,9 +297,9 @@ impl<'a> TreeCopy<'a> {
         &self,
         state: &mut TreeCopyState,
         below: &Path,
-        page: Page,
+        page: ListPage,
         target_dir: &Arc<TargetDirectory>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), CopyError> {
         if page.more
             && let Some(last) = page.entries.last()
         {
@@ -309,7 +309,7 @@ impl<'a> TreeCopy<'a> {
         for entry in page.entries.into_iter().rev() {
             let below = below.join(&entry.name);
             if self.target_path(&below).as_os_str().len() >= PATH_MAX || state.directories.len() >= DIRECTORIES_MAX {
-                return Err(Error::Listing { path: self.source_path(&below), why: "it goes on without an end" });
+                return Err(CopyError::Listing { path: self.source_path(&below), why: "it goes on without an end" });
             }
             match entry.kind {
                 EntryKind::Directory => {
@@ -318,9 +318,9 @@ impl<'a> TreeCopy<'a> {
                 }
                 EntryKind::File if target_dir.existing.get(&entry.name).is_some_and(|there| is_same(&entry, there)) => {
                     state.report.found += 1;
-                    self.watch.begun(&below, entry.size);
-                    self.watch.moved(&below, entry.size);
-                    self.watch.done(&self.target_path(&below), EntryKind::File);
+                    self.observer.begun(&below, entry.size);
+                    self.observer.moved(&below, entry.size);
+                    self.observer.done(&self.target_path(&below), EntryKind::File);
                 }
                 EntryKind::File => {
                     let source = file::SourceFile { size: entry.size, mode: entry.mode, modified: entry.modified };
@@ -329,7 +329,7 @@ impl<'a> TreeCopy<'a> {
                 EntryKind::Symlink => state.stack.push(CopyJob::Link { below, entry }),
                 EntryKind::Other => {
                     state.report.left_out += 1;
-                    self.watch.left_out(&self.source_path(&below));
+                    self.observer.left_out(&self.source_path(&below));
                 }
             }
         }
@@ -338,7 +338,7 @@ impl<'a> TreeCopy<'a> {
 
     /// Sets the mode and time of directories, the deepest first. A parent comes after its entries because its final mode may deny access,
     /// and because changes inside of it change its time.
-    async fn finish(&self, state: &mut TreeCopyState) -> Result<(), Error> {
+    async fn finish(&self, state: &mut TreeCopyState) -> Result<(), CopyError> {
         let mut directories = std::mem::take(&mut state.directories);
         directories.sort_by_key(|(directory, _)| std::cmp::Reverse(directory.depth()));
         for level in directories.chunk_by(|(one, _), (next, _)| one.depth() == next.depth()) {
@@ -349,7 +349,7 @@ impl<'a> TreeCopy<'a> {
                     Ok(()) => state.report.directories += 1,
                     Err(error) if error.is_fatal() => return Err(error),
                     Err(error) => {
-                        self.watch.failed(&error);
+                        self.observer.failed(&error);
                         state.report.failed += 1;
                     }
                 }
@@ -358,17 +358,17 @@ impl<'a> TreeCopy<'a> {
         Ok(())
     }
 
-    async fn complete(&self, directory: &SourceDirectory, is_ours: bool) -> Result<(), Error> {
+    async fn complete(&self, directory: &SourceDirectory, is_ours: bool) -> Result<(), CopyError> {
         let to = self.target_path(&directory.below);
         if is_ours {
             // If another program has replaced the directory since, change nothing.
             if self.target.metadata(&to, Links::Itself).await?.kind != EntryKind::Directory {
-                return Err(Error::NotADirectory { path: to });
+                return Err(CopyError::NotADirectory { path: to });
             }
             let (mode, modified) = (Some(directory.mode), Some(directory.modified));
             self.target.set_metadata(&to, Links::Itself, mode, modified).await?;
         }
-        self.watch.done(&to, EntryKind::Directory);
+        self.observer.done(&to, EntryKind::Directory);
         Ok(())
     }
 
@@ -422,22 +422,22 @@ fn join(root: &Path, below: &Path) -> PathBuf {
 }
 
 /// Whether a file at the target is a complete copy of this entry, made by an interrupted copy.
-fn is_same(source: &Entry, target: &Entry) -> bool {
+fn is_same(source: &ListEntry, target: &ListEntry) -> bool {
     (source.size, source.modified, source.mode & MODE_KEPT) == (target.size, target.modified, target.mode)
 }
 
 /// Checks a page before it is used: every name must be valid, and the names must ascend. The order reveals a listing that repeats itself.
-fn check_page(path: &Path, page: &Page, after: Option<OsString>) -> Result<(), Error> {
+fn check_page(path: &Path, page: &ListPage, after: Option<OsString>) -> Result<(), CopyError> {
     if page.more && page.entries.is_empty() {
-        return Err(Error::Listing { path: path.to_owned(), why: "there is more, but nothing comes" });
+        return Err(CopyError::Listing { path: path.to_owned(), why: "there is more, but nothing comes" });
     }
     let mut before = after;
     for entry in &page.entries {
         if let Err(why) = names::check(&entry.name) {
-            return Err(Error::Name { path: path.to_owned(), name: entry.name.clone(), why });
+            return Err(CopyError::Name { path: path.to_owned(), name: entry.name.clone(), why });
         }
         if before.is_some_and(|before| entry.name <= before) {
-            return Err(Error::Listing { path: path.to_owned(), why: "its names do not go up" });
+            return Err(CopyError::Listing { path: path.to_owned(), why: "its names do not go up" });
         }
         before = Some(entry.name.clone());
     }

@@ -38,7 +38,7 @@ pub enum EnvironmentError {
         /// The name of the key.
         key: String,
         /// Why the value is not allowed, and what is.
-        fault: Fault,
+        fault: KeyFault,
     },
     /// No environment has this name.
     #[error(
@@ -76,7 +76,7 @@ pub enum EnvironmentError {
 /// Why a key of `environments.toml` is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum KeyFault {
     /// The key does not exist.
     #[error("unknown; known are {}", NameList(known))]
     UnknownKey {
@@ -120,10 +120,10 @@ pub enum Fault {
     },
     /// The environment has neither a URL nor a program.
     #[error("missing; give either `url` or `program`")]
-    NoWay,
+    NoAddress,
     /// The environment has both a URL and a program.
     #[error("not beside `url`; give either of them")]
-    TwoWays,
+    TwoAddresses,
     /// The key requires another key.
     #[error("needs `{other}` beside it")]
     Needs {

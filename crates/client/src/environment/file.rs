@@ -28,7 +28,7 @@ use std::{
 
 use toml::Table;
 
-use super::{EnvironmentError, Fault, toml_table::TomlTable};
+use super::{EnvironmentError, KeyFault, toml_table::TomlTable};
 use crate::transport::{Launch, Target, TargetError};
 
 /// The name of this machine.
@@ -146,14 +146,14 @@ impl Environments {
             reason: error.message().to_owned(),
         })?;
         let file = TomlTable { path, environment: None, table: &table };
-        file.known(FILE_KEYS)?;
+        file.check_known(FILE_KEYS)?;
         let mut all = Self::empty(path);
         all.includes_local = file.flag("include_local")?.unwrap_or(true);
         for (at, entry) in file.entries("environments")?.enumerate() {
             let spec = entry_at(path, at, entry)?;
             if all.get(&spec.id).is_some() {
                 let keys = TomlTable { path, environment: Some(spec.id.clone()), table: entry };
-                return Err(keys.fault("id", Fault::Duplicate { id: spec.id }));
+                return Err(keys.fault("id", KeyFault::Duplicate { id: spec.id }));
             }
             all.specs.push(spec);
         }
@@ -166,19 +166,21 @@ impl Environments {
     /// Chooses an environment by name or URL. Surrounding whitespace is ignored. An empty or absent value chooses the default of the file,
     /// or else `local`.
     pub fn pick(&self, name_or_url: Option<&str>) -> Result<Choice, EnvironmentError> {
-        let asked = name_or_url.map(str::trim).filter(|asked| !asked.is_empty());
-        let Some(asked) = asked.or(self.default.as_deref()) else {
+        let requested = name_or_url.map(str::trim).filter(|requested| !requested.is_empty());
+        let Some(requested) = requested.or(self.default.as_deref()) else {
             return Ok(if self.includes_local { Choice::Local } else { Choice::None });
         };
-        if let Some(choice) = Choice::without_file(asked)? {
+        if let Some(choice) = Choice::without_file(requested)? {
             return Ok(choice);
         }
-        match self.get(asked) {
+        match self.get(requested) {
             Some(spec) => Ok(Choice::Remote(spec.clone())),
-            None if asked == LOCAL && self.includes_local => Ok(Choice::Local),
-            None => {
-                Err(EnvironmentError::Unknown { name: asked.to_owned(), path: self.path.clone(), known: self.names() })
-            }
+            None if requested == LOCAL && self.includes_local => Ok(Choice::Local),
+            None => Err(EnvironmentError::Unknown {
+                name: requested.to_owned(),
+                path: self.path.clone(),
+                known: self.names(),
+            }),
         }
     }
 
@@ -193,24 +195,24 @@ impl Environments {
         local.into_iter().chain(self.specs.iter().map(|spec| spec.id.clone())).collect()
     }
 
-    fn known_default(&self, default: &str) -> Result<String, Fault> {
+    fn known_default(&self, default: &str) -> Result<String, KeyFault> {
         let is_known = default.eq_ignore_ascii_case(NONE) || self.names().iter().any(|name| name == default);
-        let unknown = || Fault::UnknownDefault { id: default.to_owned(), known: self.names() };
+        let unknown = || KeyFault::UnknownDefault { id: default.to_owned(), known: self.names() };
         is_known.then(|| default.to_owned()).ok_or_else(unknown)
     }
 }
 
 impl Choice {
     /// Handles the values that need no file: `none` and URLs. Returns `None` for a value that must be a name.
-    pub fn without_file(asked: &str) -> Result<Option<Self>, EnvironmentError> {
-        if asked.eq_ignore_ascii_case(NONE) {
+    pub fn without_file(requested: &str) -> Result<Option<Self>, EnvironmentError> {
+        if requested.eq_ignore_ascii_case(NONE) {
             return Ok(Some(Self::None));
         }
         // A name never contains a colon, and a URL always does.
-        if !asked.contains(':') {
+        if !requested.contains(':') {
             return Ok(None);
         }
-        let spec = RemoteSpec::at(REMOTE, asked);
+        let spec = RemoteSpec::at(REMOTE, requested);
         spec.map(Self::Remote).map(Some).map_err(|error| EnvironmentError::Url { reason: error.to_string() })
     }
 }
@@ -243,10 +245,10 @@ impl RemoteSpec {
 fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, EnvironmentError> {
     // Errors name the entry by its position until its id is known to be valid.
     let mut keys = TomlTable { path, environment: Some(format!("#{}", at + 1)), table };
-    let id = keys.text("id")?.ok_or_else(|| keys.fault("id", Fault::Missing))?;
+    let id = keys.text("id")?.ok_or_else(|| keys.fault("id", KeyFault::Missing))?;
     check_id(id).map_err(|fault| keys.fault("id", fault))?;
     keys.environment = Some(id.to_owned());
-    keys.known(KEYS)?;
+    keys.check_known(KEYS)?;
     let mut spec = server(&keys, id)?;
     spec.connect_timeout = keys.seconds("connect_timeout_sec")?;
     spec.initialize_timeout = keys.seconds("initialize_timeout_sec")?;
@@ -255,7 +257,7 @@ fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, Environ
     spec.insecure_plaintext = keys.flag("insecure_plaintext")?.unwrap_or(false);
     spec.path = keys.texts("path")?.into_iter().map(str::to_owned).collect();
     if let Some(bad) = spec.path.iter().find(|dir| !is_search_directory(dir)) {
-        return Err(keys.fault("path", Fault::SearchDirectory { directory: bad.clone() }));
+        return Err(keys.fault("path", KeyFault::SearchDirectory { directory: bad.clone() }));
     }
     if keys.text("program")?.is_none() {
         let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
@@ -263,8 +265,8 @@ fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, Environ
     }
     spec.identity = match (keys.file("client_cert")?, keys.file("client_key")?) {
         (Some(cert), Some(key)) => Some(Identity { cert, key }),
-        (Some(_), None) => return Err(keys.fault("client_cert", Fault::Needs { other: "client_key" })),
-        (None, Some(_)) => return Err(keys.fault("client_key", Fault::Needs { other: "client_cert" })),
+        (Some(_), None) => return Err(keys.fault("client_cert", KeyFault::Needs { other: "client_key" })),
+        (None, Some(_)) => return Err(keys.fault("client_key", KeyFault::Needs { other: "client_cert" })),
         (None, None) => None,
     };
     check_use(&keys)?;
@@ -277,20 +279,19 @@ fn server(keys: &TomlTable<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError
     if program.is_none()
         && let Some(key) = ["args", "cwd"].into_iter().find(|key| keys.table.contains_key(*key))
     {
-        return Err(keys.fault(key, Fault::Needs { other: "program" }));
+        return Err(keys.fault(key, KeyFault::Needs { other: "program" }));
     }
     match (url, program) {
-        (Some(url), None) => {
-            RemoteSpec::at(id, url.trim()).map_err(|error| keys.fault("url", Fault::Url { reason: error.to_string() }))
-        }
+        (Some(url), None) => RemoteSpec::at(id, url.trim())
+            .map_err(|error| keys.fault("url", KeyFault::Url { reason: error.to_string() })),
         (None, Some(program)) => {
             let mut launch = Launch::new(keys.program(program)?).args(keys.texts("args")?);
             launch.env = keys.pairs("env")?.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
             launch.cwd = keys.file("cwd")?;
             Ok(RemoteSpec::new(id.to_owned(), launch.into(), true))
         }
-        (Some(_), Some(_)) => Err(keys.fault("program", Fault::TwoWays)),
-        (None, None) => Err(keys.fault("url", Fault::NoWay)),
+        (Some(_), Some(_)) => Err(keys.fault("program", KeyFault::TwoAddresses)),
+        (None, None) => Err(keys.fault("url", KeyFault::NoAddress)),
     }
 }
 
@@ -306,7 +307,7 @@ fn check_use(keys: &TomlTable<'_>) -> Result<(), EnvironmentError> {
     for (key, fitting, schemes) in rules {
         let fits = fitting.iter().any(|fitting| scheme.eq_ignore_ascii_case(fitting));
         if keys.table.contains_key(key) && !fits {
-            return Err(keys.fault(key, Fault::Scheme { schemes }));
+            return Err(keys.fault(key, KeyFault::Scheme { schemes }));
         }
     }
     Ok(())
@@ -321,14 +322,14 @@ fn scheme(url: &str) -> &str {
     url.split_once(':').map_or("", |(scheme, _)| scheme)
 }
 
-fn check_id(id: &str) -> Result<(), Fault> {
+fn check_id(id: &str) -> Result<(), KeyFault> {
     if id.eq_ignore_ascii_case(LOCAL) || id.eq_ignore_ascii_case(NONE) {
-        return Err(Fault::Reserved { id: id.to_owned() });
+        return Err(KeyFault::Reserved { id: id.to_owned() });
     }
     let is_good = (1..=ID_MAX).contains(&id.chars().count())
         && id.trim() == id
         // It would be parsed as a URL.
         && !id.contains(':')
         && !id.contains(char::is_control);
-    is_good.then_some(()).ok_or(Fault::Id { most: ID_MAX })
+    is_good.then_some(()).ok_or(KeyFault::Id { most: ID_MAX })
 }

@@ -39,7 +39,7 @@ pub(super) enum Health {
 /// The state of an environment's connection.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum Status {
+pub enum EnvironmentState {
     /// The environment is connected.
     Ready,
     /// The environment has not been used yet, or it is connecting or reconnecting.
@@ -51,11 +51,11 @@ pub enum Status {
     },
 }
 
-type Attempt<T> = BoxFuture<'static, Result<T, Error>>;
+type OpenAttempt<T> = BoxFuture<'static, Result<T, Error>>;
 
 /// See the module documentation.
 pub(super) struct Lazy<T: Openable> {
-    open: Box<dyn Fn() -> Attempt<T> + Send + Sync>,
+    open: Box<dyn Fn() -> OpenAttempt<T> + Send + Sync>,
     /// Whether this failure of a first attempt would happen again on every attempt.
     is_final: fn(&Error) -> bool,
     /// Shared with the current attempt.
@@ -71,7 +71,7 @@ struct LazyState<T: Openable> {
 enum LazySlot<T: Openable> {
     Idle,
     /// The reference is dead if no caller waits for the attempt.
-    Opening(WeakShared<Attempt<T>>),
+    Opening(WeakShared<OpenAttempt<T>>),
     Open(T),
     Failed {
         error: Error,
@@ -80,7 +80,7 @@ enum LazySlot<T: Openable> {
 }
 
 impl<T: Openable> Lazy<T> {
-    pub(super) fn new(open: impl Fn() -> Attempt<T> + Send + Sync + 'static, is_final: fn(&Error) -> bool) -> Self {
+    pub(super) fn new(open: impl Fn() -> OpenAttempt<T> + Send + Sync + 'static, is_final: fn(&Error) -> bool) -> Self {
         let state = LazyState { slot: LazySlot::Idle, was_open: false };
         Self { open: Box::new(open), is_final, state: Arc::new(Mutex::new(state)) }
     }
@@ -94,28 +94,28 @@ impl<T: Openable> Lazy<T> {
                 LazySlot::Failed { error, is_final: true } => return Err(error.clone()),
                 LazySlot::Opening(attempt) => match attempt.upgrade() {
                     Some(attempt) => attempt,
-                    None => self.begin(&mut state),
+                    None => self.start_attempt(&mut state),
                 },
-                LazySlot::Idle | LazySlot::Open(_) | LazySlot::Failed { .. } => self.begin(&mut state),
+                LazySlot::Idle | LazySlot::Open(_) | LazySlot::Failed { .. } => self.start_attempt(&mut state),
             }
         };
         attempt.await
     }
 
     /// The current state. Does not open anything.
-    pub(super) fn status(&self) -> Status {
+    pub(super) fn status(&self) -> EnvironmentState {
         match &lock(&self.state).slot {
-            LazySlot::Idle | LazySlot::Opening(_) => Status::Pending,
-            LazySlot::Failed { error, .. } => Status::Disconnected { error: error.clone() },
+            LazySlot::Idle | LazySlot::Opening(_) => EnvironmentState::Pending,
+            LazySlot::Failed { error, .. } => EnvironmentState::Disconnected { error: error.clone() },
             LazySlot::Open(thing) => match thing.health() {
-                Health::Usable => Status::Ready,
-                Health::Reconnecting => Status::Pending,
-                Health::Lost(error) => Status::Disconnected { error },
+                Health::Usable => EnvironmentState::Ready,
+                Health::Reconnecting => EnvironmentState::Pending,
+                Health::Lost(error) => EnvironmentState::Disconnected { error },
             },
         }
     }
 
-    fn begin(&self, state: &mut LazyState<T>) -> Shared<Attempt<T>> {
+    fn start_attempt(&self, state: &mut LazyState<T>) -> Shared<OpenAttempt<T>> {
         let (opening, is_final, shared) = ((self.open)(), self.is_final, Arc::clone(&self.state));
         let attempt = async move {
             let result = opening.await;
@@ -127,7 +127,7 @@ impl<T: Openable> Lazy<T> {
             state.was_open |= result.is_ok();
             result
         };
-        let attempt: Shared<Attempt<T>> = (Box::pin(attempt) as Attempt<T>).shared();
+        let attempt: Shared<OpenAttempt<T>> = (Box::pin(attempt) as OpenAttempt<T>).shared();
         // Cannot be `None` here: the new attempt is not finished.
         state.slot = attempt.downgrade().map_or(LazySlot::Idle, LazySlot::Opening);
         attempt
@@ -172,7 +172,7 @@ mod tests {
 
     fn lazy(server: &Arc<FakeServer>, gate: &Arc<Semaphore>, is_final: bool) -> Lazy<FakeConnection> {
         let (server, gate) = (Arc::clone(server), Arc::clone(gate));
-        let open = move || -> Attempt<FakeConnection> {
+        let open = move || -> OpenAttempt<FakeConnection> {
             let (server, gate) = (Arc::clone(&server), Arc::clone(&gate));
             let number = server.attempts.fetch_add(1, Ordering::SeqCst) + 1;
             Box::pin(async move {
@@ -193,18 +193,18 @@ mod tests {
     #[tokio::test]
     async fn initial_connection_is_shared_by_all_waiters() {
         let (server, gate, lazy) = set_up(0, false);
-        assert!(matches!(lazy.status(), Status::Pending));
+        assert!(matches!(lazy.status(), EnvironmentState::Pending));
         assert_eq!(server.attempts.load(Ordering::SeqCst), 0, "asking for the status starts nothing");
         let (mut first, mut second) = (Box::pin(lazy.get()), Box::pin(lazy.get()));
         assert!((&mut first).now_or_never().is_none());
         assert!((&mut second).now_or_never().is_none());
-        assert!(matches!(lazy.status(), Status::Pending));
+        assert!(matches!(lazy.status(), EnvironmentState::Pending));
         // The caller that began the attempt is dropped. The other one still gets the result.
         drop(first);
         gate.add_permits(1);
         assert_eq!(second.await.unwrap().0, 1);
         assert_eq!(lazy.get().await.unwrap().0, 1);
-        assert!(matches!(lazy.status(), Status::Ready));
+        assert!(matches!(lazy.status(), EnvironmentState::Ready));
     }
 
     #[tokio::test]
@@ -221,7 +221,7 @@ mod tests {
         let (server, _gate, lazy) = set_up(8, false);
         server.is_down.store(true, Ordering::SeqCst);
         assert!(lazy.get().await.is_err());
-        assert!(matches!(lazy.status(), Status::Disconnected { .. }));
+        assert!(matches!(lazy.status(), EnvironmentState::Disconnected { .. }));
         server.is_down.store(false, Ordering::SeqCst);
         assert_eq!(lazy.get().await.unwrap().0, 2);
     }
@@ -241,12 +241,12 @@ mod tests {
         let (server, _gate, lazy) = set_up(8, true);
         assert_eq!(lazy.get().await.unwrap().0, 1);
         server.lost.store(true, Ordering::SeqCst);
-        assert!(matches!(lazy.status(), Status::Disconnected { .. }));
+        assert!(matches!(lazy.status(), EnvironmentState::Disconnected { .. }));
         server.is_down.store(true, Ordering::SeqCst);
         assert!(lazy.get().await.is_err());
         server.is_down.store(false, Ordering::SeqCst);
         server.lost.store(false, Ordering::SeqCst);
         assert_eq!(lazy.get().await.unwrap().0, 3);
-        assert!(matches!(lazy.status(), Status::Ready));
+        assert!(matches!(lazy.status(), EnvironmentState::Ready));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, fs, path::Path, time::Duration};
 
-use super::{Choice, Environment, Environments, Status, asked_by, config_file};
+use super::{Choice, Environment, EnvironmentState, Environments, config_file, value_of_variables};
 use crate::{ErrorKind, transport::Token};
 
 const FILE: &str = "/conf/environments.toml";
@@ -20,14 +20,14 @@ fn shown(choice: &Choice) -> String {
     }
 }
 
-fn pick(file: &Environments, asked: Option<&str>) -> String {
-    file.pick(asked).map_or_else(|error| format!("error: {error}"), |choice| shown(&choice))
+fn pick(file: &Environments, requested: Option<&str>) -> String {
+    file.pick(requested).map_or_else(|error| format!("error: {error}"), |choice| shown(&choice))
 }
 
 #[test]
 fn default_provider_follows_the_url_rules() {
     let empty = Environments::empty(FILE);
-    for (asked, expected) in [
+    for (requested, expected) in [
         (None, "local"),
         (Some(""), "local"),
         (Some(" \t"), "local"),
@@ -40,7 +40,7 @@ fn default_provider_follows_the_url_rules() {
         (Some("ssh://me@build"), "remote at ssh://me@build"),
         (Some("stdio:exec-server serve --listen stdio"), "remote at stdio:exec-server"),
     ] {
-        assert_eq!(pick(&empty, asked), expected, "{asked:?}");
+        assert_eq!(pick(&empty, requested), expected, "{requested:?}");
     }
     let error = pick(&empty, Some("build"));
     assert!(error.contains("no environment is named `build`: use one of `local`"), "{error}");
@@ -52,9 +52,9 @@ fn default_provider_follows_the_url_rules() {
 #[test]
 fn a_fingerprint_differs_with_whatever_leads_elsewhere_or_to_somebody_else() {
     let other = Token::new("other").unwrap();
-    let print = |asked: &str, token| match Choice::without_file(asked).unwrap().unwrap() {
+    let print = |requested: &str, token| match Choice::without_file(requested).unwrap().unwrap() {
         Choice::Remote(spec) => spec.fingerprint(token),
-        Choice::None | Choice::Local => panic!("{asked} is a URL"),
+        Choice::None | Choice::Local => panic!("{requested} is a URL"),
     };
     let all = [
         print("ws://a:1/", None),
@@ -82,14 +82,14 @@ fn environment_manager_finds_names_and_the_default_of_the_file() {
                 [[environments]]\nid = 'box'\nprogram = 'docker'\nargs = ['exec']\n";
     let file = parse(text).unwrap();
     assert_eq!(file.names(), ["local", "build", "box"]);
-    for (asked, expected) in [
+    for (requested, expected) in [
         (None, "box at stdio:docker"),
         (Some("build"), "build at ws://build:1/"),
         (Some("local"), "local"),
         (Some("none"), "none"),
         (Some("ws://other:2"), "remote at ws://other:2/"),
     ] {
-        assert_eq!(pick(&file, asked), expected, "{asked:?}");
+        assert_eq!(pick(&file, requested), expected, "{requested:?}");
     }
     // Names are case-sensitive.
     assert!(pick(&file, Some("Build")).starts_with("error: "));
@@ -204,13 +204,13 @@ fn a_missing_file_is_an_empty_one_and_an_unreadable_one_is_not() {
 
 #[test]
 fn the_first_variable_that_says_something_counts() {
-    let asked = |ours: Option<&str>, theirs: Option<&str>| {
+    let value_with = |ours: Option<&str>, theirs: Option<&str>| {
         let lookup = |name: &str| match name {
             "EXEC_SERVER_URL" => ours.map(OsString::from),
             "CODEX_EXEC_SERVER_URL" => theirs.map(OsString::from),
             other => panic!("{other} is none of our variables"),
         };
-        asked_by(lookup).unwrap()
+        value_of_variables(lookup).unwrap()
     };
     for (ours, theirs, expected) in [
         (None, None, None),
@@ -220,10 +220,10 @@ fn the_first_variable_that_says_something_counts() {
         (None, Some("none"), Some("none")),
         (Some("local"), Some("ws://b:1"), Some("local")),
     ] {
-        assert_eq!(asked(ours, theirs).as_deref(), expected, "{ours:?} {theirs:?}");
+        assert_eq!(value_with(ours, theirs).as_deref(), expected, "{ours:?} {theirs:?}");
     }
     let bytes = std::os::unix::ffi::OsStringExt::from_vec(vec![0xff]);
-    let error = asked_by(|_| Some(OsString::clone(&bytes))).unwrap_err();
+    let error = value_of_variables(|_| Some(OsString::clone(&bytes))).unwrap_err();
     assert!(error.to_string().contains("`EXEC_SERVER_URL` is not UTF-8"), "{error}");
 }
 
@@ -259,14 +259,14 @@ async fn terminal_stdio_startup_failure_is_remembered() {
         fs::write(&starts, "").unwrap();
         let environment = environment(&way);
         assert_eq!((environment.id(), environment.is_remote()), ("a", true));
-        assert!(matches!(environment.status(), Status::Pending));
+        assert!(matches!(environment.status(), EnvironmentState::Pending));
         let first = environment.backend().await.map(drop).unwrap_err();
         assert_eq!(first.kind(), ErrorKind::Spawn, "{first}");
         assert!(first.to_string().contains("no such box"), "{first}");
         let second = environment.backend().await.map(drop).unwrap_err();
         assert_eq!(second.to_string(), first.to_string());
         assert_eq!(fs::read_to_string(&starts).unwrap(), "x\n");
-        assert!(matches!(environment.status(), Status::Disconnected { .. }));
+        assert!(matches!(environment.status(), EnvironmentState::Disconnected { .. }));
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use toml::{Table, Value};
 
-use super::{EnvironmentError, Fault};
+use super::{EnvironmentError, KeyFault};
 
 /// The longest timeout that a file can set: one day. A larger value is a mistake.
 const TIMEOUT_MAX_S: f64 = 86_400.0;
@@ -23,17 +23,17 @@ pub(super) struct TomlTable<'a> {
 }
 
 impl<'a> TomlTable<'a> {
-    pub(super) fn fault(&self, key: &str, fault: Fault) -> EnvironmentError {
+    pub(super) fn fault(&self, key: &str, fault: KeyFault) -> EnvironmentError {
         let (path, environment) = (self.path.to_owned(), self.environment.clone());
         EnvironmentError::Key { path, environment, key: key.to_owned(), fault }
     }
 
-    pub(super) fn known(&self, known: &[&str]) -> Result<(), EnvironmentError> {
+    pub(super) fn check_known(&self, known: &[&str]) -> Result<(), EnvironmentError> {
         match self.table.keys().find(|key| !known.contains(&key.as_str())) {
             None => Ok(()),
             Some(key) => {
                 let known = known.iter().map(|key| (*key).to_owned()).collect();
-                Err(self.fault(key, Fault::UnknownKey { known }))
+                Err(self.fault(key, KeyFault::UnknownKey { known }))
             }
         }
     }
@@ -46,7 +46,7 @@ impl<'a> TomlTable<'a> {
     ) -> Result<Option<T>, EnvironmentError> {
         match self.table.get(key) {
             None => Ok(None),
-            Some(value) => read(value).map(Some).ok_or_else(|| self.fault(key, Fault::Type { expected })),
+            Some(value) => read(value).map(Some).ok_or_else(|| self.fault(key, KeyFault::Type { expected })),
         }
     }
 
@@ -84,19 +84,19 @@ impl<'a> TomlTable<'a> {
     /// A path. A relative one starts from the directory of the file.
     pub(super) fn file(&self, key: &str) -> Result<Option<PathBuf>, EnvironmentError> {
         let read = |value: &'a Value| plain(value).filter(|path| !path.is_empty());
-        Ok(self.get(key, "a path in quotes", read)?.map(|path| self.beside(path)))
+        Ok(self.get(key, "a path in quotes", read)?.map(|path| self.resolve(path)))
     }
 
     /// A program: a plain name is looked up in `PATH`, and a path is resolved like other paths.
     pub(super) fn program(&self, program: &str) -> Result<PathBuf, EnvironmentError> {
         match program {
-            "" => Err(self.fault("program", Fault::Type { expected: "the name or the path of a program" })),
-            path if path.contains('/') => Ok(self.beside(path)),
+            "" => Err(self.fault("program", KeyFault::Type { expected: "the name or the path of a program" })),
+            path if path.contains('/') => Ok(self.resolve(path)),
             name => Ok(name.into()),
         }
     }
 
-    fn beside(&self, path: &str) -> PathBuf {
+    fn resolve(&self, path: &str) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(path)
     }
 

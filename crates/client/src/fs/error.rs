@@ -12,21 +12,21 @@ use exec_server_protocol::failure;
 /// Why a file operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{operation} `{}`: {reason}", path.display())]
-pub struct Error {
+pub struct FileError {
     /// The operation, such as `read`.
     pub operation: &'static str,
     /// The path on which the operation was attempted.
     pub path: PathBuf,
     /// The kind of the error, to branch on.
-    pub kind: ErrorKind,
+    pub kind: FileErrorKind,
     /// The message of the system or of the server.
     pub reason: String,
 }
 
-/// The kind of an [`Error`].
+/// The kind of a [`FileError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum ErrorKind {
+pub enum FileErrorKind {
     /// The file does not exist.
     NotFound,
     /// The system denies the operation.
@@ -67,26 +67,26 @@ pub enum ErrorKind {
     Other,
 }
 
-impl Error {
-    pub(crate) fn new(operation: &'static str, path: &Path, kind: ErrorKind, reason: impl Into<String>) -> Self {
+impl FileError {
+    pub(crate) fn new(operation: &'static str, path: &Path, kind: FileErrorKind, reason: impl Into<String>) -> Self {
         Self { operation, path: path.to_owned(), kind, reason: reason.into() }
     }
 
     /// Converts the error of a call to a server.
     pub(crate) fn of_call(operation: &'static str, path: &Path, error: &crate::Error) -> Self {
         let kind = match error {
-            crate::Error::Server { kind: Some(kind), .. } => of_word(*kind),
-            crate::Error::Server { code: failure::NOT_FOUND, .. } => ErrorKind::NotFound,
+            crate::Error::Server { kind: Some(kind), .. } => of_server_kind(*kind),
+            crate::Error::Server { code: failure::NOT_FOUND, .. } => FileErrorKind::NotFound,
             crate::Error::Server { code: failure::INVALID_REQUEST | failure::INVALID_PARAMS, .. } => {
-                ErrorKind::InvalidInput
+                FileErrorKind::InvalidInput
             }
-            crate::Error::Server { code: failure::METHOD_NOT_FOUND, .. } => ErrorKind::Unsupported,
-            crate::Error::Server { .. } => ErrorKind::Other,
-            crate::Error::Decode { .. } | crate::Error::Protocol(_) => ErrorKind::InvalidData,
-            _ => ErrorKind::Disconnected,
+            crate::Error::Server { code: failure::METHOD_NOT_FOUND, .. } => FileErrorKind::Unsupported,
+            crate::Error::Server { .. } => FileErrorKind::Other,
+            crate::Error::Decode { .. } | crate::Error::Protocol(_) => FileErrorKind::InvalidData,
+            _ => FileErrorKind::Disconnected,
         };
         let reason = match error {
-            crate::Error::Server { message, .. } => once(message, path).to_owned(),
+            crate::Error::Server { message, .. } => without_prefix(message, path).to_owned(),
             _ => error.to_string(),
         };
         Self::new(operation, path, kind, reason)
@@ -94,7 +94,7 @@ impl Error {
 }
 
 /// Removes the operation and the path from the start of a server's message, because the error displays both itself.
-fn once<'a>(text: &'a str, path: &Path) -> &'a str {
+fn without_prefix<'a>(text: &'a str, path: &Path) -> &'a str {
     match text.split_once(&format!("`{}`: ", path.display())) {
         Some((tried, reason)) if tried.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b' ') => reason,
         _ => text,
@@ -102,46 +102,50 @@ fn once<'a>(text: &'a str, path: &Path) -> &'a str {
 }
 
 /// Converts the server's failure kind.
-fn of_word(word: failure::Kind) -> ErrorKind {
+fn of_server_kind(word: failure::Kind) -> FileErrorKind {
     use failure::Kind;
     match word {
-        Kind::NotFound => ErrorKind::NotFound,
-        Kind::UnknownHandle => ErrorKind::Closed,
-        Kind::PermissionDenied | Kind::Forbidden => ErrorKind::PermissionDenied,
-        Kind::InvalidInput | Kind::NotRegularFile | Kind::RelativePath | Kind::InvalidUri => ErrorKind::InvalidInput,
-        Kind::InvalidPattern => ErrorKind::InvalidPattern,
-        Kind::SymlinkRefused => ErrorKind::Symlink,
-        Kind::FileTooLarge => ErrorKind::TooLarge,
-        Kind::EtagMismatch => ErrorKind::Changed,
-        Kind::DraftBusy => ErrorKind::Busy,
-        Kind::AlreadyExists => ErrorKind::AlreadyExists,
-        Kind::IsADirectory => ErrorKind::IsADirectory,
-        Kind::NotADirectory => ErrorKind::NotADirectory,
-        Kind::DirectoryNotEmpty => ErrorKind::NotEmpty,
-        Kind::StorageFull => ErrorKind::Full,
-        Kind::Unsupported => ErrorKind::Unsupported,
-        _ if word.as_str() == "sandboxDenied" => ErrorKind::SandboxDenied,
-        _ => ErrorKind::Other,
+        Kind::NotFound => FileErrorKind::NotFound,
+        Kind::UnknownHandle => FileErrorKind::Closed,
+        Kind::PermissionDenied | Kind::Forbidden => FileErrorKind::PermissionDenied,
+        Kind::InvalidInput | Kind::NotRegularFile | Kind::RelativePath | Kind::InvalidUri => {
+            FileErrorKind::InvalidInput
+        }
+        Kind::InvalidPattern => FileErrorKind::InvalidPattern,
+        Kind::SymlinkRefused => FileErrorKind::Symlink,
+        Kind::FileTooLarge => FileErrorKind::TooLarge,
+        Kind::EtagMismatch => FileErrorKind::Changed,
+        Kind::DraftBusy => FileErrorKind::Busy,
+        Kind::AlreadyExists => FileErrorKind::AlreadyExists,
+        Kind::IsADirectory => FileErrorKind::IsADirectory,
+        Kind::NotADirectory => FileErrorKind::NotADirectory,
+        Kind::DirectoryNotEmpty => FileErrorKind::NotEmpty,
+        Kind::StorageFull => FileErrorKind::Full,
+        Kind::Unsupported => FileErrorKind::Unsupported,
+        _ if word.as_str() == "sandboxDenied" => FileErrorKind::SandboxDenied,
+        _ => FileErrorKind::Other,
     }
 }
 
-impl From<Error> for io::Error {
-    fn from(error: Error) -> Self {
+impl From<FileError> for io::Error {
+    fn from(error: FileError) -> Self {
         let kind = match error.kind {
-            ErrorKind::NotFound => io::ErrorKind::NotFound,
-            ErrorKind::PermissionDenied | ErrorKind::SandboxDenied => io::ErrorKind::PermissionDenied,
-            ErrorKind::InvalidInput | ErrorKind::InvalidPattern | ErrorKind::Symlink => io::ErrorKind::InvalidInput,
-            ErrorKind::AlreadyExists => io::ErrorKind::AlreadyExists,
-            ErrorKind::IsADirectory => io::ErrorKind::IsADirectory,
-            ErrorKind::NotADirectory => io::ErrorKind::NotADirectory,
-            ErrorKind::NotEmpty => io::ErrorKind::DirectoryNotEmpty,
-            ErrorKind::TooLarge => io::ErrorKind::FileTooLarge,
-            ErrorKind::Busy => io::ErrorKind::ResourceBusy,
-            ErrorKind::Full => io::ErrorKind::StorageFull,
-            ErrorKind::Unsupported => io::ErrorKind::Unsupported,
-            ErrorKind::Disconnected => io::ErrorKind::BrokenPipe,
-            ErrorKind::InvalidData => io::ErrorKind::InvalidData,
-            ErrorKind::Changed | ErrorKind::Closed | ErrorKind::Other => io::ErrorKind::Other,
+            FileErrorKind::NotFound => io::ErrorKind::NotFound,
+            FileErrorKind::PermissionDenied | FileErrorKind::SandboxDenied => io::ErrorKind::PermissionDenied,
+            FileErrorKind::InvalidInput | FileErrorKind::InvalidPattern | FileErrorKind::Symlink => {
+                io::ErrorKind::InvalidInput
+            }
+            FileErrorKind::AlreadyExists => io::ErrorKind::AlreadyExists,
+            FileErrorKind::IsADirectory => io::ErrorKind::IsADirectory,
+            FileErrorKind::NotADirectory => io::ErrorKind::NotADirectory,
+            FileErrorKind::NotEmpty => io::ErrorKind::DirectoryNotEmpty,
+            FileErrorKind::TooLarge => io::ErrorKind::FileTooLarge,
+            FileErrorKind::Busy => io::ErrorKind::ResourceBusy,
+            FileErrorKind::Full => io::ErrorKind::StorageFull,
+            FileErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            FileErrorKind::Disconnected => io::ErrorKind::BrokenPipe,
+            FileErrorKind::InvalidData => io::ErrorKind::InvalidData,
+            FileErrorKind::Changed | FileErrorKind::Closed | FileErrorKind::Other => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }
@@ -162,8 +166,8 @@ mod tests {
             },
         ];
         for error in gone {
-            let error = Error::of_call("read", Path::new("/x"), &error);
-            assert_eq!(error.kind, ErrorKind::Disconnected);
+            let error = FileError::of_call("read", Path::new("/x"), &error);
+            assert_eq!(error.kind, FileErrorKind::Disconnected);
             assert_eq!(io::Error::from(error).kind(), io::ErrorKind::BrokenPipe);
         }
     }
@@ -172,7 +176,7 @@ mod tests {
     fn operation_and_path_are_said_once() {
         let shown = |message: &str| {
             let error = crate::Error::Server { code: failure::NOT_FOUND, kind: None, message: message.to_owned() };
-            Error::of_call("open", Path::new("/a b"), &error).to_string()
+            FileError::of_call("open", Path::new("/a b"), &error).to_string()
         };
         assert_eq!(shown("open `/a b`: no such file"), "open `/a b`: no such file");
         assert_eq!(shown("look at `/a b`: no such file"), "open `/a b`: no such file");

@@ -16,12 +16,12 @@ use exec_server_rpc::pool::Buffer;
 use tokio::{sync::oneshot, task};
 
 use super::{
-    Block, CommitOptions, CreateOptions, DirectoryEntry, Entry, EntryKind, Error, ErrorKind, FileSystem, Links,
-    Metadata, Moment, Page, ReadAt, Walk, WalkKind, WalkOptions, WriteAt, WriteOptions, Written,
+    Block, CommitOptions, CreateOptions, DirectoryEntry, EntryKind, FileError, FileErrorKind, FileSystem, Links,
+    ListEntry, ListPage, Metadata, Moment, ReadAt, Walk, WalkKind, WalkOptions, WriteAt, WriteOptions, Written,
 };
 use crate::transport::BoxFuture;
 
-/// The name of this machine as a place.
+/// The name of this machine; see [`FileSystem::machine`].
 const NAME: &str = "local";
 
 /// The advice in the error for a file that became too large while it was read.
@@ -29,11 +29,11 @@ const ADVICE: &str = "read it in blocks";
 
 /// The file system of this machine.
 #[derive(Debug, Clone, Default)]
-pub struct Local {
+pub struct LocalFiles {
     view: Arc<View>,
 }
 
-impl Local {
+impl LocalFiles {
     /// Creates access to all files that this program itself can access.
     #[must_use]
     pub fn new() -> Self {
@@ -46,13 +46,13 @@ impl Local {
         operation: &'static str,
         path: &'a Path,
         work: impl FnOnce(&View, &Path, &Cancel) -> Result<T, files::Error> + Send + 'static,
-    ) -> BoxFuture<'a, Result<T, Error>> {
+    ) -> BoxFuture<'a, Result<T, FileError>> {
         if !path.is_absolute() {
-            let error = Error::new(operation, path, ErrorKind::InvalidInput, "the path is not absolute");
+            let error = FileError::new(operation, path, FileErrorKind::InvalidInput, "the path is not absolute");
             return Box::pin(std::future::ready(Err(error)));
         }
-        let (view, place) = (Arc::clone(&self.view), path.to_owned());
-        Box::pin(blocking(operation, path.to_owned(), move |cancel| work(&view, &place, cancel)))
+        let (view, owned_path) = (Arc::clone(&self.view), path.to_owned());
+        Box::pin(blocking(operation, path.to_owned(), move |cancel| work(&view, &owned_path, cancel)))
     }
 }
 
@@ -61,14 +61,14 @@ async fn blocking<T: Send + 'static>(
     operation: &'static str,
     path: PathBuf,
     work: impl FnOnce(&Cancel) -> Result<T, files::Error> + Send + 'static,
-) -> Result<T, Error> {
+) -> Result<T, FileError> {
     let cancel = Cancel::new();
     let guard = CancelOnDrop(cancel.clone());
     let done = task::spawn_blocking(move || work(&cancel)).await;
     drop(guard);
     match done {
         Ok(done) => done.map_err(|error| of_files(operation, &error)),
-        Err(error) => Err(Error::new(operation, &path, ErrorKind::Other, error.to_string())),
+        Err(error) => Err(FileError::new(operation, &path, FileErrorKind::Other, error.to_string())),
     }
 }
 
@@ -81,12 +81,12 @@ impl Drop for CancelOnDrop {
     }
 }
 
-impl FileSystem for Local {
-    fn place(&self) -> String {
+impl FileSystem for LocalFiles {
+    fn machine(&self) -> String {
         NAME.to_owned()
     }
 
-    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, Error>> {
+    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
         self.run("read", path, move |view, path, cancel| {
             let file = files::open(view, path, of_links(links))?;
             let content = file.read(files::Part::ALL, u64::MAX - 1, ADVICE, cancel)?;
@@ -94,7 +94,7 @@ impl FileSystem for Local {
         })
     }
 
-    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, Error>> {
+    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
         self.run("read", path, move |view, path, cancel| {
             let file = files::open(view, path, of_links(links))?;
             let content = file.read(files::Part::ALL, most, ADVICE, cancel)?;
@@ -107,16 +107,16 @@ impl FileSystem for Local {
         path: &'a Path,
         bytes: Bytes,
         options: WriteOptions,
-    ) -> BoxFuture<'a, Result<Written, Error>> {
+    ) -> BoxFuture<'a, Result<Written, FileError>> {
         self.run("write", path, move |view, path, cancel| {
-            let place = if options.append { files::Place::End } else { files::Place::Whole };
+            let position = if options.append { files::Place::End } else { files::Place::Whole };
             let finish = files::Finish {
                 if_match: options.if_match,
                 fsync: options.sync,
                 mode: options.mode,
                 modified: options.modified.map(to_moment),
             };
-            let written = files::write(view, path, of_links(options.links), (place, &bytes), (&finish, cancel))?;
+            let written = files::write(view, path, of_links(options.links), (position, &bytes), (&finish, cancel))?;
             Ok(Written { atomic: written.atomic, etag: Some(written.etag) })
         })
     }
@@ -127,13 +127,13 @@ impl FileSystem for Local {
         recursive: bool,
         links: Links,
         mode: Option<u32>,
-    ) -> BoxFuture<'a, Result<(), Error>> {
+    ) -> BoxFuture<'a, Result<(), FileError>> {
         self.run("make directory", path, move |view, path, _| {
             files::create_directory(view, path, of_links(links), (recursive, mode))
         })
     }
 
-    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, Error>> {
+    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, FileError>> {
         self.run("look at", path, move |view, path, _| {
             let found = files::metadata(view, path, of_links(links), links == Links::Itself)?;
             Ok(Metadata {
@@ -150,11 +150,11 @@ impl FileSystem for Local {
         })
     }
 
-    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, Error>> {
+    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, FileError>> {
         self.run("resolve", path, files::canonicalize)
     }
 
-    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, Error>> {
+    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, FileError>> {
         self.run("list", path, move |view, path, cancel| {
             let most = limits::DIRECTORY_ENTRIES;
             let entries = files::read_directory(view, path, files::Links::Follow, most, cancel)?.into_iter();
@@ -167,11 +167,16 @@ impl FileSystem for Local {
         })
     }
 
-    fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> BoxFuture<'a, Result<Page, Error>> {
+    fn list<'a>(
+        &'a self,
+        path: &'a Path,
+        after: Option<OsString>,
+        links: Links,
+    ) -> BoxFuture<'a, Result<ListPage, FileError>> {
         self.run("list", path, move |view, path, cancel| {
             let range = (after.as_deref(), limits::DIRECTORY_ENTRIES);
             let (details, more) = files::read_details(view, path, of_links(links), range, cancel)?;
-            let entry = |detail: files::Detail| Entry {
+            let entry = |detail: files::Detail| ListEntry {
                 name: detail.entry.name,
                 kind: of_type(detail.stat.kind),
                 size: detail.stat.size,
@@ -180,18 +185,19 @@ impl FileSystem for Local {
                 target: detail.link_target.map(OsString::from_vec),
                 owner: None,
             };
-            Ok(Page { entries: details.into_iter().map(entry).collect(), more })
+            Ok(ListPage { entries: details.into_iter().map(entry).collect(), more })
         })
     }
 
-    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, Error>> {
+    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, FileError>> {
         let range = 1..=limits::WALK_DIRECTORIES;
         let entries = 1..=limits::DIRECTORY_ENTRIES as u64;
         let is_bounded = options.max_depth <= limits::WALK_DEPTH
             && range.contains(&options.max_directories)
             && entries.contains(&options.max_entries);
         if !is_bounded {
-            let error = Error::new("walk", path, ErrorKind::InvalidInput, "its bounds are beyond those of a walk");
+            let error =
+                FileError::new("walk", path, FileErrorKind::InvalidInput, "its bounds are beyond those of a walk");
             return Box::pin(std::future::ready(Err(error)));
         }
         self.run("walk", path, move |view, path, cancel| {
@@ -223,18 +229,18 @@ impl FileSystem for Local {
         recursive: bool,
         force: bool,
         links: Links,
-    ) -> BoxFuture<'a, Result<(), Error>> {
+    ) -> BoxFuture<'a, Result<(), FileError>> {
         self.run("remove", path, move |view, path, cancel| {
             files::remove(view, path, of_links(links), (recursive, force), cancel)
         })
     }
 
-    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), Error>> {
+    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), FileError>> {
         let target = target.to_owned();
         self.run("copy", source, move |view, source, cancel| files::copy(view, source, &target, recursive, cancel))
     }
 
-    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), Error>> {
+    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), FileError>> {
         self.run("link", path, move |view, path, _| {
             files::create_symlink(view, path, of_links(links), target.as_bytes(), true)
         })
@@ -246,20 +252,20 @@ impl FileSystem for Local {
         links: Links,
         mode: Option<u32>,
         modified: Option<Moment>,
-    ) -> BoxFuture<'a, Result<(), Error>> {
+    ) -> BoxFuture<'a, Result<(), FileError>> {
         self.run("change", path, move |view, path, _| {
             let changes = (mode, modified.map(to_moment));
             files::set_metadata(view, path, of_links(links), links == Links::Itself, changes)
         })
     }
 
-    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<(), Error>> {
+    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<(), FileError>> {
         self.run("clear up in", path, move |view, path, cancel| {
             files::sweep(view, path, of_links(links), cancel).map(|_| ())
         })
     }
 
-    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>> {
+    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, FileError>> {
         self.run("open", path, move |view, path, _| {
             let file = files::open(view, path, of_links(links))?;
             let etag = file.etag()?;
@@ -267,7 +273,11 @@ impl FileSystem for Local {
         })
     }
 
-    fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>> {
+    fn create<'a>(
+        &'a self,
+        path: &'a Path,
+        options: CreateOptions,
+    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, FileError>> {
         self.run("create", path, move |view, path, _| {
             let draft = files::Draft::create(view, path, of_links(options.links), options.keep.as_deref())?;
             let found = draft.size()?;
@@ -293,7 +303,7 @@ impl ReadAt for LocalFile {
         Some(&self.etag)
     }
 
-    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>> {
+    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, FileError>> {
         let file = Arc::clone(&self.file);
         let block = |mut bytes: Buffer, block: files::Block| {
             bytes.fill(block.len);
@@ -331,7 +341,7 @@ impl WriteAt for LocalDraft {
         self.found
     }
 
-    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>> {
+    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), FileError>> {
         let draft = Arc::clone(&self.draft);
         Box::pin(async move {
             let (done_tx, done_rx) = oneshot::channel();
@@ -342,12 +352,12 @@ impl WriteAt for LocalDraft {
             }
             match done_rx.await {
                 Ok(written) => written.map_err(|error| of_files("write", &error)),
-                Err(error) => Err(Error::new("write", &self.path, ErrorKind::Other, error.to_string())),
+                Err(error) => Err(FileError::new("write", &self.path, FileErrorKind::Other, error.to_string())),
             }
         })
     }
 
-    fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, Error>> {
+    fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, FileError>> {
         Box::pin(blocking("complete", self.path.clone(), move |cancel| {
             let finish = files::Finish {
                 if_match: options.if_match,
@@ -360,7 +370,7 @@ impl WriteAt for LocalDraft {
         }))
     }
 
-    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>> {
+    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), FileError>> {
         Box::pin(blocking("give up", self.path.clone(), move |_| {
             lock(&self.draft).discard();
             Ok(())
@@ -397,22 +407,22 @@ fn to_moment(moment: Moment) -> files::Moment {
 }
 
 /// Converts an error of the file operations.
-fn of_files(operation: &'static str, error: &files::Error) -> Error {
+fn of_files(operation: &'static str, error: &files::Error) -> FileError {
     let kind = match error.kind() {
-        files::Kind::NotFound => ErrorKind::NotFound,
-        files::Kind::PermissionDenied | files::Kind::OutsideView => ErrorKind::PermissionDenied,
-        files::Kind::InvalidInput | files::Kind::NotRegular | files::Kind::TooMany => ErrorKind::InvalidInput,
-        files::Kind::Symlink => ErrorKind::Symlink,
-        files::Kind::TooLarge => ErrorKind::TooLarge,
-        files::Kind::EtagMismatch => ErrorKind::Changed,
-        files::Kind::Busy => ErrorKind::Busy,
-        files::Kind::AlreadyExists => ErrorKind::AlreadyExists,
-        files::Kind::IsADirectory => ErrorKind::IsADirectory,
-        files::Kind::NotADirectory => ErrorKind::NotADirectory,
-        files::Kind::DirectoryNotEmpty => ErrorKind::NotEmpty,
-        files::Kind::StorageFull => ErrorKind::Full,
-        files::Kind::Unsupported => ErrorKind::Unsupported,
-        files::Kind::Cancelled | files::Kind::Other => ErrorKind::Other,
+        files::Kind::NotFound => FileErrorKind::NotFound,
+        files::Kind::PermissionDenied | files::Kind::OutsideView => FileErrorKind::PermissionDenied,
+        files::Kind::InvalidInput | files::Kind::NotRegular | files::Kind::TooMany => FileErrorKind::InvalidInput,
+        files::Kind::Symlink => FileErrorKind::Symlink,
+        files::Kind::TooLarge => FileErrorKind::TooLarge,
+        files::Kind::EtagMismatch => FileErrorKind::Changed,
+        files::Kind::Busy => FileErrorKind::Busy,
+        files::Kind::AlreadyExists => FileErrorKind::AlreadyExists,
+        files::Kind::IsADirectory => FileErrorKind::IsADirectory,
+        files::Kind::NotADirectory => FileErrorKind::NotADirectory,
+        files::Kind::DirectoryNotEmpty => FileErrorKind::NotEmpty,
+        files::Kind::StorageFull => FileErrorKind::Full,
+        files::Kind::Unsupported => FileErrorKind::Unsupported,
+        files::Kind::Cancelled | files::Kind::Other => FileErrorKind::Other,
     };
-    Error::new(operation, &error.path, kind, error.trouble.to_string())
+    FileError::new(operation, &error.path, kind, error.trouble.to_string())
 }

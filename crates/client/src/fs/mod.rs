@@ -1,20 +1,20 @@
 //! File access on a server or on this machine, behind one trait.
 //!
-//! `Local` (with the feature `local`) works on this machine, with the same code that the server uses. [`Remote`] works on a server. Both
-//! take absolute native paths and return the same [`Error`]s. One call of [`FileSystem::read_file`] or [`FileSystem::write_file`] transfers
-//! a file of any size. Large files are sent in blocks, several at a time. For files that do not fit into memory, use [`ReadAt`] and
-//! [`WriteAt`], or [`read_stream`].
+//! `LocalFiles` (with the feature `local`) works on this machine, with the same code that the server uses. [`RemoteFiles`] works on a
+//! server. Both take absolute native paths and return the same [`FileError`]s. One call of [`FileSystem::read_file`] or
+//! [`FileSystem::write_file`] transfers a file of any size. Large files are sent in blocks, several at a time. For files that do not fit
+//! into memory, use [`ReadAt`] and [`WriteAt`], or [`read_stream`].
 //!
 //! ```no_run
 //! use std::path::Path;
-//! use exec_server_client::{Client, fs::{FileSystem, Links, Remote, WriteOptions}};
+//! use exec_server_client::{Client, fs::{FileSystem, Links, RemoteFiles, WriteOptions}};
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-//! let files = Remote::new(Client::connect("ssh://build-host").await?);
+//! let files = RemoteFiles::new(Client::connect("ssh://build-host").await?);
 //! let notes = Path::new("/srv/notes.txt");
 //! let before = files.metadata(notes, Links::Follow).await?;
 //! let text = files.read_file(notes, Links::Follow).await?;
-//! Write only if the file has not changed since.
+//! // Write only if the file has not changed since.
 //! let options = WriteOptions { if_match: before.etag, ..WriteOptions::default() };
 //! files.write_file(notes, [&text[..], b"more\n"].concat().into(), options).await?;
 //! # Ok(())
@@ -37,15 +37,15 @@ use std::{
 
 use bytes::Bytes;
 
-pub use error::{Error, ErrorKind};
+pub use error::{FileError, FileErrorKind};
 pub use exec_server_protocol::fs::{
     ChangeKind, Cut, EntryKind, GlobParams, Moment, Owner, ScanParams, ScanSummary, SearchParams, SearchSummary,
     WalkKind, WalkOptions, WatchEnd, WatchParams,
 };
 #[cfg(feature = "local")]
-pub use local::Local;
-pub use remote::Remote;
-pub use search::{Change, Changes, Found, Glob, Search, Watch};
+pub use local::LocalFiles;
+pub use remote::RemoteFiles;
+pub use search::{Change, Changes, Glob, Search, SearchLine, Watch};
 pub use stream::{read_all, read_stream, read_stream_from, write_all};
 
 use crate::transport::BoxFuture;
@@ -54,7 +54,7 @@ use crate::transport::BoxFuture;
 pub const BLOCK: usize = 256 * 1024;
 
 /// The number of blocks of one file in flight: together 4 MiB, enough for 500 Mbit/s at a latency of 60 ms.
-pub const BLOCKS_UNDER_WAY: usize = 16;
+pub const BLOCKS_IN_FLIGHT: usize = 16;
 
 /// How symbolic links are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -87,13 +87,13 @@ pub struct Metadata {
     pub etag: Option<String>,
     /// The target of the link, with [`Links::Itself`].
     pub link_target: Option<OsString>,
-    /// The owner, if it was requested with [`Remote::with_owners`].
+    /// The owner, if it was requested with [`RemoteFiles::with_owners`].
     pub owner: Option<Owner>,
 }
 
 /// One entry of a directory, with links not followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ListEntry {
     /// The name as the file system returned it. Check it before you use it as part of a path.
     pub name: OsString,
     /// The type of the entry itself.
@@ -106,15 +106,15 @@ pub struct Entry {
     pub modified: Moment,
     /// The target of a symbolic link.
     pub target: Option<OsString>,
-    /// The owner, if it was requested with [`Remote::with_owners`].
+    /// The owner, if it was requested with [`RemoteFiles::with_owners`].
     pub owner: Option<Owner>,
 }
 
 /// A part of a directory, ordered by the bytes of the names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Page {
+pub struct ListPage {
     /// The entries of this part.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ListEntry>,
     /// Whether more entries follow the last one.
     pub more: bool,
 }
@@ -207,13 +207,13 @@ pub struct Walk {
 /// File operations on one machine: this one, or that of a server.
 pub trait FileSystem: fmt::Debug + Send + Sync {
     /// The name of the machine, without a token: `local`, or the address of a server.
-    fn place(&self) -> String;
+    fn machine(&self) -> String;
 
     /// Reads a whole regular file.
-    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, Error>>;
+    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>>;
 
-    /// Reads a whole regular file of at most `most` bytes. A larger one fails with [`ErrorKind::TooLarge`].
-    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, Error>>;
+    /// Reads a whole regular file of at most `most` bytes. A larger one fails with [`FileErrorKind::TooLarge`].
+    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>>;
 
     /// Writes a whole file. No reader sees it half written, unless it has more than one hard link or is not a regular file.
     fn write_file<'a>(
@@ -221,7 +221,7 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         path: &'a Path,
         bytes: Bytes,
         options: WriteOptions,
-    ) -> BoxFuture<'a, Result<Written, Error>>;
+    ) -> BoxFuture<'a, Result<Written, FileError>>;
 
     /// Creates a directory. With `recursive`, creates its parents, too, and succeeds if the directory exists.
     fn create_directory<'a>(
@@ -230,22 +230,27 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         recursive: bool,
         links: Links,
         mode: Option<u32>,
-    ) -> BoxFuture<'a, Result<(), Error>>;
+    ) -> BoxFuture<'a, Result<(), FileError>>;
 
     /// Returns the metadata of a file.
-    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, Error>>;
+    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, FileError>>;
 
     /// Returns the path with all links resolved. The file must exist.
-    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, Error>>;
+    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, FileError>>;
 
     /// Lists a directory, with links followed.
-    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, Error>>;
+    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, FileError>>;
 
     /// Lists the entries of a directory whose names come after `after`, with links not followed. A large directory takes several calls.
-    fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> BoxFuture<'a, Result<Page, Error>>;
+    fn list<'a>(
+        &'a self,
+        path: &'a Path,
+        after: Option<OsString>,
+        links: Links,
+    ) -> BoxFuture<'a, Result<ListPage, FileError>>;
 
     /// Lists a tree, within limits.
-    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, Error>>;
+    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, FileError>>;
 
     /// Removes a file, a link or a directory. With `force`, succeeds if it does not exist.
     fn remove<'a>(
@@ -254,13 +259,13 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         recursive: bool,
         force: bool,
         links: Links,
-    ) -> BoxFuture<'a, Result<(), Error>>;
+    ) -> BoxFuture<'a, Result<(), FileError>>;
 
     /// Copies within this machine. Files keep their mode, links are copied as links, and directories require `recursive`.
-    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), Error>>;
+    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), FileError>>;
 
     /// Creates a symbolic link. Replaces an existing file or link.
-    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), Error>>;
+    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), FileError>>;
 
     /// Changes the mode and the time of modification. `None` leaves a value unchanged.
     fn set_metadata<'a>(
@@ -269,17 +274,21 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         links: Links,
         mode: Option<u32>,
         modified: Option<Moment>,
-    ) -> BoxFuture<'a, Result<(), Error>>;
+    ) -> BoxFuture<'a, Result<(), FileError>>;
 
     /// Removes hidden temporary files that killed writers left in a directory. Files that may still be in use stay, and so do kept parts. A
     /// server does this by itself when the same file is written again.
-    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<(), Error>>;
+    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<(), FileError>>;
 
     /// Opens a regular file to read it in blocks.
-    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>>;
+    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, FileError>>;
 
     /// Creates a file that is written in blocks. It is not visible before its commit.
-    fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>>;
+    fn create<'a>(
+        &'a self,
+        path: &'a Path,
+        options: CreateOptions,
+    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, FileError>>;
 }
 
 /// A file that is open for reading in blocks. It stays the same file even if its path is replaced. Dropping it closes the file.
@@ -291,11 +300,11 @@ pub trait ReadAt: Send + Sync {
     fn etag(&self) -> Option<&str>;
 
     /// Reads up to `len` bytes, at most one [`BLOCK`]. With `holes`, a hole is returned as its length instead of zeros.
-    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>>;
+    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, FileError>>;
 
     /// How many blocks to request before the first one has arrived.
     fn ahead(&self) -> usize {
-        BLOCKS_UNDER_WAY
+        BLOCKS_IN_FLIGHT
     }
 }
 
@@ -305,11 +314,11 @@ pub trait WriteAt: Send + Sync {
     fn found(&self) -> u64;
 
     /// Writes at most one [`BLOCK`]. A range between blocks that is not written becomes a hole.
-    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>>;
+    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), FileError>>;
 
     /// Completes the file: it appears under its name, with all of its content.
-    fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, Error>>;
+    fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, FileError>>;
 
     /// Discards the file, including what is kept under its key.
-    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>>;
+    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), FileError>>;
 }

@@ -23,8 +23,8 @@ use exec_server_protocol::{
 use serde_json::value::RawValue;
 
 use super::{
-    CommitOptions, CreateOptions, DirectoryEntry, Entry, EntryKind, Error, ErrorKind, FileSystem, Links, Metadata,
-    Moment, Page, ReadAt, Walk, WalkOptions, WriteAt, WriteOptions, Written, read_all,
+    CommitOptions, CreateOptions, DirectoryEntry, EntryKind, FileError, FileErrorKind, FileSystem, Links, ListEntry,
+    ListPage, Metadata, Moment, ReadAt, Walk, WalkOptions, WriteAt, WriteOptions, Written, read_all,
     remote_file::{RemoteDraft, RemoteFile, RemoteHandle},
     write_all,
 };
@@ -39,7 +39,7 @@ pub(super) const AGAIN_MAX: usize = 16;
 
 /// The file system of a server.
 #[derive(Clone)]
-pub struct Remote {
+pub struct RemoteFiles {
     client: Client,
     /// The sandbox for every call, in the form of the protocol.
     sandbox: Option<Arc<RawValue>>,
@@ -47,7 +47,7 @@ pub struct Remote {
     owners: bool,
 }
 
-impl Remote {
+impl RemoteFiles {
     /// Creates access to all files that the server itself can access.
     #[must_use]
     pub fn new(client: Client) -> Self {
@@ -55,7 +55,7 @@ impl Remote {
     }
 
     /// Returns the same file system inside a sandbox, given as PROTOCOL.md describes it. A denied operation fails with
-    /// [`ErrorKind::SandboxDenied`].
+    /// [`FileErrorKind::SandboxDenied`].
     #[must_use]
     pub fn sandboxed(&self, sandbox: Box<RawValue>) -> Self {
         Self { client: self.client.clone(), sandbox: Some(Arc::from(sandbox)), owners: self.owners }
@@ -79,17 +79,17 @@ impl Remote {
     }
 
     /// Formats a path for this server: as a URI if the server accepts no other form, or if the path is not UTF-8.
-    pub(super) async fn path(&self, operation: &'static str, path: &Path) -> Result<PathArg, Error> {
+    pub(super) async fn path_arg(&self, operation: &'static str, path: &Path) -> Result<PathArg, FileError> {
         let form = match (path.to_str(), self.client.server().generation) {
             (None, _) => Form::Uri,
             (Some(_), Generation::Reference) => {
-                let info = self.client.info().await.map_err(|error| Error::of_call(operation, path, &error))?;
+                let info = self.client.info().await.map_err(|error| FileError::of_call(operation, path, &error))?;
                 if info.is_some() { Form::Uri } else { Form::Native }
             }
             (Some(_), _) => Form::Native,
         };
         if !path.is_absolute() {
-            return Err(Error::new(operation, path, ErrorKind::InvalidInput, "the path is not absolute"));
+            return Err(FileError::new(operation, path, FileErrorKind::InvalidInput, "the path is not absolute"));
         }
         Ok(PathArg::new(form.write(path)))
     }
@@ -99,8 +99,8 @@ impl Remote {
         operation: &'static str,
         path: &Path,
         params: &M::Params,
-    ) -> Result<M::Result, Error> {
-        self.client.request::<M>(params).await.map_err(|error| Error::of_call(operation, path, &error))
+    ) -> Result<M::Result, FileError> {
+        self.client.request::<M>(params).await.map_err(|error| FileError::of_call(operation, path, &error))
     }
 
     /// Like [`call`](Self::call), and also returns the bytes that are attached to the answer.
@@ -109,9 +109,9 @@ impl Remote {
         operation: &'static str,
         path: &Path,
         params: &M::Params,
-    ) -> Result<(M::Result, Option<Bytes>), Error> {
+    ) -> Result<(M::Result, Option<Bytes>), FileError> {
         let called = self.client.session().call_attached::<M>(params).await;
-        called.map_err(|error| Error::of_call(operation, path, &error))
+        called.map_err(|error| FileError::of_call(operation, path, &error))
     }
 
     /// Like [`call`](Self::call), with bytes that are attached to the request if the server accepts that.
@@ -121,9 +121,9 @@ impl Remote {
         path: &Path,
         params: &(impl Fn(String) -> M::Params + Sync),
         bytes: &Bytes,
-    ) -> Result<M::Result, Error> {
+    ) -> Result<M::Result, FileError> {
         let called = self.client.session().call_with::<M>(params, bytes).await;
-        called.map_err(|error| Error::of_call(operation, path, &error))
+        called.map_err(|error| FileError::of_call(operation, path, &error))
     }
 
     /// Like [`call`](Self::call), for idempotent requests: the call is sent again if a cut left its outcome unknown.
@@ -132,38 +132,38 @@ impl Remote {
         operation: &'static str,
         path: &Path,
         params: &M::Params,
-    ) -> Result<M::Result, Error> {
+    ) -> Result<M::Result, FileError> {
         for _ in 0..AGAIN_MAX {
             match self.client.request::<M>(params).await {
                 Err(crate::Error::UnknownOutcome { .. }) => {}
-                answer => return answer.map_err(|error| Error::of_call(operation, path, &error)),
+                answer => return answer.map_err(|error| FileError::of_call(operation, path, &error)),
             }
         }
         self.call::<M>(operation, path, params).await
     }
 
     /// Opens a handle under a new random name. If a cut leaves the outcome unknown, tries again under another name.
-    async fn handle<M: Method>(
+    async fn open_handle<M: Method>(
         &self,
         operation: &'static str,
         path: &Path,
         params: impl Fn(String) -> M::Params,
-    ) -> Result<(RemoteHandle, M::Result), Error> {
+    ) -> Result<(RemoteHandle, M::Result), FileError> {
         for _ in 0..AGAIN_MAX {
             let handle = RemoteHandle::new(self, path);
             match self.client.request::<M>(&params(handle.handle_id.clone())).await {
                 Ok(result) => return Ok((handle, result)),
                 // Close the uncertain handle first: a draft can have only one writer.
                 Err(crate::Error::UnknownOutcome { .. }) => handle.close(false).await?,
-                Err(error) => return Err(Error::of_call(operation, path, &error)),
+                Err(error) => return Err(FileError::of_call(operation, path, &error)),
             }
         }
-        Err(Error::new(operation, path, ErrorKind::Disconnected, "the connection breaks again and again"))
+        Err(FileError::new(operation, path, FileErrorKind::Disconnected, "the connection breaks again and again"))
     }
 
-    pub(super) async fn metadata_of(&self, path: &Path, links: Links) -> Result<Metadata, Error> {
+    pub(super) async fn metadata_of(&self, path: &Path, links: Links) -> Result<Metadata, FileError> {
         let params = wire::GetMetadataParams {
-            path: self.path("look at", path).await?,
+            path: self.path_arg("look at", path).await?,
             follow_symlinks: follow(links),
             sandbox: self.sandbox(),
             of_link: links == Links::Itself,
@@ -193,15 +193,15 @@ impl Remote {
         })
     }
 
-    async fn open_file(&self, path: &Path, links: Links) -> Result<RemoteFile, Error> {
-        let place = self.path("open", path).await?;
+    async fn open_file(&self, path: &Path, links: Links) -> Result<RemoteFile, FileError> {
+        let path_arg = self.path_arg("open", path).await?;
         let params = |handle_id| wire::OpenParams {
             handle_id,
-            path: place.clone(),
+            path: path_arg.clone(),
             follow_symlinks: follow(links),
             sandbox: self.sandbox(),
         };
-        let (handle, opened) = self.handle::<requests::FsOpen>("open", path, params).await?;
+        let (handle, opened) = self.open_handle::<requests::FsOpen>("open", path, params).await?;
         let size = match opened.size {
             Some(size) => size,
             None => self.metadata_of(path, links).await?.size,
@@ -209,22 +209,22 @@ impl Remote {
         Ok(RemoteFile { handle, size, etag: opened.etag })
     }
 
-    async fn begin(&self, path: &Path, options: CreateOptions) -> Result<RemoteDraft, Error> {
-        let place = self.path("create", path).await?;
+    async fn create_draft(&self, path: &Path, options: CreateOptions) -> Result<RemoteDraft, FileError> {
+        let path_arg = self.path_arg("create", path).await?;
         let params = |handle_id| wire::CreateParams {
             handle_id,
-            path: place.clone(),
+            path: path_arg.clone(),
             follow_symlinks: follow(options.links),
             sandbox: self.sandbox(),
             keep: options.keep.clone(),
         };
-        let (handle, created) = self.handle::<requests::FsCreate>("create", path, params).await?;
+        let (handle, created) = self.open_handle::<requests::FsCreate>("create", path, params).await?;
         Ok(RemoteDraft { handle, found: created.size })
     }
 
-    async fn write_whole(&self, path: &Path, bytes: Bytes, options: WriteOptions) -> Result<Written, Error> {
+    async fn write_whole(&self, path: &Path, bytes: Bytes, options: WriteOptions) -> Result<Written, FileError> {
         if bytes.len() > limits::FILE_BYTES && !options.append {
-            let draft = self.begin(path, CreateOptions { links: options.links, keep: options.keep }).await?;
+            let draft = self.create_draft(path, CreateOptions { links: options.links, keep: options.keep }).await?;
             let commit = CommitOptions {
                 size: None,
                 if_match: options.if_match,
@@ -235,7 +235,7 @@ impl Remote {
             return write_all(path, Box::new(draft), bytes, commit).await;
         }
         let is_repeatable = options.if_match.is_none() && !options.append;
-        let target = self.path("write", path).await?;
+        let target = self.path_arg("write", path).await?;
         let params = |text: String| wire::WriteFileParams {
             path: target.clone(),
             data_base64: Cow::Owned(text),
@@ -253,15 +253,15 @@ impl Remote {
         let written = loop {
             match self.client.session().call_with::<requests::FsWriteFile>(&params, &bytes).await {
                 Err(crate::Error::UnknownOutcome { .. }) if again > 0 => again -= 1,
-                answer => break answer.map_err(|error| Error::of_call("write", path, &error))?,
+                answer => break answer.map_err(|error| FileError::of_call("write", path, &error))?,
             }
         };
         Ok(Written { atomic: written.atomic, etag: written.etag })
     }
 
-    async fn read_whole(&self, path: &Path, links: Links) -> Result<Bytes, Error> {
+    async fn read_whole(&self, path: &Path, links: Links) -> Result<Bytes, FileError> {
         let params = wire::ReadFileParams {
-            path: self.path("read", path).await?,
+            path: self.path_arg("read", path).await?,
             follow_symlinks: follow(links),
             sandbox: self.sandbox(),
             offset: None,
@@ -270,7 +270,7 @@ impl Remote {
         };
         match self.call_attached::<requests::FsReadFile>("read", path, &params).await {
             Ok((read, attached)) => bytes_of("read", path, &read.data_base64, attached),
-            Err(error) if error.kind == ErrorKind::TooLarge => {
+            Err(error) if error.kind == FileErrorKind::TooLarge => {
                 read_all(Arc::new(self.open_file(path, links).await?)).await
             }
             Err(error) => Err(error),
@@ -279,9 +279,9 @@ impl Remote {
 
     /// Reads a file of at most `most` bytes. Requests one byte more, which shows whether the file is larger. A server that cannot read a
     /// part sends the whole file.
-    async fn read_at_most(&self, path: &Path, most: u64, links: Links) -> Result<Bytes, Error> {
+    async fn read_at_most(&self, path: &Path, most: u64, links: Links) -> Result<Bytes, FileError> {
         let params = wire::ReadFileParams {
-            path: self.path("read", path).await?,
+            path: self.path_arg("read", path).await?,
             follow_symlinks: follow(links),
             sandbox: self.sandbox(),
             offset: None,
@@ -292,14 +292,14 @@ impl Remote {
         let bytes = bytes_of("read", path, &read.data_base64, attached)?;
         if bytes.len() as u64 > most {
             let reason = format!("it has more than {most} bytes");
-            return Err(Error::new("read", path, ErrorKind::TooLarge, reason));
+            return Err(FileError::new("read", path, FileErrorKind::TooLarge, reason));
         }
         Ok(bytes)
     }
 
-    async fn names(&self, path: &Path) -> Result<Vec<DirectoryEntry>, Error> {
+    async fn list_names(&self, path: &Path) -> Result<Vec<DirectoryEntry>, FileError> {
         let params = wire::ReadDirectoryParams {
-            path: self.path("list", path).await?,
+            path: self.path_arg("list", path).await?,
             follow_symlinks: None,
             sandbox: self.sandbox(),
             details: false,
@@ -318,9 +318,9 @@ impl Remote {
         entries.collect()
     }
 
-    async fn page(&self, path: &Path, after: Option<OsString>, links: Links) -> Result<Page, Error> {
+    async fn list_page(&self, path: &Path, after: Option<OsString>, links: Links) -> Result<ListPage, FileError> {
         let params = wire::ReadDirectoryParams {
-            path: self.path("list", path).await?,
+            path: self.path_arg("list", path).await?,
             follow_symlinks: follow(links),
             sandbox: self.sandbox(),
             details: true,
@@ -332,13 +332,13 @@ impl Remote {
         for entry in found.entries {
             let (Some(kind), Some(mode), Some(modified)) = (entry.kind, entry.mode, entry.modified_at) else {
                 let reason = format!("the server at {} does not tell mode and time of files", self.client.address());
-                return Err(Error::new("list", path, ErrorKind::Unsupported, reason));
+                return Err(FileError::new("list", path, FileErrorKind::Unsupported, reason));
             };
             let target = match (entry.link_target_base64, entry.link_target) {
                 (Some(text), _) => Some(decode("list", path, &text)?),
                 (None, target) => target.map(String::into_bytes),
             };
-            entries.push(Entry {
+            entries.push(ListEntry {
                 name: name(path, entry.file_name, entry.file_name_base64.as_deref())?,
                 kind,
                 size: entry.size.unwrap_or_default(),
@@ -348,11 +348,11 @@ impl Remote {
                 owner: entry.owner,
             });
         }
-        Ok(Page { entries, more: found.truncated })
+        Ok(ListPage { entries, more: found.truncated })
     }
 
-    async fn walk_tree(&self, path: &Path, options: WalkOptions) -> Result<Walk, Error> {
-        let params = wire::WalkParams { path: self.path("walk", path).await?, options, sandbox: self.sandbox() };
+    async fn walk_tree(&self, path: &Path, options: WalkOptions) -> Result<Walk, FileError> {
+        let params = wire::WalkParams { path: self.path_arg("walk", path).await?, options, sandbox: self.sandbox() };
         let found = self.call::<requests::FsWalk>("walk", path, &params).await?;
         let entries = found.entries.into_iter().map(|entry| Ok((resolve("walk", path, &entry.path)?, entry.kind)));
         let errors = found.errors.into_iter().map(|error| {
@@ -361,29 +361,29 @@ impl Remote {
             Ok((resolve("walk", path, &received)?, error.message))
         });
         Ok(Walk {
-            entries: entries.collect::<Result<_, Error>>()?,
-            errors: errors.collect::<Result<_, Error>>()?,
+            entries: entries.collect::<Result<_, FileError>>()?,
+            errors: errors.collect::<Result<_, FileError>>()?,
             truncated: found.truncated,
         })
     }
 }
 
-impl fmt::Debug for Remote {
+impl fmt::Debug for RemoteFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remote").field("client", &self.client).finish_non_exhaustive()
+        f.debug_struct("RemoteFiles").field("client", &self.client).finish_non_exhaustive()
     }
 }
 
-impl FileSystem for Remote {
-    fn place(&self) -> String {
+impl FileSystem for RemoteFiles {
+    fn machine(&self) -> String {
         self.client.address()
     }
 
-    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, Error>> {
+    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
         Box::pin(self.read_whole(path, links))
     }
 
-    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, Error>> {
+    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
         Box::pin(self.read_at_most(path, most, links))
     }
 
@@ -392,7 +392,7 @@ impl FileSystem for Remote {
         path: &'a Path,
         bytes: Bytes,
         options: WriteOptions,
-    ) -> BoxFuture<'a, Result<Written, Error>> {
+    ) -> BoxFuture<'a, Result<Written, FileError>> {
         Box::pin(self.write_whole(path, bytes, options))
     }
 
@@ -402,10 +402,10 @@ impl FileSystem for Remote {
         recursive: bool,
         links: Links,
         mode: Option<u32>,
-    ) -> BoxFuture<'a, Result<(), Error>> {
+    ) -> BoxFuture<'a, Result<(), FileError>> {
         Box::pin(async move {
             let params = wire::CreateDirectoryParams {
-                path: self.path("make directory", path).await?,
+                path: self.path_arg("make directory", path).await?,
                 recursive: Some(recursive),
                 follow_symlinks: follow(links),
                 sandbox: self.sandbox(),
@@ -418,27 +418,33 @@ impl FileSystem for Remote {
         })
     }
 
-    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, Error>> {
+    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, FileError>> {
         Box::pin(self.metadata_of(path, links))
     }
 
-    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, Error>> {
+    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, FileError>> {
         Box::pin(async move {
-            let params = wire::CanonicalizeParams { path: self.path("resolve", path).await?, sandbox: self.sandbox() };
+            let params =
+                wire::CanonicalizeParams { path: self.path_arg("resolve", path).await?, sandbox: self.sandbox() };
             let found = self.call::<requests::FsCanonicalize>("resolve", path, &params).await?;
             resolve("resolve", path, &found.path)
         })
     }
 
-    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, Error>> {
-        Box::pin(self.names(path))
+    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, FileError>> {
+        Box::pin(self.list_names(path))
     }
 
-    fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> BoxFuture<'a, Result<Page, Error>> {
-        Box::pin(self.page(path, after, links))
+    fn list<'a>(
+        &'a self,
+        path: &'a Path,
+        after: Option<OsString>,
+        links: Links,
+    ) -> BoxFuture<'a, Result<ListPage, FileError>> {
+        Box::pin(self.list_page(path, after, links))
     }
 
-    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, Error>> {
+    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, FileError>> {
         Box::pin(self.walk_tree(path, options))
     }
 
@@ -448,10 +454,10 @@ impl FileSystem for Remote {
         recursive: bool,
         force: bool,
         links: Links,
-    ) -> BoxFuture<'a, Result<(), Error>> {
+    ) -> BoxFuture<'a, Result<(), FileError>> {
         Box::pin(async move {
             let params = wire::RemoveParams {
-                path: self.path("remove", path).await?,
+                path: self.path_arg("remove", path).await?,
                 recursive: Some(recursive),
                 force: Some(force),
                 follow_symlinks: follow(links),
@@ -464,11 +470,11 @@ impl FileSystem for Remote {
         })
     }
 
-    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), Error>> {
+    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), FileError>> {
         Box::pin(async move {
             let params = wire::CopyParams {
-                source_path: self.path("copy", source).await?,
-                destination_path: self.path("copy", target).await?,
+                source_path: self.path_arg("copy", source).await?,
+                destination_path: self.path_arg("copy", target).await?,
                 recursive,
                 sandbox: self.sandbox(),
             };
@@ -476,14 +482,14 @@ impl FileSystem for Remote {
         })
     }
 
-    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), Error>> {
+    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), FileError>> {
         Box::pin(async move {
             let (target, target_base64) = match target.into_string() {
                 Ok(text) => (text, None),
                 Err(bytes) => (String::new(), Some(base64::encode(bytes.as_bytes()))),
             };
             let params = wire::CreateSymlinkParams {
-                path: self.path("link", path).await?,
+                path: self.path_arg("link", path).await?,
                 target,
                 target_base64,
                 replace: true,
@@ -500,10 +506,10 @@ impl FileSystem for Remote {
         links: Links,
         mode: Option<u32>,
         modified: Option<Moment>,
-    ) -> BoxFuture<'a, Result<(), Error>> {
+    ) -> BoxFuture<'a, Result<(), FileError>> {
         Box::pin(async move {
             let params = wire::SetMetadataParams {
-                path: self.path("change", path).await?,
+                path: self.path_arg("change", path).await?,
                 follow_symlinks: follow(links),
                 sandbox: self.sandbox(),
                 of_link: links == Links::Itself,
@@ -514,16 +520,20 @@ impl FileSystem for Remote {
         })
     }
 
-    fn sweep<'a>(&'a self, _: &'a Path, _: Links) -> BoxFuture<'a, Result<(), Error>> {
+    fn sweep<'a>(&'a self, _: &'a Path, _: Links) -> BoxFuture<'a, Result<(), FileError>> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, Error>> {
+    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, FileError>> {
         Box::pin(async move { Ok(Box::new(self.open_file(path, links).await?) as Box<dyn ReadAt>) })
     }
 
-    fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> BoxFuture<'a, Result<Box<dyn WriteAt>, Error>> {
-        Box::pin(async move { Ok(Box::new(self.begin(path, options).await?) as Box<dyn WriteAt>) })
+    fn create<'a>(
+        &'a self,
+        path: &'a Path,
+        options: CreateOptions,
+    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, FileError>> {
+        Box::pin(async move { Ok(Box::new(self.create_draft(path, options).await?) as Box<dyn WriteAt>) })
     }
 }
 
@@ -535,9 +545,9 @@ fn follow(links: Links) -> Option<bool> {
     }
 }
 
-pub(super) fn decode(operation: &'static str, path: &Path, text: &str) -> Result<Vec<u8>, Error> {
+pub(super) fn decode(operation: &'static str, path: &Path, text: &str) -> Result<Vec<u8>, FileError> {
     base64::decode(text)
-        .map_err(|error| Error::new(operation, path, ErrorKind::InvalidData, format!("the answer is {error}")))
+        .map_err(|error| FileError::new(operation, path, FileErrorKind::InvalidData, format!("the answer is {error}")))
 }
 
 /// The bytes of an answer: attached to it, or in it as base64.
@@ -546,26 +556,26 @@ pub(super) fn bytes_of(
     path: &Path,
     text: &str,
     attached: Option<Bytes>,
-) -> Result<Bytes, Error> {
+) -> Result<Bytes, FileError> {
     match attached {
         Some(attached) => Ok(attached),
         None => decode(operation, path, text).map(Bytes::from),
     }
 }
 
-fn name(path: &Path, text: String, encoded: Option<&str>) -> Result<OsString, Error> {
+fn name(path: &Path, text: String, encoded: Option<&str>) -> Result<OsString, FileError> {
     Ok(match encoded {
         Some(encoded) => OsStr::from_bytes(&decode("list", path, encoded)?).to_owned(),
         None => OsString::from(text),
     })
 }
 
-pub(super) fn resolve(operation: &'static str, path: &Path, received: &PathArg) -> Result<PathBuf, Error> {
+pub(super) fn resolve(operation: &'static str, path: &Path, received: &PathArg) -> Result<PathBuf, FileError> {
     received.resolve().map_err(|error| {
-        Error::new(
+        FileError::new(
             operation,
             path,
-            ErrorKind::InvalidData,
+            FileErrorKind::InvalidData,
             format!("the server answered with a path that is none: {error}"),
         )
     })

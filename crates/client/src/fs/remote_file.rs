@@ -12,25 +12,25 @@ use bytes::Bytes;
 use exec_server_protocol::{failure, fs as wire};
 
 use super::{
-    Block, CommitOptions, EntryKind, Error, ErrorKind, Links, ReadAt, WriteAt, Written,
-    remote::{AGAIN_MAX, Remote, bytes_of},
+    Block, CommitOptions, EntryKind, FileError, FileErrorKind, Links, ReadAt, WriteAt, Written,
+    remote::{AGAIN_MAX, RemoteFiles, bytes_of},
 };
 use crate::{requests, transport::BoxFuture};
 
 /// A handle on the server. Closed when dropped.
 pub(super) struct RemoteHandle {
-    pub(super) remote: Remote,
+    pub(super) remote: RemoteFiles,
     pub(super) path: PathBuf,
     pub(super) handle_id: String,
     pub(super) is_open: bool,
 }
 
 impl RemoteHandle {
-    pub(super) fn new(remote: &Remote, path: &Path) -> Self {
+    pub(super) fn new(remote: &RemoteFiles, path: &Path) -> Self {
         Self { remote: remote.clone(), path: path.to_owned(), handle_id: crate::random_word(), is_open: true }
     }
 
-    pub(super) async fn close(mut self, discard: bool) -> Result<(), Error> {
+    pub(super) async fn close(mut self, discard: bool) -> Result<(), FileError> {
         self.is_open = false;
         let params = wire::CloseParams { handle_id: self.handle_id.clone(), discard };
         self.remote.call::<requests::FsClose>("close", &self.path, &params).await.map(drop)
@@ -62,17 +62,17 @@ impl ReadAt for RemoteFile {
         self.etag.as_deref()
     }
 
-    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, Error>> {
+    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, FileError>> {
         Box::pin(async move {
             let RemoteHandle { remote, path, handle_id, .. } = &self.handle;
             let params = wire::ReadBlockParams { handle_id: handle_id.clone(), offset, len: len as u64, holes };
             let (block, attached) = remote.call_attached::<requests::FsReadBlock>("read", path, &params).await?;
             let bytes = bytes_of("read", path, &block.chunk, attached)?;
             if bytes.len() > len {
-                return Err(Error::new(
+                return Err(FileError::new(
                     "read",
                     path,
-                    ErrorKind::InvalidData,
+                    FileErrorKind::InvalidData,
                     "the server sent more than was asked for",
                 ));
             }
@@ -92,7 +92,7 @@ impl RemoteDraft {
     /// after its commit. A restarted server has also forgotten the handle. In that case the commit succeeded if the file has the expected
     /// size and time of modification. If the caller set only one of them or none, the result cannot be determined, and the error of the cut
     /// is returned.
-    async fn committed(&self, params: &wire::CommitParams, cut: crate::Error) -> Result<Written, crate::Error> {
+    async fn check_commit(&self, params: &wire::CommitParams, cut: crate::Error) -> Result<Written, crate::Error> {
         let RemoteHandle { remote, path, .. } = &self.handle;
         for _ in 0..AGAIN_MAX {
             match remote.client().request::<requests::FsCommit>(params).await {
@@ -118,7 +118,7 @@ impl WriteAt for RemoteDraft {
         self.found
     }
 
-    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), Error>> {
+    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), FileError>> {
         Box::pin(async move {
             let RemoteHandle { remote, path, handle_id, .. } = &self.handle;
             let params = |chunk: String| wire::WriteBlockParams {
@@ -130,7 +130,7 @@ impl WriteAt for RemoteDraft {
         })
     }
 
-    fn commit(mut self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, Error>> {
+    fn commit(mut self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, FileError>> {
         Box::pin(async move {
             let params = wire::CommitParams {
                 handle_id: self.handle.handle_id.clone(),
@@ -143,17 +143,18 @@ impl WriteAt for RemoteDraft {
             let RemoteHandle { remote, path, .. } = &self.handle;
             let written = match remote.client().request::<requests::FsCommit>(&params).await {
                 Ok(written) => Written { atomic: written.atomic, etag: written.etag },
-                Err(cut @ crate::Error::UnknownOutcome { .. }) => {
-                    self.committed(&params, cut).await.map_err(|error| Error::of_call("complete", path, &error))?
-                }
-                Err(error) => return Err(Error::of_call("complete", path, &error)),
+                Err(cut @ crate::Error::UnknownOutcome { .. }) => self
+                    .check_commit(&params, cut)
+                    .await
+                    .map_err(|error| FileError::of_call("complete", path, &error))?,
+                Err(error) => return Err(FileError::of_call("complete", path, &error)),
             };
             self.handle.is_open = false;
             Ok(written)
         })
     }
 
-    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), Error>> {
+    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), FileError>> {
         Box::pin(self.handle.close(true))
     }
 }

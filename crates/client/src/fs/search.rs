@@ -15,7 +15,7 @@ use exec_server_protocol::{
 };
 
 use super::{
-    Error, ErrorKind, Remote,
+    FileError, FileErrorKind, RemoteFiles,
     remote::{decode, resolve},
     remote_file::RemoteHandle,
 };
@@ -29,7 +29,7 @@ const WATCH_WAIT: Duration = Duration::from_secs(30);
 
 /// A line that matches, or a line of its context.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct SearchLine {
     /// The path of the file.
     pub path: PathBuf,
     /// The number of the line, from 1.
@@ -96,11 +96,11 @@ pub struct Watch {
     pub unwatched: u64,
 }
 
-impl Remote {
+impl RemoteFiles {
     /// Searches a tree or one file for a regular expression. This method sets the path, the paging and the handle in `params`.
-    pub async fn search(&self, path: &Path, params: SearchParams) -> Result<Search, Error> {
+    pub async fn search(&self, path: &Path, params: SearchParams) -> Result<Search, FileError> {
         let handle = RemoteHandle::new(self, path);
-        let mut params = SearchParams { path: self.path("search", path).await?, pages: true, ..params };
+        let mut params = SearchParams { path: self.path_arg("search", path).await?, pages: true, ..params };
         params.scan.handle_id = Some(handle.handle_id.clone());
         params.sandbox = self.sandbox();
         let first = self.call::<requests::FsSearch>("search", path, &params).await?;
@@ -108,22 +108,22 @@ impl Remote {
     }
 
     /// Finds the paths below a directory that match a glob. This method sets the path in `params`.
-    pub async fn glob(&self, path: &Path, params: GlobParams) -> Result<Glob, Error> {
-        let params = GlobParams { path: self.path("look into", path).await?, sandbox: self.sandbox(), ..params };
+    pub async fn glob(&self, path: &Path, params: GlobParams) -> Result<Glob, FileError> {
+        let params = GlobParams { path: self.path_arg("look into", path).await?, sandbox: self.sandbox(), ..params };
         let found = self.call::<requests::FsGlob>("look into", path, &params).await?;
         let entries = found
             .entries
             .into_iter()
             .map(|entry| Ok((resolve("look into", path, &entry.path)?, entry.kind, entry.size, entry.modified_at_ms)));
-        Ok(Glob { entries: entries.collect::<Result<_, Error>>()?, summary: found.summary })
+        Ok(Glob { entries: entries.collect::<Result<_, FileError>>()?, summary: found.summary })
     }
 
     /// Watches a tree or one file. This method sets the path and the handle in `params`.
-    pub async fn watch(&self, path: &Path, params: WatchParams) -> Result<Watch, Error> {
+    pub async fn watch(&self, path: &Path, params: WatchParams) -> Result<Watch, FileError> {
         let handle = RemoteHandle::new(self, path);
         let params = WatchParams {
             handle_id: handle.handle_id.clone(),
-            path: self.path("watch", path).await?,
+            path: self.path_arg("watch", path).await?,
             sandbox: self.sandbox(),
             ..params
         };
@@ -134,7 +134,7 @@ impl Remote {
 
 impl Search {
     /// Returns the next lines, or `None` after the last ones.
-    pub async fn next(&mut self) -> Result<Option<Vec<Found>>, Error> {
+    pub async fn next(&mut self) -> Result<Option<Vec<SearchLine>>, FileError> {
         while self.summary.is_none() {
             let RemoteHandle { remote, path, handle_id, .. } = &self.handle;
             let page = match self.first.take() {
@@ -144,10 +144,10 @@ impl Search {
                     remote.call::<requests::FsSearchNext>("search", path, &params).await?
                 }
             };
-            let found: Result<Vec<Found>, Error> =
+            let found: Result<Vec<SearchLine>, FileError> =
                 page.matches.into_iter().map(|line| found_line(path, line)).collect();
             if page.done && page.summary.is_none() {
-                return Err(Error::new("search", path, ErrorKind::InvalidData, "the answer has no summary"));
+                return Err(FileError::new("search", path, FileErrorKind::InvalidData, "the answer has no summary"));
             }
             self.summary = page.summary;
             self.handle.is_open = self.summary.is_none();
@@ -168,7 +168,7 @@ impl Search {
 
 impl Watch {
     /// Waits for changes, and then collects further ones for `settle`.
-    pub async fn next(&mut self, settle: Duration) -> Result<Changes, Error> {
+    pub async fn next(&mut self, settle: Duration) -> Result<Changes, FileError> {
         loop {
             let params = wire::WatchNextParams {
                 handle_id: self.handle.handle_id.clone(),
@@ -181,13 +181,13 @@ impl Watch {
                 Ok(answer) => answer,
                 // The watch ended with its connection, or the answer was lost. Either way, missed changes are unknown.
                 Err(error) if is_gone(&error) => return self.restart().await,
-                Err(error) => return Err(Error::of_call("watch", &self.handle.path, &error)),
+                Err(error) => return Err(FileError::of_call("watch", &self.handle.path, &error)),
             };
             let changes = answer.changes.into_iter().map(|change| {
                 let path = resolve("watch", &self.handle.path, &change.path)?;
                 Ok(Change { path, change: change.change, is_directory: change.is_directory })
             });
-            let changes: Vec<Change> = changes.collect::<Result<_, Error>>()?;
+            let changes: Vec<Change> = changes.collect::<Result<_, FileError>>()?;
             self.handle.is_open = answer.ended.is_none();
             if !changes.is_empty() || answer.overflow || answer.ended.is_some() {
                 let (overflow, unwatched, ended) = (answer.overflow, answer.unwatched, answer.ended);
@@ -196,7 +196,7 @@ impl Watch {
         }
     }
 
-    async fn restart(&mut self) -> Result<Changes, Error> {
+    async fn restart(&mut self) -> Result<Changes, FileError> {
         let remote = self.handle.remote.clone();
         for _ in 0..AGAIN_MAX {
             let handle = RemoteHandle::new(&remote, &self.handle.path);
@@ -213,11 +213,11 @@ impl Watch {
                     let ended = Some(WatchEnd::RootRemoved);
                     return Ok(Changes { overflow: true, ended, ..Changes::default() });
                 }
-                Err(error) => return Err(Error::of_call("watch", &self.handle.path, &error)),
+                Err(error) => return Err(FileError::of_call("watch", &self.handle.path, &error)),
             }
         }
         let reason = "the connection breaks again and again";
-        Err(Error::new("watch", &self.handle.path, ErrorKind::Disconnected, reason))
+        Err(FileError::new("watch", &self.handle.path, FileErrorKind::Disconnected, reason))
     }
 }
 
@@ -226,15 +226,15 @@ fn is_gone(error: &crate::Error) -> bool {
     matches!(error, crate::Error::UnknownOutcome { .. }) || error.server_kind() == Some(Kind::UnknownHandle)
 }
 
-fn found_line(path: &Path, line: wire::SearchLine) -> Result<Found, Error> {
+fn found_line(path: &Path, line: wire::SearchLine) -> Result<SearchLine, FileError> {
     let text = match line.text_base64 {
         Some(encoded) => decode("search", path, &encoded)?,
         None => line.text.into_bytes(),
     };
-    let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
+    let clamp = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
     // Clamp the ranges to the text: the server may send wrong ones.
-    let spans = line.spans.iter().map(|(from, to)| (place(*from).min(place(*to)), place(*to))).collect();
-    Ok(Found {
+    let spans = line.spans.iter().map(|(from, to)| (clamp(*from).min(clamp(*to)), clamp(*to))).collect();
+    Ok(SearchLine {
         path: resolve("search", path, &line.path)?,
         line: line.line,
         offset: line.offset,

@@ -8,18 +8,21 @@ use futures_util::{
     stream::{self, FuturesOrdered},
 };
 
-use super::{BLOCK, BLOCKS_UNDER_WAY, Block, CommitOptions, Error, ErrorKind, ReadAt, WriteAt, Written};
+use super::{BLOCK, BLOCKS_IN_FLIGHT, Block, CommitOptions, FileError, FileErrorKind, ReadAt, WriteAt, Written};
 use crate::transport::BoxFuture;
 
 /// Streams the bytes of a file in order, in chunks of at most one [`BLOCK`]. Reads until the end of the file, including bytes that are
 /// appended during the read. Also works for files that report no size.
-pub fn read_stream(file: Arc<dyn ReadAt>) -> impl Stream<Item = Result<Bytes, Error>> + Send + Unpin {
+pub fn read_stream(file: Arc<dyn ReadAt>) -> impl Stream<Item = Result<Bytes, FileError>> + Send + Unpin {
     read_stream_from(file, 0)
 }
 
 /// Like `read_stream`, from this offset on.
-pub fn read_stream_from(file: Arc<dyn ReadAt>, offset: u64) -> impl Stream<Item = Result<Bytes, Error>> + Send + Unpin {
-    let reader = Reader { file, next: offset, reads: FuturesOrdered::new(), is_over: false };
+pub fn read_stream_from(
+    file: Arc<dyn ReadAt>,
+    offset: u64,
+) -> impl Stream<Item = Result<Bytes, FileError>> + Send + Unpin {
+    let reader = BlockReader { file, next: offset, reads: FuturesOrdered::new(), is_over: false };
     Box::pin(stream::try_unfold(reader, |mut reader| async move {
         let bytes = reader.chunk().await?;
         Ok(bytes.map(|bytes| (bytes, reader)))
@@ -27,21 +30,21 @@ pub fn read_stream_from(file: Arc<dyn ReadAt>, offset: u64) -> impl Stream<Item 
 }
 
 /// The state of a stream.
-struct Reader {
+struct BlockReader {
     file: Arc<dyn ReadAt>,
     /// The offset of the next block to request.
     next: u64,
     /// The reads in flight, each with its offset.
-    reads: FuturesOrdered<BoxFuture<'static, Result<(u64, Block), Error>>>,
+    reads: FuturesOrdered<BoxFuture<'static, Result<(u64, Block), FileError>>>,
     is_over: bool,
 }
 
-impl Reader {
+impl BlockReader {
     /// Returns the next bytes, or `None` at the end.
-    async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
+    async fn chunk(&mut self) -> Result<Option<Bytes>, FileError> {
         while !self.is_over {
             // Beyond the size at the time of opening there is usually nothing, so request only one block at a time there.
-            while self.reads.is_empty() || (self.next < self.file.size() && self.reads.len() < BLOCKS_UNDER_WAY) {
+            while self.reads.is_empty() || (self.next < self.file.size() && self.reads.len() < BLOCKS_IN_FLIGHT) {
                 self.request_block();
             }
             let Some(read) = self.reads.next().await else { break };
@@ -67,7 +70,7 @@ impl Reader {
 }
 
 /// Reads a whole file into memory.
-pub async fn read_all(file: Arc<dyn ReadAt>) -> Result<Bytes, Error> {
+pub async fn read_all(file: Arc<dyn ReadAt>) -> Result<Bytes, FileError> {
     // The reported size may be wrong, so reserve at most this much at once. More is allocated as the bytes arrive.
     const AT_ONCE: u64 = 1 << 30;
     let room = usize::try_from(file.size().min(AT_ONCE)).unwrap_or_default();
@@ -85,15 +88,15 @@ pub async fn write_all(
     file: Box<dyn WriteAt>,
     bytes: Bytes,
     options: CommitOptions,
-) -> Result<Written, Error> {
+) -> Result<Written, FileError> {
     let writes = stream::iter((0..bytes.len()).step_by(BLOCK)).map(|offset| {
         let block = bytes.slice(offset..bytes.len().min(offset + BLOCK));
         file.write_at(offset as u64, block)
     });
-    let written: Result<Vec<()>, Error> = writes.buffered(BLOCKS_UNDER_WAY).try_collect().await;
+    let written: Result<Vec<()>, FileError> = writes.buffered(BLOCKS_IN_FLIGHT).try_collect().await;
     written?;
-    let size =
-        u64::try_from(bytes.len()).map_err(|_| Error::new("write", path, ErrorKind::InvalidInput, "too many bytes"))?;
+    let size = u64::try_from(bytes.len())
+        .map_err(|_| FileError::new("write", path, FileErrorKind::InvalidInput, "too many bytes"))?;
     file.commit(CommitOptions { size: Some(size), ..options }).await
 }
 
@@ -102,22 +105,22 @@ mod tests {
     use super::*;
 
     /// A file that reports a wrong size, and returns a few bytes per read.
-    struct Odd {
-        said: u64,
+    struct OddFile {
+        reported_size: u64,
         bytes: Vec<u8>,
         step: usize,
     }
 
-    impl ReadAt for Odd {
+    impl ReadAt for OddFile {
         fn size(&self) -> u64 {
-            self.said
+            self.reported_size
         }
 
         fn etag(&self) -> Option<&str> {
             None
         }
 
-        fn read_at(&self, offset: u64, len: usize, _: bool) -> BoxFuture<'_, Result<Block, Error>> {
+        fn read_at(&self, offset: u64, len: usize, _: bool) -> BoxFuture<'_, Result<Block, FileError>> {
             let begin = usize::try_from(offset).expect("a small number").min(self.bytes.len());
             let end = self.bytes.len().min(begin + len.min(self.step));
             let bytes = Bytes::copy_from_slice(&self.bytes[begin..end]);
@@ -129,15 +132,20 @@ mod tests {
     #[tokio::test]
     async fn a_file_is_read_to_its_end_whatever_it_says_of_its_size() {
         let bytes: Vec<u8> = (0..3 * BLOCK + 7).map(|at| (at / 3 % 251) as u8).collect();
-        for said in [0, 5, BLOCK as u64, bytes.len() as u64, 100 * BLOCK as u64] {
+        for reported_size in [0, 5, BLOCK as u64, bytes.len() as u64, 100 * BLOCK as u64] {
             for step in [BLOCK, 1_000_000] {
-                let file = Arc::new(Odd { said, bytes: bytes.clone(), step });
-                assert!(read_all(file).await.expect("read") == bytes, "{said} {step}");
+                let file = Arc::new(OddFile { reported_size, bytes: bytes.clone(), step });
+                assert!(read_all(file).await.expect("read") == bytes, "{reported_size} {step}");
             }
         }
-        let file = Arc::new(Odd { said: 0, bytes: bytes.clone(), step: BLOCK });
+        let file = Arc::new(OddFile { reported_size: 0, bytes: bytes.clone(), step: BLOCK });
         let rest: Vec<Bytes> = read_stream_from(file, BLOCK as u64 + 1).try_collect().await.expect("read");
         assert!(rest.concat() == bytes[BLOCK + 1..]);
-        assert!(read_all(Arc::new(Odd { said: 9, bytes: Vec::new(), step: 1 })).await.expect("read").is_empty());
+        assert!(
+            read_all(Arc::new(OddFile { reported_size: 9, bytes: Vec::new(), step: 1 }))
+                .await
+                .expect("read")
+                .is_empty()
+        );
     }
 }

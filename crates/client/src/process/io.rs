@@ -50,7 +50,7 @@ impl Stdin {
             self.in_flight.pop_front();
             match written {
                 Ok(Ok(wire::WriteStatus::Accepted)) => {}
-                Ok(Ok(status)) => return Poll::Ready(Err(refused(status))),
+                Ok(Ok(status)) => return Poll::Ready(Err(write_error(status))),
                 Ok(Err(error)) => return Poll::Ready(Err(error.into())),
                 Err(_) => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
             }
@@ -105,7 +105,7 @@ impl AsyncWrite for Stdin {
     }
 }
 
-fn refused(status: wire::WriteStatus) -> io::Error {
+fn write_error(status: wire::WriteStatus) -> io::Error {
     match status {
         wire::WriteStatus::Accepted => io::ErrorKind::Other.into(),
         wire::WriteStatus::StdinClosed => {
@@ -153,7 +153,7 @@ impl AsyncRead for Output {
 
 impl std::fmt::Debug for Stdin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stdin").field("under_way", &self.in_flight.len()).finish_non_exhaustive()
+        f.debug_struct("Stdin").field("in_flight", &self.in_flight.len()).finish_non_exhaustive()
     }
 }
 

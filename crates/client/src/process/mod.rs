@@ -53,7 +53,7 @@ pub(crate) struct ProcessShared {
 
 /// Output and status of a process, as stored on the server; see [`Process::read`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Read {
+pub struct ReadResult {
     /// The output, in order.
     pub chunks: Vec<Chunk>,
     /// The sequence number after the last one of this read. Pass `next_seq - 1` as `after` to continue.
@@ -216,7 +216,7 @@ impl Process {
     ///
     /// Consumes and acknowledges nothing. If the session is lost, this returns an empty, closed result that contains the reason. A V0
     /// server cannot read output back, so this fails with `Error::Protocol` there.
-    pub async fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> Result<Read, Error> {
+    pub async fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> Result<ReadResult, Error> {
         if self.shared.generation() == Generation::V0 {
             let text = "this server speaks exec-server.v0, which cannot read back: follow the events instead";
             return Err(Error::Protocol(text.to_owned()));
@@ -230,9 +230,9 @@ impl Process {
             from_seq: None,
         };
         match self.shared.session().call::<requests::ProcessRead>(&params).await {
-            Ok(read) => Read::new(read),
+            Ok(read) => ReadResult::new(read),
             Err(error) => match self.shared.session().lost() {
-                Some(lost) => Ok(Read::lost(self.shared.log.wake().borrow().saturating_add(1), &lost)),
+                Some(lost) => Ok(ReadResult::lost(self.shared.log.wake().borrow().saturating_add(1), &lost)),
                 None => Err(error),
             },
         }
@@ -364,7 +364,7 @@ impl ProcessShared {
 
     fn start_sender(&self, must_start_sender: bool) {
         if must_start_sender {
-            self.session().spawn(stdin_queue::run_sender(Arc::clone(&self.input), self.session().links()));
+            self.session().spawn(stdin_queue::run_sender(Arc::clone(&self.input), self.session().link_waiter()));
         }
     }
 
@@ -406,7 +406,7 @@ impl std::fmt::Debug for Process {
     }
 }
 
-impl Read {
+impl ReadResult {
     fn new(read: wire::ReadResult) -> Result<Self, Error> {
         let unreadable =
             |_| Error::Decode { method: "process/read".to_owned(), reason: "chunk is not base64".to_owned() };

@@ -22,7 +22,7 @@ use crate::{
     requests,
     routes::EventSource,
     server_link::ServerLink,
-    session::{Generation, ProcessKey, Session, State, is_adopting},
+    session::{ConnectionState, Generation, ProcessKey, Session, is_adopting},
 };
 
 /// How long one read of a polled process waits for new events.
@@ -201,7 +201,7 @@ pub(crate) async fn poll_events(session: Weak<Session>, key: ProcessKey, weak: W
             // `call_timeout` and `fail_fast` are meant for the caller's own calls. This read continues on the next link.
             Err(Error::Disconnected { .. } | Error::UnknownOutcome { .. }) if session.lost().is_none() => {
                 drop(log);
-                session.state().wait_for(|state| !matches!(state, State::Recovering { .. })).await.ok();
+                session.state().wait_for(|state| !matches!(state, ConnectionState::Recovering { .. })).await.ok();
                 continue;
             }
             Err(error) => Err(error),

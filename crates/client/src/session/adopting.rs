@@ -56,7 +56,7 @@ impl Session {
     pub(crate) fn subscribe_adopted(&self, key: ProcessKey, log: Weak<EventLog>, hold: bool, epoch: u64) {
         tracing::info!(session = ?key.session_id, "its server is still adopting it; waiting");
         let pending = PendingSubscription {
-            links: self.link_state.links(false),
+            links: self.link_state.waiter(false),
             key,
             log,
             hold,

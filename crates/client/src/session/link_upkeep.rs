@@ -6,7 +6,7 @@ use exec_server_protocol::method;
 use exec_server_rpc::Closed;
 
 use super::{
-    Generation, Session, State,
+    ConnectionState, Generation, Session,
     stall::{LinkActivity, StallWatch},
 };
 use crate::{
@@ -44,11 +44,11 @@ impl Session {
     fn handle_activity(&self, seen: LinkActivity, link: &ServerLink) {
         match seen {
             LinkActivity::Alive => {}
-            LinkActivity::AliveAgain => drop(self.state.send_replace(State::Connected)),
+            LinkActivity::AliveAgain => drop(self.state.send_replace(ConnectionState::Connected)),
             LinkActivity::Silent => link.request_activity(),
             LinkActivity::Stalled => {
                 let silent = self.options.report_stall_after.unwrap_or_default();
-                self.state.send_replace(State::Stalled { silent });
+                self.state.send_replace(ConnectionState::Stalled { silent });
             }
         }
     }

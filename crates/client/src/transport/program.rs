@@ -113,8 +113,8 @@ pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(Stream
     let stream = Stream::new(pipe::Receiver::from_owned_fd(stdout)?, pipe::Sender::from_owned_fd(stdin)?);
     let stderr = pipe::Receiver::from_owned_fd(stderr)?;
     let mut draining = JoinSet::new();
-    let words = Arc::clone(&tail);
-    draining.spawn(async move { words.drain(stderr).await });
+    let stderr_tail = Arc::clone(&tail);
+    draining.spawn(async move { stderr_tail.drain(stderr).await });
     Ok((stream, RunningProgram { ending: Some(ending), exited, tail, _draining: draining }))
 }
 

@@ -215,17 +215,17 @@ mod without {
     /// Why TLS could not be established.
     #[derive(Debug, thiserror::Error)]
     #[error("this program was built without TLS: use `ws://` through a tunnel, or `ssh://`")]
-    pub(in crate::transport) struct TlsError;
+    pub(in crate::transport) struct TlsNotBuiltError;
 
-    impl TlsError {
+    impl TlsNotBuiltError {
         pub(in crate::transport) fn failure(&self) -> ConnectFailure {
             ConnectFailure::Permanent
         }
     }
 
-    pub(in crate::transport) async fn secure(tls: &Tls, _: Stream, _: &str) -> Result<Stream, TlsError> {
+    pub(in crate::transport) async fn secure(tls: &Tls, _: Stream, _: &str) -> Result<Stream, TlsNotBuiltError> {
         tracing::debug!(ca_file = ?tls.ca_file, client_cert = tls.client_cert.is_some(), "no TLS in this program");
-        Err(TlsError)
+        Err(TlsNotBuiltError)
     }
 
     pub(in crate::transport) fn refusal(_: &io::Error) -> Option<String> {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use exec_server_client::{Attach, Client, Error, ErrorKind, State, protocol::SessionId};
+use exec_server_client::{Attach, Client, ConnectionState, Error, ErrorKind, protocol::SessionId};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -29,10 +29,11 @@ async fn a_session_that_is_being_adopted_is_waited_for_and_the_reason_is_told() 
         refuse(&mut door).await;
     }
     let told =
-        within(state.wait_for(|state| matches!(state, State::Recovering { reason } if reason == ADOPTING))).await;
+        within(state.wait_for(|state| matches!(state, ConnectionState::Recovering { reason } if reason == ADOPTING)))
+            .await;
     drop(told.unwrap());
     let (_peer, _) = door.welcome(CURRENT).await;
-    within(state.wait_for(|state| matches!(state, State::Connected))).await.unwrap();
+    within(state.wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -46,12 +47,12 @@ async fn the_wait_ends_with_the_time_for_recovery_and_says_what_it_waited_for() 
             refuse(&mut door).await;
         }
     };
-    let lost = state.wait_for(|state| matches!(state, State::Lost { .. }));
+    let lost = state.wait_for(|state| matches!(state, ConnectionState::Lost { .. }));
     let lost = tokio::select! {
         lost = within(lost) => lost.unwrap().clone(),
         () = refusing => unreachable!(),
     };
-    let State::Lost { error } = lost else { panic!("{lost:?}") };
+    let ConnectionState::Lost { error } = lost else { panic!("{lost:?}") };
     assert_eq!(error.kind(), ErrorKind::Disconnected);
     assert!(error.to_string().contains("is being adopted"), "{error}");
     assert!((50..=60).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());

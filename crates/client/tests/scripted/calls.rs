@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use exec_server_client::{
-    Client, Error, ErrorKind, State,
+    Client, ConnectionState, Error, ErrorKind,
     error::DISCONNECTED,
     protocol::{environment::Status, failure::Kind as Word, process::Scope},
 };
@@ -52,7 +52,7 @@ async fn answers_that_nobody_asked_for_are_ignored() {
     assert_eq!(status.unwrap().status, Status::Ready);
     let (again, _) = both(client.environment_status(), peer.serve("environment/status", ready())).await;
     assert_eq!(again.unwrap().status, Status::Ready);
-    assert!(matches!(client.state(), State::Connected));
+    assert!(matches!(client.state(), ConnectionState::Connected));
 }
 
 #[tokio::test(start_paused = true)]
@@ -306,7 +306,7 @@ async fn ending_the_session_ends_every_handle_of_it() {
     ended.unwrap();
     let why = format!("failed Disconnected: {DISCONNECTED}: the session was ended");
     assert_eq!(crate::collect(&mut events).await, [why]);
-    assert!(matches!(client.state(), State::Lost { error: Error::Disconnected { .. } }));
+    assert!(matches!(client.state(), ConnectionState::Lost { error: Error::Disconnected { .. } }));
     peer.cut();
     settle().await;
     assert_eq!(door.attempts(), 1);

@@ -14,8 +14,11 @@ use std::{
 use crate::{Door, Peer, both, connect, peer::CURRENT};
 use exec_server_client::{
     Client,
-    cp::{self, Place, Report, Unwatched, Watch},
-    fs::{CommitOptions, CreateOptions, EntryKind, ErrorKind, FileSystem as _, Local, Moment, Remote, Written},
+    cp::{self, CopyEndpoint, CopyObserver, CopyReport, NoObserver},
+    fs::{
+        CommitOptions, CreateOptions, EntryKind, FileErrorKind, FileSystem as _, LocalFiles, Moment, RemoteFiles,
+        Written,
+    },
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -52,11 +55,11 @@ impl Ground {
     async fn copy(
         &mut self,
         name: &str,
-        watch: &dyn Watch,
+        watch: &dyn CopyObserver,
         mut server: impl FnMut(&str, &Value) -> Said,
-    ) -> Result<Report, cp::Error> {
-        let source = Place { files: Arc::new(Local::new()), path: self.path(name) };
-        let target = Place { files: Arc::new(Remote::new(self.client.clone())), path: "/copy".into() };
+    ) -> Result<CopyReport, cp::CopyError> {
+        let source = CopyEndpoint { files: Arc::new(LocalFiles::new()), path: self.path(name) };
+        let target = CopyEndpoint { files: Arc::new(RemoteFiles::new(self.client.clone())), path: "/copy".into() };
         let (peer, made) = (&mut self.peer, &mut self.made);
         let playing = async {
             loop {
@@ -106,7 +109,7 @@ async fn a_mark_that_cannot_be_written_ends_no_copy() {
         fs::create_dir(ground.path("tree")).unwrap();
         fs::write(ground.path("tree/f"), "1").unwrap();
         let mut marks = 0;
-        let done = ground.copy("tree", &Unwatched, |method, params| {
+        let done = ground.copy("tree", &NoObserver, |method, params| {
             let is_mark = params["path"].as_str().is_some_and(|path| path.ends_with(".exec-server-cp"));
             marks += u32::from(is_mark && method == "fs/writeFile");
             if is_mark { Said::Refused(kind) } else { Said::Usual }
@@ -121,12 +124,12 @@ async fn a_mark_that_cannot_be_written_ends_no_copy() {
 #[derive(Default)]
 struct Waits(Mutex<Vec<String>>);
 
-impl Watch for Waits {
+impl CopyObserver for Waits {
     fn begun(&self, _: &Path, _: u64) {}
     fn moved(&self, _: &Path, _: u64) {}
     fn done(&self, _: &Path, _: EntryKind) {}
     fn left_out(&self, _: &Path) {}
-    fn failed(&self, _: &cp::Error) {}
+    fn failed(&self, _: &cp::CopyError) {}
 
     fn waiting(&self, path: &Path, why: &str) {
         self.0.lock().unwrap().push(format!("{}: {why}", path.display()));
@@ -134,7 +137,7 @@ impl Watch for Waits {
 }
 
 /// Copies a file that another copy is writing for this long. Returns the result, the reported waits, and the duration.
-async fn behind_another_copy(lasts: Duration) -> (Result<Report, cp::Error>, Vec<String>, Duration) {
+async fn behind_another_copy(lasts: Duration) -> (Result<CopyReport, cp::CopyError>, Vec<String>, Duration) {
     let mut ground = Ground::new().await;
     fs::write(ground.path("large"), vec![7; 2 << 20]).unwrap();
     let (waits, began) = (Waits::default(), Instant::now());
@@ -168,9 +171,9 @@ const THEN: Moment = Moment { seconds: 9, nanos: 8 };
 async fn cut_commit(
     second: Result<Value, &'static str>,
     modified: Moment,
-) -> (Result<Written, ErrorKind>, Vec<String>) {
+) -> (Result<Written, FileErrorKind>, Vec<String>) {
     let (client, mut peer, mut door) = connect(CURRENT).await;
-    let files = Remote::new(client);
+    let files = RemoteFiles::new(client);
     let committing = async {
         let draft = files.create(Path::new("/copy"), CreateOptions::default()).await.unwrap();
         let options = CommitOptions { size: Some(3), modified: Some(THEN), ..CommitOptions::default() };
@@ -214,5 +217,5 @@ async fn a_commit_that_a_cut_interrupted_is_tried_again_before_anybody_looks_for
     assert_eq!(done, (etag("new"), vec!["fs/commit".to_owned()]));
     let asked = ["fs/commit", "fs/getMetadata"].map(str::to_owned).to_vec();
     assert_eq!(cut_commit(Err("unknownHandle"), THEN).await, (etag("found"), asked.clone()));
-    assert_eq!(cut_commit(Err("unknownHandle"), other).await, (Err(ErrorKind::Closed), asked));
+    assert_eq!(cut_commit(Err("unknownHandle"), other).await, (Err(FileErrorKind::Closed), asked));
 }

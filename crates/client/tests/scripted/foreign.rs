@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use exec_server_client::{
-    Attach, Client, Error, Event, Process, State,
+    Attach, Client, ConnectionState, Error, Event, Process,
     protocol::{failure::Kind as Word, process::Scope},
 };
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ async fn push(peer: &mut Peer, seq: u64, bytes: impl AsRef<[u8]>) {
 }
 
 async fn is_connected(client: &Client) {
-    within(client.watch_state().wait_for(|state| matches!(state, State::Connected))).await.unwrap();
+    within(client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -71,7 +71,7 @@ async fn attaching_subscribes_and_dropping_unsubscribes() {
     assert_eq!(params, json!({"processId": "p", "sessionId": "other"}));
     push(&mut peer, 7, "nobody").await;
     settle().await;
-    assert!(matches!(client.state(), State::Connected));
+    assert!(matches!(client.state(), ConnectionState::Connected));
 }
 
 #[tokio::test(start_paused = true)]

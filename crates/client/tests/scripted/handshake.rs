@@ -116,11 +116,11 @@ async fn a_retry_without_end_is_no_overflow() {
     peer.cut();
     let mut state = client.watch_state();
     let six_hours = Duration::from_secs(6 * 60 * 60);
-    let lost = state.wait_for(|state| matches!(state, exec_server_client::State::Lost { .. }));
+    let lost = state.wait_for(|state| matches!(state, exec_server_client::ConnectionState::Lost { .. }));
     assert!(tokio::time::timeout(six_hours, lost).await.is_err());
     door.reopen();
     let (_peer, _) = door.welcome(CURRENT).await;
-    let connected = state.wait_for(|state| matches!(state, exec_server_client::State::Connected));
+    let connected = state.wait_for(|state| matches!(state, exec_server_client::ConnectionState::Connected));
     within(connected).await.unwrap();
 }
 

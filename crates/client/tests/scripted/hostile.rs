@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use exec_server_client::{Client, Error, ErrorKind, State, protocol::base64};
+use exec_server_client::{Client, ConnectionState, Error, ErrorKind, protocol::base64};
 use futures_util::{FutureExt as _, future::join_all, stream::FuturesUnordered};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -16,13 +16,13 @@ use crate::{
 
 async fn lost(client: &Client) -> Error {
     let mut state = client.watch_state();
-    let state = within(state.wait_for(|state| matches!(state, State::Lost { .. }))).await.unwrap().clone();
-    let State::Lost { error } = state else { panic!("{state:?}") };
+    let state = within(state.wait_for(|state| matches!(state, ConnectionState::Lost { .. }))).await.unwrap().clone();
+    let ConnectionState::Lost { error } = state else { panic!("{state:?}") };
     error
 }
 
 pub(crate) async fn is_connected(client: &Client) {
-    within(client.watch_state().wait_for(|state| matches!(state, State::Connected))).await.unwrap();
+    within(client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
 }
 
 /// Lines that are not a message, or that are not a valid notification.
@@ -128,8 +128,9 @@ async fn a_message_above_the_limit_is_a_cut() {
     assert_eq!(next(&mut events).await, "out 1 40960 bytes");
     peer.output("p", 2, vec![b'x'; 60 << 10]).await;
     let mut state = client.watch_state();
-    let state = within(state.wait_for(|state| matches!(state, State::Recovering { .. }))).await.unwrap().clone();
-    let State::Recovering { reason } = state else { panic!("{state:?}") };
+    let state =
+        within(state.wait_for(|state| matches!(state, ConnectionState::Recovering { .. }))).await.unwrap().clone();
+    let ConnectionState::Recovering { reason } = state else { panic!("{state:?}") };
     assert_eq!(reason, "message is larger than `65536` bytes");
     let (mut peer, _) = door.welcome(CURRENT).await;
     peer.output("p", 2, "smaller").await;
@@ -205,7 +206,7 @@ async fn a_server_that_never_reads_holds_writers_and_nobody_else() {
     drop(writes);
     drop(peer);
     settle().await;
-    assert!(matches!(client.state(), State::Recovering { .. }));
+    assert!(matches!(client.state(), ConnectionState::Recovering { .. }));
 }
 
 #[tokio::test(start_paused = true)]

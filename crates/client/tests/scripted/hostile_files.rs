@@ -17,8 +17,8 @@ use std::{
 use crate::{Peer, connect, peer::CURRENT};
 use exec_server_client::{
     Client,
-    cp::{self, Place, Report, Unwatched},
-    fs::{BLOCK, FileSystem, Local, Remote},
+    cp::{self, CopyEndpoint, CopyReport, NoObserver},
+    fs::{BLOCK, FileSystem, LocalFiles, RemoteFiles},
     protocol::base64,
 };
 use serde_json::{Value, json};
@@ -46,10 +46,10 @@ impl Ground {
     }
 
     /// Copies `/src` into `target`, with a server that answers arbitrarily.
-    async fn copy(&mut self, mut server: impl FnMut(&str, &Value) -> Value) -> Result<Report, cp::Error> {
-        let source = Place { files: Arc::new(Remote::new(self.client.clone())), path: "/src".into() };
-        let files: Arc<dyn FileSystem> = Arc::new(Local::new());
-        let target = Place { files, path: self.path("target") };
+    async fn copy(&mut self, mut server: impl FnMut(&str, &Value) -> Value) -> Result<CopyReport, cp::CopyError> {
+        let source = CopyEndpoint { files: Arc::new(RemoteFiles::new(self.client.clone())), path: "/src".into() };
+        let files: Arc<dyn FileSystem> = Arc::new(LocalFiles::new());
+        let target = CopyEndpoint { files, path: self.path("target") };
         let playing = async {
             loop {
                 let request = self.peer.any_request().await;
@@ -67,7 +67,7 @@ impl Ground {
                 }
             }
         };
-        let copying = cp::copy(&source, &target, true, &Unwatched);
+        let copying = cp::copy(&source, &target, true, &NoObserver);
         let both = async {
             tokio::select! {
                 done = copying => done,
@@ -144,7 +144,7 @@ async fn names_that_lead_elsewhere_end_the_copy_before_anything_is_made_of_them(
                     _ => Value::Null,
                 })
                 .await;
-            assert!(matches!(done, Err(cp::Error::Name { .. })), "{name:?} {kind}: {done:?}");
+            assert!(matches!(done, Err(cp::CopyError::Name { .. })), "{name:?} {kind}: {done:?}");
             ground.is_untouched();
             assert!(ground.made().is_empty(), "{:?}", ground.made());
         }
@@ -213,7 +213,7 @@ async fn listings_without_an_end_are_known() {
                 _ => Value::Null,
             })
             .await;
-        assert!(matches!(done, Err(cp::Error::Listing { .. })), "{what}: {done:?}");
+        assert!(matches!(done, Err(cp::CopyError::Listing { .. })), "{what}: {done:?}");
         ground.is_untouched();
     }
 }
@@ -377,6 +377,6 @@ async fn a_target_that_is_met_in_the_source_ends_the_copy() {
         _ => Value::Null,
     });
     let done = done.await;
-    assert!(matches!(done, Err(cp::Error::IntoItself { .. })), "{done:?}");
+    assert!(matches!(done, Err(cp::CopyError::IntoItself { .. })), "{done:?}");
     assert!(ground.made().is_empty() && !mark.exists());
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use exec_server_client::{Client, ErrorKind, Event, Process, State};
+use exec_server_client::{Client, ConnectionState, ErrorKind, Event, Process};
 use serde_json::{Value, json};
 
 use crate::{
@@ -35,7 +35,7 @@ async fn survives(kind: Kind, notifications: &[(&str, Value)]) -> Vec<String> {
     peer.exited("good", 2, 0).await;
     peer.closed("good", 3).await;
     assert_eq!(within(good.wait()).await.unwrap().code, 0);
-    assert!(matches!(client.state(), State::Connected), "{notifications:?}");
+    assert!(matches!(client.state(), ConnectionState::Connected), "{notifications:?}");
     let mut story = Vec::new();
     while !crate::is_pending(async { story.push(next(&mut events).await) }).await {
         if story.last().is_some_and(|word| word == "end") {
@@ -194,8 +194,9 @@ async fn a_past_with_absurd_numbers_fails_its_process_alone() {
             (start(&client, &mut peer, named("bad")).await, start(&client, &mut peer, named("good")).await);
         peer.cut();
         let (mut peer, _) = door.welcome(Kind::H).await;
-        let connected =
-            async { client.watch_state().wait_for(|state| matches!(state, State::Connected)).await.map(drop) };
+        let connected = async {
+            client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected)).await.map(drop)
+        };
         tokio::pin!(connected);
         let serving = async {
             let mut reads = 0;

@@ -1,7 +1,7 @@
 //! HTTP bodies streamed by a scripted server: names, order, late pieces, too many pieces, missing pieces, and cuts (spec 5.6).
 
 use exec_server_client::{
-    Client, ErrorKind, State,
+    Client, ConnectionState, ErrorKind,
     http::{Body, RedirectPolicy, Request, Response},
     protocol::{base64, limits},
 };
@@ -54,7 +54,7 @@ async fn rest(body: &mut Body) -> (Vec<String>, Option<String>) {
 }
 
 async fn is_connected(client: &Client) {
-    within(client.watch_state().wait_for(|state| matches!(state, State::Connected))).await.unwrap();
+    within(client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,7 +155,7 @@ async fn http_response_body_stream_ignores_late_deltas_after_drop() {
     delta(&mut peer, &name, 2, "late").await;
     done(&mut peer, &name, 3, None).await;
     settle().await;
-    assert!(matches!(client.state(), State::Connected));
+    assert!(matches!(client.state(), ConnectionState::Connected));
     let (mut body, name) = open(&client, &mut peer).await;
     done(&mut peer, &name, 1, None).await;
     assert_eq!(rest(&mut body).await, (Vec::new(), None));

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use exec_server_client::{Client, Error, ErrorKind, State, error::DISCONNECTED, protocol::environment::Status};
+use exec_server_client::{
+    Client, ConnectionState, Error, ErrorKind, error::DISCONNECTED, protocol::environment::Status,
+};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -20,16 +22,16 @@ fn ready() -> Value {
 }
 
 /// Waits until the client has such a state.
-async fn until(client: &Client, is_met: impl FnMut(&State) -> bool) -> State {
+async fn until(client: &Client, is_met: impl FnMut(&ConnectionState) -> bool) -> ConnectionState {
     within(client.watch_state().wait_for(is_met)).await.unwrap().clone()
 }
 
-fn is_connected(state: &State) -> bool {
-    matches!(state, State::Connected)
+fn is_connected(state: &ConnectionState) -> bool {
+    matches!(state, ConnectionState::Connected)
 }
 
-fn is_lost(state: &State) -> bool {
-    matches!(state, State::Lost { .. })
+fn is_lost(state: &ConnectionState) -> bool {
+    matches!(state, ConnectionState::Lost { .. })
 }
 
 /// The connection after a cut. Returns once the client is connected again.
@@ -48,7 +50,7 @@ async fn a_cut_link_is_seen_and_mended() {
     door.refuse();
     peer.cut();
     within(state.changed()).await.unwrap();
-    assert!(matches!(&*state.borrow_and_update(), State::Recovering { reason } if reason == EOF));
+    assert!(matches!(&*state.borrow_and_update(), ConnectionState::Recovering { reason } if reason == EOF));
     settle().await;
     assert!(!state.has_changed().unwrap());
     door.reopen();
@@ -82,7 +84,7 @@ async fn a_call_made_while_the_link_is_down_waits_for_it() {
     let (client, peer, mut door) = connect(CURRENT).await;
     door.refuse();
     peer.cut();
-    until(&client, |state| matches!(state, State::Recovering { .. })).await;
+    until(&client, |state| matches!(state, ConnectionState::Recovering { .. })).await;
     let calling = client.environment_status();
     tokio::pin!(calling);
     assert!(tokio::time::timeout(Duration::from_secs(60), &mut calling).await.is_err());
@@ -203,7 +205,7 @@ async fn a_session_that_is_unknown_is_lost_with_everything() {
     })
     .await;
     let text = "session session-1 is lost: unknown session id session-1";
-    let State::Lost { error } = until(&client, is_lost).await else { panic!("lost") };
+    let ConnectionState::Lost { error } = until(&client, is_lost).await else { panic!("lost") };
     assert!(matches!(&error, Error::SessionLost { session_id, .. } if session_id.as_str() == SESSION));
     assert_eq!(error.to_string(), text);
     // One failure per process, after all events that had arrived before.
@@ -237,7 +239,7 @@ async fn transport_disconnect_fails_sessions_and_rejects_new_sessions() {
     door.refuse();
     let began = Instant::now();
     peer.cut();
-    let State::Lost { error } = until(&client, is_lost).await else { panic!("lost") };
+    let ConnectionState::Lost { error } = until(&client, is_lost).await else { panic!("lost") };
     // The client gives up when the next pause would end too late. The longest pause is 5 s.
     assert!((2..=7).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
     let text = error.to_string();
@@ -360,7 +362,7 @@ async fn a_session_that_another_connection_took_is_not_taken_back() {
             state = until(&client, is_lost) => state,
             _ = serving => unreachable!(),
         };
-        let State::Lost { error } = lost else { panic!("{lost:?}") };
+        let ConnectionState::Lost { error } = lost else { panic!("{lost:?}") };
         assert_eq!(error.to_string(), "session session-1 is lost: another connection has taken it");
         assert!(began.elapsed() <= Duration::from_secs(4));
     }

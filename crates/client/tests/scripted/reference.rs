@@ -1,6 +1,6 @@
 //! Cuts with reference servers: missed events are read back, and rebuilt from the answer.
 
-use exec_server_client::{Client, Process, State};
+use exec_server_client::{Client, ConnectionState, Process};
 use serde_json::{Value, json};
 
 use crate::{
@@ -32,7 +32,7 @@ async fn nothing_more(peer: &mut Peer, next_seq: u64) {
 }
 
 async fn is_connected(client: &Client) {
-    within(client.watch_state().wait_for(|state| matches!(state, State::Connected))).await.unwrap();
+    within(client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

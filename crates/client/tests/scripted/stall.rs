@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use exec_server_client::{Client, State};
+use exec_server_client::{Client, ConnectionState};
 use serde_json::json;
 
 use crate::{connect_with, peer::CURRENT, within};
@@ -15,14 +15,15 @@ async fn a_silent_link_is_reported_after_three_seconds_and_so_is_the_next_answer
     let (client, mut peer, door) = connect_with(Client::builder().report_stall_after(SILENCE), CURRENT).await;
     let mut state = client.watch_state();
     let began = tokio::time::Instant::now();
-    let stalled = within(state.wait_for(|state| matches!(state, State::Stalled { .. }))).await.unwrap().clone();
-    assert!(matches!(stalled, State::Stalled { silent } if silent == SILENCE), "{stalled:?}");
+    let stalled =
+        within(state.wait_for(|state| matches!(state, ConnectionState::Stalled { .. }))).await.unwrap().clone();
+    assert!(matches!(stalled, ConnectionState::Stalled { silent } if silent == SILENCE), "{stalled:?}");
     let took = began.elapsed();
     assert!(took >= SILENCE && took <= SILENCE + Duration::from_secs(2), "{took:?}");
     // Newline framing has no pings, so the client sends a request.
     let question = peer.request("environment/status").await;
     peer.answer(&question, json!({"status": "ready"})).await;
-    within(state.wait_for(|state| matches!(state, State::Connected))).await.unwrap();
+    within(state.wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
     assert_eq!(door.attempts(), 1, "the link is the same");
 }
 
@@ -32,11 +33,11 @@ async fn a_server_that_answers_is_never_reported_and_nobody_is_asked_unless_want
     let state = client.watch_state();
     for _ in 0..30 {
         let question = peer.request("environment/status").await;
-        assert!(matches!(*state.borrow(), State::Connected));
+        assert!(matches!(*state.borrow(), ConnectionState::Connected));
         peer.answer(&question, json!({"status": "ready"})).await;
     }
     let (client, mut quiet, _door) = connect_with(Client::builder(), CURRENT).await;
     let asked = tokio::time::timeout(Duration::from_secs(60), quiet.request("environment/status")).await;
     assert!(asked.is_err(), "a library that did not ask for reports sends nothing by itself");
-    assert!(matches!(client.state(), State::Connected));
+    assert!(matches!(client.state(), ConnectionState::Connected));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use exec_server_client::{
-    Attach, Error, ErrorKind, Generation, State,
+    Attach, ConnectionState, Error, ErrorKind, Generation,
     protocol::{base64, process::WriteStatus},
 };
 use serde_json::json;
@@ -88,7 +88,7 @@ async fn a_cut_is_the_end_at_once_and_says_why() {
     let story = collect(&mut process.events()).await;
     assert_eq!(story[0], "out 1 one");
     assert!(story[1].starts_with(&format!("failed Disconnected: {why}")), "{story:?}");
-    let State::Lost { error } = client.state() else { panic!("{:?}", client.state()) };
+    let ConnectionState::Lost { error } = client.state() else { panic!("{:?}", client.state()) };
     assert!(error.to_string().starts_with(why), "{error}");
     assert_eq!(error_kind(within(process.write("y")).await), ErrorKind::Disconnected);
     assert_eq!(error_kind(within(client.start(named("q"))).await), ErrorKind::Disconnected);

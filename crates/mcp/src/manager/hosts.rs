@@ -14,8 +14,8 @@ use std::{
 };
 
 use exec_server_client::{
-    Client, Error, State, Token,
-    backend::{Backend, Remote},
+    Client, ConnectionState, Error, Token,
+    backend::{Backend, RemoteBackend},
     environment::{Choice, EnvironmentError, LOCAL, REMOTE, RemoteSpec},
     local::{Local, LocalConfig},
     protocol::initialize::Ttl,
@@ -92,7 +92,7 @@ impl Host {
                 if let Some(within) = recover_for {
                     builder = builder.recover_for(*within);
                 }
-                Ok(Opened::Remote(Arc::new(Remote(spec.connect(builder, token.clone()).await?))))
+                Ok(Opened::Remote(Arc::new(RemoteBackend(spec.connect(builder, token.clone()).await?))))
             }
             HostWay::Given(backend) => Ok(Opened::Given(Arc::clone(backend))),
         }
@@ -263,7 +263,7 @@ impl Slot {
         let seen = self.attempts.load(SeqCst);
         let mut state = self.state.lock().await;
         if let Some(opened) = &state.opened
-            && !matches!(opened.backend().client().state(), State::Lost { .. })
+            && !matches!(opened.backend().client().state(), ConnectionState::Lost { .. })
         {
             return Ok(opened.backend());
         }
@@ -291,7 +291,7 @@ impl Slot {
 /// An open place. The variant decides how it is closed.
 enum Opened {
     Local(Arc<Local>),
-    Remote(Arc<Remote>),
+    Remote(Arc<RemoteBackend>),
     Given(Arc<dyn Backend>),
 }
 

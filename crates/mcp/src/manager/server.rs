@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_client::{self as client, Client, State, transport::BoxFuture};
+use exec_server_client::{self as client, Client, ConnectionState, transport::BoxFuture};
 use rmcp::model::{ServerPeerInfo, Tool};
 use tokio::{
     sync::{Mutex as Turns, MutexGuard as Turn, broadcast, watch},
@@ -445,8 +445,8 @@ async fn ended(child: Option<&Child>) -> Ended {
 async fn lost(client: Option<&Client>) -> client::Error {
     let Some(client) = client else { return std::future::pending().await };
     let mut state = client.watch_state();
-    match state.wait_for(|state| matches!(state, State::Lost { .. })).await.as_deref() {
-        Ok(State::Lost { error }) => error.clone(),
+    match state.wait_for(|state| matches!(state, ConnectionState::Lost { .. })).await.as_deref() {
+        Ok(ConnectionState::Lost { error }) => error.clone(),
         // Cannot happen: we own the client, so its state exists.
         Ok(_) | Err(_) => client::Error::Disconnected { reason: None },
     }

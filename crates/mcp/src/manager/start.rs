@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, ffi::OsString, sync::Arc, time::Duration};
 
-use exec_server_client::{self as client, Client, ErrorKind, State, backend::Backend};
+use exec_server_client::{self as client, Client, ConnectionState, ErrorKind, backend::Backend};
 use rmcp::{
     RoleClient, ServiceExt as _,
     model::{ProtocolVersion, ServerResult, Tool},
@@ -201,11 +201,11 @@ fn is_worth_a_retry(error: &client::Error) -> bool {
 /// Replaces the error of an HTTP start by the executor's error if the executor is the cause.
 fn of_executor(server: &Server, client: &Client, error: Error) -> Error {
     match client.state() {
-        State::Recovering { reason } => {
+        ConnectionState::Recovering { reason } => {
             let source = client::Error::Disconnected { reason: Some(reason) };
             Error::Host { server: server.name.clone(), source }
         }
-        State::Lost { error } => Error::Host { server: server.name.clone(), source: error },
+        ConnectionState::Lost { error } => Error::Host { server: server.name.clone(), source: error },
         _ => error,
     }
 }

@@ -17,8 +17,8 @@ use std::{
 };
 
 use exec_server_client::{
-    Client, Error, Start, State,
-    fs::{self, EntryKind, FileSystem as _, Links, Remote},
+    Client, ConnectionState, Error, Start,
+    fs::{self, EntryKind, FileSystem as _, Links, RemoteFiles},
     protocol::{failure, path::PathArg, process::Inherit, sandbox::SandboxContext},
     transport::BoxFuture,
 };
@@ -59,7 +59,7 @@ impl Opened {
 
 /// Whether a session is permanently lost.
 pub(super) fn is_lost(client: &Client) -> bool {
-    matches!(client.state(), State::Lost { .. })
+    matches!(client.state(), ConnectionState::Lost { .. })
 }
 
 /// Time limit for ending a session. The executor kills all its processes.
@@ -103,7 +103,7 @@ pub enum ServeError {
     Executor(#[source] Error),
     /// The root cannot be used.
     #[error("use the root `{}`", root.display())]
-    Root { root: PathBuf, source: fs::Error },
+    Root { root: PathBuf, source: fs::FileError },
     /// The root is a file.
     #[error("the root `{}` is not a directory", root.display())]
     NotADirectory { root: PathBuf },
@@ -236,8 +236,8 @@ impl Place {
     }
 
     /// The file system, restricted to the root if there is one.
-    pub(super) async fn files(&self) -> Result<Remote, Error> {
-        let remote = Remote::new(self.client().await?);
+    pub(super) async fn files(&self) -> Result<RemoteFiles, Error> {
+        let remote = RemoteFiles::new(self.client().await?);
         Ok(match self.sandbox() {
             Some(sandbox) => remote.sandboxed(sandbox),
             None => remote,
@@ -282,7 +282,7 @@ impl Place {
             return Err(not_enforceable("its server knows no sandbox".to_owned()));
         }
         let failed = |source| ServeError::Root { root: root.clone(), source };
-        let bare = Remote::new(client.clone());
+        let bare = RemoteFiles::new(client.clone());
         let real = bare.canonicalize(&root).await.map_err(failed)?;
         if bare.metadata(&real, Links::Follow).await.map_err(failed)?.kind != EntryKind::Directory {
             return Err(ServeError::NotADirectory { root: root.clone() });
@@ -315,7 +315,7 @@ impl Place {
         }
         let not_hidden = |missing: String| ServeError::NotHidden { address: client.address(), missing };
         let walls = Walls::hiding(hidden).map_err(|error| not_hidden(error.to_string()))?;
-        let within = Remote::new(client.clone()).sandboxed(walls.files.clone());
+        let within = RemoteFiles::new(client.clone()).sandboxed(walls.files.clone());
         within.metadata(&self.base, Links::Follow).await.map_err(|error| not_hidden(error.reason))?;
         self.walls = Some(walls);
         Ok(())

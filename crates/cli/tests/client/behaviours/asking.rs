@@ -1,7 +1,7 @@
 //! Information about a place and its processes, and the environment that a place gives to processes.
 
 use exec_server_client::{
-    Generation, Start, State,
+    ConnectionState, Generation, Start,
     protocol::{
         environment::Status,
         process::{EnvPolicy, Inherit, Scope},
@@ -22,7 +22,7 @@ pub(crate) async fn the_environment_tells_of_itself(place: &Place) {
     assert_eq!(server.generation, Generation::Current);
     assert_eq!(server.info.map(|info| info.name).as_deref(), Some("exec-server"));
     assert!(client.session_id().is_some());
-    assert!(matches!(client.state(), State::Connected));
+    assert!(matches!(client.state(), ConnectionState::Connected));
     assert!(!client.address().contains("token"), "{}", client.address());
 }
 

@@ -9,7 +9,10 @@ use std::{
 use bytes::Bytes;
 use exec_server_client::{
     Start,
-    fs::{CommitOptions, CreateOptions, Error, ErrorKind, FileSystem as _, Links, Remote, WalkOptions, WriteOptions},
+    fs::{
+        CommitOptions, CreateOptions, FileError, FileErrorKind, FileSystem as _, Links, RemoteFiles, WalkOptions,
+        WriteOptions,
+    },
     protocol::{process::Size, sandbox::SandboxContext},
 };
 use serde_json::{Value, json, value::to_raw_value};
@@ -20,7 +23,7 @@ use crate::{Place, tell};
 /// A test directory: policies grant `inside` and not `outside`.
 struct Ground {
     dir: TempDir,
-    files: Remote,
+    files: RemoteFiles,
 }
 
 impl Ground {
@@ -31,7 +34,7 @@ impl Ground {
         }
         fs::write(dir.path().join("inside/file"), "inner").expect("a file");
         fs::write(dir.path().join("outside/file"), "outer").expect("a file");
-        Self { dir, files: Remote::new(place.client().clone()) }
+        Self { dir, files: RemoteFiles::new(place.client().clone()) }
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -43,15 +46,15 @@ impl Ground {
     }
 
     /// Files in a sandbox with these entries.
-    fn within(&self, entries: &[Value]) -> Remote {
+    fn within(&self, entries: &[Value]) -> RemoteFiles {
         self.files.sandboxed(to_raw_value(&sandbox(entries)).expect("JSON"))
     }
 
-    fn readable(&self) -> Remote {
+    fn readable(&self) -> RemoteFiles {
         self.within(&[entry(&self.at("inside"), "read")])
     }
 
-    fn writable(&self) -> Remote {
+    fn writable(&self) -> RemoteFiles {
         self.within(&[entry(&self.at("inside"), "write")])
     }
 }
@@ -74,19 +77,19 @@ fn context(sandbox: Value) -> SandboxContext {
 }
 
 #[track_caller]
-fn denied<T>(done: Result<T, Error>) {
+fn denied<T>(done: Result<T, FileError>) {
     match done {
         Ok(_) => panic!("it was not denied"),
-        Err(error) => assert_eq!(error.kind, ErrorKind::SandboxDenied, "{error}"),
+        Err(error) => assert_eq!(error.kind, FileErrorKind::SandboxDenied, "{error}"),
     }
 }
 
-async fn read(files: &Remote, path: &Path) -> Result<String, Error> {
+async fn read(files: &RemoteFiles, path: &Path) -> Result<String, FileError> {
     let bytes = files.read_file(path, Links::Follow).await?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-async fn write(files: &Remote, path: &Path, text: &'static str) -> Result<(), Error> {
+async fn write(files: &RemoteFiles, path: &Path, text: &'static str) -> Result<(), FileError> {
     files.write_file(path, Bytes::from_static(text.as_bytes()), WriteOptions::default()).await.map(drop)
 }
 

@@ -9,7 +9,7 @@
 use std::{path::Path, sync::Arc};
 
 use bytes::Bytes;
-use exec_server_client::fs::{ErrorKind, FileSystem as _, WriteOptions};
+use exec_server_client::fs::{FileErrorKind, FileSystem as _, WriteOptions};
 use memchr::memmem::Finder;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -98,7 +98,7 @@ async fn attempt(call: &Call<'_>, path: &Path, arguments: &Arc<Arguments>) -> Re
         let files = call.server.place.files().await?;
         match files.write_file(path, Bytes::from(changed.bytes), options).await {
             Ok(_) => Ok(Some(edited)),
-            Err(error) if error.kind == ErrorKind::Changed => Ok(None),
+            Err(error) if error.kind == FileErrorKind::Changed => Ok(None),
             Err(error) => Err(error.into()),
         }
     })

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_client::{
-    fs::{EntryKind, ErrorKind, FileSystem as _, Links, Page, Remote, WriteOptions},
+    fs::{EntryKind, FileErrorKind, FileSystem as _, Links, ListPage, RemoteFiles, WriteOptions},
     protocol::{
         base64,
         failure::Kind,
@@ -249,14 +249,14 @@ pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<
         let files = call.server.place.files().await?;
         match files.metadata(&path, Links::Follow).await {
             Ok(_) => Ok((files, false)),
-            Err(error) if error.kind == ErrorKind::NotFound => Ok((files, true)),
+            Err(error) if error.kind == FileErrorKind::NotFound => Ok((files, true)),
             Err(error) => Err(error.into()),
         }
     };
     let (files, created) = call.unless_called_off(looking).await?;
     let writing = async {
         match files.write_file(&path, bytes.clone(), WriteOptions::default()).await {
-            Err(error) if error.kind == ErrorKind::NotFound => {
+            Err(error) if error.kind == FileErrorKind::NotFound => {
                 make_parents(&files, &path).await?;
                 Ok(files.write_file(&path, bytes, WriteOptions::default()).await?)
             }
@@ -269,7 +269,7 @@ pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<
     Ok(Reply::new(text, &Written { path: shown, bytes: size, created, atomic: written.atomic }))
 }
 
-async fn make_parents(files: &Remote, path: &Path) -> Result<(), Failure> {
+async fn make_parents(files: &RemoteFiles, path: &Path) -> Result<(), Failure> {
     match path.parent() {
         Some(parent) => Ok(files.create_directory(parent, true, Links::Follow, None).await?),
         None => Ok(()),
@@ -328,10 +328,10 @@ pub(super) async fn list(call: &Call<'_>, arguments: ListArguments) -> Result<Re
     Ok(Reply::new(listing.text(), &listing))
 }
 
-async fn page(files: &Remote, path: &Path, after: Option<OsString>) -> Result<(Vec<Row>, bool), Failure> {
+async fn page(files: &RemoteFiles, path: &Path, after: Option<OsString>) -> Result<(Vec<Row>, bool), Failure> {
     match files.list(path, after.clone(), Links::Follow).await {
-        Ok(Page { entries, more }) => {
-            let row = |entry: exec_server_client::fs::Entry| Row {
+        Ok(ListPage { entries, more }) => {
+            let row = |entry: exec_server_client::fs::ListEntry| Row {
                 name: entry.name.display().to_string(),
                 kind: word(entry.kind),
                 size_bytes: (entry.kind == EntryKind::File).then_some(entry.size),
@@ -340,7 +340,7 @@ async fn page(files: &Remote, path: &Path, after: Option<OsString>) -> Result<(V
             Ok((entries.into_iter().map(row).collect(), more))
         }
         // An older server: use the method that returns less information.
-        Err(error) if error.kind == ErrorKind::Unsupported => {
+        Err(error) if error.kind == FileErrorKind::Unsupported => {
             let mut all = files.read_directory(path).await?;
             all.retain(|entry| after.as_ref().is_none_or(|after| entry.name > *after));
             all.sort_by(|one, other| one.name.cmp(&other.name));
@@ -353,7 +353,7 @@ async fn page(files: &Remote, path: &Path, after: Option<OsString>) -> Result<(V
                 |name: &OsStr, kind| Row { name: name.display().to_string(), kind, size_bytes: None, target: None };
             Ok((all.iter().map(|entry| row(&entry.name, kind(entry.is_directory, entry.is_file))).collect(), false))
         }
-        Err(error) if error.kind == ErrorKind::NotADirectory => {
+        Err(error) if error.kind == FileErrorKind::NotADirectory => {
             Err(Failure::new(format!("{error}; it is no directory: use read_file")))
         }
         Err(error) => Err(error.into()),

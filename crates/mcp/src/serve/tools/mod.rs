@@ -136,15 +136,15 @@ impl From<exec_server_client::Error> for Failure {
     }
 }
 
-impl From<fs::Error> for Failure {
-    fn from(error: fs::Error) -> Self {
+impl From<fs::FileError> for Failure {
+    fn from(error: fs::FileError) -> Self {
         let advice = match error.kind {
-            fs::ErrorKind::NotFound => "; check the path with list_directory or search_files",
-            fs::ErrorKind::SandboxDenied => {
+            fs::FileErrorKind::NotFound => "; check the path with list_directory or search_files",
+            fs::FileErrorKind::SandboxDenied => {
                 "; only what is beneath the root of this server can be used, and none of the server's own files"
             }
-            fs::ErrorKind::IsADirectory => "; it is a directory: use list_directory",
-            fs::ErrorKind::Disconnected => "; look before you do it again, it may have happened",
+            fs::FileErrorKind::IsADirectory => "; it is a directory: use list_directory",
+            fs::FileErrorKind::Disconnected => "; look before you do it again, it may have happened",
             _ => "",
         };
         Self(format!("{error}{advice}"))

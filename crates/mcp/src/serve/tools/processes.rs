@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use exec_server_client::{
-    Client, Process, Read,
+    Client, Process, ReadResult,
     protocol::{
         process::{CloseStdinStatus, Overflow, ProcessInfo, Scope, Size, Stream, WriteStatus},
         signal as signals,
@@ -202,7 +202,7 @@ async fn fetch(
     after: u64,
     most: u64,
     wait: Duration,
-) -> Result<(Read, bool), exec_server_client::Error> {
+) -> Result<(ReadResult, bool), exec_server_client::Error> {
     let read = process.read(after, Some(most), wait).await?;
     if !read.exited || read.chunks.is_empty() {
         return Ok((read, false));
@@ -214,7 +214,7 @@ async fn fetch(
 /// Converts an answer of the executor. Consecutive chunks of one stream become one text. If a chunk ends within a character, its incomplete
 /// bytes are moved to the next chunk of the same stream, in this answer or the next one. `torn` has the incomplete bytes of the previous
 /// answer, or is `None` if this read does not continue it.
-fn hear(read: Read, after: u64, torn: Option<Torn>, more: bool) -> (Heard, Torn) {
+fn hear(read: ReadResult, after: u64, torn: Option<Torn>, more: bool) -> (Heard, Torn) {
     let holds_back = torn.is_some() && (more || !read.closed);
     let mut torn = torn.unwrap_or_default();
     let mut joined: Vec<(Stream, Vec<u8>)> = Vec::new();
@@ -501,9 +501,9 @@ mod tests {
     use super::*;
 
     /// An answer of the executor with these chunks.
-    fn read(pieces: &[(Stream, &[u8])], closed: bool) -> Read {
+    fn read(pieces: &[(Stream, &[u8])], closed: bool) -> ReadResult {
         let chunk = |(stream, bytes): &(Stream, &[u8])| Chunk { seq: 1, stream: *stream, bytes: bytes.to_vec().into() };
-        Read {
+        ReadResult {
             chunks: pieces.iter().map(chunk).collect(),
             next_seq: 2,
             exited: closed,

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use exec_server_client::{
-    fs::{ErrorKind, GlobParams, Remote, ScanParams, ScanSummary, SearchParams},
+    fs::{FileErrorKind, GlobParams, RemoteFiles, ScanParams, ScanSummary, SearchParams},
     protocol::path::PathArg,
 };
 use schemars::JsonSchema;
@@ -132,7 +132,7 @@ pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Repl
     call.unless_called_off(looking).await
 }
 
-async fn paths(call: &Call<'_>, files: &Remote, path: &Path, params: GlobParams) -> Result<Reply, Failure> {
+async fn paths(call: &Call<'_>, files: &RemoteFiles, path: &Path, params: GlobParams) -> Result<Reply, Failure> {
     let glob = files.glob(path, params).await?;
     let place = &call.server.place;
     let entries: Vec<Entry> = glob
@@ -152,12 +152,12 @@ async fn paths(call: &Call<'_>, files: &Remote, path: &Path, params: GlobParams)
     Ok(Reply::new(text, &Found { paths: Some(entries), truncated, errors, ..Found::default() }))
 }
 
-async fn lines(call: &Call<'_>, files: &Remote, path: &Path, params: &SearchParams) -> Result<Reply, Failure> {
+async fn lines(call: &Call<'_>, files: &RemoteFiles, path: &Path, params: &SearchParams) -> Result<Reply, Failure> {
     let mut attempt = 1;
     loop {
         match matching(call, files, path, params).await {
             // The connection was lost. No result was returned yet, so start again.
-            Err(error) if error.kind == ErrorKind::Closed && attempt < ATTEMPTS => attempt += 1,
+            Err(error) if error.kind == FileErrorKind::Closed && attempt < ATTEMPTS => attempt += 1,
             done => return Ok(done?),
         }
     }
@@ -165,10 +165,10 @@ async fn lines(call: &Call<'_>, files: &Remote, path: &Path, params: &SearchPara
 
 async fn matching(
     call: &Call<'_>,
-    files: &Remote,
+    files: &RemoteFiles,
     path: &Path,
     params: &SearchParams,
-) -> Result<Reply, exec_server_client::fs::Error> {
+) -> Result<Reply, exec_server_client::fs::FileError> {
     let place = &call.server.place;
     let mut search = files.search(path, params.clone()).await?;
     let (mut found, mut text) = (Vec::new(), String::new());
