@@ -190,10 +190,11 @@
 //!
 //! # Local and remote
 //!
-//! [`backend::Backend`] and [`backend::Running`] are traits for code that does not care where its processes run.
-//! [`backend::Remote`] runs them on a server. [`local::Local`] runs them on this machine, with the same client and the
-//! same server core connected in memory, so both behave alike. [`environment::Environment`] chooses between them by the
-//! name or URL that the user sets in `EXEC_SERVER_URL` or `environments.toml`, and connects on first use:
+//! [`backend::Backend`] and [`backend::RunningProcess`] are traits for code that does not care where its processes
+//! run. [`backend::RemoteBackend`] runs them on a server. [`local::Local`] runs them on this machine, with the same
+//! client and the same server core connected in memory, so both behave alike. [`environment::Environment`] chooses
+//! between them by the name or URL that the user sets in `EXEC_SERVER_URL` or `environments.toml`, and connects on
+//! first use:
 //!
 //! ```no_run
 //! use exec_server_client::{Start, environment::Environment};

@@ -138,7 +138,7 @@ impl Default for LocalConfig {
 #[derive(Debug)]
 pub struct Local {
     client: Client,
-    host: Arc<Host>,
+    server: Arc<LocalServer>,
     /// Removes the directory when dropped. Must be the last field: fields are dropped in order.
     _private_dir: Option<PrivateDir>,
 }
@@ -154,7 +154,7 @@ impl Local {
         let holders = Spawned::new(Arc::new(state), spawner, SpawnedConfig { limits, ..SpawnedConfig::default() });
         let core = Core::new(core_config(&config), Arc::new(holders));
         core.adopt().await.map_err(|error| failed(&error))?;
-        let host = Arc::new(Host { serving: Mutex::new(Some(ServingCore { core, links: JoinSet::new() })) });
+        let server = Arc::new(LocalServer { serving: Mutex::new(Some(ServingCore { core, links: JoinSet::new() })) });
         let mut builder = Client::builder().name(config.name);
         if let Some(ttl) = config.ttl.or_else(|| private_dir.is_some().then(|| Ttl::Ms(millis(PRIVATE_TTL)))) {
             builder = builder.ttl(ttl);
@@ -162,8 +162,8 @@ impl Local {
         if let Some(session_id) = config.resume {
             builder = builder.resume(session_id);
         }
-        let client = builder.open(MemoryConnect(Arc::clone(&host))).await?;
-        Ok(Self { client, host, _private_dir: private_dir })
+        let client = builder.open(MemoryConnect(Arc::clone(&server))).await?;
+        Ok(Self { client, server, _private_dir: private_dir })
     }
 
     /// The client of this server.
@@ -174,7 +174,7 @@ impl Local {
 
     /// Ends every session with its processes, and removes the private directory. Returns when the processes are gone.
     pub async fn end(self) {
-        let Some(ServingCore { core, mut links }) = self.host.take() else { return };
+        let Some(ServingCore { core, mut links }) = self.server.take() else { return };
         core.end_all().await;
         self.client.clone().close().await;
         links.shutdown().await;
@@ -184,13 +184,13 @@ impl Local {
 impl Drop for Local {
     fn drop(&mut self) {
         // Dropping the core closes its connections to the holders. They then end their processes after the time-to-live.
-        drop(self.host.take());
+        drop(self.server.take());
     }
 }
 
 /// The server side. It exists until the [`Local`] ends, even if clones of the client remain.
 #[derive(Debug)]
-struct Host {
+struct LocalServer {
     serving: Mutex<Option<ServingCore>>,
 }
 
@@ -200,7 +200,7 @@ struct ServingCore {
     links: JoinSet<()>,
 }
 
-impl Host {
+impl LocalServer {
     fn lock(&self) -> MutexGuard<'_, Option<ServingCore>> {
         // Poisoning is harmless: no code under the lock can panic half-way through a change.
         self.serving.lock().unwrap_or_else(PoisonError::into_inner)
@@ -217,8 +217,8 @@ impl std::fmt::Debug for ServingCore {
     }
 }
 
-/// Connects to a [`Host`].
-struct MemoryConnect(Arc<Host>);
+/// Connects to a [`LocalServer`].
+struct MemoryConnect(Arc<LocalServer>);
 
 impl Connect for MemoryConnect {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {

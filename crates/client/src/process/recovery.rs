@@ -225,7 +225,7 @@ pub(crate) async fn find_process(session: &Session, key: &ProcessKey) -> Result<
     let requested_session = key.session_id.as_ref().or(own);
     let is_requested =
         |info: &wire::ProcessInfo| info.process_id == key.process_id && Some(&info.session_id) == requested_session;
-    let mut pages = ListPages::new(scope);
+    let mut pages = ProcessPages::new(scope);
     while let Some(page) = pages.next(session).await? {
         if let Some(found) = page.processes.into_iter().find(is_requested) {
             return Ok(Some(found));
@@ -237,7 +237,7 @@ pub(crate) async fn find_process(session: &Session, key: &ProcessKey) -> Result<
 /// Lists all processes of a session, or of every session of its principal. The reported sessions in adoption are those of the first page. A
 /// session that is adopted between two pages may have processes that belong on an earlier page.
 pub(crate) async fn list_processes(session: &Session, scope: wire::Scope) -> Result<wire::ListResult, Error> {
-    let mut pages = ListPages::new(scope);
+    let mut pages = ProcessPages::new(scope);
     let mut all = wire::ListResult { processes: Vec::new(), next_cursor: None, adopting: Vec::new() };
     let mut bytes = 0;
     while let Some(page) = pages.next(session).await? {
@@ -260,13 +260,13 @@ fn memory_bytes(info: &wire::ProcessInfo) -> usize {
 }
 
 /// The pages of a list, one at a time. A server without paging sends one page.
-struct ListPages {
+struct ProcessPages {
     scope: wire::Scope,
     /// The cursor of the next page; `None` after the last page.
     next: Option<Option<String>>,
 }
 
-impl ListPages {
+impl ProcessPages {
     fn new(scope: wire::Scope) -> Self {
         Self { scope, next: Some(None) }
     }
