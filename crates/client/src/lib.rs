@@ -235,7 +235,8 @@
 //!
 //! # Files
 //!
-//! [`fs::FileSystem`] is the trait for file access: [`fs::RemoteFiles`] works on a server, `fs::LocalFiles` on this machine.
+//! [`fs::FileSystem`] is the trait for file access: [`fs::RemoteFiles`] works on a server, `fs::LocalFiles` on this
+//! machine.
 //! Files of any size are transferred whole or in blocks. A write can be made conditional on the file being unchanged
 //! since it was read. [`cp::copy`] copies files and trees between two file systems. It resumes an interrupted copy, and
 //! it trusts neither side:

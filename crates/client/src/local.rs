@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_is_no_exec_server_is_told_by_its_name() {
+    async fn a_program_that_is_not_an_exec_server_is_named_in_the_error() {
         let config = LocalConfig { program: Some("/bin/false".into()), ..LocalConfig::default() };
         let error = Local::start(config).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Spawn);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_no_childs_business() {
+    fn children_do_not_inherit_the_token() {
         let environment = [("A", "1"), ("EXEC_SERVER_TOKEN", "s"), ("exec_server_token", "s")];
         let environment = environment.map(|(name, value)| (name.into(), value.into())).to_vec();
         let config = core_config(&LocalConfig { environment, ..LocalConfig::default() });

@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_counts_without_the_blocks_that_were_under_way() {
+    fn a_resumed_part_excludes_blocks_in_flight() {
         let (block, in_flight) = (BLOCK as u64, BLOCKS_IN_FLIGHT as u64);
         let lengths = [0, 3, in_flight, in_flight + 1].map(|blocks| resumable_len(blocks * block, 100 * block));
         assert_eq!(lengths, [0, 0, 0, block]);

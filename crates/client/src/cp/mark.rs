@@ -218,7 +218,7 @@ mod tests {
     use crate::fs::Moment;
 
     #[test]
-    fn another_version_or_another_file_has_another_word() {
+    fn another_version_or_file_has_another_part_key() {
         let source = SourceFile { size: 5, mode: 0o644, modified: Moment { seconds: 1, nanos: 2 } };
         let word =
             |machine, path: &str, source: &SourceFile, etag| super::part_key(machine, Path::new(path), source, etag);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_says_what_was_written_and_one_of_another_transfer_nothing() {
+    fn a_mark_is_read_back_only_by_its_own_copy() {
         let header = MarkHeader::new("local", Path::new("/src"));
         for form in TargetForm::ALL {
             for content in [MarkContent::new(form, true, None), MarkContent::new(form, false, Some(-5))] {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_stands_beside_its_tree_and_fits() {
+    fn a_mark_path_is_beside_its_tree_and_not_too_long() {
         assert_eq!(mark_path(Path::new("/a/b")), Some(PathBuf::from("/a/.b.exec-server-cp")));
         assert_eq!(mark_path(Path::new("/")), None);
         let long = format!("/a/{}", "x".repeat(255));

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attempt_that_nobody_waits_for_is_given_up() {
+    async fn an_attempt_without_waiters_is_dropped() {
         let (server, gate, lazy) = set_up(0, false);
         assert!(lazy.get().now_or_never().is_none());
         gate.add_permits(1);

@@ -50,7 +50,7 @@ fn default_provider_follows_the_url_rules() {
 }
 
 #[test]
-fn a_fingerprint_differs_with_whatever_leads_elsewhere_or_to_somebody_else() {
+fn a_fingerprint_differs_by_address_and_token() {
     let other = Token::new("other").unwrap();
     let print = |requested: &str, token| match Choice::without_file(requested).unwrap().unwrap() {
         Choice::Remote(spec) => spec.fingerprint(token),
@@ -144,7 +144,7 @@ cwd = 'boxes'
 }
 
 #[test]
-fn every_mistake_is_named_with_its_place_and_its_cure() {
+fn every_error_names_its_key_and_the_fix() {
     let entry = |rest: &str| format!("[[environments]]\nid = 'a'\n{rest}");
     let long = format!("[[environments]]\nid = '{}'\nurl = 'ws://a:1'", "ü".repeat(65));
     for (text, expected) in [
@@ -203,7 +203,7 @@ fn a_missing_file_is_an_empty_one_and_an_unreadable_one_is_not() {
 }
 
 #[test]
-fn the_first_variable_that_says_something_counts() {
+fn the_first_variable_that_is_not_empty_wins() {
     let value_with = |ours: Option<&str>, theirs: Option<&str>| {
         let lookup = |name: &str| match name {
             "EXEC_SERVER_URL" => ours.map(OsString::from),
@@ -284,7 +284,7 @@ async fn retryable_startup_failure_does_not_burn_environment() {
 }
 
 #[tokio::test]
-async fn a_token_file_that_cannot_be_used_is_said_before_anything_is_tried() {
+async fn an_unusable_token_file_is_reported_before_connecting() {
     let environment = environment("url = 'ws://127.0.0.1:1'\ntoken_file = '/no/such/token'");
     let error = environment.backend().await.map(drop).unwrap_err().to_string();
     assert!(error.contains("read token file `/no/such/token`"), "{error}");

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn operation_and_path_are_said_once() {
+    fn operation_and_path_appear_once() {
         let shown = |message: &str| {
             let error = crate::Error::Server { code: failure::NOT_FOUND, kind: None, message: message.to_owned() };
             FileError::of_call("open", Path::new("/a b"), &error).to_string()

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_is_read_to_its_end_whatever_it_says_of_its_size() {
+    async fn a_file_is_read_to_its_end_if_its_size_is_wrong() {
         let bytes: Vec<u8> = (0..3 * BLOCK + 7).map(|at| (at / 3 % 251) as u8).collect();
         for reported_size in [0, 5, BLOCK as u64, bytes.len() as u64, 100 * BLOCK as u64] {
             for step in [BLOCK, 1_000_000] {

@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_before_the_beginning_is_known_to_the_log_and_no_event_of_it() {
+    fn an_exit_before_the_beginning_is_recorded_without_an_event() {
         for (answer, is_closed) in [(read(&[], 4, Some(7), false), false), (read(&[], 5, Some(7), true), true)] {
             let log = EventLog::new(DeliveryMode::Observed, 3);
             append_read(&log, 3, answer, None).expect("the exit is number 3");
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_already_is_nothing_new() {
+    fn known_events_are_not_rebuilt() {
         assert_eq!(spell(rebuild(4, read(&[], 5, Some(0), true), Some((3, Exit::of_code(0))))), "");
     }
 }

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn with_a_grace_one_retry_is_left_to_a_server_that_is_starting_and_none_to_the_rest() {
+    async fn startup_grace_allows_one_retry_of_a_server_that_does_not_listen() {
         let mut brief = first_connect(Duration::from_secs(10), Some(GRACE));
         assert_eq!(brief.pause_after(&dial_error(ConnectFailure::Permanent), Duration::ZERO), None);
         assert_eq!(brief.pause_after(&dial_error(ConnectFailure::Unreachable), Duration::ZERO), None);

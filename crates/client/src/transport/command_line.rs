@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_those_of_a_shell_that_expands_nothing() {
+    fn words_split_like_a_shell_without_expansion() {
         for (text, expected) in [
             ("", Some(vec![])),
             (" \t ", Some(vec![])),

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn our_token_is_inherited_by_no_program() {
+    fn programs_do_not_inherit_the_token() {
         assert_eq!(token_of(&Launch::new("p").command()), Some(None));
         let given = Launch::new("p").env(TOKEN_VARIABLE, "its own").command();
         assert_eq!(token_of(&given), Some(Some("its own".as_ref())));

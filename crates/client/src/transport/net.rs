@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_address_holds_up_no_other() {
+    async fn a_silent_address_does_not_delay_the_others() {
         const NEVER: u64 = 1_000_000;
         for (scripts, winner, at) in [
             (&[(10, true), (0, true)][..], 0, 10),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn families_take_turns() {
+    fn address_families_alternate() {
         let parse = |texts: &[&str]| -> Vec<SocketAddr> { texts.iter().map(|text| text.parse().unwrap()).collect() };
         let mixed = alternating(parse(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1"]));
         assert_eq!(mixed, parse(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "[::3]:1"]));

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines_are_kept_without_what_could_move_a_terminal() {
+    fn the_last_lines_are_kept_without_control_characters() {
         let tail = StderrTail::new();
         assert_eq!((tail.text(), tail.last()), (String::new(), None));
         for piece in ["one\ntw", "o\r\n\n  \n", "\x1b[2Jthree\x07\n", "fo", "ur"] {

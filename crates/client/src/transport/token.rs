@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_visible_ascii_and_shown_by_nothing() {
+    fn a_token_is_visible_ascii_and_never_shown() {
         let token = Token::new(" s3cret!\r\n").unwrap();
         assert_eq!(token.reveal(), "s3cret!");
         assert_eq!(format!("{token:?} {:?}", token.clone()), "Token(..) Token(..)");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_file_is_for_our_eyes_only() {
+    fn a_token_file_must_be_private() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         fs::write(&path, "s3cret\n").unwrap();

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_together_is_told_apart() {
+    fn events_stored_in_one_run_are_returned_separately() {
         let large = "x".repeat(SMALL_BYTES + 1);
         let mut events = vec![
             output(1, Stream::Stdout, "a", Some(0)),

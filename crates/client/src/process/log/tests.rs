@@ -25,7 +25,7 @@ fn last_gap(log: &EventLog) -> (u64, u64, Option<u64>) {
 }
 
 #[test]
-fn a_gap_that_reaches_back_counts_only_what_was_not_told() {
+fn an_overlapping_gap_counts_only_unreported_bytes() {
     let log = EventLog::new(DeliveryMode::Observed, 0);
     for event in [output(1, 10), gap(2, 5, 100), gap(2, 9, 170)] {
         log.append(event).expect("in order");
@@ -37,7 +37,7 @@ fn a_gap_that_reaches_back_counts_only_what_was_not_told() {
 }
 
 #[test]
-fn a_gap_from_the_beginning_is_counted_whatever_was_let_go() {
+fn a_gap_from_the_beginning_is_counted_after_events_were_dropped() {
     let at = |seq, len, offset| match output(seq, len) {
         Event::Output { stream, bytes, .. } => Event::Output { seq, stream, bytes, offset: Some(offset) },
         other => other,
@@ -53,7 +53,7 @@ fn a_gap_from_the_beginning_is_counted_whatever_was_let_go() {
 }
 
 #[test]
-fn a_gap_of_which_nobody_knows_what_was_told_is_not_counted() {
+fn a_gap_with_unknown_overlap_has_no_count() {
     let log = EventLog::new(DeliveryMode::Observed, 4);
     log.append(gap(5, 8, 100)).and_then(|_| log.append(gap(3, 12, 170))).expect("in order");
     assert_eq!(last_gap(&log), (9, 12, None), "it began before this log");
@@ -64,7 +64,7 @@ fn a_gap_of_which_nobody_knows_what_was_told_is_not_counted() {
 }
 
 #[test]
-fn an_exit_and_a_close_before_the_beginning_are_known_and_no_events() {
+fn an_exit_and_a_close_before_the_beginning_are_recorded_without_events() {
     let log = EventLog::new(DeliveryMode::Observed, 9);
     log.record_exit(Exit::of_code(3));
     assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(3)), None));
@@ -74,7 +74,7 @@ fn an_exit_and_a_close_before_the_beginning_are_known_and_no_events() {
 }
 
 #[test]
-fn the_end_of_a_lost_process_comes_behind_what_its_server_has_forgotten() {
+fn the_end_of_a_lost_process_follows_events_its_server_forgot() {
     let log = EventLog::new(DeliveryMode::Acked { window: 4 << 20 }, 0);
     for seq in 1..=9 {
         log.append(output(seq, 10)).expect("in order");
@@ -92,7 +92,7 @@ fn the_end_of_a_lost_process_comes_behind_what_its_server_has_forgotten() {
 }
 
 #[test]
-fn a_window_of_single_bytes_is_kept_for_a_slow_reader_and_is_no_breach() {
+fn a_window_of_single_bytes_for_a_slow_reader_is_not_a_violation() {
     let (window, count) = (4 << 20, 5 << 18);
     let log = EventLog::new(DeliveryMode::Acked { window }, 0);
     let reader = log.add_cursor(0);

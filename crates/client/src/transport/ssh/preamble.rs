@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_shell_that_never_gets_there_is_not_read_for_ever() {
+    async fn endless_shell_output_is_not_read_endlessly() {
         let (got, tail, has_answered) = check(&["This account is not available.\n"]).await;
         assert_eq!((got.unwrap().as_str(), tail.as_str(), has_answered), ("", "This account is not available.", false));
         let (got, _, has_answered) = check(&["y\n".repeat(SKIPPED_MAX).as_str()]).await;
