@@ -2,6 +2,10 @@
 //!
 //! Reads the tree and changes nothing. Runs as `cargo xtask tidy` and inside `cargo test`.
 
+mod document_paths;
+mod idioms;
+mod names;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -47,6 +51,7 @@ pub(crate) fn run() -> Result<()> {
 
 fn broken_rules(root: &Path) -> Result<Vec<String>> {
     let mut broken = Vec::new();
+    let mut types = names::TypeNames::default();
     let mut files = Vec::new();
     collect(root, &mut files)?;
     for path in files {
@@ -56,8 +61,13 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
             continue;
         };
         machine_paths(&name, &text, &mut broken);
+        idioms::check(&name, &text, &mut broken);
+        if name.ends_with(".md") {
+            document_paths::check(root, &name, &text, &mut broken);
+        }
         if name.ends_with(".rs") {
             source(&name, &text, &mut broken);
+            types.read(&name, &text);
         }
         if name == "README.md" {
             for run in faults::readme::missing(&text)? {
@@ -70,6 +80,7 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
             arrows(&name, &text, &mut broken);
         }
     }
+    types.check(&mut broken);
     for (rule, what, files) in faults::rules::rules(root)? {
         if files.is_empty() {
             broken.push(format!("{rule} ({what}) has no test among the promises"));
@@ -91,7 +102,7 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
             if name != "target" && name != "node_modules" && name != "__pycache__" {
                 collect(&path, files)?;
             }
-        } else if name != ".git" {
+        } else {
             files.push(path);
         }
     }

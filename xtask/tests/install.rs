@@ -56,7 +56,7 @@ impl Desk {
 
     /// `tree` is the unpacked package, `dist` what `cargo xtask dist` makes, `home` and `tmp` are the user's.
     fn new(user: Option<u32>) -> Self {
-        // In the folder that is everybody's: the one of a CI run is closed to nobody.
+        // In the shared temporary directory: the user `nobody` cannot enter that of a CI run.
         let folder = tempfile::Builder::new().prefix("exec-server-install-test-").tempdir_in("/tmp").unwrap();
         let desk = Self { folder, user };
         fs::set_permissions(desk.path(""), fs::Permissions::from_mode(0o755)).unwrap();

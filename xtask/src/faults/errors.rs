@@ -169,9 +169,9 @@ impl Tracer {
     fn has_seen_all_stop(&self) -> Result<bool> {
         let log = self.read_log()?;
         let last: HashMap<&str, &str> = log.lines().filter_map(|line| line.split_once(' ')).collect();
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).context("list the threads")?;
-        let threads: Vec<String> =
-            tasks.flatten().map(|task| task.file_name().to_string_lossy().into_owned()).collect();
+        // None if the process has ended: a holder leaves when its processes have ended and their output is on disk.
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
+        let threads: Vec<String> = tasks.map(|task| task.file_name().to_string_lossy().into_owned()).collect();
         Ok(threads.iter().all(|thread| last.get(thread.as_str()).is_some_and(|event| event.trim() == STOPPED)))
     }
 
