@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use crate::Trouble;
+use crate::ErrorKind;
 
 /// Shared by an operation and by the callers that may cancel it. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -27,8 +27,8 @@ impl Cancel {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns `Trouble::Cancelled` if the operation was cancelled.
-    pub fn check(&self) -> Result<(), Trouble> {
-        if self.is_cancelled() { Err(Trouble::Cancelled) } else { Ok(()) }
+    /// Returns `ErrorKind::Cancelled` if the operation was cancelled.
+    pub fn check(&self) -> Result<(), ErrorKind> {
+        if self.is_cancelled() { Err(ErrorKind::Cancelled) } else { Ok(()) }
     }
 }

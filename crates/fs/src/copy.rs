@@ -20,9 +20,9 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, Links, Result, Stat, Trouble, Type, View,
+    Cancel, ErrorKind, Links, Result, Stat, Type, View,
     directory::names,
-    error::On,
+    error::ErrorContext,
     left,
     read::require_regular,
     target::{LINK_END, Target, link_scratch_name},
@@ -44,32 +44,32 @@ const NEEDS_RECURSIVE: &str = "fs/copy requires recursive: true when sourcePath 
 
 /// Copies a file with its mode, a link as it is, or with `recursive` a directory. A destination directory may already exist.
 pub fn copy(view: &View, source: &Path, destination: &Path, recursive: bool, cancel: &Cancel) -> Result<()> {
-    let look = || -> Result<(OwnedFd, Stat), Trouble> {
+    let look = || -> Result<(OwnedFd, Stat), ErrorKind> {
         let fd = view.open(source, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
         let stat = Stat::of(fd.as_fd())?;
         Ok((fd, stat))
     };
-    let (fd, stat) = look().on("copy", source)?;
+    let (fd, stat) = look().context("copy", source)?;
     match stat.kind {
-        Type::File => copy_file(view, reopen(view, source).on("copy", source)?, destination, cancel),
+        Type::File => copy_file(view, reopen(view, source).context("copy", source)?, destination, cancel),
         Type::Symlink => copy_link(view, fd.as_fd(), destination),
-        Type::Directory if !recursive => Err(Trouble::Literal(NEEDS_RECURSIVE).on("copy", source)),
+        Type::Directory if !recursive => Err(ErrorKind::Literal(NEEDS_RECURSIVE).context("copy", source)),
         Type::Directory => {
             let top = view.open(source, Links::Follow, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
-            let top = top.on("copy", source)?;
-            refuse_itself(view, top.as_fd(), destination).on("copy", source)?;
+            let top = top.context("copy", source)?;
+            refuse_itself(view, top.as_fd(), destination).context("copy", source)?;
             copy_tree(view, &top, source, destination, cancel)
         }
-        other => Err(Trouble::NotRegular(other.noun()).on("copy", source)),
+        other => Err(ErrorKind::NotRegular(other.noun()).context("copy", source)),
     }
 }
 
-fn reopen(view: &View, source: &Path) -> Result<File, Trouble> {
+fn reopen(view: &View, source: &Path) -> Result<File, ErrorKind> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     regular(view.open(source, Links::Follow, flags, Mode::empty())?)
 }
 
-fn regular(fd: OwnedFd) -> Result<File, Trouble> {
+fn regular(fd: OwnedFd) -> Result<File, ErrorKind> {
     require_regular(&Stat::of(fd.as_fd())?)?;
     crate::read::refuse_proc(fd.as_fd())?;
     Ok(File::from(fd))
@@ -77,7 +77,7 @@ fn regular(fd: OwnedFd) -> Result<File, Trouble> {
 
 /// Copies like any other write, so that no reader sees a partial copy.
 fn copy_file(view: &View, from: File, destination: &Path, cancel: &Cancel) -> Result<()> {
-    let stat = Stat::of(from.as_fd()).on("copy", destination)?;
+    let stat = Stat::of(from.as_fd()).context("copy", destination)?;
     // The destination is the same file, perhaps under another name: nothing to do.
     if let Ok(there) = view.locate(destination, Links::Follow)
         && Stat::of(there.as_fd()).is_ok_and(|there| there.is_same_file(&stat))
@@ -91,31 +91,31 @@ fn copy_file(view: &View, from: File, destination: &Path, cancel: &Cancel) -> Re
 }
 
 fn copy_link(view: &View, link: BorrowedFd<'_>, destination: &Path) -> Result<()> {
-    let copy = || -> Result<(), Trouble> {
+    let copy = || -> Result<(), ErrorKind> {
         let text = rustix::fs::readlinkat(link, "", Vec::new())?;
         let (dir, name) = view.parent(destination, Links::Follow)?;
         rustix::fs::symlinkat(&text, &dir, name)?;
         Ok(())
     };
-    copy().on("copy a link to", destination)
+    copy().context("copy a link to", destination)
 }
 
 /// Refuses to copy a directory into itself, which would never end.
-fn refuse_itself(view: &View, source: BorrowedFd<'_>, destination: &Path) -> Result<(), Trouble> {
+fn refuse_itself(view: &View, source: BorrowedFd<'_>, destination: &Path) -> Result<(), ErrorKind> {
     let real_source = real_path(source)?;
     let mut rest = PathBuf::new();
     for ancestor in destination.ancestors() {
         match view.locate(ancestor, Links::Follow) {
             Ok(fd) => {
                 if real_path(fd.as_fd())?.join(&rest).starts_with(&real_source) {
-                    return Err(Trouble::InvalidInput("the destination is the source itself or lies below it"));
+                    return Err(ErrorKind::InvalidInput("the destination is the source itself or lies below it"));
                 }
                 return Ok(());
             }
-            Err(trouble) if trouble.is(Errno::NOENT) => {
+            Err(reason) if reason.is(Errno::NOENT) => {
                 rest = ancestor.file_name().map_or_else(PathBuf::new, PathBuf::from).join(&rest);
             }
-            Err(trouble) => return Err(trouble),
+            Err(reason) => return Err(reason),
         }
     }
     Ok(())
@@ -124,23 +124,24 @@ fn refuse_itself(view: &View, source: BorrowedFd<'_>, destination: &Path) -> Res
 fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, cancel: &Cancel) -> Result<()> {
     crate::directory::create_directory(view, destination, Links::Follow, (true, None))?;
     // Remember the destination, in case the tree is moved into itself while it is copied.
-    let made = view.locate(destination, Links::Follow).and_then(|fd| Stat::of(fd.as_fd())).on("copy", destination)?;
+    let made =
+        view.locate(destination, Links::Follow).and_then(|fd| Stat::of(fd.as_fd())).context("copy", destination)?;
     let mut waiting = VecDeque::from([PathBuf::from(".")]);
     let mut entries = 0;
     while let Some(relative) = waiting.pop_front() {
         let from = source.join(&relative);
-        let dir = below(top, &relative, OFlags::RDONLY | OFlags::DIRECTORY).on("copy", &from)?;
-        view.admit(dir.as_fd()).on("copy", &from)?;
-        let stat = Stat::of(dir.as_fd()).on("copy", &from)?;
+        let dir = below(top, &relative, OFlags::RDONLY | OFlags::DIRECTORY).context("copy", &from)?;
+        view.admit(dir.as_fd()).context("copy", &from)?;
+        let stat = Stat::of(dir.as_fd()).context("copy", &from)?;
         if stat.is_same_file(&made) {
             continue;
         }
-        for name in names(dir.as_fd(), cancel).on("copy", &from)? {
-            cancel.check().on("copy", &from)?;
+        for name in names(dir.as_fd(), cancel).context("copy", &from)? {
+            cancel.check().context("copy", &from)?;
             entries += 1;
             if entries > ENTRIES {
                 let advice = "copy it in parts";
-                return Err(Trouble::TooMany { most: ENTRIES, advice }.on("copy", source));
+                return Err(ErrorKind::TooMany { most: ENTRIES, advice }.context("copy", source));
             }
             let relative = relative.join(&name);
             if copy_entry(view, &dir, &name, (&source.join(&relative), &destination.join(&relative)), cancel)? {
@@ -158,36 +159,36 @@ fn copy_entry(view: &View, dir: &OwnedFd, name: &OsStr, (from, to): (&Path, &Pat
         Ok(fd) => fd,
         // The entry was removed in the meantime.
         Err(Errno::NOENT) => return Ok(false),
-        Err(errno) => return Err(Trouble::from(errno).on("copy", from)),
+        Err(errno) => return Err(ErrorKind::from(errno).context("copy", from)),
     };
-    view.admit(fd.as_fd()).on("copy", from)?;
-    match Stat::of(fd.as_fd()).on("copy", from)?.kind {
+    view.admit(fd.as_fd()).context("copy", from)?;
+    match Stat::of(fd.as_fd()).context("copy", from)?.kind {
         Type::Directory => {
             crate::directory::create_directory(view, to, Links::Follow, (true, None))?;
             Ok(true)
         }
         Type::Symlink => copy_link(view, fd.as_fd(), to).map(|()| false),
         Type::File => {
-            let open = || -> Result<File, Trouble> {
+            let open = || -> Result<File, ErrorKind> {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
                 let file = regular(rustix::fs::openat(dir, name, flags, Mode::empty())?)?;
                 view.admit(file.as_fd())?;
                 Ok(file)
             };
-            copy_file(view, open().on("copy", from)?, to, cancel).map(|()| false)
+            copy_file(view, open().context("copy", from)?, to, cancel).map(|()| false)
         }
         // They have no content to copy.
         Type::Fifo | Type::Socket | Type::Device => Ok(false),
     }
 }
 
-fn below(top: &OwnedFd, relative: &Path, flags: OFlags) -> Result<OwnedFd, Trouble> {
+fn below(top: &OwnedFd, relative: &Path, flags: OFlags) -> Result<OwnedFd, ErrorKind> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     Ok(rustix::fs::openat2(top, relative, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
 }
 
 /// Copies the current content of a file and preserves its holes. The target must be empty.
-pub(crate) fn copy_bytes(from: &File, to: &File, cancel: &Cancel) -> Result<(), Trouble> {
+pub(crate) fn copy_bytes(from: &File, to: &File, cancel: &Cancel) -> Result<(), ErrorKind> {
     let size = Stat::of(from.as_fd())?.size;
     let mut at = 0;
     while at < size {
@@ -218,7 +219,7 @@ pub(crate) fn copy_bytes(from: &File, to: &File, cancel: &Cancel) -> Result<(), 
 }
 
 /// Copies some bytes, in the kernel if possible.
-fn copy_some(from: &File, to: &File, at: u64, len: u64) -> Result<u64, Trouble> {
+fn copy_some(from: &File, to: &File, at: u64, len: u64) -> Result<u64, ErrorKind> {
     use std::os::unix::fs::FileExt as _;
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(STEP);
     let (mut in_at, mut out_at) = (at, at);
@@ -236,15 +237,15 @@ fn copy_some(from: &File, to: &File, at: u64, len: u64) -> Result<u64, Trouble> 
 impl Draft {
     /// Writes the content of another file into the draft.
     fn fill(&self, from: &File, cancel: &Cancel) -> Result<()> {
-        self.file().and_then(|file| copy_bytes(from, file, cancel)).on("copy to", self.path())
+        self.file().and_then(|file| copy_bytes(from, file, cancel)).context("copy to", self.path())
     }
 }
 
 /// Creates a symbolic link to `target`, which need not exist. With `replace`, an existing file or link of this name is replaced atomically.
 pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], replace: bool) -> Result<()> {
-    let create = || -> Result<(), Trouble> {
+    let create = || -> Result<(), ErrorKind> {
         if target.is_empty() || target.contains(&0) {
-            return Err(Trouble::InvalidInput("a link leads somewhere, without a NUL byte"));
+            return Err(ErrorKind::InvalidInput("a link leads somewhere, without a NUL byte"));
         }
         let target = OsStr::from_bytes(target);
         let (dir, name) = view.parent(path, links)?;
@@ -255,12 +256,12 @@ pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], rep
         view.refuse_kept(dir.as_fd(), name)?;
         replace_by_link(dir.as_fd(), name, target)
     };
-    create().on("link", path)
+    create().context("link", path)
 }
 
 /// Replaces a name by a link. A link cannot be locked, so a cleanup or another writer of the same name may remove the temporary link before
 /// the rename. Then the link is created again.
-fn replace_by_link(dir: BorrowedFd<'_>, name: &OsStr, target: &OsStr) -> Result<(), Trouble> {
+fn replace_by_link(dir: BorrowedFd<'_>, name: &OsStr, target: &OsStr) -> Result<(), ErrorKind> {
     let mut scratch = link_scratch_name(name);
     for _ in 0..LINK_TRIES {
         match rustix::fs::symlinkat(target, dir, &scratch) {
@@ -281,5 +282,5 @@ fn replace_by_link(dir: BorrowedFd<'_>, name: &OsStr, target: &OsStr) -> Result<
             Ok(()) => return Ok(()),
         }
     }
-    Err(Trouble::Busy("others replace it without an end"))
+    Err(ErrorKind::Busy("others replace it without an end"))
 }

@@ -17,7 +17,8 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, Links, Result, Stat, Trouble, Type, View, error::On, metadata::permissions, target::is_unfinished,
+    Cancel, ErrorKind, Links, Result, Stat, Type, View, error::ErrorContext, metadata::permissions,
+    target::is_unfinished,
 };
 
 /// Buffer size of one `getdents` call.
@@ -47,7 +48,7 @@ pub struct Detail {
 
 /// Creates a directory. With `recursive`, creates missing parents too, and an existing directory is not an error.
 pub fn create_directory(view: &View, path: &Path, links: Links, (recursive, mode): (bool, Option<u32>)) -> Result<()> {
-    let create = || -> Result<(), Trouble> {
+    let create = || -> Result<(), ErrorKind> {
         if !recursive {
             return make(view, path, links, mode);
         }
@@ -57,10 +58,10 @@ pub fn create_directory(view: &View, path: &Path, links: Links, (recursive, mode
         for ancestor in missing.into_iter().rev() {
             let mode = mode.filter(|_| ancestor == path);
             match make(view, ancestor, links, mode) {
-                Err(trouble) if trouble.is(Errno::EXIST) => {
+                Err(reason) if reason.is(Errno::EXIST) => {
                     view.open(ancestor, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map_err(|found| {
                         // The name is a dangling link. Report that it exists.
-                        if found.is(Errno::NOENT) { trouble } else { found }
+                        if found.is(Errno::NOENT) { reason } else { found }
                     })?;
                 }
                 other => other?,
@@ -69,23 +70,23 @@ pub fn create_directory(view: &View, path: &Path, links: Links, (recursive, mode
         // In a view that hides the parents, all of them seemed missing. Only the directory itself has to exist.
         view.open(path, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map(drop)
     };
-    create().on("create the directory", path)
+    create().context("create the directory", path)
 }
 
 fn is_directory(view: &View, path: &Path, links: Links) -> bool {
     match view.open(path, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
         Ok(_) => true,
         // Create only what certainly does not exist.
-        Err(trouble) => !trouble.is(Errno::NOENT),
+        Err(reason) => !reason.is(Errno::NOENT),
     }
 }
 
-fn make(view: &View, path: &Path, links: Links, mode: Option<u32>) -> Result<(), Trouble> {
+fn make(view: &View, path: &Path, links: Links, mode: Option<u32>) -> Result<(), ErrorKind> {
     let (dir, name) = match view.parent(path, links) {
         Ok(found) => found,
         // `/` has no parent, and it exists.
-        Err(trouble) if trouble.is(Errno::BUSY) => return Err(Errno::EXIST.into()),
-        Err(trouble) => return Err(trouble),
+        Err(reason) if reason.is(Errno::BUSY) => return Err(Errno::EXIST.into()),
+        Err(reason) => return Err(reason),
     };
     let bits = mode.map(permissions).transpose()?;
     rustix::fs::mkdirat(&dir, name, bits.unwrap_or(Mode::from_raw_mode(0o777)))?;
@@ -103,7 +104,7 @@ fn make(view: &View, path: &Path, links: Links, mode: Option<u32>) -> Result<(),
 /// Lists a directory in the order of the file system, with links followed. A link that leads nowhere is left out. More than `most` entries
 /// are an error.
 pub fn read_directory(view: &View, path: &Path, links: Links, most: usize, cancel: &Cancel) -> Result<Vec<Entry>> {
-    let read = || -> Result<Vec<Entry>, Trouble> {
+    let read = || -> Result<Vec<Entry>, ErrorKind> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         let mut entries = Vec::new();
         let mut count = 0;
@@ -111,7 +112,7 @@ pub fn read_directory(view: &View, path: &Path, links: Links, most: usize, cance
             count += 1;
             if count > most {
                 let advice = "ask for it with `details`, in parts";
-                return Err(Trouble::TooMany { most, advice });
+                return Err(ErrorKind::TooMany { most, advice });
             }
             if let Some(kind) = kind_followed(view, (path, dir.as_fd()), name, file_type) {
                 let (is_directory, is_file) = (kind == Type::Directory, kind == Type::File);
@@ -122,7 +123,7 @@ pub fn read_directory(view: &View, path: &Path, links: Links, most: usize, cance
         })?;
         Ok(entries)
     };
-    read().on("list", path)
+    read().context("list", path)
 }
 
 /// The type of the object that an entry leads to. `None` if it leads nowhere, or out of the view.
@@ -161,7 +162,7 @@ pub fn read_details(
     (after, most): (Option<&OsStr>, usize),
     cancel: &Cancel,
 ) -> Result<(Vec<Detail>, bool)> {
-    let read = || -> Result<(Vec<Detail>, bool), Trouble> {
+    let read = || -> Result<(Vec<Detail>, bool), ErrorKind> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         // A heap of the smallest names so far, with the largest on top. Its memory does not grow with the directory.
         let mut names = BinaryHeap::new();
@@ -188,7 +189,7 @@ pub fn read_details(
         }
         Ok((details, has_more))
     };
-    read().on("list", path)
+    read().context("list", path)
 }
 
 fn detail(view: &View, (path, dir): (&Path, BorrowedFd<'_>), name: OsString) -> Option<Detail> {
@@ -205,7 +206,7 @@ fn detail(view: &View, (path, dir): (&Path, BorrowedFd<'_>), name: OsString) -> 
     Some(Detail { entry: Entry { name, is_directory, is_file, is_symlink }, stat, link_target })
 }
 
-pub(crate) fn names(dir: BorrowedFd<'_>, cancel: &Cancel) -> Result<Vec<OsString>, Trouble> {
+pub(crate) fn names(dir: BorrowedFd<'_>, cancel: &Cancel) -> Result<Vec<OsString>, ErrorKind> {
     let mut found = Vec::new();
     each(dir, cancel, |name, _| {
         found.push(name.to_owned());
@@ -218,8 +219,8 @@ pub(crate) fn names(dir: BorrowedFd<'_>, cancel: &Cancel) -> Result<Vec<OsString
 pub(crate) fn each(
     dir: BorrowedFd<'_>,
     cancel: &Cancel,
-    mut tell: impl FnMut(&OsStr, FileType) -> Result<(), Trouble>,
-) -> Result<(), Trouble> {
+    mut tell: impl FnMut(&OsStr, FileType) -> Result<(), ErrorKind>,
+) -> Result<(), ErrorKind> {
     let mut buffer = vec![MaybeUninit::uninit(); BUFFER_BYTES];
     let mut entries = RawDir::new(dir, &mut buffer);
     while let Some(entry) = entries.next() {

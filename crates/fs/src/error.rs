@@ -1,4 +1,4 @@
-//! Errors of file operations, and the kinds that callers distinguish. Error codes of the wire protocol are mapped elsewhere.
+//! Errors of file operations, and the categories that callers distinguish. Error codes of the wire protocol are mapped elsewhere.
 
 use std::{
     fmt, io,
@@ -15,12 +15,12 @@ pub struct Error {
     /// The action that failed, for example `read`.
     pub action: &'static str,
     pub path: PathBuf,
-    pub trouble: Trouble,
+    pub kind: ErrorKind,
 }
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum ErrorKind {
     /// A system call failed.
     #[error("{0}")]
     Os(io::Error),
@@ -69,9 +69,9 @@ pub enum Trouble {
     Cancelled,
 }
 
-/// Kinds of errors that callers distinguish.
+/// Categories of errors that callers distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ErrorCategory {
     NotFound,
     PermissionDenied,
     /// The request is not valid for this file.
@@ -103,43 +103,43 @@ pub enum Kind {
 
 impl Error {
     #[must_use]
-    pub fn kind(&self) -> Kind {
-        self.trouble.kind()
+    pub fn category(&self) -> ErrorCategory {
+        self.kind.category()
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.trouble {
-            Trouble::Literal(text) => f.write_str(text),
-            trouble => write!(f, "{} `{}`: {trouble}", self.action, self.path.display()),
+        match &self.kind {
+            ErrorKind::Literal(text) => f.write_str(text),
+            kind => write!(f, "{} `{}`: {kind}", self.action, self.path.display()),
         }
     }
 }
 
 impl std::error::Error for Error {}
 
-impl Trouble {
+impl ErrorKind {
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn category(&self) -> ErrorCategory {
         match self {
-            Self::Os(error) => os_kind(error),
-            Self::OutsideView | Self::Protected => Kind::OutsideView,
-            Self::Symlink => Kind::Symlink,
-            Self::NotRegular(_) => Kind::NotRegular,
-            Self::TooLarge { .. } => Kind::TooLarge,
-            Self::TooMany { .. } => Kind::TooMany,
-            Self::EtagMismatch(_) => Kind::EtagMismatch,
-            Self::Busy(_) => Kind::Busy,
-            Self::InvalidInput(_) | Self::Literal(_) => Kind::InvalidInput,
-            Self::Unsupported(_) => Kind::Unsupported,
-            Self::Cancelled => Kind::Cancelled,
+            Self::Os(error) => os_category(error),
+            Self::OutsideView | Self::Protected => ErrorCategory::OutsideView,
+            Self::Symlink => ErrorCategory::Symlink,
+            Self::NotRegular(_) => ErrorCategory::NotRegular,
+            Self::TooLarge { .. } => ErrorCategory::TooLarge,
+            Self::TooMany { .. } => ErrorCategory::TooMany,
+            Self::EtagMismatch(_) => ErrorCategory::EtagMismatch,
+            Self::Busy(_) => ErrorCategory::Busy,
+            Self::InvalidInput(_) | Self::Literal(_) => ErrorCategory::InvalidInput,
+            Self::Unsupported(_) => ErrorCategory::Unsupported,
+            Self::Cancelled => ErrorCategory::Cancelled,
         }
     }
 
     /// Adds the action and the path.
-    pub(crate) fn on(self, action: &'static str, path: &Path) -> Error {
-        Error { action, path: path.to_owned(), trouble: self }
+    pub(crate) fn context(self, action: &'static str, path: &Path) -> Error {
+        Error { action, path: path.to_owned(), kind: self }
     }
 
     /// Whether the system call failed with this errno.
@@ -148,40 +148,40 @@ impl Trouble {
     }
 }
 
-impl From<Errno> for Trouble {
+impl From<Errno> for ErrorKind {
     fn from(errno: Errno) -> Self {
         Self::Os(errno.into())
     }
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for ErrorKind {
     fn from(error: io::Error) -> Self {
         Self::Os(error)
     }
 }
 
-fn os_kind(error: &io::Error) -> Kind {
+fn os_category(error: &io::Error) -> ErrorCategory {
     match error.kind() {
-        io::ErrorKind::NotFound => Kind::NotFound,
-        io::ErrorKind::PermissionDenied => Kind::PermissionDenied,
-        io::ErrorKind::AlreadyExists => Kind::AlreadyExists,
-        io::ErrorKind::IsADirectory => Kind::IsADirectory,
-        io::ErrorKind::NotADirectory => Kind::NotADirectory,
-        io::ErrorKind::DirectoryNotEmpty => Kind::DirectoryNotEmpty,
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Kind::StorageFull,
-        io::ErrorKind::InvalidInput => Kind::InvalidInput,
-        io::ErrorKind::Unsupported => Kind::Unsupported,
-        _ => Kind::Other,
+        io::ErrorKind::NotFound => ErrorCategory::NotFound,
+        io::ErrorKind::PermissionDenied => ErrorCategory::PermissionDenied,
+        io::ErrorKind::AlreadyExists => ErrorCategory::AlreadyExists,
+        io::ErrorKind::IsADirectory => ErrorCategory::IsADirectory,
+        io::ErrorKind::NotADirectory => ErrorCategory::NotADirectory,
+        io::ErrorKind::DirectoryNotEmpty => ErrorCategory::DirectoryNotEmpty,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCategory::StorageFull,
+        io::ErrorKind::InvalidInput => ErrorCategory::InvalidInput,
+        io::ErrorKind::Unsupported => ErrorCategory::Unsupported,
+        _ => ErrorCategory::Other,
     }
 }
 
-/// Adds the action and the path to a `Trouble`.
-pub(crate) trait On<T> {
-    fn on(self, action: &'static str, path: &Path) -> Result<T>;
+/// Adds the action and the path to an `ErrorKind`.
+pub(crate) trait ErrorContext<T> {
+    fn context(self, action: &'static str, path: &Path) -> Result<T>;
 }
 
-impl<T, E: Into<Trouble>> On<T> for Result<T, E> {
-    fn on(self, action: &'static str, path: &Path) -> Result<T> {
-        self.map_err(|error| error.into().on(action, path))
+impl<T, E: Into<ErrorKind>> ErrorContext<T> for Result<T, E> {
+    fn context(self, action: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|error| error.into().context(action, path))
     }
 }

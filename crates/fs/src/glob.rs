@@ -11,8 +11,8 @@ use rustix::{
 };
 
 use crate::{
-    Result, Trouble, View,
-    error::On as _,
+    ErrorKind, Result, View,
+    error::ErrorContext as _,
     patterns::PathPattern,
     scan::{self, Cut, Entry, EntryKind, Filter, Next, Scan, Seen},
     stop::Stop,
@@ -51,9 +51,9 @@ pub struct Request<'a> {
 /// Scans a directory and returns the matching paths in the order of names.
 pub fn glob(view: &View, request: Request<'_>, stop: &Stop) -> Result<(Vec<Named>, Seen)> {
     let Request { path, pattern, filter, bounds } = request;
-    let (root, kind) = scan::open_root(view, path).on("look into", path)?;
+    let (root, kind) = scan::open_root(view, path).context("look into", path)?;
     if kind != EntryKind::Directory {
-        return Err(Trouble::from(Errno::NOTDIR)).on("look into", path);
+        return Err(ErrorKind::from(Errno::NOTDIR)).context("look into", path);
     }
     let mut found = Vec::new();
     let mut told = 0;
@@ -62,7 +62,7 @@ pub fn glob(view: &View, request: Request<'_>, stop: &Stop) -> Result<(Vec<Named
         rules_above: filter.rules_above && view.is_everything(),
         ..filter.clone()
     };
-    let seen = Scan::new((view, root), path, &filter, stop).on("look into", path)?.run(|entry, seen| {
+    let seen = Scan::new((view, root), path, &filter, stop).context("look into", path)?.run(|entry, seen| {
         if pattern.is_match(entry.relative)
             && let Some(named) = describe(view, entry, path)
         {

@@ -17,7 +17,7 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, Result, Stat, Trouble,
+    Cancel, ErrorKind, Result, Stat,
     metadata::{permissions, times},
     target::{Existing, Target, require_state},
     write::{Finish, Written, written},
@@ -43,7 +43,7 @@ impl<'a> InPlace<'a> {
         existing: &'a Existing,
         finish: &'a Finish,
         cancel: &Cancel,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, ErrorKind> {
         if existing.is_busy {
             return Err(Errno::TXTBSY.into());
         }
@@ -56,7 +56,7 @@ impl<'a> InPlace<'a> {
     }
 
     /// Replaces the whole content with `bytes`.
-    pub(crate) fn write(self, bytes: &[u8]) -> Result<Written, Trouble> {
+    pub(crate) fn write(self, bytes: &[u8]) -> Result<Written, ErrorKind> {
         let file = &self.existing.file;
         self.room(|| reserve(file, 0, bytes.len() as u64))?;
         file.write_all_at(bytes, 0)?;
@@ -66,7 +66,7 @@ impl<'a> InPlace<'a> {
 
     /// Replaces the whole content with that of another file, including its holes. Sets `begun` before the first byte is changed, so that
     /// the caller knows it after an error.
-    pub(crate) fn copy(self, from: &File, begun: &mut bool) -> Result<Written, Trouble> {
+    pub(crate) fn copy(self, from: &File, begun: &mut bool) -> Result<Written, ErrorKind> {
         let file = &self.existing.file;
         let size = Stat::of(from.as_fd())?.size;
         self.room(|| {
@@ -82,7 +82,7 @@ impl<'a> InPlace<'a> {
     }
 
     /// Reserves space. If there is not enough, releases what was reserved.
-    fn room(&self, take: impl FnOnce() -> Result<(), Trouble>) -> Result<(), Trouble> {
+    fn room(&self, take: impl FnOnce() -> Result<(), ErrorKind>) -> Result<(), ErrorKind> {
         take().inspect_err(|_| {
             // Setting the current size again releases the space that was reserved behind the end. Ignore an error here: the first one is
             // reported.
@@ -92,7 +92,7 @@ impl<'a> InPlace<'a> {
 }
 
 /// Checks whether mode and time may be set, if requested. They are set after the bytes are changed, when it would be too late to refuse.
-pub(crate) fn require_finish(existing: &Existing, finish: &Finish) -> Result<(), Trouble> {
+pub(crate) fn require_finish(existing: &Existing, finish: &Finish) -> Result<(), ErrorKind> {
     finish.mode.map(permissions).transpose()?;
     finish.modified.map(times).transpose()?;
     if finish.mode.is_some() || finish.modified.is_some() {
@@ -104,7 +104,7 @@ pub(crate) fn require_finish(existing: &Existing, finish: &Finish) -> Result<(),
 }
 
 /// Sets mode and time and syncs, after the bytes were written.
-pub(crate) fn finish_in_place(existing: &Existing, finish: &Finish) -> Result<Written, Trouble> {
+pub(crate) fn finish_in_place(existing: &Existing, finish: &Finish) -> Result<Written, ErrorKind> {
     let file = &existing.file;
     if let Some(mode) = finish.mode {
         rustix::fs::fchmod(file, permissions(mode)?)?;
@@ -119,7 +119,7 @@ pub(crate) fn finish_in_place(existing: &Existing, finish: &Finish) -> Result<Wr
 }
 
 /// Reserves space for a range, also where the file has a hole. The visible content does not change.
-fn reserve(file: &File, at: u64, len: u64) -> Result<(), Trouble> {
+fn reserve(file: &File, at: u64, len: u64) -> Result<(), ErrorKind> {
     if len == 0 {
         return Ok(());
     }
@@ -134,8 +134,8 @@ fn reserve(file: &File, at: u64, len: u64) -> Result<(), Trouble> {
 fn each_part(
     file: &File,
     size: u64,
-    mut take: impl FnMut(u64, u64, bool) -> Result<(), Trouble>,
-) -> Result<(), Trouble> {
+    mut take: impl FnMut(u64, u64, bool) -> Result<(), ErrorKind>,
+) -> Result<(), ErrorKind> {
     let mut at = 0;
     while at < size {
         let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
@@ -161,7 +161,7 @@ fn each_part(
     Ok(())
 }
 
-fn copy_part(from: &File, to: &File, mut at: u64, end: u64) -> Result<(), Trouble> {
+fn copy_part(from: &File, to: &File, mut at: u64, end: u64) -> Result<(), ErrorKind> {
     let mut buffer = vec![0; usize::try_from(end - at).unwrap_or(STEP).min(STEP)];
     while at < end {
         let len = usize::try_from(end - at).unwrap_or(STEP).min(STEP);
@@ -178,7 +178,7 @@ fn copy_part(from: &File, to: &File, mut at: u64, end: u64) -> Result<(), Troubl
 }
 
 /// Turns a range of a file into a hole, or writes zeros if holes are not supported. Does nothing for an empty range.
-fn clear(file: &File, mut at: u64, end: u64) -> Result<(), Trouble> {
+fn clear(file: &File, mut at: u64, end: u64) -> Result<(), ErrorKind> {
     if at >= end {
         return Ok(());
     }

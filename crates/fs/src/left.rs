@@ -20,7 +20,7 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, Links, Result, Stat, Trouble, Type, View, directory::each, error::On, metadata::file_uid,
+    Cancel, ErrorKind, Links, Result, Stat, Type, View, directory::each, error::ErrorContext, metadata::file_uid,
     target::scratch_kind,
 };
 
@@ -34,11 +34,11 @@ pub(crate) fn hold(file: &File) -> bool {
 pub(crate) fn clear(dir: BorrowedFd<'_>, name: &OsStr) -> bool {
     match try_clear(dir, name) {
         Ok(is_free) => is_free,
-        Err(trouble) => trouble.is(Errno::NOENT),
+        Err(reason) => reason.is(Errno::NOENT),
     }
 }
 
-fn try_clear(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, Trouble> {
+fn try_clear(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, ErrorKind> {
     let seen = Stat::entry(dir, name)?;
     if seen.uid != file_uid() {
         return Ok(false);
@@ -66,7 +66,7 @@ fn try_clear(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, Trouble> {
 
 /// Removes temporary files and links that killed writers left in a directory. Kept parts (`.part`) stay. Returns the number removed.
 pub fn sweep(view: &View, path: &Path, links: Links, cancel: &Cancel) -> Result<u64> {
-    let sweep = || -> Result<u64, Trouble> {
+    let sweep = || -> Result<u64, ErrorKind> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         let mut found: Vec<(OsString, Type)> = Vec::new();
         each(dir.as_fd(), cancel, |name, _| {
@@ -79,7 +79,7 @@ pub fn sweep(view: &View, path: &Path, links: Links, cancel: &Cancel) -> Result<
         });
         Ok(found.len() as u64)
     };
-    sweep().on("clear up in", path)
+    sweep().context("clear up in", path)
 }
 
 #[cfg(test)]

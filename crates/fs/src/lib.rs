@@ -10,7 +10,7 @@
 //! - A file is written under a temporary name or without a name and then renamed into place. No reader sees a partly written file, and a
 //!   full disk leaves the old file intact.
 //! - Every operation has limits, and checks its [`Cancel`] in every loop.
-//! - Every failure is an [`Error`]: the action, the path and the reason, with a [`Kind`] to branch on.
+//! - Every failure is an [`Error`]: the action, the path and the reason, with an [`ErrorCategory`] to branch on.
 
 pub mod glob;
 pub mod scan;
@@ -39,7 +39,7 @@ mod write;
 pub use cancel::Cancel;
 pub use copy::{copy, create_symlink};
 pub use directory::{Detail, Entry, create_directory, read_details, read_directory};
-pub use error::{Error, Kind, Result, Trouble};
+pub use error::{Error, ErrorCategory, ErrorKind, Result};
 pub use guard::Guard;
 pub use left::sweep;
 pub use line::Line;

@@ -20,7 +20,7 @@ use rustix::{
     time::ClockId,
 };
 
-use crate::{Cancel, Links, Result, Trouble, View, error::On, view::proc_path};
+use crate::{Cancel, ErrorKind, Links, Result, View, error::ErrorContext, view::proc_path};
 
 /// Two changes within this time may have the same timestamp: twice the coarsest kernel tick.
 const TICK_NS: i128 = 20_000_000;
@@ -130,16 +130,16 @@ impl Stat {
     }
 
     /// Metadata of an open object.
-    pub fn of(fd: BorrowedFd<'_>) -> Result<Self, Trouble> {
+    pub fn of(fd: BorrowedFd<'_>) -> Result<Self, ErrorKind> {
         Self::at(fd, Path::new(""), AtFlags::EMPTY_PATH)
     }
 
     /// Metadata of a directory entry. A link is not followed.
-    pub fn entry(dir: BorrowedFd<'_>, name: impl AsRef<Path>) -> Result<Self, Trouble> {
+    pub fn entry(dir: BorrowedFd<'_>, name: impl AsRef<Path>) -> Result<Self, ErrorKind> {
         Self::at(dir, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    fn at(dir: BorrowedFd<'_>, name: &Path, flags: AtFlags) -> Result<Self, Trouble> {
+    fn at(dir: BorrowedFd<'_>, name: &Path, flags: AtFlags) -> Result<Self, ErrorKind> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let found = rustix::fs::statx(dir, name, flags | AtFlags::NO_AUTOMOUNT, wanted)?;
         Ok(Self::from(&found))
@@ -187,10 +187,10 @@ pub struct Metadata {
 
 /// Describes the object that a path leads to. With `of_link`, describes a link at the end of the path itself.
 pub fn metadata(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Metadata> {
-    describe(view, path, links, of_link).on("look at", path)
+    describe(view, path, links, of_link).context("look at", path)
 }
 
-fn describe(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Metadata, Trouble> {
+fn describe(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Metadata, ErrorKind> {
     let itself = view.open(path, links, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
     let stat = Stat::of(itself.as_fd())?;
     if stat.kind != Type::Symlink {
@@ -208,7 +208,7 @@ fn describe(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Met
 }
 
 /// The etag of a file that was located but not opened. If the file cannot be read, the etag contains no hash.
-fn etag_of_path(view: &View, path: &Path, links: Links, stat: &Stat) -> Result<String, Trouble> {
+fn etag_of_path(view: &View, path: &Path, links: Links, stat: &Stat) -> Result<String, ErrorKind> {
     if !is_recent(stat) || stat.size > HASHED_BYTES {
         return Ok(base(stat));
     }
@@ -224,7 +224,7 @@ fn etag_of_path(view: &View, path: &Path, links: Links, stat: &Stat) -> Result<S
 }
 
 /// The etag of an open file whose metadata is `stat`.
-pub(crate) fn etag(file: &File, stat: &Stat) -> Result<String, Trouble> {
+pub(crate) fn etag(file: &File, stat: &Stat) -> Result<String, ErrorKind> {
     if !is_recent(stat) || stat.size > HASHED_BYTES {
         return Ok(base(stat));
     }
@@ -232,7 +232,7 @@ pub(crate) fn etag(file: &File, stat: &Stat) -> Result<String, Trouble> {
 }
 
 /// Whether an etag from an earlier time matches the current state of a file.
-pub(crate) fn matches(file: &File, stat: &Stat, expected: &str) -> Result<bool, Trouble> {
+pub(crate) fn matches(file: &File, stat: &Stat, expected: &str) -> Result<bool, ErrorKind> {
     let Some(rest) = expected.strip_prefix(&base(stat)) else { return Ok(false) };
     match rest.strip_prefix('-') {
         None => Ok(rest.is_empty()),
@@ -268,7 +268,7 @@ pub(crate) fn file_uid() -> u32 {
 }
 
 /// The hash protects against accidents, not against attackers: an attacker who can write the file needs no collision.
-fn hash(file: &File) -> Result<u64, Trouble> {
+fn hash(file: &File) -> Result<u64, ErrorKind> {
     let mut hasher = DefaultHasher::new();
     let (mut buffer, mut at) = (vec![0; 64 << 10], 0);
     while at <= HASHED_BYTES {
@@ -295,12 +295,12 @@ pub fn set_metadata(
     of_link: bool,
     (mode, modified): (Option<u32>, Option<Moment>),
 ) -> Result<()> {
-    let change = || -> Result<(), Trouble> {
+    let change = || -> Result<(), ErrorKind> {
         let flags = if of_link { OFlags::PATH | OFlags::NOFOLLOW } else { OFlags::PATH };
         let fd = view.open(path, links, flags, Mode::empty())?;
         if let Some(mode) = mode {
             if Stat::of(fd.as_fd())?.kind == Type::Symlink {
-                return Err(Trouble::InvalidInput("a symbolic link has no mode of its own"));
+                return Err(ErrorKind::InvalidInput("a symbolic link has no mode of its own"));
             }
             rustix::fs::chmodat(CWD, proc_path(fd.as_fd()), permissions(mode)?, AtFlags::empty())?;
         }
@@ -309,21 +309,21 @@ pub fn set_metadata(
         }
         Ok(())
     };
-    change().on("change", path)
+    change().context("change", path)
 }
 
 /// Checks that a mode has only bits that a request may set.
-pub(crate) fn permissions(mode: u32) -> Result<Mode, Trouble> {
+pub(crate) fn permissions(mode: u32) -> Result<Mode, ErrorKind> {
     if mode > 0o7777 {
-        return Err(Trouble::InvalidInput("a mode has twelve bits, up to 0o7777"));
+        return Err(ErrorKind::InvalidInput("a mode has twelve bits, up to 0o7777"));
     }
     Ok(Mode::from_raw_mode(mode))
 }
 
 /// The timestamps for `futimens`: a new modification time, and an unchanged access time.
-pub(crate) fn times(modified: Moment) -> Result<Timestamps, Trouble> {
+pub(crate) fn times(modified: Moment) -> Result<Timestamps, ErrorKind> {
     if modified.nanos >= 1_000_000_000 {
-        return Err(Trouble::InvalidInput("nanoseconds go up to 999,999,999"));
+        return Err(ErrorKind::InvalidInput("nanoseconds go up to 999,999,999"));
     }
     let untouched = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     let last_modification = Timespec { tv_sec: modified.seconds, tv_nsec: i64::from(modified.nanos) };
@@ -332,10 +332,10 @@ pub(crate) fn times(modified: Moment) -> Result<Timestamps, Trouble> {
 
 /// The path of an object with all links resolved.
 pub fn canonicalize(view: &View, path: &Path, cancel: &Cancel) -> Result<std::path::PathBuf> {
-    let resolve = || -> Result<_, Trouble> {
+    let resolve = || -> Result<_, ErrorKind> {
         cancel.check()?;
         let fd = view.locate(path, Links::Follow)?;
         crate::view::real_path(fd.as_fd())
     };
-    resolve().on("resolve", path)
+    resolve().context("resolve", path)
 }

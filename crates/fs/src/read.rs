@@ -15,7 +15,7 @@ use rustix::{
     io::{Errno, ReadWriteFlags},
 };
 
-use crate::{Cancel, Links, Result, Stat, Trouble, Type, View, error::On, metadata::etag};
+use crate::{Cancel, ErrorKind, Links, Result, Stat, Type, View, error::ErrorContext, metadata::etag};
 
 /// Bytes read between two checks for cancellation.
 const STEP: usize = 1 << 20;
@@ -79,16 +79,16 @@ pub struct Block {
 
 /// Opens a regular file for reading, without blocking.
 pub fn open(view: &View, path: &Path, links: Links) -> Result<OpenFile> {
-    let open = || -> Result<OpenFile, Trouble> {
+    let open = || -> Result<OpenFile, ErrorKind> {
         let (file, stat) = open_regular(view, path, links, OFlags::RDONLY)?;
         Ok(OpenFile { file, path: path.to_owned(), stat })
     };
-    open().on("open", path)
+    open().context("open", path)
 }
 
 /// Checks the type before opening, because opening a device can have side effects. Checks again afterwards, because the name may then refer
 /// to another object.
-pub(crate) fn open_regular(view: &View, path: &Path, links: Links, flags: OFlags) -> Result<(File, Stat), Trouble> {
+pub(crate) fn open_regular(view: &View, path: &Path, links: Links, flags: OFlags) -> Result<(File, Stat), ErrorKind> {
     require_regular(&Stat::of(view.locate(path, links)?.as_fd())?)?;
     let fd = view.open(path, links, flags | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())?;
     let stat = Stat::of(fd.as_fd())?;
@@ -97,22 +97,22 @@ pub(crate) fn open_regular(view: &View, path: &Path, links: Links, flags: OFlags
     Ok((File::from(fd), stat))
 }
 
-pub(crate) fn require_regular(stat: &Stat) -> Result<(), Trouble> {
+pub(crate) fn require_regular(stat: &Stat) -> Result<(), ErrorKind> {
     match stat.kind {
         Type::File => Ok(()),
-        other => Err(Trouble::NotRegular(other.noun())),
+        other => Err(ErrorKind::NotRegular(other.noun())),
     }
 }
 
-pub(crate) fn refuse_proc(fd: BorrowedFd<'_>) -> Result<(), Trouble> {
+pub(crate) fn refuse_proc(fd: BorrowedFd<'_>) -> Result<(), ErrorKind> {
     let kind = rustix::fs::fstatfs(fd)?.f_type;
-    if kind as i64 == PROC_SUPER_MAGIC { Err(Trouble::NotRegular("a file of /proc")) } else { Ok(()) }
+    if kind as i64 == PROC_SUPER_MAGIC { Err(ErrorKind::NotRegular("a file of /proc")) } else { Ok(()) }
 }
 
 impl OpenFile {
     /// The etag of the file when it was opened.
     pub fn etag(&self) -> Result<String> {
-        etag(&self.file, &self.stat).on("read", &self.path)
+        etag(&self.file, &self.stat).context("read", &self.path)
     }
 
     /// The path that the file was opened by.
@@ -132,8 +132,8 @@ impl OpenFile {
 
     /// Reads a part of the file. If the part has more than `most` bytes, returns an error that contains `advice`.
     pub fn read(&self, part: Part, most: u64, advice: &'static str, cancel: &Cancel) -> Result<Content> {
-        let too_large = || Trouble::TooLarge { most, advice };
-        let read = || -> Result<Content, Trouble> {
+        let too_large = || ErrorKind::TooLarge { most, advice };
+        let read = || -> Result<Content, ErrorKind> {
             let etag = etag(&self.file, &self.stat)?;
             let size = self.stat.size;
             let (bytes, eof) = match part {
@@ -154,12 +154,12 @@ impl OpenFile {
             };
             Ok(Content { bytes, etag, size, eof })
         };
-        read().on("read", &self.path)
+        read().context("read", &self.path)
     }
 
     /// Reads one block into `buf`. With `holes`, a hole is reported instead of being read as zeros.
     pub fn read_block(&self, buf: &mut [u8], offset: u64, holes: bool, cancel: &Cancel) -> Result<Block> {
-        let mut read = || -> Result<Block, Trouble> {
+        let mut read = || -> Result<Block, ErrorKind> {
             let mut len = buf.len();
             if holes {
                 match next_data(&self.file, offset)? {
@@ -178,7 +178,7 @@ impl OpenFile {
             let got = read_into(&self.file, &mut buf[..len], offset, cancel)?;
             Ok(Block { len: got, eof: got < len || (len < wanted && got == 0), hole: 0 })
         };
-        read().on("read", &self.path)
+        read().context("read", &self.path)
     }
 
     /// Reads one block without blocking, if all of it is in the page cache and the file has no holes. Returns `None` otherwise, also if
@@ -195,7 +195,7 @@ impl OpenFile {
 }
 
 /// The offset of the next data in the file. `None` if only a hole is left. On a file system without support for holes, all is data.
-fn next_data(file: &File, offset: u64) -> Result<Option<u64>, Trouble> {
+fn next_data(file: &File, offset: u64) -> Result<Option<u64>, ErrorKind> {
     match rustix::fs::seek(file, SeekFrom::Data(offset)) {
         Ok(data) => Ok(Some(data)),
         Err(Errno::NXIO) => Ok(None),
@@ -205,7 +205,7 @@ fn next_data(file: &File, offset: u64) -> Result<Option<u64>, Trouble> {
 }
 
 /// Length of the part of a block that lies before the next hole.
-fn until_hole(file: &File, offset: u64, len: usize) -> Result<usize, Trouble> {
+fn until_hole(file: &File, offset: u64, len: usize) -> Result<usize, ErrorKind> {
     match rustix::fs::seek(file, SeekFrom::Hole(offset)) {
         Ok(hole) => Ok(usize::try_from(hole.saturating_sub(offset)).unwrap_or(len).clamp(1, len)),
         Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => Ok(len),
@@ -214,7 +214,7 @@ fn until_hole(file: &File, offset: u64, len: usize) -> Result<usize, Trouble> {
 }
 
 /// Reads up to `len` bytes. Returns fewer if the file ends first, for example because it was truncated in the meantime.
-fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec<u8>, Trouble> {
+fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec<u8>, ErrorKind> {
     let (mut bytes, mut at) = (Vec::new(), offset);
     // File offsets are at most `i64::MAX`. Stop there, so that `pread` does not fail with EINVAL.
     while at - offset < len && i64::try_from(at).is_ok() {
@@ -234,7 +234,7 @@ fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec
 }
 
 /// Fills `buf` and returns the number of bytes read. It is less than the buffer's length if the file ends first.
-fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Result<usize, Trouble> {
+fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Result<usize, ErrorKind> {
     let (mut reader, mut got) = (At { file, offset }, 0);
     while got < buf.len() {
         cancel.check()?;
@@ -271,10 +271,10 @@ fn read_lines(
     (first, count): (u64, u64),
     most: u64,
     cancel: &Cancel,
-    too_large: impl Fn() -> Trouble,
-) -> Result<(Vec<u8>, bool), Trouble> {
+    too_large: impl Fn() -> ErrorKind,
+) -> Result<(Vec<u8>, bool), ErrorKind> {
     if first == 0 {
-        return Err(Trouble::InvalidInput("lines are counted from 1"));
+        return Err(ErrorKind::InvalidInput("lines are counted from 1"));
     }
     let (mut to_skip, mut to_take) = (first - 1, count);
     let mut bytes = Vec::new();

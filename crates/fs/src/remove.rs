@@ -16,9 +16,9 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, Links, Result, Stat, Trouble, Type, View,
+    Cancel, ErrorKind, Links, Result, Stat, Type, View,
     directory::{each, unlink},
-    error::On,
+    error::ErrorContext,
 };
 
 /// How often to list a directory again if others add entries while it is emptied.
@@ -29,16 +29,16 @@ const BATCH: usize = 4096;
 
 /// Removes what a path names. A link itself is removed. With `force`, a path that does not exist is not an error.
 pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool, bool), cancel: &Cancel) -> Result<()> {
-    let remove = || -> Result<(), Trouble> {
+    let remove = || -> Result<(), ErrorKind> {
         if recursive && links == Links::Refuse {
-            return Err(Trouble::Unsupported(
+            return Err(ErrorKind::Unsupported(
                 "without following links only single files and empty directories are removed",
             ));
         }
         let (dir, name) = view.parent(path, links)?;
         let stat = Stat::entry(dir.as_fd(), name)?;
         if links == Links::Refuse && stat.kind == Type::Symlink {
-            return Err(Trouble::Symlink);
+            return Err(ErrorKind::Symlink);
         }
         view.refuse_kept(dir.as_fd(), name)?;
         match stat.kind {
@@ -47,8 +47,8 @@ pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool,
         }
     };
     match remove() {
-        Err(trouble) if force && trouble.is(Errno::NOENT) => Ok(()),
-        other => other.on("remove", path),
+        Err(reason) if force && reason.is(Errno::NOENT) => Ok(()),
+        other => other.context("remove", path),
     }
 }
 
@@ -59,7 +59,7 @@ struct Level {
     rounds: usize,
 }
 
-fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) -> Result<(), Trouble> {
+fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) -> Result<(), ErrorKind> {
     let mut levels = vec![Level { name: name.clone(), parent: Stat::of(parent.as_fd())?, rounds: 0 }];
     let mut dir = enter(&parent, &name)?;
     view.admit(dir.as_fd())?;
@@ -105,7 +105,7 @@ fn enter(parent: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
 }
 
 /// Opens the parent directory again. Returns an error if the directory was moved elsewhere in the meantime.
-fn up(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, Trouble> {
+fn up(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, ErrorKind> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let above = rustix::fs::openat(dir, "..", flags, Mode::empty())?;
     if Stat::of(above.as_fd())?.is_same_file(parent) {
@@ -118,12 +118,12 @@ fn up(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, Trouble> {
             Err(errno) => Err(errno.into()),
         }
     } else {
-        Err(Trouble::Os(std::io::Error::other("a directory of the tree was moved away while it was removed")))
+        Err(ErrorKind::Os(std::io::Error::other("a directory of the tree was moved away while it was removed")))
     }
 }
 
 /// Removes everything except directories. Returns one of the directories that are left, if any.
-fn empty(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>, Trouble> {
+fn empty(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>, ErrorKind> {
     loop {
         let (mut others, mut below) = (Vec::new(), None);
         rustix::fs::seek(dir, rustix::fs::SeekFrom::Start(0))?;

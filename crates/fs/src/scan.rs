@@ -22,7 +22,7 @@ use rustix::{
 };
 
 use crate::{
-    Trouble,
+    ErrorKind,
     ignored::{self, Rules},
     patterns::Patterns,
     stop::{Stop, Stopped},
@@ -128,7 +128,7 @@ impl Seen {
     }
 
     /// Records an error. `NotFound` is ignored: the entry disappeared during the scan.
-    pub fn trouble(&mut self, path: &Path, error: impl Into<io::Error>) {
+    pub fn record_error(&mut self, path: &Path, error: impl Into<io::Error>) {
         let error = error.into();
         if error.kind() == io::ErrorKind::NotFound {
             return;
@@ -200,7 +200,7 @@ impl<'a> Scan<'a> {
         path: &'a Path,
         filter: &'a Filter,
         stop: &'a Stop,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, ErrorKind> {
         let stat = fstat(&root)?;
         let real = real_path(root.as_fd()).unwrap_or_else(|_| path.to_owned());
         let above = if filter.ignore_rules && filter.rules_above { Rules::above(&real) } else { Vec::new() };
@@ -274,7 +274,7 @@ impl<'a> Scan<'a> {
         if let Err(error) = entered {
             // The entry has become a link or a file since it was listed.
             if error.kind() != io::ErrorKind::NotADirectory && Errno::from_io_error(&error) != Some(Errno::LOOP) {
-                self.seen.trouble(&self.path.join(&relative), error);
+                self.seen.record_error(&self.path.join(&relative), error);
             }
         }
     }
@@ -318,15 +318,15 @@ impl<'a> Scan<'a> {
 }
 
 /// The error that a scan records for an object that the view refuses.
-pub(crate) fn refusal(trouble: Trouble) -> io::Error {
-    match trouble {
-        Trouble::Os(error) => error,
+pub(crate) fn refusal(reason: ErrorKind) -> io::Error {
+    match reason {
+        ErrorKind::Os(error) => error,
         other => io::Error::new(io::ErrorKind::PermissionDenied, other.to_string()),
     }
 }
 
 /// Opens the root of a scan. It must be a directory or a regular file; this is checked before anything is opened.
-pub(crate) fn open_root(view: &View, path: &Path) -> Result<(OwnedFd, EntryKind), Trouble> {
+pub(crate) fn open_root(view: &View, path: &Path) -> Result<(OwnedFd, EntryKind), ErrorKind> {
     let located = view.locate(path, Links::Follow)?;
     let (kind, what) = match FileType::from_raw_mode(fstat(&located)?.st_mode) {
         FileType::Directory => (EntryKind::Directory, ""),
@@ -337,7 +337,7 @@ pub(crate) fn open_root(view: &View, path: &Path) -> Result<(OwnedFd, EntryKind)
         FileType::Symlink | FileType::Unknown => (EntryKind::Special, "of no known kind"),
     };
     if kind == EntryKind::Special {
-        return Err(Trouble::NotRegular(what));
+        return Err(ErrorKind::NotRegular(what));
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     // Open through the located fd: the path may lead elsewhere by now.

@@ -19,7 +19,7 @@ use rustix::fs::{FileType, OFlags, fstat};
 
 use crate::{
     Result, View,
-    error::On as _,
+    error::ErrorContext as _,
     patterns::{PATTERN_BYTES, PatternError},
     scan::{self, Cut, EntryKind, Filter, Next, Scan, Seen},
     stop::{Stop, Stopped},
@@ -181,10 +181,10 @@ pub fn search(
         .build();
     let mut search =
         Search { view, pattern, bounds, stop, tell, searcher, outcome: Outcome::default(), told: 0, is_over: false };
-    let (root, kind) = scan::open_root(view, path).on("search", path)?;
+    let (root, kind) = scan::open_root(view, path).context("search", path)?;
     let seen = if kind == EntryKind::Directory {
         let filter = Filter { rules_above: filter.rules_above && view.is_everything(), ..filter.clone() };
-        let scan = Scan::new((view, root), path, &filter, stop).on("search", path)?;
+        let scan = Scan::new((view, root), path, &filter, stop).context("search", path)?;
         scan.run(|entry, seen| search.visit(entry, path, seen))
     } else {
         let mut seen = Seen::default();
@@ -218,7 +218,7 @@ impl Search<'_> {
                 Ok(file) => self.file(file, &root.join(entry.relative), seen),
                 // The entry has become a link since it was listed.
                 Err(rustix::io::Errno::LOOP) => {}
-                Err(error) => seen.trouble(&root.join(entry.relative), error),
+                Err(error) => seen.record_error(&root.join(entry.relative), error),
             },
         }
         if self.is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(Next::Pass) }
@@ -228,10 +228,10 @@ impl Search<'_> {
         // Check after opening: the entry may have been replaced since it was listed.
         let stat = match fstat(&file) {
             Ok(stat) => stat,
-            Err(error) => return seen.trouble(path, error),
+            Err(error) => return seen.record_error(path, error),
         };
-        if let Err(trouble) = self.view.admit(file.as_fd()) {
-            return seen.trouble(path, scan::refusal(trouble));
+        if let Err(reason) = self.view.admit(file.as_fd()) {
+            return seen.record_error(path, scan::refusal(reason));
         }
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             seen.special += 1;
@@ -268,7 +268,7 @@ impl Search<'_> {
                 self.is_over = true;
             }
             (_, Some(Ended::Grew)) => self.outcome.large += 1,
-            (_, Some(Ended::Failed(error))) => seen.trouble(path, error),
+            (_, Some(Ended::Failed(error))) => seen.record_error(path, error),
             // The reader had no error. Either the callback ended the search, or a line did not fit into the buffer.
             (Err(_), None) if !self.is_over => self.outcome.long_lines += 1,
             (Err(_) | Ok(()), None) => {}

@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use crate::{
-    Guard, Links, Result, Stat, Trouble, Type, View,
+    ErrorKind, Guard, Links, Result, Stat, Type, View,
     metadata::{self, ABSENT},
     read::{refuse_proc, require_regular},
     view::{LINKS, link_leads_to, mount_of},
@@ -59,7 +59,7 @@ pub(crate) struct Existing {
 
 impl Target {
     /// Resolves a path to its directory and name.
-    pub(crate) fn find(view: &View, path: &Path, links: Links) -> Result<Self, Trouble> {
+    pub(crate) fn find(view: &View, path: &Path, links: Links) -> Result<Self, ErrorKind> {
         let mut path = PathBuf::from(path);
         for _ in 0..LINKS {
             let (dir, name) = view.parent(&path, links)?;
@@ -68,7 +68,7 @@ impl Target {
             match target.stat()? {
                 Some(stat) if stat.kind == Type::Symlink => {
                     if links == Links::Refuse {
-                        return Err(Trouble::Symlink);
+                        return Err(ErrorKind::Symlink);
                     }
                     match rustix::fs::readlinkat(&target.dir, &target.name, Vec::new()) {
                         Ok(text) => path = link_leads_to(target.dir.as_fd(), text.as_bytes())?,
@@ -84,20 +84,20 @@ impl Target {
     }
 
     /// The object with this name now. Links are not followed.
-    pub(crate) fn stat(&self) -> Result<Option<Stat>, Trouble> {
+    pub(crate) fn stat(&self) -> Result<Option<Stat>, ErrorKind> {
         match Stat::entry(self.dir.as_fd(), &self.name) {
             Ok(stat) => Ok(Some(stat)),
-            Err(trouble) if trouble.is(Errno::NOENT) => Ok(None),
-            Err(trouble) => Err(trouble),
+            Err(reason) if reason.is(Errno::NOENT) => Ok(None),
+            Err(reason) => Err(reason),
         }
     }
 
     /// Opens the existing file of this name for writing. The open itself checks whether the file may be written.
-    pub(crate) fn existing(&self) -> Result<Option<Existing>, Trouble> {
+    pub(crate) fn existing(&self) -> Result<Option<Existing>, ErrorKind> {
         let Some(seen) = self.stat()? else { return Ok(None) };
         let protects = |stat: &Stat| self.guard.as_ref().is_some_and(|guard| guard.protects(stat));
         if protects(&seen) {
-            return Err(Trouble::Protected);
+            return Err(ErrorKind::Protected);
         }
         if seen.kind == Type::Directory {
             return Err(Errno::ISDIR.into());
@@ -118,7 +118,7 @@ impl Target {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
             // The file was replaced by a link in the meantime. The link is not followed.
-            Err(Errno::LOOP) => return Err(Trouble::Symlink),
+            Err(Errno::LOOP) => return Err(ErrorKind::Symlink),
             Err(errno) => return Err(errno.into()),
         };
         if is_busy && mount_of(fd.as_fd())? != mount_of(self.dir.as_fd())? {
@@ -128,7 +128,7 @@ impl Target {
         let stat = Stat::of(fd.as_fd())?;
         // Check again on the opened file: the name may have changed since the first check.
         if protects(&stat) {
-            return Err(Trouble::Protected);
+            return Err(ErrorKind::Protected);
         }
         require_regular(&stat)?;
         refuse_proc(fd.as_fd())?;
@@ -147,7 +147,7 @@ impl Target {
     }
 
     /// A random hidden name, for when the usual one is in use.
-    pub(crate) fn random_name(end: &str) -> Result<OsString, Trouble> {
+    pub(crate) fn random_name(end: &str) -> Result<OsString, ErrorKind> {
         let mut random = [0_u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         Ok(format!("{PREFIX}{:016x}{end}", u64::from_le_bytes(random)).into())
@@ -229,17 +229,17 @@ fn hash(name: &OsStr) -> u64 {
 }
 
 /// Checks that the existing file has the etag that the writer expects.
-pub(crate) fn require_state(existing: Option<&Existing>, expected: Option<&str>) -> Result<(), Trouble> {
+pub(crate) fn require_state(existing: Option<&Existing>, expected: Option<&str>) -> Result<(), ErrorKind> {
     match (existing, expected) {
         (_, None) | (None, Some(ABSENT)) => Ok(()),
-        (Some(_), Some(ABSENT)) => Err(Trouble::EtagMismatch("it exists")),
-        (None, Some(_)) => Err(Trouble::EtagMismatch("it does not exist any more")),
+        (Some(_), Some(ABSENT)) => Err(ErrorKind::EtagMismatch("it exists")),
+        (None, Some(_)) => Err(ErrorKind::EtagMismatch("it does not exist any more")),
         (Some(existing), Some(etag)) => {
             // Stat again: the caller may have opened the file before it took the lock.
             if metadata::matches(&existing.file, &Stat::of(existing.file.as_fd())?, etag)? {
                 Ok(())
             } else {
-                Err(Trouble::EtagMismatch("it was changed"))
+                Err(ErrorKind::EtagMismatch("it was changed"))
             }
         }
     }

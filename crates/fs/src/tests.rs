@@ -18,7 +18,7 @@ use std::{
 use proptest::prelude::*;
 
 use crate::{
-    Cancel, Draft, Finish, Kind, Links, Part, Place, Stat, View, Walk, create_directory, create_symlink,
+    Cancel, Draft, ErrorCategory, Finish, Links, Part, Place, Stat, View, Walk, create_directory, create_symlink,
     in_place::InPlace,
     left, metadata, open, read_details, remove,
     target::{Target, link_scratch_name},
@@ -112,7 +112,7 @@ fn a_root_that_is_not_there_permits_nothing() {
     let view = View::beneath(["/no/such/root"]);
     for path in ["/", "/no/such/root", "/etc"] {
         let error = metadata(&view, Path::new(path), Links::Follow, false).expect_err("nothing is permitted");
-        assert_eq!(error.kind(), Kind::OutsideView);
+        assert_eq!(error.category(), ErrorCategory::OutsideView);
     }
 }
 
@@ -124,9 +124,9 @@ fn a_cancelled_operation_changes_nothing() {
     draft.write_block(0, b"bytes").expect("a block");
     cancel.cancel();
     let finish = Finish::default();
-    assert_eq!(draft.commit(None, &finish, &cancel).expect_err("called off").kind(), Kind::Cancelled);
+    assert_eq!(draft.commit(None, &finish, &cancel).expect_err("called off").category(), ErrorCategory::Cancelled);
     let error = write(&view, &path, Links::Follow, (Place::Whole, b"x"), (&finish, &cancel)).expect_err("called off");
-    assert_eq!(error.kind(), Kind::Cancelled);
+    assert_eq!(error.category(), ErrorCategory::Cancelled);
     let options = Walk {
         max_depth: 1,
         max_directories: 1,
@@ -135,7 +135,10 @@ fn a_cancelled_operation_changes_nothing() {
         follow_directories: false,
         prune_hidden: false,
     };
-    assert_eq!(walk(&view, dir.path(), &options, &cancel).expect_err("called off").kind(), Kind::Cancelled);
+    assert_eq!(
+        walk(&view, dir.path(), &options, &cancel).expect_err("called off").category(),
+        ErrorCategory::Cancelled
+    );
     drop(draft);
     assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 0);
 }
@@ -149,7 +152,7 @@ fn a_program_that_runs_is_replaced_and_not_written_into() {
     #[expect(clippy::disallowed_methods, reason = "a test runs a program")]
     let mut child = std::process::Command::new(&path).arg("60").spawn().expect("run it");
     let error = put(&view, &path, Place::End, b"x").expect_err("it runs");
-    assert_eq!(error.kind(), Kind::Other, "{error}");
+    assert_eq!(error.category(), ErrorCategory::Other, "{error}");
     assert!(put(&view, &path, Place::Whole, b"new").expect("it is replaced").atomic);
     assert_eq!(fs::read(&path).expect("it is there"), b"new");
     child.kill().expect("end it");
@@ -229,8 +232,8 @@ fn of_two_edits_of_one_file_by_two_names_one_is_told_that_it_came_late() {
             let edits = names.each_ref().map(|name| scope.spawn(|| edit(name)));
             edits.map(|edit| edit.join().expect("no panic"))
         });
-        let late = done.iter().filter_map(|done| done.as_ref().err()).map(crate::Error::kind);
-        assert_eq!(late.collect::<Vec<_>>(), [Kind::EtagMismatch], "round {round}");
+        let late = done.iter().filter_map(|done| done.as_ref().err()).map(crate::Error::category);
+        assert_eq!(late.collect::<Vec<_>>(), [ErrorCategory::EtagMismatch], "round {round}");
         put(&view, &names[0], Place::Whole, format!("{round}").as_bytes()).expect("write");
     }
 }
@@ -255,7 +258,7 @@ fn who_is_called_off_before_the_first_byte_is_changed_changes_none() {
         drop(turn);
         commit.join().expect("no panic")
     });
-    assert_eq!(committed.expect_err("called off").kind(), Kind::Cancelled);
+    assert_eq!(committed.expect_err("called off").category(), ErrorCategory::Cancelled);
     assert_eq!(fs::read(&names[1]).expect("it is there"), b"old");
     assert!(!draft.is_half_done());
 }

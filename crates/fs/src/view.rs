@@ -25,7 +25,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{Guard, Stat, Trouble, Type};
+use crate::{ErrorKind, Guard, Stat, Type};
 
 /// How often to retry `openat2` after EAGAIN, which the kernel returns if a concurrent rename made the result uncertain.
 const RACES: usize = 1024;
@@ -125,9 +125,9 @@ impl View {
     }
 
     /// Returns an error if the guard protects the object. Code that walks from fd to fd must call this for every object it opens.
-    pub(crate) fn admit(&self, fd: BorrowedFd<'_>) -> Result<(), Trouble> {
+    pub(crate) fn admit(&self, fd: BorrowedFd<'_>) -> Result<(), ErrorKind> {
         match &self.guard {
-            Some(guard) if guard.protects(&Stat::of(fd)?) => Err(Trouble::Protected),
+            Some(guard) if guard.protects(&Stat::of(fd)?) => Err(ErrorKind::Protected),
             _ => Ok(()),
         }
     }
@@ -148,9 +148,9 @@ impl View {
     }
 
     /// Returns an error if the object is on a cover file system, which must stay invisible.
-    fn shown(&self, fd: OwnedFd) -> Result<OwnedFd, Trouble> {
+    fn shown(&self, fd: OwnedFd) -> Result<OwnedFd, ErrorKind> {
         match &self.tree {
-            Some(tree) if tree.covers.contains(&rustix::fs::fstat(&fd)?.st_dev) => Err(Trouble::OutsideView),
+            Some(tree) if tree.covers.contains(&rustix::fs::fstat(&fd)?.st_dev) => Err(ErrorKind::OutsideView),
             _ => Ok(fd),
         }
     }
@@ -161,30 +161,30 @@ impl View {
     }
 
     /// Opens a path with the given flags. `CLOEXEC` is always added.
-    pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
+    pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
         let fd = self.open_even_cover(path, links, flags, mode).and_then(|fd| self.shown(fd))?;
         self.admit(fd.as_fd())?;
         Ok(fd)
     }
 
-    fn open_even_cover(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
+    fn open_even_cover(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
         match self.open_directly(path, links, flags, mode) {
-            Err(trouble) if trouble.is(Errno::XDEV) => self.open_by_hint(path, links, flags, mode),
+            Err(reason) if reason.is(Errno::XDEV) => self.open_by_hint(path, links, flags, mode),
             other => other,
         }
     }
 
     /// Opens a path with `O_PATH`: the fd identifies the object without opening it.
-    pub fn locate(&self, path: &Path, links: Links) -> Result<OwnedFd, Trouble> {
+    pub fn locate(&self, path: &Path, links: Links) -> Result<OwnedFd, ErrorKind> {
         self.open(path, links, OFlags::PATH, Mode::empty())
     }
 
     /// The parent directory of a path, and the last component. The last component itself is not resolved.
-    pub fn parent<'a>(&self, path: &'a Path, links: Links) -> Result<(OwnedFd, &'a OsStr), Trouble> {
+    pub fn parent<'a>(&self, path: &'a Path, links: Links) -> Result<(OwnedFd, &'a OsStr), ErrorKind> {
         let name = match path.components().next_back() {
             Some(Component::Normal(name)) => name,
-            Some(Component::RootDir) | None => return Err(Trouble::from(Errno::BUSY)),
-            Some(_) => return Err(Trouble::from(Errno::ISDIR)),
+            Some(Component::RootDir) | None => return Err(ErrorKind::from(Errno::BUSY)),
+            Some(_) => return Err(ErrorKind::from(Errno::ISDIR)),
         };
         let parent = path.parent().unwrap_or_else(|| Path::new("/"));
         let dir = self.open_even_cover(parent, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
@@ -193,13 +193,13 @@ impl View {
         if let Some(tree) = self.tree.as_ref().filter(|tree| tree.absent.iter().any(|path| path.ends_with(name))) {
             let whole = real_path(dir.as_fd())?.join(name);
             if tree.absent.contains(&whole) {
-                return Err(Trouble::OutsideView);
+                return Err(ErrorKind::OutsideView);
             }
         }
         if let Some(guard) = &self.guard {
             let stat = Stat::of(dir.as_fd())?;
             if guard.protects(&stat) || guard.protects_name(&stat, name) {
-                return Err(Trouble::Protected);
+                return Err(ErrorKind::Protected);
             }
         }
         Ok((dir, name))
@@ -210,15 +210,15 @@ impl View {
     /// - With a guard, this applies to protected objects and to directories on the path to one.
     /// - In a tree, it applies to a name with a mount on it: the mount keeps the object beneath as it is. The kernel refuses the removal to
     ///   processes inside the tree. We are outside of it, so an unlink would remove the mount together with the name.
-    pub(crate) fn refuse_kept(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), Trouble> {
+    pub(crate) fn refuse_kept(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), ErrorKind> {
         if let Some(guard) = &self.guard {
             let is_kept = match Stat::entry(dir, name) {
                 Ok(stat) => guard.protects(&stat) || (stat.kind == Type::Directory && guard.keeps(&stat)),
-                Err(trouble) if trouble.is(Errno::NOENT) => false,
-                Err(trouble) => return Err(trouble),
+                Err(reason) if reason.is(Errno::NOENT) => false,
+                Err(reason) => return Err(reason),
             };
             if is_kept || guard.protects_name(&Stat::of(dir)?, name) {
-                return Err(Trouble::Protected);
+                return Err(ErrorKind::Protected);
             }
         }
         if self.tree.is_none() {
@@ -237,33 +237,33 @@ impl View {
         !self.is_cover(stat.st_dev) || FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
     }
 
-    fn open_directly(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
+    fn open_directly(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
         let way = self.way(path, links)?;
         open_along(&way, flags, mode).map_err(|errno| match (errno, links) {
-            (Errno::LOOP, Links::Refuse) => Trouble::Symlink,
+            (Errno::LOOP, Links::Refuse) => ErrorKind::Symlink,
             // Without `openat2`, only an unrestricted view can open paths.
-            (Errno::NOSYS, _) => Trouble::Unsupported("this kernel cannot resolve paths safely (no openat2)"),
+            (Errno::NOSYS, _) => ErrorKind::Unsupported("this kernel cannot resolve paths safely (no openat2)"),
             (errno, _) => errno.into(),
         })
     }
 
     /// Asks the kernel where the path leads, and opens that result beneath its root without following any link.
-    fn open_by_hint(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, Trouble> {
+    fn open_by_hint(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
         if links == Links::Refuse {
-            return Err(Trouble::OutsideView);
+            return Err(ErrorKind::OutsideView);
         }
         let anywhere = self.anywhere(path);
         // Report the same error for every path outside, so that the caller does not learn whether the file exists.
-        let hint = open_along(&anywhere, OFlags::PATH, Mode::empty()).map_err(|_| Trouble::OutsideView)?;
-        let real = real_path(hint.as_fd()).map_err(|_| Trouble::OutsideView)?;
+        let hint = open_along(&anywhere, OFlags::PATH, Mode::empty()).map_err(|_| ErrorKind::OutsideView)?;
+        let real = real_path(hint.as_fd()).map_err(|_| ErrorKind::OutsideView)?;
         drop(hint);
         match self.open_directly(&real, Links::Refuse, flags, mode) {
-            Err(trouble) if trouble.is(Errno::XDEV) || trouble.is(Errno::NOENT) => Err(Trouble::OutsideView),
+            Err(reason) if reason.is(Errno::XDEV) || reason.is(Errno::NOENT) => Err(ErrorKind::OutsideView),
             other => other,
         }
     }
 
-    fn way(&self, path: &Path, links: Links) -> Result<Way<'_>, Trouble> {
+    fn way(&self, path: &Path, links: Links) -> Result<Way<'_>, ErrorKind> {
         let no_links = if links == Links::Refuse { ResolveFlags::NO_SYMLINKS } else { ResolveFlags::empty() };
         let resolve = ResolveFlags::NO_MAGICLINKS | no_links;
         let Some(roots) = &self.roots else {
@@ -277,7 +277,7 @@ impl View {
         };
         for root in roots {
             if beneath(root, &root.real).is_none() && links == Links::Refuse && beneath(root, &root.given).is_some() {
-                return Err(Trouble::Symlink);
+                return Err(ErrorKind::Symlink);
             }
             if let Some((_, rest)) = beneath(root, &root.real).or_else(|| beneath(root, &root.given)) {
                 let resolve = resolve | ResolveFlags::BENEATH;
@@ -285,7 +285,7 @@ impl View {
             }
         }
         // The path may contain a link that leads from outside into a root. EXDEV makes the caller try `open_by_hint`.
-        if links == Links::Follow { Err(Errno::XDEV.into()) } else { Err(Trouble::OutsideView) }
+        if links == Links::Follow { Err(Errno::XDEV.into()) } else { Err(ErrorKind::OutsideView) }
     }
 }
 
@@ -304,7 +304,7 @@ fn open_along(way: &Way<'_>, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno
 }
 
 /// The current path of an open object, with links resolved, as the kernel reports it.
-pub(crate) fn real_path(fd: BorrowedFd<'_>) -> Result<PathBuf, Trouble> {
+pub(crate) fn real_path(fd: BorrowedFd<'_>) -> Result<PathBuf, ErrorKind> {
     let target = rustix::fs::readlinkat(CWD, proc_path(fd), Vec::new())?;
     Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
 }
@@ -316,7 +316,7 @@ pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> String {
 }
 
 /// The path that a link's text leads to, relative to the directory of the link.
-pub(crate) fn link_leads_to(dir: BorrowedFd<'_>, target: &[u8]) -> Result<PathBuf, Trouble> {
+pub(crate) fn link_leads_to(dir: BorrowedFd<'_>, target: &[u8]) -> Result<PathBuf, ErrorKind> {
     let target = Path::new(OsStr::from_bytes(target));
     if target.is_absolute() { Ok(target.to_owned()) } else { Ok(real_path(dir)?.join(target)) }
 }

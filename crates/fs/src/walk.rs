@@ -14,9 +14,9 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, Links, Result, Stat, Trouble, Type, View,
+    Cancel, ErrorKind, Links, Result, Stat, Type, View,
     directory::{each, is_link, kind_followed},
-    error::On,
+    error::ErrorContext,
 };
 
 /// Bytes that an item counts in addition to its text, towards `max_bytes`.
@@ -74,7 +74,7 @@ impl Walked {
 
 /// Walks a tree. If the root is a file, or a link that is not followed, the result is empty.
 pub fn walk(view: &View, path: &Path, options: &Walk, cancel: &Cancel) -> Result<Walked> {
-    let begin = || -> Result<Option<Stat>, Trouble> {
+    let begin = || -> Result<Option<Stat>, ErrorKind> {
         let itself = view.open(path, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
         if Stat::of(itself.as_fd())?.kind == Type::Symlink && !options.follow_directories {
             // A dangling link is an error, even if links are not followed.
@@ -85,7 +85,7 @@ pub fn walk(view: &View, path: &Path, options: &Walk, cancel: &Cancel) -> Result
         Ok((stat.kind == Type::Directory).then_some(stat))
     };
     let mut walked = Walked::default();
-    let Some(beginning) = begin().on("walk", path)? else { return Ok(walked) };
+    let Some(beginning) = begin().context("walk", path)? else { return Ok(walked) };
     let mut walker = Walker {
         view,
         options,
@@ -96,13 +96,13 @@ pub fn walk(view: &View, path: &Path, options: &Walk, cancel: &Cancel) -> Result
         entries: 0,
     };
     while let Some((directory, depth)) = walker.waiting.pop_front() {
-        cancel.check().on("walk", path)?;
+        cancel.check().context("walk", path)?;
         match walker.directory(&directory, depth, &mut walked) {
             Ok(Ok(())) => {}
             Ok(Err(Full)) => break,
-            Err(Trouble::Cancelled) => return Err(Trouble::Cancelled.on("walk", path)),
-            Err(trouble) => {
-                if walked.error(directory, system_text(&trouble), options.max_bytes).is_err() {
+            Err(ErrorKind::Cancelled) => return Err(ErrorKind::Cancelled.context("walk", path)),
+            Err(reason) => {
+                if walked.error(directory, system_text(&reason), options.max_bytes).is_err() {
                     break;
                 }
             }
@@ -123,11 +123,11 @@ struct Walker<'a> {
 }
 
 impl Walker<'_> {
-    fn directory(&mut self, path: &Path, depth: u64, walked: &mut Walked) -> Result<Result<(), Full>, Trouble> {
+    fn directory(&mut self, path: &Path, depth: u64, walked: &mut Walked) -> Result<Result<(), Full>, ErrorKind> {
         let links = if self.options.follow_directories || depth == 0 { Links::Follow } else { Links::Refuse };
         let dir = match self.view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
             // The path of the root may contain links. Only the part below it must not.
-            Err(Trouble::Symlink) => {
+            Err(ErrorKind::Symlink) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
                 self.view.open(path, Links::Follow, flags, Mode::empty())?
             }
@@ -173,7 +173,7 @@ impl Walker<'_> {
         let found = self.view.locate(&path, Links::Follow).and_then(|fd| Stat::of(fd.as_fd()));
         let identity = match found {
             Ok(stat) => (stat.device, stat.inode),
-            Err(trouble) => return walked.error(path, system_text(&trouble), self.options.max_bytes),
+            Err(reason) => return walked.error(path, system_text(&reason), self.options.max_bytes),
         };
         if self.options.follow_directories && self.visited.contains(&identity) {
             return Ok(());
@@ -189,7 +189,7 @@ impl Walker<'_> {
     }
 
     /// The names of a directory that can still matter. Of a huge directory, only the smallest names are kept.
-    fn names(&self, dir: std::os::fd::BorrowedFd<'_>) -> Result<Vec<(OsString, FileType)>, Trouble> {
+    fn names(&self, dir: std::os::fd::BorrowedFd<'_>) -> Result<Vec<(OsString, FileType)>, ErrorKind> {
         let room = usize::try_from(self.options.max_entries).unwrap_or(usize::MAX).saturating_add(1);
         let mut names: Vec<(OsString, FileType)> = Vec::new();
         each(dir, self.cancel, |name, file_type| {
@@ -206,10 +206,10 @@ impl Walker<'_> {
 }
 
 /// The system's error text for one entry. Clients of other generations compare it.
-fn system_text(trouble: &Trouble) -> String {
-    let errno = match trouble {
-        Trouble::OutsideView => Errno::PERM,
-        Trouble::Symlink => Errno::LOOP,
+fn system_text(reason: &ErrorKind) -> String {
+    let errno = match reason {
+        ErrorKind::OutsideView => Errno::PERM,
+        ErrorKind::Symlink => Errno::LOOP,
         other => return other.to_string(),
     };
     io::Error::from(errno).to_string()

@@ -32,8 +32,8 @@ use rustix::{
 };
 
 use crate::{
-    Result, Trouble,
-    error::On as _,
+    ErrorKind, Result,
+    error::ErrorContext as _,
     patterns::Patterns,
     scan::{Entry, EntryKind, Filter, Next, Scan, is_of_the_kernel, open_below, open_root},
     stop::Stop,
@@ -259,20 +259,20 @@ pub struct Watch {
 impl Watch {
     /// Starts watching. Changes from now on are delivered to `changes` by [`run`](Self::run).
     pub fn new(view: &View, path: &Path, options: Options, changes: &Changes) -> Result<Self> {
-        Self::begin(view, path, options, changes).on("watch", path)
+        Self::begin(view, path, options, changes).context("watch", path)
     }
 
-    fn begin(view: &View, path: &Path, options: Options, changes: &Changes) -> Result<Self, Trouble> {
+    fn begin(view: &View, path: &Path, options: Options, changes: &Changes) -> Result<Self, ErrorKind> {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         let (mut dir, kind) = open_root(view, path)?;
         let (mut told, mut root, mut only) = (path.to_owned(), real_path(dir.as_fd())?, None);
         if is_of_the_kernel(dir.as_fd()) {
-            return Err(Trouble::Unsupported("the kernel tells nothing of changes on this file system"));
+            return Err(ErrorKind::Unsupported("the kernel tells nothing of changes on this file system"));
         }
         if kind != EntryKind::Directory {
             // Files are often replaced rather than written. Watching the directory reports both.
             let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else {
-                return Err(Trouble::InvalidInput("it is in no directory"));
+                return Err(ErrorKind::InvalidInput("it is in no directory"));
             };
             only = Some((name.to_owned(), path.to_owned()));
             (dir, told, root) = (open_directory(view, parent)?, parent.to_owned(), parent.to_owned());
@@ -462,7 +462,7 @@ impl Watch {
     }
 
     /// Watches one directory through its fd, because its name may lead elsewhere by now.
-    fn watch(&mut self, dir: BorrowedFd<'_>, relative: PathBuf) -> Result<(), Trouble> {
+    fn watch(&mut self, dir: BorrowedFd<'_>, relative: PathBuf) -> Result<(), ErrorKind> {
         let wd = inotify::add_watch(&self.inotify, proc_path(dir), EVENTS)?;
         self.directories.insert(wd, relative);
         Ok(())
@@ -516,6 +516,6 @@ enum Opened {
 }
 
 /// Opens a directory by its path with links resolved.
-fn open_directory(view: &View, path: &Path) -> Result<OwnedFd, Trouble> {
+fn open_directory(view: &View, path: &Path) -> Result<OwnedFd, ErrorKind> {
     view.open(path, Links::Refuse, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
 }

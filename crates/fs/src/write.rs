@@ -24,8 +24,8 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, Links, Moment, Result, Stat, Trouble, View,
-    error::On,
+    Cancel, ErrorKind, Links, Moment, Result, Stat, View,
+    error::ErrorContext,
     in_place::{InPlace, finish_in_place, require_finish},
     left,
     metadata::{ABSENT, etag, file_uid, permissions, times},
@@ -88,7 +88,7 @@ pub fn write(
     (place, bytes): (Place, &[u8]),
     (finish, cancel): (&Finish, &Cancel),
 ) -> Result<Written> {
-    let write = || -> Result<Written, Trouble> {
+    let write = || -> Result<Written, ErrorKind> {
         cancel.check()?;
         let target = Target::find(view, path, links)?;
         match place {
@@ -96,10 +96,10 @@ pub fn write(
             Place::End | Place::Offset(_) => write_part(&target, place, bytes, finish),
         }
     };
-    write().on("write", path)
+    write().context("write", path)
 }
 
-fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
+fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
     // Check permissions and etag before anything is written, so that a request that must fail fails early.
     let existing = target.existing()?;
     require_state(existing.as_ref(), finish.if_match.as_deref())?;
@@ -111,8 +111,8 @@ fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) 
     let scratch = match (Scratch::new(target, existing.as_ref()), &existing) {
         (Ok(scratch), _) => scratch,
         // The directory does not allow new files, but the file itself can be written.
-        (Err(trouble), Some(existing)) if is_refused(&trouble) && !existing.is_busy => return in_place(existing),
-        (Err(trouble), _) => return Err(trouble),
+        (Err(reason), Some(existing)) if is_refused(&reason) && !existing.is_busy => return in_place(existing),
+        (Err(reason), _) => return Err(reason),
     };
     for (step, chunk) in bytes.chunks(STEP).enumerate() {
         cancel.check()?;
@@ -121,12 +121,12 @@ fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) 
     scratch.publish(target, finish, cancel)
 }
 
-fn is_refused(trouble: &Trouble) -> bool {
+fn is_refused(reason: &ErrorKind) -> bool {
     // A full disk does not count: the bytes might fit in place of the old ones, but then the write would not be atomic.
-    [Errno::ACCESS, Errno::PERM, Errno::ROFS].into_iter().any(|errno| trouble.is(errno))
+    [Errno::ACCESS, Errno::PERM, Errno::ROFS].into_iter().any(|errno| reason.is(errno))
 }
 
-fn write_part(target: &Target, place: Place, bytes: &[u8], finish: &Finish) -> Result<Written, Trouble> {
+fn write_part(target: &Target, place: Place, bytes: &[u8], finish: &Finish) -> Result<Written, ErrorKind> {
     let _lock = target.lock();
     let (existing, is_new) = match target.existing()? {
         Some(existing) if existing.is_busy => return Err(Errno::TXTBSY.into()),
@@ -146,7 +146,7 @@ fn write_part(target: &Target, place: Place, bytes: &[u8], finish: &Finish) -> R
     require_finish(&existing, finish)?;
     match place {
         Place::Offset(offset) if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() => {
-            return Err(Trouble::InvalidInput("no file reaches that far"));
+            return Err(ErrorKind::InvalidInput("no file reaches that far"));
         }
         Place::Offset(offset) => existing.file.write_all_at(bytes, offset)?,
         Place::Whole | Place::End => append(&existing.file, bytes)?,
@@ -155,7 +155,7 @@ fn write_part(target: &Target, place: Place, bytes: &[u8], finish: &Finish) -> R
 }
 
 /// Appends with O_APPEND: the kernel finds the end for each write, so that concurrent appends of other processes are not lost.
-fn append(file: &File, mut bytes: &[u8]) -> Result<(), Trouble> {
+fn append(file: &File, mut bytes: &[u8]) -> Result<(), ErrorKind> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     rustix::fs::fcntl_setfl(file, flags | OFlags::APPEND)?;
     while !bytes.is_empty() {
@@ -168,7 +168,7 @@ fn append(file: &File, mut bytes: &[u8]) -> Result<(), Trouble> {
     Ok(())
 }
 
-pub(crate) fn written(file: &File, atomic: bool) -> Result<Written, Trouble> {
+pub(crate) fn written(file: &File, atomic: bool) -> Result<Written, ErrorKind> {
     let stat = Stat::of(file.as_fd())?;
     Ok(Written { atomic, etag: etag(file, &stat)?, size: stat.size })
 }
@@ -185,7 +185,7 @@ struct Scratch {
 
 impl Scratch {
     /// Creates an empty file beside the target, with the attributes of the file that it replaces.
-    fn new(target: &Target, existing: Option<&Existing>) -> Result<Self, Trouble> {
+    fn new(target: &Target, existing: Option<&Existing>) -> Result<Self, ErrorKind> {
         // Create with 0600 when replacing (the old mode is copied later), with 0666 minus the umask when new.
         let mode = Mode::from_raw_mode(if existing.is_some() { 0o600 } else { 0o666 });
         let unnamed = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
@@ -196,14 +196,14 @@ impl Scratch {
         };
         match existing.map_or(Ok(()), |existing| scratch.resemble(existing)) {
             Ok(()) => Ok(scratch),
-            Err(trouble) => {
+            Err(reason) => {
                 scratch.discard(target);
-                Err(trouble)
+                Err(reason)
             }
         }
     }
 
-    fn named(target: &Target, mode: Mode) -> Result<Self, Trouble> {
+    fn named(target: &Target, mode: Mode) -> Result<Self, ErrorKind> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for _ in 0..NAME_TRIES {
             let name = Target::random_name(FILE_END)?;
@@ -214,11 +214,11 @@ impl Scratch {
             }
             rustix::fs::unlinkat(&target.dir, &name, AtFlags::empty()).ok(); // The sweep may have removed it already.
         }
-        Err(Trouble::Busy("others hold every file that is made there"))
+        Err(ErrorKind::Busy("others hold every file that is made there"))
     }
 
     /// Copies owner, mode and extended attributes. If that is not permitted, the caller writes in place.
-    fn resemble(&self, existing: &Existing) -> Result<(), Trouble> {
+    fn resemble(&self, existing: &Existing) -> Result<(), ErrorKind> {
         let own = Stat::of(self.file.as_fd())?;
         if (own.uid, own.gid) != (existing.stat.uid, existing.stat.gid) {
             let owner = (Uid::from_raw(existing.stat.uid), Gid::from_raw(existing.stat.gid));
@@ -231,7 +231,7 @@ impl Scratch {
     }
 
     /// Gives the file its final name.
-    fn publish(mut self, target: &Target, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
+    fn publish(mut self, target: &Target, finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
         let published = self.try_publish(target, finish, cancel);
         if published.is_err() {
             self.discard(target);
@@ -239,7 +239,7 @@ impl Scratch {
         published
     }
 
-    fn try_publish(&mut self, target: &Target, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
+    fn try_publish(&mut self, target: &Target, finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
         if let Some(mode) = finish.mode {
             rustix::fs::fchmod(&self.file, permissions(mode)?)?;
         }
@@ -267,7 +267,7 @@ impl Scratch {
     }
 
     /// Takes the name only if it is free. The kernel checks this atomically.
-    fn take_free_name(&mut self, target: &Target) -> Result<(), Trouble> {
+    fn take_free_name(&mut self, target: &Target) -> Result<(), ErrorKind> {
         let taken = match &self.name {
             Some(name) => {
                 rustix::fs::renameat_with(&target.dir, name, &target.dir, &target.name, RenameFlags::NOREPLACE)
@@ -279,12 +279,12 @@ impl Scratch {
                 self.name = None;
                 Ok(())
             }
-            Err(Errno::EXIST) => Err(Trouble::EtagMismatch("it exists")),
+            Err(Errno::EXIST) => Err(ErrorKind::EtagMismatch("it exists")),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    fn replace(&mut self, target: &Target) -> Result<(), Trouble> {
+    fn replace(&mut self, target: &Target) -> Result<(), ErrorKind> {
         if self.name.is_none() {
             // If nothing has to be replaced, link the file directly under its final name. Then no temporary name exists that a kill could
             // leave behind.
@@ -301,7 +301,7 @@ impl Scratch {
     }
 
     /// Gives the file a temporary name just before it replaces another file.
-    fn link_aside(&self, target: &Target) -> Result<OsString, Trouble> {
+    fn link_aside(&self, target: &Target) -> Result<OsString, ErrorKind> {
         // The result can be ignored: a file without a name is open nowhere else, so the lock is free.
         left::hold(&self.file);
         let name = target.scratch_name();
@@ -331,7 +331,7 @@ impl Scratch {
     }
 }
 
-fn sync_directory(target: &Target) -> Result<(), Trouble> {
+fn sync_directory(target: &Target) -> Result<(), ErrorKind> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // A directory that can be written but not read cannot be opened for fsync. The file itself was synced.
     match rustix::fs::openat(&target.dir, ".", flags, Mode::empty()) {
@@ -342,7 +342,7 @@ fn sync_directory(target: &Target) -> Result<(), Trouble> {
 }
 
 /// Copies access control lists and other extended attributes.
-fn copy_attributes(from: &File, to: &File) -> Result<(), Trouble> {
+fn copy_attributes(from: &File, to: &File) -> Result<(), ErrorKind> {
     let mut names = vec![0_u8; ATTRIBUTES_BYTES];
     let len = match rustix::fs::flistxattr(from, &mut names) {
         Ok(len) => len,
@@ -385,7 +385,7 @@ impl Draft {
     /// With `keep`, the bytes stay when the draft is dropped. The next draft with the same path and word continues them;
     /// [`size`](Self::size) says how many there are. A second draft at the same time is refused.
     pub fn create(view: &View, path: &Path, links: Links, keep: Option<&str>) -> Result<Self> {
-        let create = || -> Result<Self, Trouble> {
+        let create = || -> Result<Self, ErrorKind> {
             let target = Target::find(view, path, links)?;
             // Fails if there is a file that may not be written.
             let existing = target.existing()?;
@@ -396,7 +396,7 @@ impl Draft {
             drop(existing);
             Ok(Self { target, scratch: Some(scratch), path: path.to_owned(), is_half_done: false })
         };
-        create().on("create", path)
+        create().context("create", path)
     }
 
     /// The path that the draft was created for.
@@ -407,30 +407,30 @@ impl Draft {
 
     /// Number of bytes written so far.
     pub fn size(&self) -> Result<u64> {
-        self.file().and_then(|file| Ok(Stat::of(file.as_fd())?.size)).on("write", &self.path)
+        self.file().and_then(|file| Ok(Stat::of(file.as_fd())?.size)).context("write", &self.path)
     }
 
     /// Writes bytes at an offset. A gap before them becomes a hole.
     pub fn write_block(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let write = || -> Result<(), Trouble> {
+        let write = || -> Result<(), ErrorKind> {
             if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() {
-                return Err(Trouble::InvalidInput("no file reaches that far"));
+                return Err(ErrorKind::InvalidInput("no file reaches that far"));
             }
             self.file()?.write_all_at(bytes, offset)?;
             Ok(())
         };
-        write().on("write", &self.path)
+        write().context("write", &self.path)
     }
 
     /// Makes the draft the file. With a `size`, the draft is cut or extended with a hole first.
     ///
-    /// The caller may try again after an [`EtagMismatch`](Trouble::EtagMismatch), and if the file was [changed in
+    /// The caller may try again after an [`EtagMismatch`](ErrorKind::EtagMismatch), and if the file was [changed in
     /// part](Self::is_half_done). After any other error it should drop the draft.
     pub fn commit(&mut self, size: Option<u64>, finish: &Finish, cancel: &Cancel) -> Result<Written> {
-        self.try_commit(size, finish, cancel).on("write", &self.path)
+        self.try_commit(size, finish, cancel).context("write", &self.path)
     }
 
-    fn try_commit(&mut self, size: Option<u64>, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
+    fn try_commit(&mut self, size: Option<u64>, finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
         cancel.check()?;
         let existing = self.target.existing()?;
         require_state(existing.as_ref(), finish.if_match.as_deref())?;
@@ -441,7 +441,7 @@ impl Draft {
         match &existing {
             Some(existing) if existing.stat.links > 1 => return self.copy_over(existing, finish, cancel),
             Some(existing) => match scratch.resemble(existing) {
-                Err(trouble) if is_refused(&trouble) && !existing.is_busy => {
+                Err(reason) if is_refused(&reason) && !existing.is_busy => {
                     return self.copy_over(existing, finish, cancel);
                 }
                 other => other?,
@@ -463,7 +463,7 @@ impl Draft {
     }
 
     /// Copies the bytes in place. Used if the file cannot be replaced.
-    fn copy_over(&mut self, existing: &Existing, finish: &Finish, cancel: &Cancel) -> Result<Written, Trouble> {
+    fn copy_over(&mut self, existing: &Existing, finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
         let turn = InPlace::begin(&self.target, existing, finish, cancel)?;
         let Some(scratch) = &self.scratch else { return Err(Errno::BADF.into()) };
         let written = turn.copy(&scratch.file, &mut self.is_half_done)?;
@@ -496,7 +496,7 @@ impl Draft {
         }
     }
 
-    pub(crate) fn file(&self) -> Result<&File, Trouble> {
+    pub(crate) fn file(&self) -> Result<&File, ErrorKind> {
         self.scratch.as_ref().map(|scratch| &scratch.file).ok_or_else(|| Errno::BADF.into())
     }
 }
@@ -508,10 +508,10 @@ impl Drop for Draft {
 }
 
 /// Opens the kept draft for this word, or creates a new one.
-fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
+fn kept(target: &Target, word: &str) -> Result<Scratch, ErrorKind> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if word.is_empty() || word.len() > 64 || !word.bytes().all(is_word) {
-        return Err(Trouble::InvalidInput("`keep` is 1 to 64 letters, digits, `-` and `_`"));
+        return Err(ErrorKind::InvalidInput("`keep` is 1 to 64 letters, digits, `-` and `_`"));
     }
     let name = target.kept_name(word);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -520,12 +520,12 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
         let stat = Stat::of(file.as_fd())?;
         // Refuse an object that another user placed there: that user must neither get the bytes nor decide what becomes the file.
         if stat.kind != crate::Type::File || stat.links > 1 || stat.uid != file_uid() {
-            return Err(Trouble::InvalidInput("what is kept under this word is not a file of this server's"));
+            return Err(ErrorKind::InvalidInput("what is kept under this word is not a file of this server's"));
         }
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
-                return Err(Trouble::Busy("somebody else writes the file that is kept under this word"));
+                return Err(ErrorKind::Busy("somebody else writes the file that is kept under this word"));
             }
             Err(errno) => return Err(errno.into()),
         }
@@ -539,7 +539,7 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, Trouble> {
         }
         return Ok(Scratch { file, name: Some(name), is_kept: true });
     }
-    Err(Trouble::Busy("others take away what is kept under this word"))
+    Err(ErrorKind::Busy("others take away what is kept under this word"))
 }
 
 /// Removes kept drafts of other versions of the same file, unless they are in use. Errors are ignored, because nothing depends on the

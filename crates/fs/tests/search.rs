@@ -17,7 +17,7 @@ use std::{
 };
 
 use exec_server_fs::{
-    Kind, PathPattern, Patterns, Stop, View, glob,
+    ErrorCategory, PathPattern, Patterns, Stop, View, glob,
     scan::{Cut, EntryKind, Filter},
     search::{self, Bounds, Line, Outcome, Pattern, Reading, Request},
 };
@@ -161,7 +161,7 @@ fn links_fifos_and_the_kernel_s_files_neither_lead_astray_nor_hold_up() {
     let pattern = Pattern::new("x", Reading::default()).unwrap();
     let request = Request { path: &fifo, pattern: &pattern, filter: &Filter::default(), bounds: &Bounds::default() };
     let refused = search::search(&View::everything(), request, &Stop::new(), &mut |_| ControlFlow::Continue(()));
-    assert_eq!(refused.unwrap_err().kind(), Kind::NotRegular);
+    assert_eq!(refused.unwrap_err().category(), ErrorCategory::NotRegular);
 }
 
 #[test]
@@ -294,17 +294,17 @@ fn a_search_stays_beneath_its_view_and_says_what_is_not_there() {
             lines.push(line.path);
             ControlFlow::Continue(())
         });
-        outcome.map(|_| lines).map_err(|error| error.kind())
+        outcome.map(|_| lines).map_err(|error| error.category())
     };
     let sub = inside.parent().unwrap();
     let view = View::beneath([sub]);
     // The search does not apply ignore rules from outside its view either.
     assert_eq!(find(&View::everything(), sub), Ok(vec![]));
     assert_eq!(find(&view, sub), Ok(vec![inside.clone()]));
-    assert_eq!(find(&view, outside.path()), Err(Kind::OutsideView));
-    assert_eq!(find(&view, &sub.join("none")), Err(Kind::NotFound));
+    assert_eq!(find(&view, outside.path()), Err(ErrorCategory::OutsideView));
+    assert_eq!(find(&view, &sub.join("none")), Err(ErrorCategory::NotFound));
     symlink(outside.path(), sub.join("link")).unwrap();
-    assert_eq!(find(&view, &sub.join("link")), Err(Kind::OutsideView));
+    assert_eq!(find(&view, &sub.join("link")), Err(ErrorCategory::OutsideView));
 }
 
 #[test]

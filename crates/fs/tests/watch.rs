@@ -13,7 +13,7 @@ use std::{
 };
 
 use exec_server_fs::{
-    Kind, Patterns, View,
+    ErrorCategory, Patterns, View,
     watch::{CHANGES, Change, Changes, End, Ender, Options, Taken, Watch, What},
 };
 use tempfile::TempDir;
@@ -278,7 +278,7 @@ fn a_root_behind_a_link_is_told_by_the_name_that_was_given() {
     watched.until_told(&link.join("sub/file"), What::Created);
     // A root outside the view is refused.
     let refused = Watch::new(&View::beneath([dir.path().join("real")]), dir.path(), options(), &Changes::default());
-    assert_eq!(refused.unwrap_err().kind(), Kind::OutsideView);
+    assert_eq!(refused.unwrap_err().category(), ErrorCategory::OutsideView);
     let on_proc = Watch::new(&View::everything(), Path::new("/proc/self"), options(), &Changes::default());
-    assert_eq!(on_proc.unwrap_err().kind(), Kind::Unsupported);
+    assert_eq!(on_proc.unwrap_err().category(), ErrorCategory::Unsupported);
 }

@@ -251,7 +251,7 @@ impl Failure {
             Self::HttpCancelled => Kind::HttpCancelled,
             Self::DuplicateRequest { .. } => Kind::DuplicateRequest,
             Self::AuditUnavailable => Kind::AuditUnavailable,
-            Self::File(error) => file_kind(error.kind()),
+            Self::File(error) => file_kind(error.category()),
             Self::ForeignPath { .. } | Self::FileBase64 | Self::FileInput { .. } | Self::Literal { .. } => {
                 Kind::InvalidInput
             }
@@ -273,7 +273,7 @@ impl Failure {
             Self::UnknownMethod { method } if method.starts_with("command/") => -32600,
             // The reference distinguishes a permission error from a bad request only by text. Our `kind` distinguishes
             // them.
-            Self::File(error) if error.kind() == exec_server_fs::Kind::PermissionDenied => INVALID_REQUEST,
+            Self::File(error) if error.category() == exec_server_fs::ErrorCategory::PermissionDenied => INVALID_REQUEST,
             other => other.kind().code(),
         }
     }
@@ -293,9 +293,9 @@ fn too_many_handles(used: Use) -> String {
     }
 }
 
-fn file_kind(kind: exec_server_fs::Kind) -> Kind {
-    use exec_server_fs::Kind as File;
-    match kind {
+fn file_kind(category: exec_server_fs::ErrorCategory) -> Kind {
+    use exec_server_fs::ErrorCategory as File;
+    match category {
         File::NotFound => Kind::NotFound,
         File::PermissionDenied => Kind::PermissionDenied,
         File::InvalidInput => Kind::InvalidInput,

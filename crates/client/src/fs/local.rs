@@ -408,21 +408,23 @@ fn to_moment(moment: Moment) -> files::Moment {
 
 /// Converts an error of the file operations.
 fn of_files(operation: &'static str, error: &files::Error) -> FileError {
-    let kind = match error.kind() {
-        files::Kind::NotFound => FileErrorKind::NotFound,
-        files::Kind::PermissionDenied | files::Kind::OutsideView => FileErrorKind::PermissionDenied,
-        files::Kind::InvalidInput | files::Kind::NotRegular | files::Kind::TooMany => FileErrorKind::InvalidInput,
-        files::Kind::Symlink => FileErrorKind::Symlink,
-        files::Kind::TooLarge => FileErrorKind::TooLarge,
-        files::Kind::EtagMismatch => FileErrorKind::Changed,
-        files::Kind::Busy => FileErrorKind::Busy,
-        files::Kind::AlreadyExists => FileErrorKind::AlreadyExists,
-        files::Kind::IsADirectory => FileErrorKind::IsADirectory,
-        files::Kind::NotADirectory => FileErrorKind::NotADirectory,
-        files::Kind::DirectoryNotEmpty => FileErrorKind::NotEmpty,
-        files::Kind::StorageFull => FileErrorKind::Full,
-        files::Kind::Unsupported => FileErrorKind::Unsupported,
-        files::Kind::Cancelled | files::Kind::Other => FileErrorKind::Other,
+    let kind = match error.category() {
+        files::ErrorCategory::NotFound => FileErrorKind::NotFound,
+        files::ErrorCategory::PermissionDenied | files::ErrorCategory::OutsideView => FileErrorKind::PermissionDenied,
+        files::ErrorCategory::InvalidInput | files::ErrorCategory::NotRegular | files::ErrorCategory::TooMany => {
+            FileErrorKind::InvalidInput
+        }
+        files::ErrorCategory::Symlink => FileErrorKind::Symlink,
+        files::ErrorCategory::TooLarge => FileErrorKind::TooLarge,
+        files::ErrorCategory::EtagMismatch => FileErrorKind::Changed,
+        files::ErrorCategory::Busy => FileErrorKind::Busy,
+        files::ErrorCategory::AlreadyExists => FileErrorKind::AlreadyExists,
+        files::ErrorCategory::IsADirectory => FileErrorKind::IsADirectory,
+        files::ErrorCategory::NotADirectory => FileErrorKind::NotADirectory,
+        files::ErrorCategory::DirectoryNotEmpty => FileErrorKind::NotEmpty,
+        files::ErrorCategory::StorageFull => FileErrorKind::Full,
+        files::ErrorCategory::Unsupported => FileErrorKind::Unsupported,
+        files::ErrorCategory::Cancelled | files::ErrorCategory::Other => FileErrorKind::Other,
     };
-    FileError::new(operation, &error.path, kind, error.trouble.to_string())
+    FileError::new(operation, &error.path, kind, error.kind.to_string())
 }

@@ -53,7 +53,7 @@ async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire
             let values = entries.iter().map(|entry| 5 + usize::from(entry.name.to_str().is_none())).sum::<usize>();
             if values + ENVELOPE_VALUES > limits::VALUES {
                 let advice = "ask for it with `details`, in parts";
-                return Err(files::Error { action: "list", path, trouble: files::Trouble::TooMany { most, advice } });
+                return Err(files::Error { action: "list", path, kind: files::ErrorKind::TooMany { most, advice } });
             }
             Ok(entries)
         };
