@@ -14,7 +14,7 @@ use crate::{
     ErrorKind, Result, View,
     error::ErrorContext as _,
     patterns::PathPattern,
-    scan::{self, Cut, Entry, EntryKind, Filter, Next, Scan, Seen},
+    scan::{self, EntryKind, Scan, ScanAction, ScanCut, ScanEntry, ScanFilter, ScanSummary},
     stop::Stop,
 };
 
@@ -23,7 +23,7 @@ const RESULT_OVERHEAD: usize = 64;
 
 /// A path that matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
+pub struct GlobMatch {
     pub path: PathBuf,
     pub kind: EntryKind,
     pub size: u64,
@@ -33,57 +33,57 @@ pub struct Named {
 
 /// Limits of the result.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub struct GlobLimits {
     pub max_results: usize,
     pub max_result_bytes: usize,
 }
 
 /// The parameters of a glob.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct GlobRequest<'a> {
     pub path: &'a Path,
     pub pattern: &'a PathPattern,
     /// Which part of the tree to scan.
-    pub filter: &'a Filter,
-    pub bounds: Bounds,
+    pub filter: &'a ScanFilter,
+    pub limits: GlobLimits,
 }
 
 /// Scans a directory and returns the matching paths in the order of names.
-pub fn glob(view: &View, request: Request<'_>, stop: &Stop) -> Result<(Vec<Named>, Seen)> {
-    let Request { path, pattern, filter, bounds } = request;
+pub fn glob(view: &View, request: GlobRequest<'_>, stop: &Stop) -> Result<(Vec<GlobMatch>, ScanSummary)> {
+    let GlobRequest { path, pattern, filter, limits } = request;
     let (root, kind) = scan::open_root(view, path).context("look into", path)?;
     if kind != EntryKind::Directory {
         return Err(ErrorKind::from(Errno::NOTDIR)).context("look into", path);
     }
     let mut found = Vec::new();
-    let mut told = 0;
-    let filter = Filter {
+    let mut result_bytes = 0;
+    let filter = ScanFilter {
         hidden: filter.hidden || pattern.names_hidden(),
         rules_above: filter.rules_above && view.is_everything(),
         ..filter.clone()
     };
-    let seen = Scan::new((view, root), path, &filter, stop).context("look into", path)?.run(|entry, seen| {
+    let summary = Scan::new((view, root), path, &filter, stop).context("look into", path)?.run(|entry, summary| {
         if pattern.is_match(entry.relative)
-            && let Some(named) = describe(view, entry, path)
+            && let Some(matched) = describe(view, entry, path)
         {
-            told += named.path.as_os_str().len() + RESULT_OVERHEAD;
-            if found.len() >= bounds.max_results || told > bounds.max_result_bytes {
-                seen.cut(if found.len() >= bounds.max_results { Cut::Results } else { Cut::Bytes });
+            result_bytes += matched.path.as_os_str().len() + RESULT_OVERHEAD;
+            if found.len() >= limits.max_results || result_bytes > limits.max_result_bytes {
+                summary.record_cut(if found.len() >= limits.max_results { ScanCut::Results } else { ScanCut::Bytes });
                 return ControlFlow::Break(());
             }
-            found.push(named);
+            found.push(matched);
         }
         let is_worth_entering = entry.kind == EntryKind::Directory && pattern.may_match_below(entry.relative);
-        ControlFlow::Continue(if is_worth_entering { Next::Enter } else { Next::Pass })
+        ControlFlow::Continue(if is_worth_entering { ScanAction::Enter } else { ScanAction::Pass })
     });
-    Ok((found, seen))
+    Ok((found, summary))
 }
 
 /// `None` if the entry no longer exists, or if it is only a cover over a hidden file.
-fn describe(view: &View, entry: &Entry<'_>, root: &Path) -> Option<Named> {
+fn describe(view: &View, entry: &ScanEntry<'_>, root: &Path) -> Option<GlobMatch> {
     let stat =
         statat(entry.parent, entry.name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(|stat| !view.is_cover(stat.st_dev))?;
-    Some(Named {
+    Some(GlobMatch {
         path: root.join(entry.relative),
         kind: entry.kind,
         size: u64::try_from(stat.st_size).unwrap_or(0),

@@ -22,7 +22,7 @@ mod copy;
 mod directory;
 mod error;
 mod guard;
-mod ignored;
+mod ignore_rules;
 mod in_place;
 mod left;
 mod line;
@@ -47,7 +47,7 @@ pub use metadata::{ABSENT, Metadata, Moment, Stat, Type, canonicalize, metadata,
 pub use patterns::{PATTERN_BYTES, PATTERNS, PathPattern, PatternError, Patterns};
 pub use read::{Block, Content, OpenFile, Part, open};
 pub use remove::remove;
-pub use stop::{Stop, Stopped};
+pub use stop::{Stop, StopReason};
 pub use view::{Links, Tree, View};
 pub use walk::{Walk, Walked, walk};
 pub use write::{Draft, Finish, Place, Written, write};

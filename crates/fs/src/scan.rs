@@ -23,9 +23,9 @@ use rustix::{
 
 use crate::{
     ErrorKind,
-    ignored::{self, Rules},
+    ignore_rules::{self, IgnoreRules},
     patterns::Patterns,
-    stop::{Stop, Stopped},
+    stop::{Stop, StopReason},
     view::{Links, View, proc_path, real_path},
 };
 
@@ -48,7 +48,7 @@ const KERNEL_FILE_SYSTEMS: &[u64] = &[
 
 /// Which part of a tree to scan, and how much of it.
 #[derive(Debug, Clone)]
-pub struct Filter {
+pub struct ScanFilter {
     /// Include names that begin with a dot.
     pub hidden: bool,
     /// Apply ignore files, and skip `.git`.
@@ -66,7 +66,7 @@ pub struct Filter {
     pub max_entries: u64,
 }
 
-impl Default for Filter {
+impl Default for ScanFilter {
     fn default() -> Self {
         Self {
             hidden: false,
@@ -82,7 +82,7 @@ impl Default for Filter {
 
 /// A limit that ended the scan early, so that the result may be incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Cut {
+pub enum ScanCut {
     Cancelled,
     /// The deadline passed.
     Time,
@@ -93,18 +93,18 @@ pub enum Cut {
     Bytes,
 }
 
-impl From<Stopped> for Cut {
-    fn from(stopped: Stopped) -> Self {
+impl From<StopReason> for ScanCut {
+    fn from(stopped: StopReason) -> Self {
         match stopped {
-            Stopped::Cancelled => Self::Cancelled,
-            Stopped::Time => Self::Time,
+            StopReason::Cancelled => Self::Cancelled,
+            StopReason::Time => Self::Time,
         }
     }
 }
 
 /// Summary of a scan.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct ScanSummary {
     /// Number of directories read.
     pub directories: u64,
     /// Number of entries examined, before any rule was applied.
@@ -116,12 +116,12 @@ pub struct Seen {
     /// Number of all errors.
     pub error_count: u64,
     /// Why the scan ended early. Each reason occurs once, in order.
-    pub cuts: Vec<Cut>,
+    pub cuts: Vec<ScanCut>,
 }
 
-impl Seen {
+impl ScanSummary {
     /// Records that a limit was reached.
-    pub fn cut(&mut self, cut: Cut) {
+    pub fn record_cut(&mut self, cut: ScanCut) {
         if let Err(at) = self.cuts.binary_search(&cut) {
             self.cuts.insert(at, cut);
         }
@@ -152,7 +152,7 @@ pub enum EntryKind {
 
 /// An entry that is being visited.
 #[derive(Debug)]
-pub struct Entry<'a> {
+pub struct ScanEntry<'a> {
     /// The directory that contains the entry.
     pub parent: BorrowedFd<'a>,
     pub name: &'a OsStr,
@@ -163,7 +163,7 @@ pub struct Entry<'a> {
 
 /// How the scan continues after an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum ScanAction {
     /// Continue, and enter the entry if it is a directory.
     Enter,
     /// Continue without entering it.
@@ -171,26 +171,26 @@ pub enum Next {
 }
 
 /// A directory that is being scanned.
-struct Level {
+struct ScanLevel {
     dir: OwnedFd,
     device: u64,
     relative: PathBuf,
-    rules: Rules,
+    rules: IgnoreRules,
     rest: vec::IntoIter<(OsString, EntryKind)>,
 }
 
 /// A running scan.
 pub struct Scan<'a> {
     view: &'a View,
-    filter: &'a Filter,
+    filter: &'a ScanFilter,
     stop: &'a Stop,
     /// The root as it appears in reported paths.
     path: &'a Path,
     /// The path of the root with links resolved, which the ignore rules need.
     real: PathBuf,
-    above: Vec<Rules>,
-    levels: Vec<Level>,
-    pub seen: Seen,
+    above: Vec<IgnoreRules>,
+    levels: Vec<ScanLevel>,
+    pub summary: ScanSummary,
 }
 
 impl<'a> Scan<'a> {
@@ -198,15 +198,16 @@ impl<'a> Scan<'a> {
     pub fn new(
         (view, root): (&'a View, OwnedFd),
         path: &'a Path,
-        filter: &'a Filter,
+        filter: &'a ScanFilter,
         stop: &'a Stop,
     ) -> Result<Self, ErrorKind> {
         let stat = fstat(&root)?;
         let real = real_path(root.as_fd()).unwrap_or_else(|_| path.to_owned());
-        let above = if filter.ignore_rules && filter.rules_above { Rules::above(&real) } else { Vec::new() };
-        let mut scan = Self { view, filter, stop, path, real, above, levels: Vec::new(), seen: Seen::default() };
-        if is_of_the_kernel(root.as_fd()) {
-            scan.seen.special += 1;
+        let above = if filter.ignore_rules && filter.rules_above { IgnoreRules::above(&real) } else { Vec::new() };
+        let mut scan =
+            Self { view, filter, stop, path, real, above, levels: Vec::new(), summary: ScanSummary::default() };
+        if is_kernel_file_system(root.as_fd()) {
+            scan.summary.special += 1;
         } else {
             scan.enter(root, stat.st_dev, PathBuf::new())?;
         }
@@ -214,10 +215,13 @@ impl<'a> Scan<'a> {
     }
 
     /// Visits everything below the root that passes the filter. `Break` ends the scan at once.
-    pub fn run(mut self, mut visit: impl FnMut(&Entry<'_>, &mut Seen) -> ControlFlow<(), Next>) -> Seen {
+    pub fn run(
+        mut self,
+        mut visit: impl FnMut(&ScanEntry<'_>, &mut ScanSummary) -> ControlFlow<(), ScanAction>,
+    ) -> ScanSummary {
         while let Some(level) = self.levels.last_mut() {
             if let Some(stopped) = self.stop.check() {
-                self.seen.cut(stopped.into());
+                self.summary.record_cut(stopped.into());
                 break;
             }
             let Some((name, kind)) = level.rest.next() else {
@@ -225,21 +229,23 @@ impl<'a> Scan<'a> {
                 continue;
             };
             let relative = level.relative.join(&name);
-            if self.is_left_out(&name, &relative, kind) {
+            if self.is_excluded(&name, &relative, kind) {
                 continue;
             }
             let Some(level) = self.levels.last() else { break };
-            let entry = Entry { parent: level.dir.as_fd(), name: &name, relative: &relative, kind };
-            match visit(&entry, &mut self.seen) {
+            let entry = ScanEntry { parent: level.dir.as_fd(), name: &name, relative: &relative, kind };
+            match visit(&entry, &mut self.summary) {
                 ControlFlow::Break(()) => break,
-                ControlFlow::Continue(Next::Enter) if kind == EntryKind::Directory => self.descend(&name, relative),
-                ControlFlow::Continue(Next::Enter | Next::Pass) => {}
+                ControlFlow::Continue(ScanAction::Enter) if kind == EntryKind::Directory => {
+                    self.descend(&name, relative)
+                }
+                ControlFlow::Continue(ScanAction::Enter | ScanAction::Pass) => {}
             }
         }
-        self.seen
+        self.summary
     }
 
-    fn is_left_out(&self, name: &OsStr, relative: &Path, kind: EntryKind) -> bool {
+    fn is_excluded(&self, name: &OsStr, relative: &Path, kind: EntryKind) -> bool {
         let filter = self.filter;
         let is_directory = kind == EntryKind::Directory;
         (!filter.hidden && name.as_bytes().starts_with(b"."))
@@ -250,13 +256,13 @@ impl<'a> Scan<'a> {
 
     fn is_ignored(&self, relative: &Path, is_directory: bool) -> bool {
         let rules = self.above.iter().chain(self.levels.iter().map(|level| &level.rules));
-        ignored::is_ignored(rules, &self.real.join(relative), is_directory)
+        ignore_rules::is_ignored(rules, &self.real.join(relative), is_directory)
     }
 
     fn descend(&mut self, name: &OsStr, relative: PathBuf) {
         let Some(level) = self.levels.last() else { return };
         if self.levels.len() >= self.filter.max_depth.min(MAX_DEPTH) {
-            return self.seen.cut(Cut::Depth);
+            return self.summary.record_cut(ScanCut::Depth);
         }
         let device = level.device;
         let entered = open_below(level.dir.as_fd(), name, OFlags::DIRECTORY).map_err(io::Error::from).and_then(|dir| {
@@ -264,9 +270,9 @@ impl<'a> Scan<'a> {
             if self.view.is_cover(stat.st_dev) {
                 return Ok(());
             }
-            self.view.admit(dir.as_fd()).map_err(refusal)?;
-            if stat.st_dev != device && is_of_the_kernel(dir.as_fd()) {
-                self.seen.special += 1;
+            self.view.admit(dir.as_fd()).map_err(refusal_error)?;
+            if stat.st_dev != device && is_kernel_file_system(dir.as_fd()) {
+                self.summary.special += 1;
                 return Ok(());
             }
             self.enter(dir, stat.st_dev, relative.clone())
@@ -274,20 +280,20 @@ impl<'a> Scan<'a> {
         if let Err(error) = entered {
             // The entry has become a link or a file since it was listed.
             if error.kind() != io::ErrorKind::NotADirectory && Errno::from_io_error(&error) != Some(Errno::LOOP) {
-                self.seen.record_error(&self.path.join(&relative), error);
+                self.summary.record_error(&self.path.join(&relative), error);
             }
         }
     }
 
     fn enter(&mut self, dir: OwnedFd, device: u64, relative: PathBuf) -> io::Result<()> {
         let rules = if self.filter.ignore_rules {
-            Rules::of(dir.as_fd(), &self.real.join(&relative))
+            IgnoreRules::of(dir.as_fd(), &self.real.join(&relative))
         } else {
-            Rules::default()
+            IgnoreRules::default()
         };
         let names = self.list(dir.as_fd())?;
-        self.seen.directories += 1;
-        self.levels.push(Level { dir, device, relative, rules, rest: names.into_iter() });
+        self.summary.directories += 1;
+        self.levels.push(ScanLevel { dir, device, relative, rules, rest: names.into_iter() });
         Ok(())
     }
 
@@ -300,14 +306,14 @@ impl<'a> Scan<'a> {
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
                 continue;
             }
-            if self.seen.entries >= self.filter.max_entries {
-                self.seen.cut(Cut::Entries);
+            if self.summary.entries >= self.filter.max_entries {
+                self.summary.record_cut(ScanCut::Entries);
                 break;
             }
             if names.len() % 1024 == 1023 && self.stop.check().is_some() {
                 break;
             }
-            self.seen.entries += 1;
+            self.summary.entries += 1;
             if let Some(kind) = kind_of(dir, entry.file_name(), entry.file_type()) {
                 names.push((OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(), kind));
             }
@@ -318,7 +324,7 @@ impl<'a> Scan<'a> {
 }
 
 /// The error that a scan records for an object that the view refuses.
-pub(crate) fn refusal(reason: ErrorKind) -> io::Error {
+pub(crate) fn refusal_error(reason: ErrorKind) -> io::Error {
     match reason {
         ErrorKind::Os(error) => error,
         other => io::Error::new(io::ErrorKind::PermissionDenied, other.to_string()),
@@ -351,8 +357,8 @@ pub(crate) fn open_below(dir: BorrowedFd<'_>, name: &OsStr, more: OFlags) -> rus
 }
 
 /// The type of an entry. Some file systems do not return it with the name, so it needs a `stat`. `None` if the entry no longer exists.
-fn kind_of(dir: BorrowedFd<'_>, name: &CStr, told: FileType) -> Option<EntryKind> {
-    let kind = match told {
+fn kind_of(dir: BorrowedFd<'_>, name: &CStr, listed: FileType) -> Option<EntryKind> {
+    let kind = match listed {
         FileType::Unknown => FileType::from_raw_mode(statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_mode),
         known => known,
     };
@@ -366,6 +372,6 @@ fn kind_of(dir: BorrowedFd<'_>, name: &CStr, told: FileType) -> Option<EntryKind
     })
 }
 
-pub(crate) fn is_of_the_kernel(dir: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_kernel_file_system(dir: BorrowedFd<'_>) -> bool {
     fstatfs(dir).is_ok_and(|stat| u64::try_from(stat.f_type).is_ok_and(|magic| KERNEL_FILE_SYSTEMS.contains(&magic)))
 }

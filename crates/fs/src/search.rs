@@ -21,8 +21,8 @@ use crate::{
     Result, View,
     error::ErrorContext as _,
     patterns::{PATTERN_BYTES, PatternError},
-    scan::{self, Cut, EntryKind, Filter, Next, Scan, Seen},
-    stop::{Stop, Stopped},
+    scan::{self, EntryKind, Scan, ScanAction, ScanCut, ScanFilter, ScanSummary},
+    stop::{Stop, StopReason},
 };
 
 /// Longest line that can be searched, in bytes. It limits the memory of a search.
@@ -42,13 +42,13 @@ pub const MAX_CONTEXT: usize = 100;
 
 /// A compiled search pattern.
 #[derive(Debug, Clone)]
-pub struct Pattern {
+pub struct SearchPattern {
     matcher: RegexMatcher,
 }
 
 /// How to interpret an expression.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Reading {
+pub struct PatternOptions {
     /// Treat the expression as plain text.
     pub literal: bool,
     pub ignore_case: bool,
@@ -56,15 +56,15 @@ pub struct Reading {
     pub word: bool,
 }
 
-impl Pattern {
-    pub fn new(pattern: &str, reading: Reading) -> Result<Self, PatternError> {
+impl SearchPattern {
+    pub fn new(pattern: &str, options: PatternOptions) -> Result<Self, PatternError> {
         if pattern.len() > PATTERN_BYTES {
             return Err(PatternError::TooLong { bytes: pattern.len() });
         }
         let matcher = RegexMatcherBuilder::new()
-            .fixed_strings(reading.literal)
-            .case_insensitive(reading.ignore_case)
-            .word(reading.word)
+            .fixed_strings(options.literal)
+            .case_insensitive(options.ignore_case)
+            .word(options.word)
             .line_terminator(Some(b'\n'))
             .size_limit(EXPRESSION_BYTES)
             .dfa_size_limit(EXPRESSION_BYTES)
@@ -76,7 +76,7 @@ impl Pattern {
 
 /// Limits and options of the result.
 #[derive(Debug, Clone)]
-pub struct Bounds {
+pub struct SearchLimits {
     /// Number of context lines before and after a match.
     pub context: (usize, usize),
     /// Maximum number of matching lines in total.
@@ -91,7 +91,7 @@ pub struct Bounds {
     pub max_result_bytes: usize,
 }
 
-impl Default for Bounds {
+impl Default for SearchLimits {
     fn default() -> Self {
         Self {
             context: (0, 0),
@@ -106,7 +106,7 @@ impl Default for Bounds {
 
 /// A matching line, or a context line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub struct SearchLine {
     pub path: PathBuf,
     /// Line number, starting at 1.
     pub number: u64,
@@ -123,7 +123,7 @@ pub struct Line {
     pub is_context: bool,
 }
 
-impl Line {
+impl SearchLine {
     /// Bytes that this line counts towards `max_result_bytes`.
     #[must_use]
     pub fn cost(&self) -> usize {
@@ -133,9 +133,9 @@ impl Line {
 
 /// Summary of a search.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct SearchSummary {
     /// Summary of the scan of the tree.
-    pub seen: Seen,
+    pub scan: ScanSummary,
     /// Number of matching lines returned.
     pub matches: u64,
     /// Number of files with matching lines.
@@ -154,23 +154,23 @@ pub struct Outcome {
 
 /// The parameters of a search.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct SearchRequest<'a> {
     pub path: &'a Path,
-    pub pattern: &'a Pattern,
+    pub pattern: &'a SearchPattern,
     /// Which part of the tree to scan.
-    pub filter: &'a Filter,
-    pub bounds: &'a Bounds,
+    pub filter: &'a ScanFilter,
+    pub limits: &'a SearchLimits,
 }
 
-/// Searches a directory, or a single file. The callback `tell` can end the search by returning `Break`.
+/// Searches a directory, or a single file. The callback `on_line` can end the search by returning `Break`.
 pub fn search(
     view: &View,
-    request: Request<'_>,
+    request: SearchRequest<'_>,
     stop: &Stop,
-    tell: &mut dyn FnMut(Line) -> ControlFlow<()>,
-) -> Result<Outcome> {
-    let Request { path, pattern, filter, bounds } = request;
-    let (before, after) = bounds.context;
+    on_line: &mut dyn FnMut(SearchLine) -> ControlFlow<()>,
+) -> Result<SearchSummary> {
+    let SearchRequest { path, pattern, filter, limits } = request;
+    let (before, after) = limits.context;
     let searcher = SearcherBuilder::new()
         .line_number(true)
         .before_context(before.min(MAX_CONTEXT))
@@ -179,96 +179,110 @@ pub fn search(
         .memory_map(MmapChoice::never())
         .heap_limit(Some(LINE_BUFFER_BYTES))
         .build();
-    let mut search =
-        Search { view, pattern, bounds, stop, tell, searcher, outcome: Outcome::default(), told: 0, is_over: false };
-    let (root, kind) = scan::open_root(view, path).context("search", path)?;
-    let seen = if kind == EntryKind::Directory {
-        let filter = Filter { rules_above: filter.rules_above && view.is_everything(), ..filter.clone() };
-        let scan = Scan::new((view, root), path, &filter, stop).context("search", path)?;
-        scan.run(|entry, seen| search.visit(entry, path, seen))
-    } else {
-        let mut seen = Seen::default();
-        search.file(root, path, &mut seen);
-        seen
+    let mut search = Search {
+        view,
+        pattern,
+        limits,
+        stop,
+        on_line,
+        searcher,
+        outcome: SearchSummary::default(),
+        reported_bytes: 0,
+        is_over: false,
     };
-    Ok(Outcome { seen, ..search.outcome })
+    let (root, kind) = scan::open_root(view, path).context("search", path)?;
+    let summary = if kind == EntryKind::Directory {
+        let filter = ScanFilter { rules_above: filter.rules_above && view.is_everything(), ..filter.clone() };
+        let scan = Scan::new((view, root), path, &filter, stop).context("search", path)?;
+        scan.run(|entry, summary| search.visit(entry, path, summary))
+    } else {
+        let mut summary = ScanSummary::default();
+        search.file(root, path, &mut summary);
+        summary
+    };
+    Ok(SearchSummary { scan: summary, ..search.outcome })
 }
 
 struct Search<'a> {
     view: &'a View,
-    pattern: &'a Pattern,
-    bounds: &'a Bounds,
+    pattern: &'a SearchPattern,
+    limits: &'a SearchLimits,
     stop: &'a Stop,
-    tell: &'a mut dyn FnMut(Line) -> ControlFlow<()>,
+    on_line: &'a mut dyn FnMut(SearchLine) -> ControlFlow<()>,
     searcher: Searcher,
-    outcome: Outcome,
+    outcome: SearchSummary,
     /// Size of the results so far.
-    told: usize,
+    reported_bytes: usize,
     /// The search must end.
     is_over: bool,
 }
 
 impl Search<'_> {
-    fn visit(&mut self, entry: &scan::Entry<'_>, root: &Path, seen: &mut Seen) -> ControlFlow<(), Next> {
+    fn visit(
+        &mut self,
+        entry: &scan::ScanEntry<'_>,
+        root: &Path,
+        summary: &mut ScanSummary,
+    ) -> ControlFlow<(), ScanAction> {
         match entry.kind {
-            EntryKind::Directory => return ControlFlow::Continue(Next::Enter),
-            EntryKind::Symlink => return ControlFlow::Continue(Next::Pass),
-            EntryKind::Special => seen.special += 1,
+            EntryKind::Directory => return ControlFlow::Continue(ScanAction::Enter),
+            EntryKind::Symlink => return ControlFlow::Continue(ScanAction::Pass),
+            EntryKind::Special => summary.special += 1,
             EntryKind::File => match scan::open_below(entry.parent, entry.name, OFlags::empty()) {
-                Ok(file) => self.file(file, &root.join(entry.relative), seen),
+                Ok(file) => self.file(file, &root.join(entry.relative), summary),
                 // The entry has become a link since it was listed.
                 Err(rustix::io::Errno::LOOP) => {}
-                Err(error) => seen.record_error(&root.join(entry.relative), error),
+                Err(error) => summary.record_error(&root.join(entry.relative), error),
             },
         }
-        if self.is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(Next::Pass) }
+        if self.is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(ScanAction::Pass) }
     }
 
-    fn file(&mut self, file: OwnedFd, path: &Path, seen: &mut Seen) {
+    fn file(&mut self, file: OwnedFd, path: &Path, summary: &mut ScanSummary) {
         // Check after opening: the entry may have been replaced since it was listed.
         let stat = match fstat(&file) {
             Ok(stat) => stat,
-            Err(error) => return seen.record_error(path, error),
+            Err(error) => return summary.record_error(path, error),
         };
         if let Err(reason) = self.view.admit(file.as_fd()) {
-            return seen.record_error(path, scan::refusal(reason));
+            return summary.record_error(path, scan::refusal_error(reason));
         }
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            seen.special += 1;
+            summary.special += 1;
             return;
         }
-        if u64::try_from(stat.st_size).unwrap_or(0) > self.bounds.max_file_bytes {
+        if u64::try_from(stat.st_size).unwrap_or(0) > self.limits.max_file_bytes {
             self.outcome.large += 1;
             return;
         }
         self.outcome.files += 1;
         let mut searcher = self.searcher.clone();
         // Allow one byte more than the limit, to distinguish a file that grew during the search from one that just fits.
-        let mut reader = Reader {
+        let mut reader = SearchReader {
             file: File::from(file),
             stop: self.stop,
-            left: self.bounds.max_file_bytes.saturating_add(1),
+            left: self.limits.max_file_bytes.saturating_add(1),
             bytes: 0,
-            ended: None,
+            end: None,
         };
         let pattern = self.pattern;
-        let mut hits = Hits { search: self, path, matches: 0, is_binary: false, cut: None };
+        let mut hits = MatchSink { search: self, path, matches: 0, is_binary: false, cut: None };
         let searched = searcher.search_reader(&pattern.matcher, &mut reader, &mut hits);
-        let Hits { matches, is_binary, cut, .. } = hits;
+        let MatchSink { matches, is_binary, cut, .. } = hits;
         self.outcome.bytes += reader.bytes;
         self.outcome.matched_files += u64::from(matches > 0);
         self.outcome.binary += u64::from(is_binary);
         if let Some(cut) = cut {
-            seen.cut(cut);
+            summary.record_cut(cut);
             self.is_over = true;
         }
-        match (searched, reader.ended) {
-            (_, Some(Ended::Stopped(stopped))) => {
-                seen.cut(stopped.into());
+        match (searched, reader.end) {
+            (_, Some(FileReadEnd::Stopped(stopped))) => {
+                summary.record_cut(stopped.into());
                 self.is_over = true;
             }
-            (_, Some(Ended::Grew)) => self.outcome.large += 1,
-            (_, Some(Ended::Failed(error))) => seen.record_error(path, error),
+            (_, Some(FileReadEnd::Grew)) => self.outcome.large += 1,
+            (_, Some(FileReadEnd::Failed(error))) => summary.record_error(path, error),
             // The reader had no error. Either the callback ended the search, or a line did not fit into the buffer.
             (Err(_), None) if !self.is_over => self.outcome.long_lines += 1,
             (Err(_) | Ok(()), None) => {}
@@ -276,43 +290,43 @@ impl Search<'_> {
     }
 
     /// Passes a line to the callback, unless the results would exceed their maximum size.
-    fn tell(&mut self, line: Line) -> Result<(), Cut> {
-        self.told += line.cost();
-        if self.told > self.bounds.max_result_bytes {
-            return Err(Cut::Bytes);
+    fn report(&mut self, line: SearchLine) -> Result<(), ScanCut> {
+        self.reported_bytes += line.cost();
+        if self.reported_bytes > self.limits.max_result_bytes {
+            return Err(ScanCut::Bytes);
         }
-        match (self.tell)(line) {
+        match (self.on_line)(line) {
             ControlFlow::Continue(()) => Ok(()),
             // The callback ended the search: its receiver is gone, or it waited for room until the deadline passed.
-            ControlFlow::Break(()) => Err(self.stop.check().map_or(Cut::Cancelled, Cut::from)),
+            ControlFlow::Break(()) => Err(self.stop.check().map_or(ScanCut::Cancelled, ScanCut::from)),
         }
     }
 }
 
 /// Why a file was not read to its end.
-enum Ended {
-    Stopped(Stopped),
+enum FileReadEnd {
+    Stopped(StopReason),
     Grew,
     Failed(io::Error),
 }
 
 /// Reads a file until the search is stopped.
-struct Reader<'a> {
+struct SearchReader<'a> {
     file: File,
     stop: &'a Stop,
     left: u64,
     bytes: u64,
-    ended: Option<Ended>,
+    end: Option<FileReadEnd>,
 }
 
-impl Read for Reader<'_> {
+impl Read for SearchReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if let Some(stopped) = self.stop.check() {
-            self.ended = Some(Ended::Stopped(stopped));
+            self.end = Some(FileReadEnd::Stopped(stopped));
             return Err(io::ErrorKind::Other.into());
         }
         if self.left == 0 {
-            self.ended = Some(Ended::Grew);
+            self.end = Some(FileReadEnd::Grew);
             return Ok(0);
         }
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buf.len());
@@ -324,7 +338,7 @@ impl Read for Reader<'_> {
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
             Err(error) => {
-                self.ended = Some(Ended::Failed(error));
+                self.end = Some(FileReadEnd::Failed(error));
                 Err(io::ErrorKind::Other.into())
             }
         }
@@ -332,21 +346,21 @@ impl Read for Reader<'_> {
 }
 
 /// Receives the matches of one file from the searcher.
-struct Hits<'a, 'b> {
+struct MatchSink<'a, 'b> {
     search: &'a mut Search<'b>,
     path: &'a Path,
     matches: u64,
     is_binary: bool,
-    cut: Option<Cut>,
+    cut: Option<ScanCut>,
 }
 
-impl Hits<'_, '_> {
+impl MatchSink<'_, '_> {
     /// Returns whether to continue with this file.
-    fn hear(&mut self, number: Option<u64>, offset: u64, bytes: &[u8], is_context: bool) -> bool {
+    fn report_line(&mut self, number: Option<u64>, offset: u64, bytes: &[u8], is_context: bool) -> bool {
         let line = trimmed(bytes);
         let spans = if is_context { Vec::new() } else { spans(&self.search.pattern.matcher, line) };
-        let (skipped, text, spans) = window(line, spans, self.search.bounds.max_line_bytes);
-        let told = self.search.tell(Line {
+        let (skipped, text, spans) = window(line, spans, self.search.limits.max_line_bytes);
+        let reported = self.search.report(SearchLine {
             path: self.path.to_owned(),
             number: number.unwrap_or(0),
             offset,
@@ -356,42 +370,42 @@ impl Hits<'_, '_> {
             spans,
             is_context,
         });
-        self.cut = told.err();
+        self.cut = reported.err();
         self.cut.is_none()
     }
 }
 
-impl Sink for Hits<'_, '_> {
+impl Sink for MatchSink<'_, '_> {
     type Error = io::Error;
 
     fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> io::Result<bool> {
-        let bounds = self.search.bounds;
-        if bounds.max_per_file.is_some_and(|most| self.matches >= most) {
+        let limits = self.search.limits;
+        if limits.max_per_file.is_some_and(|most| self.matches >= most) {
             return Ok(false);
         }
         // Check at the first match beyond the limit, so that a search with exactly `max_matches` matches does not count as truncated.
-        if self.search.outcome.matches >= bounds.max_matches {
-            self.cut = Some(Cut::Results);
+        if self.search.outcome.matches >= limits.max_matches {
+            self.cut = Some(ScanCut::Results);
             return Ok(false);
         }
-        let goes_on = self.hear(found.line_number(), found.absolute_byte_offset(), found.bytes(), false);
-        if goes_on {
+        let continues = self.report_line(found.line_number(), found.absolute_byte_offset(), found.bytes(), false);
+        if continues {
             self.matches += 1;
             self.search.outcome.matches += 1;
         }
-        Ok(goes_on)
+        Ok(continues)
     }
 
     fn context(&mut self, _: &Searcher, near: &SinkContext<'_>) -> io::Result<bool> {
         // Skip the context lines before a match that will not be reported.
-        let bounds = self.search.bounds;
+        let limits = self.search.limits;
         let is_before = *near.kind() == grep_searcher::SinkContextKind::Before;
-        let is_enough = bounds.max_per_file.is_some_and(|most| self.matches >= most)
-            || self.search.outcome.matches >= bounds.max_matches;
+        let is_enough = limits.max_per_file.is_some_and(|most| self.matches >= most)
+            || self.search.outcome.matches >= limits.max_matches;
         if is_before && is_enough {
             return Ok(true);
         }
-        Ok(self.hear(near.line_number(), near.absolute_byte_offset(), near.bytes(), true))
+        Ok(self.report_line(near.line_number(), near.absolute_byte_offset(), near.bytes(), true))
     }
 
     fn binary_data(&mut self, _: &Searcher, _: u64) -> io::Result<bool> {

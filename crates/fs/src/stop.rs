@@ -22,7 +22,7 @@ impl From<Cancel> for Stop {
 
 /// Why an operation ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stopped {
+pub enum StopReason {
     Cancelled,
     /// The deadline has passed.
     Time,
@@ -55,11 +55,11 @@ impl Stop {
 
     /// Returns why the operation must end, or `None` to continue.
     #[must_use]
-    pub fn check(&self) -> Option<Stopped> {
+    pub fn check(&self) -> Option<StopReason> {
         if self.cancel.is_cancelled() {
-            return Some(Stopped::Cancelled);
+            return Some(StopReason::Cancelled);
         }
-        self.deadline_ns.filter(|at| now_ns() >= *at).map(|_| Stopped::Time)
+        self.deadline_ns.filter(|at| now_ns() >= *at).map(|_| StopReason::Time)
     }
 }
 
@@ -74,15 +74,15 @@ fn now_ns() -> u64 {
 mod tests {
     use std::time::Duration;
 
-    use super::{Stop, Stopped};
+    use super::{Stop, StopReason};
 
     #[test]
     fn work_ends_by_its_time_or_when_called_off() {
         assert_eq!(Stop::new().check(), None);
         assert_eq!(Stop::within(Duration::from_secs(60)).check(), None);
-        assert_eq!(Stop::within(Duration::ZERO).check(), Some(Stopped::Time));
+        assert_eq!(Stop::within(Duration::ZERO).check(), Some(StopReason::Time));
         let stop = Stop::new();
         stop.cancel();
-        assert_eq!(stop.check(), Some(Stopped::Cancelled));
+        assert_eq!(stop.check(), Some(StopReason::Cancelled));
     }
 }

@@ -35,7 +35,7 @@ use crate::{
     ErrorKind, Result,
     error::ErrorContext as _,
     patterns::Patterns,
-    scan::{Entry, EntryKind, Filter, Next, Scan, is_of_the_kernel, open_below, open_root},
+    scan::{EntryKind, Scan, ScanAction, ScanEntry, ScanFilter, is_kernel_file_system, open_below, open_root},
     stop::Stop,
     view::{Links, View, proc_path, real_path},
 };
@@ -266,7 +266,7 @@ impl Watch {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         let (mut dir, kind) = open_root(view, path)?;
         let (mut told, mut root, mut only) = (path.to_owned(), real_path(dir.as_fd())?, None);
-        if is_of_the_kernel(dir.as_fd()) {
+        if is_kernel_file_system(dir.as_fd()) {
             return Err(ErrorKind::Unsupported("the kernel tells nothing of changes on this file system"));
         }
         if kind != EntryKind::Directory {
@@ -419,34 +419,34 @@ impl Watch {
 
     /// Watches every directory below one that is already watched. With `tells`, everything found there is reported as created.
     fn watch_below(&mut self, (view, dir): (&View, OwnedFd), relative: &Path, changes: &Changes, tells: bool) {
-        let filter = Filter {
+        let filter = ScanFilter {
             hidden: self.options.hidden,
             exclude: Patterns::default(),
             ignore_rules: false,
             max_depth: DEPTH,
-            ..Filter::default()
+            ..ScanFilter::default()
         };
         let (stop, base) = (Stop::new(), self.told.join(relative));
         let Ok(scan) = Scan::new((view, dir), &base, &filter, &stop) else { return };
-        let seen = scan.run(|entry, _| {
+        let summary = scan.run(|entry, _| {
             let path = relative.join(entry.relative);
             if self.options.exclude.is_match(&path) {
-                return ControlFlow::Continue(Next::Pass);
+                return ControlFlow::Continue(ScanAction::Pass);
             }
             if tells {
                 changes.note(self.told.join(&path), What::Created, entry.kind == EntryKind::Directory);
             }
             ControlFlow::Continue(match entry.kind {
                 // Add the watch before listing the directory. An entry created in between is then reported twice rather than missed.
-                EntryKind::Directory if self.watch_entry(view, entry, path, changes) => Next::Enter,
-                EntryKind::Directory | EntryKind::File | EntryKind::Symlink | EntryKind::Special => Next::Pass,
+                EntryKind::Directory if self.watch_entry(view, entry, path, changes) => ScanAction::Enter,
+                EntryKind::Directory | EntryKind::File | EntryKind::Symlink | EntryKind::Special => ScanAction::Pass,
             })
         });
         // The scan hit a limit or an error, so there may be more directories that are not watched.
-        changes.add_unwatched(u64::try_from(seen.cuts.len()).unwrap_or(u64::MAX) + seen.error_count);
+        changes.add_unwatched(u64::try_from(summary.cuts.len()).unwrap_or(u64::MAX) + summary.error_count);
     }
 
-    fn watch_entry(&mut self, view: &View, entry: &Entry<'_>, path: PathBuf, changes: &Changes) -> bool {
+    fn watch_entry(&mut self, view: &View, entry: &ScanEntry<'_>, path: PathBuf, changes: &Changes) -> bool {
         if self.directories.len() >= self.options.max_directories {
             changes.add_unwatched(1);
             return false;

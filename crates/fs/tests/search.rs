@@ -18,16 +18,22 @@ use std::{
 
 use exec_server_fs::{
     ErrorCategory, PathPattern, Patterns, Stop, View, glob,
-    scan::{Cut, EntryKind, Filter},
-    search::{self, Bounds, Line, Outcome, Pattern, Reading, Request},
+    scan::{EntryKind, ScanCut, ScanFilter},
+    search::{self, PatternOptions, SearchLimits, SearchLine, SearchPattern, SearchRequest, SearchSummary},
 };
 use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::TempDir;
 
-fn run(path: &Path, pattern: &str, filter: &Filter, bounds: &Bounds, stop: &Stop) -> (Vec<Line>, Outcome) {
-    let pattern = Pattern::new(pattern, Reading::default()).expect("the tree can be made and searched");
+fn run(
+    path: &Path,
+    pattern: &str,
+    filter: &ScanFilter,
+    limits: &SearchLimits,
+    stop: &Stop,
+) -> (Vec<SearchLine>, SearchSummary) {
+    let pattern = SearchPattern::new(pattern, PatternOptions::default()).expect("the tree can be made and searched");
     let mut lines = Vec::new();
-    let request = Request { path, pattern: &pattern, filter, bounds };
+    let request = SearchRequest { path, pattern: &pattern, filter, limits };
     let outcome = search::search(&View::everything(), request, stop, &mut |line| {
         lines.push(line);
         ControlFlow::Continue(())
@@ -35,8 +41,8 @@ fn run(path: &Path, pattern: &str, filter: &Filter, bounds: &Bounds, stop: &Stop
     (lines, outcome.expect("the tree can be made and searched"))
 }
 
-fn find(path: &Path, pattern: &str) -> (Vec<Line>, Outcome) {
-    run(path, pattern, &Filter::default(), &Bounds::default(), &Stop::new())
+fn find(path: &Path, pattern: &str) -> (Vec<SearchLine>, SearchSummary) {
+    run(path, pattern, &ScanFilter::default(), &SearchLimits::default(), &Stop::new())
 }
 
 fn put(dir: &TempDir, name: impl AsRef<Path>, content: impl AsRef<[u8]>) -> PathBuf {
@@ -46,7 +52,7 @@ fn put(dir: &TempDir, name: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Path
     path
 }
 
-fn names(dir: &TempDir, lines: &[Line]) -> Vec<String> {
+fn names(dir: &TempDir, lines: &[SearchLine]) -> Vec<String> {
     lines
         .iter()
         .map(|line| {
@@ -63,14 +69,14 @@ fn names(dir: &TempDir, lines: &[Line]) -> Vec<String> {
 fn a_match_is_told_with_its_line_place_and_neighbours() {
     let dir = TempDir::new().unwrap();
     let path = put(&dir, "a/b.txt", "one\ntwo needle needle\r\nthree\nfour\n");
-    let bounds = Bounds { context: (1, 1), ..Bounds::default() };
-    let (lines, outcome) = run(dir.path(), "needle", &Filter::default(), &bounds, &Stop::new());
+    let limits = SearchLimits { context: (1, 1), ..SearchLimits::default() };
+    let (lines, outcome) = run(dir.path(), "needle", &ScanFilter::default(), &limits, &Stop::new());
     let told: Vec<(u64, u64, &[u8], bool)> =
         lines.iter().map(|line| (line.number, line.offset, line.text.as_slice(), line.is_context)).collect();
     assert_eq!(told, [(1, 0, b"one".as_slice(), true), (2, 4, b"two needle needle", false), (3, 23, b"three", true)]);
     assert_eq!((lines[1].path.clone(), lines[1].spans.clone()), (path, vec![(4, 10), (11, 17)]));
     assert_eq!((outcome.matches, outcome.matched_files, outcome.files, outcome.bytes), (1, 1, 1, 34));
-    assert!(outcome.seen.cuts.is_empty());
+    assert!(outcome.scan.cuts.is_empty());
 }
 
 #[test]
@@ -89,18 +95,18 @@ fn ignore_files_hidden_names_and_patterns_are_heeded_and_can_be_switched_off() {
     // Ignore rules of the repository also apply to a search that starts below its top.
     let (lines, _) = find(&dir.path().join("sub"), "needle");
     assert_eq!(names(&dir, &lines), [] as [&str; 0]);
-    let alone = Filter { rules_above: false, ..Filter::default() };
-    let (lines, _) = run(&dir.path().join("sub"), "needle", &alone, &Bounds::default(), &Stop::new());
+    let alone = ScanFilter { rules_above: false, ..ScanFilter::default() };
+    let (lines, _) = run(&dir.path().join("sub"), "needle", &alone, &SearchLimits::default(), &Stop::new());
     assert_eq!(names(&dir, &lines), ["sub/a.log", "sub/deep/not"]);
-    let all = Filter { hidden: true, ignore_rules: false, ..Filter::default() };
-    let (lines, _) = run(dir.path(), "needle", &all, &Bounds::default(), &Stop::new());
+    let all = ScanFilter { hidden: true, ignore_rules: false, ..ScanFilter::default() };
+    let (lines, _) = run(dir.path(), "needle", &all, &SearchLimits::default(), &Stop::new());
     assert_eq!(lines.len(), 9);
-    let some = Filter {
+    let some = ScanFilter {
         include: Patterns::anywhere(&["*.log".into()]).unwrap(),
         exclude: Patterns::anywhere(&["/sub".into()]).unwrap(),
         ..all
     };
-    let (lines, _) = run(dir.path(), "needle", &some, &Bounds::default(), &Stop::new());
+    let (lines, _) = run(dir.path(), "needle", &some, &SearchLimits::default(), &Stop::new());
     assert_eq!(names(&dir, &lines), ["a.log", "keep.log"]);
 }
 
@@ -112,8 +118,8 @@ fn binary_files_are_passed_over_and_counted() {
     late.extend(b"\0\nneedle\n");
     put(&dir, "late", late);
     put(&dir, "text", "needle \u{e9}\n");
-    let bounds = Bounds { max_matches: 1_000_000, ..Bounds::default() };
-    let (lines, outcome) = run(dir.path(), "needle", &Filter::default(), &bounds, &Stop::new());
+    let limits = SearchLimits { max_matches: 1_000_000, ..SearchLimits::default() };
+    let (lines, outcome) = run(dir.path(), "needle", &ScanFilter::default(), &limits, &Stop::new());
     assert_eq!(outcome.binary, 2);
     assert!(names(&dir, &lines).iter().all(|name| name != "binary"));
     assert_eq!(names(&dir, &lines).iter().filter(|name| *name == "text").count(), 1);
@@ -127,13 +133,13 @@ fn names_of_any_bytes_are_found_and_told_as_they_are() {
     }
     put(&dir, Path::new(OsStr::from_bytes(b"dir\xff\n")).join("inner"), b"\xffneedle\xfe\n");
     let (lines, outcome) = find(dir.path(), "needle");
-    assert_eq!((lines.len(), outcome.seen.error_count), (7, 0));
+    assert_eq!((lines.len(), outcome.scan.error_count), (7, 0));
     let inner = lines.iter().find(|line| line.path.ends_with("inner")).unwrap();
     assert_eq!(inner.path.parent().unwrap().file_name().unwrap().as_bytes(), b"dir\xff\n");
     assert_eq!(inner.text, b"\xffneedle\xfe");
-    let bounds = glob::Bounds { max_results: 100, max_result_bytes: 1 << 20 };
+    let limits = glob::GlobLimits { max_results: 100, max_result_bytes: 1 << 20 };
     let pattern = PathPattern::new("*.txt").unwrap();
-    let request = glob::Request { path: dir.path(), pattern: &pattern, filter: &Filter::default(), bounds };
+    let request = glob::GlobRequest { path: dir.path(), pattern: &pattern, filter: &ScanFilter::default(), limits };
     let (found, _) = glob::glob(&View::everything(), request, &Stop::new()).unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].path.file_name().unwrap().as_bytes(), b"\xff\xfe.txt");
@@ -153,13 +159,18 @@ fn links_fifos_and_the_kernel_s_files_neither_lead_astray_nor_hold_up() {
     mkfifoat(CWD, dir.path().join("fifo"), Mode::RUSR | Mode::WUSR).unwrap();
     let (lines, outcome) = find(dir.path(), "needle");
     assert_eq!(names(&dir, &lines), ["here"]);
-    assert_eq!((outcome.seen.special, outcome.seen.error_count), (1, 0));
+    assert_eq!((outcome.scan.special, outcome.scan.error_count), (1, 0));
     // A root on /proc is not entered, and a FIFO as the root is refused. Neither blocks.
     let (lines, outcome) = find(Path::new("/proc/self"), "a");
-    assert_eq!((lines.len(), outcome.seen.special, outcome.files), (0, 1, 0));
+    assert_eq!((lines.len(), outcome.scan.special, outcome.files), (0, 1, 0));
     let fifo = dir.path().join("fifo");
-    let pattern = Pattern::new("x", Reading::default()).unwrap();
-    let request = Request { path: &fifo, pattern: &pattern, filter: &Filter::default(), bounds: &Bounds::default() };
+    let pattern = SearchPattern::new("x", PatternOptions::default()).unwrap();
+    let request = SearchRequest {
+        path: &fifo,
+        pattern: &pattern,
+        filter: &ScanFilter::default(),
+        limits: &SearchLimits::default(),
+    };
     let refused = search::search(&View::everything(), request, &Stop::new(), &mut |_| ControlFlow::Continue(()));
     assert_eq!(refused.unwrap_err().category(), ErrorCategory::NotRegular);
 }
@@ -170,25 +181,25 @@ fn every_bound_cuts_and_says_so() {
     for at in 0..20 {
         put(&dir, format!("d/e/{at:02}"), "needle\nneedle\n");
     }
-    let cut = |filter: Filter, bounds: Bounds, stop: Stop| {
-        let (lines, outcome) = run(dir.path(), "needle", &filter, &bounds, &stop);
-        (lines.len(), outcome.seen.cuts)
+    let cut = |filter: ScanFilter, limits: SearchLimits, stop: Stop| {
+        let (lines, outcome) = run(dir.path(), "needle", &filter, &limits, &stop);
+        (lines.len(), outcome.scan.cuts)
     };
-    let (filter, bounds) = (Filter::default, Bounds::default);
-    assert_eq!(cut(filter(), bounds(), Stop::new()), (40, vec![]));
-    assert_eq!(cut(filter(), Bounds { max_matches: 40, ..bounds() }, Stop::new()), (40, vec![]));
-    assert_eq!(cut(filter(), Bounds { max_matches: 39, ..bounds() }, Stop::new()), (39, vec![Cut::Results]));
-    assert_eq!(cut(filter(), Bounds { max_per_file: Some(1), ..bounds() }, Stop::new()), (20, vec![]));
-    assert_eq!(cut(Filter { max_depth: 2, ..filter() }, bounds(), Stop::new()), (0, vec![Cut::Depth]));
-    assert_eq!(cut(Filter { max_entries: 12, ..filter() }, bounds(), Stop::new()), (20, vec![Cut::Entries]));
-    assert_eq!(cut(filter(), bounds(), Stop::within(Duration::ZERO)), (0, vec![Cut::Time]));
+    let (filter, limits) = (ScanFilter::default, SearchLimits::default);
+    assert_eq!(cut(filter(), limits(), Stop::new()), (40, vec![]));
+    assert_eq!(cut(filter(), SearchLimits { max_matches: 40, ..limits() }, Stop::new()), (40, vec![]));
+    assert_eq!(cut(filter(), SearchLimits { max_matches: 39, ..limits() }, Stop::new()), (39, vec![ScanCut::Results]));
+    assert_eq!(cut(filter(), SearchLimits { max_per_file: Some(1), ..limits() }, Stop::new()), (20, vec![]));
+    assert_eq!(cut(ScanFilter { max_depth: 2, ..filter() }, limits(), Stop::new()), (0, vec![ScanCut::Depth]));
+    assert_eq!(cut(ScanFilter { max_entries: 12, ..filter() }, limits(), Stop::new()), (20, vec![ScanCut::Entries]));
+    assert_eq!(cut(filter(), limits(), Stop::within(Duration::ZERO)), (0, vec![ScanCut::Time]));
     let stop = Stop::new();
     stop.cancel();
-    assert_eq!(cut(filter(), bounds(), stop), (0, vec![Cut::Cancelled]));
-    let (some, cuts) = cut(filter(), Bounds { max_result_bytes: 1000, ..bounds() }, Stop::new());
-    assert!((1..20).contains(&some) && cuts == [Cut::Bytes], "{some} {cuts:?}");
+    assert_eq!(cut(filter(), limits(), stop), (0, vec![ScanCut::Cancelled]));
+    let (some, cuts) = cut(filter(), SearchLimits { max_result_bytes: 1000, ..limits() }, Stop::new());
+    assert!((1..20).contains(&some) && cuts == [ScanCut::Bytes], "{some} {cuts:?}");
     put(&dir, "large", "needle".repeat(100));
-    let (_, outcome) = run(dir.path(), "x", &filter(), &Bounds { max_file_bytes: 100, ..bounds() }, &Stop::new());
+    let (_, outcome) = run(dir.path(), "x", &filter(), &SearchLimits { max_file_bytes: 100, ..limits() }, &Stop::new());
     assert_eq!((outcome.large, outcome.files), (1, 20));
 }
 
@@ -207,7 +218,7 @@ fn a_long_line_is_cut_around_its_match_and_an_endless_one_costs_no_memory() {
     assert!(std::str::from_utf8(&told.text).is_ok(), "characters are not cut");
     put(&dir, "long", vec![b'x'; 40 << 20]);
     let (lines, outcome) = find(dir.path(), "needle");
-    assert_eq!((lines.len(), outcome.long_lines, outcome.seen.error_count), (0, 1, 0));
+    assert_eq!((lines.len(), outcome.long_lines, outcome.scan.error_count), (0, 1, 0));
 }
 
 #[test]
@@ -218,19 +229,23 @@ fn a_hundred_thousand_entries_are_gone_through_and_called_off_at_once() {
         fs::File::create(name).unwrap().write_all(if at % 1000 == 0 { b"needle\n" } else { b"hay\n" }).unwrap();
     }
     let (lines, outcome) = find(dir.path(), "needle");
-    assert_eq!((lines.len(), outcome.files, outcome.seen.entries), (100, 100_000, 100_000));
+    assert_eq!((lines.len(), outcome.files, outcome.scan.entries), (100, 100_000, 100_000));
     assert_eq!(lines[99].path.file_name().unwrap(), "099000.txt", "in the order of names");
-    let bounds = glob::Bounds { max_results: 200_000, max_result_bytes: 64 << 20 };
+    let limits = glob::GlobLimits { max_results: 200_000, max_result_bytes: 64 << 20 };
     let pattern = PathPattern::new("*9.txt").unwrap();
-    let request = glob::Request { path: dir.path(), pattern: &pattern, filter: &Filter::default(), bounds };
+    let request = glob::GlobRequest { path: dir.path(), pattern: &pattern, filter: &ScanFilter::default(), limits };
     let (found, _) = glob::glob(&View::everything(), request, &Stop::new()).unwrap();
     assert_eq!(found.len(), 10_000);
     assert!(found.iter().all(|named| named.kind == EntryKind::File && named.size == 4));
     let (lines, outcome) = {
         let (stop, mut count) = (Stop::new(), 0);
-        let pattern = Pattern::new("needle", Reading::default()).unwrap();
-        let request =
-            Request { path: dir.path(), pattern: &pattern, filter: &Filter::default(), bounds: &Bounds::default() };
+        let pattern = SearchPattern::new("needle", PatternOptions::default()).unwrap();
+        let request = SearchRequest {
+            path: dir.path(),
+            pattern: &pattern,
+            filter: &ScanFilter::default(),
+            limits: &SearchLimits::default(),
+        };
         let outcome = search::search(&View::everything(), request, &stop, &mut |_| {
             count += 1;
             stop.cancel();
@@ -238,7 +253,7 @@ fn a_hundred_thousand_entries_are_gone_through_and_called_off_at_once() {
         });
         (count, outcome.unwrap())
     };
-    assert_eq!((lines, outcome.files, outcome.seen.cuts), (1, 1, vec![Cut::Cancelled]));
+    assert_eq!((lines, outcome.files, outcome.scan.cuts), (1, 1, vec![ScanCut::Cancelled]));
 }
 
 #[test]
@@ -286,9 +301,10 @@ fn a_search_stays_beneath_its_view_and_says_what_is_not_there() {
     put(&dir, "repo/.git/HEAD", "");
     let inside = put(&dir, "repo/sub/file", "needle\n");
     put(&outside, "file", "needle\n");
-    let pattern = Pattern::new("needle", Reading::default()).unwrap();
+    let pattern = SearchPattern::new("needle", PatternOptions::default()).unwrap();
     let find = |view: &View, path: &Path| {
-        let request = Request { path, pattern: &pattern, filter: &Filter::default(), bounds: &Bounds::default() };
+        let request =
+            SearchRequest { path, pattern: &pattern, filter: &ScanFilter::default(), limits: &SearchLimits::default() };
         let mut lines = Vec::new();
         let outcome = search::search(view, request, &Stop::new(), &mut |line| {
             lines.push(line.path);
@@ -309,10 +325,10 @@ fn a_search_stays_beneath_its_view_and_says_what_is_not_there() {
 
 #[test]
 fn what_is_no_expression_is_told() {
-    for (pattern, reading) in [("(", Reading::default()), ("a\nb", Reading::default())] {
-        assert!(Pattern::new(pattern, reading).is_err(), "{pattern:?}");
+    for (pattern, options) in [("(", PatternOptions::default()), ("a\nb", PatternOptions::default())] {
+        assert!(SearchPattern::new(pattern, options).is_err(), "{pattern:?}");
     }
-    assert!(Pattern::new("(", Reading { literal: true, ..Reading::default() }).is_ok());
-    assert!(Pattern::new(&"x".repeat(10_000), Reading::default()).is_err());
-    assert!(Pattern::new("((a{100}){100}){100}", Reading::default()).is_err());
+    assert!(SearchPattern::new("(", PatternOptions { literal: true, ..PatternOptions::default() }).is_ok());
+    assert!(SearchPattern::new(&"x".repeat(10_000), PatternOptions::default()).is_err());
+    assert!(SearchPattern::new("((a{100}){100}){100}", PatternOptions::default()).is_err());
 }

@@ -18,7 +18,7 @@ use std::{
 
 use exec_server_fs::{
     PatternError, Stop,
-    search::{Line, Outcome},
+    search::{SearchLine, SearchSummary},
     watch::{Changes, Ender, Taken},
 };
 use exec_server_protocol::{limits, path::Form};
@@ -183,9 +183,9 @@ pub(crate) struct Search {
 
 #[derive(Debug, Default)]
 struct Found {
-    lines: Vec<Line>,
+    lines: Vec<SearchLine>,
     bytes: usize,
-    outcome: Option<Result<Outcome, Refused>>,
+    outcome: Option<Result<SearchSummary, Refused>>,
 }
 
 /// Why a search or a watch failed.
@@ -220,8 +220,8 @@ impl From<Failure> for Refused {
 /// Lines, and the outcome if they are the last.
 #[derive(Debug)]
 pub(crate) struct Page {
-    pub(crate) lines: Vec<Line>,
-    pub(crate) outcome: Option<Result<Outcome, Refused>>,
+    pub(crate) lines: Vec<SearchLine>,
+    pub(crate) outcome: Option<Result<SearchSummary, Refused>>,
 }
 
 impl Search {
@@ -247,7 +247,7 @@ impl Search {
     }
 
     /// Buffers a line; called by the search's thread. Waits while the buffer is full.
-    pub(crate) fn tell(&self, line: Line) -> ControlFlow<()> {
+    pub(crate) fn tell(&self, line: SearchLine) -> ControlFlow<()> {
         let mut found = lock(&self.found);
         while found.bytes >= self.capacity {
             if self.stop.check().is_some() {
@@ -264,7 +264,7 @@ impl Search {
     }
 
     /// Sets the outcome; the last call of the search's thread.
-    pub(crate) fn done(&self, outcome: Result<Outcome, Refused>) {
+    pub(crate) fn done(&self, outcome: Result<SearchSummary, Refused>) {
         lock(&self.found).outcome = Some(outcome);
         self.news.notify_one();
     }
@@ -365,7 +365,7 @@ mod tests {
 
     use exec_server_fs::{
         Stop,
-        search::{Line, Outcome},
+        search::{SearchLine, SearchSummary},
         watch::Ender,
     };
     use exec_server_protocol::{limits, path::Form};
@@ -373,8 +373,8 @@ mod tests {
     use super::{Places, Search, Seeker, Seekers, Watching};
     use crate::error::Failure;
 
-    fn line() -> Line {
-        Line {
+    fn line() -> SearchLine {
+        SearchLine {
             path: PathBuf::from("/x"),
             number: 1,
             offset: 0,
@@ -396,7 +396,7 @@ mod tests {
                 for _ in 0..2000 {
                     assert_eq!(search.tell(line()), ControlFlow::Continue(()));
                 }
-                search.done(Ok(Outcome::default()));
+                search.done(Ok(SearchSummary::default()));
             }
         });
         let (mut lines, mut most) = (0, 0);

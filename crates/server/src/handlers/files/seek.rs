@@ -9,7 +9,7 @@ use std::{
 
 use exec_server_fs::{
     Cancel, PathPattern, Patterns, Stop, View, glob as globbing,
-    scan::{self, EntryKind, Filter, Seen},
+    scan::{self, EntryKind, ScanFilter, ScanSummary},
     search as searching,
     watch::{self as watching, End, Ender, Taken, Watch, What},
 };
@@ -68,18 +68,19 @@ fn run_search(
     path: &Path,
     params: &wire::SearchParams,
     search: &Search,
-) -> Result<searching::Outcome, Refused> {
-    let reading = searching::Reading { literal: params.literal, ignore_case: params.ignore_case, word: params.word };
-    let pattern = searching::Pattern::new(&params.pattern, reading)?;
-    let filter = Filter { include: Patterns::anywhere(&params.include)?, ..filter(&params.scan)? };
+) -> Result<searching::SearchSummary, Refused> {
+    let reading =
+        searching::PatternOptions { literal: params.literal, ignore_case: params.ignore_case, word: params.word };
+    let pattern = searching::SearchPattern::new(&params.pattern, reading)?;
+    let filter = ScanFilter { include: Patterns::anywhere(&params.include)?, ..filter(&params.scan)? };
     let bounds = bounds(params);
-    let request = searching::Request { path, pattern: &pattern, filter: &filter, bounds: &bounds };
+    let request = searching::SearchRequest { path, pattern: &pattern, filter: &filter, limits: &bounds };
     Ok(searching::search(view?, request, &search.stop, &mut |line| search.tell(line))?)
 }
 
-fn bounds(params: &wire::SearchParams) -> searching::Bounds {
+fn bounds(params: &wire::SearchParams) -> searching::SearchLimits {
     let context = |lines: Option<u64>| size(lines.unwrap_or(0).min(limits::SEARCH_CONTEXT));
-    searching::Bounds {
+    searching::SearchLimits {
         context: (context(params.before), context(params.after)),
         max_matches: params.max_matches.unwrap_or(limits::SEARCH_MATCHES).min(limits::SEARCH_MATCHES_MAX),
         max_per_file: params.max_per_file,
@@ -119,7 +120,7 @@ fn search_result(errand: &Errand, page: Page, form: Form) -> Result<wire::Search
     Ok(wire::SearchResult { matches, done: summary.is_some(), summary })
 }
 
-fn search_line(line: searching::Line, form: Form) -> wire::SearchLine {
+fn search_line(line: searching::SearchLine, form: Form) -> wire::SearchLine {
     let (path, uri) = written(&line.path, form);
     let (text, text_base64) = text_and_bytes(&line.text);
     let is_whole = line.text.len() == line.bytes;
@@ -137,7 +138,7 @@ fn search_line(line: searching::Line, form: Form) -> wire::SearchLine {
     }
 }
 
-fn search_summary(outcome: searching::Outcome, form: Form) -> wire::SearchSummary {
+fn search_summary(outcome: searching::SearchSummary, form: Form) -> wire::SearchSummary {
     wire::SearchSummary {
         matches: outcome.matches,
         matched_files: outcome.matched_files,
@@ -146,11 +147,11 @@ fn search_summary(outcome: searching::Outcome, form: Form) -> wire::SearchSummar
         binary: outcome.binary,
         large: outcome.large,
         long_lines: outcome.long_lines,
-        scan: scan_summary(outcome.seen, form),
+        scan: scan_summary(outcome.scan, form),
     }
 }
 
-fn scan_summary(seen: Seen, form: Form) -> wire::ScanSummary {
+fn scan_summary(seen: ScanSummary, form: Form) -> wire::ScanSummary {
     let errors = seen.errors.into_iter().map(|(path, error)| {
         let (path, uri) = written(&path, form);
         wire::WalkError { path: PathArg::new(path), message: error.to_string(), uri }
@@ -166,14 +167,14 @@ fn scan_summary(seen: Seen, form: Form) -> wire::ScanSummary {
     }
 }
 
-fn cut(cut: scan::Cut) -> wire::Cut {
+fn cut(cut: scan::ScanCut) -> wire::Cut {
     match cut {
-        scan::Cut::Cancelled => wire::Cut::Cancelled,
-        scan::Cut::Time => wire::Cut::Time,
-        scan::Cut::Depth => wire::Cut::Depth,
-        scan::Cut::Entries => wire::Cut::Entries,
-        scan::Cut::Results => wire::Cut::Results,
-        scan::Cut::Bytes => wire::Cut::Bytes,
+        scan::ScanCut::Cancelled => wire::Cut::Cancelled,
+        scan::ScanCut::Time => wire::Cut::Time,
+        scan::ScanCut::Depth => wire::Cut::Depth,
+        scan::ScanCut::Entries => wire::Cut::Entries,
+        scan::ScanCut::Results => wire::Cut::Results,
+        scan::ScanCut::Bytes => wire::Cut::Bytes,
     }
 }
 
@@ -206,16 +207,16 @@ fn run_glob(
     path: &Path,
     params: &wire::GlobParams,
     search: &Search,
-) -> Result<(Vec<globbing::Named>, Seen), Refused> {
+) -> Result<(Vec<globbing::GlobMatch>, ScanSummary), Refused> {
     let pattern = PathPattern::new(&params.pattern)?;
     let filter = filter(&params.scan)?;
     let results = size(params.max_results.unwrap_or(limits::GLOB_RESULTS)).min(limits::DIRECTORY_ENTRIES);
-    let bounds = globbing::Bounds { max_results: results, max_result_bytes: limits::SEARCH_BYTES };
-    let request = globbing::Request { path, pattern: &pattern, filter: &filter, bounds };
+    let bounds = globbing::GlobLimits { max_results: results, max_result_bytes: limits::SEARCH_BYTES };
+    let request = globbing::GlobRequest { path, pattern: &pattern, filter: &filter, limits: bounds };
     Ok(globbing::glob(view?, request, &search.stop)?)
 }
 
-fn glob_entry(named: &globbing::Named, form: Form) -> wire::GlobEntry {
+fn glob_entry(named: &globbing::GlobMatch, form: Form) -> wire::GlobEntry {
     let (path, uri) = written(&named.path, form);
     let kind = match named.kind {
         EntryKind::File => wire::EntryKind::File,
@@ -383,8 +384,8 @@ fn stop(params: &wire::ScanParams) -> Stop {
     Stop::within(time.min(limits::SCAN_TIME_MAX))
 }
 
-fn filter(params: &wire::ScanParams) -> Result<Filter, Refused> {
-    Ok(Filter {
+fn filter(params: &wire::ScanParams) -> Result<ScanFilter, Refused> {
+    Ok(ScanFilter {
         hidden: params.hidden,
         ignore_rules: params.ignore_rules.unwrap_or(true),
         rules_above: true,

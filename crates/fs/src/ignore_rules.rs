@@ -25,11 +25,11 @@ const PARENTS: usize = 64;
 
 /// The rules of one directory, highest precedence first.
 #[derive(Debug, Default)]
-pub(crate) struct Rules {
+pub(crate) struct IgnoreRules {
     sets: Vec<Gitignore>,
 }
 
-impl Rules {
+impl IgnoreRules {
     /// Reads the rules of the directory `dir`, whose path is `path`. A rule file that cannot be read is ignored.
     pub(crate) fn of(dir: BorrowedFd<'_>, path: &Path) -> Self {
         let names = [".ignore", ".gitignore", ".git/info/exclude"];
@@ -64,7 +64,7 @@ impl Rules {
 
 /// Whether the rules of several directories together ignore a path. The iterator goes from the highest directory to the deepest.
 pub(crate) fn is_ignored<'a>(
-    rules: impl DoubleEndedIterator<Item = &'a Rules>,
+    rules: impl DoubleEndedIterator<Item = &'a IgnoreRules>,
     path: &Path,
     is_directory: bool,
 ) -> bool {
