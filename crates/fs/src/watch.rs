@@ -2,7 +2,7 @@
 //! too many, or if the kernel lost events, *overflow* is reported instead, and the caller must examine everything again.
 //!
 //! ```text
-//! inotify ▶ Watch::run (its own thread) ▶ Changes: one entry per path, bounded ▶ Changes::take, on request
+//! inotify ▶ Watch::run (its own thread) ▶ PendingChanges: one entry per path, bounded ▶ PendingChanges::take, on request
 //! ```
 //!
 //! No fd of a watched directory is kept open, because the kernel reports the removal of a directory only when it is not open. To add a
@@ -63,7 +63,7 @@ const EVENTS: inotify::WatchFlags = inotify::WatchFlags::CREATE
 
 /// Options of a watch.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct WatchOptions {
     /// Watch the directories below the root too.
     pub recursive: bool,
     /// Include names that begin with a dot, and everything below them.
@@ -76,7 +76,7 @@ pub struct Options {
 
 /// How a path changed since its last report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum ChangeKind {
     /// The path exists now. It is new, or it replaced something else.
     Created,
     /// The content or the attributes changed, or the path was replaced.
@@ -89,23 +89,23 @@ pub enum What {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub path: PathBuf,
-    pub what: What,
+    pub kind: ChangeKind,
     /// The kernel reported that the path is a directory.
     pub is_directory: bool,
 }
 
 /// Why a watch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum WatchEnd {
     /// The root was removed, moved or unmounted.
     RootRemoved,
     /// Reading events from inotify failed.
     Failed,
 }
 
-/// Result of `Changes::take`.
+/// Result of `PendingChanges::take`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct ChangeBatch {
     pub changes: Vec<Change>,
     /// Changes were lost. The caller must examine everything again.
     pub overflow: bool,
@@ -114,39 +114,39 @@ pub struct Taken {
     /// Number of directories that are not watched because of a limit.
     pub unwatched: u64,
     /// The watch has ended. No changes follow.
-    pub end: Option<End>,
+    pub end: Option<WatchEnd>,
 }
 
 /// Changes that wait to be taken.
 #[derive(Debug, Default)]
-pub struct Changes {
-    state: Mutex<State>,
+pub struct PendingChanges {
+    state: Mutex<PendingState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    waiting: BTreeMap<PathBuf, (What, bool)>,
+struct PendingState {
+    waiting: BTreeMap<PathBuf, (ChangeKind, bool)>,
     bytes: usize,
     overflow: bool,
     unwatched: u64,
-    end: Option<End>,
+    end: Option<WatchEnd>,
 }
 
-impl Changes {
+impl PendingChanges {
     /// Takes up to `most` changes. Overflow is reported once. The end is reported by every call after the last change.
     #[must_use]
-    pub fn take(&self, most: usize) -> Taken {
+    pub fn take(&self, most: usize) -> ChangeBatch {
         let mut state = self.lock();
         let mut changes = Vec::new();
         while changes.len() < most
-            && let Some((path, (what, is_directory))) = state.waiting.pop_first()
+            && let Some((path, (kind, is_directory))) = state.waiting.pop_first()
         {
             state.bytes -= path.as_os_str().len();
-            changes.push(Change { path, what, is_directory });
+            changes.push(Change { path, kind, is_directory });
         }
         let more = !state.waiting.is_empty();
         let end = if more { None } else { state.end };
-        Taken { changes, overflow: std::mem::take(&mut state.overflow), more, unwatched: state.unwatched, end }
+        ChangeBatch { changes, overflow: std::mem::take(&mut state.overflow), more, unwatched: state.unwatched, end }
     }
 
     /// Whether there is nothing to take.
@@ -164,24 +164,24 @@ impl Changes {
 
     /// Marks the watch as failed.
     pub fn fail(&self) {
-        self.end(End::Failed);
+        self.end(WatchEnd::Failed);
     }
 
-    fn note(&self, path: PathBuf, what: What, is_directory: bool) {
+    fn record(&self, path: PathBuf, kind: ChangeKind, is_directory: bool) {
         let mut state = self.lock();
         if let Some(known) = state.waiting.get_mut(&path) {
-            *known = (merged(known.0, what), is_directory);
+            *known = (merge_changes(known.0, kind), is_directory);
             return;
         }
         state.bytes += path.as_os_str().len();
-        state.waiting.insert(path, (what, is_directory));
+        state.waiting.insert(path, (kind, is_directory));
         if state.waiting.len() > CHANGES || state.bytes > CHANGE_BYTES {
-            state.forget();
+            state.drop_all();
         }
     }
 
     fn overflow(&self) {
-        self.lock().forget();
+        self.lock().drop_all();
     }
 
     /// Number of directories that are not watched because of a limit.
@@ -194,19 +194,19 @@ impl Changes {
         self.lock().unwatched += count;
     }
 
-    fn end(&self, end: End) {
+    fn end(&self, end: WatchEnd) {
         self.lock().end.get_or_insert(end);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PendingState> {
         // No code under the lock can panic midway through a change, so the state behind a poisoned lock is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl PendingState {
     /// Events were lost, so a partial list would mislead: clear it and report overflow.
-    fn forget(&mut self) {
+    fn drop_all(&mut self) {
         self.waiting.clear();
         self.bytes = 0;
         self.overflow = true;
@@ -214,21 +214,21 @@ impl State {
 }
 
 /// Combines two changes of one path.
-fn merged(first: What, then: What) -> What {
+fn merge_changes(first: ChangeKind, then: ChangeKind) -> ChangeKind {
     match (first, then) {
-        (What::Removed, What::Created | What::Modified) => What::Modified,
-        (What::Created, What::Modified | What::Created) => What::Created,
+        (ChangeKind::Removed, ChangeKind::Created | ChangeKind::Modified) => ChangeKind::Modified,
+        (ChangeKind::Created, ChangeKind::Modified | ChangeKind::Created) => ChangeKind::Created,
         (_, then) => then,
     }
 }
 
 /// Ends a [`Watch::run`] from another thread.
 #[derive(Debug)]
-pub struct Ender {
+pub struct WatchStopper {
     event: OwnedFd,
 }
 
-impl Ender {
+impl WatchStopper {
     pub fn new() -> io::Result<Self> {
         Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
@@ -243,9 +243,9 @@ impl Ender {
 #[derive(Debug)]
 pub struct Watch {
     inotify: OwnedFd,
-    options: Options,
+    options: WatchOptions,
     /// The watched directory, as it appears in reported paths.
-    told: PathBuf,
+    reported_root: PathBuf,
     /// The watched directory with links resolved.
     root: PathBuf,
     /// Device and inode of the watched directory.
@@ -258,14 +258,14 @@ pub struct Watch {
 
 impl Watch {
     /// Starts watching. Changes from now on are delivered to `changes` by [`run`](Self::run).
-    pub fn new(view: &View, path: &Path, options: Options, changes: &Changes) -> Result<Self> {
-        Self::begin(view, path, options, changes).context("watch", path)
+    pub fn new(view: &View, path: &Path, options: WatchOptions, changes: &PendingChanges) -> Result<Self> {
+        Self::start(view, path, options, changes).context("watch", path)
     }
 
-    fn begin(view: &View, path: &Path, options: Options, changes: &Changes) -> Result<Self, ErrorKind> {
+    fn start(view: &View, path: &Path, options: WatchOptions, changes: &PendingChanges) -> Result<Self, ErrorKind> {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         let (mut dir, kind) = open_root(view, path)?;
-        let (mut told, mut root, mut only) = (path.to_owned(), real_path(dir.as_fd())?, None);
+        let (mut reported_root, mut root, mut only) = (path.to_owned(), real_path(dir.as_fd())?, None);
         if is_kernel_file_system(dir.as_fd()) {
             return Err(ErrorKind::Unsupported("the kernel tells nothing of changes on this file system"));
         }
@@ -275,11 +275,11 @@ impl Watch {
                 return Err(ErrorKind::InvalidInput("it is in no directory"));
             };
             only = Some((name.to_owned(), path.to_owned()));
-            (dir, told, root) = (open_directory(view, parent)?, parent.to_owned(), parent.to_owned());
+            (dir, reported_root, root) = (open_directory(view, parent)?, parent.to_owned(), parent.to_owned());
         }
         let stat = fstat(&dir)?;
         let identity = (stat.st_dev, stat.st_ino);
-        let mut watch = Self { inotify, options, told, root, identity, only, directories: HashMap::new() };
+        let mut watch = Self { inotify, options, reported_root, root, identity, only, directories: HashMap::new() };
         watch.watch(dir.as_fd(), PathBuf::new())?;
         if watch.is_recursive() {
             watch.watch_below((view, dir), Path::new(""), changes, false);
@@ -293,38 +293,38 @@ impl Watch {
         self.directories.len()
     }
 
-    /// Delivers changes until the root is gone or `ender` ends the watch. Calls `ring` after every batch.
-    pub fn run(mut self, view: &View, changes: &Changes, ender: &Ender, ring: &dyn Fn()) {
+    /// Delivers changes until the root is gone or `stopper` ends the watch. Calls `notify` after every batch.
+    pub fn run(mut self, view: &View, changes: &PendingChanges, stopper: &WatchStopper, notify: &dyn Fn()) {
         let mut buffer = vec![MaybeUninit::uninit(); 64 << 10];
         loop {
-            let mut ready = [PollFd::new(&self.inotify, PollFlags::IN), PollFd::new(&ender.event, PollFlags::IN)];
+            let mut ready = [PollFd::new(&self.inotify, PollFlags::IN), PollFd::new(&stopper.event, PollFlags::IN)];
             match poll(&mut ready, None) {
                 Ok(_) if !ready[1].revents().is_empty() => return,
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => changes.end(End::Failed),
+                Err(_) => changes.end(WatchEnd::Failed),
             }
-            let goes_on = self.hear(view, &mut buffer, changes);
-            ring();
-            if !goes_on || changes.lock().end.is_some() {
+            let continues = self.read_events(view, &mut buffer, changes);
+            notify();
+            if !continues || changes.lock().end.is_some() {
                 return;
             }
         }
     }
 
     /// Reads the pending events. Returns false if the watch has ended.
-    fn hear(&mut self, view: &View, buffer: &mut [MaybeUninit<u8>], changes: &Changes) -> bool {
-        let mut heard = Vec::new();
+    fn read_events(&mut self, view: &View, buffer: &mut [MaybeUninit<u8>], changes: &PendingChanges) -> bool {
+        let mut events = Vec::new();
         let mut reader = inotify::Reader::new(&self.inotify, buffer);
         loop {
             match reader.next() {
                 Ok(event) => {
                     let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
-                    heard.push(Heard { wd: event.wd(), what: event.events(), name });
+                    events.push(InotifyEvent { wd: event.wd(), flags: event.events(), name });
                 }
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => break,
                 Err(_) => {
-                    changes.end(End::Failed);
+                    changes.end(WatchEnd::Failed);
                     return false;
                 }
             }
@@ -332,24 +332,24 @@ impl Watch {
                 break;
             }
         }
-        heard.into_iter().all(|heard| self.happened(view, heard, changes))
+        events.into_iter().all(|event| self.handle_event(view, event, changes))
     }
 
-    fn happened(&mut self, view: &View, heard: Heard, changes: &Changes) -> bool {
-        let Heard { wd, what, name } = heard;
-        if what.contains(ReadFlags::QUEUE_OVERFLOW) {
+    fn handle_event(&mut self, view: &View, event: InotifyEvent, changes: &PendingChanges) -> bool {
+        let InotifyEvent { wd, flags, name } = event;
+        if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             changes.overflow();
-            return self.look_again(view, changes);
+            return self.rescan(view, changes);
         }
         let Some(dir) = self.directories.get(&wd).cloned() else { return true };
         let is_root = dir.as_os_str().is_empty();
-        if what.intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::UNMOUNT) {
+        if flags.intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::UNMOUNT) {
             self.directories.remove(&wd);
         }
         if is_root
-            && what.intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT)
+            && flags.intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT)
         {
-            changes.end(End::RootRemoved);
+            changes.end(WatchEnd::RootRemoved);
             return false;
         }
         let Some(name) = name else { return true };
@@ -361,28 +361,28 @@ impl Watch {
         if is_left_out {
             return true;
         }
-        let is_directory = what.contains(ReadFlags::ISDIR);
-        let kind = if what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
-            What::Created
-        } else if what.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
-            What::Removed
+        let is_directory = flags.contains(ReadFlags::ISDIR);
+        let kind = if flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
+            ChangeKind::Created
+        } else if flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
+            ChangeKind::Removed
         } else {
-            What::Modified
+            ChangeKind::Modified
         };
-        let told = self.only.as_ref().map_or_else(|| self.told.join(&relative), |(_, path)| path.clone());
-        changes.note(told, kind, is_directory);
+        let reported = self.only.as_ref().map_or_else(|| self.reported_root.join(&relative), |(_, path)| path.clone());
+        changes.record(reported, kind, is_directory);
         if is_directory && self.is_recursive() {
             match kind {
-                What::Created => return self.appeared(view, &relative, changes),
-                What::Removed if what.contains(ReadFlags::MOVED_FROM) => self.forget_below(&relative),
-                What::Removed | What::Modified => {}
+                ChangeKind::Created => return self.watch_new_directory(view, &relative, changes),
+                ChangeKind::Removed if flags.contains(ReadFlags::MOVED_FROM) => self.forget_below(&relative),
+                ChangeKind::Removed | ChangeKind::Modified => {}
             }
         }
         true
     }
 
     /// Handles a new directory. Entries that were created in it before it was watched are reported too.
-    fn appeared(&mut self, view: &View, relative: &Path, changes: &Changes) -> bool {
+    fn watch_new_directory(&mut self, view: &View, relative: &Path, changes: &PendingChanges) -> bool {
         match self.open(view, relative) {
             Ok(dir) => {
                 match self.watch(dir.as_fd(), relative.to_owned()) {
@@ -391,17 +391,17 @@ impl Watch {
                 }
                 true
             }
-            Err(Opened::RootIsAnother) => {
-                changes.end(End::RootRemoved);
+            Err(OpenError::RootIsAnother) => {
+                changes.end(WatchEnd::RootRemoved);
                 false
             }
             // The directory is gone again, or the view refuses it.
-            Err(Opened::Unreachable) => true,
+            Err(OpenError::Unreachable) => true,
         }
     }
 
     /// Called after the kernel lost events: finds directories that were created in the meantime.
-    fn look_again(&mut self, view: &View, changes: &Changes) -> bool {
+    fn rescan(&mut self, view: &View, changes: &PendingChanges) -> bool {
         if !self.is_recursive() {
             return true;
         }
@@ -411,14 +411,20 @@ impl Watch {
                 true
             }
             Err(_) => {
-                changes.end(End::RootRemoved);
+                changes.end(WatchEnd::RootRemoved);
                 false
             }
         }
     }
 
-    /// Watches every directory below one that is already watched. With `tells`, everything found there is reported as created.
-    fn watch_below(&mut self, (view, dir): (&View, OwnedFd), relative: &Path, changes: &Changes, tells: bool) {
+    /// Watches every directory below one that is already watched. With `report_existing`, everything found there is reported as created.
+    fn watch_below(
+        &mut self,
+        (view, dir): (&View, OwnedFd),
+        relative: &Path,
+        changes: &PendingChanges,
+        report_existing: bool,
+    ) {
         let filter = ScanFilter {
             hidden: self.options.hidden,
             exclude: Patterns::default(),
@@ -426,15 +432,15 @@ impl Watch {
             max_depth: DEPTH,
             ..ScanFilter::default()
         };
-        let (stop, base) = (Stop::new(), self.told.join(relative));
+        let (stop, base) = (Stop::new(), self.reported_root.join(relative));
         let Ok(scan) = Scan::new((view, dir), &base, &filter, &stop) else { return };
         let summary = scan.run(|entry, _| {
             let path = relative.join(entry.relative);
             if self.options.exclude.is_match(&path) {
                 return ControlFlow::Continue(ScanAction::Pass);
             }
-            if tells {
-                changes.note(self.told.join(&path), What::Created, entry.kind == EntryKind::Directory);
+            if report_existing {
+                changes.record(self.reported_root.join(&path), ChangeKind::Created, entry.kind == EntryKind::Directory);
             }
             ControlFlow::Continue(match entry.kind {
                 // Add the watch before listing the directory. An entry created in between is then reported twice rather than missed.
@@ -446,7 +452,7 @@ impl Watch {
         changes.add_unwatched(u64::try_from(summary.cuts.len()).unwrap_or(u64::MAX) + summary.error_count);
     }
 
-    fn watch_entry(&mut self, view: &View, entry: &ScanEntry<'_>, path: PathBuf, changes: &Changes) -> bool {
+    fn watch_entry(&mut self, view: &View, entry: &ScanEntry<'_>, path: PathBuf, changes: &PendingChanges) -> bool {
         if self.directories.len() >= self.options.max_directories {
             changes.add_unwatched(1);
             return false;
@@ -487,30 +493,30 @@ impl Watch {
     }
 
     /// Opens a directory below the root. The root must still be the same directory.
-    fn open(&self, view: &View, relative: &Path) -> Result<OwnedFd, Opened> {
-        let mut dir = open_directory(view, &self.root).map_err(|_| Opened::RootIsAnother)?;
-        let stat = fstat(&dir).map_err(|_| Opened::RootIsAnother)?;
+    fn open(&self, view: &View, relative: &Path) -> Result<OwnedFd, OpenError> {
+        let mut dir = open_directory(view, &self.root).map_err(|_| OpenError::RootIsAnother)?;
+        let stat = fstat(&dir).map_err(|_| OpenError::RootIsAnother)?;
         if (stat.st_dev, stat.st_ino) != self.identity {
-            return Err(Opened::RootIsAnother);
+            return Err(OpenError::RootIsAnother);
         }
         for name in relative {
-            dir = open_below(dir.as_fd(), name, OFlags::DIRECTORY).map_err(|_| Opened::Unreachable)?;
+            dir = open_below(dir.as_fd(), name, OFlags::DIRECTORY).map_err(|_| OpenError::Unreachable)?;
         }
-        view.admit(dir.as_fd()).map_err(|_| Opened::Unreachable)?;
+        view.admit(dir.as_fd()).map_err(|_| OpenError::Unreachable)?;
         Ok(dir)
     }
 }
 
 /// One inotify event.
-struct Heard {
+struct InotifyEvent {
     wd: i32,
-    what: ReadFlags,
+    flags: ReadFlags,
     name: Option<OsString>,
 }
 
 /// Why a directory could not be opened.
 #[derive(Debug)]
-enum Opened {
+enum OpenError {
     RootIsAnother,
     Unreachable,
 }

@@ -14,56 +14,56 @@ use std::{
 
 use exec_server_fs::{
     ErrorCategory, Patterns, View,
-    watch::{CHANGES, Change, Changes, End, Ender, Options, Taken, Watch, What},
+    watch::{CHANGES, Change, ChangeBatch, ChangeKind, PendingChanges, Watch, WatchEnd, WatchOptions, WatchStopper},
 };
 use tempfile::TempDir;
 
 const LONG: Duration = Duration::from_secs(20);
 
-fn options() -> Options {
-    Options { recursive: true, hidden: true, exclude: Patterns::default(), max_directories: 10_000 }
+fn options() -> WatchOptions {
+    WatchOptions { recursive: true, hidden: true, exclude: Patterns::default(), max_directories: 10_000 }
 }
 
 /// A watch that runs on its own thread.
 struct Watched {
-    changes: Arc<Changes>,
+    changes: Arc<PendingChanges>,
     bell: Arc<(Mutex<u64>, Condvar)>,
-    ender: Arc<Ender>,
+    stopper: Arc<WatchStopper>,
     thread: Option<thread::JoinHandle<()>>,
     directories: usize,
 }
 
-fn begin(path: &Path, options: Options) -> (Watch, Arc<Changes>) {
-    let changes = Arc::new(Changes::default());
+fn start(path: &Path, options: WatchOptions) -> (Watch, Arc<PendingChanges>) {
+    let changes = Arc::new(PendingChanges::default());
     (Watch::new(&View::everything(), path, options, &changes).expect("it can be watched"), changes)
 }
 
-fn watch(path: &Path, options: Options) -> Watched {
-    let (watch, changes) = begin(path, options);
+fn watch(path: &Path, options: WatchOptions) -> Watched {
+    let (watch, changes) = start(path, options);
     run(watch, changes)
 }
 
-fn run(watch: Watch, changes: Arc<Changes>) -> Watched {
+fn run(watch: Watch, changes: Arc<PendingChanges>) -> Watched {
     let directories = watch.directories();
-    let (bell, ender) =
-        (Arc::new((Mutex::new(0), Condvar::new())), Arc::new(Ender::new().expect("a descriptor is free")));
+    let (bell, stopper) =
+        (Arc::new((Mutex::new(0), Condvar::new())), Arc::new(WatchStopper::new().expect("a descriptor is free")));
     let thread = thread::spawn({
-        let (changes, bell, ender) = (changes.clone(), bell.clone(), ender.clone());
+        let (changes, bell, stopper) = (changes.clone(), bell.clone(), stopper.clone());
         move || {
-            watch.run(&View::everything(), &changes, &ender, &|| {
+            watch.run(&View::everything(), &changes, &stopper, &|| {
                 *bell.0.lock().expect("no panic under the lock") += 1;
                 bell.1.notify_all();
             });
         }
     });
-    Watched { changes, bell, ender, thread: Some(thread), directories }
+    Watched { changes, bell, stopper, thread: Some(thread), directories }
 }
 
 impl Watched {
     /// Takes changes until `enough` is true for all of them together.
-    fn until(&self, enough: impl Fn(&Taken) -> bool) -> Taken {
+    fn until(&self, enough: impl Fn(&ChangeBatch) -> bool) -> ChangeBatch {
         let end = Instant::now() + LONG;
-        let mut all = Taken::default();
+        let mut all = ChangeBatch::default();
         let mut known = BTreeMap::new();
         loop {
             let taken = self.changes.take(usize::MAX);
@@ -80,15 +80,15 @@ impl Watched {
         }
     }
 
-    fn until_told(&self, path: &Path, what: What) -> Change {
-        let taken = self.until(|taken| taken.changes.iter().any(|change| change.path == path && change.what == what));
+    fn until_reported(&self, path: &Path, kind: ChangeKind) -> Change {
+        let taken = self.until(|taken| taken.changes.iter().any(|change| change.path == path && change.kind == kind));
         taken.changes.into_iter().find(|change| change.path == path).expect("it was told")
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.ender.end();
+        self.stopper.end();
         self.thread.take().expect("joined once").join().expect("a watch does not panic");
     }
 }
@@ -108,16 +108,16 @@ fn files_that_come_change_and_go_are_told() {
     let watched = watch(dir.path(), options());
     let path = dir.path().join(OsStr::from_bytes(b"odd\xff\nname"));
     fs::write(&path, "1").unwrap();
-    assert!(!watched.until_told(&path, What::Created).is_directory);
+    assert!(!watched.until_reported(&path, ChangeKind::Created).is_directory);
     fs::write(&path, "2").unwrap();
-    watched.until_told(&path, What::Modified);
+    watched.until_reported(&path, ChangeKind::Modified);
     let other = dir.path().join("other");
     fs::rename(&path, &other).unwrap();
     let both = watched.until(|taken| taken.changes.len() >= 2);
-    let what = |path: &PathBuf| both.changes.iter().find(|change| change.path == *path).map(|change| change.what);
-    assert_eq!((what(&path), what(&other)), (Some(What::Removed), Some(What::Created)));
+    let kind = |path: &PathBuf| both.changes.iter().find(|change| change.path == *path).map(|change| change.kind);
+    assert_eq!((kind(&path), kind(&other)), (Some(ChangeKind::Removed), Some(ChangeKind::Created)));
     fs::remove_file(&other).unwrap();
-    watched.until_told(&other, What::Removed);
+    watched.until_reported(&other, ChangeKind::Removed);
 }
 
 #[test]
@@ -130,18 +130,18 @@ fn directories_that_come_are_watched_with_what_they_hold_already() {
         let deep = dir.path().join(format!("n{round}/m/o"));
         fs::create_dir_all(&deep).unwrap();
         fs::write(deep.join("file"), "x").unwrap();
-        watched.until_told(&deep.join("file"), What::Created);
+        watched.until_reported(&deep.join("file"), ChangeKind::Created);
     }
     // A directory that is moved within the root is watched under its new name only.
     let moved = dir.path().join("moved");
     fs::rename(dir.path().join("n0"), &moved).unwrap();
-    watched.until_told(&moved, What::Created);
+    watched.until_reported(&moved, ChangeKind::Created);
     fs::write(moved.join("m/o/later"), "x").unwrap();
-    watched.until_told(&moved.join("m/o/later"), What::Created);
+    watched.until_reported(&moved.join("m/o/later"), ChangeKind::Created);
     // A directory that is moved out of the root is no longer watched.
     let outside = TempDir::new().unwrap();
     fs::rename(&moved, outside.path().join("out")).unwrap();
-    watched.until_told(&moved, What::Removed);
+    watched.until_reported(&moved, ChangeKind::Removed);
     fs::write(outside.path().join("out/m/o/unseen"), "x").unwrap();
     let last = dir.path().join("last");
     fs::write(&last, "x").unwrap();
@@ -156,14 +156,14 @@ fn what_is_hidden_excluded_or_below_is_left_out_when_asked() {
         fs::create_dir_all(dir.path().join(sub)).unwrap();
     }
     let exclude = Patterns::anywhere(&["target".into()]).unwrap();
-    let watched = watch(dir.path(), Options { hidden: false, exclude, ..options() });
+    let watched = watch(dir.path(), WatchOptions { hidden: false, exclude, ..options() });
     assert_eq!(watched.directories, 2);
     for name in [".git/x", "target/x", "target/deep/x", ".hidden", "src/x"] {
         fs::write(dir.path().join(name), "x").unwrap();
     }
     let told = watched.until(|taken| !taken.changes.is_empty());
     assert!(told.changes.iter().all(|change| change.path == dir.path().join("src/x")), "{told:?}");
-    let flat = watch(dir.path(), Options { recursive: false, ..options() });
+    let flat = watch(dir.path(), WatchOptions { recursive: false, ..options() });
     assert_eq!(flat.directories, 1);
 }
 
@@ -171,7 +171,7 @@ fn what_is_hidden_excluded_or_below_is_left_out_when_asked() {
 fn an_overflow_of_the_kernel_s_queue_is_said_and_the_watch_goes_on() {
     let dir = TempDir::new().unwrap();
     fs::create_dir(dir.path().join("known")).unwrap();
-    let (watch, changes) = begin(dir.path(), options());
+    let (watch, changes) = start(dir.path(), options());
     // No thread reads the events yet, so the kernel's queue overflows.
     let queue = kernel_queue();
     let (one, other) = (dir.path().join("known/a"), dir.path().join("known/b"));
@@ -219,12 +219,12 @@ fn a_root_that_is_removed_or_moved_ends_the_watch() {
     let watched = watch(&root, options());
     fs::remove_dir_all(&root).unwrap();
     let told = watched.until(|taken| taken.end.is_some());
-    assert_eq!(told.end, Some(End::RootRemoved));
-    assert!(told.changes.iter().any(|change| change.path == root.join("sub") && change.what == What::Removed));
+    assert_eq!(told.end, Some(WatchEnd::RootRemoved));
+    assert!(told.changes.iter().any(|change| change.path == root.join("sub") && change.kind == ChangeKind::Removed));
     fs::create_dir(&root).unwrap();
     let watched = watch(&root, options());
     fs::rename(&root, dir.path().join("elsewhere")).unwrap();
-    watched.until(|taken| taken.end == Some(End::RootRemoved));
+    watched.until(|taken| taken.end == Some(WatchEnd::RootRemoved));
 }
 
 #[test]
@@ -236,10 +236,10 @@ fn a_file_is_watched_through_every_replacement() {
     for round in 0..3 {
         fs::write(&beside, round.to_string()).unwrap();
         fs::rename(&beside, &file).unwrap();
-        watched.until_told(&file, What::Created);
+        watched.until_reported(&file, ChangeKind::Created);
     }
     fs::remove_file(&file).unwrap();
-    let told = watched.until(|taken| taken.changes.iter().any(|change| change.what == What::Removed));
+    let told = watched.until(|taken| taken.changes.iter().any(|change| change.kind == ChangeKind::Removed));
     assert!(told.changes.iter().all(|change| change.path == file), "{told:?}");
 }
 
@@ -249,7 +249,7 @@ fn directories_beyond_the_bound_are_counted() {
     for at in 0..10 {
         fs::create_dir(dir.path().join(at.to_string())).unwrap();
     }
-    let watched = watch(dir.path(), Options { max_directories: 4, ..options() });
+    let watched = watch(dir.path(), WatchOptions { max_directories: 4, ..options() });
     assert_eq!((watched.directories, watched.changes.take(1).unwatched), (4, 7));
 }
 
@@ -275,10 +275,11 @@ fn a_root_behind_a_link_is_told_by_the_name_that_was_given() {
     let watched = watch(&link, options());
     fs::create_dir(link.join("sub")).unwrap();
     fs::write(link.join("sub/file"), "x").unwrap();
-    watched.until_told(&link.join("sub/file"), What::Created);
+    watched.until_reported(&link.join("sub/file"), ChangeKind::Created);
     // A root outside the view is refused.
-    let refused = Watch::new(&View::beneath([dir.path().join("real")]), dir.path(), options(), &Changes::default());
+    let refused =
+        Watch::new(&View::beneath([dir.path().join("real")]), dir.path(), options(), &PendingChanges::default());
     assert_eq!(refused.unwrap_err().category(), ErrorCategory::OutsideView);
-    let on_proc = Watch::new(&View::everything(), Path::new("/proc/self"), options(), &Changes::default());
+    let on_proc = Watch::new(&View::everything(), Path::new("/proc/self"), options(), &PendingChanges::default());
     assert_eq!(on_proc.unwrap_err().category(), ErrorCategory::Unsupported);
 }

@@ -19,7 +19,7 @@ use std::{
 use exec_server_fs::{
     PatternError, Stop,
     search::{SearchLine, SearchSummary},
-    watch::{Changes, Ender, Taken},
+    watch::{ChangeBatch, PendingChanges, WatchStopper},
 };
 use exec_server_protocol::{limits, path::Form};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -311,8 +311,8 @@ impl Search {
 
 #[derive(Debug)]
 pub(crate) struct Watching {
-    pub(crate) changes: Changes,
-    pub(crate) ender: Ender,
+    pub(crate) changes: PendingChanges,
+    pub(crate) ender: WatchStopper,
     /// How paths are written on the wire.
     pub(crate) form: Form,
     news: Notify,
@@ -323,8 +323,8 @@ pub(crate) struct Watching {
 
 impl Watching {
     /// A watch that has not started yet.
-    pub(crate) fn new(ender: Ender, form: Form, place: Place) -> Arc<Self> {
-        let (changes, news, reader) = (Changes::default(), Notify::new(), tokio::sync::Mutex::default());
+    pub(crate) fn new(ender: WatchStopper, form: Form, place: Place) -> Arc<Self> {
+        let (changes, news, reader) = (PendingChanges::default(), Notify::new(), tokio::sync::Mutex::default());
         Arc::new(Self { changes, ender, form, news, reader, _place: place })
     }
 
@@ -335,7 +335,7 @@ impl Watching {
 
     /// Waits for changes, at most `wait`. After the first change, waits for `settle` to collect more, then returns at
     /// most `most`.
-    pub(crate) async fn next(&self, wait: Duration, settle: Duration, most: usize) -> Result<Taken, Failure> {
+    pub(crate) async fn next(&self, wait: Duration, settle: Duration, most: usize) -> Result<ChangeBatch, Failure> {
         let Ok(_reader) = self.reader.try_lock() else {
             return Err(Failure::Overloaded { what: "requests for changes of one watch" });
         };
@@ -366,7 +366,7 @@ mod tests {
     use exec_server_fs::{
         Stop,
         search::{SearchLine, SearchSummary},
-        watch::Ender,
+        watch::WatchStopper,
     };
     use exec_server_protocol::{limits, path::Form};
 
@@ -435,7 +435,7 @@ mod tests {
         let (seekers, server) = (Seekers::default(), Places::default());
         let watch = || {
             let place = seekers.place_to_watch(&server)?;
-            Ok::<Arc<Watching>, Failure>(Watching::new(Ender::new().unwrap(), Form::Native, place))
+            Ok::<Arc<Watching>, Failure>(Watching::new(WatchStopper::new().unwrap(), Form::Native, place))
         };
         let all: Vec<_> = (0..limits::WATCHES).map(|_| watch().unwrap()).collect();
         assert!(matches!(watch(), Err(Failure::TooManySeekers { .. })));

@@ -11,7 +11,7 @@ use exec_server_fs::{
     Cancel, PathPattern, Patterns, Stop, View, glob as globbing,
     scan::{self, EntryKind, ScanFilter, ScanSummary},
     search as searching,
-    watch::{self as watching, End, Ender, Taken, Watch, What},
+    watch::{self as watching, ChangeBatch, ChangeKind, Watch, WatchEnd, WatchStopper},
 };
 use exec_server_protocol::{
     fs as wire, limits,
@@ -236,7 +236,7 @@ pub(crate) async fn watch(context: Context, params: wire::WatchParams, reply: Re
 
 async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<wire::WatchResult, Failure> {
     let (path, form) = (path(&params.path)?, params.path.form());
-    let options = watching::Options {
+    let options = watching::WatchOptions {
         recursive: params.recursive.unwrap_or(true),
         hidden: params.hidden.unwrap_or(true),
         exclude: Patterns::anywhere(&params.exclude).map_err(|source| Failure::Pattern { source })?,
@@ -245,7 +245,7 @@ async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<w
         ),
     };
     let place = errand.seekers().place_to_watch(&errand.context.core.seekers)?;
-    let ender = Ender::new().map_err(|source| Failure::Host { what: "watch", source })?;
+    let ender = WatchStopper::new().map_err(|source| Failure::Host { what: "watch", source })?;
     let watched = Watching::new(ender, form, place);
     let seeker = Seeker::Watch(watched.clone());
     errand.seekers().add(&params.handle_id, seeker.clone())?;
@@ -268,7 +268,7 @@ async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<w
 async fn watch_and_tell(
     errand: &Errand,
     path: PathBuf,
-    options: watching::Options,
+    options: watching::WatchOptions,
     params: &wire::WatchParams,
     watched: &Arc<Watching>,
 ) -> Result<usize, Failure> {
@@ -308,13 +308,13 @@ async fn next_changes(errand: &Errand, params: &wire::WatchNextParams) -> Result
     Ok(watch_result(taken, form))
 }
 
-fn watch_result(taken: Taken, form: Form) -> wire::WatchNextResult {
+fn watch_result(taken: ChangeBatch, form: Form) -> wire::WatchNextResult {
     let changes = taken.changes.into_iter().map(|change| {
         let (path, uri) = written(&change.path, form);
-        let what = match change.what {
-            What::Created => wire::ChangeKind::Created,
-            What::Modified => wire::ChangeKind::Modified,
-            What::Removed => wire::ChangeKind::Removed,
+        let what = match change.kind {
+            ChangeKind::Created => wire::ChangeKind::Created,
+            ChangeKind::Modified => wire::ChangeKind::Modified,
+            ChangeKind::Removed => wire::ChangeKind::Removed,
         };
         wire::WatchChange { path: PathArg::new(path), uri, change: what, is_directory: change.is_directory }
     });
@@ -324,8 +324,8 @@ fn watch_result(taken: Taken, form: Form) -> wire::WatchNextResult {
         more: taken.more,
         unwatched: taken.unwatched,
         ended: taken.end.map(|end| match end {
-            End::RootRemoved => wire::WatchEnd::RootRemoved,
-            End::Failed => wire::WatchEnd::Failed,
+            WatchEnd::RootRemoved => wire::WatchEnd::RootRemoved,
+            WatchEnd::Failed => wire::WatchEnd::Failed,
         }),
     }
 }
