@@ -24,8 +24,8 @@ mod error;
 mod guard;
 mod ignore_rules;
 mod in_place;
+mod job_queue;
 mod left;
-mod line;
 mod metadata;
 mod patterns;
 mod read;
@@ -41,15 +41,15 @@ pub use copy::{copy, create_symlink};
 pub use directory::{Detail, Entry, create_directory, read_details, read_directory};
 pub use error::{Error, ErrorCategory, ErrorKind, Result};
 pub use guard::Guard;
+pub use job_queue::JobQueue;
 pub use left::sweep;
-pub use line::Line;
 pub use metadata::{ABSENT, Metadata, Moment, Stat, Type, canonicalize, metadata, set_metadata};
 pub use patterns::{PATTERN_BYTES, PATTERNS, PathPattern, PatternError, Patterns};
 pub use read::{Block, Content, OpenFile, Part, open};
 pub use remove::remove;
 pub use stop::{Stop, StopReason};
 pub use view::{Links, Tree, View};
-pub use walk::{Walk, Walked, walk};
+pub use walk::{WalkOptions, WalkResult, walk};
 pub use write::{Draft, Finish, Place, Written, write};
 
 #[cfg(test)]

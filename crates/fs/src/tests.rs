@@ -18,7 +18,8 @@ use std::{
 use proptest::prelude::*;
 
 use crate::{
-    Cancel, Draft, ErrorCategory, Finish, Links, Part, Place, Stat, View, Walk, create_directory, create_symlink,
+    Cancel, Draft, ErrorCategory, Finish, Links, Part, Place, Stat, View, WalkOptions, create_directory,
+    create_symlink,
     in_place::InPlace,
     left, metadata, open, read_details, remove,
     target::{Target, link_scratch_name},
@@ -127,7 +128,7 @@ fn a_cancelled_operation_changes_nothing() {
     assert_eq!(draft.commit(None, &finish, &cancel).expect_err("called off").category(), ErrorCategory::Cancelled);
     let error = write(&view, &path, Links::Follow, (Place::Whole, b"x"), (&finish, &cancel)).expect_err("called off");
     assert_eq!(error.category(), ErrorCategory::Cancelled);
-    let options = Walk {
+    let options = WalkOptions {
         max_depth: 1,
         max_directories: 1,
         max_entries: 1,

@@ -24,7 +24,7 @@ const ITEM_BYTES: usize = 64;
 
 /// Limits and options of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Walk {
+pub struct WalkOptions {
     /// Levels below the root whose directories are read. 0 lists only the root itself.
     pub max_depth: u64,
     /// Maximum number of directories to read, including the root.
@@ -41,7 +41,7 @@ pub struct Walk {
 
 /// Result of a walk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Walked {
+pub struct WalkResult {
     /// Directories and regular files.
     pub entries: Vec<(PathBuf, Type)>,
     /// Paths that could not be examined, each with the reason.
@@ -52,20 +52,20 @@ pub struct Walked {
 }
 
 /// The result has reached its maximum size.
-struct Full;
+struct WalkFull;
 
-impl Walked {
-    fn reserve(&mut self, text: usize, most: usize) -> Result<(), Full> {
+impl WalkResult {
+    fn reserve(&mut self, text: usize, most: usize) -> Result<(), WalkFull> {
         let bytes = self.bytes.saturating_add(ITEM_BYTES + text);
         if bytes > most {
             self.truncated = true;
-            return Err(Full);
+            return Err(WalkFull);
         }
         self.bytes = bytes;
         Ok(())
     }
 
-    fn error(&mut self, path: PathBuf, message: String, most: usize) -> Result<(), Full> {
+    fn add_error(&mut self, path: PathBuf, message: String, most: usize) -> Result<(), WalkFull> {
         self.reserve(path.as_os_str().len() + message.len(), most)?;
         self.errors.push((path, message));
         Ok(())
@@ -73,7 +73,7 @@ impl Walked {
 }
 
 /// Walks a tree. If the root is a file, or a link that is not followed, the result is empty.
-pub fn walk(view: &View, path: &Path, options: &Walk, cancel: &Cancel) -> Result<Walked> {
+pub fn walk(view: &View, path: &Path, options: &WalkOptions, cancel: &Cancel) -> Result<WalkResult> {
     let begin = || -> Result<Option<Stat>, ErrorKind> {
         let itself = view.open(path, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
         if Stat::of(itself.as_fd())?.kind == Type::Symlink && !options.follow_directories {
@@ -84,8 +84,8 @@ pub fn walk(view: &View, path: &Path, options: &Walk, cancel: &Cancel) -> Result
         let stat = Stat::of(view.locate(path, Links::Follow)?.as_fd())?;
         Ok((stat.kind == Type::Directory).then_some(stat))
     };
-    let mut walked = Walked::default();
-    let Some(beginning) = begin().context("walk", path)? else { return Ok(walked) };
+    let mut result = WalkResult::default();
+    let Some(beginning) = begin().context("walk", path)? else { return Ok(result) };
     let mut walker = Walker {
         view,
         options,
@@ -97,23 +97,23 @@ pub fn walk(view: &View, path: &Path, options: &Walk, cancel: &Cancel) -> Result
     };
     while let Some((directory, depth)) = walker.waiting.pop_front() {
         cancel.check().context("walk", path)?;
-        match walker.directory(&directory, depth, &mut walked) {
+        match walker.read_directory(&directory, depth, &mut result) {
             Ok(Ok(())) => {}
-            Ok(Err(Full)) => break,
+            Ok(Err(WalkFull)) => break,
             Err(ErrorKind::Cancelled) => return Err(ErrorKind::Cancelled.context("walk", path)),
             Err(reason) => {
-                if walked.error(directory, system_text(&reason), options.max_bytes).is_err() {
+                if result.add_error(directory, system_text(&reason), options.max_bytes).is_err() {
                     break;
                 }
             }
         }
     }
-    Ok(walked)
+    Ok(result)
 }
 
 struct Walker<'a> {
     view: &'a View,
-    options: &'a Walk,
+    options: &'a WalkOptions,
     cancel: &'a Cancel,
     /// Directories already read (device and inode). A link to one of them is listed but not entered again.
     visited: HashSet<(u64, u64)>,
@@ -123,7 +123,12 @@ struct Walker<'a> {
 }
 
 impl Walker<'_> {
-    fn directory(&mut self, path: &Path, depth: u64, walked: &mut Walked) -> Result<Result<(), Full>, ErrorKind> {
+    fn read_directory(
+        &mut self,
+        path: &Path,
+        depth: u64,
+        result: &mut WalkResult,
+    ) -> Result<Result<(), WalkFull>, ErrorKind> {
         let links = if self.options.follow_directories || depth == 0 { Links::Follow } else { Links::Refuse };
         let dir = match self.view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
             // The path of the root may contain links. Only the part below it must not.
@@ -140,32 +145,32 @@ impl Walker<'_> {
             // Entries that lead nowhere do not count, so that they cannot cut the walk short.
             let Some(kind) = kind_followed(self.view, (path, dir.as_fd()), &name, file_type) else { continue };
             if self.entries == self.options.max_entries {
-                walked.truncated = true;
-                return Ok(Err(Full));
+                result.truncated = true;
+                return Ok(Err(WalkFull));
             }
             self.entries += 1;
             let is_link = is_link(dir.as_fd(), &name, file_type);
-            if self.entry((path.join(&name), depth), (kind, is_link), walked).is_err() {
-                return Ok(Err(Full));
+            if self.add_entry((path.join(&name), depth), (kind, is_link), result).is_err() {
+                return Ok(Err(WalkFull));
             }
         }
         Ok(Ok(()))
     }
 
-    fn entry(
+    fn add_entry(
         &mut self,
         (path, depth): (PathBuf, u64),
         (kind, is_link): (Type, bool),
-        walked: &mut Walked,
-    ) -> Result<(), Full> {
+        result: &mut WalkResult,
+    ) -> Result<(), WalkFull> {
         if is_link && (!self.options.follow_directories || kind != Type::Directory) {
             return Ok(());
         }
         if !matches!(kind, Type::File | Type::Directory) {
             return Ok(());
         }
-        walked.reserve(path.as_os_str().len(), self.options.max_bytes)?;
-        walked.entries.push((path.clone(), kind));
+        result.reserve(path.as_os_str().len(), self.options.max_bytes)?;
+        result.entries.push((path.clone(), kind));
         let is_hidden = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"."));
         if kind != Type::Directory || depth >= self.options.max_depth || (is_hidden && self.options.prune_hidden) {
             return Ok(());
@@ -173,13 +178,13 @@ impl Walker<'_> {
         let found = self.view.locate(&path, Links::Follow).and_then(|fd| Stat::of(fd.as_fd()));
         let identity = match found {
             Ok(stat) => (stat.device, stat.inode),
-            Err(reason) => return walked.error(path, system_text(&reason), self.options.max_bytes),
+            Err(reason) => return result.add_error(path, system_text(&reason), self.options.max_bytes),
         };
         if self.options.follow_directories && self.visited.contains(&identity) {
             return Ok(());
         }
         if self.directories == self.options.max_directories {
-            walked.truncated = true;
+            result.truncated = true;
             return Ok(());
         }
         self.directories += 1;

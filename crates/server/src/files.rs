@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use exec_server_fs::{Cancel, Draft, Line, OpenFile};
+use exec_server_fs::{Cancel, Draft, JobQueue, OpenFile};
 use exec_server_protocol::limits;
 use exec_server_sandbox::{Acting, FileUser};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -53,7 +53,7 @@ impl Pool {
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         files: &Files,
-        line: Option<Arc<Line>>,
+        line: Option<Arc<JobQueue>>,
         job: impl FnOnce(&Cancel) -> T + Send + 'static,
     ) -> Result<T, Failure> {
         let made = Arc::new(Mutex::new(None));
@@ -68,7 +68,7 @@ impl Pool {
     async fn run_boxed(
         &self,
         files: &Files,
-        line: Option<Arc<Line>>,
+        line: Option<Arc<JobQueue>>,
         job: Box<dyn FnOnce(&Cancel) + Send>,
     ) -> Result<(), Failure> {
         let places = (place(&files.jobs, 1).await?, place(&self.jobs, 1).await?);
@@ -85,7 +85,7 @@ impl Pool {
         };
         match line {
             None => drop(tokio::task::spawn_blocking(job)),
-            Some(line) if line.add(job) => drop(tokio::task::spawn_blocking(move || line.work())),
+            Some(line) if line.enqueue(job) => drop(tokio::task::spawn_blocking(move || line.run())),
             Some(_) => {}
         }
         let done = done_rx.await.map_err(|_| Failure::Internal { what: "a file operation" });
@@ -121,7 +121,7 @@ pub(crate) enum Handle {
 #[derive(Debug)]
 pub(crate) struct Writing {
     pub(crate) draft: Mutex<Draft>,
-    pub(crate) line: Arc<Line>,
+    pub(crate) line: Arc<JobQueue>,
     /// The user that writes the draft and that removes what is left of it.
     user: Option<Arc<FileUser>>,
 }

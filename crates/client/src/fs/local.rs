@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use exec_server_fs::{self as files, Cancel, Line, View};
+use exec_server_fs::{self as files, Cancel, JobQueue, View};
 use exec_server_protocol::limits;
 use exec_server_rpc::pool::Buffer;
 use tokio::{sync::oneshot, task};
@@ -201,7 +201,7 @@ impl FileSystem for LocalFiles {
             return Box::pin(std::future::ready(Err(error)));
         }
         self.run("walk", path, move |view, path, cancel| {
-            let walk = files::Walk {
+            let walk = files::WalkOptions {
                 max_depth: options.max_depth,
                 max_directories: options.max_directories,
                 max_entries: options.max_entries,
@@ -331,7 +331,7 @@ impl ReadAt for LocalFile {
 /// A file that is being written.
 struct LocalDraft {
     draft: Arc<Mutex<files::Draft>>,
-    line: Arc<Line>,
+    line: Arc<JobQueue>,
     path: PathBuf,
     found: u64,
 }
@@ -346,9 +346,9 @@ impl WriteAt for LocalDraft {
         Box::pin(async move {
             let (done_tx, done_rx) = oneshot::channel();
             let write = move || done_tx.send(lock(&draft).write_block(offset, &bytes)).unwrap_or(());
-            if self.line.add(write) {
+            if self.line.enqueue(write) {
                 let line = Arc::clone(&self.line);
-                drop(task::spawn_blocking(move || line.work()));
+                drop(task::spawn_blocking(move || line.run()));
             }
             match done_rx.await {
                 Ok(written) => written.map_err(|error| of_files("write", &error)),

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use exec_server_fs::{self as files, Cancel, View, Walk};
+use exec_server_fs::{self as files, Cancel, View, WalkOptions};
 use exec_server_protocol::{
     Empty, base64, fs as wire, limits,
     path::{self as paths, Form, PathArg},
@@ -130,7 +130,7 @@ async fn walk_tree(errand: &Errand, params: wire::WalkParams) -> Result<wire::Wa
         return Err(Failure::Literal { text });
     }
     let (path, form) = (path(&params.path)?, params.path.form());
-    let walk = Walk {
+    let walk = WalkOptions {
         max_depth: options.max_depth,
         max_directories: options.max_directories,
         max_entries: options.max_entries,
@@ -145,7 +145,7 @@ async fn walk_tree(errand: &Errand, params: wire::WalkParams) -> Result<wire::Wa
 }
 
 /// An entry whose path is not UTF-8 is reported as an error, as in the reference, together with its URI.
-fn walk_result(walked: files::Walked, form: Form) -> wire::WalkResult {
+fn walk_result(walked: files::WalkResult, form: Form) -> wire::WalkResult {
     let (mut entries, mut errors) = (Vec::new(), Vec::new());
     for (path, kind) in walked.entries {
         if path.to_str().is_none() {
