@@ -23,11 +23,11 @@ use crate::{
     Cancel, ErrorKind, Links, Result, Stat, Type, View,
     directory::names,
     error::ErrorContext,
-    left,
+    leftovers,
     read::require_regular,
-    target::{LINK_END, Target, link_scratch_name},
+    target::{LINK_END, WriteTarget, link_scratch_name},
     view::real_path,
-    write::{Draft, Finish},
+    write::{Draft, WriteOptions},
 };
 
 /// Maximum bytes per copy step. Cancellation is checked between two steps.
@@ -86,8 +86,8 @@ fn copy_file(view: &View, from: File, destination: &Path, cancel: &Cancel) -> Re
     }
     let mut draft = Draft::create(view, destination, Links::Follow, None)?;
     draft.fill(&from, cancel)?;
-    let finish = Finish { mode: Some(stat.mode), ..Finish::default() };
-    draft.commit(None, &finish, cancel).map(drop)
+    let options = WriteOptions { mode: Some(stat.mode), ..WriteOptions::default() };
+    draft.commit(None, &options, cancel).map(drop)
 }
 
 fn copy_link(view: &View, link: BorrowedFd<'_>, destination: &Path) -> Result<()> {
@@ -266,8 +266,8 @@ fn replace_by_link(dir: BorrowedFd<'_>, name: &OsStr, target: &OsStr) -> Result<
     for _ in 0..LINK_TRIES {
         match rustix::fs::symlinkat(target, dir, &scratch) {
             Err(Errno::EXIST) => {
-                if !left::clear(dir, &scratch) {
-                    scratch = Target::random_name(LINK_END)?;
+                if !leftovers::remove_if_abandoned(dir, &scratch) {
+                    scratch = WriteTarget::random_name(LINK_END)?;
                 }
                 continue;
             }
@@ -276,7 +276,7 @@ fn replace_by_link(dir: BorrowedFd<'_>, name: &OsStr, target: &OsStr) -> Result<
         match rustix::fs::renameat(dir, &scratch, dir, name) {
             Err(Errno::NOENT) => {}
             Err(errno) => {
-                left::clear(dir, &scratch);
+                leftovers::remove_if_abandoned(dir, &scratch);
                 return Err(errno.into());
             }
             Ok(()) => return Ok(()),

@@ -19,29 +19,29 @@ use rustix::{
 use crate::{
     Cancel, ErrorKind, Result, Stat,
     metadata::{permissions, times},
-    target::{Existing, Target, require_state},
-    write::{Finish, Written, written},
+    target::{ExistingFile, WriteTarget, require_state},
+    write::{WriteOptions, WriteResult, write_result},
 };
 
 /// Bytes copied at once.
 const STEP: usize = 1 << 20;
 
 /// An in-place write that is ready to start. No byte has been changed yet.
-pub(crate) struct InPlace<'a> {
-    existing: &'a Existing,
-    finish: &'a Finish,
+pub(crate) struct InPlaceWrite<'a> {
+    existing: &'a ExistingFile,
+    options: &'a WriteOptions,
     /// Current size of the file.
     size: u64,
     /// The lock of the name, and the lock of the file, which may have other names.
     _locks: (MutexGuard<'static, ()>, MutexGuard<'static, ()>),
 }
 
-impl<'a> InPlace<'a> {
+impl<'a> InPlaceWrite<'a> {
     /// Takes the locks and checks that the write can be completed.
-    pub(crate) fn begin(
-        target: &Target,
-        existing: &'a Existing,
-        finish: &'a Finish,
+    pub(crate) fn prepare(
+        target: &WriteTarget,
+        existing: &'a ExistingFile,
+        options: &'a WriteOptions,
         cancel: &Cancel,
     ) -> Result<Self, ErrorKind> {
         if existing.is_busy {
@@ -49,27 +49,27 @@ impl<'a> InPlace<'a> {
         }
         let locks = (target.lock(), existing.lock());
         cancel.check()?;
-        require_state(Some(existing), finish.if_match.as_deref())?;
-        require_finish(existing, finish)?;
+        require_state(Some(existing), options.if_match.as_deref())?;
+        check_options(existing, options)?;
         let size = Stat::of(existing.file.as_fd())?.size;
-        Ok(Self { existing, finish, size, _locks: locks })
+        Ok(Self { existing, options, size, _locks: locks })
     }
 
     /// Replaces the whole content with `bytes`.
-    pub(crate) fn write(self, bytes: &[u8]) -> Result<Written, ErrorKind> {
+    pub(crate) fn write(self, bytes: &[u8]) -> Result<WriteResult, ErrorKind> {
         let file = &self.existing.file;
-        self.room(|| reserve(file, 0, bytes.len() as u64))?;
+        self.with_reserved_space(|| reserve(file, 0, bytes.len() as u64))?;
         file.write_all_at(bytes, 0)?;
         file.set_len(bytes.len() as u64)?;
-        finish_in_place(self.existing, self.finish)
+        apply_options(self.existing, self.options)
     }
 
     /// Replaces the whole content with that of another file, including its holes. Sets `begun` before the first byte is changed, so that
     /// the caller knows it after an error.
-    pub(crate) fn copy(self, from: &File, begun: &mut bool) -> Result<Written, ErrorKind> {
+    pub(crate) fn copy(self, from: &File, begun: &mut bool) -> Result<WriteResult, ErrorKind> {
         let file = &self.existing.file;
         let size = Stat::of(from.as_fd())?.size;
-        self.room(|| {
+        self.with_reserved_space(|| {
             each_part(from, size, |at, end, is_hole| if is_hole { Ok(()) } else { reserve(file, at, end - at) })
         })?;
         *begun = true;
@@ -78,11 +78,11 @@ impl<'a> InPlace<'a> {
             false => copy_part(from, file, at, end),
         })?;
         file.set_len(size)?;
-        finish_in_place(self.existing, self.finish)
+        apply_options(self.existing, self.options)
     }
 
     /// Reserves space. If there is not enough, releases what was reserved.
-    fn room(&self, take: impl FnOnce() -> Result<(), ErrorKind>) -> Result<(), ErrorKind> {
+    fn with_reserved_space(&self, take: impl FnOnce() -> Result<(), ErrorKind>) -> Result<(), ErrorKind> {
         take().inspect_err(|_| {
             // Setting the current size again releases the space that was reserved behind the end. Ignore an error here: the first one is
             // reported.
@@ -92,10 +92,10 @@ impl<'a> InPlace<'a> {
 }
 
 /// Checks whether mode and time may be set, if requested. They are set after the bytes are changed, when it would be too late to refuse.
-pub(crate) fn require_finish(existing: &Existing, finish: &Finish) -> Result<(), ErrorKind> {
-    finish.mode.map(permissions).transpose()?;
-    finish.modified.map(times).transpose()?;
-    if finish.mode.is_some() || finish.modified.is_some() {
+pub(crate) fn check_options(existing: &ExistingFile, options: &WriteOptions) -> Result<(), ErrorKind> {
+    options.mode.map(permissions).transpose()?;
+    options.modified.map(times).transpose()?;
+    if options.mode.is_some() || options.modified.is_some() {
         // A caller that may set the current mode again may set any mode and any time. Only the kernel can decide that reliably.
         let mode = Stat::of(existing.file.as_fd())?.mode;
         rustix::fs::fchmod(&existing.file, Mode::from_raw_mode(mode & 0o7777))?;
@@ -104,18 +104,18 @@ pub(crate) fn require_finish(existing: &Existing, finish: &Finish) -> Result<(),
 }
 
 /// Sets mode and time and syncs, after the bytes were written.
-pub(crate) fn finish_in_place(existing: &Existing, finish: &Finish) -> Result<Written, ErrorKind> {
+pub(crate) fn apply_options(existing: &ExistingFile, options: &WriteOptions) -> Result<WriteResult, ErrorKind> {
     let file = &existing.file;
-    if let Some(mode) = finish.mode {
+    if let Some(mode) = options.mode {
         rustix::fs::fchmod(file, permissions(mode)?)?;
     }
-    if let Some(modified) = finish.modified {
+    if let Some(modified) = options.modified {
         rustix::fs::futimens(file, &times(modified)?)?;
     }
-    if finish.fsync {
+    if options.fsync {
         rustix::fs::fsync(file)?;
     }
-    written(file, false)
+    write_result(file, false)
 }
 
 /// Reserves space for a range, also where the file has a hole. The visible content does not change.

@@ -25,7 +25,7 @@ mod guard;
 mod ignore_rules;
 mod in_place;
 mod job_queue;
-mod left;
+mod leftovers;
 mod metadata;
 mod patterns;
 mod read;
@@ -42,15 +42,15 @@ pub use directory::{Detail, Entry, create_directory, read_details, read_director
 pub use error::{Error, ErrorCategory, ErrorKind, Result};
 pub use guard::Guard;
 pub use job_queue::JobQueue;
-pub use left::sweep;
+pub use leftovers::sweep;
 pub use metadata::{ABSENT, Metadata, Moment, Stat, Type, canonicalize, metadata, set_metadata};
 pub use patterns::{PATTERN_BYTES, PATTERNS, PathPattern, PatternError, Patterns};
-pub use read::{Block, Content, OpenFile, Part, open};
+pub use read::{FileContent, OpenFile, ReadBlock, ReadRange, open};
 pub use remove::remove;
 pub use stop::{Stop, StopReason};
 pub use view::{Links, Tree, View};
 pub use walk::{WalkOptions, WalkResult, walk};
-pub use write::{Draft, Finish, Place, Written, write};
+pub use write::{Draft, WriteOptions, WritePosition, WriteResult, write};
 
 #[cfg(test)]
 mod tests;

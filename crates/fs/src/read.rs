@@ -25,7 +25,7 @@ const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
 /// The part of a file to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum ReadRange {
     /// A range of bytes. Without `len`, up to the end of the file.
     Bytes {
         offset: u64,
@@ -40,14 +40,14 @@ pub enum Part {
     },
 }
 
-impl Part {
+impl ReadRange {
     /// The whole file.
     pub const ALL: Self = Self::Bytes { offset: 0, len: None };
 }
 
 /// Result of `OpenFile::read`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Content {
+pub struct FileContent {
     pub bytes: Vec<u8>,
     /// Etag of the file before it was read.
     pub etag: String,
@@ -68,7 +68,7 @@ pub struct OpenFile {
 
 /// Result of reading a block. The bytes themselves are in the caller's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Block {
+pub struct ReadBlock {
     /// Number of bytes read. It is less than the size of the buffer only at the end of the file and before a hole.
     pub len: usize,
     /// Whether the file has fewer bytes than requested.
@@ -123,21 +123,23 @@ impl OpenFile {
 
     /// Upper estimate of the bytes that [`read`](Self::read) will return, for callers that limit their memory.
     #[must_use]
-    pub fn expects(&self, part: Part, most: u64) -> u64 {
-        match part {
-            Part::Bytes { offset, len } => self.stat.size.saturating_sub(offset).min(len.unwrap_or(u64::MAX)).min(most),
-            Part::Lines { .. } => self.stat.size.min(most),
+    pub fn expected_bytes(&self, range: ReadRange, most: u64) -> u64 {
+        match range {
+            ReadRange::Bytes { offset, len } => {
+                self.stat.size.saturating_sub(offset).min(len.unwrap_or(u64::MAX)).min(most)
+            }
+            ReadRange::Lines { .. } => self.stat.size.min(most),
         }
     }
 
     /// Reads a part of the file. If the part has more than `most` bytes, returns an error that contains `advice`.
-    pub fn read(&self, part: Part, most: u64, advice: &'static str, cancel: &Cancel) -> Result<Content> {
+    pub fn read(&self, range: ReadRange, most: u64, advice: &'static str, cancel: &Cancel) -> Result<FileContent> {
         let too_large = || ErrorKind::TooLarge { most, advice };
-        let read = || -> Result<Content, ErrorKind> {
+        let read = || -> Result<FileContent, ErrorKind> {
             let etag = etag(&self.file, &self.stat)?;
             let size = self.stat.size;
-            let (bytes, eof) = match part {
-                Part::Bytes { offset, len } => {
+            let (bytes, eof) = match range {
+                ReadRange::Bytes { offset, len } => {
                     let rest = size.saturating_sub(offset);
                     if len.unwrap_or(rest).min(rest) > most {
                         return Err(too_large());
@@ -150,33 +152,33 @@ impl OpenFile {
                     let eof = len.is_none_or(|len| (bytes.len() as u64) < len) || end >= size;
                     (bytes, eof)
                 }
-                Part::Lines { first, count } => read_lines(&self.file, (first, count), most, cancel, too_large)?,
+                ReadRange::Lines { first, count } => read_lines(&self.file, (first, count), most, cancel, too_large)?,
             };
-            Ok(Content { bytes, etag, size, eof })
+            Ok(FileContent { bytes, etag, size, eof })
         };
         read().context("read", &self.path)
     }
 
     /// Reads one block into `buf`. With `holes`, a hole is reported instead of being read as zeros.
-    pub fn read_block(&self, buf: &mut [u8], offset: u64, holes: bool, cancel: &Cancel) -> Result<Block> {
-        let mut read = || -> Result<Block, ErrorKind> {
+    pub fn read_block(&self, buf: &mut [u8], offset: u64, holes: bool, cancel: &Cancel) -> Result<ReadBlock> {
+        let mut read = || -> Result<ReadBlock, ErrorKind> {
             let mut len = buf.len();
             if holes {
                 match next_data(&self.file, offset)? {
                     Some(data) if data > offset => {
-                        return Ok(Block { len: 0, eof: false, hole: data - offset });
+                        return Ok(ReadBlock { len: 0, eof: false, hole: data - offset });
                     }
                     Some(_) => len = until_hole(&self.file, offset, len)?,
                     None => {
                         let size = Stat::of(self.file.as_fd())?.size;
                         let hole = size.saturating_sub(offset);
-                        return Ok(Block { len: 0, eof: hole == 0, hole });
+                        return Ok(ReadBlock { len: 0, eof: hole == 0, hole });
                     }
                 }
             }
             let wanted = buf.len();
             let got = read_into(&self.file, &mut buf[..len], offset, cancel)?;
-            Ok(Block { len: got, eof: got < len || (len < wanted && got == 0), hole: 0 })
+            Ok(ReadBlock { len: got, eof: got < len || (len < wanted && got == 0), hole: 0 })
         };
         read().context("read", &self.path)
     }
@@ -184,13 +186,13 @@ impl OpenFile {
     /// Reads one block without blocking, if all of it is in the page cache and the file has no holes. Returns `None` otherwise, also if
     /// this is unknown.
     #[must_use]
-    pub fn read_block_now(&self, buf: &mut [u8], offset: u64) -> Option<Block> {
+    pub fn read_block_now(&self, buf: &mut [u8], offset: u64) -> Option<ReadBlock> {
         if !self.stat.is_dense() || i64::try_from(offset).is_err() {
             return None;
         }
         let mut bufs = [IoSliceMut::new(buf)];
         let got = rustix::io::preadv2(&self.file, &mut bufs, offset, ReadWriteFlags::NOWAIT).ok()?;
-        (got == buf.len()).then_some(Block { len: got, eof: false, hole: 0 })
+        (got == buf.len()).then_some(ReadBlock { len: got, eof: false, hole: 0 })
     }
 }
 
@@ -235,7 +237,7 @@ fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec
 
 /// Fills `buf` and returns the number of bytes read. It is less than the buffer's length if the file ends first.
 fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Result<usize, ErrorKind> {
-    let (mut reader, mut got) = (At { file, offset }, 0);
+    let (mut reader, mut got) = (PositionedReader { file, offset }, 0);
     while got < buf.len() {
         cancel.check()?;
         match reader.read(&mut buf[got..]) {
@@ -249,12 +251,12 @@ fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Resul
 }
 
 /// A reader with its own position. It does not change the shared position of the file.
-struct At<'a> {
+struct PositionedReader<'a> {
     file: &'a File,
     offset: u64,
 }
 
-impl Read for At<'_> {
+impl Read for PositionedReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         // File offsets are at most `i64::MAX`. Reading beyond returns no data.
         if i64::try_from(self.offset).is_err() {
@@ -278,7 +280,7 @@ fn read_lines(
     }
     let (mut to_skip, mut to_take) = (first - 1, count);
     let mut bytes = Vec::new();
-    let mut reader = At { file, offset: 0 };
+    let mut reader = PositionedReader { file, offset: 0 };
     let mut buffer = vec![0; STEP];
     loop {
         cancel.check()?;

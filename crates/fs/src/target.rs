@@ -1,6 +1,6 @@
 //! The target of a write: the directory and the name that a path resolves to, and the file that exists there now.
 //!
-//! Links are followed here one by one, because a file is replaced by a rename in the directory that really contains it. A `Target` holds
+//! Links are followed here one by one, because a file is replaced by a rename in the directory that really contains it. A `WriteTarget` holds
 //! the fd of that directory, so a later swap of a path component has no effect.
 
 use std::{
@@ -40,7 +40,7 @@ const PART_END: &str = ".part";
 
 /// A name in a directory.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct WriteTarget {
     pub(crate) dir: OwnedFd,
     pub(crate) name: OsString,
     identity: (u64, u64),
@@ -50,16 +50,16 @@ pub(crate) struct Target {
 
 /// An existing file, open for writing.
 #[derive(Debug)]
-pub(crate) struct Existing {
+pub(crate) struct ExistingFile {
     pub(crate) file: File,
     pub(crate) stat: Stat,
     /// The file is a running program (ETXTBSY). It cannot be written, but it can be replaced.
     pub(crate) is_busy: bool,
 }
 
-impl Target {
+impl WriteTarget {
     /// Resolves a path to its directory and name.
-    pub(crate) fn find(view: &View, path: &Path, links: Links) -> Result<Self, ErrorKind> {
+    pub(crate) fn resolve(view: &View, path: &Path, links: Links) -> Result<Self, ErrorKind> {
         let mut path = PathBuf::from(path);
         for _ in 0..LINKS {
             let (dir, name) = view.parent(&path, links)?;
@@ -93,7 +93,7 @@ impl Target {
     }
 
     /// Opens the existing file of this name for writing. The open itself checks whether the file may be written.
-    pub(crate) fn existing(&self) -> Result<Option<Existing>, ErrorKind> {
+    pub(crate) fn existing(&self) -> Result<Option<ExistingFile>, ErrorKind> {
         let Some(seen) = self.stat()? else { return Ok(None) };
         let protects = |stat: &Stat| self.guard.as_ref().is_some_and(|guard| guard.protects(stat));
         if protects(&seen) {
@@ -132,7 +132,7 @@ impl Target {
         }
         require_regular(&stat)?;
         refuse_proc(fd.as_fd())?;
-        Ok(Some(Existing { file: File::from(fd), stat, is_busy }))
+        Ok(Some(ExistingFile { file: File::from(fd), stat, is_busy }))
     }
 
     /// Excludes all other writers of this name in this process until the guard is dropped.
@@ -179,7 +179,7 @@ pub(crate) fn is_unfinished(name: &OsStr) -> bool {
     scratch_kind(name).is_some() || is_part(name)
 }
 
-impl Existing {
+impl ExistingFile {
     /// Excludes all other in-place writers of this file in this process, by any of its names, until the guard is dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
         lock_of(&FILES, (self.stat.device, self.stat.inode))
@@ -201,7 +201,7 @@ pub(crate) fn link_scratch_name(name: &OsStr) -> OsString {
 
 /// The type of a temporary object, by its hidden name. `None` for all other names, including kept parts, which must stay.
 pub(crate) fn scratch_kind(name: &OsStr) -> Option<Type> {
-    let end = behind_number(name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes())?)?;
+    let end = strip_number(name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes())?)?;
     match end {
         _ if end == FILE_END.as_bytes() => Some(Type::File),
         _ if end == LINK_END.as_bytes() => Some(Type::Symlink),
@@ -212,12 +212,12 @@ pub(crate) fn scratch_kind(name: &OsStr) -> Option<Type> {
 /// Whether a name is one under which a draft of any file is kept.
 fn is_part(name: &OsStr) -> bool {
     let rest = name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes());
-    let word = rest.and_then(behind_number).and_then(|rest| rest.strip_prefix(b"-"));
-    word.and_then(behind_number) == Some(PART_END.as_bytes())
+    let word = rest.and_then(strip_number).and_then(|rest| rest.strip_prefix(b"-"));
+    word.and_then(strip_number) == Some(PART_END.as_bytes())
 }
 
 /// The rest of `text` after a number of 16 hexadecimal digits.
-fn behind_number(text: &[u8]) -> Option<&[u8]> {
+fn strip_number(text: &[u8]) -> Option<&[u8]> {
     let (number, rest) = text.split_at_checked(16)?;
     number.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(rest)
 }
@@ -229,7 +229,7 @@ fn hash(name: &OsStr) -> u64 {
 }
 
 /// Checks that the existing file has the etag that the writer expects.
-pub(crate) fn require_state(existing: Option<&Existing>, expected: Option<&str>) -> Result<(), ErrorKind> {
+pub(crate) fn require_state(existing: Option<&ExistingFile>, expected: Option<&str>) -> Result<(), ErrorKind> {
     match (existing, expected) {
         (_, None) | (None, Some(ABSENT)) => Ok(()),
         (Some(_), Some(ABSENT)) => Err(ErrorKind::EtagMismatch("it exists")),
@@ -253,10 +253,10 @@ mod tests {
     fn only_the_exact_form_of_a_hidden_name_is_unfinished() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().canonicalize().expect("it is there").join("file");
-        let target = Target::find(&View::everything(), &path, Links::Refuse).expect("its directory is there");
+        let target = WriteTarget::resolve(&View::everything(), &path, Links::Refuse).expect("its directory is there");
         let kept = target.kept_name("word");
         assert!(target.is_kept_name(&kept) && is_unfinished(&kept));
-        let random = Target::random_name(FILE_END).expect("a number");
+        let random = WriteTarget::random_name(FILE_END).expect("a number");
         for name in [target.scratch_name(), link_scratch_name(OsStr::new("x")), random] {
             assert!(is_unfinished(&name) && !target.is_kept_name(&name), "{name:?}");
         }

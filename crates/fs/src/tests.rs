@@ -18,23 +18,23 @@ use std::{
 use proptest::prelude::*;
 
 use crate::{
-    Cancel, Draft, ErrorCategory, Finish, Links, Part, Place, Stat, View, WalkOptions, create_directory,
-    create_symlink,
-    in_place::InPlace,
-    left, metadata, open, read_details, remove,
-    target::{Target, link_scratch_name},
+    Cancel, Draft, ErrorCategory, Links, ReadRange, Stat, View, WalkOptions, WriteOptions, WritePosition,
+    create_directory, create_symlink,
+    in_place::InPlaceWrite,
+    leftovers, metadata, open, read_details, remove,
+    target::{WriteTarget, link_scratch_name},
     walk, write,
 };
 
 const MOST: u64 = 1 << 20;
 
-fn read(path: &Path, part: Part) -> Vec<u8> {
+fn read(path: &Path, range: ReadRange) -> Vec<u8> {
     let file = open(&View::everything(), path, Links::Follow).expect("it is there");
-    file.read(part, MOST, "", &Cancel::new()).expect("it can be read").bytes
+    file.read(range, MOST, "", &Cancel::new()).expect("it can be read").bytes
 }
 
-fn put(view: &View, path: &Path, place: Place, bytes: &[u8]) -> crate::Result<crate::Written> {
-    write(view, path, Links::Follow, (place, bytes), (&Finish::default(), &Cancel::new()))
+fn put(view: &View, path: &Path, position: WritePosition, bytes: &[u8]) -> crate::Result<crate::WriteResult> {
+    write(view, path, Links::Follow, (position, bytes), (&WriteOptions::default(), &Cancel::new()))
 }
 
 proptest! {
@@ -47,12 +47,12 @@ proptest! {
         fs::write(&path, &text).expect("write");
         let from = usize::try_from(offset).expect("small").min(text.len());
         let to = (from + usize::try_from(len).expect("small")).min(text.len());
-        prop_assert_eq!(read(&path, Part::Bytes { offset, len: Some(len) }), text.as_bytes()[from..to].to_vec());
+        prop_assert_eq!(read(&path, ReadRange::Bytes { offset, len: Some(len) }), text.as_bytes()[from..to].to_vec());
         let lines: String = text.split_inclusive('\n')
             .skip(usize::try_from(first - 1).expect("small"))
             .take(usize::try_from(count).expect("small"))
             .collect();
-        prop_assert_eq!(read(&path, Part::Lines { first, count }), lines.into_bytes());
+        prop_assert_eq!(read(&path, ReadRange::Lines { first, count }), lines.into_bytes());
     }
 
     #[test]
@@ -61,20 +61,20 @@ proptest! {
         let path = dir.path().join("file");
         let mut model: Vec<u8> = Vec::new();
         for (how, offset, bytes) in writes {
-            let place = match how {
-                0 => { model.clone_from(&bytes); Place::Whole }
-                1 => { model.extend(&bytes); Place::End }
+            let position = match how {
+                0 => { model.clone_from(&bytes); WritePosition::Whole }
+                1 => { model.extend(&bytes); WritePosition::End }
                 _ => {
                     let at = usize::try_from(offset).expect("small");
                     if !bytes.is_empty() {
                         model.resize(model.len().max(at + bytes.len()), 0);
                         model[at..at + bytes.len()].copy_from_slice(&bytes);
                     }
-                    Place::Offset(offset)
+                    WritePosition::Offset(offset)
                 }
             };
-            let written = put(&View::everything(), &path, place, &bytes).expect("it can be written");
-            prop_assert_eq!(written.atomic, place == Place::Whole);
+            let written = put(&View::everything(), &path, position, &bytes).expect("it can be written");
+            prop_assert_eq!(written.atomic, position == WritePosition::Whole);
             prop_assert_eq!(written.size, model.len() as u64);
             prop_assert_eq!(&fs::read(&path).expect("it is there"), &model);
         }
@@ -95,7 +95,7 @@ proptest! {
         let path = steps.iter().fold(root.clone(), |path: PathBuf, step| path.join(step));
         let view = View::beneath([&root]);
         if let Ok(file) = open(&view, &path, Links::Follow) {
-            let bytes = file.read(Part::ALL, MOST, "", &Cancel::new()).expect("it can be read").bytes;
+            let bytes = file.read(ReadRange::ALL, MOST, "", &Cancel::new()).expect("it can be read").bytes;
             prop_assert_eq!(bytes, b"inside".to_vec());
         }
         if let Ok(fd) = view.locate(&path, Links::Follow) {
@@ -124,9 +124,13 @@ fn a_cancelled_operation_changes_nothing() {
     let mut draft = Draft::create(&view, &path, Links::Follow, None).expect("a draft");
     draft.write_block(0, b"bytes").expect("a block");
     cancel.cancel();
-    let finish = Finish::default();
-    assert_eq!(draft.commit(None, &finish, &cancel).expect_err("called off").category(), ErrorCategory::Cancelled);
-    let error = write(&view, &path, Links::Follow, (Place::Whole, b"x"), (&finish, &cancel)).expect_err("called off");
+    let write_options = WriteOptions::default();
+    assert_eq!(
+        draft.commit(None, &write_options, &cancel).expect_err("called off").category(),
+        ErrorCategory::Cancelled
+    );
+    let error = write(&view, &path, Links::Follow, (WritePosition::Whole, b"x"), (&write_options, &cancel))
+        .expect_err("called off");
     assert_eq!(error.category(), ErrorCategory::Cancelled);
     let options = WalkOptions {
         max_depth: 1,
@@ -152,9 +156,9 @@ fn a_program_that_runs_is_replaced_and_not_written_into() {
     // The kernel refuses writers while a file is being executed (ETXTBSY), so run it.
     #[expect(clippy::disallowed_methods, reason = "a test runs a program")]
     let mut child = std::process::Command::new(&path).arg("60").spawn().expect("run it");
-    let error = put(&view, &path, Place::End, b"x").expect_err("it runs");
+    let error = put(&view, &path, WritePosition::End, b"x").expect_err("it runs");
     assert_eq!(error.category(), ErrorCategory::Other, "{error}");
-    assert!(put(&view, &path, Place::Whole, b"new").expect("it is replaced").atomic);
+    assert!(put(&view, &path, WritePosition::Whole, b"new").expect("it is replaced").atomic);
     assert_eq!(fs::read(&path).expect("it is there"), b"new");
     child.kill().expect("end it");
     child.wait().expect("it ends");
@@ -170,8 +174,8 @@ fn listing_in_parts_misses_nothing() {
     let (mut found, mut parts) = (Vec::new(), 0);
     loop {
         let after: Option<std::ffi::OsString> = found.last().cloned();
-        let part = (after.as_deref(), 7);
-        let (details, more) = read_details(&view, dir.path(), Links::Follow, part, &Cancel::new()).expect("list");
+        let range = (after.as_deref(), 7);
+        let (details, more) = read_details(&view, dir.path(), Links::Follow, range, &Cancel::new()).expect("list");
         found.extend(details.into_iter().map(|detail| detail.entry.name));
         parts += 1;
         if !more {
@@ -189,22 +193,22 @@ fn whoever_writes_a_name_again_takes_away_what_a_killed_writer_of_it_left() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().canonicalize().expect("it is there");
     let (file, link, view) = (path.join("file"), path.join("link"), View::everything());
-    let target = Target::find(&view, &file, Links::Refuse).expect("find");
+    let target = WriteTarget::resolve(&view, &file, Links::Refuse).expect("find");
     let aside = [path.join(target.scratch_name()), path.join(link_scratch_name(OsStr::new("link")))];
     fs::write(&file, "old").expect("write");
     symlink("old", &link).expect("link");
     for aside in &aside {
         fs::write(aside, "half").expect("write");
     }
-    put(&view, &file, Place::Whole, b"new").expect("it can be written");
+    put(&view, &file, WritePosition::Whole, b"new").expect("it can be written");
     create_symlink(&view, &link, Links::Refuse, b"new", true).expect("it can be replaced");
     assert_eq!(fs::read(&file).expect("it is there"), b"new");
     assert_eq!(fs::read_link(&link).expect("a link"), Path::new("new"));
     assert!(aside.iter().all(|aside| !aside.exists()));
     // A temporary file that is in use stays, and the writer takes another name.
     let held = fs::File::create(&aside[0]).expect("create");
-    assert!(left::hold(&held));
-    put(&view, &file, Place::Whole, b"newer").expect("it can be written");
+    assert!(leftovers::lock_as_writer(&held));
+    put(&view, &file, WritePosition::Whole, b"newer").expect("it can be written");
     assert_eq!((fs::read(&file).expect("it is there"), aside[0].exists()), (b"newer".to_vec(), true));
     assert_eq!(fs::read_dir(&path).expect("it is there").count(), 3);
 }
@@ -224,10 +228,10 @@ fn of_two_edits_of_one_file_by_two_names_one_is_told_that_it_came_late() {
     let (view, cancel, large) = (View::everything(), Cancel::new(), vec![b'x'; 1 << 20]);
     for round in 0..100 {
         let etag = metadata(&view, &names[0], Links::Follow, false).expect("look").etag;
-        let (finish, start) = (Finish { if_match: etag, ..Finish::default() }, Barrier::new(2));
+        let (write_options, start) = (WriteOptions { if_match: etag, ..WriteOptions::default() }, Barrier::new(2));
         let edit = |name: &Path| {
             start.wait();
-            write(&view, name, Links::Follow, (Place::Whole, &large), (&finish, &cancel))
+            write(&view, name, Links::Follow, (WritePosition::Whole, &large), (&write_options, &cancel))
         };
         let done = thread::scope(|scope| {
             let edits = names.each_ref().map(|name| scope.spawn(|| edit(name)));
@@ -235,7 +239,7 @@ fn of_two_edits_of_one_file_by_two_names_one_is_told_that_it_came_late() {
         });
         let late = done.iter().filter_map(|done| done.as_ref().err()).map(crate::Error::category);
         assert_eq!(late.collect::<Vec<_>>(), [ErrorCategory::EtagMismatch], "round {round}");
-        put(&view, &names[0], Place::Whole, format!("{round}").as_bytes()).expect("write");
+        put(&view, &names[0], WritePosition::Whole, format!("{round}").as_bytes()).expect("write");
     }
 }
 
@@ -247,16 +251,16 @@ fn who_is_called_off_before_the_first_byte_is_changed_changes_none() {
     let mut draft = Draft::create(&view, &names[0], Links::Follow, None).expect("a draft");
     draft.write_block(0, b"new bytes").expect("a block");
     let bytes = draft.file().and_then(|file| Ok(file.try_clone()?)).expect("its file");
-    let target = Target::find(&view, &names[0], Links::Follow).expect("find");
+    let target = WriteTarget::resolve(&view, &names[0], Links::Follow).expect("find");
     let committed = thread::scope(|scope| {
-        let turn = target.lock();
-        let commit = scope.spawn(|| draft.commit(Some(3), &Finish::default(), &cancel));
+        let lock = target.lock();
+        let commit = scope.spawn(|| draft.commit(Some(3), &WriteOptions::default(), &cancel));
         // Wait until the commit has cut the draft, so that it now waits for the lock.
         while bytes.metadata().expect("look").len() != 3 && !commit.is_finished() {
             thread::yield_now();
         }
         cancel.cancel();
-        drop(turn);
+        drop(lock);
         commit.join().expect("no panic")
     });
     assert_eq!(committed.expect_err("called off").category(), ErrorCategory::Cancelled);
@@ -268,20 +272,22 @@ fn who_is_called_off_before_the_first_byte_is_changed_changes_none() {
 fn a_draft_that_is_half_copied_is_known_as_such_and_can_be_committed_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let names = with_two_names(dir.path(), b"old bytes");
-    let (view, finish, cancel) = (View::everything(), Finish::default(), Cancel::new());
-    let target = Target::find(&view, &names[0], Links::Follow).expect("find");
+    let (view, write_options, cancel) = (View::everything(), WriteOptions::default(), Cancel::new());
+    let target = WriteTarget::resolve(&view, &names[0], Links::Follow).expect("find");
     let existing = target.existing().expect("open").expect("it is there");
     // The new bytes can be written but not read, so the copy fails only after it has begun.
     fs::write(dir.path().join("new"), b"new").expect("write");
     let unreadable = fs::OpenOptions::new().write(true).open(dir.path().join("new")).expect("open");
     let mut begun = false;
-    let turn = InPlace::begin(&target, &existing, &finish, &cancel).expect("nothing is against it");
-    turn.copy(&unreadable, &mut begun).expect_err("it cannot be read");
+    let in_place_write =
+        InPlaceWrite::prepare(&target, &existing, &write_options, &cancel).expect("nothing is against it");
+    in_place_write.copy(&unreadable, &mut begun).expect_err("it cannot be read");
     assert!(begun);
     let mut begun = false;
-    let turn = InPlace::begin(&target, &existing, &finish, &cancel).expect("the locks are free again");
+    let in_place_write =
+        InPlaceWrite::prepare(&target, &existing, &write_options, &cancel).expect("the locks are free again");
     let new = fs::File::open(dir.path().join("new")).expect("open");
-    assert_eq!(turn.copy(&new, &mut begun).expect("it can be read").size, 3);
+    assert_eq!(in_place_write.copy(&new, &mut begun).expect("it can be read").size, 3);
     assert_eq!(fs::read(&names[1]).expect("it is there"), b"new");
 }
 
@@ -290,12 +296,12 @@ fn holes_of_a_draft_are_holes_also_where_the_old_file_had_bytes() {
     const MIB: u64 = 1 << 20;
     let dir = tempfile::tempdir().expect("a directory");
     let names = with_two_names(dir.path(), &vec![b'o'; 6 << 20]);
-    let (view, finish, cancel) = (View::everything(), Finish::default(), Cancel::new());
+    let (view, write_options, cancel) = (View::everything(), WriteOptions::default(), Cancel::new());
     for size in [4 * MIB, 9 * MIB] {
         let mut draft = Draft::create(&view, &names[0], Links::Follow, None).expect("a draft");
         draft.write_block(MIB, b"a").expect("a block");
         draft.write_block(3 * MIB, b"z").expect("a block");
-        assert!(!draft.commit(Some(size), &finish, &cancel).expect("commit").atomic);
+        assert!(!draft.commit(Some(size), &write_options, &cancel).expect("commit").atomic);
         let mut expected = vec![0; usize::try_from(size).expect("small")];
         (expected[1 << 20], expected[3 << 20]) = (b'a', b'z');
         assert!(fs::read(&names[1]).expect("it is there") == expected, "{size}");
@@ -311,12 +317,12 @@ fn holes_of_a_draft_are_holes_also_where_the_old_file_had_bytes() {
 fn what_is_kept_has_its_name_whoever_clears_up_meanwhile() {
     let dir = tempfile::tempdir().expect("a directory");
     let (view, path, done) = (View::everything(), dir.path().join("file"), AtomicBool::new(false));
-    let target = Target::find(&view, &path, Links::Refuse).expect("find");
+    let target = WriteTarget::resolve(&view, &path, Links::Refuse).expect("find");
     thread::scope(|scope| {
         scope.spawn(|| {
             let name = target.kept_name("word");
             while !done.load(Ordering::Relaxed) {
-                left::clear(target.dir.as_fd(), &name);
+                leftovers::remove_if_abandoned(target.dir.as_fd(), &name);
             }
         });
         let lost = (0..5_000).find(|_| {

@@ -3,7 +3,7 @@
 //! The bytes are written to a file without a name (`O_TMPFILE`) in the target's directory, which gets its name when it is complete. No
 //! reader sees a partly written file, and a full disk leaves the old file intact. An abandoned write disappears with its fd, even if the
 //! process is killed. To replace an existing file, the new one needs a name just before the rename; on file systems without `O_TMPFILE` it
-//! has one from the start. That name begins with `.exec-server-`, and the writer holds a lock on the file: see `left`.
+//! has one from the start. That name begins with `.exec-server-`, and the writer holds a lock on the file: see `leftovers`.
 //!
 //! Some writes happen in place and are not atomic: a file with more than one hard link (the other names must see the change, as in the
 //! reference), appending, writing at an offset, and a file in a directory where no new file can be created.
@@ -26,10 +26,10 @@ use rustix::{
 use crate::{
     Cancel, ErrorKind, Links, Moment, Result, Stat, View,
     error::ErrorContext,
-    in_place::{InPlace, finish_in_place, require_finish},
-    left,
+    in_place::{InPlaceWrite, apply_options, check_options},
+    leftovers,
     metadata::{ABSENT, etag, file_uid, permissions, times},
-    target::{Existing, FILE_END, Target, require_state},
+    target::{ExistingFile, FILE_END, WriteTarget, require_state},
     view::proc_path,
 };
 
@@ -47,7 +47,7 @@ const ATTRIBUTES_BYTES: usize = 64 << 10;
 
 /// Where the bytes of a write go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum WritePosition {
     /// Replace the whole file.
     Whole,
     /// Append to the file.
@@ -58,7 +58,7 @@ pub enum Place {
 
 /// Conditions and attributes of a write.
 #[derive(Debug, Clone, Default)]
-pub struct Finish {
+pub struct WriteOptions {
     /// Write only if the file has this etag, or with [`ABSENT`] only if it does not exist.
     pub if_match: Option<String>,
     /// Return only when the data is on disk.
@@ -71,7 +71,7 @@ pub struct Finish {
 
 /// Result of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteResult {
     /// Whether the file was replaced atomically.
     pub atomic: bool,
     /// Etag of the file after the write.
@@ -85,30 +85,36 @@ pub fn write(
     view: &View,
     path: &Path,
     links: Links,
-    (place, bytes): (Place, &[u8]),
-    (finish, cancel): (&Finish, &Cancel),
-) -> Result<Written> {
-    let write = || -> Result<Written, ErrorKind> {
+    (position, bytes): (WritePosition, &[u8]),
+    (options, cancel): (&WriteOptions, &Cancel),
+) -> Result<WriteResult> {
+    let write = || -> Result<WriteResult, ErrorKind> {
         cancel.check()?;
-        let target = Target::find(view, path, links)?;
-        match place {
-            Place::Whole => write_whole(&target, bytes, finish, cancel),
-            Place::End | Place::Offset(_) => write_part(&target, place, bytes, finish),
+        let target = WriteTarget::resolve(view, path, links)?;
+        match position {
+            WritePosition::Whole => write_whole(&target, bytes, options, cancel),
+            WritePosition::End | WritePosition::Offset(_) => write_part(&target, position, bytes, options),
         }
     };
     write().context("write", path)
 }
 
-fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
+fn write_whole(
+    target: &WriteTarget,
+    bytes: &[u8],
+    options: &WriteOptions,
+    cancel: &Cancel,
+) -> Result<WriteResult, ErrorKind> {
     // Check permissions and etag before anything is written, so that a request that must fail fails early.
     let existing = target.existing()?;
-    require_state(existing.as_ref(), finish.if_match.as_deref())?;
-    let in_place =
-        |existing: &Existing| InPlace::begin(target, existing, finish, cancel).and_then(|turn| turn.write(bytes));
+    require_state(existing.as_ref(), options.if_match.as_deref())?;
+    let in_place = |existing: &ExistingFile| {
+        InPlaceWrite::prepare(target, existing, options, cancel).and_then(|in_place_write| in_place_write.write(bytes))
+    };
     if let Some(existing) = existing.as_ref().filter(|existing| existing.stat.links > 1) {
         return in_place(existing);
     }
-    let scratch = match (Scratch::new(target, existing.as_ref()), &existing) {
+    let scratch = match (ScratchFile::new(target, existing.as_ref()), &existing) {
         (Ok(scratch), _) => scratch,
         // The directory does not allow new files, but the file itself can be written.
         (Err(reason), Some(existing)) if is_refused(&reason) && !existing.is_busy => return in_place(existing),
@@ -118,7 +124,7 @@ fn write_whole(target: &Target, bytes: &[u8], finish: &Finish, cancel: &Cancel) 
         cancel.check()?;
         scratch.file.write_all_at(chunk, (step * STEP) as u64)?;
     }
-    scratch.publish(target, finish, cancel)
+    scratch.publish(target, options, cancel)
 }
 
 fn is_refused(reason: &ErrorKind) -> bool {
@@ -126,32 +132,37 @@ fn is_refused(reason: &ErrorKind) -> bool {
     [Errno::ACCESS, Errno::PERM, Errno::ROFS].into_iter().any(|errno| reason.is(errno))
 }
 
-fn write_part(target: &Target, place: Place, bytes: &[u8], finish: &Finish) -> Result<Written, ErrorKind> {
+fn write_part(
+    target: &WriteTarget,
+    position: WritePosition,
+    bytes: &[u8],
+    options: &WriteOptions,
+) -> Result<WriteResult, ErrorKind> {
     let _lock = target.lock();
     let (existing, is_new) = match target.existing()? {
         Some(existing) if existing.is_busy => return Err(Errno::TXTBSY.into()),
         Some(existing) => (existing, false),
         None => {
-            require_state(None, finish.if_match.as_deref())?;
+            require_state(None, options.if_match.as_deref())?;
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = File::from(rustix::fs::openat(&target.dir, &target.name, flags, Mode::from_raw_mode(0o666))?);
             let stat = Stat::of(file.as_fd())?;
-            (Existing { file, stat, is_busy: false }, true)
+            (ExistingFile { file, stat, is_busy: false }, true)
         }
     };
     let _file_lock = existing.lock();
     if !is_new {
-        require_state(Some(&existing), finish.if_match.as_deref())?;
+        require_state(Some(&existing), options.if_match.as_deref())?;
     }
-    require_finish(&existing, finish)?;
-    match place {
-        Place::Offset(offset) if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() => {
+    check_options(&existing, options)?;
+    match position {
+        WritePosition::Offset(offset) if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() => {
             return Err(ErrorKind::InvalidInput("no file reaches that far"));
         }
-        Place::Offset(offset) => existing.file.write_all_at(bytes, offset)?,
-        Place::Whole | Place::End => append(&existing.file, bytes)?,
+        WritePosition::Offset(offset) => existing.file.write_all_at(bytes, offset)?,
+        WritePosition::Whole | WritePosition::End => append(&existing.file, bytes)?,
     }
-    finish_in_place(&existing, finish)
+    apply_options(&existing, options)
 }
 
 /// Appends with O_APPEND: the kernel finds the end for each write, so that concurrent appends of other processes are not lost.
@@ -168,14 +179,14 @@ fn append(file: &File, mut bytes: &[u8]) -> Result<(), ErrorKind> {
     Ok(())
 }
 
-pub(crate) fn written(file: &File, atomic: bool) -> Result<Written, ErrorKind> {
+pub(crate) fn write_result(file: &File, atomic: bool) -> Result<WriteResult, ErrorKind> {
     let stat = Stat::of(file.as_fd())?;
-    Ok(Written { atomic, etag: etag(file, &stat)?, size: stat.size })
+    Ok(WriteResult { atomic, etag: etag(file, &stat)?, size: stat.size })
 }
 
 /// A new file that does not have its final name yet.
 #[derive(Debug)]
-struct Scratch {
+struct ScratchFile {
     file: File,
     /// The temporary name, if the file needs one.
     name: Option<OsString>,
@@ -183,9 +194,9 @@ struct Scratch {
     is_kept: bool,
 }
 
-impl Scratch {
+impl ScratchFile {
     /// Creates an empty file beside the target, with the attributes of the file that it replaces.
-    fn new(target: &Target, existing: Option<&Existing>) -> Result<Self, ErrorKind> {
+    fn new(target: &WriteTarget, existing: Option<&ExistingFile>) -> Result<Self, ErrorKind> {
         // Create with 0600 when replacing (the old mode is copied later), with 0666 minus the umask when new.
         let mode = Mode::from_raw_mode(if existing.is_some() { 0o600 } else { 0o666 });
         let unnamed = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
@@ -194,7 +205,7 @@ impl Scratch {
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Self::named(target, mode)?,
             Err(errno) => return Err(errno.into()),
         };
-        match existing.map_or(Ok(()), |existing| scratch.resemble(existing)) {
+        match existing.map_or(Ok(()), |existing| scratch.copy_attributes_of(existing)) {
             Ok(()) => Ok(scratch),
             Err(reason) => {
                 scratch.discard(target);
@@ -203,13 +214,13 @@ impl Scratch {
         }
     }
 
-    fn named(target: &Target, mode: Mode) -> Result<Self, ErrorKind> {
+    fn named(target: &WriteTarget, mode: Mode) -> Result<Self, ErrorKind> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for _ in 0..NAME_TRIES {
-            let name = Target::random_name(FILE_END)?;
+            let name = WriteTarget::random_name(FILE_END)?;
             let file = File::from(rustix::fs::openat(&target.dir, &name, flags, mode)?);
             // A concurrent `sweep` between the two steps may hold the lock or have removed the name. Then try another name.
-            if left::hold(&file) && Stat::of(file.as_fd())?.links > 0 {
+            if leftovers::lock_as_writer(&file) && Stat::of(file.as_fd())?.links > 0 {
                 return Ok(Self { file, name: Some(name), is_kept: false });
             }
             rustix::fs::unlinkat(&target.dir, &name, AtFlags::empty()).ok(); // The sweep may have removed it already.
@@ -218,7 +229,7 @@ impl Scratch {
     }
 
     /// Copies owner, mode and extended attributes. If that is not permitted, the caller writes in place.
-    fn resemble(&self, existing: &Existing) -> Result<(), ErrorKind> {
+    fn copy_attributes_of(&self, existing: &ExistingFile) -> Result<(), ErrorKind> {
         let own = Stat::of(self.file.as_fd())?;
         if (own.uid, own.gid) != (existing.stat.uid, existing.stat.gid) {
             let owner = (Uid::from_raw(existing.stat.uid), Gid::from_raw(existing.stat.gid));
@@ -231,43 +242,53 @@ impl Scratch {
     }
 
     /// Gives the file its final name.
-    fn publish(mut self, target: &Target, finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
-        let published = self.try_publish(target, finish, cancel);
+    fn publish(
+        mut self,
+        target: &WriteTarget,
+        options: &WriteOptions,
+        cancel: &Cancel,
+    ) -> Result<WriteResult, ErrorKind> {
+        let published = self.try_publish(target, options, cancel);
         if published.is_err() {
             self.discard(target);
         }
         published
     }
 
-    fn try_publish(&mut self, target: &Target, finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
-        if let Some(mode) = finish.mode {
+    fn try_publish(
+        &mut self,
+        target: &WriteTarget,
+        options: &WriteOptions,
+        cancel: &Cancel,
+    ) -> Result<WriteResult, ErrorKind> {
+        if let Some(mode) = options.mode {
             rustix::fs::fchmod(&self.file, permissions(mode)?)?;
         }
-        if let Some(modified) = finish.modified {
+        if let Some(modified) = options.modified {
             rustix::fs::futimens(&self.file, &times(modified)?)?;
         }
-        if finish.fsync {
+        if options.fsync {
             rustix::fs::fsync(&self.file)?;
         }
         let _lock = target.lock();
         // Check under the lock: a write that was cancelled before another writer took the lock must not take effect after that writer.
         cancel.check()?;
-        if let Some(expected) = finish.if_match.as_deref() {
+        if let Some(expected) = options.if_match.as_deref() {
             require_state(target.existing()?.as_ref(), Some(expected))?;
         }
-        if finish.if_match.as_deref() == Some(ABSENT) {
+        if options.if_match.as_deref() == Some(ABSENT) {
             self.take_free_name(target)?;
         } else {
             self.replace(target)?;
         }
-        if finish.fsync {
+        if options.fsync {
             sync_directory(target)?;
         }
-        written(&self.file, true)
+        write_result(&self.file, true)
     }
 
     /// Takes the name only if it is free. The kernel checks this atomically.
-    fn take_free_name(&mut self, target: &Target) -> Result<(), ErrorKind> {
+    fn take_free_name(&mut self, target: &WriteTarget) -> Result<(), ErrorKind> {
         let taken = match &self.name {
             Some(name) => {
                 rustix::fs::renameat_with(&target.dir, name, &target.dir, &target.name, RenameFlags::NOREPLACE)
@@ -284,7 +305,7 @@ impl Scratch {
         }
     }
 
-    fn replace(&mut self, target: &Target) -> Result<(), ErrorKind> {
+    fn replace(&mut self, target: &WriteTarget) -> Result<(), ErrorKind> {
         if self.name.is_none() {
             // If nothing has to be replaced, link the file directly under its final name. Then no temporary name exists that a kill could
             // leave behind.
@@ -301,29 +322,29 @@ impl Scratch {
     }
 
     /// Gives the file a temporary name just before it replaces another file.
-    fn link_aside(&self, target: &Target) -> Result<OsString, ErrorKind> {
+    fn link_aside(&self, target: &WriteTarget) -> Result<OsString, ErrorKind> {
         // The result can be ignored: a file without a name is open nowhere else, so the lock is free.
-        left::hold(&self.file);
+        leftovers::lock_as_writer(&self.file);
         let name = target.scratch_name();
         for _ in 0..2 {
             match self.link(target, &name) {
-                Err(Errno::EXIST) if left::clear(target.dir.as_fd(), &name) => {}
+                Err(Errno::EXIST) if leftovers::remove_if_abandoned(target.dir.as_fd(), &name) => {}
                 // Another process is about to replace the same file.
                 Err(Errno::EXIST) => break,
                 other => return Ok(other.map(|()| name)?),
             }
         }
-        let name = Target::random_name(FILE_END)?;
+        let name = WriteTarget::random_name(FILE_END)?;
         self.link(target, &name)?;
         Ok(name)
     }
 
-    fn link(&self, target: &Target, name: &OsStr) -> Result<(), Errno> {
+    fn link(&self, target: &WriteTarget, name: &OsStr) -> Result<(), Errno> {
         rustix::fs::linkat(CWD, proc_path(self.file.as_fd()), &target.dir, name, AtFlags::SYMLINK_FOLLOW)
     }
 
     /// Removes the temporary name, if there is one. A file without a name disappears with its fd.
-    fn discard(&self, target: &Target) {
+    fn discard(&self, target: &WriteTarget) {
         if let Some(name) = &self.name {
             // Another process may have removed the name already.
             rustix::fs::unlinkat(&target.dir, name, AtFlags::empty()).ok();
@@ -331,7 +352,7 @@ impl Scratch {
     }
 }
 
-fn sync_directory(target: &Target) -> Result<(), ErrorKind> {
+fn sync_directory(target: &WriteTarget) -> Result<(), ErrorKind> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // A directory that can be written but not read cannot be opened for fsync. The file itself was synced.
     match rustix::fs::openat(&target.dir, ".", flags, Mode::empty()) {
@@ -373,8 +394,8 @@ fn copy_attributes(from: &File, to: &File) -> Result<(), ErrorKind> {
 /// nothing behind, unless it was created with `keep`.
 #[derive(Debug)]
 pub struct Draft {
-    target: Target,
-    scratch: Option<Scratch>,
+    target: WriteTarget,
+    scratch: Option<ScratchFile>,
     path: PathBuf,
     is_half_done: bool,
 }
@@ -386,12 +407,12 @@ impl Draft {
     /// [`size`](Self::size) says how many there are. A second draft at the same time is refused.
     pub fn create(view: &View, path: &Path, links: Links, keep: Option<&str>) -> Result<Self> {
         let create = || -> Result<Self, ErrorKind> {
-            let target = Target::find(view, path, links)?;
+            let target = WriteTarget::resolve(view, path, links)?;
             // Fails if there is a file that may not be written.
             let existing = target.existing()?;
             let scratch = match keep {
-                None => Scratch::new(&target, None)?,
-                Some(word) => kept(&target, word)?,
+                None => ScratchFile::new(&target, None)?,
+                Some(word) => open_kept_draft(&target, word)?,
             };
             drop(existing);
             Ok(Self { target, scratch: Some(scratch), path: path.to_owned(), is_half_done: false })
@@ -426,23 +447,28 @@ impl Draft {
     ///
     /// The caller may try again after an [`EtagMismatch`](ErrorKind::EtagMismatch), and if the file was [changed in
     /// part](Self::is_half_done). After any other error it should drop the draft.
-    pub fn commit(&mut self, size: Option<u64>, finish: &Finish, cancel: &Cancel) -> Result<Written> {
-        self.try_commit(size, finish, cancel).context("write", &self.path)
+    pub fn commit(&mut self, size: Option<u64>, options: &WriteOptions, cancel: &Cancel) -> Result<WriteResult> {
+        self.try_commit(size, options, cancel).context("write", &self.path)
     }
 
-    fn try_commit(&mut self, size: Option<u64>, finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
+    fn try_commit(
+        &mut self,
+        size: Option<u64>,
+        options: &WriteOptions,
+        cancel: &Cancel,
+    ) -> Result<WriteResult, ErrorKind> {
         cancel.check()?;
         let existing = self.target.existing()?;
-        require_state(existing.as_ref(), finish.if_match.as_deref())?;
+        require_state(existing.as_ref(), options.if_match.as_deref())?;
         if let Some(size) = size {
             self.file()?.set_len(size)?;
         }
         let Some(scratch) = &mut self.scratch else { return Err(Errno::BADF.into()) };
         match &existing {
-            Some(existing) if existing.stat.links > 1 => return self.copy_over(existing, finish, cancel),
-            Some(existing) => match scratch.resemble(existing) {
+            Some(existing) if existing.stat.links > 1 => return self.copy_over(existing, options, cancel),
+            Some(existing) => match scratch.copy_attributes_of(existing) {
                 Err(reason) if is_refused(&reason) && !existing.is_busy => {
-                    return self.copy_over(existing, finish, cancel);
+                    return self.copy_over(existing, options, cancel);
                 }
                 other => other?,
             },
@@ -453,7 +479,7 @@ impl Draft {
             None => {}
         }
         let was_kept = scratch.is_kept;
-        let written = scratch.try_publish(&self.target, finish, cancel)?;
+        let written = scratch.try_publish(&self.target, options, cancel)?;
         self.scratch = None;
         if was_kept {
             // Drafts of older versions that were still in use when this draft began may be abandoned by now.
@@ -463,10 +489,15 @@ impl Draft {
     }
 
     /// Copies the bytes in place. Used if the file cannot be replaced.
-    fn copy_over(&mut self, existing: &Existing, finish: &Finish, cancel: &Cancel) -> Result<Written, ErrorKind> {
-        let turn = InPlace::begin(&self.target, existing, finish, cancel)?;
+    fn copy_over(
+        &mut self,
+        existing: &ExistingFile,
+        options: &WriteOptions,
+        cancel: &Cancel,
+    ) -> Result<WriteResult, ErrorKind> {
+        let in_place_write = InPlaceWrite::prepare(&self.target, existing, options, cancel)?;
         let Some(scratch) = &self.scratch else { return Err(Errno::BADF.into()) };
-        let written = turn.copy(&scratch.file, &mut self.is_half_done)?;
+        let written = in_place_write.copy(&scratch.file, &mut self.is_half_done)?;
         self.discard();
         Ok(written)
     }
@@ -485,7 +516,7 @@ impl Draft {
     }
 
     /// Closes the draft without removing anything, like a kill. The next writer of the same name removes what is left.
-    pub fn leave(&mut self) {
+    pub fn close_unremoved(&mut self) {
         self.scratch = None;
     }
 
@@ -508,7 +539,7 @@ impl Drop for Draft {
 }
 
 /// Opens the kept draft for this word, or creates a new one.
-fn kept(target: &Target, word: &str) -> Result<Scratch, ErrorKind> {
+fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, ErrorKind> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if word.is_empty() || word.len() > 64 || !word.bytes().all(is_word) {
         return Err(ErrorKind::InvalidInput("`keep` is 1 to 64 letters, digits, `-` and `_`"));
@@ -537,14 +568,14 @@ fn kept(target: &Target, word: &str) -> Result<Scratch, ErrorKind> {
         if stat.size == 0 {
             remove_stale(target, &name);
         }
-        return Ok(Scratch { file, name: Some(name), is_kept: true });
+        return Ok(ScratchFile { file, name: Some(name), is_kept: true });
     }
     Err(ErrorKind::Busy("others take away what is kept under this word"))
 }
 
 /// Removes kept drafts of other versions of the same file, unless they are in use. Errors are ignored, because nothing depends on the
 /// result.
-fn remove_stale(target: &Target, ours: &OsStr) {
+fn remove_stale(target: &WriteTarget, ours: &OsStr) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(&target.dir, ".", flags, Mode::empty());
     let Ok(entries) = dir.and_then(Dir::new) else { return };
@@ -553,7 +584,7 @@ fn remove_stale(target: &Target, ours: &OsStr) {
         if name == ours || !target.is_kept_name(name) {
             continue;
         }
-        left::clear(target.dir.as_fd(), name);
+        leftovers::remove_if_abandoned(target.dir.as_fd(), name);
     }
 }
 

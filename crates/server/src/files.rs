@@ -148,7 +148,7 @@ impl Drop for Writing {
             Ok(_acting) => lock(&self.draft).abandon(),
             Err(failure) => {
                 tracing::error!(%failure, "a draft could not be removed");
-                lock(&self.draft).leave();
+                lock(&self.draft).close_unremoved();
             }
         }
     }

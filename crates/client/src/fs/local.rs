@@ -89,7 +89,7 @@ impl FileSystem for LocalFiles {
     fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
         self.run("read", path, move |view, path, cancel| {
             let file = files::open(view, path, of_links(links))?;
-            let content = file.read(files::Part::ALL, u64::MAX - 1, ADVICE, cancel)?;
+            let content = file.read(files::ReadRange::ALL, u64::MAX - 1, ADVICE, cancel)?;
             Ok(Bytes::from(content.bytes))
         })
     }
@@ -97,7 +97,7 @@ impl FileSystem for LocalFiles {
     fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
         self.run("read", path, move |view, path, cancel| {
             let file = files::open(view, path, of_links(links))?;
-            let content = file.read(files::Part::ALL, most, ADVICE, cancel)?;
+            let content = file.read(files::ReadRange::ALL, most, ADVICE, cancel)?;
             Ok(Bytes::from(content.bytes))
         })
     }
@@ -109,8 +109,8 @@ impl FileSystem for LocalFiles {
         options: WriteOptions,
     ) -> BoxFuture<'a, Result<Written, FileError>> {
         self.run("write", path, move |view, path, cancel| {
-            let position = if options.append { files::Place::End } else { files::Place::Whole };
-            let finish = files::Finish {
+            let position = if options.append { files::WritePosition::End } else { files::WritePosition::Whole };
+            let finish = files::WriteOptions {
                 if_match: options.if_match,
                 fsync: options.sync,
                 mode: options.mode,
@@ -305,7 +305,7 @@ impl ReadAt for LocalFile {
 
     fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, FileError>> {
         let file = Arc::clone(&self.file);
-        let block = |mut bytes: Buffer, block: files::Block| {
+        let block = |mut bytes: Buffer, block: files::ReadBlock| {
             bytes.fill(block.len);
             Block { bytes: bytes.freeze(), hole: block.hole, eof: block.eof }
         };
@@ -359,7 +359,7 @@ impl WriteAt for LocalDraft {
 
     fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, FileError>> {
         Box::pin(blocking("complete", self.path.clone(), move |cancel| {
-            let finish = files::Finish {
+            let finish = files::WriteOptions {
                 if_match: options.if_match,
                 fsync: options.sync,
                 mode: options.mode,

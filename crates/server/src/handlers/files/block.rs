@@ -5,7 +5,7 @@
 use std::{path::Path, sync::Arc};
 
 use bytes::Bytes;
-use exec_server_fs::{self as files, Cancel, Draft, Finish, View};
+use exec_server_fs::{self as files, Cancel, Draft, View, WriteOptions};
 use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
 use exec_server_rpc::pool::Buffer;
 
@@ -72,7 +72,7 @@ async fn read_block(
     let (read, offset, holes) = (file.clone(), params.offset, params.holes);
     let is_attached = errand.context.peer.manners().attached;
     let mut bytes = Buffer::with_room(len);
-    let result = move |mut bytes: Buffer, block: files::Block| {
+    let result = move |mut bytes: Buffer, block: files::ReadBlock| {
         bytes.fill(block.len);
         let hole = (block.hole > 0).then_some(block.hole);
         let chunk = if is_attached { String::new() } else { base64::encode(bytes.filled()) };
@@ -189,7 +189,7 @@ pub(crate) async fn commit(context: Context, params: wire::CommitParams, reply: 
 
 async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {
     let writing = writing(errand, &params.handle_id)?;
-    let finish = Finish {
+    let finish = WriteOptions {
         if_match: params.if_match,
         fsync: params.fsync,
         mode: params.mode,

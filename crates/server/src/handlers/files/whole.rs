@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use exec_server_fs::{self as files, Finish, Links, Part, Place};
+use exec_server_fs::{self as files, Links, ReadRange, WriteOptions, WritePosition};
 use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 
 use super::{Errand, from_wire, links, one_of, owners::OwnerNames, path, text_and_bytes, to_wire, write_result};
@@ -34,8 +34,8 @@ async fn read_file(
 ) -> Result<(wire::ReadFileResult, Option<Bytes>), Failure> {
     let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
     let part = match (params.lines, params.offset, params.len) {
-        (Some(lines), None, None) => Part::Lines { first: lines.first, count: lines.count },
-        (None, offset, len) => Part::Bytes { offset: offset.unwrap_or(0), len },
+        (Some(lines), None, None) => ReadRange::Lines { first: lines.first, count: lines.count },
+        (None, offset, len) => ReadRange::Bytes { offset: offset.unwrap_or(0), len },
         (Some(_), _, _) => {
             return Err(Failure::FileInput { what: "`lines` does not go together with `offset` and `len`" });
         }
@@ -50,7 +50,7 @@ async fn read_file(
         let read = errand
             .run(params.sandbox.as_deref(), move |view, cancel| {
                 let file = files::open(view, &path, links)?;
-                match file.expects(part, most) {
+                match file.expected_bytes(part, most) {
                     expected if expected > reserved => Ok(Err(expected)),
                     _ => {
                         file.read(part, most, READ_ADVICE, cancel).map(|content| Ok(read_result(content, is_attached)))
@@ -71,7 +71,7 @@ async fn read_file(
     Err(Failure::FileInput { what: "the file grows faster than it can be read; read a range of it" })
 }
 
-fn read_result(content: files::Content, is_attached: bool) -> (wire::ReadFileResult, Option<Bytes>) {
+fn read_result(content: files::FileContent, is_attached: bool) -> (wire::ReadFileResult, Option<Bytes>) {
     let result = wire::ReadFileResult {
         data_base64: if is_attached { String::new() } else { base64::encode(&content.bytes) },
         etag: Some(content.etag),
@@ -87,15 +87,15 @@ pub(crate) struct Write {
     links: Links,
     sandbox: wire::Sandbox,
     bytes: Bytes,
-    place: Place,
-    finish: Finish,
+    place: WritePosition,
+    finish: WriteOptions,
 }
 
 pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<Bytes>) -> Result<Write, Failure> {
     let place = match (params.append, params.offset) {
-        (false, None) => Place::Whole,
-        (true, None) => Place::End,
-        (false, Some(offset)) => Place::Offset(offset),
+        (false, None) => WritePosition::Whole,
+        (true, None) => WritePosition::End,
+        (false, Some(offset)) => WritePosition::Offset(offset),
         (true, Some(_)) => return Err(Failure::FileInput { what: "`append` does not go together with `offset`" }),
     };
     let bytes = one_of(&params.data_base64, attached, "bytes are in `dataBase64` or attached")?;
@@ -108,7 +108,7 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
         sandbox: params.sandbox,
         bytes,
         place,
-        finish: Finish {
+        finish: WriteOptions {
             if_match: params.if_match,
             fsync: params.fsync,
             mode: params.mode,

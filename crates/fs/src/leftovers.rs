@@ -25,20 +25,20 @@ use crate::{
 };
 
 /// Locks a file to show that its writer is active. Returns false if another process holds the lock.
-pub(crate) fn hold(file: &File) -> bool {
-    // If the file system has no locks, `clear` cannot lock a file either, so it never treats one as abandoned.
+pub(crate) fn lock_as_writer(file: &File) -> bool {
+    // If the file system has no locks, `remove_if_abandoned` cannot lock a file either, so it never treats one as abandoned.
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
 /// Removes a hidden name that no writer holds. The caller knows that this crate generated the name. Returns whether the name is free now.
-pub(crate) fn clear(dir: BorrowedFd<'_>, name: &OsStr) -> bool {
-    match try_clear(dir, name) {
+pub(crate) fn remove_if_abandoned(dir: BorrowedFd<'_>, name: &OsStr) -> bool {
+    match try_remove(dir, name) {
         Ok(is_free) => is_free,
         Err(reason) => reason.is(Errno::NOENT),
     }
 }
 
-fn try_clear(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, ErrorKind> {
+fn try_remove(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, ErrorKind> {
     let seen = Stat::entry(dir, name)?;
     if seen.uid != file_uid() {
         return Ok(false);
@@ -75,7 +75,7 @@ pub fn sweep(view: &View, path: &Path, links: Links, cancel: &Cancel) -> Result<
         })?;
         found.retain(|(name, kind)| {
             let is_such = Stat::entry(dir.as_fd(), name).is_ok_and(|stat| stat.kind == *kind);
-            is_such && clear(dir.as_fd(), name)
+            is_such && remove_if_abandoned(dir.as_fd(), name)
         });
         Ok(found.len() as u64)
     };
@@ -143,7 +143,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().canonicalize().expect("it is there");
         let file = File::create(path.join(FILE)).expect("create");
-        assert!(hold(&file));
+        assert!(lock_as_writer(&file));
         assert_eq!((swept(&path), names(&path)), (0, vec![FILE.to_owned()]));
         drop(file);
         assert_eq!((swept(&path), names(&path)), (1, Vec::new()));
