@@ -20,8 +20,8 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, ErrorKind, Links, Result, Stat, Type, View,
-    directory::names,
+    Cancel, ErrorKind, FileKind, Links, Result, Stat, View,
+    directory::entry_names,
     error::ErrorContext,
     leftovers,
     read::require_regular,
@@ -51,10 +51,10 @@ pub fn copy(view: &View, source: &Path, destination: &Path, recursive: bool, can
     };
     let (fd, stat) = look().context("copy", source)?;
     match stat.kind {
-        Type::File => copy_file(view, reopen(view, source).context("copy", source)?, destination, cancel),
-        Type::Symlink => copy_link(view, fd.as_fd(), destination),
-        Type::Directory if !recursive => Err(ErrorKind::Literal(NEEDS_RECURSIVE).context("copy", source)),
-        Type::Directory => {
+        FileKind::File => copy_file(view, reopen(view, source).context("copy", source)?, destination, cancel),
+        FileKind::Symlink => copy_link(view, fd.as_fd(), destination),
+        FileKind::Directory if !recursive => Err(ErrorKind::Literal(NEEDS_RECURSIVE).context("copy", source)),
+        FileKind::Directory => {
             let top = view.open(source, Links::Follow, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
             let top = top.context("copy", source)?;
             refuse_itself(view, top.as_fd(), destination).context("copy", source)?;
@@ -131,12 +131,12 @@ fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, canc
     while let Some(relative) = waiting.pop_front() {
         let from = source.join(&relative);
         let dir = below(top, &relative, OFlags::RDONLY | OFlags::DIRECTORY).context("copy", &from)?;
-        view.admit(dir.as_fd()).context("copy", &from)?;
+        view.check_guard(dir.as_fd()).context("copy", &from)?;
         let stat = Stat::of(dir.as_fd()).context("copy", &from)?;
         if stat.is_same_file(&made) {
             continue;
         }
-        for name in names(dir.as_fd(), cancel).context("copy", &from)? {
+        for name in entry_names(dir.as_fd(), cancel).context("copy", &from)? {
             cancel.check().context("copy", &from)?;
             entries += 1;
             if entries > ENTRIES {
@@ -161,24 +161,24 @@ fn copy_entry(view: &View, dir: &OwnedFd, name: &OsStr, (from, to): (&Path, &Pat
         Err(Errno::NOENT) => return Ok(false),
         Err(errno) => return Err(ErrorKind::from(errno).context("copy", from)),
     };
-    view.admit(fd.as_fd()).context("copy", from)?;
+    view.check_guard(fd.as_fd()).context("copy", from)?;
     match Stat::of(fd.as_fd()).context("copy", from)?.kind {
-        Type::Directory => {
+        FileKind::Directory => {
             crate::directory::create_directory(view, to, Links::Follow, (true, None))?;
             Ok(true)
         }
-        Type::Symlink => copy_link(view, fd.as_fd(), to).map(|()| false),
-        Type::File => {
+        FileKind::Symlink => copy_link(view, fd.as_fd(), to).map(|()| false),
+        FileKind::File => {
             let open = || -> Result<File, ErrorKind> {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
                 let file = regular(rustix::fs::openat(dir, name, flags, Mode::empty())?)?;
-                view.admit(file.as_fd())?;
+                view.check_guard(file.as_fd())?;
                 Ok(file)
             };
             copy_file(view, open().context("copy", from)?, to, cancel).map(|()| false)
         }
         // They have no content to copy.
-        Type::Fifo | Type::Socket | Type::Device => Ok(false),
+        FileKind::Fifo | FileKind::Socket | FileKind::Device => Ok(false),
     }
 }
 
@@ -253,7 +253,7 @@ pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], rep
             Err(Errno::EXIST) if replace => {}
             other => return Ok(other?),
         }
-        view.refuse_kept(dir.as_fd(), name)?;
+        view.refuse_protected(dir.as_fd(), name)?;
         replace_by_link(dir.as_fd(), name, target)
     };
     create().context("link", path)

@@ -17,7 +17,7 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, ErrorKind, Links, Result, Stat, Type, View, error::ErrorContext, metadata::permissions,
+    Cancel, ErrorKind, FileKind, Links, Result, Stat, View, error::ErrorContext, metadata::permissions,
     target::is_unfinished,
 };
 
@@ -26,7 +26,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 
 /// A directory entry, with links followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct DirectoryEntry {
     pub name: OsString,
     /// A directory, or a link to one.
     pub is_directory: bool,
@@ -38,8 +38,8 @@ pub struct Entry {
 
 /// A directory entry with its metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Detail {
-    pub entry: Entry,
+pub struct DetailedEntry {
+    pub entry: DirectoryEntry,
     /// Metadata of the entry itself, links not followed.
     pub stat: Stat,
     /// Target, if the entry is a link.
@@ -50,14 +50,14 @@ pub struct Detail {
 pub fn create_directory(view: &View, path: &Path, links: Links, (recursive, mode): (bool, Option<u32>)) -> Result<()> {
     let create = || -> Result<(), ErrorKind> {
         if !recursive {
-            return make(view, path, links, mode);
+            return make_directory(view, path, links, mode);
         }
         // Create from the top. A parent that exists already costs only a lookup, and one that another process creates in the meantime is
         // accepted.
         let missing: Vec<&Path> = path.ancestors().take_while(|path| !is_directory(view, path, links)).collect();
         for ancestor in missing.into_iter().rev() {
             let mode = mode.filter(|_| ancestor == path);
-            match make(view, ancestor, links, mode) {
+            match make_directory(view, ancestor, links, mode) {
                 Err(reason) if reason.is(Errno::EXIST) => {
                     view.open(ancestor, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map_err(|found| {
                         // The name is a dangling link. Report that it exists.
@@ -81,7 +81,7 @@ fn is_directory(view: &View, path: &Path, links: Links) -> bool {
     }
 }
 
-fn make(view: &View, path: &Path, links: Links, mode: Option<u32>) -> Result<(), ErrorKind> {
+fn make_directory(view: &View, path: &Path, links: Links, mode: Option<u32>) -> Result<(), ErrorKind> {
     let (dir, name) = match view.parent(path, links) {
         Ok(found) => found,
         // `/` has no parent, and it exists.
@@ -103,21 +103,27 @@ fn make(view: &View, path: &Path, links: Links, mode: Option<u32>) -> Result<(),
 
 /// Lists a directory in the order of the file system, with links followed. A link that leads nowhere is left out. More than `most` entries
 /// are an error.
-pub fn read_directory(view: &View, path: &Path, links: Links, most: usize, cancel: &Cancel) -> Result<Vec<Entry>> {
-    let read = || -> Result<Vec<Entry>, ErrorKind> {
+pub fn read_directory(
+    view: &View,
+    path: &Path,
+    links: Links,
+    most: usize,
+    cancel: &Cancel,
+) -> Result<Vec<DirectoryEntry>> {
+    let read = || -> Result<Vec<DirectoryEntry>, ErrorKind> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         let mut entries = Vec::new();
         let mut count = 0;
-        each(dir.as_fd(), cancel, |name, file_type| {
+        for_each_entry(dir.as_fd(), cancel, |name, file_type| {
             count += 1;
             if count > most {
                 let advice = "ask for it with `details`, in parts";
                 return Err(ErrorKind::TooMany { most, advice });
             }
             if let Some(kind) = kind_followed(view, (path, dir.as_fd()), name, file_type) {
-                let (is_directory, is_file) = (kind == Type::Directory, kind == Type::File);
+                let (is_directory, is_file) = (kind == FileKind::Directory, kind == FileKind::File);
                 let is_symlink = is_link(dir.as_fd(), name, file_type);
-                entries.push(Entry { name: name.to_owned(), is_directory, is_file, is_symlink });
+                entries.push(DirectoryEntry { name: name.to_owned(), is_directory, is_file, is_symlink });
             }
             Ok(())
         })?;
@@ -132,12 +138,12 @@ pub(crate) fn kind_followed(
     (path, dir): (&Path, BorrowedFd<'_>),
     name: &OsStr,
     file_type: FileType,
-) -> Option<Type> {
+) -> Option<FileKind> {
     let kind = match file_type {
         FileType::Unknown => Stat::entry(dir, name).ok()?.kind,
-        known => Type::of(known),
+        known => FileKind::of(known),
     };
-    if kind != Type::Symlink {
+    if kind != FileKind::Symlink {
         return Some(kind);
     }
     // Resolve through the view, because the link may lead anywhere.
@@ -148,7 +154,7 @@ pub(crate) fn kind_followed(
 /// Whether an entry itself is a symbolic link.
 pub(crate) fn is_link(dir: BorrowedFd<'_>, name: &OsStr, file_type: FileType) -> bool {
     match file_type {
-        FileType::Unknown => Stat::entry(dir, name).is_ok_and(|stat| stat.kind == Type::Symlink),
+        FileType::Unknown => Stat::entry(dir, name).is_ok_and(|stat| stat.kind == FileKind::Symlink),
         known => known == FileType::Symlink,
     }
 }
@@ -161,12 +167,12 @@ pub fn read_details(
     links: Links,
     (after, most): (Option<&OsStr>, usize),
     cancel: &Cancel,
-) -> Result<(Vec<Detail>, bool)> {
-    let read = || -> Result<(Vec<Detail>, bool), ErrorKind> {
+) -> Result<(Vec<DetailedEntry>, bool)> {
+    let read = || -> Result<(Vec<DetailedEntry>, bool), ErrorKind> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         // A heap of the smallest names so far, with the largest on top. Its memory does not grow with the directory.
         let mut names = BinaryHeap::new();
-        each(dir.as_fd(), cancel, |name, _| {
+        for_each_entry(dir.as_fd(), cancel, |name, _| {
             if after.is_none_or(|after| name > after) && !is_unfinished(name) {
                 names.push(name.to_owned());
                 if names.len() > most + 1 {
@@ -183,7 +189,7 @@ pub fn read_details(
         for name in names.into_sorted_vec() {
             cancel.check()?;
             // Skip an entry that was removed in the meantime.
-            if let Some(detail) = detail(view, (path, dir.as_fd()), name) {
+            if let Some(detail) = detailed_entry(view, (path, dir.as_fd()), name) {
                 details.push(detail);
             }
         }
@@ -192,34 +198,34 @@ pub fn read_details(
     read().context("list", path)
 }
 
-fn detail(view: &View, (path, dir): (&Path, BorrowedFd<'_>), name: OsString) -> Option<Detail> {
+fn detailed_entry(view: &View, (path, dir): (&Path, BorrowedFd<'_>), name: OsString) -> Option<DetailedEntry> {
     let stat = Stat::entry(dir, &name).ok()?;
-    let link_target = (stat.kind == Type::Symlink)
+    let link_target = (stat.kind == FileKind::Symlink)
         .then(|| rustix::fs::readlinkat(dir, &name, Vec::new()).ok().map(std::ffi::CString::into_bytes))
         .flatten();
     let kind = match stat.kind {
-        Type::Symlink => kind_followed(view, (path, dir), &name, FileType::Symlink),
+        FileKind::Symlink => kind_followed(view, (path, dir), &name, FileType::Symlink),
         kind => Some(kind),
     };
-    let (is_directory, is_file) = (kind == Some(Type::Directory), kind == Some(Type::File));
-    let is_symlink = stat.kind == Type::Symlink;
-    Some(Detail { entry: Entry { name, is_directory, is_file, is_symlink }, stat, link_target })
+    let (is_directory, is_file) = (kind == Some(FileKind::Directory), kind == Some(FileKind::File));
+    let is_symlink = stat.kind == FileKind::Symlink;
+    Some(DetailedEntry { entry: DirectoryEntry { name, is_directory, is_file, is_symlink }, stat, link_target })
 }
 
-pub(crate) fn names(dir: BorrowedFd<'_>, cancel: &Cancel) -> Result<Vec<OsString>, ErrorKind> {
+pub(crate) fn entry_names(dir: BorrowedFd<'_>, cancel: &Cancel) -> Result<Vec<OsString>, ErrorKind> {
     let mut found = Vec::new();
-    each(dir, cancel, |name, _| {
+    for_each_entry(dir, cancel, |name, _| {
         found.push(name.to_owned());
         Ok(())
     })?;
     Ok(found)
 }
 
-/// Calls `tell` for each entry except `.` and `..`. A directory that is removed in the meantime has no further entries.
-pub(crate) fn each(
+/// Calls `visit` for each entry except `.` and `..`. A directory that is removed in the meantime has no further entries.
+pub(crate) fn for_each_entry(
     dir: BorrowedFd<'_>,
     cancel: &Cancel,
-    mut tell: impl FnMut(&OsStr, FileType) -> Result<(), ErrorKind>,
+    mut visit: impl FnMut(&OsStr, FileType) -> Result<(), ErrorKind>,
 ) -> Result<(), ErrorKind> {
     let mut buffer = vec![MaybeUninit::uninit(); BUFFER_BYTES];
     let mut entries = RawDir::new(dir, &mut buffer);
@@ -233,7 +239,7 @@ pub(crate) fn each(
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
             cancel.check()?;
-            tell(OsStr::from_bytes(name), entry.file_type())?;
+            visit(OsStr::from_bytes(name), entry.file_type())?;
         }
     }
     Ok(())

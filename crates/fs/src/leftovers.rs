@@ -20,8 +20,8 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, ErrorKind, Links, Result, Stat, Type, View, directory::each, error::ErrorContext, metadata::file_uid,
-    target::scratch_kind,
+    Cancel, ErrorKind, FileKind, Links, Result, Stat, View, directory::for_each_entry, error::ErrorContext,
+    metadata::file_uid, target::scratch_kind,
 };
 
 /// Locks a file to show that its writer is active. Returns false if another process holds the lock.
@@ -44,16 +44,18 @@ fn try_remove(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, ErrorKind> {
         return Ok(false);
     }
     let _held = match seen.kind {
-        Type::Symlink => None,
+        FileKind::Symlink => None,
         // A file with a second hard link is still in use.
-        Type::File if seen.links == 1 => {
+        FileKind::File if seen.links == 1 => {
             let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let open = |access| rustix::fs::openat(dir, name, access | flags, Mode::empty());
             let file = open(OFlags::RDONLY).or_else(|_| open(OFlags::WRONLY))?;
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             Some(file)
         }
-        Type::File | Type::Directory | Type::Fifo | Type::Socket | Type::Device => return Ok(false),
+        FileKind::File | FileKind::Directory | FileKind::Fifo | FileKind::Socket | FileKind::Device => {
+            return Ok(false);
+        }
     };
     // Check again under the lock: another writer may have taken the name. Then its file is the one to lock, not ours.
     let now = Stat::entry(dir, name)?;
@@ -68,8 +70,8 @@ fn try_remove(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, ErrorKind> {
 pub fn sweep(view: &View, path: &Path, links: Links, cancel: &Cancel) -> Result<u64> {
     let sweep = || -> Result<u64, ErrorKind> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
-        let mut found: Vec<(OsString, Type)> = Vec::new();
-        each(dir.as_fd(), cancel, |name, _| {
+        let mut found: Vec<(OsString, FileKind)> = Vec::new();
+        for_each_entry(dir.as_fd(), cancel, |name, _| {
             found.extend(scratch_kind(name).map(|kind| (name.to_owned(), kind)));
             Ok(())
         })?;

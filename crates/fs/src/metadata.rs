@@ -54,7 +54,7 @@ impl Moment {
 
 /// Type of a file system object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Type {
+pub enum FileKind {
     File,
     Directory,
     Symlink,
@@ -63,7 +63,7 @@ pub enum Type {
     Device,
 }
 
-impl Type {
+impl FileKind {
     /// The name of the type in error messages.
     pub(crate) fn noun(self) -> &'static str {
         match self {
@@ -91,7 +91,7 @@ impl Type {
 /// Metadata of one file, directory or link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
-    pub kind: Type,
+    pub kind: FileKind,
     /// Size in bytes.
     pub size: u64,
     /// Permission bits.
@@ -156,7 +156,7 @@ impl From<&Statx> for Stat {
         let moment = |at: rustix::fs::StatxTimestamp| Moment { seconds: at.tv_sec, nanos: at.tv_nsec };
         let has_birth = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
         Self {
-            kind: Type::of(FileType::from_raw_mode(u32::from(found.stx_mode))),
+            kind: FileKind::of(FileType::from_raw_mode(u32::from(found.stx_mode))),
             size: found.stx_size,
             mode: u32::from(found.stx_mode) & 0o7777,
             links: u64::from(found.stx_nlink),
@@ -193,8 +193,8 @@ pub fn metadata(view: &View, path: &Path, links: Links, of_link: bool) -> Result
 fn describe(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Metadata, ErrorKind> {
     let itself = view.open(path, links, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
     let stat = Stat::of(itself.as_fd())?;
-    if stat.kind != Type::Symlink {
-        let etag = (stat.kind == Type::File).then(|| etag_of_path(view, path, links, &stat)).transpose()?;
+    if stat.kind != FileKind::Symlink {
+        let etag = (stat.kind == FileKind::File).then(|| etag_of_path(view, path, links, &stat)).transpose()?;
         return Ok(Metadata { stat, is_symlink: false, etag, link_target: None });
     }
     if of_link {
@@ -203,7 +203,7 @@ fn describe(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Met
     }
     let target = view.locate(path, links)?;
     let stat = Stat::of(target.as_fd())?;
-    let etag = (stat.kind == Type::File).then(|| etag_of_path(view, path, links, &stat)).transpose()?;
+    let etag = (stat.kind == FileKind::File).then(|| etag_of_path(view, path, links, &stat)).transpose()?;
     Ok(Metadata { stat, is_symlink: true, etag, link_target: None })
 }
 
@@ -299,7 +299,7 @@ pub fn set_metadata(
         let flags = if of_link { OFlags::PATH | OFlags::NOFOLLOW } else { OFlags::PATH };
         let fd = view.open(path, links, flags, Mode::empty())?;
         if let Some(mode) = mode {
-            if Stat::of(fd.as_fd())?.kind == Type::Symlink {
+            if Stat::of(fd.as_fd())?.kind == FileKind::Symlink {
                 return Err(ErrorKind::InvalidInput("a symbolic link has no mode of its own"));
             }
             rustix::fs::chmodat(CWD, proc_path(fd.as_fd()), permissions(mode)?, AtFlags::empty())?;

@@ -15,7 +15,7 @@ use rustix::{
     io::{Errno, ReadWriteFlags},
 };
 
-use crate::{Cancel, ErrorKind, Links, Result, Stat, Type, View, error::ErrorContext, metadata::etag};
+use crate::{Cancel, ErrorKind, FileKind, Links, Result, Stat, View, error::ErrorContext, metadata::etag};
 
 /// Bytes read between two checks for cancellation.
 const STEP: usize = 1 << 20;
@@ -99,7 +99,7 @@ pub(crate) fn open_regular(view: &View, path: &Path, links: Links, flags: OFlags
 
 pub(crate) fn require_regular(stat: &Stat) -> Result<(), ErrorKind> {
     match stat.kind {
-        Type::File => Ok(()),
+        FileKind::File => Ok(()),
         other => Err(ErrorKind::NotRegular(other.noun())),
     }
 }

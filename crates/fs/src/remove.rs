@@ -16,8 +16,8 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, ErrorKind, Links, Result, Stat, Type, View,
-    directory::{each, unlink},
+    Cancel, ErrorKind, FileKind, Links, Result, Stat, View,
+    directory::{for_each_entry, unlink},
     error::ErrorContext,
 };
 
@@ -37,13 +37,13 @@ pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool,
         }
         let (dir, name) = view.parent(path, links)?;
         let stat = Stat::entry(dir.as_fd(), name)?;
-        if links == Links::Refuse && stat.kind == Type::Symlink {
+        if links == Links::Refuse && stat.kind == FileKind::Symlink {
             return Err(ErrorKind::Symlink);
         }
-        view.refuse_kept(dir.as_fd(), name)?;
+        view.refuse_protected(dir.as_fd(), name)?;
         match stat.kind {
-            Type::Directory if recursive => remove_tree(view, dir, name.to_owned(), cancel),
-            kind => Ok(unlink(dir.as_fd(), name, kind == Type::Directory)?),
+            FileKind::Directory if recursive => remove_tree(view, dir, name.to_owned(), cancel),
+            kind => Ok(unlink(dir.as_fd(), name, kind == FileKind::Directory)?),
         }
     };
     match remove() {
@@ -53,30 +53,30 @@ pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool,
 }
 
 /// A directory that was entered: its name, and the metadata of its parent.
-struct Level {
+struct RemoveLevel {
     name: OsString,
     parent: Stat,
     rounds: usize,
 }
 
 fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) -> Result<(), ErrorKind> {
-    let mut levels = vec![Level { name: name.clone(), parent: Stat::of(parent.as_fd())?, rounds: 0 }];
-    let mut dir = enter(&parent, &name)?;
-    view.admit(dir.as_fd())?;
+    let mut levels = vec![RemoveLevel { name: name.clone(), parent: Stat::of(parent.as_fd())?, rounds: 0 }];
+    let mut dir = open_child(&parent, &name)?;
+    view.check_guard(dir.as_fd())?;
     while let Some(level) = levels.last_mut() {
         cancel.check()?;
         level.rounds += 1;
-        match empty(view, &dir, cancel)? {
+        match remove_files(view, &dir, cancel)? {
             Some(below) => {
                 let parent = Stat::of(dir.as_fd())?;
-                view.refuse_kept(dir.as_fd(), &below)?;
-                match enter(&dir, &below) {
+                view.refuse_protected(dir.as_fd(), &below)?;
+                match open_child(&dir, &below) {
                     Ok(entered) => {
                         // Check the opened fd: the name may refer to another directory by now.
-                        view.admit(entered.as_fd())?;
+                        view.check_guard(entered.as_fd())?;
                         dir = entered;
                         level.rounds = 0;
-                        levels.push(Level { name: below, parent, rounds: 0 });
+                        levels.push(RemoveLevel { name: below, parent, rounds: 0 });
                     }
                     // The entry is now a file or a link, or gone. The next round handles it.
                     Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) if level.rounds < ROUNDS => {}
@@ -84,7 +84,7 @@ fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) ->
                 }
             }
             None => {
-                let above = up(&dir, &level.parent)?;
+                let above = open_parent(&dir, &level.parent)?;
                 match unlink(above.as_fd(), &level.name, true) {
                     // Other processes added entries.
                     Err(Errno::NOTEMPTY | Errno::EXIST) if level.rounds < ROUNDS => continue,
@@ -99,13 +99,13 @@ fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) ->
     Ok(())
 }
 
-fn enter(parent: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
+fn open_child(parent: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(parent, name, flags, Mode::empty())
 }
 
 /// Opens the parent directory again. Returns an error if the directory was moved elsewhere in the meantime.
-fn up(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, ErrorKind> {
+fn open_parent(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, ErrorKind> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let above = rustix::fs::openat(dir, "..", flags, Mode::empty())?;
     if Stat::of(above.as_fd())?.is_same_file(parent) {
@@ -123,13 +123,13 @@ fn up(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, ErrorKind> {
 }
 
 /// Removes everything except directories. Returns one of the directories that are left, if any.
-fn empty(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>, ErrorKind> {
+fn remove_files(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>, ErrorKind> {
     loop {
         let (mut others, mut below) = (Vec::new(), None);
         rustix::fs::seek(dir, rustix::fs::SeekFrom::Start(0))?;
-        each(dir.as_fd(), cancel, |name, file_type| {
+        for_each_entry(dir.as_fd(), cancel, |name, file_type| {
             let is_directory = match file_type {
-                FileType::Unknown => Stat::entry(dir.as_fd(), name).is_ok_and(|stat| stat.kind == Type::Directory),
+                FileType::Unknown => Stat::entry(dir.as_fd(), name).is_ok_and(|stat| stat.kind == FileKind::Directory),
                 known => known == FileType::Directory,
             };
             if is_directory {
@@ -142,7 +142,7 @@ fn empty(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>
         let is_last = others.len() < BATCH;
         for name in others {
             cancel.check()?;
-            view.refuse_kept(dir.as_fd(), &name)?;
+            view.refuse_protected(dir.as_fd(), &name)?;
             match unlink(dir.as_fd(), &name, false) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 // The entry is a directory by now.

@@ -270,7 +270,7 @@ impl<'a> Scan<'a> {
             if self.view.is_cover(stat.st_dev) {
                 return Ok(());
             }
-            self.view.admit(dir.as_fd()).map_err(refusal_error)?;
+            self.view.check_guard(dir.as_fd()).map_err(refusal_error)?;
             if stat.st_dev != device && is_kernel_file_system(dir.as_fd()) {
                 self.summary.special += 1;
                 return Ok(());

@@ -244,7 +244,7 @@ impl Search<'_> {
             Ok(stat) => stat,
             Err(error) => return summary.record_error(path, error),
         };
-        if let Err(reason) = self.view.admit(file.as_fd()) {
+        if let Err(reason) = self.view.check_guard(file.as_fd()) {
             return summary.record_error(path, scan::refusal_error(reason));
         }
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

@@ -18,10 +18,10 @@ use rustix::{
 };
 
 use crate::{
-    ErrorKind, Guard, Links, Result, Stat, Type, View,
+    ErrorKind, FileKind, Guard, Links, Result, Stat, View,
     metadata::{self, ABSENT},
     read::{refuse_proc, require_regular},
-    view::{LINKS, link_leads_to, mount_of},
+    view::{LINKS, link_target_path, mount_id_of},
 };
 
 /// Locks for names. All writers of one name share a lock. Two different names rarely share one too; then one writer waits for the other.
@@ -66,12 +66,12 @@ impl WriteTarget {
             let identity = Stat::of(dir.as_fd()).map(|stat| (stat.device, stat.inode))?;
             let target = Self { name: name.to_owned(), dir, identity, guard: view.guard().cloned() };
             match target.stat()? {
-                Some(stat) if stat.kind == Type::Symlink => {
+                Some(stat) if stat.kind == FileKind::Symlink => {
                     if links == Links::Refuse {
                         return Err(ErrorKind::Symlink);
                     }
                     match rustix::fs::readlinkat(&target.dir, &target.name, Vec::new()) {
-                        Ok(text) => path = link_leads_to(target.dir.as_fd(), text.as_bytes())?,
+                        Ok(text) => path = link_target_path(target.dir.as_fd(), text.as_bytes())?,
                         // The link was swapped in the meantime. Look at the name again.
                         Err(Errno::INVAL | Errno::NOENT) => {}
                         Err(errno) => return Err(errno.into()),
@@ -99,7 +99,7 @@ impl WriteTarget {
         if protects(&seen) {
             return Err(ErrorKind::Protected);
         }
-        if seen.kind == Type::Directory {
+        if seen.kind == FileKind::Directory {
             return Err(Errno::ISDIR.into());
         }
         require_regular(&seen)?;
@@ -121,7 +121,7 @@ impl WriteTarget {
             Err(Errno::LOOP) => return Err(ErrorKind::Symlink),
             Err(errno) => return Err(errno.into()),
         };
-        if is_busy && mount_of(fd.as_fd())? != mount_of(self.dir.as_fd())? {
+        if is_busy && mount_id_of(fd.as_fd())? != mount_id_of(self.dir.as_fd())? {
             // A running program can only be replaced, and a rename would also remove the mount that a sandbox placed over the name.
             return Err(Errno::TXTBSY.into());
         }
@@ -200,11 +200,11 @@ pub(crate) fn link_scratch_name(name: &OsStr) -> OsString {
 }
 
 /// The type of a temporary object, by its hidden name. `None` for all other names, including kept parts, which must stay.
-pub(crate) fn scratch_kind(name: &OsStr) -> Option<Type> {
+pub(crate) fn scratch_kind(name: &OsStr) -> Option<FileKind> {
     let end = strip_number(name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes())?)?;
     match end {
-        _ if end == FILE_END.as_bytes() => Some(Type::File),
-        _ if end == LINK_END.as_bytes() => Some(Type::Symlink),
+        _ if end == FILE_END.as_bytes() => Some(FileKind::File),
+        _ if end == LINK_END.as_bytes() => Some(FileKind::Symlink),
         _ => None,
     }
 }

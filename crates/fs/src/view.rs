@@ -7,7 +7,7 @@
 //! `RESOLVE_BENEATH` also refuses an absolute symbolic link that leads back beneath a root. In that case the view asks the kernel where the
 //! path leads, and opens that result beneath its root without following any link. The result is only a hint; it never grants access.
 //!
-//! A view may belong to another [`Tree`] than that of this process. Then every path starts at the root of that tree, including absolute
+//! A view may belong to another [`FileTree`] than that of this process. Then every path starts at the root of that tree, including absolute
 //! links (`RESOLVE_IN_ROOT`), and the view's roots are directories in it.
 
 use std::{
@@ -25,7 +25,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{ErrorKind, Guard, Stat, Type};
+use crate::{ErrorKind, FileKind, Guard, Stat};
 
 /// How often to retry `openat2` after EAGAIN, which the kernel returns if a concurrent rename made the result uncertain.
 const RACES: usize = 1024;
@@ -46,16 +46,16 @@ pub enum Links {
 #[derive(Debug, Default)]
 pub struct View {
     /// A file tree other than that of this process. Every path starts and ends in it.
-    tree: Option<Arc<Tree>>,
+    tree: Option<Arc<FileTree>>,
     /// `None`: no restriction.
-    roots: Option<Vec<Root>>,
+    roots: Option<Vec<ViewRoot>>,
     /// Refuses certain objects, by any path that leads to them.
     guard: Option<Arc<dyn Guard>>,
 }
 
 /// A file tree prepared by the caller, for example the mounts of a sandbox.
 #[derive(Debug)]
-pub struct Tree {
+pub struct FileTree {
     /// Root directory. Paths cannot lead out of it.
     pub root: OwnedFd,
     /// File systems (`st_dev`) that only cover hidden files, or only hold the directories on the way to visible ones. Nothing in them is
@@ -66,14 +66,14 @@ pub struct Tree {
 }
 
 #[derive(Debug)]
-struct Root {
+struct ViewRoot {
     given: PathBuf,
     real: PathBuf,
     dir: OwnedFd,
 }
 
 /// The arguments of an `openat2` call.
-struct Way<'a> {
+struct OpenArguments<'a> {
     from: BorrowedFd<'a>,
     rest: PathBuf,
     resolve: ResolveFlags,
@@ -88,7 +88,7 @@ impl View {
 
     /// Everything that is visible in a tree.
     #[must_use]
-    pub fn of(tree: Arc<Tree>) -> Self {
+    pub fn of(tree: Arc<FileTree>) -> Self {
         Self { tree: Some(tree), ..Self::default() }
     }
 
@@ -100,14 +100,14 @@ impl View {
     /// Restricts this view to what lies beneath these directories. A directory that cannot be opened grants no access.
     #[must_use]
     pub fn narrowed<P: AsRef<Path>>(self, roots: impl IntoIterator<Item = P>) -> Self {
-        let open = |given: &Path| -> Option<Root> {
+        let open = |given: &Path| -> Option<ViewRoot> {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let dir = match &self.tree {
                 None => rustix::fs::openat(CWD, given, flags, Mode::empty()).ok()?,
-                Some(_) => open_along(&self.anywhere(given), flags, Mode::empty()).ok()?,
+                Some(_) => open_with(&self.unrestricted_arguments(given), flags, Mode::empty()).ok()?,
             };
             let real = real_path(dir.as_fd()).ok()?;
-            Some(Root { given: given.to_owned(), real, dir })
+            Some(ViewRoot { given: given.to_owned(), real, dir })
         };
         let roots = Some(roots.into_iter().filter_map(|root| open(root.as_ref())).collect());
         Self { roots, ..self }
@@ -125,7 +125,7 @@ impl View {
     }
 
     /// Returns an error if the guard protects the object. Code that walks from fd to fd must call this for every object it opens.
-    pub(crate) fn admit(&self, fd: BorrowedFd<'_>) -> Result<(), ErrorKind> {
+    pub(crate) fn check_guard(&self, fd: BorrowedFd<'_>) -> Result<(), ErrorKind> {
         match &self.guard {
             Some(guard) if guard.protects(&Stat::of(fd)?) => Err(ErrorKind::Protected),
             _ => Ok(()),
@@ -139,16 +139,16 @@ impl View {
     }
 
     /// Resolves a path without roots: in the tree, or in the file system of this process.
-    fn anywhere(&self, path: &Path) -> Way<'_> {
+    fn unrestricted_arguments(&self, path: &Path) -> OpenArguments<'_> {
         let (from, resolve) = match &self.tree {
             None => (CWD, ResolveFlags::NO_MAGICLINKS),
             Some(tree) => (tree.root.as_fd(), ResolveFlags::NO_MAGICLINKS | ResolveFlags::IN_ROOT),
         };
-        Way { from, rest: path.to_owned(), resolve }
+        OpenArguments { from, rest: path.to_owned(), resolve }
     }
 
     /// Returns an error if the object is on a cover file system, which must stay invisible.
-    fn shown(&self, fd: OwnedFd) -> Result<OwnedFd, ErrorKind> {
+    fn refuse_cover(&self, fd: OwnedFd) -> Result<OwnedFd, ErrorKind> {
         match &self.tree {
             Some(tree) if tree.covers.contains(&rustix::fs::fstat(&fd)?.st_dev) => Err(ErrorKind::OutsideView),
             _ => Ok(fd),
@@ -162,12 +162,18 @@ impl View {
 
     /// Opens a path with the given flags. `CLOEXEC` is always added.
     pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
-        let fd = self.open_even_cover(path, links, flags, mode).and_then(|fd| self.shown(fd))?;
-        self.admit(fd.as_fd())?;
+        let fd = self.open_including_covers(path, links, flags, mode).and_then(|fd| self.refuse_cover(fd))?;
+        self.check_guard(fd.as_fd())?;
         Ok(fd)
     }
 
-    fn open_even_cover(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
+    fn open_including_covers(
+        &self,
+        path: &Path,
+        links: Links,
+        flags: OFlags,
+        mode: Mode,
+    ) -> Result<OwnedFd, ErrorKind> {
         match self.open_directly(path, links, flags, mode) {
             Err(reason) if reason.is(Errno::XDEV) => self.open_by_hint(path, links, flags, mode),
             other => other,
@@ -187,9 +193,10 @@ impl View {
             Some(_) => return Err(ErrorKind::from(Errno::ISDIR)),
         };
         let parent = path.parent().unwrap_or_else(|| Path::new("/"));
-        let dir = self.open_even_cover(parent, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+        let dir = self.open_including_covers(parent, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
         // A single visible file may lie in a directory that is itself invisible.
-        let dir = if self.tree.is_none() || self.is_shown_in(dir.as_fd(), name) { dir } else { self.shown(dir)? };
+        let dir =
+            if self.tree.is_none() || self.is_shown_in(dir.as_fd(), name) { dir } else { self.refuse_cover(dir)? };
         if let Some(tree) = self.tree.as_ref().filter(|tree| tree.absent.iter().any(|path| path.ends_with(name))) {
             let whole = real_path(dir.as_fd())?.join(name);
             if tree.absent.contains(&whole) {
@@ -210,10 +217,10 @@ impl View {
     /// - With a guard, this applies to protected objects and to directories on the path to one.
     /// - In a tree, it applies to a name with a mount on it: the mount keeps the object beneath as it is. The kernel refuses the removal to
     ///   processes inside the tree. We are outside of it, so an unlink would remove the mount together with the name.
-    pub(crate) fn refuse_kept(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), ErrorKind> {
+    pub(crate) fn refuse_protected(&self, dir: BorrowedFd<'_>, name: &OsStr) -> Result<(), ErrorKind> {
         if let Some(guard) = &self.guard {
             let is_kept = match Stat::entry(dir, name) {
-                Ok(stat) => guard.protects(&stat) || (stat.kind == Type::Directory && guard.keeps(&stat)),
+                Ok(stat) => guard.protects(&stat) || (stat.kind == FileKind::Directory && guard.keeps(&stat)),
                 Err(reason) if reason.is(Errno::NOENT) => false,
                 Err(reason) => return Err(reason),
             };
@@ -224,8 +231,8 @@ impl View {
         if self.tree.is_none() {
             return Ok(());
         }
-        match mount(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(mount) if mount != mount_of(dir)? => Err(Errno::BUSY.into()),
+        match mount_id(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(mount_id) if mount_id != mount_id_of(dir)? => Err(Errno::BUSY.into()),
             Err(errno) if errno != Errno::NOENT => Err(errno.into()),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -238,8 +245,8 @@ impl View {
     }
 
     fn open_directly(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
-        let way = self.way(path, links)?;
-        open_along(&way, flags, mode).map_err(|errno| match (errno, links) {
+        let arguments = self.arguments(path, links)?;
+        open_with(&arguments, flags, mode).map_err(|errno| match (errno, links) {
             (Errno::LOOP, Links::Refuse) => ErrorKind::Symlink,
             // Without `openat2`, only an unrestricted view can open paths.
             (Errno::NOSYS, _) => ErrorKind::Unsupported("this kernel cannot resolve paths safely (no openat2)"),
@@ -252,9 +259,10 @@ impl View {
         if links == Links::Refuse {
             return Err(ErrorKind::OutsideView);
         }
-        let anywhere = self.anywhere(path);
+        let unrestricted_arguments = self.unrestricted_arguments(path);
         // Report the same error for every path outside, so that the caller does not learn whether the file exists.
-        let hint = open_along(&anywhere, OFlags::PATH, Mode::empty()).map_err(|_| ErrorKind::OutsideView)?;
+        let hint =
+            open_with(&unrestricted_arguments, OFlags::PATH, Mode::empty()).map_err(|_| ErrorKind::OutsideView)?;
         let real = real_path(hint.as_fd()).map_err(|_| ErrorKind::OutsideView)?;
         drop(hint);
         match self.open_directly(&real, Links::Refuse, flags, mode) {
@@ -263,14 +271,14 @@ impl View {
         }
     }
 
-    fn way(&self, path: &Path, links: Links) -> Result<Way<'_>, ErrorKind> {
+    fn arguments(&self, path: &Path, links: Links) -> Result<OpenArguments<'_>, ErrorKind> {
         let no_links = if links == Links::Refuse { ResolveFlags::NO_SYMLINKS } else { ResolveFlags::empty() };
         let resolve = ResolveFlags::NO_MAGICLINKS | no_links;
         let Some(roots) = &self.roots else {
-            let way = self.anywhere(path);
-            return Ok(Way { resolve: way.resolve | no_links, ..way });
+            let arguments = self.unrestricted_arguments(path);
+            return Ok(OpenArguments { resolve: arguments.resolve | no_links, ..arguments });
         };
-        let beneath = |root: &Root, base: &Path| {
+        let beneath = |root: &ViewRoot, base: &Path| {
             let rest = path.strip_prefix(base).ok()?;
             let rest = if rest.as_os_str().is_empty() { PathBuf::from(".") } else { rest.to_owned() };
             Some((root.dir.as_raw_fd(), rest))
@@ -281,7 +289,7 @@ impl View {
             }
             if let Some((_, rest)) = beneath(root, &root.real).or_else(|| beneath(root, &root.given)) {
                 let resolve = resolve | ResolveFlags::BENEATH;
-                return Ok(Way { from: root.dir.as_fd(), rest, resolve });
+                return Ok(OpenArguments { from: root.dir.as_fd(), rest, resolve });
             }
         }
         // The path may contain a link that leads from outside into a root. EXDEV makes the caller try `open_by_hint`.
@@ -289,13 +297,13 @@ impl View {
     }
 }
 
-fn open_along(way: &Way<'_>, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+fn open_with(arguments: &OpenArguments<'_>, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::CLOEXEC;
     for _ in 0..RACES {
-        match rustix::fs::openat2(way.from, &way.rest, flags, mode, way.resolve) {
+        match rustix::fs::openat2(arguments.from, &arguments.rest, flags, mode, arguments.resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(Errno::NOSYS) if way.resolve == ResolveFlags::NO_MAGICLINKS => {
-                return rustix::fs::openat(way.from, &way.rest, flags, mode);
+            Err(Errno::NOSYS) if arguments.resolve == ResolveFlags::NO_MAGICLINKS => {
+                return rustix::fs::openat(arguments.from, &arguments.rest, flags, mode);
             }
             other => return other,
         }
@@ -316,16 +324,16 @@ pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> String {
 }
 
 /// The path that a link's text leads to, relative to the directory of the link.
-pub(crate) fn link_leads_to(dir: BorrowedFd<'_>, target: &[u8]) -> Result<PathBuf, ErrorKind> {
+pub(crate) fn link_target_path(dir: BorrowedFd<'_>, target: &[u8]) -> Result<PathBuf, ErrorKind> {
     let target = Path::new(OsStr::from_bytes(target));
     if target.is_absolute() { Ok(target.to_owned()) } else { Ok(real_path(dir)?.join(target)) }
 }
 
 /// The id of the mount that an object lies on.
-pub(crate) fn mount_of(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-    mount(fd, OsStr::new(""), AtFlags::EMPTY_PATH)
+pub(crate) fn mount_id_of(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    mount_id(fd, OsStr::new(""), AtFlags::EMPTY_PATH)
 }
 
-fn mount(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Result<u64, Errno> {
+fn mount_id(dir: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> Result<u64, Errno> {
     Ok(rustix::fs::statx(dir, name, flags | AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?.stx_mnt_id)
 }

@@ -14,8 +14,8 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, ErrorKind, Links, Result, Stat, Type, View,
-    directory::{each, is_link, kind_followed},
+    Cancel, ErrorKind, FileKind, Links, Result, Stat, View,
+    directory::{for_each_entry, is_link, kind_followed},
     error::ErrorContext,
 };
 
@@ -43,7 +43,7 @@ pub struct WalkOptions {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WalkResult {
     /// Directories and regular files.
-    pub entries: Vec<(PathBuf, Type)>,
+    pub entries: Vec<(PathBuf, FileKind)>,
     /// Paths that could not be examined, each with the reason.
     pub errors: Vec<(PathBuf, String)>,
     /// Whether a limit cut the walk short.
@@ -76,13 +76,13 @@ impl WalkResult {
 pub fn walk(view: &View, path: &Path, options: &WalkOptions, cancel: &Cancel) -> Result<WalkResult> {
     let begin = || -> Result<Option<Stat>, ErrorKind> {
         let itself = view.open(path, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
-        if Stat::of(itself.as_fd())?.kind == Type::Symlink && !options.follow_directories {
+        if Stat::of(itself.as_fd())?.kind == FileKind::Symlink && !options.follow_directories {
             // A dangling link is an error, even if links are not followed.
             view.locate(path, Links::Follow)?;
             return Ok(None);
         }
         let stat = Stat::of(view.locate(path, Links::Follow)?.as_fd())?;
-        Ok((stat.kind == Type::Directory).then_some(stat))
+        Ok((stat.kind == FileKind::Directory).then_some(stat))
     };
     let mut result = WalkResult::default();
     let Some(beginning) = begin().context("walk", path)? else { return Ok(result) };
@@ -160,19 +160,19 @@ impl Walker<'_> {
     fn add_entry(
         &mut self,
         (path, depth): (PathBuf, u64),
-        (kind, is_link): (Type, bool),
+        (kind, is_link): (FileKind, bool),
         result: &mut WalkResult,
     ) -> Result<(), WalkFull> {
-        if is_link && (!self.options.follow_directories || kind != Type::Directory) {
+        if is_link && (!self.options.follow_directories || kind != FileKind::Directory) {
             return Ok(());
         }
-        if !matches!(kind, Type::File | Type::Directory) {
+        if !matches!(kind, FileKind::File | FileKind::Directory) {
             return Ok(());
         }
         result.reserve(path.as_os_str().len(), self.options.max_bytes)?;
         result.entries.push((path.clone(), kind));
         let is_hidden = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"."));
-        if kind != Type::Directory || depth >= self.options.max_depth || (is_hidden && self.options.prune_hidden) {
+        if kind != FileKind::Directory || depth >= self.options.max_depth || (is_hidden && self.options.prune_hidden) {
             return Ok(());
         }
         let found = self.view.locate(&path, Links::Follow).and_then(|fd| Stat::of(fd.as_fd()));
@@ -197,7 +197,7 @@ impl Walker<'_> {
     fn names(&self, dir: std::os::fd::BorrowedFd<'_>) -> Result<Vec<(OsString, FileType)>, ErrorKind> {
         let room = usize::try_from(self.options.max_entries).unwrap_or(usize::MAX).saturating_add(1);
         let mut names: Vec<(OsString, FileType)> = Vec::new();
-        each(dir, self.cancel, |name, file_type| {
+        for_each_entry(dir, self.cancel, |name, file_type| {
             names.push((name.to_owned(), file_type));
             // Keep more names than `max_entries`, because links that lead nowhere do not count.
             if names.len() >= room.saturating_mul(4).max(1024) {

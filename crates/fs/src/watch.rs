@@ -459,7 +459,7 @@ impl Watch {
         }
         // If the open fails, let the scan enter the directory: it fails there as well and records the error.
         let Ok(dir) = open_below(entry.parent, entry.name, OFlags::DIRECTORY) else { return true };
-        if fstat(&dir).is_ok_and(|stat| view.is_cover(stat.st_dev)) || view.admit(dir.as_fd()).is_err() {
+        if fstat(&dir).is_ok_and(|stat| view.is_cover(stat.st_dev)) || view.check_guard(dir.as_fd()).is_err() {
             return false;
         }
         let watched = self.watch(dir.as_fd(), path);
@@ -502,7 +502,7 @@ impl Watch {
         for name in relative {
             dir = open_below(dir.as_fd(), name, OFlags::DIRECTORY).map_err(|_| OpenError::Unreachable)?;
         }
-        view.admit(dir.as_fd()).map_err(|_| OpenError::Unreachable)?;
+        view.check_guard(dir.as_fd()).map_err(|_| OpenError::Unreachable)?;
         Ok(dir)
     }
 }

@@ -550,7 +550,7 @@ fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, Erro
         let file = File::from(rustix::fs::openat(&target.dir, &name, flags, Mode::from_raw_mode(0o600))?);
         let stat = Stat::of(file.as_fd())?;
         // Refuse an object that another user placed there: that user must neither get the bytes nor decide what becomes the file.
-        if stat.kind != crate::Type::File || stat.links > 1 || stat.uid != file_uid() {
+        if stat.kind != crate::FileKind::File || stat.links > 1 || stat.uid != file_uid() {
             return Err(ErrorKind::InvalidInput("what is kept under this word is not a file of this server's"));
         }
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {

@@ -25,7 +25,7 @@ use std::{
     sync::Mutex,
 };
 
-use exec_server_fs::{Guard, Moment, Stat, Type};
+use exec_server_fs::{FileKind, Guard, Moment, Stat};
 use exec_server_sandbox::as_server;
 use rustix::{
     fs::{CWD, Dir, Mode, OFlags},
@@ -198,7 +198,7 @@ impl Walk<'_> {
                 return None;
             };
             match stat.kind {
-                Type::Symlink => {
+                FileKind::Symlink => {
                     self.inventory.add_name(own, ProtectedName::Exact(name.clone()));
                     links += 1;
                     let target = rustix::fs::readlinkat(&dir, &name, Vec::new()).ok().filter(|_| links <= MAX_LINKS)?;
@@ -208,13 +208,13 @@ impl Walk<'_> {
                     }
                     rest.extend(parts(&target));
                 }
-                Type::Directory => {
+                FileKind::Directory => {
                     dir = open_path(dir.as_fd(), &name)?;
                     if is_last {
                         self.directory(dir.as_fd(), MAX_DEPTH);
                     }
                 }
-                Type::File | Type::Fifo | Type::Socket | Type::Device => {
+                FileKind::File | FileKind::Fifo | FileKind::Socket | FileKind::Device => {
                     self.inventory.add(stat.identity());
                     self.inventory.add_name(own, ProtectedName::WithSuffixes(name));
                 }
@@ -251,7 +251,7 @@ impl Walk<'_> {
 fn list(dir: BorrowedFd<'_>, changed: Moment) -> Listing {
     let mut listing = Listing { changed, files: Vec::new(), directories: Vec::new() };
     for (name, stat) in entries(dir) {
-        if stat.kind == Type::Directory {
+        if stat.kind == FileKind::Directory {
             listing.directories.push(name);
         } else {
             listing.files.push(stat.identity());
@@ -278,12 +278,12 @@ fn hard_linked(path: &Path, depth: usize) -> Option<PathBuf> {
     let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let stat = Stat::of(fd.as_fd()).ok()?;
     match stat.kind {
-        Type::Directory if depth > 0 => entries(fd.as_fd()).into_iter().find_map(|(name, stat)| match stat.kind {
-            Type::Directory => hard_linked(&path.join(name), depth - 1),
-            Type::Symlink => None,
+        FileKind::Directory if depth > 0 => entries(fd.as_fd()).into_iter().find_map(|(name, stat)| match stat.kind {
+            FileKind::Directory => hard_linked(&path.join(name), depth - 1),
+            FileKind::Symlink => None,
             _ => (stat.links > 1).then(|| path.join(name)),
         }),
-        Type::Directory => None,
+        FileKind::Directory => None,
         _ => (stat.links > 1).then(|| path.to_owned()),
     }
 }

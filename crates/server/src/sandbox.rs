@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_fs::{self as files, Tree, View};
+use exec_server_fs::{self as files, FileTree, View};
 use exec_server_protocol::{
     path::{Form, PathArg},
     sandbox as wire,
@@ -121,7 +121,7 @@ pub(crate) struct FileView {
 /// A file tree, and the mount namespace that keeps it alive.
 #[derive(Debug)]
 struct Shown {
-    tree: Arc<Tree>,
+    tree: Arc<FileTree>,
     mounted: Mounted,
     _namespace: OwnedFd,
 }
@@ -480,7 +480,7 @@ impl Sandboxes {
         // A placeholder may be removed at any time, but its name must stay reserved. So the tree treats guarded paths
         // as absent too.
         let absent = rules.absent().iter().chain(rules.guarded()).cloned().collect();
-        Ok(Shown { tree: Arc::new(Tree { root, covers, absent }), mounted, _namespace: mounts })
+        Ok(Shown { tree: Arc::new(FileTree { root, covers, absent }), mounted, _namespace: mounts })
     }
 
     fn build(&self, script: &Script) -> Result<(Built, Mounted), Failure> {

@@ -158,7 +158,7 @@ impl FileSystem for LocalFiles {
         self.run("list", path, move |view, path, cancel| {
             let most = limits::DIRECTORY_ENTRIES;
             let entries = files::read_directory(view, path, files::Links::Follow, most, cancel)?.into_iter();
-            let entry = |entry: files::Entry| DirectoryEntry {
+            let entry = |entry: files::DirectoryEntry| DirectoryEntry {
                 name: entry.name,
                 is_directory: entry.is_directory,
                 is_file: entry.is_file,
@@ -176,7 +176,7 @@ impl FileSystem for LocalFiles {
         self.run("list", path, move |view, path, cancel| {
             let range = (after.as_deref(), limits::DIRECTORY_ENTRIES);
             let (details, more) = files::read_details(view, path, of_links(links), range, cancel)?;
-            let entry = |detail: files::Detail| ListEntry {
+            let entry = |detail: files::DetailedEntry| ListEntry {
                 name: detail.entry.name,
                 kind: of_type(detail.stat.kind),
                 size: detail.stat.size,
@@ -210,7 +210,7 @@ impl FileSystem for LocalFiles {
                 prune_hidden: options.prune_hidden_directories,
             };
             let found = files::walk(view, path, &walk, cancel)?;
-            let kind = |kind| if kind == files::Type::Directory { WalkKind::Directory } else { WalkKind::File };
+            let kind = |kind| if kind == files::FileKind::Directory { WalkKind::Directory } else { WalkKind::File };
             // Report paths that are not UTF-8 as errors, as every server does.
             let (entries, odd): (Vec<_>, Vec<_>) =
                 found.entries.into_iter().partition(|(path, _)| path.to_str().is_some());
@@ -389,12 +389,12 @@ fn of_links(links: Links) -> files::Links {
     }
 }
 
-fn of_type(kind: files::Type) -> EntryKind {
+fn of_type(kind: files::FileKind) -> EntryKind {
     match kind {
-        files::Type::File => EntryKind::File,
-        files::Type::Directory => EntryKind::Directory,
-        files::Type::Symlink => EntryKind::Symlink,
-        files::Type::Fifo | files::Type::Socket | files::Type::Device => EntryKind::Other,
+        files::FileKind::File => EntryKind::File,
+        files::FileKind::Directory => EntryKind::Directory,
+        files::FileKind::Symlink => EntryKind::Symlink,
+        files::FileKind::Fifo | files::FileKind::Socket | files::FileKind::Device => EntryKind::Other,
     }
 }
 

@@ -73,7 +73,7 @@ async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire
     Ok(wire::ReadDirectoryResult { entries: entries.collect(), truncated })
 }
 
-fn entry(entry: &files::Entry) -> wire::DirectoryEntry {
+fn entry(entry: &files::DirectoryEntry) -> wire::DirectoryEntry {
     let (file_name, file_name_base64) = text_and_bytes(entry.name.as_bytes());
     wire::DirectoryEntry {
         file_name,
@@ -91,15 +91,15 @@ fn entry(entry: &files::Entry) -> wire::DirectoryEntry {
     }
 }
 
-fn detail(detail: &files::Detail) -> wire::DirectoryEntry {
+fn detail(detail: &files::DetailedEntry) -> wire::DirectoryEntry {
     let target = detail.link_target.as_deref().map(text_and_bytes);
     let (link_target, link_target_base64) = target.map_or((None, None), |(text, bytes)| (Some(text), bytes));
     wire::DirectoryEntry {
         kind: Some(match detail.stat.kind {
-            files::Type::File => wire::EntryKind::File,
-            files::Type::Directory => wire::EntryKind::Directory,
-            files::Type::Symlink => wire::EntryKind::Symlink,
-            files::Type::Fifo | files::Type::Socket | files::Type::Device => wire::EntryKind::Other,
+            files::FileKind::File => wire::EntryKind::File,
+            files::FileKind::Directory => wire::EntryKind::Directory,
+            files::FileKind::Symlink => wire::EntryKind::Symlink,
+            files::FileKind::Fifo | files::FileKind::Socket | files::FileKind::Device => wire::EntryKind::Other,
         }),
         size: Some(detail.stat.size),
         mode: Some(detail.stat.mode),
@@ -152,7 +152,7 @@ fn walk_result(walked: files::WalkResult, form: Form) -> wire::WalkResult {
             errors.push(unnamed_error(&path, form));
             continue;
         }
-        let kind = if kind == files::Type::Directory { wire::WalkKind::Directory } else { wire::WalkKind::File };
+        let kind = if kind == files::FileKind::Directory { wire::WalkKind::Directory } else { wire::WalkKind::File };
         entries.push(wire::WalkEntry { path: PathArg::new(form.write(&path)), kind });
     }
     for (path, message) in walked.errors {

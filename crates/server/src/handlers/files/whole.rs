@@ -153,8 +153,8 @@ fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
         None => (None, None),
     };
     wire::GetMetadataResult {
-        is_directory: stat.kind == files::Type::Directory,
-        is_file: stat.kind == files::Type::File,
+        is_directory: stat.kind == files::FileKind::Directory,
+        is_file: stat.kind == files::FileKind::File,
         is_symlink: metadata.is_symlink,
         size: Some(stat.size),
         created_at_ms: stat.created.map_or(0, files::Moment::millis),
