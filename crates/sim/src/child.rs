@@ -16,11 +16,11 @@ use exec_server_holder::Spawner;
 use exec_server_process::{Child, Driver, Spawn, SpawnError};
 use rustix::process::Signal;
 
-use crate::stage::Stage;
+use crate::context::WorldContext;
 
 /// One step of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ScriptStep {
     /// Writes `bytes` to a stream, `chunk` bytes at a time, with a pause after each.
     Write {
         /// 0 = stdout or the terminal, 1 = stderr.
@@ -51,11 +51,11 @@ pub enum Step {
 }
 
 /// The argv of a child with this name and script.
-pub fn argv(name: &str, steps: &[Step]) -> Vec<String> {
-    ["sim-child", name].into_iter().map(str::to_owned).chain(steps.iter().map(Step::to_string)).collect()
+pub fn argv(name: &str, steps: &[ScriptStep]) -> Vec<String> {
+    ["sim-child", name].into_iter().map(str::to_owned).chain(steps.iter().map(ScriptStep::to_string)).collect()
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for ScriptStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Write { stream, bytes, chunk, pause_ms } => write!(f, "write:{stream}:{bytes}:{chunk}:{pause_ms}"),
@@ -69,7 +69,7 @@ impl fmt::Display for Step {
     }
 }
 
-impl Step {
+impl ScriptStep {
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.split(':');
         let kind = words.next()?;
@@ -94,7 +94,7 @@ impl Step {
 
 /// The real behaviour of a child.
 #[derive(Clone, Debug, Default)]
-pub struct Record {
+pub struct ChildRecord {
     /// How often it was spawned. More than one means that a start was executed twice.
     pub spawns: u32,
     /// Bytes written to each output stream.
@@ -108,7 +108,7 @@ pub struct Record {
     /// Signals that it received.
     pub signals: Vec<i32>,
     /// At least one write found its stream full.
-    pub was_held: bool,
+    pub was_blocked: bool,
     /// It died with its holder. Its last output may be lost.
     pub lost: bool,
     /// How many readers of other sessions held its output. Output that all of them have received may be freed while the owner is away.
@@ -120,20 +120,20 @@ pub struct Record {
 
 /// The records of all children of a world, by name.
 #[derive(Clone, Debug, Default)]
-pub struct Records(Arc<Mutex<BTreeMap<String, Record>>>);
+pub struct ChildRecords(Arc<Mutex<BTreeMap<String, ChildRecord>>>);
 
-impl Records {
+impl ChildRecords {
     /// A copy of a child's record. Empty for a child that never started.
-    pub fn get(&self, name: &str) -> Record {
+    pub fn get(&self, name: &str) -> ChildRecord {
         self.lock().get(name).cloned().unwrap_or_default()
     }
 
     /// Accesses a record without a copy.
-    pub fn with<T>(&self, name: &str, look: impl FnOnce(&mut Record) -> T) -> T {
-        look(self.lock().entry(name.to_owned()).or_default())
+    pub fn with<T>(&self, name: &str, access: impl FnOnce(&mut ChildRecord) -> T) -> T {
+        access(self.lock().entry(name.to_owned()).or_default())
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Record>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, ChildRecord>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -170,7 +170,7 @@ pub const STDIN_TEXT: usize = 7;
 
 /// Creates scripted children for a holder.
 pub struct ScriptSpawner {
-    stage: Stage,
+    context: WorldContext,
     children: Children,
 }
 
@@ -180,7 +180,7 @@ pub struct Children(Rc<RefCell<Vec<(String, Driver)>>>);
 
 impl Children {
     /// Called when the holder has died: all live children died with it, and what was not reported about them is lost.
-    pub fn lose(&self, records: &Records) {
+    pub fn mark_lost(&self, records: &ChildRecords) {
         for (name, driver) in self.0.borrow().iter() {
             records.with(name, |record| {
                 record.lost = true;
@@ -194,8 +194,8 @@ impl Children {
 
 impl ScriptSpawner {
     /// A spawner for the children of this world.
-    pub fn new(stage: Stage) -> Self {
-        Self { stage, children: Children::default() }
+    pub fn new(context: WorldContext) -> Self {
+        Self { context, children: Children::default() }
     }
 
     /// All children that this spawner has created and will create.
@@ -212,28 +212,28 @@ impl Spawner for ScriptSpawner {
         };
         let (child, driver) = Child::scripted(spawn.stdio)
             .map_err(|source| SpawnError::Resources { what: "scripted streams", source })?;
-        let steps: Vec<Step> =
-            steps.iter().map(|text| Step::parse(text).expect("the world writes what it can read")).collect();
-        let actor = Actor { name: name.clone(), stage: self.stage.clone(), driver };
-        self.stage.records.with(name, |record| record.spawns += 1);
-        self.children.0.borrow_mut().push((name.clone(), actor.driver.clone()));
-        actor.obey_signals();
-        self.stage.spawn(async move { actor.play(steps).await });
+        let steps: Vec<ScriptStep> =
+            steps.iter().map(|text| ScriptStep::parse(text).expect("the world writes what it can read")).collect();
+        let runner = ScriptRunner { name: name.clone(), context: self.context.clone(), driver };
+        self.context.records.with(name, |record| record.spawns += 1);
+        self.children.0.borrow_mut().push((name.clone(), runner.driver.clone()));
+        runner.handle_signals();
+        self.context.spawn(async move { runner.run_script(steps).await });
         Ok(child)
     }
 }
 
 #[derive(Clone)]
-struct Actor {
+struct ScriptRunner {
     name: String,
-    stage: Stage,
+    context: WorldContext,
     driver: Driver,
 }
 
-impl Actor {
+impl ScriptRunner {
     /// Fatal signals end the child and its streams, as in a process without handlers. SIGTERM does so only if it is not ignored.
-    fn obey_signals(&self) {
-        let (records, name) = (self.stage.records.clone(), self.name.clone());
+    fn handle_signals(&self) {
+        let (records, name) = (self.context.records.clone(), self.name.clone());
         self.driver.on_signal(move |driver, signal| {
             let fatal = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
             let is_fatal = records.with(&name, |record| {
@@ -252,27 +252,29 @@ impl Actor {
         });
     }
 
-    async fn play(self, steps: Vec<Step>) {
+    async fn run_script(self, steps: Vec<ScriptStep>) {
         for step in steps {
             if self.is_killed() {
                 break;
             }
             match step {
-                Step::Write { stream, bytes, chunk, pause_ms } => self.write(stream, bytes, chunk, pause_ms).await,
-                Step::Wait(ms) => self.stage.pause(ms).await,
-                Step::IgnoreTerm => self.stage.records.with(&self.name, |record| record.ignores_term = true),
-                Step::Stdin { delay_ms, chunk } => {
-                    let actor = self.clone();
-                    self.stage.spawn(async move { actor.read(delay_ms, chunk).await });
+                ScriptStep::Write { stream, bytes, chunk, pause_ms } => {
+                    self.write(stream, bytes, chunk, pause_ms).await
                 }
-                Step::Eof => {
-                    while !self.is_killed() && !self.stage.records.with(&self.name, |record| record.saw_eof) {
-                        self.stage.pause(20).await;
+                ScriptStep::Wait(ms) => self.context.pause(ms).await,
+                ScriptStep::IgnoreTerm => self.context.records.with(&self.name, |record| record.ignores_term = true),
+                ScriptStep::Stdin { delay_ms, chunk } => {
+                    let runner = self.clone();
+                    self.context.spawn(async move { runner.read(delay_ms, chunk).await });
+                }
+                ScriptStep::Eof => {
+                    while !self.is_killed() && !self.context.records.with(&self.name, |record| record.saw_eof) {
+                        self.context.pause(20).await;
                     }
                 }
-                Step::Exit(code) => self.exit(code),
-                Step::Close(0) => self.driver.close_stdout(),
-                Step::Close(_) => self.driver.close_stderr(),
+                ScriptStep::Exit(code) => self.exit(code),
+                ScriptStep::Close(0) => self.driver.close_stdout(),
+                ScriptStep::Close(_) => self.driver.close_stderr(),
             }
         }
         self.exit(0);
@@ -281,7 +283,7 @@ impl Actor {
 
     fn exit(&self, code: i32) {
         if !self.driver.has_exited() {
-            self.stage.records.with(&self.name, |record| record.exit.get_or_insert(code).to_owned());
+            self.context.records.with(&self.name, |record| record.exit.get_or_insert(code).to_owned());
             self.driver.exit(code);
         }
     }
@@ -289,23 +291,23 @@ impl Actor {
     fn is_killed(&self) -> bool {
         let killed = Signal::KILL.as_raw();
         self.driver.has_exited() && self.driver.signals().contains(&killed)
-            || self.stage.records.with(&self.name, |record| record.exit.is_some_and(|code| code > 128))
+            || self.context.records.with(&self.name, |record| record.exit.is_some_and(|code| code > 128))
     }
 
     async fn write(&self, stream: usize, bytes: u64, chunk: u64, pause_ms: u64) {
         let mut left = bytes;
         while left > 0 {
-            let at = self.stage.records.with(&self.name, |record| record.written[stream]);
+            let at = self.context.records.with(&self.name, |record| record.written[stream]);
             let part = text(&self.name, stream, at, usize::try_from(left.min(chunk)).expect("chunks are small"));
-            match self.put(stream, &part) {
+            match self.write_stream(stream, &part) {
                 Ok(count) => {
                     left -= count;
-                    self.stage.records.with(&self.name, |record| record.written[stream] += count);
-                    self.stage.pause(pause_ms).await;
+                    self.context.records.with(&self.name, |record| record.written[stream] += count);
+                    self.context.pause(pause_ms).await;
                 }
                 Err(ErrorKind::WouldBlock) => {
-                    self.stage.records.with(&self.name, |record| record.was_held = true);
-                    self.stage.pause(1).await;
+                    self.context.records.with(&self.name, |record| record.was_blocked = true);
+                    self.context.pause(1).await;
                 }
                 // The child was killed and its streams are closed.
                 Err(_) => return,
@@ -313,8 +315,8 @@ impl Actor {
         }
     }
 
-    fn put(&self, stream: usize, part: &[u8]) -> Result<u64, ErrorKind> {
-        let put = match stream {
+    fn write_stream(&self, stream: usize, part: &[u8]) -> Result<u64, ErrorKind> {
+        let written = match stream {
             0 => match self.driver.write_stdout(part) {
                 // A child on a terminal has no separate stdout.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => self.driver.write_pty(part),
@@ -322,19 +324,19 @@ impl Actor {
             },
             _ => self.driver.write_stderr(part),
         };
-        put.map(|count| count as u64).map_err(|error| error.kind())
+        written.map(|count| count as u64).map_err(|error| error.kind())
     }
 
     async fn read(self, delay_ms: u64, chunk: u64) {
-        self.stage.pause(delay_ms).await;
+        self.context.pause(delay_ms).await;
         let mut buf = vec![0; usize::try_from(chunk).expect("chunks are small")];
         while !self.driver.has_exited() {
             match self.driver.read_stdin(&mut buf) {
-                Ok(0) => return self.stage.records.with(&self.name, |record| record.saw_eof = true),
-                Ok(count) => self.stage.records.with(&self.name, |record| record.stdin.extend(&buf[..count])),
-                Err(_) => self.stage.pause(2).await,
+                Ok(0) => return self.context.records.with(&self.name, |record| record.saw_eof = true),
+                Ok(count) => self.context.records.with(&self.name, |record| record.stdin.extend(&buf[..count])),
+                Err(_) => self.context.pause(2).await,
             }
-            self.stage.pause(0).await;
+            self.context.pause(0).await;
         }
     }
 }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::{
     branch::Branch,
-    link::{Cut, Link, Quality, Way},
+    link::{CutKind, Direction, LinkQuality, SimLink},
     rng::Rng,
     server::Server,
     trace::Trace,
@@ -29,39 +29,40 @@ pub struct Dialer {
     name: String,
     server: Arc<Server>,
     trace: Trace,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DialerState>>,
 }
 
-struct State {
+struct DialerState {
     rng: Rng,
     /// New links have no faults: the world is in its final phase.
     is_good: bool,
     /// The link dialled last.
-    current: Option<Link>,
+    current: Option<SimLink>,
     /// The link on which the client last had its session.
-    up: Option<Link>,
+    up: Option<SimLink>,
     dialled: u32,
-    born: Instant,
+    started_at: Instant,
 }
 
 impl Dialer {
     /// A dialer that has not dialled yet.
     pub fn new(name: String, server: Arc<Server>, trace: Trace, rng: Rng) -> Self {
-        let state = State { rng, is_good: false, current: None, up: None, dialled: 0, born: Instant::now() };
+        let state =
+            DialerState { rng, is_good: false, current: None, up: None, dialled: 0, started_at: Instant::now() };
         Self { name, server, trace, state: Arc::new(Mutex::new(state)) }
     }
 
     /// From now on new links have no faults, and the current link is fast.
-    pub fn mend(&self) {
+    pub fn repair(&self) {
         let mut state = self.lock();
         state.is_good = true;
         if let Some(link) = &state.current {
-            link.mend();
+            link.repair();
         }
     }
 
     /// The link dialled last, working or not.
-    pub fn link(&self) -> Option<Link> {
+    pub fn link(&self) -> Option<SimLink> {
         self.lock().current.clone()
     }
 
@@ -77,33 +78,33 @@ impl Dialer {
     }
 
     /// The client starts with a new session.
-    pub fn forget(&self) {
+    pub fn reset_session(&self) {
         let mut state = self.lock();
-        (state.up, state.born) = (None, Instant::now());
+        (state.up, state.started_at) = (None, Instant::now());
     }
 
     /// When the client last received anything on a link that had its session.
-    pub fn heard(&self) -> Instant {
+    pub fn last_received(&self) -> Instant {
         let state = self.lock();
-        state.up.as_ref().map_or(state.born, Link::heard)
+        state.up.as_ref().map_or(state.started_at, SimLink::last_received)
     }
 
     /// Applies a random fault to the current link.
-    pub fn disturb(&self, rng: &mut Rng) {
+    pub fn apply_fault(&self, rng: &mut Rng) {
         let Some(link) = self.link() else { return };
-        let way = if rng.chance(50) { Way::Up } else { Way::Down };
+        let direction = if rng.chance(50) { Direction::Up } else { Direction::Down };
         let (bytes, rest) = (rng.within(1..3000), Duration::from_millis(rng.within(10..6000)));
         let what = match rng.within(0..7) {
             0 | 1 => {
-                let cut = if rng.chance(50) { Cut::AtOnce } else { Cut::AfterDelivery };
+                let cut = if rng.chance(50) { CutKind::AtOnce } else { CutKind::AfterDelivery };
                 self.trace.count(Branch::CutBetween);
                 link.cut(cut);
                 format!("{cut:?}")
             }
             2 | 3 => {
                 self.trace.count(Branch::CutInside);
-                link.cut_after(way, bytes);
-                format!("cut after {bytes} bytes {way:?}")
+                link.cut_after(direction, bytes);
+                format!("cut after {bytes} bytes {direction:?}")
             }
             4 => {
                 self.trace.count(Branch::HalfOpen);
@@ -112,13 +113,13 @@ impl Dialer {
             }
             5 => {
                 let pace = rng.chance(70).then(|| *rng.pick(&[50_u64, 500, 5000]));
-                link.pace(Way::Down, pace);
+                link.pace(Direction::Down, pace);
                 format!("pace {pace:?}")
             }
             _ => {
                 self.trace.count(Branch::Stall);
-                link.stall(way, Instant::now() + rest);
-                format!("{way:?} stalls for {rest:?}")
+                link.stall(direction, Instant::now() + rest);
+                format!("{direction:?} stalls for {rest:?}")
             }
         };
         self.trace.line(format_args!("{} link: {what}", self.name));
@@ -128,15 +129,15 @@ impl Dialer {
         let mut state = self.lock();
         state.dialled += 1;
         let number = state.dialled;
-        let quality = if state.is_good { Quality::GOOD } else { Quality::draw(&mut state.rng) };
-        let (link, ours, theirs) = Link::new(quality);
+        let quality = if state.is_good { LinkQuality::GOOD } else { LinkQuality::draw(&mut state.rng) };
+        let (link, ours, theirs) = SimLink::new(quality);
         // Some links are cut soon, some are half-open from the start.
         match state.rng.within(0..100) {
             _ if state.is_good => {}
             0..8 => {
                 let bytes = state.rng.within(1..2000);
-                let way = if state.rng.chance(50) { Way::Up } else { Way::Down };
-                link.cut_after(way, bytes);
+                let direction = if state.rng.chance(50) { Direction::Up } else { Direction::Down };
+                link.cut_after(direction, bytes);
             }
             8..11 => link.half_open(),
             _ => {}
@@ -155,7 +156,7 @@ impl Dialer {
         Ok(Connection { stream: ours, framing, carrier: None })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DialerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -25,7 +25,7 @@ use rustix::{
 };
 use tokio::{io::Interest, sync::Notify};
 
-use crate::{branch::Branch, child::ScriptSpawner, gate::Gate, stage::Stage, trace::Invariant};
+use crate::{branch::Branch, child::ScriptSpawner, context::WorldContext, idle_gate::IdleGate, trace::Invariant};
 
 /// How many turns a holder may take at one instant of the simulated clock before it counts as spinning.
 const TURNS_MAX: u32 = 100_000;
@@ -38,24 +38,24 @@ const SEGMENTS: u64 = 12;
 pub struct Holders {
     root: tempfile::TempDir,
     limits: Limits,
-    gate: Gate,
-    state: Mutex<State>,
-    /// Notified when `unborn` has a new entry.
-    births: Notify,
+    gate: IdleGate,
+    state: Mutex<HoldersState>,
+    /// Notified when `pending` has a new entry.
+    pending_added: Notify,
     /// How many disk segments the server has opened.
     loads: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
+struct HoldersState {
     /// By session id. Ids are opaque, so everything is sorted by `order`.
-    sessions: BTreeMap<String, Entry>,
-    unborn: VecDeque<Unborn>,
+    sessions: BTreeMap<String, HolderEntry>,
+    pending: VecDeque<PendingHolder>,
     created: u64,
 }
 
 #[derive(Clone)]
-struct Entry {
+struct HolderEntry {
     order: u64,
     dir: PathBuf,
     record: Option<Vec<u8>>,
@@ -66,7 +66,7 @@ struct Entry {
 }
 
 /// A holder that was requested but does not run yet. This models the time that a fork takes.
-struct Unborn {
+struct PendingHolder {
     session: String,
     death: Arc<Notify>,
     order: u64,
@@ -76,32 +76,32 @@ struct Unborn {
 
 impl Holders {
     /// Creates an empty state directory without holders.
-    pub fn new(limits: Limits, gate: Gate) -> io::Result<Arc<Self>> {
+    pub fn new(limits: Limits, gate: IdleGate) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             root: tempfile::tempdir()?,
             limits,
             gate,
             state: Mutex::default(),
-            births: Notify::new(),
+            pending_added: Notify::new(),
             loads: AtomicU64::new(0),
         }))
     }
 
     /// The directory for a client's files. It does not exist yet.
-    pub fn desk(&self, client: &str) -> std::path::PathBuf {
+    pub fn files_dir(&self, client: &str) -> std::path::PathBuf {
         self.root.path().join("desks").join(client)
     }
 
     /// Starts requested holders and drives them until they end.
-    pub async fn keep(self: Arc<Self>, stage: Stage) {
+    pub async fn run_pending(self: Arc<Self>, context: WorldContext) {
         loop {
-            let unborn = self.lock().unborn.pop_front();
-            match unborn {
-                Some(unborn) => {
-                    let (holders, ground) = (self.clone(), stage.clone());
-                    stage.spawn(async move { holders.live(unborn, ground).await });
+            let pending = self.lock().pending.pop_front();
+            match pending {
+                Some(pending) => {
+                    let (holders, holder_context) = (self.clone(), context.clone());
+                    context.spawn(async move { holders.run_holder(pending, holder_context).await });
                 }
-                None => self.births.notified().await,
+                None => self.pending_added.notified().await,
             }
         }
     }
@@ -139,27 +139,27 @@ impl Holders {
         self.loads.load(Ordering::Relaxed)
     }
 
-    async fn live(self: Arc<Self>, unborn: Unborn, stage: Stage) {
-        let Unborn { session, order, config, controller, death } = unborn;
-        stage.trace.line(format_args!("holder {order} begins"));
-        let spawner = ScriptSpawner::new(stage.clone());
+    async fn run_holder(self: Arc<Self>, pending: PendingHolder, context: WorldContext) {
+        let PendingHolder { session, order, config, controller, death } = pending;
+        context.trace.line(format_args!("holder {order} begins"));
+        let spawner = ScriptSpawner::new(context.clone());
         let children = spawner.children();
         let driven = tokio::select! {
             biased;
             () = death.notified() => {
-                stage.trace.count(Branch::HolderDeath);
+                context.trace.count(Branch::HolderDeath);
                 Ok(())
             }
-            driven = drive(config, controller, spawner, &stage) => driven,
+            driven = drive(config, controller, spawner, &context) => driven,
         };
-        children.lose(&stage.records);
+        children.mark_lost(&context.records);
         if let Err(error) = driven {
-            stage.trace.fail(Invariant::Health, format_args!("holder {order} failed: {error}"));
+            context.trace.fail(Invariant::Health, format_args!("holder {order} failed: {error}"));
         }
         if let Some(entry) = self.lock().sessions.get_mut(&session) {
             entry.is_alive = false;
         }
-        stage.trace.line(format_args!("holder {order} ended"));
+        context.trace.line(format_args!("holder {order} ended"));
     }
 
     /// The directory of an existing session.
@@ -168,7 +168,7 @@ impl Holders {
     }
 
     /// The entry of a session. Creates it if necessary.
-    fn entry(&self, session: &str) -> io::Result<Entry> {
+    fn entry(&self, session: &str) -> io::Result<HolderEntry> {
         let mut state = self.lock();
         if let Some(entry) = state.sessions.get(session) {
             return Ok(entry.clone());
@@ -177,12 +177,12 @@ impl Holders {
         let order = state.created;
         let dir = self.root.path().join(order.to_string());
         std::fs::create_dir(&dir)?;
-        let entry = Entry { order, dir, record: None, secret: None, is_alive: false, death: Arc::default() };
+        let entry = HolderEntry { order, dir, record: None, secret: None, is_alive: false, death: Arc::default() };
         state.sessions.insert(session.to_owned(), entry.clone());
         Ok(entry)
     }
 
-    fn find(entry: &Entry) -> io::Result<Found> {
+    fn find(entry: &HolderEntry) -> io::Result<Found> {
         if let Ok(text) = std::fs::read_to_string(entry.dir.join(spawner::TOMBSTONE_NAME)) {
             return Ok(Found::Expired(text));
         }
@@ -195,7 +195,7 @@ impl Holders {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HoldersState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -222,15 +222,15 @@ impl core::Holders for Holders {
             (entry.secret, entry.is_alive) = (Some(secret), true);
         }
         let (session, order, death) = (session.to_owned(), entry.order, entry.death);
-        state.unborn.push_back(Unborn { session, order, config, controller: theirs, death });
+        state.pending.push_back(PendingHolder { session, order, config, controller: theirs, death });
         drop(state);
-        self.births.notify_one();
+        self.pending_added.notify_one();
         Ok((ours, secret))
     }
 
     fn scan(&self) -> io::Result<Vec<(String, Found)>> {
-        self.gate.pass();
-        let mut entries: Vec<(String, Entry)> = self.lock().sessions.clone().into_iter().collect();
+        self.gate.wait_until_idle();
+        let mut entries: Vec<(String, HolderEntry)> = self.lock().sessions.clone().into_iter().collect();
         entries.sort_by_key(|(_, entry)| entry.order);
         let found = entries.into_iter().map(|(id, entry)| Self::find(&entry).map(|found| (id, found)));
         // Skip a holder that ends during the scan: it cannot be adopted.
@@ -238,7 +238,7 @@ impl core::Holders for Holders {
     }
 
     fn look(&self, session: &str) -> io::Result<Option<Found>> {
-        self.gate.pass();
+        self.gate.wait_until_idle();
         let entry = self.lock().sessions.get(session).cloned();
         Ok(entry.and_then(|entry| Self::find(&entry).ok()))
     }
@@ -248,7 +248,7 @@ impl core::Holders for Holders {
     }
 
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()> {
-        self.gate.pass();
+        self.gate.wait_until_idle();
         self.entry(session)?;
         if let Some(entry) = self.lock().sessions.get_mut(session) {
             entry.record = Some(record.to_vec());
@@ -257,7 +257,7 @@ impl core::Holders for Holders {
     }
 
     fn open_segment(&self, session: &str, name: &str) -> io::Result<File> {
-        self.gate.pass();
+        self.gate.wait_until_idle();
         self.loads.fetch_add(1, Ordering::Relaxed);
         File::open(self.dir(session)?.join(name))
     }
@@ -274,12 +274,12 @@ impl core::Holders for Holders {
 }
 
 /// Turns a holder whenever its file descriptors or deadlines require it, until its session has ended.
-async fn drive(config: Config, controller: OwnedFd, spawner: ScriptSpawner, stage: &Stage) -> io::Result<()> {
-    let mut holder = Holder::new(config, controller, spawner, stage.now_ns())?;
+async fn drive(config: Config, controller: OwnedFd, spawner: ScriptSpawner, context: &WorldContext) -> io::Result<()> {
+    let mut holder = Holder::new(config, controller, spawner, context.now_ns())?;
     let ready = exec_server_rpc::register(holder.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
     let (mut last_ns, mut turns) = (0, 0);
     loop {
-        let now_ns = stage.now_ns();
+        let now_ns = context.now_ns();
         turns = if now_ns == last_ns { turns + 1 } else { 0 };
         last_ns = now_ns;
         if turns > TURNS_MAX {
@@ -297,7 +297,7 @@ async fn drive(config: Config, controller: OwnedFd, spawner: ScriptSpawner, stag
         }
         let due = async {
             match turn.next_deadline_ns {
-                Some(at) => tokio::time::sleep_until(stage.instant(at)).await,
+                Some(at) => tokio::time::sleep_until(context.instant(at)).await,
                 None => std::future::pending().await,
             }
         };

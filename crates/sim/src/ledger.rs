@@ -1,13 +1,13 @@
 //! The events that one cursor of the real client has received of a process, compared with what the child really did.
 //!
 //! Stricter than the view of the model client: a cursor promises every event once and in order, through any fault. Does not depend on links
-//! or sessions; [`fate`](crate::fate) decides whether an error is correct.
+//! or sessions; [`session_history`](crate::session_history) decides whether an error is correct.
 
 use exec_server_client::{Event, protocol::process as wire};
 
 use crate::{
     branch::Branch,
-    child::{Records, text},
+    child::{ChildRecords, text},
     trace::{Invariant, Trace},
     view::Plan,
 };
@@ -26,7 +26,7 @@ pub struct Ledger {
     is_late: bool,
     /// A restarted program attached to the process again. It is fed by `process/read`, which counts gap bytes from the beginning of the
     /// output, so a gap may have no byte count.
-    pub is_taken_up: bool,
+    pub is_reattached: bool,
     /// After a gap without a byte count: the position in the text is unknown until the next bytes have an offset.
     is_adrift: bool,
     /// There was such a gap. It may have contained the exit.
@@ -40,12 +40,12 @@ pub struct Ledger {
     /// The close was received.
     pub closed: bool,
     trace: Trace,
-    records: Records,
+    records: ChildRecords,
 }
 
 impl Ledger {
     /// A cursor at the beginning.
-    pub fn new(who: String, name: String, plan: Plan, trace: Trace, records: Records) -> Self {
+    pub fn new(who: String, name: String, plan: Plan, trace: Trace, records: ChildRecords) -> Self {
         let may_miss = plan.drops;
         Self {
             name,
@@ -54,7 +54,7 @@ impl Ledger {
             may_miss,
             is_observer: false,
             is_late: false,
-            is_taken_up: false,
+            is_reattached: false,
             is_adrift: false,
             has_uncounted: false,
             position: 0,
@@ -85,14 +85,14 @@ impl Ledger {
         self
     }
 
-    fn wrong(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
+    fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
         self.trace.fail(invariant, format_args!("{} {}: {what}", self.who, self.name));
     }
 
-    /// Handles the next event. `asked_to_die` says whether a kill was requested.
-    pub fn take(&mut self, event: &Event, asked_to_die: bool) {
+    /// Handles the next event. `kill_requested` says whether a kill was requested.
+    pub fn take(&mut self, event: &Event, kill_requested: bool) {
         if self.closed {
-            return self.wrong(Invariant::End, format_args!("something follows the close: {event:?}"));
+            return self.report_violation(Invariant::End, format_args!("something follows the close: {event:?}"));
         }
         match event {
             Event::Output { seq, stream, bytes, offset } => {
@@ -105,7 +105,7 @@ impl Ledger {
             }
             Event::Exited { seq, exit } => {
                 self.follow(*seq, *seq);
-                self.take_exit(exit, asked_to_die);
+                self.take_exit(exit, kill_requested);
             }
             Event::Closed { seq, totals } => {
                 self.follow(*seq, *seq);
@@ -117,14 +117,14 @@ impl Ledger {
 
     fn follow(&mut self, from: u64, to: u64) {
         if from != self.position + 1 || to < from {
-            self.wrong(Invariant::Prefix, format_args!("{from}..{to} follows {}", self.position));
+            self.report_violation(Invariant::Prefix, format_args!("{from}..{to} follows {}", self.position));
         }
         self.position = to;
     }
 
     fn take_bytes(&mut self, seq: u64, stream: wire::Stream, bytes: &[u8], offset: Option<u64>) {
         if (stream == wire::Stream::Pty) != self.plan.tty {
-            self.wrong(Invariant::Wire, format_args!("#{seq} is of {stream:?}"));
+            self.report_violation(Invariant::Wire, format_args!("#{seq} is of {stream:?}"));
         }
         let index = usize::from(stream == wire::Stream::Stderr);
         if self.is_adrift && !self.find_place(seq, bytes, offset) {
@@ -132,14 +132,20 @@ impl Ledger {
         }
         let at = self.taken[index];
         if let Some(offset) = offset.filter(|offset| *offset != self.taken.iter().sum::<u64>()) {
-            self.wrong(Invariant::Prefix, format_args!("#{seq} at offset {offset}, expected {:?}", self.taken));
+            self.report_violation(
+                Invariant::Prefix,
+                format_args!("#{seq} at offset {offset}, expected {:?}", self.taken),
+            );
         }
         if text(&self.name, index, at, bytes.len()) != bytes {
-            self.wrong(Invariant::Prefix, format_args!("#{seq}: {} bytes are not those at {at}", bytes.len()));
+            self.report_violation(
+                Invariant::Prefix,
+                format_args!("#{seq}: {} bytes are not those at {at}", bytes.len()),
+            );
         }
         self.taken[index] += bytes.len() as u64;
         if self.records.with(&self.name, |record| record.written[index]) < self.taken[index] {
-            self.wrong(Invariant::Prefix, format_args!("#{seq} has bytes that were never written"));
+            self.report_violation(Invariant::Prefix, format_args!("#{seq} has bytes that were never written"));
         }
         if self.exited.is_some() {
             self.trace.count(Branch::OutputAfterExit);
@@ -155,12 +161,18 @@ impl Ledger {
             let len = usize::try_from(written.saturating_sub(self.taken[0])).expect("worlds are small");
             let all = text(&self.name, 0, self.taken[0], len);
             if !all.windows(bytes.len().max(1)).any(|part| part == bytes) {
-                self.wrong(Invariant::Prefix, format_args!("#{seq}: {} bytes were never written", bytes.len()));
+                self.report_violation(
+                    Invariant::Prefix,
+                    format_args!("#{seq}: {} bytes were never written", bytes.len()),
+                );
             }
             return false;
         };
         if offset < self.taken[0] {
-            self.wrong(Invariant::Prefix, format_args!("#{seq} at offset {offset}, behind {:?}", self.taken));
+            self.report_violation(
+                Invariant::Prefix,
+                format_args!("#{seq} at offset {offset}, behind {:?}", self.taken),
+            );
         }
         (self.taken[0], self.is_adrift) = (offset, false);
         true
@@ -175,33 +187,35 @@ impl Ledger {
         // others.
         let is_freed = self.records.with(&self.name, |record| record.followers > u32::from(self.is_late));
         if !self.may_miss && !is_late && !is_freed {
-            return self.wrong(Invariant::Gap, format_args!("a gap {from}..{to} in a log that must not drop"));
+            return self
+                .report_violation(Invariant::Gap, format_args!("a gap {from}..{to} in a log that must not drop"));
         }
         let Some(bytes) = bytes else {
             // The server has forgotten this output, so its bytes cannot be counted for a reader that attached later.
-            if (self.is_observer || self.is_taken_up) && self.plan.is_single() {
+            if (self.is_observer || self.is_reattached) && self.plan.is_single() {
                 (self.is_adrift, self.has_uncounted) = (true, true);
                 return;
             }
-            return self.wrong(Invariant::Gap, format_args!("a gap {from}..{to} whose bytes were not counted"));
+            return self
+                .report_violation(Invariant::Gap, format_args!("a gap {from}..{to} whose bytes were not counted"));
         };
         self.trace.count(if self.plan.drops { Branch::DropOldestGap } else { Branch::ObserverGap });
         self.taken[0] += bytes;
         self.gaps += bytes;
     }
 
-    fn take_exit(&mut self, exit: &exec_server_client::Exit, asked_to_die: bool) {
+    fn take_exit(&mut self, exit: &exec_server_client::Exit, kill_requested: bool) {
         let (real, lost) = self.records.with(&self.name, |record| (record.exit, record.lost));
         if self.exited.replace(exit.code).is_some() {
-            self.wrong(Invariant::End, format_args!("a second exit"));
+            self.report_violation(Invariant::End, format_args!("a second exit"));
         }
         if real != Some(exit.code) && !(lost && exit.code == -1) {
-            self.wrong(Invariant::End, format_args!("exit {}, really {real:?}", exit.code));
+            self.report_violation(Invariant::End, format_args!("exit {}, really {real:?}", exit.code));
         }
         let cause = exit.cause.map(|cause| serde_json::to_value(cause).expect("a word"));
         let cause = cause.as_ref().and_then(|cause| cause.as_str());
-        if cause.is_some_and(|cause| !self.plan.allows(cause, exit.code, asked_to_die, lost)) {
-            self.wrong(Invariant::End, format_args!("exit {} because of {cause:?}", exit.code));
+        if cause.is_some_and(|cause| !self.plan.allows(cause, exit.code, kill_requested, lost)) {
+            self.report_violation(Invariant::End, format_args!("exit {} because of {cause:?}", exit.code));
         }
         match cause {
             Some("timeout") => self.trace.count(Branch::Timeout),
@@ -217,23 +231,33 @@ impl Ledger {
         let record = self.records.get(&self.name);
         let written: u64 = record.written.iter().sum();
         if self.exited.is_none() && !self.has_uncounted {
-            self.wrong(Invariant::End, format_args!("closed without an exit"));
+            self.report_violation(Invariant::End, format_args!("closed without an exit"));
         }
         let is_within = self.taken.iter().zip(&record.written).all(|(taken, written)| taken <= written);
         if !is_within || self.taken != record.written && !record.lost && !self.is_adrift {
-            self.wrong(Invariant::End, format_args!("closed with {:?} taken of {:?}", self.taken, record.written));
+            self.report_violation(
+                Invariant::End,
+                format_args!("closed with {:?} taken of {:?}", self.taken, record.written),
+            );
         }
-        if output_bytes.is_some_and(|told| told > written || told < written && !record.lost) {
-            self.wrong(Invariant::End, format_args!("closed says {output_bytes:?} bytes, really {written}"));
+        if output_bytes.is_some_and(|reported| reported > written || reported < written && !record.lost) {
+            self.report_violation(Invariant::End, format_args!("closed says {output_bytes:?} bytes, really {written}"));
         }
         // A late reader's gaps are not all dropped output: other readers had received some of it.
-        if self.plan.drops && !self.is_observer && !self.is_late && dropped_bytes.is_some_and(|told| told < self.gaps) {
-            self.wrong(Invariant::Gap, format_args!("closed says {dropped_bytes:?} dropped, gaps said {}", self.gaps));
+        if self.plan.drops
+            && !self.is_observer
+            && !self.is_late
+            && dropped_bytes.is_some_and(|reported| reported < self.gaps)
+        {
+            self.report_violation(
+                Invariant::Gap,
+                format_args!("closed says {dropped_bytes:?} dropped, gaps said {}", self.gaps),
+            );
         }
     }
 
     /// A description of the position. Used if a world ends before the close.
-    pub fn standing(&self) -> String {
+    pub fn summary(&self) -> String {
         let record = self.records.get(&self.name);
         format!(
             "at {} with {:?} of {:?}, exit heard {:?} really {:?}",

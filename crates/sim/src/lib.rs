@@ -5,41 +5,41 @@
 //! ([`link`]). The server can crash and start again ([`server`]). The holders survive it ([`holders`]), and their children play scripts
 //! ([`child`]). The file descriptors between server, holders and scripts are real; only the links and the clock are simulated. Time
 //! advances only when nothing else can run, so a simulated minute costs milliseconds and a seed always produces the same trace. This
-//! includes worlds with a disk ([`world::has_disk`]); `gate` orders their disk I/O.
+//! includes worlds with a disk ([`world::has_disk`]); `idle_gate` orders their disk I/O.
 //!
 //! The oracle ([`view`]) shares no code with the server. Children write text that encodes its own position, so the bytes themselves show
 //! loss, duplication and reordering.
 
-pub mod asks;
 pub mod branch;
 pub mod child;
 pub mod client;
-pub mod desk;
+pub mod client_files;
+pub mod client_requests;
+pub mod context;
 pub mod dialer;
-pub mod fate;
-pub mod gate;
-pub mod held;
 pub mod holders;
+pub mod idle_gate;
 pub mod ledger;
+pub mod legacy_client;
 pub mod link;
-pub mod relic;
 pub mod rival;
 pub mod rng;
 pub mod server;
-pub mod stage;
+pub mod session_history;
 pub mod stdin;
 pub mod trace;
 pub mod user;
+pub mod user_process;
 pub mod view;
 pub mod wire;
 pub mod world;
 
-mod disasters;
-mod finale;
-mod hearing;
-mod moves;
-mod ops;
+mod client_messages;
+mod client_steps;
 mod plans;
+mod user_steps;
+mod world_end;
+mod world_steps;
 
 pub use world::{Report, run};
 
@@ -58,23 +58,23 @@ pub fn run_and_keep(seed: u64, dir: &Path, always: bool) -> io::Result<Report> {
 /// How many worlds run concurrently. Each has its own thread, runtime, clock and directory.
 const THREADS: usize = 2;
 
-/// Runs many seeds, a few at a time. Calls `told` when a world ends. Returns all reports in the order of their seeds, without the traces.
-pub fn run_many(seeds: Range<u64>, dir: &Path, told: impl Fn(&Report) + Sync) -> io::Result<Vec<Report>> {
+/// Runs many seeds, a few at a time. Calls `on_report` when a world ends. Returns all reports in the order of their seeds, without the traces.
+pub fn run_many(seeds: Range<u64>, dir: &Path, on_report: impl Fn(&Report) + Sync) -> io::Result<Vec<Report>> {
     let left = Mutex::new(seeds);
-    let live = || {
+    let run_worlds = || {
         let mut reports = Vec::new();
         loop {
             let next = left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
             let Some(seed) = next else { return io::Result::Ok(reports) };
             let mut report = run_and_keep(seed, dir, false)?;
-            told(&report);
+            on_report(&report);
             report.trace = String::new();
             reports.push(report);
         }
     };
     let mut all = Vec::new();
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(live)).collect();
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(run_worlds)).collect();
         for thread in threads {
             all.extend(thread.join().expect("a world does not panic")?);
         }

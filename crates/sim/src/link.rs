@@ -23,7 +23,7 @@ use crate::rng::Rng;
 
 /// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the client to the server.
     Up,
     /// From the server to the client.
@@ -32,7 +32,7 @@ pub enum Way {
 
 /// The properties of a link without faults, per direction.
 #[derive(Clone, Copy, Debug)]
-pub struct Quality {
+pub struct LinkQuality {
     /// The transit time.
     pub delay: Duration,
     /// The most bytes that one read returns.
@@ -43,7 +43,7 @@ pub struct Quality {
     pub capacity: usize,
 }
 
-impl Quality {
+impl LinkQuality {
     /// A link without faults.
     pub const GOOD: Self = Self { delay: Duration::ZERO, slice: 1 << 20, pace: None, capacity: 256 << 10 };
 
@@ -60,7 +60,7 @@ impl Quality {
 
 /// How a link ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum CutKind {
     /// Bytes in transit arrive, then both sides see EOF.
     AfterDelivery,
     /// Bytes in transit are lost, and both sides see a reset.
@@ -69,21 +69,21 @@ pub enum Cut {
 
 /// The world's control of a link.
 #[derive(Clone, Debug)]
-pub struct Link(Arc<Mutex<State>>);
+pub struct SimLink(Arc<Mutex<LinkState>>);
 
 #[derive(Debug)]
-struct State {
-    up: Pipe,
-    down: Pipe,
+struct LinkState {
+    up: LinkPipe,
+    down: LinkPipe,
     /// Since when the link is half-open: nothing from one side reaches the other.
     void_since: Option<Instant>,
     /// When the data that the client read last had arrived at its side.
-    heard: Instant,
+    last_received: Instant,
 }
 
 #[derive(Debug)]
-struct Pipe {
-    quality: Quality,
+struct LinkPipe {
+    quality: LinkQuality,
     /// Bytes in transit with their arrival times, oldest first.
     queue: VecDeque<(Instant, Bytes)>,
     queued: usize,
@@ -91,7 +91,7 @@ struct Pipe {
     /// The link is cut when this many bytes have been delivered in this direction.
     cut_at: Option<u64>,
     /// Nothing is read before this time.
-    rests_until: Option<Instant>,
+    stalled_until: Option<Instant>,
     /// Half-open: writes vanish and reads hang.
     is_void: bool,
     reset: bool,
@@ -101,14 +101,14 @@ struct Pipe {
     writer: Option<Waker>,
 }
 
-impl Link {
+impl SimLink {
     /// A link and its two ends: the client's and the server's.
-    pub fn new(quality: Quality) -> (Self, Stream, Stream) {
-        let (up, down) = (Pipe::new(quality), Pipe::new(quality));
-        let shared = Arc::new(Mutex::new(State { up, down, void_since: None, heard: Instant::now() }));
-        let end = |read: Way, write: Way| {
-            let reader = Reader { shared: shared.clone(), way: read, sleep: None };
-            let mut stream = Stream::new(reader, Writer { shared: shared.clone(), way: write });
+    pub fn new(quality: LinkQuality) -> (Self, Stream, Stream) {
+        let (up, down) = (LinkPipe::new(quality), LinkPipe::new(quality));
+        let shared = Arc::new(Mutex::new(LinkState { up, down, void_since: None, last_received: Instant::now() }));
+        let end = |read: Direction, write: Direction| {
+            let reader = LinkReader { shared: shared.clone(), direction: read, sleep: None };
+            let mut stream = Stream::new(reader, LinkWriter { shared: shared.clone(), direction: write });
             // Answers like the kernel: a peer that only stalls still acknowledges, a peer behind a dead line does not.
             let asked = shared.clone();
             stream.probe = Some(TcpProbe::from_fn(move || {
@@ -117,22 +117,22 @@ impl Link {
             }));
             stream
         };
-        let (client, server) = (end(Way::Down, Way::Up), end(Way::Up, Way::Down));
+        let (client, server) = (end(Direction::Down, Direction::Up), end(Direction::Up, Direction::Down));
         (Self(shared), client, server)
     }
 
     /// Ends the link now.
-    pub fn cut(&self, cut: Cut) {
+    pub fn cut(&self, cut: CutKind) {
         let mut state = lock(&self.0);
-        for pipe in [Way::Up, Way::Down] {
+        for pipe in [Direction::Up, Direction::Down] {
             state.pipe(pipe).end(cut);
         }
     }
 
     /// Resets the link when `bytes` more have been delivered in this direction. This is mostly inside a frame.
-    pub fn cut_after(&self, way: Way, bytes: u64) {
+    pub fn cut_after(&self, direction: Direction, bytes: u64) {
         let mut state = lock(&self.0);
-        let pipe = state.pipe(way);
+        let pipe = state.pipe(direction);
         pipe.cut_at = Some(pipe.delivered + bytes);
     }
 
@@ -140,39 +140,39 @@ impl Link {
     pub fn half_open(&self) {
         let mut state = lock(&self.0);
         state.void_since.get_or_insert_with(Instant::now);
-        for way in [Way::Up, Way::Down] {
-            let pipe = state.pipe(way);
+        for direction in [Direction::Up, Direction::Down] {
+            let pipe = state.pipe(direction);
             pipe.is_void = true;
             pipe.queue.clear();
         }
     }
 
     /// Nothing arrives in this direction until `until`. Nothing is lost.
-    pub fn stall(&self, way: Way, until: Instant) {
-        lock(&self.0).pipe(way).rests_until = Some(until);
+    pub fn stall(&self, direction: Direction, until: Instant) {
+        lock(&self.0).pipe(direction).stalled_until = Some(until);
     }
 
     /// Changes how fast the reader of this direction reads.
-    pub fn pace(&self, way: Way, pace: Option<u64>) {
+    pub fn pace(&self, direction: Direction, pace: Option<u64>) {
         let mut state = lock(&self.0);
-        let pipe = state.pipe(way);
+        let pipe = state.pipe(direction);
         pipe.quality.pace = pace;
         pipe.wake();
     }
 
     /// From now on the link is fast in both directions.
-    pub fn mend(&self) {
+    pub fn repair(&self) {
         let mut state = lock(&self.0);
-        for way in [Way::Up, Way::Down] {
-            let pipe = state.pipe(way);
-            pipe.quality = Quality::GOOD;
+        for direction in [Direction::Up, Direction::Down] {
+            let pipe = state.pipe(direction);
+            pipe.quality = LinkQuality::GOOD;
             pipe.wake();
         }
     }
 
     /// When the data that the client read last had arrived at its side.
-    pub fn heard(&self) -> Instant {
-        lock(&self.0).heard
+    pub fn last_received(&self) -> Instant {
+        lock(&self.0).last_received
     }
 
     /// Whether the link was reset, by the world or by its byte count.
@@ -182,24 +182,24 @@ impl Link {
     }
 }
 
-impl State {
-    fn pipe(&mut self, way: Way) -> &mut Pipe {
-        match way {
-            Way::Up => &mut self.up,
-            Way::Down => &mut self.down,
+impl LinkState {
+    fn pipe(&mut self, direction: Direction) -> &mut LinkPipe {
+        match direction {
+            Direction::Up => &mut self.up,
+            Direction::Down => &mut self.down,
         }
     }
 }
 
-impl Pipe {
-    fn new(quality: Quality) -> Self {
+impl LinkPipe {
+    fn new(quality: LinkQuality) -> Self {
         Self {
             quality,
             queue: VecDeque::new(),
             queued: 0,
             delivered: 0,
             cut_at: None,
-            rests_until: None,
+            stalled_until: None,
             is_void: false,
             reset: false,
             writer_gone: false,
@@ -209,10 +209,10 @@ impl Pipe {
         }
     }
 
-    fn end(&mut self, cut: Cut) {
+    fn end(&mut self, cut: CutKind) {
         match cut {
-            Cut::AfterDelivery => (self.writer_gone, self.reader_gone) = (true, true),
-            Cut::AtOnce => {
+            CutKind::AfterDelivery => (self.writer_gone, self.reader_gone) = (true, true),
+            CutKind::AtOnce => {
                 self.reset = true;
                 self.queue.clear();
             }
@@ -229,7 +229,7 @@ impl Pipe {
     /// When the next byte can be read; `None` if there is none.
     fn ready_at(&self) -> Option<Instant> {
         let (arrival, _) = self.queue.front()?;
-        Some(self.rests_until.map_or(*arrival, |until| until.max(*arrival)))
+        Some(self.stalled_until.map_or(*arrival, |until| until.max(*arrival)))
     }
 
     /// Moves bytes into `buf`. Returns true if these were the last before the cut.
@@ -251,7 +251,7 @@ impl Pipe {
         }
         self.queued -= given;
         self.delivered += given as u64;
-        self.rests_until = self.quality.pace.map(|pace| now + Duration::from_millis((given as u64).div_ceil(pace)));
+        self.stalled_until = self.quality.pace.map(|pace| now + Duration::from_millis((given as u64).div_ceil(pace)));
         if let Some(waker) = self.writer.take() {
             waker.wake();
         }
@@ -259,18 +259,18 @@ impl Pipe {
     }
 }
 
-struct Reader {
-    shared: Arc<Mutex<State>>,
-    way: Way,
+struct LinkReader {
+    shared: Arc<Mutex<LinkState>>,
+    direction: Direction,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl AsyncRead for Reader {
+impl AsyncRead for LinkReader {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         loop {
             let mut state = lock(&this.shared);
-            let pipe = state.pipe(this.way);
+            let pipe = state.pipe(this.direction);
             pipe.reader = Some(cx.waker().clone());
             if pipe.reset {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
@@ -284,12 +284,12 @@ impl AsyncRead for Reader {
                     // After a clock jump or a pause of the reader, use the arrival time, not the time of the read.
                     let said = pipe.queue.front().map_or(now, |(arrival, _)| *arrival);
                     let is_last = pipe.deliver(buf, now);
-                    if this.way == Way::Down {
-                        state.heard = said;
+                    if this.direction == Direction::Down {
+                        state.last_received = said;
                     }
                     if is_last {
-                        state.up.end(Cut::AtOnce);
-                        state.down.end(Cut::AtOnce);
+                        state.up.end(CutKind::AtOnce);
+                        state.down.end(CutKind::AtOnce);
                     }
                     return Poll::Ready(Ok(()));
                 }
@@ -307,24 +307,24 @@ impl AsyncRead for Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for LinkReader {
     fn drop(&mut self) {
         let mut state = lock(&self.shared);
-        let pipe = state.pipe(self.way);
+        let pipe = state.pipe(self.direction);
         pipe.reader_gone = true;
         pipe.wake();
     }
 }
 
-struct Writer {
-    shared: Arc<Mutex<State>>,
-    way: Way,
+struct LinkWriter {
+    shared: Arc<Mutex<LinkState>>,
+    direction: Direction,
 }
 
-impl AsyncWrite for Writer {
+impl AsyncWrite for LinkWriter {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let mut state = lock(&self.shared);
-        let pipe = state.pipe(self.way);
+        let pipe = state.pipe(self.direction);
         if pipe.reset || pipe.reader_gone || pipe.writer_gone {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
@@ -350,22 +350,22 @@ impl AsyncWrite for Writer {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut state = lock(&self.shared);
-        let pipe = state.pipe(self.way);
+        let pipe = state.pipe(self.direction);
         pipe.writer_gone = true;
         pipe.wake();
         Poll::Ready(Ok(()))
     }
 }
 
-impl Drop for Writer {
+impl Drop for LinkWriter {
     fn drop(&mut self) {
         let mut state = lock(&self.shared);
-        let pipe = state.pipe(self.way);
+        let pipe = state.pipe(self.direction);
         pipe.writer_gone = true;
         pipe.wake();
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<LinkState>) -> MutexGuard<'_, LinkState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -27,11 +27,11 @@ pub struct Server {
     config: Config,
     holders: Arc<Holders>,
     trace: Trace,
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ServerState {
     core: Option<Arc<Core>>,
     connections: JoinSet<()>,
     /// How many servers have started.
@@ -55,7 +55,7 @@ impl Server {
     }
 
     /// Starts a server and adopts the existing holders.
-    pub async fn begin(&self) -> io::Result<()> {
+    pub async fn start(&self) -> io::Result<()> {
         let core = Core::new(self.config.clone(), self.holders.clone());
         let adopted = core.adopt().await;
         let mut state = self.lock();
@@ -102,7 +102,7 @@ impl Server {
         true
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

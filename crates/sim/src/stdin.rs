@@ -4,7 +4,7 @@
 use crate::{
     child::{STDIN_TEXT, text},
     trace::Invariant,
-    view::View,
+    view::ProcessView,
 };
 
 /// The capacity of a pipe or simulated terminal. Accepted bytes were read by the child or are in there.
@@ -17,7 +17,7 @@ pub struct Write {
     pub start: u64,
     pub len: u64,
     /// The result, once answered.
-    pub status: Option<Accepted>,
+    pub status: Option<WriteOutcome>,
     /// The write has no id, so it is never sent again.
     pub is_keyless: bool,
     /// The number of the server to which the write was first sent.
@@ -26,7 +26,7 @@ pub struct Write {
 
 /// The result of a write or a close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
+pub enum WriteOutcome {
     /// It was written.
     Yes,
     /// Stdin was closed.
@@ -35,7 +35,7 @@ pub enum Accepted {
     Unknown,
 }
 
-impl View {
+impl ProcessView {
     /// Records a new write and returns its index.
     pub fn next_write(&mut self, len: u64, is_keyless: bool, server: u32) -> usize {
         let start = self.writes.last().map_or(0, |write| write.start + write.len);
@@ -46,13 +46,13 @@ impl View {
     /// Whether another write may follow. Not after a write without an id whose result is unknown.
     pub fn takes_writes(&self) -> bool {
         let is_open = self.plan.stdin && self.close_stdin.is_none() && !self.forgotten;
-        is_open && !self.writes.iter().any(|write| write.is_keyless && write.status != Some(Accepted::Yes))
+        is_open && !self.writes.iter().any(|write| write.is_keyless && write.status != Some(WriteOutcome::Yes))
     }
 
     /// A link was cut: unanswered writes without an id stay unknown.
     pub fn give_up_keyless(&mut self) {
         for write in self.writes.iter_mut().filter(|write| write.is_keyless && write.status.is_none()) {
-            write.status = Some(Accepted::Unknown);
+            write.status = Some(WriteOutcome::Unknown);
         }
     }
 
@@ -76,7 +76,7 @@ impl View {
             (record.stdin.len(), text(&name, STDIN_TEXT, from as u64, new.len()) == new)
         });
         if !matches || len as u64 > end {
-            self.wrong(
+            self.report_violation(
                 Invariant::Stdin,
                 format_args!("stdin between {from} and {len} is not what was written ({end} bytes)"),
             );
@@ -85,7 +85,7 @@ impl View {
         let accepted = self.accepted_end();
         let is_dead = self.records.with(&name, |record| record.exit.is_some());
         if accepted > len as u64 + PIPE_BYTES && !is_dead {
-            self.wrong(
+            self.report_violation(
                 Invariant::Stdin,
                 format_args!("{accepted} bytes were accepted, {len} read: more than a pipe holds"),
             );
@@ -94,7 +94,7 @@ impl View {
 
     /// The end of the last accepted write.
     pub(crate) fn accepted_end(&self) -> u64 {
-        let accepted = self.writes.iter().filter(|write| write.status == Some(Accepted::Yes));
+        let accepted = self.writes.iter().filter(|write| write.status == Some(WriteOutcome::Yes));
         accepted.map(|write| write.start + write.len).max().unwrap_or(0)
     }
 }

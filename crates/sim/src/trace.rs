@@ -73,7 +73,7 @@ pub type Sent = BTreeMap<String, u64>;
 
 /// The recording of a world.
 #[derive(Clone, Debug, Default)]
-pub struct Record {
+pub struct Recording {
     /// The trace, one line per event.
     pub text: String,
     /// The first violation.
@@ -84,57 +84,57 @@ pub struct Record {
 
 /// A handle to the recording of one world.
 #[derive(Clone)]
-pub struct Trace(Arc<Mutex<State>>);
+pub struct Trace(Arc<Mutex<TraceState>>);
 
-struct State {
+struct TraceState {
     started: Instant,
-    record: Record,
+    recording: Recording,
 }
 
 impl Trace {
     /// An empty recording that starts now.
     pub fn new() -> Self {
-        Self(Arc::new(Mutex::new(State { started: Instant::now(), record: Record::default() })))
+        Self(Arc::new(Mutex::new(TraceState { started: Instant::now(), recording: Recording::default() })))
     }
 
     /// Adds a line to the trace.
     pub fn line(&self, event: fmt::Arguments<'_>) {
         let mut state = self.lock();
         let ms = state.started.elapsed().as_millis();
-        writeln!(state.record.text, "{:>6}.{:03} {event}", ms / 1000, ms % 1000).expect("a string takes all");
+        writeln!(state.recording.text, "{:>6}.{:03} {event}", ms / 1000, ms % 1000).expect("a string takes all");
     }
 
     /// Records a violation. The first one is the result of the world.
     pub fn fail(&self, invariant: Invariant, what: fmt::Arguments<'_>) {
         self.line(format_args!("WRONG [{}]: {what}", invariant.name()));
-        self.lock().record.failure.get_or_insert_with(|| format!("[{}] {what}", invariant.name()));
+        self.lock().recording.failure.get_or_insert_with(|| format!("[{}] {what}", invariant.name()));
     }
 
     /// Counts a rare branch.
     pub fn count(&self, branch: Branch) {
-        *self.lock().record.counters.entry(branch).or_default() += 1;
+        *self.lock().recording.counters.entry(branch).or_default() += 1;
     }
 
     /// Counts a method or notification that was sent.
     pub fn sent(&self, method: &str) {
         let mut state = self.lock();
-        match state.record.sent.get_mut(method) {
+        match state.recording.sent.get_mut(method) {
             Some(times) => *times += 1,
-            None => drop(state.record.sent.insert(method.to_owned(), 1)),
+            None => drop(state.recording.sent.insert(method.to_owned(), 1)),
         }
     }
 
     /// Whether there was a violation so far.
     pub fn has_failed(&self) -> bool {
-        self.lock().record.failure.is_some()
+        self.lock().recording.failure.is_some()
     }
 
     /// Takes the recording out.
-    pub fn take(&self) -> Record {
-        std::mem::take(&mut self.lock().record)
+    pub fn take(&self) -> Recording {
+        std::mem::take(&mut self.lock().recording)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TraceState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

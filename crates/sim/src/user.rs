@@ -1,7 +1,7 @@
 //! A program that uses the real client library over simulated links: sessions, process handles, cursors and stdin.
 //!
 //! Owns the client and its calls. Every call runs in its own task and must end. Every event goes through a
-//! [`Ledger`](crate::ledger::Ledger), every error through the [`Fate`]. The program may restart with only its records.
+//! [`Ledger`](crate::ledger::Ledger), every error through the [`SessionHistory`]. The program may restart with only its records.
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,23 +19,23 @@ use exec_server_client::{
 use crate::{
     branch::Branch,
     child,
+    context::{Tasks, WorldContext},
     dialer::Dialer,
-    fate::{Fate, repeatable},
-    held::Held,
     rng::Rng,
     server::Server,
-    stage::{Stage, Tasks},
+    session_history::{SessionHistory, repeatable},
     trace::Invariant,
+    user_process::UserProcess,
     view::Plan,
 };
 
 /// Calls that are not answered yet, by number.
 #[derive(Clone, Default)]
-pub struct Pending(Rc<RefCell<(u64, BTreeMap<u64, String>)>>);
+pub struct PendingCalls(Rc<RefCell<(u64, BTreeMap<u64, String>)>>);
 
-impl Pending {
+impl PendingCalls {
     /// Records a call. The returned number ends it.
-    pub fn begin(&self, what: String) -> u64 {
+    pub fn add(&self, what: String) -> u64 {
         let mut state = self.0.borrow_mut();
         state.0 += 1;
         let number = state.0;
@@ -44,7 +44,7 @@ impl Pending {
     }
 
     /// Removes an answered call.
-    pub fn end(&self, number: u64) {
+    pub fn remove(&self, number: u64) {
         self.0.borrow_mut().1.remove(&number);
     }
 
@@ -58,15 +58,15 @@ impl Pending {
 pub struct User {
     /// The name in the trace. Also the prefix of its process names.
     pub name: String,
-    pub(crate) stage: Stage,
+    pub(crate) context: WorldContext,
     pub(crate) rng: Rng,
     pub(crate) dialer: Dialer,
     pub(crate) client: Option<Client>,
     pub(crate) session: Option<SessionId>,
-    pub(crate) fate: Rc<Fate>,
-    pub(crate) pending: Pending,
+    pub(crate) history: Rc<SessionHistory>,
+    pub(crate) pending: PendingCalls,
     /// Its processes, by name.
-    pub(crate) held: BTreeMap<String, Rc<Held>>,
+    pub(crate) processes: BTreeMap<String, Rc<UserProcess>>,
     /// A session is being created or resumed.
     pub(crate) is_opening: Rc<Cell<bool>>,
     pub(crate) opened: Rc<RefCell<Option<Result<Client, Error>>>>,
@@ -77,20 +77,20 @@ pub struct User {
 
 impl User {
     /// A program that has not connected yet.
-    pub fn new(name: String, server: Arc<Server>, stage: Stage, mut rng: Rng) -> Self {
-        let dialer = Dialer::new(name.clone(), server, stage.trace.clone(), rng.fork());
+    pub fn new(name: String, server: Arc<Server>, context: WorldContext, mut rng: Rng) -> Self {
+        let dialer = Dialer::new(name.clone(), server, context.trace.clone(), rng.fork());
         let ttl = Duration::from_secs(120);
-        let fate = Rc::new(Fate::new(name.clone(), dialer.clone(), stage.trace.clone(), ttl));
+        let history = Rc::new(SessionHistory::new(name.clone(), dialer.clone(), context.trace.clone(), ttl));
         Self {
             name,
-            stage,
+            context,
             rng,
             dialer,
             client: None,
             session: None,
-            fate,
-            pending: Pending::default(),
-            held: BTreeMap::new(),
+            history,
+            pending: PendingCalls::default(),
+            processes: BTreeMap::new(),
             is_opening: Rc::default(),
             opened: Rc::default(),
             ttl,
@@ -101,17 +101,17 @@ impl User {
     /// Kills the program: its tasks are aborted, and its pending calls are forgotten.
     pub(crate) fn kill(&mut self) {
         std::mem::take(&mut self.tasks).end();
-        self.pending = Pending::default();
+        self.pending = PendingCalls::default();
         self.opened = Rc::default();
         self.is_opening = Rc::default();
     }
 
     pub(crate) fn trace(&self, what: std::fmt::Arguments<'_>) {
-        self.stage.trace.line(format_args!("{} {what}", self.name));
+        self.context.trace.line(format_args!("{} {what}", self.name));
     }
 
-    pub(crate) fn wrong(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
-        self.stage.trace.fail(invariant, format_args!("{}: {what}", self.name));
+    pub(crate) fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
+        self.context.trace.fail(invariant, format_args!("{}: {what}", self.name));
     }
 
     /// Starts to connect: creates a session, or resumes the one that it has.
@@ -127,15 +127,16 @@ impl User {
         if let Some(session) = &self.session {
             builder = builder.resume(session.clone()).takeover(true);
         }
-        let mut fate = Fate::new(self.name.clone(), self.dialer.clone(), self.stage.trace.clone(), self.ttl);
+        let mut history =
+            SessionHistory::new(self.name.clone(), self.dialer.clone(), self.context.trace.clone(), self.ttl);
         if self.session.is_some() {
-            fate = fate.continuing(&self.fate);
+            history = history.continuing(&self.history);
         } else {
-            self.dialer.forget();
+            self.dialer.reset_session();
         }
-        self.fate = Rc::new(fate);
+        self.history = Rc::new(history);
         let (dialer, opened, is_opening) = (self.dialer.clone(), self.opened.clone(), self.is_opening.clone());
-        self.tasks.spawn(&self.stage.trace, async move {
+        self.tasks.spawn(&self.context.trace, async move {
             let result = builder.open(dialer).await;
             *opened.borrow_mut() = Some(result);
             is_opening.set(false);
@@ -143,7 +144,7 @@ impl User {
     }
 
     /// Checks whether `open` has completed. Called at every step.
-    pub fn tend(&mut self) {
+    pub fn poll_open(&mut self) {
         let Some(result) = self.opened.borrow_mut().take() else { return };
         match result {
             Ok(client) => {
@@ -151,13 +152,13 @@ impl User {
                 self.session = client.session_id();
                 self.watch(&client);
                 self.client = Some(client);
-                self.take_up();
+                self.reattach_all();
             }
             Err(error @ Error::SessionLost { .. }) => {
-                self.fate.judge("open", &error);
+                self.history.check_error("open", &error);
                 self.check_children_dead();
                 self.session = None;
-                self.held.clear();
+                self.processes.clear();
             }
             // The server did not answer in time. The program tries again later.
             Err(error) => self.trace(format_args!("cannot connect: {}", repeatable(&error))),
@@ -166,22 +167,22 @@ impl User {
 
     /// Watches the state of a client: counts reconnects, and checks the reason when the client gives up.
     fn watch(&self, client: &Client) {
-        let (mut state, fate) = (client.watch_state(), self.fate.clone());
-        let (stage, name) = (self.stage.clone(), self.name.clone());
-        self.tasks.spawn(&self.stage.trace, async move {
+        let (mut state, history) = (client.watch_state(), self.history.clone());
+        let (context, name) = (self.context.clone(), self.name.clone());
+        self.tasks.spawn(&self.context.trace, async move {
             let mut was_down = false;
             loop {
                 let now = state.borrow_and_update().clone();
                 match now {
                     ConnectionState::Connected => {
-                        fate.handle_up();
+                        history.handle_up();
                         if was_down {
-                            stage.trace.count(Branch::Mended);
+                            context.trace.count(Branch::Mended);
                         }
                     }
-                    ConnectionState::Lost { error } => return fate.judge("is lost", &error),
+                    ConnectionState::Lost { error } => return history.check_error("is lost", &error),
                     ConnectionState::Recovering { reason } => {
-                        stage.trace.line(format_args!("{name} recovers: {reason}"))
+                        context.trace.line(format_args!("{name} recovers: {reason}"))
                     }
                     _ => {}
                 }
@@ -205,9 +206,9 @@ impl User {
 
     /// Checks that the children of an ended session are dead.
     pub(crate) fn check_children_dead(&self) {
-        for name in self.held.keys() {
-            if self.stage.records.with(name, |record| record.spawns > 0 && record.exit.is_none()) {
-                self.wrong(Invariant::Expiry, format_args!("{name} lives although its session is over"));
+        for name in self.processes.keys() {
+            if self.context.records.with(name, |record| record.spawns > 0 && record.exit.is_none()) {
+                self.report_violation(Invariant::Expiry, format_args!("{name} lives although its session is over"));
             }
         }
     }
@@ -219,17 +220,17 @@ impl User {
         calling: impl Future<Output = Result<T, Error>> + 'static,
         then: impl FnOnce(Result<T, Error>) + 'static,
     ) {
-        let (pending, stage, name) = (self.pending.clone(), self.stage.clone(), self.name.clone());
-        stage.trace.line(format_args!("{name} {what}"));
-        let number = pending.begin(what.clone());
-        self.tasks.spawn(&self.stage.trace, async move {
+        let (pending, context, name) = (self.pending.clone(), self.context.clone(), self.name.clone());
+        context.trace.line(format_args!("{name} {what}"));
+        let number = pending.add(what.clone());
+        self.tasks.spawn(&self.context.trace, async move {
             let result = calling.await;
             let word = match &result {
                 Ok(_) => "done".to_owned(),
                 Err(error) => format!("failed: {}", repeatable(error)),
             };
-            stage.trace.line(format_args!("{name} {what}: {word}"));
-            pending.end(number);
+            context.trace.line(format_args!("{name} {what}: {word}"));
+            pending.remove(number);
             then(result);
         });
     }
@@ -241,13 +242,13 @@ impl User {
         kinds: &'static [Kind],
         calling: impl Future<Output = Result<T, Error>> + 'static,
     ) {
-        let (fate, trace, name) = (self.fate.clone(), self.stage.trace.clone(), self.name.clone());
+        let (history, trace, name) = (self.history.clone(), self.context.trace.clone(), self.name.clone());
         self.call(what.clone(), calling, move |result| match result {
             Ok(_) => {}
             Err(Error::Server { kind: Some(kind), .. }) if kinds.contains(&kind) => {}
-            Err(error) if fate.may_refuse(&error) => {}
+            Err(error) if history.may_refuse(&error) => {}
             Err(Error::UnknownOutcome { .. }) if what.starts_with("signal") => {}
-            Err(error @ (Error::Disconnected { .. } | Error::SessionLost { .. })) => fate.judge(&what, &error),
+            Err(error @ (Error::Disconnected { .. } | Error::SessionLost { .. })) => history.check_error(&what, &error),
             Err(error) => trace.fail(Invariant::Answered, format_args!("{name} {what}: {error}")),
         });
     }
@@ -267,14 +268,14 @@ impl User {
         if let Some(ms) = plan.idle_ms {
             start = start.idle_timeout(Duration::from_millis(ms));
         }
-        let held = Rc::new(Held::new(self, name.clone(), plan));
-        held.enter(self);
-        self.held.insert(name.clone(), held.clone());
-        let fate = self.fate.clone();
-        let what = format!("start {name}: {}", child::argv(&name, &held.plan.steps)[2..].join(" "));
+        let user_process = Rc::new(UserProcess::new(self, name.clone(), plan));
+        user_process.enter(self);
+        self.processes.insert(name.clone(), user_process.clone());
+        let history = self.history.clone();
+        let what = format!("start {name}: {}", child::argv(&name, &user_process.plan.steps)[2..].join(" "));
         self.call(what, async move { client.start(start).await }, move |result| match result {
-            Ok(process) => held.begin(process),
-            Err(error) => held.handle_unstarted(&fate, &error),
+            Ok(process) => user_process.set_process(process),
+            Err(error) => user_process.handle_unstarted(&history, &error),
         });
     }
 }

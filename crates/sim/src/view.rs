@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::{
     branch::Branch,
-    child::{Record, Records, Step, text},
-    stdin::{Accepted, Write},
+    child::{ChildRecord, ChildRecords, ScriptStep, text},
+    stdin::{Write, WriteOutcome},
     trace::{Invariant, Trace},
 };
 
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The script of the child.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ScriptStep>,
     /// Runs on a terminal.
     pub tty: bool,
     /// Has a writable stdin.
@@ -34,14 +34,14 @@ pub struct Plan {
 
 impl Plan {
     /// Whether an exit cause is plausible: a timeout only if there is a limit, a termination only if one was requested.
-    pub fn allows(&self, cause: &str, code: i32, asked_to_die: bool, lost: bool) -> bool {
+    pub fn allows(&self, cause: &str, code: i32, kill_requested: bool, lost: bool) -> bool {
         match cause {
             "exit" => code < 128,
             "timeout" => self.timeout_ms.is_some() && code >= 128,
             "idleTimeout" => self.idle_ms.is_some() && code >= 128,
             // The child may exit by itself during the grace period.
-            "terminated" => asked_to_die,
-            "signal" => asked_to_die && code >= 128,
+            "terminated" => kill_requested,
+            "signal" => kill_requested && code >= 128,
             "lost" => lost && code == -1,
             _ => false,
         }
@@ -49,13 +49,13 @@ impl Plan {
 
     /// Whether all output goes to one stream, so that the position of lost bytes is known.
     pub fn is_single(&self) -> bool {
-        !self.steps.iter().any(|step| matches!(step, Step::Write { stream: 1, .. }))
+        !self.steps.iter().any(|step| matches!(step, ScriptStep::Write { stream: 1, .. }))
     }
 }
 
 /// The state of a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum StartState {
     /// Sent this many times, and not answered.
     Asked(u32),
     /// The process runs or has run.
@@ -65,11 +65,11 @@ pub enum Start {
 }
 
 /// A client's view of one process.
-pub struct View {
+pub struct ProcessView {
     /// The name on the wire and in the script.
     pub name: String,
     pub plan: Plan,
-    pub start: Start,
+    pub start: StartState,
     /// The last sequence number processed.
     pub last: u64,
     /// The last sequence number acknowledged.
@@ -83,14 +83,14 @@ pub struct View {
     /// All writes, in order.
     pub writes: Vec<Write>,
     /// Outer `None`: no close of stdin was requested. Inner `None`: the request was not answered yet.
-    pub close_stdin: Option<Option<Accepted>>,
+    pub close_stdin: Option<Option<WriteOutcome>>,
     /// The client has sent `process/forget`, or the server no longer keeps the process.
     pub forgotten: bool,
     /// The process had exited when more time passed than closed processes are kept, so the server may not know it. The client may not have
     /// received all its events.
     pub may_be_gone: bool,
     /// The client has requested its end.
-    pub asked_to_die: bool,
+    pub kill_requested: bool,
     is_observed: bool,
     /// Bytes received per stream, including bytes in gaps.
     taken: [u64; 2],
@@ -100,16 +100,16 @@ pub struct View {
     /// How many bytes of the child's stdin were checked.
     pub(crate) checked: usize,
     trace: Trace,
-    pub(crate) records: Records,
+    pub(crate) records: ChildRecords,
 }
 
-impl View {
+impl ProcessView {
     /// A process whose start is about to be requested.
-    pub fn new(name: String, plan: Plan, trace: Trace, records: Records) -> Self {
+    pub fn new(name: String, plan: Plan, trace: Trace, records: ChildRecords) -> Self {
         Self {
             name,
             plan,
-            start: Start::Asked(0),
+            start: StartState::Asked(0),
             last: 0,
             acked: 0,
             unacked: 0,
@@ -119,7 +119,7 @@ impl View {
             close_stdin: None,
             forgotten: false,
             may_be_gone: false,
-            asked_to_die: false,
+            kill_requested: false,
             is_observed: false,
             taken: [0; 2],
             gaps: 0,
@@ -132,9 +132,9 @@ impl View {
 
     /// The start failed, or its result will never be known.
     pub fn cancel(&mut self) {
-        self.start = Start::Cancelled;
-        self.writes.iter_mut().for_each(|write| write.status = Some(Accepted::No));
-        self.close_stdin = Some(Some(Accepted::No));
+        self.start = StartState::Cancelled;
+        self.writes.iter_mut().for_each(|write| write.status = Some(WriteOutcome::No));
+        self.close_stdin = Some(Some(WriteOutcome::No));
     }
 
     /// More time has passed than closed processes are kept.
@@ -145,33 +145,33 @@ impl View {
 
     /// Turns this into the view of a subscriber. The server does not wait for subscribers, so gaps are allowed.
     pub fn observe(&mut self) {
-        (self.start, self.is_observed) = (Start::Done, true);
+        (self.start, self.is_observed) = (StartState::Done, true);
     }
 
-    pub(crate) fn wrong(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
+    pub(crate) fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
         self.trace.fail(invariant, format_args!("{}: {what}", self.name));
     }
 
     /// Handles a chunk of output, pushed or read. Returns false if sequence numbers before it are missing.
     pub fn handle_chunk(&mut self, chunk: &Value, pushed: bool) -> bool {
         let (Some(seq), Some(bytes)) = (chunk["seq"].as_u64(), chunk["chunk"].as_str()) else {
-            self.wrong(Invariant::Wire, format_args!("a chunk without number or bytes: {chunk}"));
+            self.report_violation(Invariant::Wire, format_args!("a chunk without number or bytes: {chunk}"));
             return true;
         };
         let Ok(bytes) = base64::decode(bytes) else {
-            self.wrong(Invariant::Wire, format_args!("chunk {seq} is not base64"));
+            self.report_violation(Invariant::Wire, format_args!("chunk {seq} is not base64"));
             return true;
         };
         let stream = usize::from(chunk["stream"] == "stderr");
         if (chunk["stream"] == "pty") != self.plan.tty {
-            self.wrong(Invariant::Wire, format_args!("chunk {seq} is of stream {}", chunk["stream"]));
+            self.report_violation(Invariant::Wire, format_args!("chunk {seq} is of stream {}", chunk["stream"]));
         }
         if let Some((of, at, len)) = self.chunks.get(&seq) {
             self.trace.count(Branch::Duplicate);
             // The acknowledgement may have been lost with the link, so acknowledge repeated chunks again.
             self.unacked += bytes.len() as u64;
             if *of != stream || *len != bytes.len() || text(&self.name, *of, *at, *len) != bytes {
-                self.wrong(Invariant::Prefix, format_args!("chunk {seq} came twice and differs"));
+                self.report_violation(Invariant::Prefix, format_args!("chunk {seq} came twice and differs"));
             }
             return true;
         }
@@ -184,7 +184,10 @@ impl View {
         if let Some(offset) = chunk["offset"].as_u64()
             && offset != self.total()
         {
-            self.wrong(Invariant::Prefix, format_args!("chunk {seq} at offset {offset}, expected {}", self.total()));
+            self.report_violation(
+                Invariant::Prefix,
+                format_args!("chunk {seq} at offset {offset}, expected {}", self.total()),
+            );
         }
         if !chunk["gap"].is_null() {
             self.take_gap(&chunk["gap"], seq);
@@ -195,16 +198,16 @@ impl View {
         }
         let at = self.taken[stream];
         if text(&self.name, stream, at, bytes.len()) != bytes {
-            self.wrong(
+            self.report_violation(
                 Invariant::Prefix,
                 format_args!("chunk {seq}: {} bytes of stream {stream} are not those at {at}", bytes.len()),
             );
         }
         if self.records.with(&self.name, |record| record.written[stream]) < at + bytes.len() as u64 {
-            self.wrong(Invariant::Prefix, format_args!("chunk {seq} has bytes that were never written"));
+            self.report_violation(Invariant::Prefix, format_args!("chunk {seq} has bytes that were never written"));
         }
         if self.closed {
-            self.wrong(Invariant::End, format_args!("chunk {seq} after the close"));
+            self.report_violation(Invariant::End, format_args!("chunk {seq} after the close"));
         }
         if self.exited.is_some() {
             self.trace.count(Branch::OutputAfterExit);
@@ -232,19 +235,23 @@ impl View {
         self.trace.count(if self.is_observed { Branch::ObserverGap } else { Branch::DropOldestGap });
         self.trace.line(format_args!("{} gap {}..{}: {bytes} bytes", self.name, gap["fromSeq"], gap["toSeq"]));
         if !self.plan.drops && !self.is_observed {
-            return self.wrong(Invariant::Gap, format_args!("a gap in a log that must not drop: {gap}"));
+            return self.report_violation(Invariant::Gap, format_args!("a gap in a log that must not drop: {gap}"));
         }
         let begins = match self.chunks.get(&from) {
             Some((_, at, _)) => *at,
             None if from == self.last + 1 => self.taken[0],
             None => {
-                return self
-                    .wrong(Invariant::Gap, format_args!("gap from {from} where {} was the last number", self.last));
+                return self.report_violation(
+                    Invariant::Gap,
+                    format_args!("gap from {from} where {} was the last number", self.last),
+                );
             }
         };
         let Some(missed) = (begins + bytes).checked_sub(self.taken[0]) else {
-            return self
-                .wrong(Invariant::Gap, format_args!("gap {gap} ends before {}, which was taken", self.taken[0]));
+            return self.report_violation(
+                Invariant::Gap,
+                format_args!("gap {gap} ends before {}, which was taken", self.taken[0]),
+            );
         };
         self.chunks.insert(from, (0, begins, 0));
         self.taken[0] += missed;
@@ -259,7 +266,7 @@ impl View {
     pub fn handle_exit(&mut self, code: i32) {
         let (real, lost) = self.records.with(&self.name, |record| (record.exit, record.lost));
         if real != Some(code) && !(lost && code == -1) {
-            self.wrong(Invariant::End, format_args!("exit {code}, really {real:?}"));
+            self.report_violation(Invariant::End, format_args!("exit {code}, really {real:?}"));
         }
         if self.exited.replace(code).is_none() {
             self.trace.line(format_args!("{} exited {code}", self.name));
@@ -276,8 +283,8 @@ impl View {
         let code = params["exitCode"].as_i64().and_then(|code| i32::try_from(code).ok()).unwrap_or(i32::MIN);
         self.handle_exit(code);
         let (cause, lost) = (&params["cause"], self.records.with(&self.name, |record| record.lost));
-        if !self.is_observed && !self.plan.allows(cause.as_str().unwrap_or(""), code, self.asked_to_die, lost) {
-            self.wrong(Invariant::End, format_args!("exit {code} because of {cause}, of {:?}", self.plan));
+        if !self.is_observed && !self.plan.allows(cause.as_str().unwrap_or(""), code, self.kill_requested, lost) {
+            self.report_violation(Invariant::End, format_args!("exit {code} because of {cause}, of {:?}", self.plan));
         }
         match cause.as_str() {
             Some("timeout") => self.trace.count(Branch::Timeout),
@@ -296,14 +303,17 @@ impl View {
         self.last = self.last.max(seq);
         let (written, lost): (u64, bool) =
             self.records.with(&self.name, |record| (record.written.iter().sum(), record.lost));
-        let told = params["outputBytes"].as_u64().unwrap_or(u64::MAX);
+        let reported = params["outputBytes"].as_u64().unwrap_or(u64::MAX);
         // Output that a dying holder had not read is lost with it.
-        if told > written || told < written && !lost {
-            self.wrong(Invariant::End, format_args!("closed says {} bytes, really {written}", params["outputBytes"]));
+        if reported > written || reported < written && !lost {
+            self.report_violation(
+                Invariant::End,
+                format_args!("closed says {} bytes, really {written}", params["outputBytes"]),
+            );
         }
         // Dropped output may have been delivered before it was dropped. But everything reported as a gap must have been dropped.
         if !self.is_observed && params["droppedBytes"].as_u64().is_none_or(|dropped| dropped < self.gaps) {
-            self.wrong(
+            self.report_violation(
                 Invariant::Gap,
                 format_args!("closed says {} dropped, gaps said {}", params["droppedBytes"], self.gaps),
             );
@@ -320,12 +330,12 @@ impl View {
         self.trace.line(format_args!("{} closed", self.name));
         let record = self.records.get(&self.name);
         if self.exited.is_none() {
-            self.wrong(Invariant::End, format_args!("closed without an exit"));
+            self.report_violation(Invariant::End, format_args!("closed without an exit"));
         }
         let is_all = self.taken.iter().zip(&record.written).all(|(taken, written)| taken <= written)
             && (self.taken == record.written || record.lost);
         if !is_all {
-            self.wrong(
+            self.report_violation(
                 Invariant::End,
                 format_args!("closed with {:?} bytes taken of {:?}", self.taken, record.written),
             );
@@ -337,25 +347,28 @@ impl View {
         self.check_stdin();
         let record = self.records.get(&self.name);
         if record.spawns > 1 {
-            self.wrong(Invariant::Start, format_args!("spawned {} times", record.spawns));
+            self.report_violation(Invariant::Start, format_args!("spawned {} times", record.spawns));
         }
-        if self.start == Start::Done && !self.closed {
-            self.wrong(Invariant::End, format_args!("never closed: {}", self.missing(&record)));
+        if self.start == StartState::Done && !self.closed {
+            self.report_violation(Invariant::End, format_args!("never closed: {}", self.missing(&record)));
         }
         let accepted = self.accepted_end();
         if record.saw_eof && !record.lost && (record.stdin.len() as u64) < accepted {
-            self.wrong(
+            self.report_violation(
                 Invariant::Stdin,
                 format_args!("{accepted} bytes were accepted, stdin ended at {}", record.stdin.len()),
             );
         }
         let is_timed = self.plan.timeout_ms.or(self.plan.idle_ms).is_some();
-        if record.exit.is_some_and(|code| code > 128) && !self.asked_to_die && !is_timed && !record.lost {
-            self.wrong(Invariant::Start, format_args!("was killed ({:?}) and nobody asked for it", record.signals));
+        if record.exit.is_some_and(|code| code > 128) && !self.kill_requested && !is_timed && !record.lost {
+            self.report_violation(
+                Invariant::Start,
+                format_args!("was killed ({:?}) and nobody asked for it", record.signals),
+            );
         }
     }
 
-    fn missing(&self, record: &Record) -> String {
+    fn missing(&self, record: &ChildRecord) -> String {
         format!(
             "last {} taken {:?} of {:?}, exit heard {:?} really {:?}, start {:?}, stdin {} of {:?}",
             self.last,

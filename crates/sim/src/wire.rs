@@ -12,39 +12,39 @@ use serde_json::Value;
 use tokio::{sync::Notify, task::JoinSet};
 
 /// Receives the messages and events of a connection.
-pub trait Ear: 'static {
+pub trait MessageHandler: 'static {
     /// A message arrived.
-    fn heard(&self, connection: u32, message: Value);
+    fn on_message(&self, connection: u32, message: Value);
     /// A ping arrived.
-    fn pinged(&self, connection: u32);
+    fn on_ping(&self, connection: u32);
     /// The connection has ended. `why` is the reason.
-    fn ended(&self, connection: u32, why: &str);
+    fn on_end(&self, connection: u32, why: &str);
 }
 
 /// The sending side of a connection. Owns the tasks of both sides.
-pub struct Wire {
-    queue: Rc<Queue>,
+pub struct WireConnection {
+    queue: Rc<SendQueue>,
     /// Dropped with the wire, which aborts both tasks.
     _tasks: JoinSet<()>,
 }
 
 #[derive(Default)]
-struct Queue {
-    out: RefCell<VecDeque<Out>>,
-    bell: Notify,
+struct SendQueue {
+    out: RefCell<VecDeque<OutgoingFrame>>,
+    wakeup: Notify,
 }
 
-enum Out {
+enum OutgoingFrame {
     Message(Vec<u8>),
     Pong(Bytes),
 }
 
 const FRAMING: Framing = Framing::WebSocket { role: Role::Client, max: limits::MESSAGE_BYTES };
 
-impl Wire {
+impl WireConnection {
     /// Starts to send and to receive.
-    pub fn new(number: u32, stream: Stream, ear: impl Ear) -> Self {
-        let queue = Rc::new(Queue::default());
+    pub fn new(number: u32, stream: Stream, handler: impl MessageHandler) -> Self {
+        let queue = Rc::new(SendQueue::default());
         let mut tasks = JoinSet::new();
         let Stream { reader, mut writer, leftover, .. } = stream;
         let outgoing = queue.clone();
@@ -53,14 +53,14 @@ impl Wire {
             loop {
                 for out in outgoing.out.take() {
                     match out {
-                        Out::Message(text) => outbox.message(text.len(), |buf| buf.extend_from_slice(&text)),
-                        Out::Pong(payload) => outbox.pong(&payload),
+                        OutgoingFrame::Message(text) => outbox.message(text.len(), |buf| buf.extend_from_slice(&text)),
+                        OutgoingFrame::Pong(payload) => outbox.pong(&payload),
                     }
                 }
                 if outbox.flush_to(&mut writer).await.is_err() {
                     return; // The reader sees the same end and reports it.
                 }
-                outgoing.bell.notified().await;
+                outgoing.wakeup.notified().await;
             }
         });
         let incoming = queue.clone();
@@ -69,15 +69,15 @@ impl Wire {
             loop {
                 match receiver.recv().await {
                     Ok(Inbound::Message(text)) => match serde_json::from_slice(&text) {
-                        Ok(message) => ear.heard(number, message),
-                        Err(error) => return ear.ended(number, &format!("not JSON: {error}")),
+                        Ok(message) => handler.on_message(number, message),
+                        Err(error) => return handler.on_end(number, &format!("not JSON: {error}")),
                     },
                     Ok(Inbound::Ping(payload)) => {
-                        ear.pinged(number);
-                        incoming.push(Out::Pong(payload));
+                        handler.on_ping(number);
+                        incoming.push(OutgoingFrame::Pong(payload));
                     }
                     Ok(Inbound::Pong(_)) => {}
-                    Err(closed) => return ear.ended(number, &closed.to_string()),
+                    Err(closed) => return handler.on_end(number, &closed.to_string()),
                 }
             }
         });
@@ -91,13 +91,13 @@ impl Wire {
 
     /// Queues any text as a message.
     pub fn send_text(&self, text: String) {
-        self.queue.push(Out::Message(text.into_bytes()));
+        self.queue.push(OutgoingFrame::Message(text.into_bytes()));
     }
 }
 
-impl Queue {
-    fn push(&self, out: Out) {
+impl SendQueue {
+    fn push(&self, out: OutgoingFrame) {
         self.out.borrow_mut().push_back(out);
-        self.bell.notify_one();
+        self.wakeup.notify_one();
     }
 }

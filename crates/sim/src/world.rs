@@ -23,19 +23,19 @@ use tokio::{
 
 use crate::{
     branch::Branch,
-    client::{Arrival, Client, Kind},
-    desk::Desk,
-    gate::Gate,
+    client::{AttachMode, ClientKind, ModelClient},
+    client_files::ClientFiles,
+    context::WorldContext,
     holders::Holders,
-    link::{Link, Quality},
-    relic::Relic,
+    idle_gate::IdleGate,
+    legacy_client::LegacyClient,
+    link::{LinkQuality, SimLink},
     rival::Rival,
     rng::Rng,
     server::Server,
-    stage::Stage,
-    trace::{Counters, Record, Sent},
+    trace::{Counters, Recording, Sent},
     user::User,
-    view::View,
+    view::ProcessView,
 };
 
 /// The result of a world.
@@ -56,40 +56,40 @@ pub fn has_disk(seed: u64) -> bool {
 
 /// Runs the world of a seed.
 pub fn run(seed: u64) -> io::Result<Report> {
-    let gate = Gate::default();
-    let asleep = gate.clone();
+    let gate = IdleGate::default();
+    let parked = gate.clone();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .start_paused(true)
         .max_blocking_threads(1)
-        .on_thread_park(move || asleep.fall_asleep())
+        .on_thread_park(move || parked.mark_parked())
         .build()?;
     let local = LocalSet::new();
     let lived = local.block_on(&runtime, async {
         let mut world = World::new(seed, gate.clone())?;
-        world.stage.spawn(gate.clone().keep_nudging());
-        world.live().await?;
-        let record = world.stage.trace.take();
+        world.context.spawn(gate.clone().run_wakeups());
+        world.run().await?;
+        let recording = world.context.trace.take();
         drop(world);
-        io::Result::Ok(record)
+        io::Result::Ok(recording)
     });
     gate.open();
-    let Record { text, failure, counters, sent } = lived?;
+    let Recording { text, failure, counters, sent } = lived?;
     Ok(Report { seed, trace: text, counters, sent, failure })
 }
 
 pub(crate) struct World {
     pub(crate) rng: Rng,
-    pub(crate) stage: Stage,
+    pub(crate) context: WorldContext,
     pub(crate) holders: Arc<Holders>,
     pub(crate) server: Arc<Server>,
     /// Model clients, which speak the wire protocol directly.
-    pub(crate) clients: Vec<Rc<RefCell<Client>>>,
+    pub(crate) clients: Vec<Rc<RefCell<ModelClient>>>,
     /// Model clients whose session has ended.
-    pub(crate) retired: Vec<Rc<RefCell<Client>>>,
+    pub(crate) retired: Vec<Rc<RefCell<ModelClient>>>,
     /// Programs that use the real client library.
     pub(crate) users: Vec<User>,
-    pub(crate) relics: Vec<Rc<RefCell<Relic>>>,
+    pub(crate) legacy_clients: Vec<Rc<RefCell<LegacyClient>>>,
     pub(crate) rivals: Vec<Rival>,
     pub(crate) next_client: u32,
     pub(crate) next_process: u32,
@@ -100,9 +100,9 @@ pub(crate) struct World {
 }
 
 impl World {
-    fn new(seed: u64, gate: Gate) -> io::Result<Self> {
+    fn new(seed: u64, gate: IdleGate) -> io::Result<Self> {
         let mut rng = Rng::new(seed);
-        let stage = Stage::new();
+        let context = WorldContext::new();
         let has_disk = has_disk(seed);
         let disk_quota_bytes = if has_disk { *rng.pick(&[2 << 20, 64 << 20, 64 << 20]) } else { 0 };
         let limits = Limits {
@@ -122,7 +122,7 @@ impl World {
             ack_window_bytes: *rng.pick(&[128 << 10, 512 << 10, 4 << 20]),
             before_file_work: Hook::from_fn({
                 let gate = gate.clone();
-                move || gate.pass()
+                move || gate.wait_until_idle()
             }),
             session_ids: SessionIds::from_fn(move || {
                 // The same format as a real id, but the same in every run of a seed.
@@ -132,16 +132,16 @@ impl World {
         };
         // The memory cap, the segment that is being written beyond it, and the disk.
         let retained_max = config.memory_cap_bytes + (1 << 20) + disk_quota_bytes;
-        let server = Server::new(config, holders.clone(), stage.trace.clone());
+        let server = Server::new(config, holders.clone(), context.trace.clone());
         Ok(Self {
             rng,
-            stage,
+            context,
             holders,
             server,
             clients: Vec::new(),
             retired: Vec::new(),
             users: Vec::new(),
-            relics: Vec::new(),
+            legacy_clients: Vec::new(),
             rivals: Vec::new(),
             next_client: 0,
             next_process: 0,
@@ -151,42 +151,42 @@ impl World {
         })
     }
 
-    async fn live(&mut self) -> io::Result<()> {
-        self.stage.spawn(self.holders.clone().keep(self.stage.clone()));
-        self.server.begin().await?;
+    async fn run(&mut self) -> io::Result<()> {
+        self.context.spawn(self.holders.clone().run_pending(self.context.clone()));
+        self.server.start().await?;
         // With a disk, start at least two clients: one must remain that can observe that the disk of the other is full.
         let fewest = if self.has_disk { 2 } else { 1 };
         for _ in 0..self.rng.within(fewest..fewest + 2) {
             let client = self.new_client();
             self.clients.push(client);
-            self.connect(self.clients.len() - 1, Arrival::New);
+            self.connect(self.clients.len() - 1, AttachMode::New);
         }
         for number in 0..self.rng.within(0..3) {
             let (name, rng) = (format!("u{number}"), self.rng.fork());
-            self.users.push(User::new(name, self.server.clone(), self.stage.clone(), rng));
+            self.users.push(User::new(name, self.server.clone(), self.context.clone(), rng));
         }
         let steps = self.rng.within(20..80);
         for _ in 0..steps {
-            if self.stage.trace.has_failed() {
+            if self.context.trace.has_failed() {
                 return Ok(());
             }
             self.step().await?;
-            self.tend();
+            self.replace_ended_clients();
             self.check();
         }
         self.finish().await
     }
 
-    fn new_client(&mut self) -> Rc<RefCell<Client>> {
-        let kind = if self.rng.chance(65) { Kind::Acknowledges } else { Kind::Reference };
+    fn new_client(&mut self) -> Rc<RefCell<ModelClient>> {
+        let kind = if self.rng.chance(65) { ClientKind::Acknowledges } else { ClientKind::Reference };
         let name = format!("c{}", self.next_client);
         self.next_client += 1;
-        let client = Client::new(name, kind, self.server.clone(), self.stage.clone(), self.rng.fork());
+        let client = ModelClient::new(name, kind, self.server.clone(), self.context.clone(), self.rng.fork());
         let mut state = client.borrow_mut();
-        state.desk = Desk::new(self.holders.desk(&state.name));
+        state.files = ClientFiles::new(self.holders.files_dir(&state.name));
         state.acks_promptly = self.rng.chance(50);
-        state.tells_gaps |= self.rng.chance(30);
-        if kind == Kind::Acknowledges {
+        state.announces_gaps |= self.rng.chance(30);
+        if kind == ClientKind::Acknowledges {
             state.retained_max = Some(self.retained_max);
         }
         drop(state);
@@ -194,25 +194,25 @@ impl World {
     }
 
     /// Connects a client over a link of random quality.
-    pub(crate) fn connect(&mut self, client: usize, arrival: Arrival) -> u32 {
-        let quality = Quality::draw(&mut self.rng);
+    pub(crate) fn connect(&mut self, client: usize, arrival: AttachMode) -> u32 {
+        let quality = LinkQuality::draw(&mut self.rng);
         self.connect_over(client, arrival, quality)
     }
 
-    pub(crate) fn connect_over(&mut self, client: usize, arrival: Arrival, quality: Quality) -> u32 {
-        let (link, ours, theirs) = Link::new(quality);
+    pub(crate) fn connect_over(&mut self, client: usize, arrival: AttachMode, quality: LinkQuality) -> u32 {
+        let (link, ours, theirs) = SimLink::new(quality);
         self.server.accept(theirs);
         // If the answer to the first `initialize` was lost, the client has no session to resume.
-        let arrival = if self.clients[client].borrow().session.is_none() { Arrival::New } else { arrival };
-        if arrival == Arrival::New {
+        let arrival = if self.clients[client].borrow().session.is_none() { AttachMode::New } else { arrival };
+        if arrival == AttachMode::New {
             self.clients[client].borrow_mut().drop_connections(false);
         }
-        Client::connect(&self.clients[client], link, ours, arrival)
+        ModelClient::connect(&self.clients[client], link, ours, arrival)
     }
 
     /// Replaces clients whose session has ended, and handles sessions that users have just opened.
-    pub(crate) fn tend(&mut self) {
-        self.users.iter_mut().for_each(User::tend);
+    pub(crate) fn replace_ended_clients(&mut self) {
+        self.users.iter_mut().for_each(User::poll_open);
         for index in 0..self.clients.len() {
             let is_over = {
                 let client = self.clients[index].borrow();
@@ -222,11 +222,11 @@ impl World {
                 let client = self.new_client();
                 let old = std::mem::replace(&mut self.clients[index], client);
                 if old.borrow().refused.as_deref() == Some("sessionExpired") {
-                    self.stage.trace.count(Branch::Expired);
+                    self.context.trace.count(Branch::Expired);
                 }
                 old.borrow_mut().drop_connections(false);
                 self.retired.push(old);
-                self.connect(index, Arrival::New);
+                self.connect(index, AttachMode::New);
             }
         }
     }
@@ -234,16 +234,16 @@ impl World {
     /// Checks the invariants that no event reports.
     pub(crate) fn check(&mut self) {
         for client in self.clients.iter().chain(&self.retired) {
-            client.borrow_mut().views.values_mut().for_each(View::check_stdin);
+            client.borrow_mut().views.values_mut().for_each(ProcessView::check_stdin);
         }
-        self.users.iter().flat_map(|user| user.held.values()).for_each(|held| held.check());
+        self.users.iter().flat_map(|user| user.processes.values()).for_each(|user_process| user_process.check());
     }
 
     /// Polls a condition every 20 ms. Returns false on timeout. Also returns true if the world has failed already.
     pub(crate) async fn until(&mut self, within: Duration, mut is_so: impl FnMut(&mut Self) -> bool) -> bool {
         let deadline = Instant::now() + within;
         loop {
-            if is_so(self) || self.stage.trace.has_failed() {
+            if is_so(self) || self.context.trace.has_failed() {
                 return true;
             }
             if Instant::now() >= deadline {

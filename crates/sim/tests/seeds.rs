@@ -7,7 +7,7 @@ use std::{
 };
 
 use exec_server_protocol::method::{METHODS, NOTIFICATIONS, Sender};
-use exec_server_sim::{Report, asks, branch::Branch, run, run_and_keep, run_many, world::has_disk};
+use exec_server_sim::{Report, branch::Branch, client_requests, run, run_and_keep, run_many, world::has_disk};
 
 /// Directory for the traces of failed worlds.
 const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/sim");
@@ -18,7 +18,7 @@ const REGRESSIONS: &str = include_str!("../regressions/seeds.txt");
 /// The number of seeds that every change must pass. Unoptimized code runs fewer in the same time. For more, use `cargo xtask sim`.
 const SEEDS: u64 = if cfg!(debug_assertions) { 60 } else { 200 };
 
-fn tell(report: &Report) {
+fn print_failure(report: &Report) {
     if let Some(failure) = &report.failure {
         let seed = report.seed;
         eprintln!("seed {seed}: {failure}\ntrace: target/sim/{seed}.trace\nreplay: cargo xtask sim {seed}");
@@ -27,7 +27,7 @@ fn tell(report: &Report) {
 
 #[test]
 fn every_seed_keeps_its_promises_and_every_rare_branch_and_method_is_reached() {
-    let reports = run_many(0..SEEDS, Path::new(TRACES), tell).expect("the machine can hold a world");
+    let reports = run_many(0..SEEDS, Path::new(TRACES), print_failure).expect("the machine can hold a world");
     let failed: Vec<_> = reports.iter().filter_map(|report| Some((report.seed, report.failure.clone()?))).collect();
     assert!(failed.is_empty(), "{failed:#?}");
     let sent: BTreeSet<&str> = reports.iter().flat_map(|report| report.sent.keys().map(String::as_str)).collect();
@@ -47,7 +47,7 @@ fn every_seed_keeps_its_promises_and_every_rare_branch_and_method_is_reached() {
 #[test]
 fn every_method_of_the_table_is_a_move() {
     let mut served: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
-    let mut moved = asks::METHODS.to_vec();
+    let mut moved = client_requests::METHODS.to_vec();
     served.sort_unstable();
     moved.sort_unstable();
     assert_eq!(moved, served, "a new method becomes a move of a model client, with its promise checked");

@@ -7,11 +7,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     branch::Branch,
-    child::Step,
-    client::{Arrival, Client},
-    link::{Cut, Way},
+    child::ScriptStep,
+    client::{AttachMode, ModelClient},
+    link::{CutKind, Direction},
     plans,
-    view::{Start, View},
+    view::{ProcessView, StartState},
     world::World,
 };
 
@@ -28,7 +28,7 @@ impl World {
             _ => self.step_world().await?,
         }
         let wait = *self.rng.pick(&[0, 0, 1, 3, 10, 50, 200, 1000]);
-        self.stage.pause(wait).await;
+        self.context.pause(wait).await;
         Ok(())
     }
 
@@ -40,24 +40,24 @@ impl World {
             15..32 => self.write(client),
             32..34 => self.close_stdin(client),
             34..36 => self.forget(client),
-            36..42 => self.steer(client),
+            36..42 => self.terminate_or_signal(client),
             42..49 => self.read(client),
             49..54 => self.change_habits(client),
             54..59 => {
                 let mut rng = self.rng.fork();
                 self.clients[client].borrow_mut().use_files(&mut rng);
             }
-            59..68 => self.disturb(client),
-            68..82 => self.come_back(client),
+            59..68 => self.apply_link_fault(client),
+            68..82 => self.reconnect(client),
             82..84 => self.race(client).await,
-            84..85 => self.clients[client].borrow_mut().speak_stale(),
+            84..85 => self.clients[client].borrow_mut().send_stale_request(),
             85..87 => self.clients[client].borrow_mut().list("session"),
             87..91 => self.subscribe(client),
-            91..92 => self.hoard(client).await,
-            92..95 => self.leave(client).await,
-            95..96 => self.clients[client].borrow_mut().ask_environment("environment/info"),
-            96..97 => self.clients[client].borrow_mut().ask_environment("environment/status"),
-            _ => self.clients[client].borrow_mut().say_nonsense(&mut self.rng),
+            91..92 => self.withhold_acks(client).await,
+            92..95 => self.disconnect_for_a_while(client).await,
+            95..96 => self.clients[client].borrow_mut().request_environment("environment/info"),
+            96..97 => self.clients[client].borrow_mut().request_environment("environment/status"),
+            _ => self.clients[client].borrow_mut().send_invalid_message(&mut self.rng),
         }
     }
 
@@ -72,20 +72,20 @@ impl World {
         let mut client = self.clients[client].borrow_mut();
         client.start(&name, plan);
         if is_ended_at_once {
-            self.stage.trace.count(Branch::TerminateWhileStarting);
+            self.context.trace.count(Branch::TerminateWhileStarting);
             client.command(&name, "process/terminate", json!({"processId": name}));
         }
     }
 
     /// A random process of the client, of those that fit.
-    fn pick_process(&mut self, client: usize, fits: impl Fn(&View) -> bool) -> Option<String> {
+    fn pick_process(&mut self, client: usize, fits: impl Fn(&ProcessView) -> bool) -> Option<String> {
         let client = self.clients[client].borrow();
         let names: Vec<&String> = client.views.iter().filter(|(_, view)| fits(view)).map(|(name, _)| name).collect();
         (!names.is_empty()).then(|| names[self.rng.index(names.len())].clone())
     }
 
     fn write(&mut self, client: usize) {
-        if let Some(name) = self.pick_process(client, View::takes_writes) {
+        if let Some(name) = self.pick_process(client, ProcessView::takes_writes) {
             let len = *self.rng.pick(&[1, 10, 500, 5000, 60_000, 200_000]);
             let is_keyless = self.rng.chance(5);
             self.clients[client].borrow_mut().write(&name, len, is_keyless);
@@ -101,17 +101,18 @@ impl World {
 
     /// Terminates or signals a running process. Only one whose start was answered: if the start were sent again after the terminate, the
     /// process would be started twice.
-    fn steer(&mut self, client: usize) {
-        let is_deaf = |view: &View| view.plan.steps.contains(&Step::IgnoreTerm);
-        let picked = self.pick_process(client, |view| view.start == Start::Done && !view.closed && is_deaf(view));
-        let (is_known_deaf, picked) = match picked {
+    fn terminate_or_signal(&mut self, client: usize) {
+        let ignores_term = |view: &ProcessView| view.plan.steps.contains(&ScriptStep::IgnoreTerm);
+        let picked =
+            self.pick_process(client, |view| view.start == StartState::Done && !view.closed && ignores_term(view));
+        let (is_known_to_ignore_term, picked) = match picked {
             Some(name) => (true, Some(name)),
-            None => (false, self.pick_process(client, |view| view.start == Start::Done && !view.closed)),
+            None => (false, self.pick_process(client, |view| view.start == StartState::Done && !view.closed)),
         };
         let Some(name) = picked else { return };
         let (method, params) = match self.rng.within(0..4) {
             // A child that ignores SIGTERM gets a terminate with a grace period first, so that the grace period expires.
-            _ if is_known_deaf => {
+            _ if is_known_to_ignore_term => {
                 ("process/terminate", json!({"processId": name, "graceMs": self.rng.within(0..3000)}))
             }
             // Few processes have a terminal, and this is the only place where one is resized.
@@ -135,7 +136,7 @@ impl World {
 
     fn read(&mut self, client: usize) {
         if let Some(name) =
-            self.pick_process(client, |view| view.start == Start::Done && !view.plan.drops && !view.forgotten)
+            self.pick_process(client, |view| view.start == StartState::Done && !view.plan.drops && !view.forgotten)
         {
             let wait_ms = *self.rng.pick(&[0, 0, 100, 3000]);
             self.clients[client].borrow_mut().read(&name, wait_ms);
@@ -150,7 +151,7 @@ impl World {
         client.acks_promptly = promptly;
         client.trace(format_args!("acks promptly: {promptly}, pace {pace:?}"));
         if let Some(attached) = client.attached.and_then(|number| client.connections.get(&number)) {
-            attached.link.pace(Way::Down, pace);
+            attached.link.pace(Direction::Down, pace);
         }
         if promptly {
             client.views.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| client.ack(name));
@@ -158,28 +159,28 @@ impl World {
     }
 
     /// Applies a random fault to the attached link.
-    fn disturb(&mut self, client: usize) {
+    fn apply_link_fault(&mut self, client: usize) {
         let fault = self.rng.within(0..6);
-        let (bytes, way) = (self.rng.within(1..5000), *self.rng.pick(&[Way::Up, Way::Down]));
+        let (bytes, direction) = (self.rng.within(1..5000), *self.rng.pick(&[Direction::Up, Direction::Down]));
         let rest = Duration::from_millis(self.rng.within(10..4000));
         let mut client = self.clients[client].borrow_mut();
         let Some(number) = client.attached else { return };
         let link = client.connections[&number].link.clone();
-        let trace = client.stage.trace.clone();
+        let trace = client.context.trace.clone();
         match fault {
             0 => {
                 client.trace(format_args!("cut between frames"));
                 trace.count(Branch::CutBetween);
-                link.cut(Cut::AfterDelivery);
+                link.cut(CutKind::AfterDelivery);
             }
             1 => {
                 client.trace(format_args!("cut at once"));
-                link.cut(Cut::AtOnce);
+                link.cut(CutKind::AtOnce);
             }
             2 | 3 => {
-                client.trace(format_args!("cut after {bytes} bytes {way:?}"));
+                client.trace(format_args!("cut after {bytes} bytes {direction:?}"));
                 trace.count(Branch::CutInside);
-                link.cut_after(way, bytes);
+                link.cut_after(direction, bytes);
             }
             4 => {
                 client.trace(format_args!("half-open"));
@@ -187,9 +188,9 @@ impl World {
                 link.half_open();
             }
             _ => {
-                client.trace(format_args!("{way:?} stalls for {rest:?}"));
+                client.trace(format_args!("{direction:?} stalls for {rest:?}"));
                 trace.count(Branch::Stall);
-                link.stall(way, Instant::now() + rest);
+                link.stall(direction, Instant::now() + rest);
             }
         }
         if fault == 1 {
@@ -198,8 +199,8 @@ impl World {
         }
     }
 
-    fn come_back(&mut self, client: usize) {
-        let arrival = if self.rng.chance(50) { Arrival::TakeOver } else { Arrival::Resume };
+    fn reconnect(&mut self, client: usize) {
+        let arrival = if self.rng.chance(50) { AttachMode::TakeOver } else { AttachMode::Resume };
         // A client that is still attached opens a second connection only now and then.
         if self.clients[client].borrow().attached.is_none() || self.rng.chance(40) {
             self.connect(client, arrival);
@@ -208,17 +209,17 @@ impl World {
 
     /// Two connections request the same session at the same time.
     async fn race(&mut self, client: usize) {
-        self.stage.trace.count(Branch::Race);
+        self.context.trace.count(Branch::Race);
         for _ in 0..2 {
-            let arrival = if self.rng.chance(40) { Arrival::TakeOver } else { Arrival::Resume };
+            let arrival = if self.rng.chance(40) { AttachMode::TakeOver } else { AttachMode::Resume };
             self.connect(client, arrival);
         }
-        self.stage.pause(self.rng.clone().within(0..50)).await;
+        self.context.pause(self.rng.clone().within(0..50)).await;
     }
 
     /// A client acknowledges nothing for a while, while its process writes more than the log may hold. The child must block, and nothing
     /// else.
-    async fn hoard(&mut self, client: usize) {
+    async fn withhold_acks(&mut self, client: usize) {
         self.clients[client].borrow_mut().acks_promptly = false;
         self.start_heavy(client);
         sleep(Duration::from_millis(self.rng.within(200..3000))).await;
@@ -227,12 +228,12 @@ impl World {
 
     /// A client disconnects while its process writes more than the log may hold, and resumes later. If there is a disk, it may be full in
     /// between.
-    async fn leave(&mut self, client: usize) {
+    async fn disconnect_for_a_while(&mut self, client: usize) {
         self.start_heavy(client);
         sleep(Duration::from_millis(self.rng.within(1..300))).await;
         let session = self.clients[client].borrow().session.clone().filter(|_| self.has_disk && self.rng.chance(60));
         if let Some(session) = &session {
-            self.stage.trace.line(format_args!("the disk of {session} is full"));
+            self.context.trace.line(format_args!("the disk of {session} is full"));
             self.holders.fill_disk(session, true);
         }
         self.clients[client].borrow_mut().drop_connections(false);
@@ -240,11 +241,11 @@ impl World {
         for other in &self.clients {
             other.borrow_mut().list("all");
         }
-        self.stage.pause(50).await;
+        self.context.pause(50).await;
         if let Some(session) = &session {
             self.holders.fill_disk(session, false);
         }
-        self.connect(client, Arrival::Resume);
+        self.connect(client, AttachMode::Resume);
     }
 
     fn start_heavy(&mut self, client: usize) {
@@ -265,7 +266,7 @@ impl World {
         }
         let other = (client + 1 + self.rng.index(self.clients.len() - 1)) % self.clients.len();
         let picked =
-            self.pick_process(other, |view| view.start == Start::Done && view.plan.is_single() && !view.forgotten);
+            self.pick_process(other, |view| view.start == StartState::Done && view.plan.is_single() && !view.forgotten);
         let (Some(name), Some(session)) = (picked, self.clients[other].borrow().session.clone()) else { return };
         let mut plan = self.clients[other].borrow().views[&name].plan.clone();
         plan.drops = true;
@@ -278,9 +279,9 @@ impl World {
     }
 }
 
-impl Client {
+impl ModelClient {
     /// Makes the client acknowledge everything promptly. Used at the end of a world.
-    pub(crate) fn behave(&mut self) {
+    pub(crate) fn ack_everything(&mut self) {
         self.acks_promptly = true;
         for name in self.views.keys().cloned().collect::<Vec<_>>() {
             self.ack(&name);

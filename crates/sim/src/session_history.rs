@@ -14,7 +14,7 @@ use crate::{
 use exec_server_client::{Error, protocol::failure::Kind};
 
 /// The history of one session, as used by one program.
-pub struct Fate {
+pub struct SessionHistory {
     who: String,
     dialer: Dialer,
     trace: Trace,
@@ -34,7 +34,7 @@ pub struct Fate {
     gave_up: RefCell<Option<String>>,
 }
 
-impl Fate {
+impl SessionHistory {
     /// A session to which nothing has happened.
     pub fn new(who: String, dialer: Dialer, trace: Trace, ttl: Duration) -> Self {
         Self {
@@ -54,13 +54,17 @@ impl Fate {
 
     /// The client has its session on the current link.
     pub fn handle_up(&self) {
-        self.is_doomed.set(self.is_doomed.get() || self.dialer.heard().elapsed() >= self.ttl);
+        self.is_doomed.set(self.is_doomed.get() || self.dialer.last_received().elapsed() >= self.ttl);
         self.dialer.mark_up();
     }
 
     /// An upper bound of how long the session may have been detached.
-    fn alone(&self) -> Duration {
-        if self.is_doomed.get() { Duration::MAX } else { self.dialer.heard().elapsed() + Duration::from_secs(1) }
+    fn max_detached(&self) -> Duration {
+        if self.is_doomed.get() {
+            Duration::MAX
+        } else {
+            self.dialer.last_received().elapsed() + Duration::from_secs(1)
+        }
     }
 
     /// Continues the session of another program.
@@ -82,19 +86,19 @@ impl Fate {
         match error.server_kind() {
             Some(Kind::HolderLost) => self.may_lack_holder(),
             Some(Kind::UnknownSession) => self.ended.get(),
-            Some(Kind::SessionExpired) => self.alone() >= self.ttl,
+            Some(Kind::SessionExpired) => self.max_detached() >= self.ttl,
             _ => false,
         }
     }
 
     /// Checks the reason in an error that ends a session. A wrong reason fails the world.
-    pub fn judge(&self, what: &str, error: &Error) {
+    pub fn check_error(&self, what: &str, error: &Error) {
         let is_true = match error {
-            Error::SessionLost { reason, .. } if reason.contains("expired") => self.alone() >= self.ttl,
+            Error::SessionLost { reason, .. } if reason.contains("expired") => self.max_detached() >= self.ttl,
             Error::SessionLost { reason, .. } if reason.contains("taken") => self.taken.get(),
             // Only the server that saw a session end knows the reason. The next server only knows that the session does not exist.
             Error::SessionLost { reason, .. } if reason.contains("unknown session") => {
-                self.ended.get() || self.holder_killed.get() || self.alone() >= self.ttl
+                self.ended.get() || self.holder_killed.get() || self.max_detached() >= self.ttl
             }
             // The holder was killed, or a server ended the session and crashed before it could report that.
             Error::SessionLost { .. } => self.may_lack_holder(),
@@ -103,7 +107,7 @@ impl Fate {
             }
             Error::Disconnected { reason: Some(reason) } if reason.contains("not mended within") => {
                 let by_forerunner = self.has_forerunner && reason.contains("resumed by another connection");
-                self.taken.get() || by_forerunner || self.alone() >= self.ttl
+                self.taken.get() || by_forerunner || self.max_detached() >= self.ttl
             }
             Error::Disconnected { .. } => self.left.get() || self.ended.get(),
             _ => false,
@@ -119,7 +123,11 @@ impl Fate {
 
     /// Whether something has happened that may end this program's use of the session.
     pub fn is_doomed(&self) -> bool {
-        self.ended.get() || self.left.get() || self.taken.get() || self.alone() >= self.ttl || self.holder_killed.get()
+        self.ended.get()
+            || self.left.get()
+            || self.taken.get()
+            || self.max_detached() >= self.ttl
+            || self.holder_killed.get()
     }
 }
 

@@ -10,31 +10,31 @@ use tokio::sync::Notify;
 
 /// How often the world's thread must park before the world counts as idle. More than the longest chain of messages between server and
 /// holder within one instant.
-const SOUND: usize = 32;
+const IDLE_PARKS: usize = 32;
 
 /// The gate of one world.
 #[derive(Clone, Debug, Default)]
-pub struct Gate(Arc<Shared>);
+pub struct IdleGate(Arc<GateShared>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct GateShared {
+    state: Mutex<GateState>,
     changed: Condvar,
-    nudge: Notify,
+    wakeup: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct GateState {
     /// The world's thread has parked since this flag was last cleared.
-    is_asleep: bool,
+    is_parked: bool,
     /// The world has ended, so jobs no longer wait.
     is_over: bool,
 }
 
-impl Gate {
+impl IdleGate {
     /// The world's thread is about to park: nothing can run.
-    pub fn fall_asleep(&self) {
-        self.lock().is_asleep = true;
+    pub fn mark_parked(&self) {
+        self.lock().is_parked = true;
         self.0.changed.notify_one();
     }
 
@@ -46,26 +46,26 @@ impl Gate {
 
     /// Waits until the world's thread has parked often enough to be idle. After the first park the world may not have seen yet the result
     /// of the previous job or the data in its sockets, and that data may cause further work.
-    pub fn pass(&self) {
-        for _ in 0..SOUND {
+    pub fn wait_until_idle(&self) {
+        for _ in 0..IDLE_PARKS {
             let mut state = self.lock();
-            state.is_asleep = false;
+            state.is_parked = false;
             // If the thread is already parked, wake it, so that it parks again.
-            self.0.nudge.notify_one();
-            while !state.is_asleep && !state.is_over {
+            self.0.wakeup.notify_one();
+            while !state.is_parked && !state.is_over {
                 state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
 
     /// Wakes the world's thread without any effect whenever a job requests it. Runs as long as the world.
-    pub async fn keep_nudging(self) {
+    pub async fn run_wakeups(self) {
         loop {
-            self.0.nudge.notified().await;
+            self.0.wakeup.notified().await;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,10 +9,10 @@ use exec_server_client::{
 
 use crate::{
     branch::Branch,
-    held::{self, Held},
     plans,
     trace::Invariant,
     user::User,
+    user_process::{self, UserProcess},
 };
 
 /// The maximum number of processes that one program starts.
@@ -25,10 +25,10 @@ impl User {
     /// Performs one random operation.
     pub fn act(&mut self, next_process: &mut u32, heavy: bool) {
         if self.client.is_none() || self.is_lost() {
-            return self.begin_again();
+            return self.reopen();
         }
         match self.rng.within(0..100) {
-            0..22 if self.held.len() < PROCESSES_MAX => {
+            0..22 if self.processes.len() < PROCESSES_MAX => {
                 *next_process += 1;
                 let name = format!("{}p{next_process}", self.name);
                 let plan = plans::draw(&mut self.rng, heavy);
@@ -39,36 +39,39 @@ impl User {
             }
             0..50 => self.write(),
             50..53 => self.close_stdin(),
-            53..60 => self.steer(),
+            53..60 => self.terminate_or_signal(),
             60..64 => self.change_pace(),
-            64..68 => self.pick(|held| held.process.borrow().is_some()).into_iter().for_each(|held| held.read_again()),
+            64..68 => self
+                .pick(|user_process| user_process.process.borrow().is_some())
+                .into_iter()
+                .for_each(|user_process| user_process.read_again()),
             68..72 => self.read_at_random(),
-            72..76 => self.ask_around(),
+            72..76 => self.query_server(),
             76..78 => self.forget(),
             78..82 => self.restart(),
             _ => {
                 let dialer = self.dialer.clone();
-                dialer.disturb(&mut self.rng);
+                dialer.apply_fault(&mut self.rng);
             }
         }
     }
 
     /// Opens a session, or a new one if the session was lost.
-    pub fn begin_again(&mut self) {
+    pub fn reopen(&mut self) {
         if self.is_lost() {
-            self.let_go();
-            if self.fate.ended.get() {
+            self.release();
+            if self.history.ended.get() {
                 self.session = None;
-                self.held.clear();
+                self.processes.clear();
             }
         }
         self.open();
     }
 
     /// Drops everything except its records, like a killed program.
-    fn let_go(&mut self) {
-        self.fate.left.set(true);
-        self.held.values().for_each(|held| held.let_go());
+    fn release(&mut self) {
+        self.history.left.set(true);
+        self.processes.values().for_each(|user_process| user_process.release());
         self.client = None;
         self.kill();
     }
@@ -77,7 +80,7 @@ impl User {
     fn restart(&mut self) {
         let Some(client) = self.client.clone() else { return };
         self.trace(format_args!("begins again"));
-        self.let_go();
+        self.release();
         if self.rng.chance(50) {
             let leaving = async move {
                 client.close().await;
@@ -89,81 +92,86 @@ impl User {
     }
 
     /// Attaches to the processes of a resumed session, each at its last position.
-    pub(crate) fn take_up(&mut self) {
+    pub(crate) fn reattach_all(&mut self) {
         let Some(client) = self.client.clone() else { return };
-        for held in self.held.values() {
-            held.enter(self);
-            if held.is_settled() || held.process.borrow().is_some() {
+        for user_process in self.processes.values() {
+            user_process.enter(self);
+            if user_process.is_settled() || user_process.process.borrow().is_some() {
                 continue;
             }
             // The start may have been requested by the killed program, so it is unknown whether the process exists.
-            let after = held.ledger.borrow().position;
-            let (id, options) = (held.name.clone().into(), Attach { session_id: None, after, hold: true });
-            let (client, held, fate) = (client.clone(), held.clone(), self.fate.clone());
-            let trace = self.stage.trace.clone();
-            let spawned = self.stage.records.with(&held.name, |record| record.spawns > 0);
-            let what = format!("takes {} up after {after}", held.name);
+            let after = user_process.ledger.borrow().position;
+            let (id, options) = (user_process.name.clone().into(), Attach { session_id: None, after, hold: true });
+            let (client, user_process, history) = (client.clone(), user_process.clone(), self.history.clone());
+            let trace = self.context.trace.clone();
+            let spawned = self.context.records.with(&user_process.name, |record| record.spawns > 0);
+            let what = format!("takes {} up after {after}", user_process.name);
             self.call(what.clone(), async move { client.attach(&id, options).await }, move |result| match result {
                 Ok(process) => {
                     trace.count(Branch::TakenUp);
-                    held.ledger.borrow_mut().is_taken_up = true;
-                    held.begin(process);
+                    user_process.ledger.borrow_mut().is_reattached = true;
+                    user_process.set_process(process);
                 }
                 Err(Error::Server { kind: Some(Kind::UnknownProcess), .. }) => {
-                    held.is_cancelled.set(true);
-                    if spawned && !held.asked_to_die.get() && !fate.holder_killed.get() {
+                    user_process.is_cancelled.set(true);
+                    if spawned && !user_process.kill_requested.get() && !history.holder_killed.get() {
                         trace.fail(Invariant::End, format_args!("{what}: the server does not know it"));
                     }
                 }
-                Err(error) => fate.judge(&what, &error),
+                Err(error) => history.check_error(&what, &error),
             });
         }
     }
 
     /// A random process of those that fit.
-    pub(crate) fn pick(&mut self, fits: impl Fn(&Held) -> bool) -> Option<Rc<Held>> {
-        let fitting: Vec<Rc<Held>> = self.held.values().filter(|held| fits(held)).cloned().collect();
+    pub(crate) fn pick(&mut self, fits: impl Fn(&UserProcess) -> bool) -> Option<Rc<UserProcess>> {
+        let fitting: Vec<Rc<UserProcess>> =
+            self.processes.values().filter(|user_process| fits(user_process)).cloned().collect();
         (!fitting.is_empty()).then(|| fitting[self.rng.index(fitting.len())].clone())
     }
 
     fn write(&mut self) {
-        if let Some(held) = self.pick(Held::takes_writes) {
+        if let Some(user_process) = self.pick(UserProcess::takes_writes) {
             let len = *self.rng.pick(&[1, 10, 500, 5000, 60_000, 200_000]);
-            held.write(self, len);
+            user_process.write(self, len);
         }
     }
 
     fn close_stdin(&mut self) {
-        if let Some(held) = self.pick(Held::takes_writes) {
-            held.close_stdin(self);
+        if let Some(user_process) = self.pick(UserProcess::takes_writes) {
+            user_process.close_stdin(self);
         }
     }
 
     fn terminate(&mut self, name: &str) {
-        let Some((client, held)) = self.client.clone().zip(self.held.get(name)) else { return };
-        held.asked_to_die.set(true);
-        self.stage.trace.count(Branch::TerminateWhileStarting);
+        let Some((client, user_process)) = self.client.clone().zip(self.processes.get(name)) else { return };
+        user_process.kill_requested.set(true);
+        self.context.trace.count(Branch::TerminateWhileStarting);
         let params = wire::TerminateParams { process_id: name.into(), session_id: None, grace_ms: None };
         let calling = async move { client.request::<exec_server_client::requests::ProcessTerminate>(&params).await };
         self.expect(format!("terminate {name} while it starts"), GONE, calling);
     }
 
-    fn steer(&mut self) {
+    fn terminate_or_signal(&mut self) {
         let grace = Duration::from_millis(self.rng.within(0..3000));
-        let Some(held) = self.pick(|held| held.process.borrow().is_some() && !held.is_over()) else { return };
-        let Some(process) = held.process.borrow().clone() else { return };
-        let name = held.name.clone();
+        let Some(user_process) =
+            self.pick(|user_process| user_process.process.borrow().is_some() && !user_process.is_over())
+        else {
+            return;
+        };
+        let Some(process) = user_process.process.borrow().clone() else { return };
+        let name = user_process.name.clone();
         match self.rng.within(0..5) {
-            0 if held.plan.tty => {
+            0 if user_process.plan.tty => {
                 let size = wire::Size { rows: 30, cols: 90 };
                 self.expect(format!("resize {name}"), GONE, async move { process.resize(size).await });
             }
             1 | 2 => {
-                held.asked_to_die.set(true);
+                user_process.kill_requested.set(true);
                 self.expect(format!("signal {name}"), GONE, async move { process.signal("SIGINT").await });
             }
             _ => {
-                held.asked_to_die.set(true);
+                user_process.kill_requested.set(true);
                 let grace = Some(grace).filter(|grace| grace.as_millis() % 3 > 0);
                 self.expect(format!("terminate {name} {grace:?}"), GONE, async move { process.terminate(grace).await });
             }
@@ -172,23 +180,27 @@ impl User {
 
     fn change_pace(&mut self) {
         let pause_ms = *self.rng.pick(&[0, 0, 1, 20, 500]);
-        if let Some(held) = self.pick(|held| !held.is_over()) {
-            self.trace(format_args!("takes {} with pauses of {pause_ms} ms", held.name));
-            held.pause_ms.set(pause_ms);
+        if let Some(user_process) = self.pick(|user_process| !user_process.is_over()) {
+            self.trace(format_args!("takes {} with pauses of {pause_ms} ms", user_process.name));
+            user_process.pause_ms.set(pause_ms);
         }
     }
 
     fn read_at_random(&mut self) {
         let wait = Duration::from_millis(*self.rng.pick(&[0, 0, 200, 3000]));
-        let Some(held) = self.pick(|held| held.process.borrow().is_some() && !held.is_forgotten.get()) else { return };
-        let Some(process) = held.process.borrow().clone() else { return };
-        let after = held.ledger.borrow().position;
-        self.expect(format!("read {} after {after}", held.name), GONE, async move {
+        let Some(user_process) =
+            self.pick(|user_process| user_process.process.borrow().is_some() && !user_process.is_forgotten.get())
+        else {
+            return;
+        };
+        let Some(process) = user_process.process.borrow().clone() else { return };
+        let after = user_process.ledger.borrow().position;
+        self.expect(format!("read {} after {after}", user_process.name), GONE, async move {
             process.read(after, Some(10_000), wait).await
         });
     }
 
-    fn ask_around(&mut self) {
+    fn query_server(&mut self) {
         let Some(client) = self.client.clone() else { return };
         match self.rng.within(0..3) {
             0 => self.expect("list".to_owned(), &[], async move { client.list(wire::Scope::All).await }),
@@ -198,31 +210,35 @@ impl User {
     }
 
     fn forget(&mut self) {
-        let is_due = |held: &Held| held.ledger.borrow().closed && !held.is_forgotten.get();
+        let is_due =
+            |user_process: &UserProcess| user_process.ledger.borrow().closed && !user_process.is_forgotten.get();
         let picked = self.pick(is_due);
-        if let Some((held, process)) = picked.and_then(|held| Some((held.clone(), held.process.borrow().clone()?))) {
-            held.is_forgotten.set(true);
-            self.expect(format!("forget {}", held.name), GONE, async move { process.forget().await });
+        if let Some((user_process, process)) =
+            picked.and_then(|user_process| Some((user_process.clone(), user_process.process.borrow().clone()?)))
+        {
+            user_process.is_forgotten.set(true);
+            self.expect(format!("forget {}", user_process.name), GONE, async move { process.forget().await });
         }
     }
 
     /// Follows a process of another program.
-    pub fn follow(&mut self, other: &Rc<Held>, session: exec_server_client::protocol::SessionId) {
+    pub fn follow(&mut self, other: &Rc<UserProcess>, session: exec_server_client::protocol::SessionId) {
         let hold = self.rng.chance(50);
         if let Some(client) = self.client.clone()
             && other.plan.is_single()
         {
-            held::follow(self, client, other, session, hold);
+            user_process::follow(self, client, other, session, hold);
         }
     }
 
     /// Ends the session and everything in it.
     pub fn end_session(&mut self) {
         let Some(client) = self.client.clone() else { return };
-        self.fate.ended.set(true);
-        self.held.values().for_each(|held| held.asked_to_die.set(true));
-        let (held, records, trace) = (self.held.clone(), self.stage.records.clone(), self.stage.trace.clone());
-        let (fate, name) = (self.fate.clone(), self.name.clone());
+        self.history.ended.set(true);
+        self.processes.values().for_each(|user_process| user_process.kill_requested.set(true));
+        let (processes, records, trace) =
+            (self.processes.clone(), self.context.records.clone(), self.context.trace.clone());
+        let (history, name) = (self.history.clone(), self.name.clone());
         self.call(
             "ends its session".to_owned(),
             async move { client.end_session().await },
@@ -231,14 +247,14 @@ impl User {
                     trace.count(Branch::Ended);
                     let lives =
                         |name: &&String| records.with(name, |record| record.spawns > 0 && record.exit.is_none());
-                    if let Some(child) = held.keys().find(lives) {
+                    if let Some(child) = processes.keys().find(lives) {
                         trace.fail(
                             Invariant::Expiry,
                             format_args!("{name}: {child} lives although its session was ended"),
                         );
                     }
                 }
-                Err(error) => fate.judge("ends its session", &error),
+                Err(error) => history.check_error("ends its session", &error),
             },
         );
     }

@@ -4,11 +4,11 @@ use std::{io, time::Duration};
 
 use crate::{
     branch::Branch,
-    client::{Arrival, Kind},
-    link::Quality,
+    client::{AttachMode, ClientKind},
+    link::LinkQuality,
     trace::Invariant,
     user::User,
-    view::Start,
+    view::StartState,
     world::World,
 };
 
@@ -18,26 +18,26 @@ const PATIENCE: Duration = Duration::from_secs(120);
 impl World {
     /// Repairs everything and makes the final checks.
     pub(crate) async fn finish(&mut self) -> io::Result<()> {
-        self.stage.trace.line(format_args!("finale"));
+        self.context.trace.line(format_args!("finale"));
         if !self.server.is_up() {
-            self.server.begin().await?;
+            self.server.start().await?;
         }
         self.rivals.clear();
         for user in &mut self.users {
-            user.dialer.mend();
-            user.held.values().for_each(|held| held.pause_ms.set(0));
+            user.dialer.repair();
+            user.processes.values().for_each(|user_process| user_process.pause_ms.set(0));
         }
-        self.mend().await;
+        self.reconnect_clients().await;
         // A program may notice only by its last request that its session is lost. Then it starts again.
         for _ in 0..=self.users.len() {
-            self.mend_users().await;
-            self.complete().await;
+            self.reconnect_users().await;
+            self.await_completion().await;
             if !self.users.iter().any(User::is_lost) {
                 break;
             }
         }
         self.check_ends();
-        if !self.stage.trace.has_failed() {
+        if !self.context.trace.has_failed() {
             self.end_sessions().await;
         }
         Ok(())
@@ -45,14 +45,14 @@ impl World {
 
     fn check_ends(&mut self) {
         for client in &self.clients {
-            client.borrow_mut().views.values_mut().for_each(crate::view::View::check_end);
+            client.borrow_mut().views.values_mut().for_each(crate::view::ProcessView::check_end);
         }
-        self.users.iter().flat_map(|user| user.held.values()).for_each(|held| held.check_end());
+        self.users.iter().flat_map(|user| user.processes.values()).for_each(|user_process| user_process.check_end());
         self.count_records();
     }
 
     /// Reconnects every model client over a good link and lets it receive everything.
-    async fn mend(&mut self) {
+    async fn reconnect_clients(&mut self) {
         for client in &self.clients {
             client.borrow_mut().drop_connections(false);
         }
@@ -61,45 +61,55 @@ impl World {
         for index in 0..self.clients.len() {
             // A client whose session has ended connects a second time, with a new session.
             for _ in 0..2 {
-                let number = self.connect_over(index, Arrival::TakeOver, Quality::GOOD);
+                let number = self.connect_over(index, AttachMode::TakeOver, LinkQuality::GOOD);
                 self.clients[index].borrow_mut().acks_promptly = true;
                 self.until(PATIENCE, |world| {
                     let client = world.clients[index].borrow();
                     client.attached == Some(number) || client.refused.is_some()
                 })
                 .await;
-                self.tend();
+                self.replace_ended_clients();
             }
             if self.clients[index].borrow().attached.is_none() {
                 let client = self.clients[index].borrow();
-                return client
-                    .wrong(Invariant::Answered, format_args!("cannot resume at the end: {:?}", client.refused));
+                return client.report_violation(
+                    Invariant::Answered,
+                    format_args!("cannot resume at the end: {:?}", client.refused),
+                );
             }
             self.clients[index].borrow_mut().drop_connections(true);
-            self.clients[index].borrow_mut().behave();
+            self.clients[index].borrow_mut().ack_everything();
             self.close_all_stdin(index);
         }
     }
 
     /// Waits until every user has a session, restarting users that have lost theirs. Then closes the stdin of their processes.
-    async fn mend_users(&mut self) {
-        let mended = self
+    async fn reconnect_users(&mut self) {
+        let reconnected = self
             .until(PATIENCE, |world| {
-                world.tend();
+                world.replace_ended_clients();
                 let down = world.users.iter_mut().filter(|user| user.client.is_none() || user.is_lost());
-                down.for_each(User::begin_again);
+                down.for_each(User::reopen);
                 // Processes that are being started or attached have no handle yet, so their stdin could not be closed.
-                let has_all =
-                    |user: &User| user.held.values().all(|held| held.is_settled() || held.process.borrow().is_some());
+                let has_all = |user: &User| {
+                    user.processes
+                        .values()
+                        .all(|user_process| user_process.is_settled() || user_process.process.borrow().is_some())
+                };
                 world.users.iter().all(|user| user.is_up() && has_all(user))
             })
             .await;
-        if !mended && let Some(user) = self.users.iter().find(|user| !user.is_up()) {
-            return user.wrong(Invariant::Answered, format_args!("is not connected at the end"));
+        if !reconnected && let Some(user) = self.users.iter().find(|user| !user.is_up()) {
+            return user.report_violation(Invariant::Answered, format_args!("is not connected at the end"));
         }
         for user in &self.users {
-            let open: Vec<_> = user.held.values().filter(|held| held.plan.stdin && !held.is_over()).cloned().collect();
-            open.iter().for_each(|held| held.close_stdin(user));
+            let open: Vec<_> = user
+                .processes
+                .values()
+                .filter(|user_process| user_process.plan.stdin && !user_process.is_over())
+                .cloned()
+                .collect();
+            open.iter().for_each(|user_process| user_process.close_stdin(user));
         }
     }
 
@@ -113,31 +123,33 @@ impl World {
     }
 
     /// Waits until every process has closed in its client's view and nothing is unanswered, or until a user has lost its session.
-    async fn complete(&mut self) {
-        let mut looks = 0_u32;
+    async fn await_completion(&mut self) {
+        let mut polls = 0_u32;
         let complete = self
             .until(PATIENCE, |world| {
-                looks += 1;
-                world.tend();
+                polls += 1;
+                world.replace_ended_clients();
                 world.check();
-                let told = world.clients.iter().all(|client| {
+                let all_received = world.clients.iter().all(|client| {
                     let mut client = client.borrow_mut();
-                    let open = client.views.values().filter(|view| view.start != Start::Cancelled && !view.closed);
+                    let open = client.views.values().filter(|view| view.start != StartState::Cancelled && !view.closed);
                     let open: Vec<String> = open.map(|view| view.name.clone()).collect();
                     // For a reference client, sent output counts as received, so it reads what was lost in cuts.
-                    if client.kind == Kind::Reference && looks % 50 == 1 {
+                    if client.kind == ClientKind::Reference && polls % 50 == 1 {
                         open.iter().for_each(|name| client.read(name, 0));
                     }
-                    open.is_empty() && client.waits_for().is_none()
+                    open.is_empty() && client.first_pending_call().is_none()
                 });
                 let mut users = world.users.iter();
-                let mut relics = world.relics.iter();
+                let mut legacy_clients = world.legacy_clients.iter();
                 let is_lost = world.users.iter().any(User::is_lost);
                 is_lost
-                    || told
-                        && users
-                            .all(|user| user.pending.first().is_none() && user.held.values().all(|held| held.is_over()))
-                        && relics.all(|relic| relic.borrow().waits_for().is_none())
+                    || all_received
+                        && users.all(|user| {
+                            user.pending.first().is_none()
+                                && user.processes.values().all(|user_process| user_process.is_over())
+                        })
+                        && legacy_clients.all(|legacy_client| legacy_client.borrow().first_pending_call().is_none())
             })
             .await;
         if complete {
@@ -145,31 +157,33 @@ impl World {
         }
         for client in &self.clients {
             let client = client.borrow();
-            if let Some(call) = client.waits_for() {
-                client.wrong(Invariant::Answered, format_args!("never answered: {call}"));
+            if let Some(call) = client.first_pending_call() {
+                client.report_violation(Invariant::Answered, format_args!("never answered: {call}"));
             }
         }
         for user in &self.users {
             if let Some(call) = user.pending.first() {
-                user.wrong(Invariant::Answered, format_args!("never answered: {call}"));
+                user.report_violation(Invariant::Answered, format_args!("never answered: {call}"));
             }
         }
-        if let Some(call) = self.relics.iter().find_map(|relic| relic.borrow().waits_for()) {
-            self.stage.trace.fail(Invariant::Answered, format_args!("never answered: {call}"));
+        if let Some(call) =
+            self.legacy_clients.iter().find_map(|legacy_client| legacy_client.borrow().first_pending_call())
+        {
+            self.context.trace.fail(Invariant::Answered, format_args!("never answered: {call}"));
         }
     }
 
     fn count_records(&self) {
         let names = self.clients.iter().flat_map(|client| client.borrow().views.keys().cloned().collect::<Vec<_>>());
-        let held = self.users.iter().flat_map(|user| user.held.keys().cloned());
-        for name in names.chain(held) {
-            let record = self.stage.records.get(&name);
+        let processes = self.users.iter().flat_map(|user| user.processes.keys().cloned());
+        for name in names.chain(processes) {
+            let record = self.context.records.get(&name);
             if record.signals.len() > 1 && record.signals.last() == Some(&9) {
-                self.stage.trace.count(Branch::GraceOver);
+                self.context.trace.count(Branch::GraceOver);
             }
         }
         for _ in 0..self.holders.loads() {
-            self.stage.trace.count(Branch::Spill);
+            self.context.trace.count(Branch::Spill);
         }
     }
 
@@ -184,7 +198,7 @@ impl World {
                 self.clients[index].borrow_mut().drop_connections(false);
             }
         }
-        self.relics.iter().for_each(|relic| relic.borrow_mut().leave());
+        self.legacy_clients.iter().for_each(|legacy_client| legacy_client.borrow_mut().disconnect());
         self.users.iter_mut().for_each(User::end_session);
         let ended = self
             .until(PATIENCE, |world| {
@@ -194,33 +208,36 @@ impl World {
             })
             .await;
         if !ended {
-            return self.stage.trace.fail(Invariant::Answered, format_args!("a session does not end"));
+            return self.context.trace.fail(Invariant::Answered, format_args!("a session does not end"));
         }
         // Wait longer than any session's time-to-live, including sessions whose client never received the id.
         let longest = leaving.iter().map(|index| self.clients[*index].borrow().ttl_ms).max().unwrap_or(120_000);
         // If the server crashed, the session of a first-generation client has the same time-to-live as that of a client without
         // capabilities.
-        let of_relics = if self.relics.is_empty() { 0 } else { 600_000 };
-        tokio::time::sleep(Duration::from_millis(longest.max(of_relics) + 5000)).await;
+        let of_legacy_clients = if self.legacy_clients.is_empty() { 0 } else { 600_000 };
+        tokio::time::sleep(Duration::from_millis(longest.max(of_legacy_clients) + 5000)).await;
         for index in leaving {
             self.clients[index].borrow_mut().refused = None;
-            self.connect_over(index, Arrival::TakeOver, Quality::GOOD);
+            self.connect_over(index, AttachMode::TakeOver, LinkQuality::GOOD);
             self.until(PATIENCE, |world| world.clients[index].borrow().refused.is_some()).await;
             let client = self.clients[index].borrow();
             match client.refused.as_deref() {
-                Some("sessionExpired") => self.stage.trace.count(Branch::Expired),
+                Some("sessionExpired") => self.context.trace.count(Branch::Expired),
                 Some("holderLost" | "unknownSession") if client.holder_killed => {}
                 other => {
-                    client.wrong(Invariant::Expiry, format_args!("its time is over, and a resume says {other:?}"));
+                    client.report_violation(
+                        Invariant::Expiry,
+                        format_args!("its time is over, and a resume says {other:?}"),
+                    );
                 }
             }
         }
         for client in self.retired.iter().chain(&self.clients) {
             client.borrow().check_nobody_lives("all sessions are over");
         }
-        self.relics.iter().for_each(|relic| relic.borrow().check_end());
+        self.legacy_clients.iter().for_each(|legacy_client| legacy_client.borrow().check_end());
         if !self.until(PATIENCE, |world| world.holders.alive() == 0).await {
-            self.stage.trace.fail(Invariant::Health, format_args!("{} holders are left", self.holders.alive()));
+            self.context.trace.fail(Invariant::Health, format_args!("{} holders are left", self.holders.alive()));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{cell::RefCell, rc::Rc, time::Duration};
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
-    child::Records,
+    child::ChildRecords,
     trace::{Invariant, Trace},
 };
 
@@ -38,23 +38,23 @@ impl Tasks {
 
 /// A handle to the shared parts of one world. Clones refer to the same parts.
 #[derive(Clone)]
-pub struct Stage {
+pub struct WorldContext {
     pub trace: Trace,
     /// The real behaviour of the children.
-    pub records: Records,
-    shared: Rc<Shared>,
+    pub records: ChildRecords,
+    shared: Rc<ContextShared>,
 }
 
-struct Shared {
+struct ContextShared {
     started: Instant,
     tasks: Tasks,
 }
 
-impl Stage {
+impl WorldContext {
     /// An empty stage whose clock starts now.
     pub fn new() -> Self {
-        let shared = Shared { started: Instant::now(), tasks: Tasks::default() };
-        Self { trace: Trace::new(), records: Records::default(), shared: Rc::new(shared) }
+        let shared = ContextShared { started: Instant::now(), tasks: Tasks::default() };
+        Self { trace: Trace::new(), records: ChildRecords::default(), shared: Rc::new(shared) }
     }
 
     /// Monotonic nanoseconds of the simulated clock. It starts at one second, because code often treats zero as a special value.
@@ -82,7 +82,7 @@ impl Stage {
     }
 }
 
-impl Default for Stage {
+impl Default for WorldContext {
     fn default() -> Self {
         Self::new()
     }

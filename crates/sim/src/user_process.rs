@@ -12,10 +12,10 @@ use std::{
 use crate::{
     branch::Branch,
     child::{STDIN_TEXT, text},
-    fate::Fate,
+    context::{Tasks, WorldContext},
     ledger::Ledger,
     rng::Rng,
-    stage::{Stage, Tasks},
+    session_history::SessionHistory,
     stdin::PIPE_BYTES,
     trace::Invariant,
     user::User,
@@ -27,17 +27,17 @@ use exec_server_client::{
 };
 
 /// One process and everything known about it.
-pub struct Held {
+pub struct UserProcess {
     pub(crate) name: String,
     pub(crate) plan: Plan,
     who: String,
-    stage: Stage,
-    pub(crate) fate: RefCell<Rc<Fate>>,
+    context: WorldContext,
+    pub(crate) history: RefCell<Rc<SessionHistory>>,
     pub(crate) process: RefCell<Option<Process>>,
     /// The start failed or was cancelled.
     pub(crate) is_cancelled: Cell<bool>,
     /// The end of the process was requested, so a death by signal is expected.
-    pub(crate) asked_to_die: Cell<bool>,
+    pub(crate) kill_requested: Cell<bool>,
     /// The server no longer keeps the process.
     pub(crate) is_forgotten: Cell<bool>,
     /// The state of the main cursor.
@@ -54,20 +54,20 @@ pub struct Held {
     checked: Cell<usize>,
 }
 
-impl Held {
+impl UserProcess {
     /// A process whose start is about to be requested.
     pub fn new(user: &User, name: String, plan: Plan) -> Self {
-        let (trace, records) = (user.stage.trace.clone(), user.stage.records.clone());
+        let (trace, records) = (user.context.trace.clone(), user.context.records.clone());
         Self {
             ledger: Rc::new(RefCell::new(Ledger::new(user.name.clone(), name.clone(), plan.clone(), trace, records))),
             name,
             plan,
             who: user.name.clone(),
-            stage: user.stage.clone(),
-            fate: RefCell::new(user.fate.clone()),
+            context: user.context.clone(),
+            history: RefCell::new(user.history.clone()),
             process: RefCell::default(),
             is_cancelled: Cell::default(),
-            asked_to_die: Cell::default(),
+            kill_requested: Cell::default(),
             is_forgotten: Cell::default(),
             pause_ms: Cell::default(),
             tasks: RefCell::new(user.tasks.clone()),
@@ -78,18 +78,18 @@ impl Held {
         }
     }
 
-    fn wrong(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
-        self.stage.trace.fail(invariant, format_args!("{} {}: {what}", self.who, self.name));
+    fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
+        self.context.trace.fail(invariant, format_args!("{} {}: {what}", self.who, self.name));
     }
 
     /// Assigns the process to the current program.
     pub fn enter(&self, user: &User) {
-        *self.fate.borrow_mut() = user.fate.clone();
+        *self.history.borrow_mut() = user.history.clone();
         *self.tasks.borrow_mut() = user.tasks.clone();
     }
 
     /// The process runs: starts the main cursor after its last event.
-    pub fn begin(self: &Rc<Self>, process: Process) {
+    pub fn set_process(self: &Rc<Self>, process: Process) {
         let after = self.ledger.borrow().position;
         *self.process.borrow_mut() = Some(process.clone());
         if !self.ledger.borrow().closed {
@@ -100,17 +100,19 @@ impl Held {
     /// Reads a cursor to its end.
     fn read(self: &Rc<Self>, process: &Process, after: u64, ledger: Rc<RefCell<Ledger>>, is_main: bool) {
         let mut events = process.events_after(after);
-        let (held, stage, fate) = (self.clone(), self.stage.clone(), self.fate.borrow().clone());
-        self.tasks.borrow().spawn(&self.stage.trace, async move {
+        let (user_process, context, history) = (self.clone(), self.context.clone(), self.history.borrow().clone());
+        self.tasks.borrow().spawn(&self.context.trace, async move {
             loop {
                 match events.next().await {
                     None => return,
-                    Some(Event::Failed(error)) => return fate.judge(&format!("reads {}", held.name), &error),
-                    Some(event) => ledger.borrow_mut().take(&event, held.asked_to_die.get()),
+                    Some(Event::Failed(error)) => {
+                        return history.check_error(&format!("reads {}", user_process.name), &error);
+                    }
+                    Some(event) => ledger.borrow_mut().take(&event, user_process.kill_requested.get()),
                 }
-                let pause_ms = if is_main { held.pause_ms.get() } else { 0 };
+                let pause_ms = if is_main { user_process.pause_ms.get() } else { 0 };
                 if pause_ms > 0 {
-                    stage.pause(pause_ms).await;
+                    context.pause(pause_ms).await;
                 }
             }
         });
@@ -124,7 +126,7 @@ impl Held {
         if self.ledger.borrow().position < 3 || !self.plan.is_single() || self.plan.drops {
             return;
         }
-        let (trace, records) = (self.stage.trace.clone(), self.stage.records.clone());
+        let (trace, records) = (self.context.trace.clone(), self.context.records.clone());
         let who = format!("{} again", self.who);
         trace.line(format_args!("{} reads {} again from the beginning", self.who, self.name));
         trace.count(Branch::LateCursor);
@@ -133,10 +135,10 @@ impl Held {
     }
 
     /// The program ends. Its cursors and its handle are gone, but its records stay.
-    pub fn let_go(&self) {
+    pub fn release(&self) {
         if self.process.borrow_mut().take().is_none() && !self.is_settled() {
             // The start was in progress. A client that is dropped cancels the start if it still can.
-            self.asked_to_die.set(true);
+            self.kill_requested.set(true);
         }
         if self.written.get() > self.accepted.get() {
             // The results of writes in progress are lost, because only the dropped client knew their ids.
@@ -145,16 +147,16 @@ impl Held {
     }
 
     /// Handles a failed start.
-    pub fn handle_unstarted(&self, fate: &Fate, error: &Error) {
+    pub fn handle_unstarted(&self, history: &SessionHistory, error: &Error) {
         self.is_cancelled.set(true);
         match error {
-            error if fate.may_refuse(error) => {}
+            error if history.may_refuse(error) => {}
             // A draining server starts nothing. The client does not retry on the next server by itself.
             Error::Server { kind: Some(Kind::Draining), .. } => {}
             Error::Disconnected { .. } | Error::SessionLost { .. } => {
-                fate.judge(&format!("start {}", self.name), error)
+                history.check_error(&format!("start {}", self.name), error)
             }
-            _ => self.wrong(Invariant::Answered, format_args!("start failed: {error}")),
+            _ => self.report_violation(Invariant::Answered, format_args!("start failed: {error}")),
         }
     }
 
@@ -164,23 +166,26 @@ impl Held {
         let at = self.written.get();
         self.written.set(at + len);
         let bytes = text(&self.name, STDIN_TEXT, at, usize::try_from(len).expect("writes are small"));
-        let (held, fate, dialer) = (self.clone(), self.fate.borrow().clone(), user.dialer.clone());
+        let (user_process, history, dialer) = (self.clone(), self.history.borrow().clone(), user.dialer.clone());
         let link = dialer.dialled();
         let what = format!("write {} {at}..{}", self.name, at + len);
         user.call(what.clone(), async move { process.write(bytes).await }, move |result| match result {
             Ok(wire::WriteStatus::Accepted) => {
-                if held.accepted.get() != at && !held.is_input_over.get() {
-                    held.wrong(Invariant::Stdin, format_args!("{at} was accepted after {}", held.accepted.get()));
+                if user_process.accepted.get() != at && !user_process.is_input_over.get() {
+                    user_process.report_violation(
+                        Invariant::Stdin,
+                        format_args!("{at} was accepted after {}", user_process.accepted.get()),
+                    );
                 }
-                held.accepted.set(at + len);
+                user_process.accepted.set(at + len);
                 if dialer.dialled() > link {
-                    held.stage.trace.count(Branch::WriteAcrossCut);
+                    user_process.context.trace.count(Branch::WriteAcrossCut);
                 }
             }
-            Ok(_) => held.is_input_over.set(true),
+            Ok(_) => user_process.is_input_over.set(true),
             Err(error) => {
-                held.is_input_over.set(true);
-                held.judge_input(&fate, &what, &error);
+                user_process.is_input_over.set(true);
+                user_process.check_input_error(&history, &what, &error);
             }
         });
     }
@@ -189,19 +194,20 @@ impl Held {
     pub fn close_stdin(self: &Rc<Self>, user: &User) {
         let Some(process) = self.process.borrow().clone() else { return };
         self.is_input_over.set(true);
-        let (held, fate, what) = (self.clone(), self.fate.borrow().clone(), format!("close stdin of {}", self.name));
+        let (user_process, history, what) =
+            (self.clone(), self.history.borrow().clone(), format!("close stdin of {}", self.name));
         user.call(what.clone(), async move { process.close_stdin().await }, move |result| {
             if let Err(error) = result {
-                held.judge_input(&fate, &what, &error);
+                user_process.check_input_error(&history, &what, &error);
             }
         });
     }
 
-    fn judge_input(&self, fate: &Fate, what: &str, error: &Error) {
+    fn check_input_error(&self, history: &SessionHistory, what: &str, error: &Error) {
         match error {
-            error if fate.may_refuse(error) => {}
-            Error::Disconnected { .. } | Error::SessionLost { .. } => fate.judge(what, error),
-            _ => self.wrong(Invariant::Answered, format_args!("{what}: {error}")),
+            error if history.may_refuse(error) => {}
+            Error::Disconnected { .. } | Error::SessionLost { .. } => history.check_error(what, error),
+            _ => self.report_violation(Invariant::Answered, format_args!("{what}: {error}")),
         }
     }
 
@@ -213,21 +219,21 @@ impl Held {
     /// Compares what the child has read with what was written. Called after every step.
     pub fn check(&self) {
         let from = self.checked.get();
-        let (len, matches, is_dead) = self.stage.records.with(&self.name, |record| {
+        let (len, matches, is_dead) = self.context.records.with(&self.name, |record| {
             let new = &record.stdin[from..];
             let matches = text(&self.name, STDIN_TEXT, from as u64, new.len()) == new;
             (record.stdin.len(), matches, record.exit.is_some())
         });
         self.checked.set(len);
         if !matches || len as u64 > self.written.get() {
-            self.wrong(Invariant::Stdin, format_args!("stdin {from}..{len} is not what was written"));
+            self.report_violation(Invariant::Stdin, format_args!("stdin {from}..{len} is not what was written"));
         }
         if self.accepted.get() > len as u64 + PIPE_BYTES && !is_dead {
-            self.wrong(Invariant::Stdin, format_args!("{} bytes accepted, {len} read", self.accepted.get()));
+            self.report_violation(Invariant::Stdin, format_args!("{} bytes accepted, {len} read", self.accepted.get()));
         }
-        let spawns = self.stage.records.with(&self.name, |record| record.spawns);
+        let spawns = self.context.records.with(&self.name, |record| record.spawns);
         if spawns > 1 {
-            self.wrong(Invariant::Start, format_args!("spawned {spawns} times"));
+            self.report_violation(Invariant::Start, format_args!("spawned {spawns} times"));
         }
     }
 
@@ -244,17 +250,23 @@ impl Held {
     /// The final checks at the end of a world.
     pub fn check_end(&self) {
         self.check();
-        let record = self.stage.records.get(&self.name);
+        let record = self.context.records.get(&self.name);
         if !self.is_over() {
-            self.wrong(Invariant::End, format_args!("never closed: {}", self.ledger.borrow().standing()));
+            self.report_violation(Invariant::End, format_args!("never closed: {}", self.ledger.borrow().summary()));
         }
         if record.saw_eof && !record.lost && (record.stdin.len() as u64) < self.accepted.get() {
             let (accepted, read) = (self.accepted.get(), record.stdin.len());
-            self.wrong(Invariant::Stdin, format_args!("{accepted} bytes were accepted, stdin ended at {read}"));
+            self.report_violation(
+                Invariant::Stdin,
+                format_args!("{accepted} bytes were accepted, stdin ended at {read}"),
+            );
         }
         let is_timed = self.plan.timeout_ms.or(self.plan.idle_ms).is_some();
-        if record.exit.is_some_and(|code| code > 128) && !self.asked_to_die.get() && !is_timed && !record.lost {
-            self.wrong(Invariant::Start, format_args!("was killed ({:?}) and nobody asked for it", record.signals));
+        if record.exit.is_some_and(|code| code > 128) && !self.kill_requested.get() && !is_timed && !record.lost {
+            self.report_violation(
+                Invariant::Start,
+                format_args!("was killed ({:?}) and nobody asked for it", record.signals),
+            );
         }
     }
 }
@@ -263,15 +275,15 @@ impl Held {
 pub fn follow(
     user: &User,
     client: Client,
-    other: &Rc<Held>,
+    other: &Rc<UserProcess>,
     session: exec_server_client::protocol::SessionId,
     hold: bool,
 ) {
-    let (trace, records) = (user.stage.trace.clone(), user.stage.records.clone());
+    let (trace, records) = (user.context.trace.clone(), user.context.records.clone());
     let who = format!("{} {}", user.name, if hold { "holds" } else { "observes" });
     let mut ledger = Ledger::new(who, other.name.clone(), other.plan.clone(), trace.clone(), records).late();
     if hold {
-        user.stage.records.with(&other.name, |record| record.followers += 1);
+        user.context.records.with(&other.name, |record| record.followers += 1);
     } else {
         ledger = ledger.observing();
     }
@@ -279,7 +291,7 @@ pub fn follow(
     let (id, other, tasks) = (other.name.clone().into(), other.clone(), user.tasks.clone());
     let dialer = user.dialer.clone();
     let link = dialer.dialled();
-    let fate = user.fate.clone();
+    let history = user.history.clone();
     let mut rng: Rng = user.rng.clone();
     user.call(
         format!("attaches to {} (hold: {hold})", other.name),
@@ -293,10 +305,10 @@ pub fn follow(
                     while let Some(event) = events.next().await {
                         match event {
                             Event::Failed(Error::Server { .. }) => return,
-                            Event::Failed(error) => return fate.judge("follows", &error),
+                            Event::Failed(error) => return history.check_error("follows", &error),
                             event => {
                                 ledger.may_miss |= dialer.dialled() > link; // A hold ends with its connection.
-                                ledger.take(&event, other.asked_to_die.get());
+                                ledger.take(&event, other.kill_requested.get());
                             }
                         }
                     }

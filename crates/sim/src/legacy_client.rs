@@ -15,75 +15,75 @@ use serde_json::{Value, json};
 use crate::{
     branch::Branch,
     child::{self, text},
-    link::Link,
-    stage::Stage,
+    context::WorldContext,
+    link::SimLink,
     trace::Invariant,
     view::Plan,
-    wire::{Ear, Wire},
+    wire::{MessageHandler, WireConnection},
 };
 
 /// One first-generation client and its connection.
-pub struct Relic {
+pub struct LegacyClient {
     /// The name in the trace. Also the prefix of its process names.
     pub name: String,
-    stage: Stage,
-    pub link: Link,
-    wire: Option<Wire>,
+    context: WorldContext,
+    pub link: SimLink,
+    wire: Option<WireConnection>,
     calls: BTreeMap<u64, String>,
     next_call: u64,
-    processes: BTreeMap<String, Told>,
+    processes: BTreeMap<String, LegacyCommand>,
 }
 
-struct Told {
+struct LegacyCommand {
     plan: Plan,
     taken: [u64; 2],
     exited: Option<i64>,
-    asked_to_die: bool,
+    kill_requested: bool,
 }
 
-struct Listener(Weak<RefCell<Relic>>);
+struct LegacyListener(Weak<RefCell<LegacyClient>>);
 
-impl Ear for Listener {
-    fn heard(&self, _: u32, message: Value) {
-        if let Some(relic) = self.0.upgrade() {
-            relic.borrow_mut().handle(&message);
+impl MessageHandler for LegacyListener {
+    fn on_message(&self, _: u32, message: Value) {
+        if let Some(legacy_client) = self.0.upgrade() {
+            legacy_client.borrow_mut().handle(&message);
         }
     }
 
-    fn pinged(&self, _: u32) {}
+    fn on_ping(&self, _: u32) {}
 
-    fn ended(&self, _: u32, why: &str) {
-        if let Some(relic) = self.0.upgrade() {
-            let mut relic = relic.borrow_mut();
-            relic.trace(format_args!("ended: {why}"));
-            relic.wire = None;
+    fn on_end(&self, _: u32, why: &str) {
+        if let Some(legacy_client) = self.0.upgrade() {
+            let mut legacy_client = legacy_client.borrow_mut();
+            legacy_client.trace(format_args!("ended: {why}"));
+            legacy_client.wire = None;
         }
     }
 }
 
-impl Relic {
-    pub fn new(name: String, link: Link, stream: Stream, stage: Stage) -> Rc<RefCell<Self>> {
-        let relic =
-            Self { name, stage, link, wire: None, calls: BTreeMap::new(), next_call: 0, processes: BTreeMap::new() };
-        let relic = Rc::new(RefCell::new(relic));
-        let wire = Wire::new(1, stream, Listener(Rc::downgrade(&relic)));
-        relic.borrow_mut().wire = Some(wire);
-        relic
+impl LegacyClient {
+    pub fn new(name: String, link: SimLink, stream: Stream, context: WorldContext) -> Rc<RefCell<Self>> {
+        let legacy_client =
+            Self { name, context, link, wire: None, calls: BTreeMap::new(), next_call: 0, processes: BTreeMap::new() };
+        let legacy_client = Rc::new(RefCell::new(legacy_client));
+        let wire = WireConnection::new(1, stream, LegacyListener(Rc::downgrade(&legacy_client)));
+        legacy_client.borrow_mut().wire = Some(wire);
+        legacy_client
     }
 
     fn trace(&self, what: std::fmt::Arguments<'_>) {
-        self.stage.trace.line(format_args!("{} {what}", self.name));
+        self.context.trace.line(format_args!("{} {what}", self.name));
     }
 
-    fn wrong(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
-        self.stage.trace.fail(invariant, format_args!("{}: {what}", self.name));
+    fn report_violation(&self, invariant: Invariant, what: std::fmt::Arguments<'_>) {
+        self.context.trace.fail(invariant, format_args!("{}: {what}", self.name));
     }
 
     fn call(&mut self, what: String, method: &str, params: Value) {
         let Some(wire) = &self.wire else { return };
         self.next_call += 1;
-        self.stage.trace.sent(method);
-        self.stage.trace.line(format_args!("{} {what}", self.name));
+        self.context.trace.sent(method);
+        self.context.trace.line(format_args!("{} {what}", self.name));
         wire.send(&json!({"id": self.next_call, "method": method, "params": params}));
         self.calls.insert(self.next_call, what);
     }
@@ -95,19 +95,20 @@ impl Relic {
 
     /// Whether one of its commands has not exited yet, as far as it knows.
     pub fn has_running(&self) -> bool {
-        self.processes.values().any(|told| told.exited.is_none())
+        self.processes.values().any(|command| command.exited.is_none())
     }
 
     pub fn exec(&mut self, name: String, plan: Plan) {
         let argv = child::argv(&name, &plan.steps);
         let params = json!({"processId": name, "argv": argv, "cwd": "/", "env": {}, "tty": plan.tty});
         self.call(format!("exec {name}: {}", argv[2..].join(" ")), "command/exec", params);
-        self.processes.insert(name, Told { plan, taken: [0; 2], exited: None, asked_to_die: false });
+        self.processes.insert(name, LegacyCommand { plan, taken: [0; 2], exited: None, kill_requested: false });
     }
 
     /// Writes to a running command. Only a terminal accepts it.
     pub fn write(&mut self) {
-        let Some(name) = self.processes.iter().find(|(_, told)| told.exited.is_none()).map(|(name, _)| name.clone())
+        let Some(name) =
+            self.processes.iter().find(|(_, command)| command.exited.is_none()).map(|(name, _)| name.clone())
         else {
             return;
         };
@@ -117,14 +118,16 @@ impl Relic {
 
     /// Terminates a running command.
     pub fn terminate(&mut self) {
-        let Some((name, told)) = self.processes.iter_mut().find(|(_, told)| told.exited.is_none()) else { return };
-        told.asked_to_die = true;
+        let Some((name, command)) = self.processes.iter_mut().find(|(_, command)| command.exited.is_none()) else {
+            return;
+        };
+        command.kill_requested = true;
         let (params, what) = (json!({"processId": name}), format!("terminate {name}"));
         self.call(what, "command/exec/terminate", params);
     }
 
     /// Disconnects. Its commands must end.
-    pub fn leave(&mut self) {
+    pub fn disconnect(&mut self) {
         self.trace(format_args!("leaves"));
         self.wire = None;
     }
@@ -134,66 +137,72 @@ impl Relic {
             return self.handle_event(method, &message["params"]);
         }
         let Some(what) = message["id"].as_u64().and_then(|id| self.calls.remove(&id)) else {
-            return self.wrong(Invariant::Answered, format_args!("an answer to nothing: {message}"));
+            return self.report_violation(Invariant::Answered, format_args!("an answer to nothing: {message}"));
         };
         let kind = message["error"]["data"]["kind"].as_str();
         self.trace(format_args!("{what}: {}", kind.unwrap_or("done")));
         match kind {
             None | Some("stdinClosed" | "unknownProcess" | "draining") => {}
-            Some(kind) => self.wrong(Invariant::Answered, format_args!("{what}: {kind}")),
+            Some(kind) => self.report_violation(Invariant::Answered, format_args!("{what}: {kind}")),
         }
     }
 
     fn handle_event(&mut self, method: &str, params: &Value) {
         let name = params["processId"].as_str().unwrap_or("").to_owned();
-        let Some(told) = self.processes.get_mut(&name) else {
-            return self.wrong(Invariant::Wire, format_args!("{method} of unknown {name}"));
+        let Some(command) = self.processes.get_mut(&name) else {
+            return self.report_violation(Invariant::Wire, format_args!("{method} of unknown {name}"));
         };
-        if told.exited.is_some() {
-            return self.wrong(Invariant::End, format_args!("{name}: {method} after its exit"));
+        if command.exited.is_some() {
+            return self.report_violation(Invariant::End, format_args!("{name}: {method} after its exit"));
         }
-        let record = self.stage.records.get(&name);
+        let record = self.context.records.get(&name);
         match method {
             "command/exec/outputDelta" => {
                 let stream = usize::from(params["stream"] == "stderr");
                 let bytes = params["chunk"].as_str().and_then(|chunk| base64::decode(chunk).ok()).unwrap_or_default();
-                let at = told.taken[stream];
-                told.taken[stream] += bytes.len() as u64;
-                if text(&name, stream, at, bytes.len()) != bytes || told.taken[stream] > record.written[stream] {
-                    self.wrong(Invariant::Prefix, format_args!("{name}: {} bytes are not those at {at}", bytes.len()));
+                let at = command.taken[stream];
+                command.taken[stream] += bytes.len() as u64;
+                if text(&name, stream, at, bytes.len()) != bytes || command.taken[stream] > record.written[stream] {
+                    self.report_violation(
+                        Invariant::Prefix,
+                        format_args!("{name}: {} bytes are not those at {at}", bytes.len()),
+                    );
                 }
             }
             "command/exec/exited" => {
-                told.exited = params["exitCode"].as_i64();
-                self.stage.trace.count(Branch::FirstGeneration);
-                let (taken, code) = (told.taken, told.exited);
+                command.exited = params["exitCode"].as_i64();
+                self.context.trace.count(Branch::FirstGeneration);
+                let (taken, code) = (command.taken, command.exited);
                 let is_lost = record.lost && code == Some(-1);
                 if !is_lost && (code != record.exit.map(i64::from) || taken != record.written) {
                     let really = (record.exit, record.written);
-                    self.wrong(
+                    self.report_violation(
                         Invariant::End,
                         format_args!("{name} exited {code:?} with {taken:?}, really {really:?}"),
                     );
                 }
             }
-            _ => self.wrong(Invariant::Wire, format_args!("event {method}")),
+            _ => self.report_violation(Invariant::Wire, format_args!("event {method}")),
         }
     }
 
     /// A call that was not answered, while it is connected.
-    pub fn waits_for(&self) -> Option<String> {
+    pub fn first_pending_call(&self) -> Option<String> {
         self.calls.values().next().cloned().filter(|_| self.is_open())
     }
 
     /// Checks that no command was spawned twice, and that none outlives the connection.
     pub fn check_end(&self) {
-        for (name, told) in &self.processes {
-            let record = self.stage.records.get(name);
+        for (name, command) in &self.processes {
+            let record = self.context.records.get(name);
             if record.spawns > 1 {
-                self.wrong(Invariant::Start, format_args!("{name} was spawned {} times", record.spawns));
+                self.report_violation(Invariant::Start, format_args!("{name} was spawned {} times", record.spawns));
             }
             if !self.is_open() && record.spawns > 0 && record.exit.is_none() {
-                self.wrong(Invariant::Expiry, format_args!("{name} ({:?}) outlives its connection", told.plan.steps));
+                self.report_violation(
+                    Invariant::Expiry,
+                    format_args!("{name} ({:?}) outlives its connection", command.plan.steps),
+                );
             }
         }
     }

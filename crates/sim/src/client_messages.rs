@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use crate::{
     branch::Branch,
-    client::{Arrival, Call, Client, Kind},
-    stdin::Accepted,
+    client::{AttachMode, ClientKind, ModelClient, PendingCall},
+    stdin::WriteOutcome,
     trace::Invariant,
-    view::{Start, View},
+    view::{ProcessView, StartState},
 };
 
-impl Client {
+impl ModelClient {
     /// Handles a message on a connection.
     pub(crate) fn handle(&mut self, connection: u32, message: &Value) {
         if let Some(method) = message["method"].as_str() {
@@ -24,12 +24,12 @@ impl Client {
         let id = message["id"].as_u64();
         let call = id.and_then(|id| self.connections.get_mut(&connection)?.calls.remove(&id));
         let Some(call) = call else {
-            return self.wrong(Invariant::Answered, format_args!("an answer to nothing: {message}"));
+            return self.report_violation(Invariant::Answered, format_args!("an answer to nothing: {message}"));
         };
         match (&message["result"], message["error"]["data"]["kind"].as_str()) {
             (_, Some(kind)) => self.handle_failure(connection, call, kind),
             (Value::Null, None) => {
-                self.wrong(Invariant::Wire, format_args!("{call:?}: an error without a kind: {message}"))
+                self.report_violation(Invariant::Wire, format_args!("{call:?}: an error without a kind: {message}"))
             }
             (result, None) => self.handle_answer(connection, call, result),
         }
@@ -41,7 +41,7 @@ impl Client {
             return;
         }
         let Some(name) = params["processId"].as_str().map(str::to_owned) else {
-            return self.wrong(Invariant::Wire, format_args!("{method} without a process"));
+            return self.report_violation(Invariant::Wire, format_args!("{method} without a process"));
         };
         if let Some(session) = params["sessionId"].as_str().filter(|id| Some(*id) != self.session.as_deref()) {
             return self.handle_watched(connection, session, &name, method, params);
@@ -50,21 +50,21 @@ impl Client {
             self.note_number(connection, &name, seq);
         }
         let Some(view) = self.views.get_mut(&name) else {
-            return self.wrong(Invariant::Wire, format_args!("{method} of unknown {name}"));
+            return self.report_violation(Invariant::Wire, format_args!("{method} of unknown {name}"));
         };
-        let Some(whole) = hear(view, method, params) else {
-            return self.wrong(Invariant::Wire, format_args!("event {method}"));
+        let Some(whole) = apply_event(view, method, params) else {
+            return self.report_violation(Invariant::Wire, format_args!("event {method}"));
         };
         match (whole, self.kind) {
             (true, _) => self.ack_if_due(&name),
-            (false, Kind::Acknowledges) => {
-                self.wrong(
+            (false, ClientKind::Acknowledges) => {
+                self.report_violation(
                     Invariant::Prefix,
                     format_args!("{name}: {method} #{} jumps over what was not taken", params["seq"]),
                 );
             }
             // For a reference client, sent output counts as received. After a resume it reads what was lost in the cut.
-            (false, Kind::Reference) => self.read(&name, 0),
+            (false, ClientKind::Reference) => self.read(&name, 0),
         }
     }
 
@@ -73,25 +73,26 @@ impl Client {
         let Some(known) = self.connections.get_mut(&connection) else { return };
         // Unsubscribed while this event was on its way.
         let Some((_, view)) = known.watched.get_mut(name) else { return };
-        match hear(view, method, params) {
+        match apply_event(view, method, params) {
             Some(true) => {}
             Some(false) => {
-                self.wrong(
+                self.report_violation(
                     Invariant::Prefix,
                     format_args!("{name} of {session}: {method} jumps over what was not told"),
                 );
             }
-            None => self.wrong(Invariant::Wire, format_args!("event {method}")),
+            None => self.report_violation(Invariant::Wire, format_args!("event {method}")),
         }
     }
 
     fn handle_stray(&mut self, connection: u32, kind: &Value) {
         let Some(known) = self.connections.get_mut(&connection) else { return };
         match known.strays.pop_front() {
-            Some(expected) if kind == expected => self.stage.trace.count(Branch::Nonsense),
-            expected => {
-                self.wrong(Invariant::Answered, format_args!("an error {kind} for nobody, due was {expected:?}"))
-            }
+            Some(expected) if kind == expected => self.context.trace.count(Branch::Nonsense),
+            expected => self.report_violation(
+                Invariant::Answered,
+                format_args!("an error {kind} for nobody, due was {expected:?}"),
+            ),
         }
     }
 
@@ -105,61 +106,71 @@ impl Client {
     /// Whether the server may not know a process: it never started, its session was ended, or it exited and a clock jump may have removed
     /// it.
     fn may_be_unknown(&self, name: &str) -> bool {
-        self.is_unstarted(name) || self.asked_to_end || self.views.get(name).is_some_and(|view| view.may_be_gone)
+        self.is_unstarted(name) || self.end_requested || self.views.get(name).is_some_and(|view| view.may_be_gone)
     }
 
-    fn handle_answer(&mut self, connection: u32, call: Call, result: &Value) {
+    fn handle_answer(&mut self, connection: u32, call: PendingCall, result: &Value) {
         match call {
-            Call::Initialize(arrival) => self.handle_initialized(connection, arrival, result),
-            Call::Start(name) => {
+            PendingCall::Initialize(arrival) => self.handle_initialized(connection, arrival, result),
+            PendingCall::Start(name) => {
                 self.trace(format_args!("{name} started"));
                 if let Some(view) = self.views.get_mut(&name) {
-                    view.start = Start::Done;
+                    view.start = StartState::Done;
                 }
             }
-            Call::Write(name, index) => {
+            PendingCall::Write(name, index) => {
                 let status = match Self::accepted(&result["status"]) {
-                    None if self.may_be_unknown(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
+                    None if self.may_be_unknown(&name) && result["status"] == "unknownProcess" => {
+                        Some(WriteOutcome::No)
+                    }
                     status => status,
                 };
                 self.trace(format_args!("write {name} {index}: {}", result["status"]));
                 match (self.views.get_mut(&name), status) {
                     (Some(view), Some(_)) => view.writes[index].status = status,
-                    _ => self.wrong(Invariant::Answered, format_args!("write {name} {index}: {result}")),
+                    _ => self.report_violation(Invariant::Answered, format_args!("write {name} {index}: {result}")),
                 }
                 self.note_settled(&name, index);
             }
-            Call::CloseStdin(name) => {
+            PendingCall::CloseStdin(name) => {
                 self.trace(format_args!("close stdin of {name}: {}", result["status"]));
                 let status = match Self::accepted(&result["status"]) {
-                    None if self.may_be_unknown(&name) && result["status"] == "unknownProcess" => Some(Accepted::No),
+                    None if self.may_be_unknown(&name) && result["status"] == "unknownProcess" => {
+                        Some(WriteOutcome::No)
+                    }
                     status => status,
                 };
                 match (self.views.get_mut(&name), status) {
                     (Some(view), Some(status)) => view.close_stdin = Some(Some(status)),
-                    _ => self.wrong(Invariant::Answered, format_args!("close stdin of {name}: {result}")),
+                    _ => self.report_violation(Invariant::Answered, format_args!("close stdin of {name}: {result}")),
                 }
             }
-            Call::Read(name, wait_ms) => {
-                if wait_ms > 0 && self.kind == Kind::Reference {
-                    self.stage.trace.count(Branch::PollSwitch);
+            PendingCall::Read(name, wait_ms) => {
+                if wait_ms > 0 && self.kind == ClientKind::Reference {
+                    self.context.trace.count(Branch::PollSwitch);
                 }
                 self.handle_read(&name, result);
             }
-            Call::Subscribe(name) => self.trace(format_args!("follows {name}: {result}")),
-            Call::Command(name) => self.trace(format_args!("command on {name}: {result}")),
-            Call::List => self.handle_list(result),
-            Call::File(file) => self.handle_file(&file, result),
-            Call::EndSession => {
+            PendingCall::Subscribe(name) => self.trace(format_args!("follows {name}: {result}")),
+            PendingCall::Command(name) => self.trace(format_args!("command on {name}: {result}")),
+            PendingCall::List => self.handle_list(result),
+            PendingCall::File(file) => self.handle_file(&file, result),
+            PendingCall::EndSession => {
                 self.trace(format_args!("session ended"));
                 self.ended = true;
                 self.check_nobody_lives("its session was ended");
             }
-            Call::Stale => {
-                self.wrong(Invariant::Superseded, format_args!("a superseded connection was obeyed: {result}"));
+            PendingCall::Stale => {
+                self.report_violation(
+                    Invariant::Superseded,
+                    format_args!("a superseded connection was obeyed: {result}"),
+                );
             }
-            Call::Nonsense(kind) => {
-                self.wrong(Invariant::Answered, format_args!("nonsense that is {kind} was obeyed: {result}"));
+            PendingCall::Nonsense(kind) => {
+                self.report_violation(
+                    Invariant::Answered,
+                    format_args!("nonsense that is {kind} was obeyed: {result}"),
+                );
             }
         }
     }
@@ -167,9 +178,9 @@ impl Client {
     /// Checks that no child is alive after the end of its session.
     pub(crate) fn check_nobody_lives(&self, why: &str) {
         for name in self.views.keys() {
-            let lives = self.stage.records.with(name, |record| record.spawns > 0 && record.exit.is_none());
+            let lives = self.context.records.with(name, |record| record.spawns > 0 && record.exit.is_none());
             if lives {
-                self.wrong(Invariant::Expiry, format_args!("{name} lives although {why}"));
+                self.report_violation(Invariant::Expiry, format_args!("{name} lives although {why}"));
             }
         }
     }
@@ -177,8 +188,8 @@ impl Client {
     /// Counts a write that was accepted by another server than the one it was first sent to. Its id made the retry safe.
     fn note_settled(&self, name: &str, index: usize) {
         let Some(write) = self.views.get(name).map(|view| view.writes[index]) else { return };
-        if write.status == Some(Accepted::Yes) && write.server != self.server.lives() {
-            self.stage.trace.count(Branch::SettledAfterCrash);
+        if write.status == Some(WriteOutcome::Yes) && write.server != self.server.lives() {
+            self.context.trace.count(Branch::SettledAfterCrash);
         }
     }
 
@@ -191,28 +202,31 @@ impl Client {
             let (retained, written) = (&process["retainedBytes"], &process["outputBytes"]);
             self.trace(format_args!("list: {id} blocked {blocked}, {retained} of {written} bytes"));
             if !blocked.is_null() {
-                self.stage.trace.count(Branch::Blocked);
+                self.context.trace.count(Branch::Blocked);
             }
             if blocked.as_str().is_some_and(|why| why == "diskFull") {
-                self.stage.trace.count(Branch::DiskFull);
+                self.context.trace.count(Branch::DiskFull);
             }
             let is_own = process["sessionId"].as_str() == self.session.as_deref();
             if is_own && retained.as_u64() > self.retained_max {
                 let allowed = self.retained_max;
-                self.wrong(Invariant::Retained, format_args!("{id} retains {retained} bytes, allowed {allowed:?}"));
+                self.report_violation(
+                    Invariant::Retained,
+                    format_args!("{id} retains {retained} bytes, allowed {allowed:?}"),
+                );
             }
         }
     }
 
-    fn handle_initialized(&mut self, connection: u32, arrival: Arrival, result: &Value) {
+    fn handle_initialized(&mut self, connection: u32, arrival: AttachMode, result: &Value) {
         let id = result["sessionId"].as_str().map(str::to_owned);
         match (&self.session, arrival) {
-            (None, Arrival::New) => self.session = id,
-            (known, Arrival::Resume | Arrival::TakeOver) if *known == id => {}
-            _ => self.wrong(Invariant::Answered, format_args!("{arrival:?} gave another session")),
+            (None, AttachMode::New) => self.session = id,
+            (known, AttachMode::Resume | AttachMode::TakeOver) if *known == id => {}
+            _ => self.report_violation(Invariant::Answered, format_args!("{arrival:?} gave another session")),
         }
         self.trace(format_args!("connection {connection} is attached"));
-        self.settle_in(connection, arrival);
+        self.handle_attached(connection, arrival);
     }
 
     fn handle_read(&mut self, name: &str, result: &Value) {
@@ -235,43 +249,46 @@ impl Client {
         self.ack_if_due(name);
     }
 
-    fn handle_failure(&mut self, connection: u32, call: Call, kind: &str) {
+    fn handle_failure(&mut self, connection: u32, call: PendingCall, kind: &str) {
         self.trace(format_args!("{call:?} failed: {kind}"));
         let superseded = self.connections.get(&connection).is_some_and(|known| known.superseded);
         match (&call, kind) {
-            (Call::Stale, "sessionResumedElsewhere") => {}
+            (PendingCall::Stale, "sessionResumedElsewhere") => {}
             (_, "sessionResumedElsewhere") if superseded || self.is_contested(connection) => {}
-            (Call::Initialize(Arrival::Resume), "sessionAttached") => {
-                self.stage.trace.count(Branch::Refused);
+            (PendingCall::Initialize(AttachMode::Resume), "sessionAttached") => {
+                self.context.trace.count(Branch::Refused);
                 self.connections.remove(&connection);
             }
-            (Call::Initialize(_), "sessionExpired" | "unknownSession" | "holderLost") => {
+            (PendingCall::Initialize(_), "sessionExpired" | "unknownSession" | "holderLost") => {
                 self.refused = Some(kind.to_owned());
                 self.connections.remove(&connection);
                 self.check_refusal(kind);
             }
-            (Call::Initialize(_), "draining") => drop(self.connections.remove(&connection)),
-            (Call::Start(name), "draining") => {
+            (PendingCall::Initialize(_), "draining") => drop(self.connections.remove(&connection)),
+            (PendingCall::Start(name), "draining") => {
                 // The request is sent again to the next server.
-                if let Some(Start::Asked(times)) = self.views.get_mut(name).map(|view| &mut view.start) {
+                if let Some(StartState::Asked(times)) = self.views.get_mut(name).map(|view| &mut view.start) {
                     *times = times.saturating_sub(1);
                 }
             }
-            (Call::Nonsense(expected), kind) if *expected == kind => self.stage.trace.count(Branch::Nonsense),
-            (Call::Subscribe(_) | Call::Command(_), "unknownSession" | "unknownProcess") => {}
-            (Call::File(file), kind) if self.may_fail(file, kind) => {}
-            (Call::Subscribe(_), "sessionExpired") => {}
+            (PendingCall::Nonsense(expected), kind) if *expected == kind => self.context.trace.count(Branch::Nonsense),
+            (PendingCall::Subscribe(_) | PendingCall::Command(_), "unknownSession" | "unknownProcess") => {}
+            (PendingCall::File(file), kind) if self.may_fail(file, kind) => {}
+            (PendingCall::Subscribe(_), "sessionExpired") => {}
             (call, "holderLost") if self.is_lost(call) => {}
             // A process of another session, whose holder this client knows nothing about.
-            (Call::Subscribe(name) | Call::Command(name), "holderLost") if !self.views.contains_key(name) => {}
+            (PendingCall::Subscribe(name) | PendingCall::Command(name), "holderLost")
+                if !self.views.contains_key(name) => {}
             // The client resumed just when its time-to-live ended, and the server accepted it.
-            (_, "sessionExpired") if self.heard.elapsed() >= Duration::from_millis(self.ttl_ms) => {}
+            (_, "sessionExpired") if self.last_attached.elapsed() >= Duration::from_millis(self.ttl_ms) => {}
             // The request was sent after the end of the session.
-            (_, "unknownSession" | "holderLost") if self.asked_to_end => {}
-            (Call::Start(name), "duplicateProcess") => self.handle_started_before(name),
+            (_, "unknownSession" | "holderLost") if self.end_requested => {}
+            (PendingCall::Start(name), "duplicateProcess") => self.handle_started_before(name),
             // The process never started.
-            (Call::Read(name, _), "unknownProcess") if self.is_unstarted(name) => {}
-            (Call::Read(name, _), "unknownProcess") if self.views.get(name).is_some_and(|view| view.may_be_gone) => {
+            (PendingCall::Read(name, _), "unknownProcess") if self.is_unstarted(name) => {}
+            (PendingCall::Read(name, _), "unknownProcess")
+                if self.views.get(name).is_some_and(|view| view.may_be_gone) =>
+            {
                 if let Some(view) = self.views.get_mut(name) {
                     view.forgotten = true;
                     if !view.closed {
@@ -279,48 +296,50 @@ impl Client {
                     }
                 }
             }
-            _ => self.wrong(Invariant::Answered, format_args!("{call:?} failed: {kind}")),
+            _ => self.report_violation(Invariant::Answered, format_args!("{call:?} failed: {kind}")),
         }
     }
 
     /// Checks the reason of a refused resume: a session must not expire early, and a lost holder must really be dead.
     fn check_refusal(&self, kind: &str) {
-        let (alone, ttl) = (self.heard.elapsed(), Duration::from_millis(self.ttl_ms));
+        let (detached, ttl) = (self.last_attached.elapsed(), Duration::from_millis(self.ttl_ms));
         match kind {
-            "sessionExpired" if alone + Duration::from_secs(1) < ttl => {
-                self.wrong(
+            "sessionExpired" if detached + Duration::from_secs(1) < ttl => {
+                self.report_violation(
                     Invariant::Expiry,
-                    format_args!("expired {alone:?} after it was heard of, its time is {ttl:?}"),
+                    format_args!("expired {detached:?} after it was heard of, its time is {ttl:?}"),
                 );
             }
             "sessionExpired" => self.check_nobody_lives("its time is over"),
             // Only the server that saw a session end knows the reason. The next server only knows that the session does not exist.
-            "unknownSession" if !self.asked_to_end && !self.holder_killed && alone + Duration::from_secs(1) < ttl => {
-                self.wrong(Invariant::Lost, format_args!("its session is unknown, and nobody has ended it"));
+            "unknownSession"
+                if !self.end_requested && !self.holder_killed && detached + Duration::from_secs(1) < ttl =>
+            {
+                self.report_violation(Invariant::Lost, format_args!("its session is unknown, and nobody has ended it"));
             }
             // If a server got `session/end` before it crashed, the session has no holder either.
-            "holderLost" if !self.holder_killed && !self.asked_to_end => {
-                self.wrong(Invariant::Answered, format_args!("its holder is said to be lost, and lives"));
+            "holderLost" if !self.holder_killed && !self.end_requested => {
+                self.report_violation(Invariant::Answered, format_args!("its holder is said to be lost, and lives"));
             }
             _ => {}
         }
     }
 
     /// Whether the object of a call was lost with its holder.
-    fn is_lost(&mut self, call: &Call) -> bool {
-        let (Call::Start(name)
-        | Call::Write(name, _)
-        | Call::CloseStdin(name)
-        | Call::Read(name, _)
-        | Call::Command(name)) = call
+    fn is_lost(&mut self, call: &PendingCall) -> bool {
+        let (PendingCall::Start(name)
+        | PendingCall::Write(name, _)
+        | PendingCall::CloseStdin(name)
+        | PendingCall::Read(name, _)
+        | PendingCall::Command(name)) = call
         else {
             return false;
         };
         if let (Some(view), true) = (self.views.get_mut(name), self.holder_killed) {
             match call {
-                Call::Start(_) => view.cancel(),
-                Call::Write(_, index) => view.writes[*index].status = Some(Accepted::Unknown),
-                Call::CloseStdin(_) => view.close_stdin = Some(Some(Accepted::No)),
+                PendingCall::Start(_) => view.cancel(),
+                PendingCall::Write(_, index) => view.writes[*index].status = Some(WriteOutcome::Unknown),
+                PendingCall::CloseStdin(_) => view.close_stdin = Some(Some(WriteOutcome::No)),
                 _ => {}
             }
         }
@@ -328,16 +347,18 @@ impl Client {
     }
 
     fn is_unstarted(&self, name: &str) -> bool {
-        self.views.get(name).is_some_and(|view| view.start == Start::Cancelled)
+        self.views.get(name).is_some_and(|view| view.start == StartState::Cancelled)
     }
 
     fn handle_started_before(&mut self, name: &str) {
         match self.views.get_mut(name) {
-            Some(view) if matches!(view.start, Start::Asked(2..) | Start::Done) => {
-                view.start = Start::Done;
-                self.stage.trace.count(Branch::StartRetry);
+            Some(view) if matches!(view.start, StartState::Asked(2..) | StartState::Done) => {
+                view.start = StartState::Done;
+                self.context.trace.count(Branch::StartRetry);
             }
-            _ => self.wrong(Invariant::Start, format_args!("{name} is taken although it was asked for once")),
+            _ => {
+                self.report_violation(Invariant::Start, format_args!("{name} is taken although it was asked for once"))
+            }
         }
     }
 
@@ -346,7 +367,7 @@ impl Client {
         let Some(seen) = self.connections.get_mut(&connection).map(|known| &mut known.seen) else { return };
         let before = seen.insert(name.to_owned(), seq);
         if before.is_some_and(|before| before >= seq) {
-            self.wrong(
+            self.report_violation(
                 Invariant::Prefix,
                 format_args!("{name} #{seq} after #{} on one connection", before.unwrap_or(0)),
             );
@@ -358,17 +379,17 @@ impl Client {
         self.connections.iter().any(|(number, known)| *number != connection && !known.superseded)
     }
 
-    fn accepted(status: &Value) -> Option<Accepted> {
+    fn accepted(status: &Value) -> Option<WriteOutcome> {
         match status.as_str()? {
-            "accepted" => Some(Accepted::Yes),
-            "stdinClosed" => Some(Accepted::No),
+            "accepted" => Some(WriteOutcome::Yes),
+            "stdinClosed" => Some(WriteOutcome::No),
             _ => None,
         }
     }
 }
 
 /// Passes an event to a view. Returns whether it fits after the previous events, or `None` for an unknown event.
-fn hear(view: &mut View, method: &str, params: &Value) -> Option<bool> {
+fn apply_event(view: &mut ProcessView, method: &str, params: &Value) -> Option<bool> {
     Some(match method {
         "process/output" => view.handle_chunk(params, true),
         "process/exited" => view.handle_exited_event(params),

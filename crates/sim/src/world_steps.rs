@@ -6,16 +6,16 @@ use tokio::time::sleep;
 
 use crate::{
     branch::Branch,
-    link::{Cut, Link, Quality},
+    legacy_client::LegacyClient,
+    link::{CutKind, LinkQuality, SimLink},
     plans,
-    relic::Relic,
     rival::Rival,
-    view::View,
+    view::ProcessView,
     world::World,
 };
 
 /// The maximum number of first-generation clients in one world. If none is connected, another one is added in any case.
-const RELICS_MAX: usize = 4;
+const LEGACY_CLIENTS_MAX: usize = 4;
 
 /// How long the server keeps a closed process.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -26,9 +26,10 @@ impl World {
         let index = self.rng.index(self.users.len());
         if self.users.len() > 1 && self.rng.chance(6) {
             let other = (index + 1) % self.users.len();
-            let picked = self.users[other].pick(|held| held.process.borrow().is_some() && !held.is_forgotten.get());
-            if let Some((held, session)) = picked.zip(self.users[other].session.clone()) {
-                return self.users[index].follow(&held, session);
+            let picked = self.users[other]
+                .pick(|user_process| user_process.process.borrow().is_some() && !user_process.is_forgotten.get());
+            if let Some((user_process, session)) = picked.zip(self.users[other].session.clone()) {
+                return self.users[index].follow(&user_process, session);
             }
         }
         self.users[index].act(&mut self.next_process, self.is_heavy);
@@ -38,12 +39,12 @@ impl World {
     pub(crate) async fn step_world(&mut self) -> io::Result<()> {
         match self.rng.within(0..100) {
             0..26 => self.crash().await?,
-            26..45 => self.relic(),
+            26..45 => self.legacy_client(),
             45..55 => self.rival(),
             55..60 => self.kill_holder(),
-            60..65 => self.jump().await,
+            60..65 => self.jump_clock().await,
             65..71 => self.end_session(),
-            71..75 => self.abandon().await,
+            71..75 => self.let_session_expire().await,
             _ => sleep(Duration::from_millis(self.rng.within(500..8000))).await,
         }
         Ok(())
@@ -52,43 +53,44 @@ impl World {
     /// The server crashes, and the next one starts after a while. The clients' connections are gone.
     pub(crate) async fn crash(&mut self) -> io::Result<()> {
         if self.rng.chance(30) {
-            self.stage.trace.line(format_args!("server drains"));
+            self.context.trace.line(format_args!("server drains"));
             self.server.drain().await;
         }
-        self.stage.trace.line(format_args!("server crashes"));
+        self.context.trace.line(format_args!("server crashes"));
         self.server.crash().await;
         let down = *self.rng.pick(&[0, 5, 300, 3000]);
-        self.stage.pause(down).await;
-        self.server.begin().await?;
-        self.stage.trace.count(Branch::Adoption);
-        self.stage.trace.line(format_args!("server begins again, {} holders", self.holders.alive()));
+        self.context.pause(down).await;
+        self.server.start().await?;
+        self.context.trace.count(Branch::Adoption);
+        self.context.trace.line(format_args!("server begins again, {} holders", self.holders.alive()));
         Ok(())
     }
 
     /// A first-generation client connects, does something, or disconnects.
-    fn relic(&mut self) {
-        let open = self.relics.iter().filter(|relic| relic.borrow().is_open()).count();
-        if open == 0 || open < 2 && self.relics.len() < RELICS_MAX && self.rng.chance(30) {
-            let (link, ours, theirs) = Link::new(Quality::draw(&mut self.rng));
+    fn legacy_client(&mut self) {
+        let open = self.legacy_clients.iter().filter(|legacy_client| legacy_client.borrow().is_open()).count();
+        if open == 0 || open < 2 && self.legacy_clients.len() < LEGACY_CLIENTS_MAX && self.rng.chance(30) {
+            let (link, ours, theirs) = SimLink::new(LinkQuality::draw(&mut self.rng));
             self.server.accept(theirs);
-            let name = format!("v{}", self.relics.len());
-            self.relics.push(Relic::new(name, link, ours, self.stage.clone()));
+            let name = format!("v{}", self.legacy_clients.len());
+            self.legacy_clients.push(LegacyClient::new(name, link, ours, self.context.clone()));
         }
-        let open: Vec<_> = self.relics.iter().filter(|relic| relic.borrow().is_open()).cloned().collect();
-        let mut relic = open[self.rng.index(open.len())].borrow_mut();
+        let open: Vec<_> =
+            self.legacy_clients.iter().filter(|legacy_client| legacy_client.borrow().is_open()).cloned().collect();
+        let mut legacy_client = open[self.rng.index(open.len())].borrow_mut();
         match self.rng.within(0..10) {
             // Only a running process can be written to or terminated.
-            drawn if drawn < 3 || !relic.has_running() => {
+            drawn if drawn < 3 || !legacy_client.has_running() => {
                 self.next_process += 1;
                 let mut plan = plans::draw(&mut self.rng, false);
                 (plan.drops, plan.timeout_ms, plan.idle_ms) = (false, None, None);
-                let name = format!("{}p{}", relic.name, self.next_process);
-                relic.exec(name, plan);
+                let name = format!("{}p{}", legacy_client.name, self.next_process);
+                legacy_client.exec(name, plan);
             }
-            3..6 => relic.write(),
-            6..8 => relic.terminate(),
-            8 => relic.leave(),
-            _ => relic.link.cut(Cut::AtOnce),
+            3..6 => legacy_client.write(),
+            6..8 => legacy_client.terminate(),
+            8 => legacy_client.disconnect(),
+            _ => legacy_client.link.cut(CutKind::AtOnce),
         }
     }
 
@@ -97,12 +99,12 @@ impl World {
         let server = self.server.clone();
         match self.rng.within(0..3) {
             0 => drop(self.rivals.pop()),
-            1 => self.rivals.push(Rival::blunder(&self.stage, |stream| server.accept(stream))),
+            1 => self.rivals.push(Rival::send_early(&self.context, |stream| server.accept(stream))),
             _ => {
                 let Some(user) = self.users.iter().find(|user| user.session.is_some()) else { return };
                 let Some(session) = user.session.clone() else { return };
-                user.fate.taken.set(true);
-                self.rivals.push(Rival::take(session.as_str(), &self.stage, |stream| server.accept(stream)));
+                user.history.taken.set(true);
+                self.rivals.push(Rival::take(session.as_str(), &self.context, |stream| server.accept(stream)));
             }
         }
     }
@@ -113,33 +115,35 @@ impl World {
             let user = &self.users[self.rng.index(self.users.len())];
             let Some(session) = user.session.clone() else { return };
             if self.holders.kill(session.as_str()) {
-                self.stage.trace.line(format_args!("the holder of {} dies", user.name));
-                user.fate.holder_killed.set(true);
+                self.context.trace.line(format_args!("the holder of {} dies", user.name));
+                user.history.holder_killed.set(true);
             }
             return;
         }
         let client = self.rng.index(self.clients.len());
         let mut client = self.clients[client].borrow_mut();
         if client.session.as_ref().is_some_and(|session| self.holders.kill(session)) {
-            self.stage.trace.line(format_args!("the holder of {} dies", client.name));
+            self.context.trace.line(format_args!("the holder of {} dies", client.name));
             client.holder_killed = true;
         }
     }
 
     /// The clock jumps, as on a machine that was suspended while its clock continued.
-    async fn jump(&mut self) {
+    async fn jump_clock(&mut self) {
         let hours = *self.rng.pick(&[1, 5, 25]);
         let by = Duration::from_secs(hours * 3600);
-        self.stage.trace.line(format_args!("the clock jumps by {hours} hours"));
-        self.stage.trace.count(Branch::ClockJump);
+        self.context.trace.line(format_args!("the clock jumps by {hours} hours"));
+        self.context.trace.count(Branch::ClockJump);
         tokio::time::advance(by).await;
         if by > KEPT {
             let closed = self.clients.iter().map(|client| client.borrow_mut());
             for mut client in closed {
-                client.views.values_mut().for_each(View::age);
+                client.views.values_mut().for_each(ProcessView::age);
             }
-            let held = self.users.iter().flat_map(|user| user.held.values());
-            held.filter(|held| held.ledger.borrow().closed).for_each(|held| held.is_forgotten.set(true));
+            let processes = self.users.iter().flat_map(|user| user.processes.values());
+            processes
+                .filter(|user_process| user_process.ledger.borrow().closed)
+                .for_each(|user_process| user_process.is_forgotten.set(true));
         }
     }
 
@@ -151,21 +155,21 @@ impl World {
         }
         let client = self.rng.index(self.clients.len());
         let mut client = self.clients[client].borrow_mut();
-        client.views.values_mut().for_each(|view| view.asked_to_die = true);
+        client.views.values_mut().for_each(|view| view.kill_requested = true);
         client.end_session();
     }
 
     /// A client stays away longer than its session's time-to-live.
-    async fn abandon(&mut self) {
+    async fn let_session_expire(&mut self) {
         let client = self.rng.index(self.clients.len());
         let ttl_ms = {
             let mut client = self.clients[client].borrow_mut();
             client.trace(format_args!("stays away for too long"));
-            client.views.values_mut().for_each(|view| view.asked_to_die = true);
+            client.views.values_mut().for_each(|view| view.kill_requested = true);
             client.drop_connections(false);
             client.ttl_ms
         };
         sleep(Duration::from_millis(ttl_ms + 5000)).await;
-        self.connect(client, crate::client::Arrival::Resume);
+        self.connect(client, crate::client::AttachMode::Resume);
     }
 }
