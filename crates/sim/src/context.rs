@@ -51,7 +51,7 @@ struct ContextShared {
 }
 
 impl WorldContext {
-    /// An empty stage whose clock starts now.
+    /// An empty context whose clock starts now.
     pub fn new() -> Self {
         let shared = ContextShared { started: Instant::now(), tasks: Tasks::default() };
         Self { trace: Trace::new(), records: ChildRecords::default(), shared: Rc::new(shared) }
@@ -76,7 +76,7 @@ impl WorldContext {
         }
     }
 
-    /// Spawns a task that ends with the stage. Must be called inside a `LocalSet`.
+    /// Spawns a task that ends with the context. Must be called inside a `LocalSet`.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.shared.tasks.spawn(&self.trace, task);
     }

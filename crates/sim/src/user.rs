@@ -235,7 +235,7 @@ impl User {
         });
     }
 
-    /// Makes a call for which only the fact of an answer matters. An error must be one of `kinds`, or be explained by the session's fate.
+    /// Makes a call for which only the fact of an answer matters. An error must be one of `kinds`, or be explained by the session's history.
     pub(crate) fn expect<T: 'static>(
         &self,
         what: String,
