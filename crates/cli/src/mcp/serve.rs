@@ -10,8 +10,8 @@ use exec_server_client::{
     protocol::{initialize::Ttl, process::Inherit},
 };
 use exec_server_mcp::serve::{
-    self, Config, Open, Opened, Server as McpServer,
-    http::{Gate, Verdict},
+    self, ExecutorSession, McpServer, OpenSession, ServeConfig,
+    http::{GateVerdict, HttpGate},
 };
 use exec_server_server::{
     access::Access,
@@ -51,11 +51,11 @@ pub(crate) fn run(args: &args::ServeMcp, token: Option<env_token::Waiting>) -> a
                 // Each MCP session gets an embedded server. That is the simplest way to end everything with the session, and it costs one
                 // directory.
                 let config = LocalConfig { name: "exec-server mcp serve".to_owned(), ..LocalConfig::default() };
-                let open: Open = Box::new(move || {
+                let open: OpenSession = Box::new(move || {
                     let config = config.clone();
                     Box::pin(async move {
                         let local = Local::start(config).await?;
-                        Ok(Opened { client: local.client().clone(), end: Box::pin(local.end()) })
+                        Ok(ExecutorSession { client: local.client().clone(), end: Box::pin(local.end()) })
                     })
                 });
                 // Local programs inherit our variables, except those that look like secrets.
@@ -71,7 +71,7 @@ async fn remote(args: &args::ServeMcp, token: Option<Token>, server: Server, sig
     let server = Arc::new(server);
     let first = open(&server).await?;
     let unused = Arc::new(std::sync::Mutex::new(Some(first.clone())));
-    let opened: Open = Box::new(move || {
+    let opened: OpenSession = Box::new(move || {
         let (server, unused) = (Arc::clone(&server), Arc::clone(&unused));
         Box::pin(async move {
             // No panic can happen while the lock is held, so a poisoned lock is usable.
@@ -81,7 +81,7 @@ async fn remote(args: &args::ServeMcp, token: Option<Token>, server: Server, sig
                 None => open(&server).await?,
             };
             let ending = client.clone();
-            Ok(Opened { client, end: Box::pin(async move { connect::end(&ending).await }) })
+            Ok(ExecutorSession { client, end: Box::pin(async move { connect::end(&ending).await }) })
         })
     });
     let say = |text: &str| say::talk(format_args!("exec-server: {}", ids::clean(text)));
@@ -101,7 +101,7 @@ async fn open(server: &Server) -> Result<Client, exec_server_client::Error> {
 async fn serve(
     args: &args::ServeMcp,
     token: Option<Token>,
-    open: Open,
+    open: OpenSession,
     inherit: Inherit,
     mut signals: Signals,
 ) -> anyhow::Result<()> {
@@ -113,7 +113,7 @@ async fn serve(
         Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("listen on `{address}`"))?),
         None => None,
     };
-    let config = Config {
+    let config = ServeConfig {
         open,
         read_only: args.read_only,
         root: args.root.clone(),
@@ -166,15 +166,15 @@ async fn over_http(
 /// Applies the access rules of the server's own door to MCP requests.
 struct Entrance(Door);
 
-impl Gate for Entrance {
-    fn judge(&self, head: &Parts, local: SocketAddr) -> Verdict {
+impl HttpGate for Entrance {
+    fn check(&self, head: &Parts, local: SocketAddr) -> GateVerdict {
         let headers: Vec<(&str, &[u8])> =
             head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
         match self.0.judge(local, target, &headers) {
-            Judgement::Admitted(_) => Verdict::Admitted,
-            Judgement::Forbidden => Verdict::Forbidden,
-            Judgement::Unauthorized => Verdict::Unauthorized,
+            Judgement::Admitted(_) => GateVerdict::Admitted,
+            Judgement::Forbidden => GateVerdict::Forbidden,
+            Judgement::Unauthorized => GateVerdict::Unauthorized,
         }
     }
 }

@@ -21,49 +21,48 @@ use rmcp::{
 use tokio::sync::Semaphore;
 
 use super::{
-    Server,
-    executors::Owned,
-    limits,
-    tools::{self, Call, Table},
+    McpServer, limits,
+    process_sessions::ProcessSession,
+    tools::{self, CallContext, ProcessTable},
 };
 
 /// The transport of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum ClientTransport {
     /// Stdio: the connection is the session.
     Streams,
     /// Streamable HTTP: a session begins with `initialize`.
     Http,
 }
 
-pub(super) struct Handler {
-    server: Arc<Server>,
-    over: Over,
-    table: Table,
-    executor: Owned,
+pub(super) struct SessionHandler {
+    server: Arc<McpServer>,
+    over: ClientTransport,
+    table: ProcessTable,
+    process_session: ProcessSession,
     calls: Semaphore,
     /// The client has sent `initialize`. Over HTTP, newer clients may send requests without a session. Their processes would have no owner.
     has_begun: AtomicBool,
 }
 
-impl Handler {
-    pub(super) fn new(server: Arc<Server>, over: Over) -> Self {
+impl SessionHandler {
+    pub(super) fn new(server: Arc<McpServer>, over: ClientTransport) -> Self {
         Self {
-            executor: Owned::new(Arc::clone(&server)),
+            process_session: ProcessSession::new(Arc::clone(&server)),
             server,
             over,
-            table: Table::default(),
+            table: ProcessTable::default(),
             calls: Semaphore::new(limits::CALLS_OF_SESSION),
             has_begun: AtomicBool::new(false),
         }
     }
 
     fn has_session(&self) -> bool {
-        self.over == Over::Streams || self.has_begun.load(Ordering::Acquire)
+        self.over == ClientTransport::Streams || self.has_begun.load(Ordering::Acquire)
     }
 }
 
-impl ServerHandler for Handler {
+impl ServerHandler for SessionHandler {
     async fn initialize(
         &self,
         request: InitializeRequestParams,
@@ -84,8 +83,8 @@ impl ServerHandler for Handler {
     /// Over HTTP only the versions that have sessions, because processes belong to a session.
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
         Cow::Borrowed(match self.over {
-            Over::Streams => ProtocolVersion::KNOWN_VERSIONS,
-            Over::Http => ProtocolVersion::known_up_to(&ProtocolVersion::V_2025_11_25),
+            ClientTransport::Streams => ProtocolVersion::KNOWN_VERSIONS,
+            ClientTransport::Http => ProtocolVersion::known_up_to(&ProtocolVersion::V_2025_11_25),
         })
     }
 
@@ -113,11 +112,11 @@ impl ServerHandler for Handler {
         let (Ok(_own), Ok(_of_all)) = (self.calls.try_acquire(), self.server.calls.try_acquire()) else {
             let most = limits::CALLS_OF_SESSION;
             let text = format!("{most} calls are under way already; wait for the answer to one of them");
-            return Ok(tools::Failure::new(text).into_result().into());
+            return Ok(tools::ToolFailure::new(text).into_result().into());
         };
-        let call = Call {
+        let call = CallContext {
             server: &self.server,
-            executor: &self.executor,
+            process_session: &self.process_session,
             table: &self.table,
             context: &context,
             has_session: self.has_session(),

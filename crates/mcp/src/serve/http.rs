@@ -4,8 +4,8 @@
 //!  socket ──▶ connection (bounded number, head in time) ──▶ gate: Host, Origin, token ──▶ path? ──▶ body (bounded) ──▶ rmcp ──▶ session
 //! ```
 //!
-//! The body of a request is read only after the [`Gate`] has admitted its head. A refused client is also disconnected. After the gate the
-//! token is removed from the request, so neither a tool nor a log ever sees it. The [`Gate`] alone decides about access.
+//! The body of a request is read only after the [`HttpGate`] has admitted its head. A refused client is also disconnected. After the gate the
+//! token is removed from the request, so neither a tool nor a log ever sees it. The [`HttpGate`] alone decides about access.
 //!
 //! Failure paths: few connections may be open that have not shown a token; the oldest of them is closed when another one arrives. A body
 //! that is too large or too slow ends its request. New sessions beyond the limit are refused with 503. A failing connection affects no
@@ -38,10 +38,11 @@ use tokio::{
 };
 
 use super::{
-    Server,
-    handler::{Handler, Over},
-    limits, said,
-    sessions::Sessions,
+    McpServer,
+    handler::{ClientTransport, SessionHandler},
+    limits,
+    sessions::HttpSessions,
+    until_set,
 };
 
 /// The path of the endpoint.
@@ -60,14 +61,14 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 const SESSION_HEADER: &str = "mcp-session-id";
 
 /// Decides which requests are admitted.
-pub trait Gate: Send + Sync {
+pub trait HttpGate: Send + Sync {
     /// Checks the head of a request. `local` is the address on which it arrived.
-    fn judge(&self, head: &Parts, local: SocketAddr) -> Verdict;
+    fn check(&self, head: &Parts, local: SocketAddr) -> GateVerdict;
 }
 
 /// The decision about a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum GateVerdict {
     Admitted,
     /// The `Host` header is not one of our names, or the request comes from a web page.
     Forbidden,
@@ -75,52 +76,61 @@ pub enum Verdict {
     Unauthorized,
 }
 
-type Answer = Response<BoxBody<Bytes, Infallible>>;
-type Service = StreamableHttpService<Handler, Sessions>;
+type HttpAnswer = Response<BoxBody<Bytes, Infallible>>;
+type McpService = StreamableHttpService<SessionHandler, HttpSessions>;
 
 /// Shared by all connections.
-struct Door {
-    gate: Arc<dyn Gate>,
-    sessions: Arc<Sessions>,
-    service: Service,
+struct HttpEndpoint {
+    gate: Arc<dyn HttpGate>,
+    sessions: Arc<HttpSessions>,
+    service: McpService,
     local: SocketAddr,
 }
 
-/// Serves until [`Server::end`]. Sessions that were idle for `idle` are ended.
-pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Gate>, idle: Duration) -> io::Result<()> {
-    let sessions = Arc::new(Sessions::new(limits::SESSIONS));
+/// Serves until [`McpServer::end`]. Sessions that were idle for `idle` are ended.
+pub async fn serve(
+    server: &Arc<McpServer>,
+    listener: TcpListener,
+    gate: Arc<dyn HttpGate>,
+    idle: Duration,
+) -> io::Result<()> {
+    let sessions = Arc::new(HttpSessions::new(limits::SESSIONS));
     let mut config = StreamableHttpServerConfig::default().with_max_request_body_bytes(limits::MESSAGE_BYTES);
     // The gate checks `Host` and `Origin`, because it knows our names.
     config = config.disable_allowed_hosts();
     let streams = config.cancellation_token.clone();
     let made_from = Arc::clone(server);
-    let service =
-        Service::new(move || Ok(Handler::new(Arc::clone(&made_from), Over::Http)), Arc::clone(&sessions), config);
-    let door = Arc::new(Door { gate, sessions: Arc::clone(&sessions), service, local: listener.local_addr()? });
+    let service = McpService::new(
+        move || Ok(SessionHandler::new(Arc::clone(&made_from), ClientTransport::Http)),
+        Arc::clone(&sessions),
+        config,
+    );
+    let endpoint =
+        Arc::new(HttpEndpoint { gate, sessions: Arc::clone(&sessions), service, local: listener.local_addr()? });
     let (closing_tx, closing_rx) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut ending = server.ending.subscribe();
-    let mut look = time::interval((idle / 4).clamp(Duration::from_millis(10), Duration::from_secs(30)));
+    let mut expiry_timer = time::interval((idle / 4).clamp(Duration::from_millis(10), Duration::from_secs(30)));
     // Polled beside the accept loop, not awaited in it, so that new connections do not wait for the end of expired sessions.
     let expiring = async {
         loop {
-            look.tick().await;
+            expiry_timer.tick().await;
             sessions.expire(idle).await;
         }
     };
     tokio::pin!(expiring);
-    let places = Arc::new(Semaphore::new(limits::CONNECTIONS));
-    let strangers = Arc::new(Strangers::default());
+    let permits = Arc::new(Semaphore::new(limits::CONNECTIONS));
+    let unauthenticated = Arc::new(UnauthenticatedConnections::default());
     loop {
         // All arms are cancel safe: a connection that was not returned stays in the accept queue.
         tokio::select! {
-            accepted = accept(&listener, &places) => match accepted {
-                Ok((socket, place)) => {
-                    let (door, closing) = (Arc::clone(&door), closing_rx.clone());
-                    let stranger = strangers.enter();
+            accepted = accept(&listener, &permits) => match accepted {
+                Ok((socket, permit)) => {
+                    let (endpoint, closing) = (Arc::clone(&endpoint), closing_rx.clone());
+                    let connection_guard = unauthenticated.register();
                     connections.spawn(async move {
-                        attend(socket, door, stranger, closing).await;
-                        drop(place);
+                        serve_connection(socket, endpoint, connection_guard, closing).await;
+                        drop(permit);
                     });
                 }
                 Err(error) => {
@@ -131,11 +141,11 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
             // Remove finished tasks here, so that the set does not grow.
             Some(_) = connections.join_next() => {}
             () = &mut expiring => {}
-            () = said(&mut ending) => break,
+            () = until_set(&mut ending) => break,
         }
     }
     drop(listener);
-    server.drained().await;
+    server.wait_until_drained().await;
     // Ignore a timeout: a client that does not read its answer does not get it.
     time::timeout(ANSWER_WITHIN, sessions.answered()).await.ok();
     sessions.end_all().await;
@@ -152,22 +162,27 @@ pub async fn serve(server: &Arc<Server>, listener: TcpListener, gate: Arc<dyn Ga
 /// Accepts a connection as soon as their number is below the limit.
 async fn accept(
     listener: &TcpListener,
-    places: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
 ) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.expect("nobody closes the places");
+    let permit = Arc::clone(permits).acquire_owned().await.expect("nobody closes the places");
     let (socket, _) = listener.accept().await?;
-    Ok((socket, place))
+    Ok((socket, permit))
 }
 
 /// Serves one connection until it ends.
-async fn attend(socket: TcpStream, door: Arc<Door>, stranger: Stranger, mut closing: watch::Receiver<bool>) {
+async fn serve_connection(
+    socket: TcpStream,
+    endpoint: Arc<HttpEndpoint>,
+    connection_guard: UnauthenticatedConnection,
+    mut closing: watch::Receiver<bool>,
+) {
     // Send each answer at once, without Nagle's algorithm.
     socket.set_nodelay(true).ok();
-    let stranger = Arc::new(stranger);
-    let known = Arc::clone(&stranger);
+    let connection_guard = Arc::new(connection_guard);
+    let known = Arc::clone(&connection_guard);
     let service = service_fn(move |request| {
-        let (door, stranger) = (Arc::clone(&door), Arc::clone(&known));
-        async move { Ok::<_, Infallible>(door.answer(request, &stranger).await) }
+        let (endpoint, connection_guard) = (Arc::clone(&endpoint), Arc::clone(&known));
+        async move { Ok::<_, Infallible>(endpoint.answer(request, &connection_guard).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -178,11 +193,11 @@ async fn attend(socket: TcpStream, door: Arc<Door>, stranger: Stranger, mut clos
     tokio::pin!(connection);
     let done = tokio::select! {
         done = connection.as_mut() => done,
-        () = said(&mut closing) => {
+        () = until_set(&mut closing) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
-        () = stranger.out.notified() => {
+        () = connection_guard.closed.notified() => {
             tracing::debug!("a connection that proved nothing made room for another");
             return;
         }
@@ -195,10 +210,10 @@ async fn attend(socket: TcpStream, door: Arc<Door>, stranger: Stranger, mut clos
 /// The connections that have not shown a token yet, oldest first. If there are too many, the oldest is closed. An attacker that holds many
 /// silent connections pushes out its own ones, while a client with a token shows it long before.
 #[derive(Debug, Default)]
-struct Strangers(Mutex<Waiting>);
+struct UnauthenticatedConnections(Mutex<UnauthenticatedTable>);
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct UnauthenticatedTable {
     /// The number of the connection that came last.
     last: u64,
     all: BTreeMap<u64, Arc<Notify>>,
@@ -206,21 +221,21 @@ struct Waiting {
 
 /// A connection that has not shown a token yet. Dropping it removes it from the list.
 #[derive(Debug)]
-struct Stranger {
-    among: Arc<Strangers>,
+struct UnauthenticatedConnection {
+    table: Arc<UnauthenticatedConnections>,
     number: u64,
     /// Notified when the connection must close.
-    out: Arc<Notify>,
+    closed: Arc<Notify>,
 }
 
-impl Strangers {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+impl UnauthenticatedConnections {
+    fn lock(&self) -> MutexGuard<'_, UnauthenticatedTable> {
         // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a connection. Closes the oldest one if there are too many.
-    fn enter(self: &Arc<Self>) -> Stranger {
+    fn register(self: &Arc<Self>) -> UnauthenticatedConnection {
         let mut waiting = self.lock();
         if waiting.all.len() >= limits::STRANGERS
             && let Some((_, oldest)) = waiting.all.pop_first()
@@ -228,32 +243,32 @@ impl Strangers {
             oldest.notify_one();
         }
         waiting.last += 1;
-        let (number, out) = (waiting.last, Arc::new(Notify::new()));
-        waiting.all.insert(number, Arc::clone(&out));
-        Stranger { among: Arc::clone(self), number, out }
+        let (number, closed) = (waiting.last, Arc::new(Notify::new()));
+        waiting.all.insert(number, Arc::clone(&closed));
+        UnauthenticatedConnection { table: Arc::clone(self), number, closed }
     }
 }
 
-impl Stranger {
+impl UnauthenticatedConnection {
     /// Removes the connection from the list, because it has shown the token.
-    fn is_known(&self) {
-        self.among.lock().all.remove(&self.number);
+    fn mark_authenticated(&self) {
+        self.table.lock().all.remove(&self.number);
     }
 }
 
-impl Drop for Stranger {
+impl Drop for UnauthenticatedConnection {
     fn drop(&mut self) {
-        self.is_known();
+        self.mark_authenticated();
     }
 }
 
-impl Door {
-    async fn answer(&self, request: Request<Incoming>, stranger: &Stranger) -> Answer {
+impl HttpEndpoint {
+    async fn answer(&self, request: Request<Incoming>, connection_guard: &UnauthenticatedConnection) -> HttpAnswer {
         let (mut head, body) = request.into_parts();
-        match self.gate.judge(&head, self.local) {
-            Verdict::Admitted => stranger.is_known(),
-            Verdict::Forbidden => return refusal(StatusCode::FORBIDDEN, ""),
-            Verdict::Unauthorized => {
+        match self.gate.check(&head, self.local) {
+            GateVerdict::Admitted => connection_guard.mark_authenticated(),
+            GateVerdict::Forbidden => return refusal(StatusCode::FORBIDDEN, ""),
+            GateVerdict::Unauthorized => {
                 let mut answer = refusal(StatusCode::UNAUTHORIZED, "");
                 answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 return answer;
@@ -263,7 +278,7 @@ impl Door {
         if head.uri.path() != PATH {
             return refusal(StatusCode::NOT_FOUND, "the MCP endpoint is /mcp");
         }
-        forget_token(&mut head);
+        remove_token(&mut head);
         if head.method == Method::POST && !head.headers.contains_key(SESSION_HEADER) && self.sessions.is_full() {
             let mut answer =
                 refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions; end one with DELETE");
@@ -290,13 +305,13 @@ impl Door {
 }
 
 /// Removes the token from the headers and from the URI.
-fn forget_token(head: &mut Parts) {
+fn remove_token(head: &mut Parts) {
     head.headers.remove(AUTHORIZATION);
     head.uri = http::Uri::from_static(PATH);
 }
 
 /// An error response that also closes the connection, so that a refused client must connect again.
-fn refusal(status: StatusCode, text: &'static str) -> Answer {
+fn refusal(status: StatusCode, text: &'static str) -> HttpAnswer {
     let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())).boxed());
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

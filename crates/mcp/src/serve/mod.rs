@@ -1,24 +1,24 @@
 //! Offers the executor as an MCP server, with tools that run commands and use files there, over stdio or streamable HTTP.
 //!
 //! ```text
-//!  MCP client ──stdio──▶ rmcp ──▶ Handler ──▶ tools ──▶ Place ──▶ exec_server_client::Client ──▶ executor
-//!             ──HTTP───▶ http (gate, bounds) ──▶ sessions ──▶ rmcp ──▶ Handler …
+//!  MCP client ──stdio──▶ rmcp ──▶ SessionHandler ──▶ tools ──▶ ServedExecutor ──▶ exec_server_client::Client ──▶ executor
+//!             ──HTTP───▶ http (gate, bounds) ──▶ sessions ──▶ rmcp ──▶ SessionHandler …
 //! ```
 //!
-//! Reading order: [`Server`] is shared by all sessions, [`place`] is the executor, `executors` has the executor sessions in which processes
+//! Reading order: [`McpServer`] is shared by all sessions, [`executor`] is the executor, `process_sessions` has the executor sessions in which processes
 //! run, `handler` is one MCP session, `tools` are the tools, and `http` and `sessions` serve streamable HTTP.
 //!
 //! Processes belong to the MCP session that started them. They run in an executor session that only this MCP session uses, so they end with
 //! it at once, with everything that they started. A session over stdio ends at EOF; running calls then have five seconds to be answered. A
-//! session over HTTP ends by DELETE, or after an idle time without requests and without open streams. [`Server::end`] ends all sessions.
+//! session over HTTP ends by DELETE, or after an idle time without requests and without open streams. [`McpServer::end`] ends all sessions.
 //!
 //! Does not read the environment.
 
-mod executors;
+pub mod executor;
 mod handler;
 pub mod http;
 pub mod limits;
-pub mod place;
+mod process_sessions;
 mod sessions;
 mod text;
 mod tools;
@@ -37,21 +37,21 @@ use tokio::{
     time,
 };
 
-pub use place::{Config, Open, Opened, ServeError};
+pub use executor::{ExecutorSession, OpenSession, ServeConfig, ServeError};
 
 use self::{
-    executors::Executors,
-    handler::{Handler, Over},
-    place::Place,
+    executor::ServedExecutor,
+    handler::{ClientTransport, SessionHandler},
+    process_sessions::ProcessSessions,
 };
 
 /// How long running calls may take to finish when the server ends.
 const END_WITHIN: Duration = Duration::from_secs(3);
 
 /// Shared by all MCP sessions: the executor, the tools, and the signal that the server ends.
-pub struct Server {
-    place: Place,
-    executors: Executors,
+pub struct McpServer {
+    executor: ServedExecutor,
+    process_sessions: ProcessSessions,
     read_only: bool,
     tools: Vec<Tool>,
     instructions: String,
@@ -60,16 +60,16 @@ pub struct Server {
     calls: Arc<Semaphore>,
 }
 
-impl Server {
+impl McpServer {
     /// Connects to the executor and finds out what can be offered.
-    pub async fn new(config: Config) -> Result<Arc<Self>, ServeError> {
+    pub async fn new(config: ServeConfig) -> Result<Arc<Self>, ServeError> {
         let (read_only, has_root) = (config.read_only, config.root.is_some());
-        let place = Place::find(config).await?;
+        let executor = ServedExecutor::connect(config).await?;
         Ok(Arc::new(Self {
             tools: tools::offered(read_only),
-            instructions: instructions(&place, read_only, has_root),
-            place,
-            executors: Executors::default(),
+            instructions: instructions(&executor, read_only, has_root),
+            executor,
+            process_sessions: ProcessSessions::default(),
             read_only,
             ending: watch::Sender::new(false),
             calls: Arc::new(Semaphore::new(limits::CALLS as usize)),
@@ -85,26 +85,26 @@ impl Server {
         output: impl AsyncWrite + Send + Unpin + 'static,
     ) {
         let transport = AsyncRwTransport::new_server(input, output).with_max_line_length(limits::MESSAGE_BYTES);
-        let handler = Handler::new(Arc::clone(self), Over::Streams);
+        let handler = SessionHandler::new(Arc::clone(self), ClientTransport::Streams);
         let mut ending = self.ending.subscribe();
         // Before the handshake has completed, no service exists that could be ended. Dropping the future closes the streams.
         let begun = tokio::select! {
             begun = handler.serve(transport) => begun,
-            () = said(&mut ending) => return,
+            () = until_set(&mut ending) => return,
         };
         match begun {
-            Ok(service) => self.attend(service).await,
+            Ok(service) => self.serve_session(service).await,
             Err(ServerInitializeError::ConnectionClosed(_)) => {}
             Err(error) => tracing::warn!(%error, "the client did not begin an MCP session"),
         }
     }
 
-    async fn attend(&self, service: RunningService<rmcp::RoleServer, Handler>) {
+    async fn serve_session(&self, service: RunningService<rmcp::RoleServer, SessionHandler>) {
         let mut ending = self.ending.subscribe();
         let stop = service.cancellation_token();
         let watched = async {
-            said(&mut ending).await;
-            self.drained().await;
+            until_set(&mut ending).await;
+            self.wait_until_drained().await;
             stop.cancel();
             std::future::pending::<()>().await
         };
@@ -122,28 +122,28 @@ impl Server {
 
     /// Ends all executor sessions and everything in them. Call it after serving has ended.
     pub async fn close(&self) {
-        self.executors.end_all().await;
-        self.place.end().await;
+        self.process_sessions.end_all().await;
+        self.executor.end().await;
     }
 
     /// Waits a limited time until all calls have finished.
-    async fn drained(&self) {
+    async fn wait_until_drained(&self) {
         // Ignore a timeout: the server ends in any case.
         time::timeout(END_WITHIN, self.calls.acquire_many(limits::CALLS)).await.ok();
     }
 }
 
 /// Waits until the flag is set. Cancel safe.
-async fn said(over: &mut watch::Receiver<bool>) {
+async fn until_set(over: &mut watch::Receiver<bool>) {
     // An error means that the sender is gone, which counts as set.
     over.wait_for(|is_over| *is_over).await.ok();
 }
 
 /// The text about the executor that a model gets before the tools.
-fn instructions(place: &Place, read_only: bool, has_root: bool) -> String {
-    let base = place.base.display();
+fn instructions(executor: &ServedExecutor, read_only: bool, has_root: bool) -> String {
+    let base = executor.base.display();
     let mut text =
-        format!("Tools for the machine of the executor `{}`. Relative paths begin at `{base}`.", place.address);
+        format!("Tools for the machine of the executor `{}`. Relative paths begin at `{base}`.", executor.address);
     if has_root {
         text.push_str(" Nothing outside of that directory can be changed, and files outside of it cannot be read by the file tools.");
     }
@@ -152,14 +152,14 @@ fn instructions(place: &Place, read_only: bool, has_root: bool) -> String {
         false => text.push_str(&format!(
             " Commands given as one text are run by `{} -c`. Use run_command for what ends by itself, start_process for servers, \
              watchers and interactive programs; processes end with this session.",
-            place.shell
+            executor.shell
         )),
     }
     text
 }
 
-impl std::fmt::Debug for Server {
+impl std::fmt::Debug for McpServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("address", &self.place.address).finish_non_exhaustive()
+        f.debug_struct("McpServer").field("address", &self.executor.address).finish_non_exhaustive()
     }
 }

@@ -35,9 +35,9 @@ const BEGIN_WITHIN: Duration = Duration::from_secs(10);
 /// Time limit for the end of a session.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
-pub(super) struct Sessions {
+pub(super) struct HttpSessions {
     kept: LocalSessionManager,
-    used: Arc<Mutex<HashMap<SessionId, Use>>>,
+    used: Arc<Mutex<HashMap<SessionId, SessionUse>>>,
     /// How many answers are pending or being sent.
     answers: Arc<watch::Sender<usize>>,
     /// How many sessions are being created and are not in `used` yet. Incremented only under the lock of `used`.
@@ -46,9 +46,9 @@ pub(super) struct Sessions {
 }
 
 /// A reserved slot for a session that is being created.
-struct Room<'a>(&'a AtomicUsize);
+struct SessionSlot<'a>(&'a AtomicUsize);
 
-impl Drop for Room<'_> {
+impl Drop for SessionSlot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -56,7 +56,7 @@ impl Drop for Room<'_> {
 
 /// How a session is used.
 #[derive(Debug, Clone, Copy)]
-struct Use {
+struct SessionUse {
     /// The number of open streams.
     streams: usize,
     /// When the last request or stream message occurred.
@@ -78,14 +78,14 @@ pub(super) enum SessionsError {
 }
 
 /// An open stream of a session. Dropping it ends the count.
-struct Open {
-    used: Arc<Mutex<HashMap<SessionId, Use>>>,
+struct OpenStream {
+    used: Arc<Mutex<HashMap<SessionId, SessionUse>>>,
     id: SessionId,
     /// The counter of answers, if the stream carries one.
     answers: Option<Arc<watch::Sender<usize>>>,
 }
 
-impl Sessions {
+impl HttpSessions {
     /// Creates an empty set for at most `most` sessions.
     pub(super) fn new(most: usize) -> Self {
         let mut config = SessionConfig::default();
@@ -111,18 +111,18 @@ impl Sessions {
     }
 
     /// Reserves a slot, if one is free.
-    fn reserve(&self) -> Option<Room<'_>> {
+    fn reserve(&self) -> Option<SessionSlot<'_>> {
         let used = lock(&self.used);
         let is_full = used.len() + self.beginning.load(Ordering::Acquire) >= self.most;
         (!is_full).then(|| {
             self.beginning.fetch_add(1, Ordering::AcqRel);
-            Room(&self.beginning)
+            SessionSlot(&self.beginning)
         })
     }
 
     /// Ends the sessions that were idle for at least `idle`.
     pub(super) async fn expire(&self, idle: Duration) {
-        let is_idle = |used: &Use| used.streams == 0 && used.last.elapsed() >= idle;
+        let is_idle = |used: &SessionUse| used.streams == 0 && used.last.elapsed() >= idle;
         let ids: Vec<SessionId> =
             lock(&self.used).iter().filter(|(_, used)| is_idle(used)).map(|(id, _)| id.clone()).collect();
         if !ids.is_empty() {
@@ -151,7 +151,7 @@ impl Sessions {
         }
     }
 
-    fn touch(&self, id: &SessionId) {
+    fn mark_used(&self, id: &SessionId) {
         if let Some(used) = lock(&self.used).get_mut(id) {
             used.last = Instant::now();
         }
@@ -171,7 +171,7 @@ impl Sessions {
         if let Some(answers) = &answers {
             answers.send_modify(|answers| *answers += 1);
         }
-        let open = Open { used: Arc::clone(&self.used), id: id.clone(), answers };
+        let open = OpenStream { used: Arc::clone(&self.used), id: id.clone(), answers };
         stream.map(move |message| {
             lock(&open.used).entry(open.id.clone()).and_modify(|used| used.last = Instant::now());
             message
@@ -179,7 +179,7 @@ impl Sessions {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         if let Some(used) = lock(&self.used).get_mut(&self.id) {
             used.streams = used.streams.saturating_sub(1);
@@ -191,23 +191,23 @@ impl Drop for Open {
     }
 }
 
-fn lock(used: &Mutex<HashMap<SessionId, Use>>) -> MutexGuard<'_, HashMap<SessionId, Use>> {
+fn lock(used: &Mutex<HashMap<SessionId, SessionUse>>) -> MutexGuard<'_, HashMap<SessionId, SessionUse>> {
     // Ignore poisoning: no code under the lock can panic halfway through a change.
     used.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl SessionManager for Sessions {
+impl SessionManager for HttpSessions {
     type Error = SessionsError;
     type Transport = <LocalSessionManager as SessionManager>::Transport;
 
     async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
         // The HTTP handler has checked `is_full` before, to give a better error. This check decides between requests that arrive at once.
-        let Some(room) = self.reserve() else {
+        let Some(slot) = self.reserve() else {
             return Err(SessionsError::TooMany { most: self.most });
         };
         let (id, transport) = self.kept.create_session().await?;
-        lock(&self.used).insert(id.clone(), Use { streams: 0, last: Instant::now() });
-        drop(room);
+        lock(&self.used).insert(id.clone(), SessionUse { streams: 0, last: Instant::now() });
+        drop(slot);
         Ok((id, transport))
     }
 
@@ -216,7 +216,7 @@ impl SessionManager for Sessions {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> Result<ServerJsonRpcMessage, Self::Error> {
-        self.touch(id);
+        self.mark_used(id);
         Ok(self.kept.initialize_session(id, message).await?)
     }
 
@@ -234,13 +234,13 @@ impl SessionManager for Sessions {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.touch(id);
+        self.mark_used(id);
         let stream = self.kept.create_stream(id, message).await?;
         Ok(self.counted(id, stream, true))
     }
 
     async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Self::Error> {
-        self.touch(id);
+        self.mark_used(id);
         Ok(self.kept.accept_message(id, message).await?)
     }
 
@@ -248,7 +248,7 @@ impl SessionManager for Sessions {
         &self,
         id: &SessionId,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.touch(id);
+        self.mark_used(id);
         let stream = self.kept.create_standalone_stream(id).await?;
         Ok(self.counted(id, stream, false))
     }
@@ -258,7 +258,7 @@ impl SessionManager for Sessions {
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.touch(id);
+        self.mark_used(id);
         let stream = self.kept.resume(id, last_event_id).await?;
         Ok(self.counted(id, stream, false))
     }
@@ -270,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn sessions_that_begin_at_once_share_the_bound() {
-        let sessions = Sessions::new(3);
+        let sessions = HttpSessions::new(3);
         let begun = join_all((0..10).map(|_| sessions.create_session())).await;
         assert_eq!(begun.iter().filter(|begun| begun.is_ok()).count(), 3);
         assert!(sessions.is_full());

@@ -18,7 +18,7 @@ pub(super) struct HeadTail {
 
 /// The kept part of a stream, as text.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct BoundedText {
     /// The text. A line in it says how much was left out.
     pub(super) text: String,
     /// All bytes of the stream.
@@ -46,7 +46,7 @@ impl HeadTail {
     }
 
     /// Counts bytes that were lost and cannot be read.
-    pub(super) fn lose(&mut self, bytes: u64) {
+    pub(super) fn record_loss(&mut self, bytes: u64) {
         self.total += bytes;
         self.lost += bytes;
     }
@@ -64,22 +64,22 @@ impl HeadTail {
         line.chars().take(most).collect()
     }
 
-    pub(super) fn finish(self) -> Kept {
+    pub(super) fn finish(self) -> BoundedText {
         let mut tail: Vec<u8> = self.tail.into();
         let mut head = self.head;
         let missing = self.total - (head.len() + tail.len()) as u64;
         if missing == 0 {
             head.append(&mut tail);
-            return Kept { text: lossy(&head), bytes: self.total, omitted: 0 };
+            return BoundedText { text: lossy(&head), bytes: self.total, omitted: 0 };
         }
         // Remove the incomplete part of a character that was cut in two.
-        head.truncate(head.len() - torn_end(&head));
+        head.truncate(head.len() - incomplete_end(&head));
         let torn = tail.iter().take(3).take_while(|byte| is_continuation(**byte)).count();
         tail.drain(..torn);
         let omitted = self.total - (head.len() + tail.len()) as u64;
         let line_end = if head.is_empty() || head.ends_with(b"\n") { "" } else { "\n" };
         let text = format!("{}{line_end}[… {omitted} bytes left out …]\n{}", lossy(&head), lossy(&tail));
-        Kept { text, bytes: self.total, omitted }
+        BoundedText { text, bytes: self.total, omitted }
     }
 }
 
@@ -103,7 +103,7 @@ pub(super) fn is_binary(bytes: &[u8]) -> bool {
 }
 
 /// The number of bytes at the end that start a character but do not complete it.
-pub(super) fn torn_end(bytes: &[u8]) -> usize {
+pub(super) fn incomplete_end(bytes: &[u8]) -> usize {
     for back in 1..=3.min(bytes.len()) {
         let byte = bytes[bytes.len() - back];
         if is_continuation(byte) {
@@ -128,7 +128,7 @@ fn is_continuation(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    fn kept(most: usize, parts: &[&str]) -> Kept {
+    fn kept(most: usize, parts: &[&str]) -> BoundedText {
         let mut all = HeadTail::new(most);
         for part in parts {
             all.push(part.as_bytes());
@@ -138,18 +138,18 @@ mod tests {
 
     #[test]
     fn what_fits_is_whole_however_it_comes() {
-        let whole = Kept { text: "abcdefgh".to_owned(), bytes: 8, omitted: 0 };
+        let whole = BoundedText { text: "abcdefgh".to_owned(), bytes: 8, omitted: 0 };
         assert_eq!(kept(8, &["abcdefgh"]), whole);
         assert_eq!(kept(8, &["a", "bcd", "", "efgh"]), whole);
         assert_eq!(kept(9, &["abc", "defgh"]), whole);
-        assert_eq!(kept(8, &[]), Kept { text: String::new(), bytes: 0, omitted: 0 });
+        assert_eq!(kept(8, &[]), BoundedText { text: String::new(), bytes: 0, omitted: 0 });
     }
 
     #[test]
     fn of_more_the_beginning_and_the_end_stay_and_the_rest_is_counted() {
         let text = "0123\n[… 6 bytes left out …]\nabcd";
         for parts in [&["01234567", "89abcd"][..], &["0123456789abcd"], &["01", "23456789ab", "c", "d"]] {
-            assert_eq!(kept(8, parts), Kept { text: text.to_owned(), bytes: 14, omitted: 6 }, "{parts:?}");
+            assert_eq!(kept(8, parts), BoundedText { text: text.to_owned(), bytes: 14, omitted: 6 }, "{parts:?}");
         }
     }
 
@@ -165,7 +165,7 @@ mod tests {
     fn what_was_lost_on_the_way_is_counted_and_parts_what_is_around_it() {
         let mut all = HeadTail::new(100);
         all.push(b"before\n");
-        all.lose(1000);
+        all.record_loss(1000);
         all.push(b"after\n");
         let kept = all.finish();
         assert_eq!(kept.text, "before\n[… 1000 bytes left out …]\nafter\n");

@@ -14,7 +14,7 @@ use memchr::memmem::Finder;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Failure, Reply, files, or_default};
+use super::{CallContext, ToolFailure, ToolReply, files, or_default};
 use crate::serve::limits;
 
 /// How many attempts an edit makes if another writer changes the file between our read and write.
@@ -29,7 +29,7 @@ const NAMED: usize = 10;
 /// Arguments of `edit_file`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Arguments {
+pub(super) struct EditArguments {
     /// The file to edit. A relative path starts at the server's base directory.
     path: String,
     /// The text to replace, exactly as it is in the file.
@@ -44,7 +44,7 @@ pub(super) struct Arguments {
 
 /// Result of `edit_file`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Edited {
+pub(super) struct EditAnswer {
     /// The absolute path of the file.
     path: String,
     /// How many occurrences were replaced.
@@ -55,47 +55,51 @@ pub(super) struct Edited {
     bytes: u64,
 }
 
-pub(super) async fn edit(call: &Call<'_>, arguments: Arguments) -> Result<Reply, Failure> {
+pub(super) async fn edit(call: &CallContext<'_>, arguments: EditArguments) -> Result<ToolReply, ToolFailure> {
     if arguments.old.is_empty() {
-        return Err(Failure::new("`old` is empty; to make a file or write all of it, use write_file"));
+        return Err(ToolFailure::new("`old` is empty; to make a file or write all of it, use write_file"));
     }
     if arguments.old == arguments.new {
-        return Err(Failure::new("`old` and `new` are the same: there is nothing to change"));
+        return Err(ToolFailure::new("`old` and `new` are the same: there is nothing to change"));
     }
-    let path = call.server.place.path(&arguments.path);
+    let path = call.server.executor.path(&arguments.path);
     let arguments = Arc::new(arguments);
     for _ in 0..ATTEMPTS {
         if let Some(edited) = attempt(call, &path, &arguments).await? {
             let places = if edited.replacements == 1 { "place" } else { "places" };
             let text =
                 format!("changed {} {places} in `{}`, line {}", edited.replacements, edited.path, edited.first_line);
-            return Ok(Reply::new(text, &edited));
+            return Ok(ToolReply::new(text, &edited));
         }
     }
     let text = format!("`{}` is being changed by somebody else again and again; read it and try later", path.display());
-    Err(Failure::new(text))
+    Err(ToolFailure::new(text))
 }
 
 /// Reads, replaces and writes once. Returns `None` if another writer changed the file in between.
-async fn attempt(call: &Call<'_>, path: &Path, arguments: &Arc<Arguments>) -> Result<Option<Edited>, Failure> {
+async fn attempt(
+    call: &CallContext<'_>,
+    path: &Path,
+    arguments: &Arc<EditArguments>,
+) -> Result<Option<EditAnswer>, ToolFailure> {
     let changing = async {
-        let (bytes, state) = files::part(call, path, Some(limits::EDITED_BYTES + 1), None).await?;
+        let (bytes, state) = files::read_part(call, path, Some(limits::EDITED_BYTES + 1), None).await?;
         let (path, arguments) = (path.to_owned(), Arc::clone(arguments));
         // This passes over megabytes several times, so keep it off the async threads.
         let changed = tokio::task::spawn_blocking(move || change(&bytes, &arguments, &path)).await;
-        let changed = changed.map_err(|error| Failure::new(format!("the edit failed: {error}")))??;
+        let changed = changed.map_err(|error| ToolFailure::new(format!("the edit failed: {error}")))??;
         Ok((changed, state))
     };
-    let (changed, state) = call.unless_called_off(changing).await?;
-    let edited = Edited {
+    let (changed, state) = call.unless_cancelled(changing).await?;
+    let edited = EditAnswer {
         path: path.display().to_string(),
         replacements: changed.replacements,
         first_line: changed.first_line,
         bytes: changed.bytes.len() as u64,
     };
     let options = WriteOptions { if_match: state.etag, ..WriteOptions::default() };
-    call.settled(async {
-        let files = call.server.place.files().await?;
+    call.until_settled(async {
+        let files = call.server.executor.files().await?;
         match files.write_file(path, Bytes::from(changed.bytes), options).await {
             Ok(_) => Ok(Some(edited)),
             Err(error) if error.kind == FileErrorKind::Changed => Ok(None),
@@ -107,37 +111,37 @@ async fn attempt(call: &Call<'_>, path: &Path, arguments: &Arc<Arguments>) -> Re
 
 /// The new content of a file.
 #[derive(Debug)]
-struct Changed {
+struct EditedContent {
     bytes: Vec<u8>,
     replacements: u64,
     first_line: u64,
 }
 
 /// Finds and replaces the text. Blocks for a time proportional to the file size.
-fn change(bytes: &[u8], arguments: &Arguments, path: &Path) -> Result<Changed, Failure> {
+fn change(bytes: &[u8], arguments: &EditArguments, path: &Path) -> Result<EditedContent, ToolFailure> {
     let too_large = |what: &str| {
         let (path, most) = (path.display(), limits::EDITED_BYTES);
         let text = format!("`{path}` {what} more than {most} bytes; change it with run_command (sed, perl)");
-        Failure::new(text)
+        ToolFailure::new(text)
     };
     if bytes.len() as u64 > limits::EDITED_BYTES {
         return Err(too_large("has"));
     }
     let (old, new) = (Finder::new(&arguments.old), arguments.new.as_bytes());
     let Some(first) = old.find(bytes) else {
-        return Err(Failure::new(not_found(bytes, &arguments.old, path)));
+        return Err(ToolFailure::new(not_found_text(bytes, &arguments.old, path)));
     };
     // Only count them: there may be as many occurrences as bytes.
     let places = old.find_iter(bytes).count();
     if places > 1 && !arguments.replace_all {
-        return Err(Failure::new(several(bytes, &old, places, path)));
+        return Err(ToolFailure::new(several_matches_text(bytes, &old, places, path)));
     }
     // Check the size before allocating: small arguments can request more memory than there is.
     let kept = bytes.len() - places * old.needle().len();
     let size = places.checked_mul(new.len()).and_then(|added| added.checked_add(kept));
     let size = size.filter(|size| *size as u64 <= limits::EDITED_BYTES).ok_or_else(|| too_large("would have"))?;
     let replaced = replace(bytes, &old, new, size);
-    Ok(Changed { bytes: replaced, replacements: places as u64, first_line: line_at(bytes, first) })
+    Ok(EditedContent { bytes: replaced, replacements: places as u64, first_line: line_at(bytes, first) })
 }
 
 /// Replaces all occurrences. `size` is the length of the result.
@@ -145,7 +149,7 @@ fn replace(bytes: &[u8], old: &Finder<'_>, new: &[u8], size: usize) -> Vec<u8> {
     let mut replaced = Vec::with_capacity(size);
     let mut at = 0;
     for place in old.find_iter(bytes) {
-        replaced.extend_from_slice(&bytes[at..place]);
+        replaced.extend_from_slice(&bytes[at..executor]);
         replaced.extend_from_slice(new);
         at = place + old.needle().len();
     }
@@ -158,7 +162,7 @@ fn line_at(bytes: &[u8], at: usize) -> u64 {
     1 + bytes[..at].iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
-fn several(bytes: &[u8], old: &Finder<'_>, places: usize, path: &Path) -> String {
+fn several_matches_text(bytes: &[u8], old: &Finder<'_>, places: usize, path: &Path) -> String {
     let lines: Vec<String> = old.find_iter(bytes).take(NAMED).map(|at| line_at(bytes, at).to_string()).collect();
     let more = if places > NAMED { " and more" } else { "" };
     format!(
@@ -171,13 +175,13 @@ fn several(bytes: &[u8], old: &Finder<'_>, places: usize, path: &Path) -> String
 }
 
 /// The error text if `old` is not found: explains why by looking for a similar text.
-fn not_found(bytes: &[u8], old: &str, path: &Path) -> String {
+fn not_found_text(bytes: &[u8], old: &str, path: &Path) -> String {
     let begin = format!("`old` is not in `{}`", path.display());
     let crlf = old.replace("\r\n", "\n").replace('\n', "\r\n");
     if crlf != old && Finder::new(&crlf).find(bytes).is_some() {
         return format!("{begin}: its lines end with CR LF, write \\r\\n for each line end. Nothing was changed");
     }
-    match near(bytes, old) {
+    match similar_line(bytes, old) {
         Some(line) => format!(
             "{begin}; a text that differs from it only in blanks begins at line {line}. Read the lines there and take them as they \
              are, without their numbers. Nothing was changed"
@@ -187,43 +191,43 @@ fn not_found(bytes: &[u8], old: &str, path: &Path) -> String {
 }
 
 /// The line where the same words occur with different whitespace. Not searched in large files.
-fn near(bytes: &[u8], old: &str) -> Option<u64> {
+fn similar_line(bytes: &[u8], old: &str) -> Option<u64> {
     if bytes.len() > NEAR_BYTES || old.len() > NEAR_BYTES {
         return None;
     }
-    let wanted = words(old.trim());
+    let wanted = normalized_words(old.trim());
     let is_one = wanted.trim_matches('\n').lines().count() == 1;
     // A single line may match a part of a line.
     let wanted = if is_one { wanted.trim_matches('\n') } else { &wanted };
     if wanted.trim().is_empty() {
         return None;
     }
-    let text = words(&String::from_utf8_lossy(bytes));
+    let text = normalized_words(&String::from_utf8_lossy(bytes));
     let at = Finder::new(wanted).find(text.as_bytes())?;
     // In `text`, each line is preceded by its line feed.
     Some(line_at(text.as_bytes(), at + 1) - 1)
 }
 
 /// Normalizes whitespace: single spaces between words, a line feed before each line and after the last.
-fn words(text: &str) -> String {
-    let mut words = String::from("\n");
+fn normalized_words(text: &str) -> String {
+    let mut normalized_words = String::from("\n");
     for line in text.lines() {
         for (index, word) in line.split_whitespace().enumerate() {
-            words.push_str(if index == 0 { "" } else { " " });
-            words.push_str(word);
+            normalized_words.push_str(if index == 0 { "" } else { " " });
+            normalized_words.push_str(word);
         }
-        words.push('\n');
+        normalized_words.push('\n');
     }
-    words
+    normalized_words
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn changed(file: &str, old: &str, new: &str) -> Result<Changed, Failure> {
+    fn changed(file: &str, old: &str, new: &str) -> Result<EditedContent, ToolFailure> {
         let (old, new) = (old.to_owned(), new.to_owned());
-        change(file.as_bytes(), &Arguments { path: String::new(), old, new, replace_all: true }, Path::new("/f"))
+        change(file.as_bytes(), &EditArguments { path: String::new(), old, new, replace_all: true }, Path::new("/f"))
     }
 
     #[test]
@@ -239,7 +243,7 @@ mod tests {
     #[test]
     fn what_would_become_too_large_is_refused_before_it_is_made() {
         let (file, new) = ("x".repeat(1 << 20), "y".repeat(1 << 20));
-        let Failure(text) = changed(&file, "x", &new).unwrap_err();
+        let ToolFailure(text) = changed(&file, "x", &new).unwrap_err();
         assert!(text.contains("would have more than 16777216 bytes"), "{text}");
         assert_eq!(changed(&file, "x", &"y".repeat(16)).unwrap().bytes.len(), 16 << 20);
         assert!(changed(&file, "x", &"y".repeat(17)).is_err());
@@ -251,13 +255,13 @@ mod tests {
         let old = format!("{}b", "a \n".repeat(NEAR_BYTES / 6));
         assert!(changed(&file, &old, "x").is_err());
         let large = format!("{}  let  a;\n", "\n".repeat(NEAR_BYTES));
-        assert_eq!(near(large.as_bytes(), "let a;"), None);
+        assert_eq!(similar_line(large.as_bytes(), "let a;"), None);
     }
 
     #[test]
     fn what_comes_near_is_told() {
         let path = Path::new("/x");
-        let told = |file: &str, old: &str| not_found(file.as_bytes(), old, path);
+        let told = |file: &str, old: &str| not_found_text(file.as_bytes(), old, path);
         assert!(told("a\r\nb\r\n", "a\nb").contains("CR LF"));
         assert!(told("fn x() {\n\tlet a = 1;\n}\n", "fn x() {\n    let a = 1;").contains("begins at line 1"));
         assert!(told("x\n  let  a;\n", "let a;").contains("begins at line 2"));
@@ -268,7 +272,7 @@ mod tests {
     #[test]
     fn several_places_are_named_up_to_a_bound() {
         let file = "x\n".repeat(30);
-        let text = several(file.as_bytes(), &Finder::new("x"), 30, Path::new("/f"));
+        let text = several_matches_text(file.as_bytes(), &Finder::new("x"), 30, Path::new("/f"));
         assert!(text.contains("30 times, at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and more"), "{text}");
     }
 }

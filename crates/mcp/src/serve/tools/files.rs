@@ -19,7 +19,7 @@ use exec_server_client::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Failure, Reply, within};
+use super::{CallContext, ToolFailure, ToolReply, within};
 use crate::serve::{
     limits,
     text::{cut_line, is_binary, lossy},
@@ -37,7 +37,7 @@ const ENTRIES: u64 = 1000;
 /// Arguments of `read_file`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ReadArguments {
+pub(super) struct ReadFileArguments {
     /// The file to read. A relative path starts at the server's base directory.
     path: String,
     /// The first line to return, starting at 1; default 1.
@@ -50,7 +50,7 @@ pub(super) struct ReadArguments {
 
 /// Result of `read_file`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Read {
+pub(super) struct ReadFileAnswer {
     /// The absolute path of the file.
     path: String,
     /// The number of the first returned line.
@@ -68,24 +68,24 @@ pub(super) struct Read {
     cut_lines: u64,
 }
 
-pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Reply, Failure> {
+pub(super) async fn read(call: &CallContext<'_>, arguments: ReadFileArguments) -> Result<ToolReply, ToolFailure> {
     let first = within("offset", arguments.offset, 1, (1, u64::MAX))?;
     let limit = within("limit", arguments.limit, LINES, (1, limits::LINES))?;
-    let path = call.server.place.path(&arguments.path);
-    let (bytes, size, at_end) = call.unless_called_off(fetch(call, &path, first, limit)).await?;
+    let path = call.server.executor.path(&arguments.path);
+    let (bytes, size, at_end) = call.unless_cancelled(fetch(call, &path, first, limit)).await?;
     let shown = path.display().to_string();
     if is_binary(&bytes) {
         let size = size.map_or_else(String::new, |size| format!(", {size} bytes"));
         let text =
             format!("`{shown}` is a binary file{size}, not text; look at it with run_command (file, xxd, strings)");
-        return Err(Failure::new(text));
+        return Err(ToolFailure::new(text));
     }
     let taken = take_lines(&bytes, limit);
     if taken.lines == 0 && first > 1 {
-        return Err(Failure::new(format!("`{shown}` has fewer than {first} lines; read it from a lower `offset`")));
+        return Err(ToolFailure::new(format!("`{shown}` has fewer than {first} lines; read it from a lower `offset`")));
     }
     let more = taken.more || !at_end;
-    let read = Read {
+    let read = ReadFileAnswer {
         path: shown,
         first_line: first,
         lines: taken.lines,
@@ -94,20 +94,25 @@ pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Re
         more,
         cut_lines: taken.cut,
     };
-    Ok(Reply::new(read.text(taken.is_crlf, taken.is_replaced), &read))
+    Ok(ToolReply::new(read.text(taken.is_crlf, taken.is_replaced), &read))
 }
 
 /// Returns bytes that begin with line `first`, the size of the file, and whether the bytes reach its end.
-async fn fetch(call: &Call<'_>, path: &Path, first: u64, limit: u64) -> Result<(Bytes, Option<u64>, bool), Failure> {
+async fn fetch(
+    call: &CallContext<'_>,
+    path: &Path,
+    first: u64,
+    limit: u64,
+) -> Result<(Bytes, Option<u64>, bool), ToolFailure> {
     if first == 1 {
-        let (bytes, result) = part(call, path, Some(FIRST_BYTES), None).await?;
+        let (bytes, result) = read_part(call, path, Some(FIRST_BYTES), None).await?;
         let lines = bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
         let at_end = result.eof.unwrap_or(true);
         if at_end || lines >= limit || is_binary(&bytes) {
             return Ok((bytes, result.size, at_end));
         }
     }
-    let (bytes, result) = part(call, path, None, Some(Lines { first, count: limit })).await?;
+    let (bytes, result) = read_part(call, path, None, Some(Lines { first, count: limit })).await?;
     match result.eof {
         Some(at_end) => Ok((bytes, result.size, at_end)),
         // A server without support for `lines` has sent the whole file.
@@ -122,30 +127,31 @@ async fn fetch(call: &Call<'_>, path: &Path, first: u64, limit: u64) -> Result<(
 }
 
 /// Reads a part of a file from the executor.
-pub(super) async fn part(
-    call: &Call<'_>,
+pub(super) async fn read_part(
+    call: &CallContext<'_>,
     path: &Path,
     len: Option<u64>,
     lines: Option<Lines>,
-) -> Result<(Bytes, ReadFileResult), Failure> {
-    let place = &call.server.place;
+) -> Result<(Bytes, ReadFileResult), ToolFailure> {
+    let executor = &call.server.executor;
     let params = ReadFileParams {
         path: PathArg::new(path.to_str().map_or_else(|| to_uri(path), str::to_owned)),
         follow_symlinks: None,
-        sandbox: place.sandbox(),
+        sandbox: executor.sandbox(),
         offset: None,
         len,
         lines,
     };
-    let read = place.client().await?.request::<requests::FsReadFile>(&params).await;
-    let mut result = read.map_err(|error| unread(path, &error))?;
-    let bytes = base64::decode(&std::mem::take(&mut result.data_base64))
-        .map_err(|_| Failure::new(format!("read `{}`: the answer of the executor is not base64", path.display())))?;
+    let read = executor.client().await?.request::<requests::FsReadFile>(&params).await;
+    let mut result = read.map_err(|error| read_failure(path, &error))?;
+    let bytes = base64::decode(&std::mem::take(&mut result.data_base64)).map_err(|_| {
+        ToolFailure::new(format!("read `{}`: the answer of the executor is not base64", path.display()))
+    })?;
     Ok((Bytes::from(bytes), result))
 }
 
 /// The error for a failed read, with advice for the model.
-fn unread(path: &Path, error: &exec_server_client::Error) -> Failure {
+fn read_failure(path: &Path, error: &exec_server_client::Error) -> ToolFailure {
     let (shown, reason) = (path.display().to_string(), error.to_string());
     let text = if reason.contains(&shown) { reason } else { format!("read `{shown}`: {reason}") };
     let advice = match error.server_kind() {
@@ -158,12 +164,12 @@ fn unread(path: &Path, error: &exec_server_client::Error) -> Failure {
         Some(Kind::FileTooLarge) => "; look at parts of it with run_command (head, sed, grep)",
         _ => "",
     };
-    Failure::new(format!("{text}{advice}"))
+    ToolFailure::new(format!("{text}{advice}"))
 }
 
 /// The lines that fit into an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Taken {
+struct TakenLines {
     content: String,
     lines: u64,
     cut: u64,
@@ -172,8 +178,8 @@ struct Taken {
     is_replaced: bool,
 }
 
-fn take_lines(bytes: &[u8], limit: u64) -> Taken {
-    let mut taken = Taken::default();
+fn take_lines(bytes: &[u8], limit: u64) -> TakenLines {
+    let mut taken = TakenLines::default();
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
         if taken.lines == limit || taken.content.len() >= limits::ANSWER_BYTES {
             taken.more = true;
@@ -192,7 +198,7 @@ fn take_lines(bytes: &[u8], limit: u64) -> Taken {
     taken
 }
 
-impl Read {
+impl ReadFileAnswer {
     fn text(&self, is_crlf: bool, is_replaced: bool) -> String {
         if self.lines == 0 {
             return format!("`{}` is empty", self.path);
@@ -221,7 +227,7 @@ impl Read {
 /// Arguments of `write_file`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WriteArguments {
+pub(super) struct WriteFileArguments {
     /// The file to write. A relative path starts at the server's base directory.
     path: String,
     /// The complete content of the file.
@@ -230,7 +236,7 @@ pub(super) struct WriteArguments {
 
 /// Result of `write_file`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Written {
+pub(super) struct WriteFileAnswer {
     /// The absolute path of the file.
     path: String,
     /// The size of the file in bytes.
@@ -241,19 +247,19 @@ pub(super) struct Written {
     atomic: bool,
 }
 
-pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<Reply, Failure> {
-    let path = call.server.place.path(&arguments.path);
+pub(super) async fn write(call: &CallContext<'_>, arguments: WriteFileArguments) -> Result<ToolReply, ToolFailure> {
+    let path = call.server.executor.path(&arguments.path);
     let bytes = Bytes::from(arguments.content);
     let size = bytes.len() as u64;
-    let looking = async {
-        let files = call.server.place.files().await?;
+    let checking = async {
+        let files = call.server.executor.files().await?;
         match files.metadata(&path, Links::Follow).await {
             Ok(_) => Ok((files, false)),
             Err(error) if error.kind == FileErrorKind::NotFound => Ok((files, true)),
             Err(error) => Err(error.into()),
         }
     };
-    let (files, created) = call.unless_called_off(looking).await?;
+    let (files, created) = call.unless_cancelled(checking).await?;
     let writing = async {
         match files.write_file(&path, bytes.clone(), WriteOptions::default()).await {
             Err(error) if error.kind == FileErrorKind::NotFound => {
@@ -263,13 +269,13 @@ pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<
             done => Ok(done?),
         }
     };
-    let written = call.settled(writing).await?;
+    let written = call.until_settled(writing).await?;
     let shown = path.display().to_string();
     let text = format!("{} `{shown}`, {size} bytes", if created { "made" } else { "replaced" });
-    Ok(Reply::new(text, &Written { path: shown, bytes: size, created, atomic: written.atomic }))
+    Ok(ToolReply::new(text, &WriteFileAnswer { path: shown, bytes: size, created, atomic: written.atomic }))
 }
 
-async fn make_parents(files: &RemoteFiles, path: &Path) -> Result<(), Failure> {
+async fn make_parents(files: &RemoteFiles, path: &Path) -> Result<(), ToolFailure> {
     match path.parent() {
         Some(parent) => Ok(files.create_directory(parent, true, Links::Follow, None).await?),
         None => Ok(()),
@@ -279,7 +285,7 @@ async fn make_parents(files: &RemoteFiles, path: &Path) -> Result<(), Failure> {
 /// Arguments of `list_directory`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ListArguments {
+pub(super) struct ListDirectoryArguments {
     /// The directory to list. A relative path starts at the server's base directory, which is the default.
     path: Option<String>,
     /// The maximum number of entries, default 1000.
@@ -291,18 +297,18 @@ pub(super) struct ListArguments {
 
 /// Result of `list_directory`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Listing {
+pub(super) struct ListDirectoryAnswer {
     /// The absolute path of the directory.
     path: String,
     /// The entries, sorted by name.
-    entries: Vec<Row>,
+    entries: Vec<DirectoryRow>,
     /// Whether there are more entries after the last one.
     more: bool,
 }
 
 /// A directory entry.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Row {
+struct DirectoryRow {
     /// The name of the entry.
     name: String,
     /// `file`, `directory`, `symlink` or `other`.
@@ -315,25 +321,29 @@ struct Row {
     target: Option<String>,
 }
 
-pub(super) async fn list(call: &Call<'_>, arguments: ListArguments) -> Result<Reply, Failure> {
+pub(super) async fn list(call: &CallContext<'_>, arguments: ListDirectoryArguments) -> Result<ToolReply, ToolFailure> {
     let limit = within("limit", arguments.limit, ENTRIES, (1, limits::ENTRIES))?;
-    let path = call.server.place.path(arguments.path.as_deref().unwrap_or("."));
+    let path = call.server.executor.path(arguments.path.as_deref().unwrap_or("."));
     let after = arguments.after.map(OsString::from);
-    let listing = async { page(&call.server.place.files().await?, &path, after).await };
-    let (mut rows, mut more) = call.unless_called_off(listing).await?;
+    let listing = async { page(&call.server.executor.files().await?, &path, after).await };
+    let (mut rows, mut more) = call.unless_cancelled(listing).await?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     more |= rows.len() > limit;
     rows.truncate(limit);
-    let listing = Listing { path: path.display().to_string(), entries: rows, more };
-    Ok(Reply::new(listing.text(), &listing))
+    let listing = ListDirectoryAnswer { path: path.display().to_string(), entries: rows, more };
+    Ok(ToolReply::new(listing.text(), &listing))
 }
 
-async fn page(files: &RemoteFiles, path: &Path, after: Option<OsString>) -> Result<(Vec<Row>, bool), Failure> {
+async fn page(
+    files: &RemoteFiles,
+    path: &Path,
+    after: Option<OsString>,
+) -> Result<(Vec<DirectoryRow>, bool), ToolFailure> {
     match files.list(path, after.clone(), Links::Follow).await {
         Ok(ListPage { entries, more }) => {
-            let row = |entry: exec_server_client::fs::ListEntry| Row {
+            let row = |entry: exec_server_client::fs::ListEntry| DirectoryRow {
                 name: entry.name.display().to_string(),
-                kind: word(entry.kind),
+                kind: kind_name(entry.kind),
                 size_bytes: (entry.kind == EntryKind::File).then_some(entry.size),
                 target: entry.target.map(|target| target.display().to_string()),
             };
@@ -349,18 +359,22 @@ async fn page(files: &RemoteFiles, path: &Path, after: Option<OsString>) -> Resu
                 (_, true) => "file",
                 _ => "other",
             };
-            let row =
-                |name: &OsStr, kind| Row { name: name.display().to_string(), kind, size_bytes: None, target: None };
+            let row = |name: &OsStr, kind| DirectoryRow {
+                name: name.display().to_string(),
+                kind,
+                size_bytes: None,
+                target: None,
+            };
             Ok((all.iter().map(|entry| row(&entry.name, kind(entry.is_directory, entry.is_file))).collect(), false))
         }
         Err(error) if error.kind == FileErrorKind::NotADirectory => {
-            Err(Failure::new(format!("{error}; it is no directory: use read_file")))
+            Err(ToolFailure::new(format!("{error}; it is no directory: use read_file")))
         }
         Err(error) => Err(error.into()),
     }
 }
 
-pub(super) fn word(kind: EntryKind) -> &'static str {
+pub(super) fn kind_name(kind: EntryKind) -> &'static str {
     match kind {
         EntryKind::File => "file",
         EntryKind::Directory => "directory",
@@ -369,7 +383,7 @@ pub(super) fn word(kind: EntryKind) -> &'static str {
     }
 }
 
-impl Listing {
+impl ListDirectoryAnswer {
     fn text(&self) -> String {
         if self.entries.is_empty() {
             return format!("`{}` is empty", self.path);
@@ -400,11 +414,11 @@ mod tests {
         let taken = take_lines(b"a\nb\r\nc", 2);
         assert_eq!(
             taken,
-            Taken { content: "a\nb\r\n".to_owned(), lines: 2, more: true, is_crlf: true, ..Taken::default() }
+            TakenLines { content: "a\nb\r\n".to_owned(), lines: 2, more: true, is_crlf: true, ..TakenLines::default() }
         );
         let taken = take_lines(b"a\nb", 2);
-        assert_eq!(taken, Taken { content: "a\nb".to_owned(), lines: 2, ..Taken::default() });
-        assert_eq!(take_lines(b"", 2), Taken::default());
+        assert_eq!(taken, TakenLines { content: "a\nb".to_owned(), lines: 2, ..TakenLines::default() });
+        assert_eq!(take_lines(b"", 2), TakenLines::default());
         assert!(take_lines(b"\xff\n", 2).is_replaced);
     }
 

@@ -1,15 +1,15 @@
 //! The tools of a session: a table with their descriptions and schemas, and the dispatch from a tool's name to its function.
 //!
-//! A tool takes its own argument type and returns a [`Reply`] or a [`Failure`]. Both are results of the call. A failure has `isError` and a
-//! text that says what to do next. `run` runs commands, `processes` handles processes that outlive a call and keeps them in a `table`,
+//! A tool takes its own argument type and returns a [`ToolReply`] or a [`ToolFailure`]. Both are results of the call. A failure has `isError` and a
+//! text that says what to do next. `run` runs commands, `processes` handles processes that outlive a call and keeps them in a `process_table`,
 //! `files` and `edit` work on files, and `search` searches directory trees.
 
 mod edit;
 mod files;
+mod process_table;
 mod processes;
 mod run;
 mod search;
-mod table;
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,9 +24,9 @@ use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time;
 
-pub(super) use table::Table;
+pub(super) use process_table::ProcessTable;
 
-use super::{Server, executors::Owned, limits, said};
+use super::{McpServer, limits, process_sessions::ProcessSession, until_set};
 
 /// Time limit for a change of a file. A cut link is usually back sooner.
 const CHANGE_WITHIN: Duration = Duration::from_secs(60);
@@ -35,40 +35,40 @@ const CHANGE_WITHIN: Duration = Duration::from_secs(60);
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 
 /// One call and its context.
-pub(super) struct Call<'a> {
-    pub(super) server: &'a Server,
+pub(super) struct CallContext<'a> {
+    pub(super) server: &'a McpServer,
     /// The executor session for processes.
-    pub(super) executor: &'a Owned,
-    pub(super) table: &'a Table,
+    pub(super) process_session: &'a ProcessSession,
+    pub(super) table: &'a ProcessTable,
     pub(super) context: &'a RequestContext<RoleServer>,
     /// Whether there is a session that can own processes.
     pub(super) has_session: bool,
 }
 
-impl Call<'_> {
+impl CallContext<'_> {
     /// Resolves when the answer is not needed: the client cancelled the call, or the server ends. Returns the reason.
-    async fn called_off(&self) -> &'static str {
+    async fn cancelled(&self) -> &'static str {
         let mut ending = self.server.ending.subscribe();
         // Both arms are cancel safe.
         tokio::select! {
             () = self.context.ct.cancelled() => "the call was cancelled",
-            () = said(&mut ending) => "the server is shutting down",
+            () = until_set(&mut ending) => "the server is shutting down",
         }
     }
 
     /// Runs an operation that changes nothing. It is dropped if the call is cancelled.
-    async fn unless_called_off<T>(&self, doing: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    async fn unless_cancelled<T>(&self, doing: impl Future<Output = Result<T, ToolFailure>>) -> Result<T, ToolFailure> {
         tokio::select! {
             done = doing => done,
-            why = self.called_off() => Err(Failure::new(why)),
+            why = self.cancelled() => Err(ToolFailure::new(why)),
         }
     }
 
     /// Runs an operation that changes something. After a cancellation it still gets a short time to complete. Its total time is limited.
-    async fn settled<T>(&self, doing: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    async fn until_settled<T>(&self, doing: impl Future<Output = Result<T, ToolFailure>>) -> Result<T, ToolFailure> {
         let over = async {
             tokio::select! {
-                why = self.called_off() => {
+                why = self.cancelled() => {
                     time::sleep(SETTLE_WITHIN).await;
                     why.to_owned()
                 }
@@ -79,20 +79,20 @@ impl Call<'_> {
         };
         tokio::select! {
             done = doing => done,
-            why = over => Err(Failure::new(format!("{why}; look before you do it again, it may have happened"))),
+            why = over => Err(ToolFailure::new(format!("{why}; look before you do it again, it may have happened"))),
         }
     }
 }
 
 /// The answer of a tool: a text for the model, and the same as structured data.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct ToolReply {
     text: String,
     data: Value,
     is_error: bool,
 }
 
-impl Reply {
+impl ToolReply {
     fn new(text: impl Into<String>, data: &impl Serialize) -> Self {
         // Cannot fail: our result types are structs, and the keys of their maps are strings.
         let data = serde_json::to_value(data).expect("a result is JSON");
@@ -107,9 +107,9 @@ impl Reply {
 
 /// Why a tool failed, in words that a model can act on.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Failure(String);
+pub(super) struct ToolFailure(String);
 
-impl Failure {
+impl ToolFailure {
     pub(super) fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -119,7 +119,7 @@ impl Failure {
     }
 }
 
-impl From<exec_server_client::Error> for Failure {
+impl From<exec_server_client::Error> for ToolFailure {
     fn from(error: exec_server_client::Error) -> Self {
         let advice = match error.server_kind() {
             Some(Kind::ProgramNotFound) => "; check the name, or give an absolute path",
@@ -136,7 +136,7 @@ impl From<exec_server_client::Error> for Failure {
     }
 }
 
-impl From<fs::FileError> for Failure {
+impl From<fs::FileError> for ToolFailure {
     fn from(error: fs::FileError) -> Self {
         let advice = match error.kind {
             fs::FileErrorKind::NotFound => "; check the path with list_directory or search_files",
@@ -154,12 +154,12 @@ impl From<fs::FileError> for Failure {
 /// A command: one string for the shell, or a program and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
 #[schemars(untagged, inline)]
-enum Command {
+enum CommandArgument {
     Shell(String),
     Program(Vec<String>),
 }
 
-impl<'de> Deserialize<'de> for Command {
+impl<'de> Deserialize<'de> for CommandArgument {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let wrong = "`command` must be a string for the shell, or an array of strings: the program and its arguments";
         match Value::deserialize(deserializer)? {
@@ -176,21 +176,21 @@ impl<'de> Deserialize<'de> for Command {
     }
 }
 
-impl Command {
+impl CommandArgument {
     /// The argument vector to start.
-    fn argv(self, shell: &str) -> Result<Vec<String>, Failure> {
+    fn argv(self, shell: &str) -> Result<Vec<String>, ToolFailure> {
         let argv = match self {
-            Self::Shell(text) if text.trim().is_empty() => return Err(Failure::new("`command` is empty")),
+            Self::Shell(text) if text.trim().is_empty() => return Err(ToolFailure::new("`command` is empty")),
             Self::Shell(text) => vec![shell.to_owned(), "-c".to_owned(), text],
             Self::Program(words) => words,
         };
         if argv.first().is_none_or(|program| program.is_empty()) {
-            return Err(Failure::new("`command` is empty: its first element is the program"));
+            return Err(ToolFailure::new("`command` is empty: its first element is the program"));
         }
         if argv.iter().map(String::len).sum::<usize>() > limits::COMMAND_BYTES {
             let most = limits::COMMAND_BYTES;
             let text = format!("`command` has more than {most} bytes; write a script with write_file and run that");
-            return Err(Failure::new(text));
+            return Err(ToolFailure::new(text));
         }
         Ok(argv)
     }
@@ -211,16 +211,16 @@ fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserial
 }
 
 /// Returns the value or its default, or fails if it is out of range.
-fn within(name: &str, value: Option<u64>, default: u64, (least, most): (u64, u64)) -> Result<u64, Failure> {
+fn within(name: &str, value: Option<u64>, default: u64, (least, most): (u64, u64)) -> Result<u64, ToolFailure> {
     match value.unwrap_or(default) {
         value if value >= least && value <= most => Ok(value),
-        value => Err(Failure::new(format!("`{name}` must be from {least} to {most}, not {value}"))),
+        value => Err(ToolFailure::new(format!("`{name}` must be from {least} to {most}, not {value}"))),
     }
 }
 
 /// How a tool affects its environment. Becomes annotations, which help clients to decide whether to ask the user.
 #[derive(Clone, Copy)]
-enum Effect {
+enum ToolEffect {
     /// Changes nothing.
     Reads,
     /// Changes something. A second identical call has no further effect.
@@ -232,17 +232,17 @@ enum Effect {
 }
 
 /// One tool.
-struct Row {
+struct ToolSpec {
     name: &'static str,
     title: &'static str,
     description: &'static str,
-    effect: Effect,
+    effect: ToolEffect,
     input: fn() -> Arc<JsonObject>,
     output: fn() -> Arc<JsonObject>,
 }
 
-const ROWS: &[Row] = &[
-    Row {
+const TOOLS: &[ToolSpec] = &[
+    ToolSpec {
         name: "run_command",
         title: "Run a command",
         description: "Runs a command to its end and returns its exit code, standard output and standard error. `command` is one \
@@ -251,101 +251,101 @@ const ROWS: &[Row] = &[
             `timeout_ms` is over, or the call is cancelled, the command and everything it started is ended; what it wrote until then is \
             returned. What it leaves running in the background is ended soon where it holds the output open, and with this session at the \
             latest: use start_process for servers and watchers.",
-        effect: Effect::Anything,
-        input: schema::<run::Arguments>,
-        output: schema::<run::Ran>,
+        effect: ToolEffect::Anything,
+        input: schema::<run::RunArguments>,
+        output: schema::<run::RunAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "start_process",
         title: "Start a process",
         description: "Starts a program that keeps running, such as a server, a watcher or an interactive program, and returns at once with \
             its `process_id`. Read what it writes with read_output, write to it with write_stdin, end it with signal_process. It \
             ends with this session at the latest.",
-        effect: Effect::Anything,
+        effect: ToolEffect::Anything,
         input: schema::<processes::StartArguments>,
-        output: schema::<processes::Started>,
+        output: schema::<processes::StartAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "read_output",
         title: "Read what a process wrote",
         description: "Returns what a process wrote since the last read_output (or after `after`, a cursor from an earlier answer), and \
             whether it has ended. With `wait_ms` it waits for something new. Output that is no longer kept is told as \
             `gap_bytes`.",
-        effect: Effect::Reads,
-        input: schema::<processes::ReadArguments>,
-        output: schema::<processes::Heard>,
+        effect: ToolEffect::Reads,
+        input: schema::<processes::ReadOutputArguments>,
+        output: schema::<processes::ReadOutputAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "write_stdin",
         title: "Write to a process",
         description: "Writes a text to the standard input of a process that start_process has started, and closes it with `close`. Lines need \
             their line end: a program that reads lines waits for it.",
-        effect: Effect::Changes,
-        input: schema::<processes::WriteArguments>,
-        output: schema::<processes::Wrote>,
+        effect: ToolEffect::Changes,
+        input: schema::<processes::WriteStdinArguments>,
+        output: schema::<processes::WriteStdinAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "signal_process",
         title: "End or signal a process",
         description: "Ends a process and everything it started (`signal` absent or `terminate`: SIGTERM, and SIGKILL where that does not \
             help within `grace_ms`), or sends one signal such as INT, HUP or KILL to its process group.",
-        effect: Effect::Changes,
+        effect: ToolEffect::Changes,
         input: schema::<processes::SignalArguments>,
-        output: schema::<processes::Signalled>,
+        output: schema::<processes::SignalAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "list_processes",
         title: "List processes",
         description: "Lists the processes that start_process has started in this session, with how they are.",
-        effect: Effect::Reads,
-        input: schema::<processes::ListArguments>,
-        output: schema::<processes::Listed>,
+        effect: ToolEffect::Reads,
+        input: schema::<processes::ListProcessesArguments>,
+        output: schema::<processes::ListProcessesAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "read_file",
         title: "Read a file",
         description: "Returns lines of a text file with their numbers: by default the first 2000, else `limit` lines from line `offset` on. \
             Long lines are cut, and that is said in them. The numbers and the tab behind them are not part of the file.",
-        effect: Effect::Reads,
-        input: schema::<files::ReadArguments>,
-        output: schema::<files::Read>,
+        effect: ToolEffect::Reads,
+        input: schema::<files::ReadFileArguments>,
+        output: schema::<files::ReadFileAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "write_file",
         title: "Write a file",
         description: "Writes a whole file: makes it, with the directories above it, or replaces it in one step, so that nobody sees it half \
             written. To change a part of a file use edit_file.",
-        effect: Effect::Sets,
-        input: schema::<files::WriteArguments>,
-        output: schema::<files::Written>,
+        effect: ToolEffect::Sets,
+        input: schema::<files::WriteFileArguments>,
+        output: schema::<files::WriteFileAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "edit_file",
         title: "Edit a file",
         description: "Replaces `old` by `new` in a file. `old` must be in the file exactly once, with all its blanks and line ends: take \
             enough of the lines around it to make it unique, or set `replace_all`. Nothing is changed if it is not found, found more than \
             once, or if somebody else changes the file at the same time.",
-        effect: Effect::Changes,
-        input: schema::<edit::Arguments>,
-        output: schema::<edit::Edited>,
+        effect: ToolEffect::Changes,
+        input: schema::<edit::EditArguments>,
+        output: schema::<edit::EditAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "list_directory",
         title: "List a directory",
         description: "Lists the entries of a directory in the order of their names: kind, size, and where links lead.",
-        effect: Effect::Reads,
-        input: schema::<files::ListArguments>,
-        output: schema::<files::Listing>,
+        effect: ToolEffect::Reads,
+        input: schema::<files::ListDirectoryArguments>,
+        output: schema::<files::ListDirectoryAnswer>,
     },
-    Row {
+    ToolSpec {
         name: "search_files",
         title: "Search files",
         description: "Searches a tree. With `pattern`, a regular expression, it returns the lines that match, in files whose paths match `glob` \
             where that is given; with `glob` alone, the paths that match. What .gitignore leaves out is not searched, nor are hidden \
             files, unless `all` is set.",
-        effect: Effect::Reads,
-        input: schema::<search::Arguments>,
-        output: schema::<search::Found>,
+        effect: ToolEffect::Reads,
+        input: schema::<search::SearchArguments>,
+        output: schema::<search::SearchAnswer>,
     },
 ];
 
@@ -354,18 +354,19 @@ const OF_PROCESSES: [&str; 2] = ["read_output", "list_processes"];
 
 /// The tools that a server offers.
 pub(super) fn offered(read_only: bool) -> Vec<Tool> {
-    let is_offered =
-        |row: &&Row| !read_only || (matches!(row.effect, Effect::Reads) && !OF_PROCESSES.contains(&row.name));
-    ROWS.iter().filter(is_offered).map(tool).collect()
+    let is_offered = |spec: &&ToolSpec| {
+        !read_only || (matches!(spec.effect, ToolEffect::Reads) && !OF_PROCESSES.contains(&spec.name))
+    };
+    TOOLS.iter().filter(is_offered).map(tool).collect()
 }
 
 /// Whether a tool exists, even if it is not offered.
 pub(super) fn exists(name: &str) -> bool {
-    ROWS.iter().any(|row| row.name == name)
+    TOOLS.iter().any(|spec| spec.name == name)
 }
 
 /// Calls an offered tool.
-pub(super) async fn dispatch(name: &str, call: &Call<'_>, arguments: JsonObject) -> CallToolResult {
+pub(super) async fn dispatch(name: &str, call: &CallContext<'_>, arguments: JsonObject) -> CallToolResult {
     let done = match name {
         "run_command" => with(arguments, |arguments| run::run(call, arguments)).await,
         "start_process" => with(arguments, |arguments| processes::start(call, arguments)).await,
@@ -378,10 +379,10 @@ pub(super) async fn dispatch(name: &str, call: &Call<'_>, arguments: JsonObject)
         "edit_file" => with(arguments, |arguments| edit::edit(call, arguments)).await,
         "list_directory" => with(arguments, |arguments| files::list(call, arguments)).await,
         "search_files" => with(arguments, |arguments| search::search(call, arguments)).await,
-        other => Err(Failure::new(format!("the tool `{other}` is not there"))),
+        other => Err(ToolFailure::new(format!("the tool `{other}` is not there"))),
     };
     match done {
-        Ok(Reply { text, data, is_error }) => {
+        Ok(ToolReply { text, data, is_error }) => {
             let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
             result.structured_content = Some(data);
             result.is_error = Some(is_error);
@@ -392,27 +393,27 @@ pub(super) async fn dispatch(name: &str, call: &Call<'_>, arguments: JsonObject)
 }
 
 /// Parses the arguments and calls the tool. Parse errors are results, not protocol errors, so that the model sees and corrects them.
-async fn with<A: DeserializeOwned, F: Future<Output = Result<Reply, Failure>>>(
+async fn with<A: DeserializeOwned, F: Future<Output = Result<ToolReply, ToolFailure>>>(
     arguments: JsonObject,
     tool: impl FnOnce(A) -> F,
-) -> Result<Reply, Failure> {
+) -> Result<ToolReply, ToolFailure> {
     match serde_json::from_value(Value::Object(arguments)) {
         Ok(arguments) => tool(arguments).await,
-        Err(error) => Err(Failure::new(format!("the arguments cannot be used: {error}"))),
+        Err(error) => Err(ToolFailure::new(format!("the arguments cannot be used: {error}"))),
     }
 }
 
-fn tool(row: &Row) -> Tool {
-    let hints = ToolAnnotations::with_title(row.title);
-    let hints = match row.effect {
-        Effect::Reads => hints.read_only(true).destructive(false).idempotent(true).open_world(false),
-        Effect::Sets => hints.read_only(false).destructive(true).idempotent(true).open_world(false),
-        Effect::Changes => hints.read_only(false).destructive(true).idempotent(false).open_world(false),
-        Effect::Anything => hints.read_only(false).destructive(true).idempotent(false).open_world(true),
+fn tool(spec: &ToolSpec) -> Tool {
+    let hints = ToolAnnotations::with_title(spec.title);
+    let hints = match spec.effect {
+        ToolEffect::Reads => hints.read_only(true).destructive(false).idempotent(true).open_world(false),
+        ToolEffect::Sets => hints.read_only(false).destructive(true).idempotent(true).open_world(false),
+        ToolEffect::Changes => hints.read_only(false).destructive(true).idempotent(false).open_world(false),
+        ToolEffect::Anything => hints.read_only(false).destructive(true).idempotent(false).open_world(true),
     };
-    Tool::new(row.name, row.description, (row.input)())
-        .with_title(row.title)
-        .with_raw_output_schema((row.output)())
+    Tool::new(spec.name, spec.description, (spec.input)())
+        .with_title(spec.title)
+        .with_raw_output_schema((spec.output)())
         .with_annotations(hints)
 }
 
@@ -485,7 +486,7 @@ mod tests {
 
     #[test]
     fn a_command_is_a_text_or_words_and_nothing_else() {
-        let read = |value: Value| serde_json::from_value::<Command>(value).map_err(|error| error.to_string());
+        let read = |value: Value| serde_json::from_value::<CommandArgument>(value).map_err(|error| error.to_string());
         let argv = |value| read(value).unwrap().argv("/bin/sh");
         assert_eq!(argv("a | b".into()), Ok(["/bin/sh", "-c", "a | b"].map(str::to_owned).to_vec()));
         assert_eq!(argv(serde_json::json!(["a", "b c"])), Ok(["a", "b c"].map(str::to_owned).to_vec()));
@@ -502,6 +503,6 @@ mod tests {
     fn numbers_are_held_to_their_bounds() {
         assert_eq!(within("n", None, 7, (1, 9)), Ok(7));
         assert_eq!(within("n", Some(9), 7, (1, 9)), Ok(9));
-        assert_eq!(within("n", Some(10), 7, (1, 9)), Err(Failure::new("`n` must be from 1 to 9, not 10")));
+        assert_eq!(within("n", Some(10), 7, (1, 9)), Err(ToolFailure::new("`n` must be from 1 to 9, not 10")));
     }
 }

@@ -1,6 +1,6 @@
 //! Processes that outlive a call: `start_process`, `read_output`, `write_stdin`, `signal_process`, `list_processes`.
 //!
-//! Each session has one [`Table`] with the processes that it started, under short ids. A session cannot address the processes of another
+//! Each session has one [`ProcessTable`] with the processes that it started, under short ids. A session cannot address the processes of another
 //! one. Unread output stays on the executor up to its limit, then the oldest output is dropped, so that a process whose output is not read
 //! does not block. The table is limited too: the oldest ended process makes room for a new one. Processes end only on request or with the
 //! session.
@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 use tokio::time;
 
 use super::{
-    Call, Command, Failure, Reply, or_default,
-    table::{Entry, Room, Table, Torn},
+    CallContext, CommandArgument, ToolFailure, ToolReply, or_default,
+    process_table::{IncompleteChars, ProcessEntry, ProcessSlot, ProcessTable},
     within,
 };
 use crate::serve::{
     limits,
-    text::{lossy, torn_end},
+    text::{incomplete_end, lossy},
 };
 
 /// The default number of output bytes in one answer.
@@ -48,7 +48,7 @@ const GRACE_MS_MAX: u64 = 600_000;
 #[serde(deny_unknown_fields)]
 pub(super) struct StartArguments {
     /// One string for the shell, or an array of the program and its arguments.
-    command: Command,
+    command: CommandArgument,
     /// The working directory. A relative path starts at the server's base directory, which is the default.
     cwd: Option<String>,
     /// Environment variables to set in addition to the inherited ones.
@@ -61,7 +61,7 @@ pub(super) struct StartArguments {
 
 /// Result of `start_process`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Started {
+pub(super) struct StartAnswer {
     /// The id of the process for the other tools.
     process_id: String,
     /// The process id of the operating system.
@@ -69,15 +69,15 @@ pub(super) struct Started {
     pid: Option<u32>,
 }
 
-pub(super) async fn start(call: &Call<'_>, arguments: StartArguments) -> Result<Reply, Failure> {
+pub(super) async fn start(call: &CallContext<'_>, arguments: StartArguments) -> Result<ToolReply, ToolFailure> {
     if !call.has_session {
         let text = "a process needs a session to belong to: begin one with `initialize`, or use run_command";
-        return Err(Failure::new(text));
+        return Err(ToolFailure::new(text));
     }
-    let place = &call.server.place;
+    let executor = &call.server.executor;
     let shown = arguments.command.show();
-    let argv = arguments.command.argv(&place.shell)?;
-    let mut start = place.start(argv, arguments.cwd.as_deref()).pipe_stdin(!arguments.tty);
+    let argv = arguments.command.argv(&executor.shell)?;
+    let mut start = executor.start(argv, arguments.cwd.as_deref()).pipe_stdin(!arguments.tty);
     if arguments.tty {
         start = start.tty(Some(Size { rows: 24, cols: 80 }));
     }
@@ -85,39 +85,39 @@ pub(super) async fn start(call: &Call<'_>, arguments: StartArguments) -> Result<
         start = start.env(name, value);
     }
     let starting = async {
-        let client = call.executor.client().await?;
-        let room = make_room(call.table, &client).await?;
+        let client = call.process_session.client().await?;
+        let slot = reserve_slot(call.table, &client).await?;
         if client.server().capabilities.overflow {
             start = start.overflow(Overflow::DropOldest);
         }
-        let (_, process) = call.executor.begin(start).await?;
-        Ok::<_, Failure>((process, room))
+        let (_, process) = call.process_session.start(start).await?;
+        Ok::<_, ToolFailure>((process, slot))
     };
     // Dropping the future cancels the start.
-    let (process, room) = tokio::select! {
+    let (process, slot) = tokio::select! {
         started = starting => started?,
-        why = call.called_off() => return Err(Failure::new(format!("{why}; nothing was started"))),
+        why = call.cancelled() => return Err(ToolFailure::new(format!("{why}; nothing was started"))),
     };
     let pid = process.pid();
-    let process_id = format!("p{}", room.fill(process, shown.clone()));
+    let process_id = format!("p{}", slot.fill(process, shown.clone()));
     let told = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
     let text = format!("started `{shown}` as {process_id}{told}; read_output shows what it writes");
-    Ok(Reply::new(text, &Started { process_id, pid }))
+    Ok(ToolReply::new(text, &StartAnswer { process_id, pid }))
 }
 
 /// Reserves a slot. If the table is full, removes the oldest ended process.
-async fn make_room<'a>(table: &'a Table, client: &Client) -> Result<Room<'a>, Failure> {
+async fn reserve_slot<'a>(table: &'a ProcessTable, client: &Client) -> Result<ProcessSlot<'a>, ToolFailure> {
     // Terminates: each round but the last removes an entry from a bounded table, or finds that another call has removed it.
     loop {
-        if let Some(room) = table.reserve() {
-            return Ok(room);
+        if let Some(slot) = table.reserve() {
+            return Ok(slot);
         }
         let known = states(client).await?;
         let all = table.snapshot();
         let Some((number, entry)) = all.into_iter().find(|(_, entry)| state(entry, &known).exited) else {
             let most = limits::PROCESSES;
             let text = format!("{most} processes are running in this session; end one with signal_process first");
-            return Err(Failure::new(text));
+            return Err(ToolFailure::new(text));
         };
         table.remove(number);
         // Ignore a failure: the process is forgotten with the session at the latest.
@@ -128,7 +128,7 @@ async fn make_room<'a>(table: &'a Table, client: &Client) -> Result<Room<'a>, Fa
 /// Arguments of `read_output`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ReadArguments {
+pub(super) struct ReadOutputArguments {
     /// The id of the process, as returned by start_process.
     process_id: String,
     /// Returns only output after this cursor; 0 means from the beginning. Default: continue after the last read.
@@ -143,9 +143,9 @@ pub(super) struct ReadArguments {
 
 /// Result of `read_output`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Heard {
+pub(super) struct ReadOutputAnswer {
     /// The output, in order.
-    output: Vec<Piece>,
+    output: Vec<OutputPiece>,
     /// The end of this answer. Give it as `after` to continue from here.
     cursor: u64,
     /// How many bytes before this output are no longer kept. An upper bound if `after` was given and is not 0.
@@ -161,14 +161,14 @@ pub(super) struct Heard {
 
 /// Output of one stream.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Piece {
+struct OutputPiece {
     /// `stdout`, `stderr`, or `pty` for a terminal.
     stream: &'static str,
     /// The text that was written.
     text: String,
 }
 
-pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Reply, Failure> {
+pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments) -> Result<ToolReply, ToolFailure> {
     let wait = within("wait_ms", arguments.wait_ms, 0, (0, limits::WAIT_MS))?;
     let most = within("max_bytes", arguments.max_bytes, READ_BYTES, (1, limits::OUTPUT_BYTES))?;
     let (number, entry) = call.table.find(&arguments.process_id)?;
@@ -176,24 +176,24 @@ pub(super) async fn read(call: &Call<'_>, arguments: ReadArguments) -> Result<Re
     // Both arms are cancel safe: a read consumes nothing.
     let (read, more) = tokio::select! {
         read = fetch(&entry.process, after, most, Duration::from_millis(wait)) => read?,
-        why = call.called_off() => return Err(Failure::new(why)),
+        why = call.cancelled() => return Err(ToolFailure::new(why)),
     };
     if let Some(failure) = &read.failure {
-        return Err(Failure::new(format!("nothing more can be read of {}: {failure}", arguments.process_id)));
+        return Err(ToolFailure::new(format!("nothing more can be read of {}: {failure}", arguments.process_id)));
     }
     let bytes: u64 = read.chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum();
     // If this read continues after the last one, an incomplete character continues too.
-    let goes_on = after == entry.cursor;
-    let (mut heard, torn) = hear(read, after, goes_on.then_some(entry.torn), more);
+    let continues = after == entry.cursor;
+    let (mut answer, incomplete) = to_answer(read, after, continues.then_some(entry.incomplete), more);
     if more {
-        (heard.exited, heard.closed, heard.exit_code) = (false, false, None);
+        (answer.exited, answer.closed, answer.exit_code) = (false, false, None);
     }
-    if goes_on {
+    if continues {
         // The executor counts lost bytes from the beginning of the output.
-        heard.gap_bytes = heard.gap_bytes.saturating_sub(entry.position);
-        call.table.advance(number, heard.cursor, entry.position + heard.gap_bytes + bytes, torn);
+        answer.gap_bytes = answer.gap_bytes.saturating_sub(entry.position);
+        call.table.advance(number, answer.cursor, entry.position + answer.gap_bytes + bytes, incomplete);
     }
-    Ok(Reply::new(heard.text(&arguments.process_id), &heard))
+    Ok(ToolReply::new(answer.text(&arguments.process_id), &answer))
 }
 
 /// Reads from the executor, and checks whether more output follows. The answer may report an exit although more output comes before it.
@@ -212,11 +212,16 @@ async fn fetch(
 }
 
 /// Converts an answer of the executor. Consecutive chunks of one stream become one text. If a chunk ends within a character, its incomplete
-/// bytes are moved to the next chunk of the same stream, in this answer or the next one. `torn` has the incomplete bytes of the previous
+/// bytes are moved to the next chunk of the same stream, in this answer or the next one. `incomplete` has the incomplete bytes of the previous
 /// answer, or is `None` if this read does not continue it.
-fn hear(read: ReadResult, after: u64, torn: Option<Torn>, more: bool) -> (Heard, Torn) {
-    let holds_back = torn.is_some() && (more || !read.closed);
-    let mut torn = torn.unwrap_or_default();
+fn to_answer(
+    read: ReadResult,
+    after: u64,
+    incomplete: Option<IncompleteChars>,
+    more: bool,
+) -> (ReadOutputAnswer, IncompleteChars) {
+    let holds_back = incomplete.is_some() && (more || !read.closed);
+    let mut incomplete = incomplete.unwrap_or_default();
     let mut joined: Vec<(Stream, Vec<u8>)> = Vec::new();
     for chunk in read.chunks {
         match joined.last_mut() {
@@ -225,22 +230,22 @@ fn hear(read: ReadResult, after: u64, torn: Option<Torn>, more: bool) -> (Heard,
         }
     }
     for (stream, bytes) in &mut joined {
-        if let Some(at) = torn.iter().position(|(of, _)| of == stream) {
-            bytes.splice(..0, torn.swap_remove(at).1);
+        if let Some(at) = incomplete.iter().position(|(of, _)| of == stream) {
+            bytes.splice(..0, incomplete.swap_remove(at).1);
         }
-        let whole = bytes.len() - torn_end(bytes);
+        let whole = bytes.len() - incomplete_end(bytes);
         let rest = bytes.split_off(whole);
         if !rest.is_empty() {
-            torn.push((*stream, rest));
+            incomplete.push((*stream, rest));
         }
     }
     if !holds_back {
         // No more bytes will complete these characters.
-        joined.append(&mut torn);
+        joined.append(&mut incomplete);
     }
     let pieces = joined.iter().filter(|(_, bytes)| !bytes.is_empty());
-    let output = pieces.map(|(stream, bytes)| Piece { stream: stream.as_str(), text: lossy(bytes) }).collect();
-    let heard = Heard {
+    let output = pieces.map(|(stream, bytes)| OutputPiece { stream: stream.as_str(), text: lossy(bytes) }).collect();
+    let answer = ReadOutputAnswer {
         output,
         cursor: read.next_seq.saturating_sub(1).max(after),
         gap_bytes: read.gap.map_or(0, |gap| gap.bytes),
@@ -248,17 +253,17 @@ fn hear(read: ReadResult, after: u64, torn: Option<Torn>, more: bool) -> (Heard,
         exit_code: read.exit_code,
         closed: read.closed,
     };
-    (heard, torn)
+    (answer, incomplete)
 }
 
-impl Heard {
+impl ReadOutputAnswer {
     fn text(&self, id: &str) -> String {
-        let standing = match (self.exited, self.closed) {
+        let state_text = match (self.exited, self.closed) {
             (false, _) => "running".to_owned(),
             (true, false) => format!("{}, but something it started still has its streams", code(self.exit_code)),
             (true, true) => code(self.exit_code),
         };
-        let mut text = format!("{id}: {standing}; cursor {}", self.cursor);
+        let mut text = format!("{id}: {state_text}; cursor {}", self.cursor);
         if self.gap_bytes > 0 {
             text.push_str(&format!("\n[… {} bytes are no longer kept …]", self.gap_bytes));
         }
@@ -280,7 +285,7 @@ fn code(code: Option<i32>) -> String {
 /// Arguments of `write_stdin`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WriteArguments {
+pub(super) struct WriteStdinArguments {
     /// The id of the process, as returned by start_process.
     process_id: String,
     /// The text to write. End each line with a line feed. On a terminal, control characters are keys: \u0003 is Ctrl-C.
@@ -293,18 +298,18 @@ pub(super) struct WriteArguments {
 
 /// Result of `write_stdin`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Wrote {
+pub(super) struct WriteStdinAnswer {
     /// How many bytes were written.
     bytes: u64,
     /// Whether standard input is closed now.
     closed: bool,
 }
 
-pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<Reply, Failure> {
+pub(super) async fn write(call: &CallContext<'_>, arguments: WriteStdinArguments) -> Result<ToolReply, ToolFailure> {
     let (_, entry) = call.table.find(&arguments.process_id)?;
     let id = &arguments.process_id;
     if arguments.text.is_empty() && !arguments.close {
-        return Err(Failure::new("there is nothing to write: give `text`, or set `close`"));
+        return Err(ToolFailure::new("there is nothing to write: give `text`, or set `close`"));
     }
     let bytes = arguments.text.len() as u64;
     let writing = async {
@@ -312,10 +317,12 @@ pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<
             match entry.process.write(arguments.text.into_bytes()).await? {
                 WriteStatus::Accepted => {}
                 WriteStatus::StdinClosed => {
-                    return Err(Failure::new(format!("the standard input of {id} is closed, or it has ended")));
+                    return Err(ToolFailure::new(format!("the standard input of {id} is closed, or it has ended")));
                 }
-                WriteStatus::UnknownProcess => return Err(Failure::new(format!("{id} is gone"))),
-                WriteStatus::Starting => return Err(Failure::new(format!("{id} is still being started; try again"))),
+                WriteStatus::UnknownProcess => return Err(ToolFailure::new(format!("{id} is gone"))),
+                WriteStatus::Starting => {
+                    return Err(ToolFailure::new(format!("{id} is still being started; try again")));
+                }
             }
         }
         if arguments.close {
@@ -328,24 +335,27 @@ pub(super) async fn write(call: &Call<'_>, arguments: WriteArguments) -> Result<
         // Bytes that were enqueued are still written.
         () = time::sleep(WRITE_WITHIN) => {
             let text = format!("{id} has not read all of it within {} s; the rest waits for it, do not write it again", WRITE_WITHIN.as_secs());
-            return Err(Failure::new(text));
+            return Err(ToolFailure::new(text));
         }
-        why = call.called_off() => return Err(Failure::new(why)),
+        why = call.cancelled() => return Err(ToolFailure::new(why)),
     }
     let closed = if arguments.close { " and closed its standard input" } else { "" };
-    Ok(Reply::new(format!("wrote {bytes} bytes to {id}{closed}"), &Wrote { bytes, closed: arguments.close }))
+    Ok(ToolReply::new(
+        format!("wrote {bytes} bytes to {id}{closed}"),
+        &WriteStdinAnswer { bytes, closed: arguments.close },
+    ))
 }
 
-async fn close(process: &Process, id: &str) -> Result<(), Failure> {
+async fn close(process: &Process, id: &str) -> Result<(), ToolFailure> {
     match process.close_stdin().await? {
         CloseStdinStatus::Accepted | CloseStdinStatus::StdinClosed => Ok(()),
         CloseStdinStatus::RawMode => {
             let text =
                 format!("{id} reads its terminal key by key, which has no end of file; write the keys that end it");
-            Err(Failure::new(text))
+            Err(ToolFailure::new(text))
         }
-        CloseStdinStatus::UnknownProcess => Err(Failure::new(format!("{id} is gone"))),
-        CloseStdinStatus::Starting => Err(Failure::new(format!("{id} is still being started; try again"))),
+        CloseStdinStatus::UnknownProcess => Err(ToolFailure::new(format!("{id} is gone"))),
+        CloseStdinStatus::Starting => Err(ToolFailure::new(format!("{id} is still being started; try again"))),
     }
 }
 
@@ -364,12 +374,12 @@ pub(super) struct SignalArguments {
 
 /// Result of `signal_process`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Signalled {
+pub(super) struct SignalAnswer {
     /// Whether the process was running when it was signalled.
     was_running: bool,
 }
 
-pub(super) async fn signal(call: &Call<'_>, arguments: SignalArguments) -> Result<Reply, Failure> {
+pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -> Result<ToolReply, ToolFailure> {
     let grace = within("grace_ms", arguments.grace_ms, GRACE_MS, (0, GRACE_MS_MAX))?;
     let (_, entry) = call.table.find(&arguments.process_id)?;
     let id = &arguments.process_id;
@@ -381,11 +391,11 @@ pub(super) async fn signal(call: &Call<'_>, arguments: SignalArguments) -> Resul
         }
         if signals::number(word).is_none() {
             let word: String = word.chars().take(32).collect();
-            return Err(Failure::new(format!(
+            return Err(ToolFailure::new(format!(
                 "`{word}` is no signal; use terminate, INT, TERM, HUP, KILL, USR1 or the like"
             )));
         }
-        let client = call.executor.client().await?;
+        let client = call.process_session.client().await?;
         if state(&entry, &states(&client).await?).exited {
             return Ok(false);
         }
@@ -394,31 +404,31 @@ pub(super) async fn signal(call: &Call<'_>, arguments: SignalArguments) -> Resul
     };
     let was_running = tokio::select! {
         done = done => done?,
-        why = call.called_off() => return Err(Failure::new(why)),
+        why = call.cancelled() => return Err(ToolFailure::new(why)),
     };
     let text = match (was_running, word.eq_ignore_ascii_case("terminate")) {
         (false, _) => format!("{id} had ended already"),
         (true, true) => format!("{id} is being ended; read_output says when it has"),
         (true, false) => format!("sent {word} to {id}"),
     };
-    Ok(Reply::new(text, &Signalled { was_running }))
+    Ok(ToolReply::new(text, &SignalAnswer { was_running }))
 }
 
 /// Arguments of `list_processes`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ListArguments {}
+pub(super) struct ListProcessesArguments {}
 
 /// Result of `list_processes`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Listed {
+pub(super) struct ListProcessesAnswer {
     /// The processes, oldest first.
-    processes: Vec<Row>,
+    processes: Vec<ProcessRow>,
 }
 
 /// A process.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Row {
+struct ProcessRow {
     /// The id of the process for the other tools.
     process_id: String,
     /// The command that was started.
@@ -441,29 +451,34 @@ struct Row {
     output_bytes: Option<u64>,
 }
 
-pub(super) async fn list(call: &Call<'_>, _arguments: ListArguments) -> Result<Reply, Failure> {
+pub(super) async fn list(call: &CallContext<'_>, _arguments: ListProcessesArguments) -> Result<ToolReply, ToolFailure> {
     let all = call.table.snapshot();
     if all.is_empty() {
-        return Ok(Reply::new("no processes were started in this session", &Listed { processes: Vec::new() }));
+        return Ok(ToolReply::new(
+            "no processes were started in this session",
+            &ListProcessesAnswer { processes: Vec::new() },
+        ));
     }
-    let known = call.unless_called_off(async { states(&call.executor.client().await?).await }).await?;
-    let processes: Vec<Row> =
-        all.iter().map(|(number, entry)| Row { process_id: format!("p{number}"), ..state(entry, &known) }).collect();
+    let known = call.unless_cancelled(async { states(&call.process_session.client().await?).await }).await?;
+    let processes: Vec<ProcessRow> = all
+        .iter()
+        .map(|(number, entry)| ProcessRow { process_id: format!("p{number}"), ..state(entry, &known) })
+        .collect();
     let lines = processes.iter().map(|row| {
-        let standing = match (&row.signal, row.exit_code, row.exited) {
+        let state_text = match (&row.signal, row.exit_code, row.exited) {
             (Some(signal), _, _) => format!("ended by {signal}"),
             (None, Some(code), _) => format!("exit code {code}"),
             (None, None, true) => "has ended".to_owned(),
             (None, None, false) => "running".to_owned(),
         };
-        format!("{}: {standing}, {} s old: {}", row.process_id, row.age_seconds, row.command)
+        format!("{}: {state_text}, {} s old: {}", row.process_id, row.age_seconds, row.command)
     });
     let text = lines.collect::<Vec<_>>().join("\n");
-    Ok(Reply::new(text, &Listed { processes }))
+    Ok(ToolReply::new(text, &ListProcessesAnswer { processes }))
 }
 
 /// The executor's information about the processes of the session. Empty if the executor does not support `list`.
-async fn states(client: &Client) -> Result<BTreeMap<String, ProcessInfo>, Failure> {
+async fn states(client: &Client) -> Result<BTreeMap<String, ProcessInfo>, ToolFailure> {
     if !client.server().capabilities.list {
         return Ok(BTreeMap::new());
     }
@@ -472,16 +487,16 @@ async fn states(client: &Client) -> Result<BTreeMap<String, ProcessInfo>, Failur
 }
 
 /// The state of one process. The executor's information takes precedence: our handle learns of the exit only after all unread output.
-fn state(entry: &Entry, known: &BTreeMap<String, ProcessInfo>) -> Row {
+fn state(entry: &ProcessEntry, known: &BTreeMap<String, ProcessInfo>) -> ProcessRow {
     let info = known.get(entry.process.id().as_str());
-    let heard = entry.process.exit();
+    let local = entry.process.exit();
     let told = info.and_then(|info| info.exit.clone());
-    let (exit_code, signal) = match (&told, &heard) {
+    let (exit_code, signal) = match (&told, &local) {
         (Some(exit), _) => (Some(exit.exit_code), exit.signal.as_deref().map(str::to_owned)),
         (None, Some(exit)) => (Some(exit.code), exit.signal.clone()),
         (None, None) => (None, None),
     };
-    Row {
+    ProcessRow {
         process_id: String::new(),
         command: entry.command.clone(),
         pid: entry.process.pid(),
@@ -516,8 +531,8 @@ mod tests {
         }
     }
 
-    fn texts(heard: &Heard) -> Vec<&str> {
-        heard.output.iter().map(|piece| piece.text.as_str()).collect()
+    fn texts(answer: &ReadOutputAnswer) -> Vec<&str> {
+        answer.output.iter().map(|piece| piece.text.as_str()).collect()
     }
 
     #[test]
@@ -527,28 +542,28 @@ mod tests {
         let euro = "€".as_bytes();
         // The characters are split by output of the other stream, and by the end of the answer.
         let pieces = [(OUT, &euro[..1]), (ERR, &b"e\xc3"[..]), (OUT, &euro[1..]), (OUT, &euro[..2])];
-        let (heard, torn) = hear(read(&pieces, false), 0, Some(Torn::new()), false);
-        assert_eq!(texts(&heard), ["e", "€"]);
-        assert_eq!(torn.len(), 2);
+        let (answer, incomplete) = to_answer(read(&pieces, false), 0, Some(IncompleteChars::new()), false);
+        assert_eq!(texts(&answer), ["e", "€"]);
+        assert_eq!(incomplete.len(), 2);
         // No new output: nothing is returned, and nothing is lost.
-        let (heard, torn) = hear(read(&[], false), 0, Some(torn), false);
-        assert_eq!((texts(&heard), torn.len()), (Vec::new(), 2));
-        let (heard, torn) = hear(read(&[(ERR, b"\xa4")], false), 0, Some(torn), false);
-        assert_eq!((texts(&heard), torn.len()), (vec!["ä"], 1));
-        let (heard, torn) = hear(read(&[(OUT, &euro[2..])], false), 0, Some(torn.clone()), false);
-        assert_eq!((texts(&heard), torn.len()), (vec!["€"], 0));
+        let (answer, incomplete) = to_answer(read(&[], false), 0, Some(incomplete), false);
+        assert_eq!((texts(&answer), incomplete.len()), (Vec::new(), 2));
+        let (answer, incomplete) = to_answer(read(&[(ERR, b"\xa4")], false), 0, Some(incomplete), false);
+        assert_eq!((texts(&answer), incomplete.len()), (vec!["ä"], 1));
+        let (answer, incomplete) = to_answer(read(&[(OUT, &euro[2..])], false), 0, Some(incomplete.clone()), false);
+        assert_eq!((texts(&answer), incomplete.len()), (vec!["€"], 0));
     }
 
     #[test]
     fn what_nothing_can_complete_is_told_as_it_is() {
         let half = [(Stream::Stdout, &b"x\xc3"[..])];
-        let (heard, torn) = hear(read(&half, true), 0, Some(Torn::new()), false);
-        assert_eq!((texts(&heard), torn.len()), (vec!["x", "\u{fffd}"], 0));
+        let (answer, incomplete) = to_answer(read(&half, true), 0, Some(IncompleteChars::new()), false);
+        assert_eq!((texts(&answer), incomplete.len()), (vec!["x", "\u{fffd}"], 0));
         // An exit that comes after more output does not count yet.
-        let (heard, torn) = hear(read(&half, true), 0, Some(Torn::new()), true);
-        assert_eq!((texts(&heard), torn.len()), (vec!["x"], 1));
+        let (answer, incomplete) = to_answer(read(&half, true), 0, Some(IncompleteChars::new()), true);
+        assert_eq!((texts(&answer), incomplete.len()), (vec!["x"], 1));
         // A read from another position: the next read may not continue from there.
-        let (heard, torn) = hear(read(&half, false), 0, None, false);
-        assert_eq!((texts(&heard), torn.len()), (vec!["x", "\u{fffd}"], 0));
+        let (answer, incomplete) = to_answer(read(&half, false), 0, None, false);
+        assert_eq!((texts(&answer), incomplete.len()), (vec!["x", "\u{fffd}"], 0));
     }
 }

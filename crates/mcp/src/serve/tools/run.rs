@@ -21,10 +21,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::{self, Instant, MissedTickBehavior};
 
-use super::{Call, Command, Failure, Reply, or_default, within};
+use super::{CallContext, CommandArgument, ToolFailure, ToolReply, or_default, within};
 use crate::serve::{
     limits,
-    text::{HeadTail, Kept},
+    text::{BoundedText, HeadTail},
 };
 
 /// The default timeout of a command, in milliseconds.
@@ -52,9 +52,9 @@ const PROGRESS_CHARS: usize = 120;
 /// Arguments of `run_command`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Arguments {
+pub(super) struct RunArguments {
     /// One string for the shell, such as `ls | wc -l`; or an array of the program and its arguments, such as ["ls", "-l", "a b"].
-    command: Command,
+    command: CommandArgument,
     /// The working directory. A relative path starts at the server's base directory, which is the default.
     cwd: Option<String>,
     /// Environment variables to set in addition to the inherited ones.
@@ -70,7 +70,7 @@ pub(super) struct Arguments {
 
 /// Result of `run_command`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Ran {
+pub(super) struct RunAnswer {
     /// The exit code, or 128 + n after signal n. Absent if it is unknown how the command ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
@@ -98,12 +98,12 @@ pub(super) struct Ran {
     note: Option<String>,
 }
 
-pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, Failure> {
+pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Result<ToolReply, ToolFailure> {
     let timeout = within("timeout_ms", arguments.timeout_ms, TIMEOUT_MS, (1, limits::TIMEOUT_MS))?;
     let most = within("max_output_bytes", arguments.max_output_bytes, OUTPUT_BYTES, (1 << 10, limits::OUTPUT_BYTES))?;
-    let place = &call.server.place;
-    let argv = arguments.command.argv(&place.shell)?;
-    let mut start = place.start(argv, arguments.cwd.as_deref());
+    let executor = &call.server.executor;
+    let argv = arguments.command.argv(&executor.shell)?;
+    let mut start = executor.start(argv, arguments.cwd.as_deref());
     for (name, value) in arguments.env {
         start = start.env(name, value);
     }
@@ -111,14 +111,14 @@ pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, 
     let until = begun + Duration::from_millis(timeout);
     // Dropping the future cancels the start.
     let (client, process) = tokio::select! {
-        started = call.executor.begin(start) => started?,
-        why = call.called_off() => return Err(Failure::new(format!("{why}; nothing was started"))),
+        started = call.process_session.start(start) => started?,
+        why = call.cancelled() => return Err(ToolFailure::new(format!("{why}; nothing was started"))),
         () = time::sleep_until(until) => {
-            return Err(Failure::new(format!("not started within {timeout} ms: the executor does not answer")));
+            return Err(ToolFailure::new(format!("not started within {timeout} ms: the executor does not answer")));
         }
     };
     let most = usize::try_from(most).unwrap_or(usize::MAX);
-    let mut watch = Watch {
+    let mut command_run = CommandRun {
         has_grace: client.server().capabilities.grace,
         events: process.events(),
         process,
@@ -126,17 +126,17 @@ pub(super) async fn run(call: &Call<'_>, arguments: Arguments) -> Result<Reply, 
         stderr: HeadTail::new(most),
         exit: None,
         until,
-        standing: Standing::Runs,
+        end_cause: EndCause::Runs,
         is_closed: false,
     };
-    watch.follow(call, begun).await?;
-    watch.forget(client.server().capabilities.forget).await;
-    Ok(watch.answer(begun.elapsed(), timeout))
+    command_run.follow(call, begun).await?;
+    command_run.forget(client.server().capabilities.forget).await;
+    Ok(command_run.answer(begun.elapsed(), timeout))
 }
 
 /// Whether and why the command was ended by us.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum EndCause {
     /// The command was not ended by us.
     Runs,
     /// The timeout has passed.
@@ -147,7 +147,7 @@ enum Standing {
     LeftSomething,
 }
 
-struct Watch {
+struct CommandRun {
     process: Process,
     events: Events,
     has_grace: bool,
@@ -156,13 +156,13 @@ struct Watch {
     exit: Option<Exit>,
     /// The next deadline: the timeout of the command, or the end of the wait for its last output.
     until: Instant,
-    standing: Standing,
+    end_cause: EndCause,
     is_closed: bool,
 }
 
-impl Watch {
+impl CommandRun {
     /// Reads events until the command has closed or the last deadline has passed.
-    async fn follow(&mut self, call: &Call<'_>, begun: Instant) -> Result<(), Failure> {
+    async fn follow(&mut self, call: &CallContext<'_>, begun: Instant) -> Result<(), ToolFailure> {
         let token = call.context.meta.get_progress_token();
         let mut progress = time::interval_at(begun + PROGRESS_EVERY, PROGRESS_EVERY);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -170,42 +170,42 @@ impl Watch {
             // All arms are cancel safe: an event that was not returned is returned by the next call.
             tokio::select! {
                 event = self.events.next() => self.take(event)?,
-                why = call.called_off(), if self.standing == Standing::Runs => self.end(Standing::CalledOff(why)).await,
-                () = time::sleep_until(self.until) => match (self.standing, &self.exit) {
-                    (Standing::Runs, None) => self.end(Standing::TimedOut).await,
-                    (Standing::Runs, Some(_)) => self.end(Standing::LeftSomething).await,
+                why = call.cancelled(), if self.end_cause == EndCause::Runs => self.end(EndCause::CalledOff(why)).await,
+                () = time::sleep_until(self.until) => match (self.end_cause, &self.exit) {
+                    (EndCause::Runs, None) => self.end(EndCause::TimedOut).await,
+                    (EndCause::Runs, Some(_)) => self.end(EndCause::LeftSomething).await,
                     // The processes that hold the streams could not be terminated.
                     _ => return Ok(()),
                 },
-                _ = progress.tick(), if token.is_some() => self.tell(call, token.clone(), begun.elapsed()).await,
+                _ = progress.tick(), if token.is_some() => self.send_progress(call, token.clone(), begun.elapsed()).await,
             }
         }
         Ok(())
     }
 
-    fn take(&mut self, event: Option<Event>) -> Result<(), Failure> {
+    fn take(&mut self, event: Option<Event>) -> Result<(), ToolFailure> {
         match event {
             Some(Event::Output { stream: Stream::Stderr, bytes, .. }) => self.stderr.push(&bytes),
             Some(Event::Output { stream: Stream::Stdout | Stream::Pty, bytes, .. }) => self.stdout.push(&bytes),
-            Some(Event::Gap { bytes, .. }) => self.stdout.lose(bytes.unwrap_or(1)),
+            Some(Event::Gap { bytes, .. }) => self.stdout.record_loss(bytes.unwrap_or(1)),
             Some(Event::Exited { exit, .. }) => {
                 self.exit = Some(exit);
-                if self.standing == Standing::Runs {
+                if self.end_cause == EndCause::Runs {
                     self.until = self.until.min(Instant::now() + LEFT_BEHIND);
                 }
             }
             Some(Event::Closed { .. }) | None => self.is_closed = true,
             Some(Event::Failed(error)) => {
                 let text = format!("the connection to the command is lost, and it may still run: {error}");
-                return Err(Failure::new(text));
+                return Err(ToolFailure::new(text));
             }
         }
         Ok(())
     }
 
     /// Terminates the command and everything that it started.
-    async fn end(&mut self, standing: Standing) {
-        self.standing = standing;
+    async fn end(&mut self, end_cause: EndCause) {
+        self.end_cause = end_cause;
         // After the exit, the leftover processes have already had `LEFT_BEHIND`, so they get no grace period.
         let grace = if self.has_grace && self.exit.is_none() { Some(GRACE) } else { None };
         // If the executor cannot be reached, the session's time-to-live ends the command.
@@ -217,7 +217,7 @@ impl Watch {
         self.until = Instant::now() + grace.unwrap_or_default() + LAST_WORDS;
     }
 
-    async fn tell(&mut self, call: &Call<'_>, token: Option<ProgressToken>, elapsed: Duration) {
+    async fn send_progress(&mut self, call: &CallContext<'_>, token: Option<ProgressToken>, elapsed: Duration) {
         let Some(token) = token else { return };
         let bytes = self.stdout.total() + self.stderr.total();
         let line = match self.stdout.last_line(PROGRESS_CHARS) {
@@ -238,13 +238,13 @@ impl Watch {
         }
     }
 
-    fn answer(self, took: Duration, timeout_ms: u64) -> Reply {
+    fn answer(self, took: Duration, timeout_ms: u64) -> ToolReply {
         let is_complete = self.is_closed;
-        let (standing, exit) = (self.standing, self.exit);
+        let (end_cause, exit) = (self.end_cause, self.exit);
         let (stdout, stderr) = (self.stdout.finish(), self.stderr.finish());
-        let headline = headline(standing, exit.as_ref(), took, timeout_ms);
-        let note = match standing {
-            Standing::LeftSomething => Some(
+        let headline = headline(end_cause, exit.as_ref(), took, timeout_ms);
+        let note = match end_cause {
+            EndCause::LeftSomething => Some(
                 "it left something running that held its output open, which was ended; use start_process for programs that go on",
             ),
             _ if !is_complete => {
@@ -253,12 +253,12 @@ impl Watch {
             _ => None,
         };
         let is_lost = exit.as_ref().is_none_or(|exit| exit.cause == Some(Cause::Lost));
-        let failed = matches!(standing, Standing::TimedOut | Standing::CalledOff(_)) || is_lost;
+        let failed = matches!(end_cause, EndCause::TimedOut | EndCause::CalledOff(_)) || is_lost;
         let text = text(&headline, note, &stdout, &stderr);
-        let ran = Ran {
+        let ran = RunAnswer {
             exit_code: exit.as_ref().map(|exit| exit.code),
             signal: exit.and_then(|exit| exit.signal),
-            timed_out: standing == Standing::TimedOut,
+            timed_out: end_cause == EndCause::TimedOut,
             duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
             stdout_bytes: stdout.bytes,
             stderr_bytes: stderr.bytes,
@@ -268,19 +268,19 @@ impl Watch {
             stderr: stderr.text,
             note: note.map(str::to_owned),
         };
-        Reply::new(text, &ran).failed_if(failed)
+        ToolReply::new(text, &ran).failed_if(failed)
     }
 }
 
 /// One line that says how the command ended.
-fn headline(standing: Standing, exit: Option<&Exit>, took: Duration, timeout_ms: u64) -> String {
+fn headline(end_cause: EndCause, exit: Option<&Exit>, took: Duration, timeout_ms: u64) -> String {
     let took = format!("after {:.1} s", took.as_secs_f64());
-    match (standing, exit) {
-        (Standing::TimedOut, _) => format!(
+    match (end_cause, exit) {
+        (EndCause::TimedOut, _) => format!(
             "timed out after {timeout_ms} ms and was ended with everything it started; what it wrote until then follows. \
              Give a longer `timeout_ms`, or use start_process"
         ),
-        (Standing::CalledOff(why), _) => format!("{why}; the command was ended {took}"),
+        (EndCause::CalledOff(why), _) => format!("{why}; the command was ended {took}"),
         (_, None) => format!("it is not known how it ended, {took}"),
         (_, Some(exit)) => ended(exit, &took),
     }
@@ -295,7 +295,7 @@ fn ended(exit: &Exit, took: &str) -> String {
     }
 }
 
-fn text(headline: &str, note: Option<&str>, stdout: &Kept, stderr: &Kept) -> String {
+fn text(headline: &str, note: Option<&str>, stdout: &BoundedText, stderr: &BoundedText) -> String {
     let mut text = headline.to_owned();
     if let Some(note) = note {
         text.push_str(&format!("\nnote: {note}"));

@@ -10,7 +10,7 @@ use exec_server_client::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Failure, Reply, files::word, or_default, within};
+use super::{CallContext, ToolFailure, ToolReply, files::kind_name, or_default, within};
 use crate::serve::{limits, text::lossy};
 
 /// The default number of matches in one answer.
@@ -25,7 +25,7 @@ const ATTEMPTS: usize = 3;
 /// Arguments of `search_files`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Arguments {
+pub(super) struct SearchArguments {
     /// A regular expression that is matched within lines. Without it, the paths that match `glob` are returned.
     pattern: Option<String>,
     /// Only files whose paths below `path` match this glob, such as `**/*.rs` or `src/*.py`.
@@ -51,13 +51,13 @@ pub(super) struct Arguments {
 
 /// Result of `search_files`.
 #[derive(Debug, Default, Serialize, JsonSchema)]
-pub(super) struct Found {
+pub(super) struct SearchAnswer {
     /// The matching lines and their context lines.
     #[serde(skip_serializing_if = "Option::is_none")]
-    lines: Option<Vec<Line>>,
+    lines: Option<Vec<LineMatch>>,
     /// The matching paths.
     #[serde(skip_serializing_if = "Option::is_none")]
-    paths: Option<Vec<Entry>>,
+    paths: Option<Vec<PathMatch>>,
     /// Whether there may be more matches than returned here.
     truncated: bool,
     /// How many files or directories could not be searched.
@@ -66,7 +66,7 @@ pub(super) struct Found {
 
 /// A matching line or a context line.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Line {
+struct LineMatch {
     /// The file, relative to the server's base directory if it is below it.
     path: String,
     /// The line number.
@@ -79,7 +79,7 @@ struct Line {
 
 /// A matching path.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Entry {
+struct PathMatch {
     /// The path, relative to the server's base directory if it is below it.
     path: String,
     /// `file`, `directory`, `symlink` or `other`.
@@ -88,11 +88,11 @@ struct Entry {
     size_bytes: u64,
 }
 
-pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Reply, Failure> {
+pub(super) async fn search(call: &CallContext<'_>, arguments: SearchArguments) -> Result<ToolReply, ToolFailure> {
     let most = within("max_results", arguments.max_results, RESULTS, (1, limits::RESULTS))?;
     let context = within("context", arguments.context, 0, (0, CONTEXT_MAX))?;
-    let place = &call.server.place;
-    let path = place.path(arguments.path.as_deref().unwrap_or("."));
+    let executor = &call.server.executor;
+    let path = executor.path(arguments.path.as_deref().unwrap_or("."));
     let scan = ScanParams {
         hidden: arguments.all,
         ignore_rules: arguments.all.then_some(false),
@@ -101,16 +101,16 @@ pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Repl
     };
     // The client library fills in the path, the handle and the sandbox.
     let unset = || PathArg::new("/");
-    let looking = async {
-        let files = place.files().await?;
+    let searching = async {
+        let files = executor.files().await?;
         match (arguments.pattern, arguments.glob) {
-            (None, None) => Err(Failure::new("give `pattern` to search in files, or `glob` to find paths")),
+            (None, None) => Err(ToolFailure::new("give `pattern` to search in files, or `glob` to find paths")),
             (Some(pattern), _) if pattern.is_empty() => {
-                Err(Failure::new("`pattern` is empty, and would match every line"))
+                Err(ToolFailure::new("`pattern` is empty, and would match every line"))
             }
             (None, Some(glob)) => {
                 let params = GlobParams { scan, max_results: Some(most), ..GlobParams::new(unset(), glob) };
-                paths(call, &files, &path, params).await
+                search_paths(call, &files, &path, params).await
             }
             (Some(pattern), glob) => {
                 let params = SearchParams {
@@ -129,16 +129,21 @@ pub(super) async fn search(call: &Call<'_>, arguments: Arguments) -> Result<Repl
         }
     };
     // Dropping the future cancels the search.
-    call.unless_called_off(looking).await
+    call.unless_cancelled(searching).await
 }
 
-async fn paths(call: &Call<'_>, files: &RemoteFiles, path: &Path, params: GlobParams) -> Result<Reply, Failure> {
+async fn search_paths(
+    call: &CallContext<'_>,
+    files: &RemoteFiles,
+    path: &Path,
+    params: GlobParams,
+) -> Result<ToolReply, ToolFailure> {
     let glob = files.glob(path, params).await?;
-    let place = &call.server.place;
-    let entries: Vec<Entry> = glob
+    let executor = &call.server.executor;
+    let entries: Vec<PathMatch> = glob
         .entries
         .iter()
-        .map(|(path, kind, size, _)| Entry { path: place.show(path), kind: word(*kind), size_bytes: *size })
+        .map(|(path, kind, size, _)| PathMatch { path: executor.show(path), kind: kind_name(*kind), size_bytes: *size })
         .collect();
     let mut text: String = entries
         .iter()
@@ -147,12 +152,17 @@ async fn paths(call: &Call<'_>, files: &RemoteFiles, path: &Path, params: GlobPa
     if entries.is_empty() {
         text.push_str("no path matches\n");
     }
-    remark(&mut text, &glob.summary);
+    append_remarks(&mut text, &glob.summary);
     let (truncated, errors) = (glob.summary.truncated, glob.summary.error_count);
-    Ok(Reply::new(text, &Found { paths: Some(entries), truncated, errors, ..Found::default() }))
+    Ok(ToolReply::new(text, &SearchAnswer { paths: Some(entries), truncated, errors, ..SearchAnswer::default() }))
 }
 
-async fn lines(call: &Call<'_>, files: &RemoteFiles, path: &Path, params: &SearchParams) -> Result<Reply, Failure> {
+async fn lines(
+    call: &CallContext<'_>,
+    files: &RemoteFiles,
+    path: &Path,
+    params: &SearchParams,
+) -> Result<ToolReply, ToolFailure> {
     let mut attempt = 1;
     loop {
         match matching(call, files, path, params).await {
@@ -164,12 +174,12 @@ async fn lines(call: &Call<'_>, files: &RemoteFiles, path: &Path, params: &Searc
 }
 
 async fn matching(
-    call: &Call<'_>,
+    call: &CallContext<'_>,
     files: &RemoteFiles,
     path: &Path,
     params: &SearchParams,
-) -> Result<Reply, exec_server_client::fs::FileError> {
-    let place = &call.server.place;
+) -> Result<ToolReply, exec_server_client::fs::FileError> {
+    let executor = &call.server.executor;
     let mut search = files.search(path, params.clone()).await?;
     let (mut found, mut text) = (Vec::new(), String::new());
     let mut is_full = false;
@@ -179,11 +189,11 @@ async fn matching(
             if is_full {
                 break;
             }
-            let (path, shown) = (place.show(&line.path), lossy(&line.text));
+            let (path, shown) = (executor.show(&line.path), lossy(&line.text));
             let mark = if line.is_context { '-' } else { ':' };
             let cut = if line.cut.is_some() { " […]" } else { "" };
             text.push_str(&format!("{path}{mark}{}{mark} {shown}{cut}\n", line.line));
-            found.push(Line { path, line: line.line, text: shown, context: line.is_context });
+            found.push(LineMatch { path, line: line.line, text: shown, context: line.is_context });
         }
     }
     if found.is_empty() {
@@ -193,18 +203,18 @@ async fn matching(
     if let Some(summary) = search.summary() {
         truncated |= summary.scan.truncated;
         errors = summary.scan.error_count;
-        remark(&mut text, &summary.scan);
+        append_remarks(&mut text, &summary.scan);
         if summary.binary > 0 {
             text.push_str(&format!("[{} binary files were passed over]\n", summary.binary));
         }
     } else {
         text.push_str("[there are more: narrow the search]\n");
     }
-    Ok(Reply::new(text, &Found { lines: Some(found), truncated, errors, ..Found::default() }))
+    Ok(ToolReply::new(text, &SearchAnswer { lines: Some(found), truncated, errors, ..SearchAnswer::default() }))
 }
 
 /// Adds remarks about the parts of the tree that were not searched.
-fn remark(text: &mut String, summary: &ScanSummary) {
+fn append_remarks(text: &mut String, summary: &ScanSummary) {
     if summary.truncated {
         let why: Vec<String> = summary.truncated_by.iter().map(|cut| format!("{cut:?}").to_lowercase()).collect();
         text.push_str(&format!("[there may be more; bound met: {}. Narrow the search]\n", why.join(", ")));

@@ -9,24 +9,24 @@ use std::{
 use exec_server_client::{Process, protocol::process::Stream};
 use tokio::time::Instant;
 
-use super::Failure;
+use super::ToolFailure;
 use crate::serve::limits::PROCESSES;
 
 /// The processes of one session.
 #[derive(Debug, Default)]
-pub(in crate::serve) struct Table(Mutex<Entries>);
+pub(in crate::serve) struct ProcessTable(Mutex<ProcessTableState>);
 
 #[derive(Debug, Default)]
-struct Entries {
+struct ProcessTableState {
     /// The number of the process that was started last.
     last: u64,
     /// How many processes are being started and have a reserved slot.
     starting: usize,
-    all: BTreeMap<u64, Entry>,
+    all: BTreeMap<u64, ProcessEntry>,
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct ProcessEntry {
     pub(super) process: Process,
     pub(super) command: String,
     pub(super) started: Instant,
@@ -35,24 +35,24 @@ pub(super) struct Entry {
     /// How many output bytes there were up to `cursor`, read or lost.
     pub(super) position: u64,
     /// For each stream, the first bytes of a character whose end was not read yet at `cursor`.
-    pub(super) torn: Torn,
+    pub(super) incomplete: IncompleteChars,
 }
 
 /// Up to three bytes of each stream that begin a character.
-pub(super) type Torn = Vec<(Stream, Vec<u8>)>;
+pub(super) type IncompleteChars = Vec<(Stream, Vec<u8>)>;
 
-impl Table {
-    fn lock(&self) -> MutexGuard<'_, Entries> {
+impl ProcessTable {
+    fn lock(&self) -> MutexGuard<'_, ProcessTableState> {
         // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reserves a slot, if one is free.
-    pub(super) fn reserve(&self) -> Option<Room<'_>> {
+    pub(super) fn reserve(&self) -> Option<ProcessSlot<'_>> {
         let mut entries = self.lock();
         (entries.all.len() + entries.starting < PROCESSES).then(|| {
             entries.starting += 1;
-            Room(self)
+            ProcessSlot(self)
         })
     }
 
@@ -62,7 +62,14 @@ impl Table {
         let number = entries.last;
         entries.all.insert(
             number,
-            Entry { process, command, started: Instant::now(), cursor: 0, position: 0, torn: Torn::new() },
+            ProcessEntry {
+                process,
+                command,
+                started: Instant::now(),
+                cursor: 0,
+                position: 0,
+                incomplete: IncompleteChars::new(),
+            },
         );
         number
     }
@@ -71,7 +78,7 @@ impl Table {
         self.lock().all.remove(&number);
     }
 
-    pub(super) fn find(&self, id: &str) -> Result<(u64, Entry), Failure> {
+    pub(super) fn find(&self, id: &str) -> Result<(u64, ProcessEntry), ToolFailure> {
         let entries = self.lock();
         let number = id.strip_prefix('p').and_then(|number| number.parse().ok());
         match number.and_then(|number| Some((number, entries.all.get(&number)?.clone()))) {
@@ -84,35 +91,35 @@ impl Table {
                     format!("there are {}", known.join(", "))
                 };
                 let id: String = id.chars().take(32).collect();
-                Err(Failure::new(format!("no process `{id}` in this session; {known}")))
+                Err(ToolFailure::new(format!("no process `{id}` in this session; {known}")))
             }
         }
     }
 
-    pub(super) fn advance(&self, number: u64, cursor: u64, position: u64, torn: Torn) {
+    pub(super) fn advance(&self, number: u64, cursor: u64, position: u64, incomplete: IncompleteChars) {
         if let Some(entry) = self.lock().all.get_mut(&number) {
             // Of two concurrent reads, the one that got further counts.
             if cursor >= entry.cursor {
-                (entry.cursor, entry.position, entry.torn) = (cursor, position, torn);
+                (entry.cursor, entry.position, entry.incomplete) = (cursor, position, incomplete);
             }
         }
     }
 
-    pub(super) fn snapshot(&self) -> Vec<(u64, Entry)> {
+    pub(super) fn snapshot(&self) -> Vec<(u64, ProcessEntry)> {
         self.lock().all.iter().map(|(number, entry)| (*number, entry.clone())).collect()
     }
 }
 
 /// A reserved slot in the table for a process that is being started. Dropping it frees the slot.
-pub(super) struct Room<'a>(&'a Table);
+pub(super) struct ProcessSlot<'a>(&'a ProcessTable);
 
-impl Room<'_> {
+impl ProcessSlot<'_> {
     pub(super) fn fill(self, process: Process, command: String) -> u64 {
         self.0.add(process, command)
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for ProcessSlot<'_> {
     fn drop(&mut self) {
         self.0.lock().starting -= 1;
     }
@@ -124,10 +131,10 @@ mod tests {
 
     #[test]
     fn places_are_taken_before_anything_is_started_and_free_again_where_nothing_was() {
-        let table = Table::default();
-        let rooms: Vec<Room<'_>> = std::iter::from_fn(|| table.reserve()).collect();
-        assert_eq!(rooms.len(), PROCESSES);
-        drop(rooms);
+        let table = ProcessTable::default();
+        let slots: Vec<ProcessSlot<'_>> = std::iter::from_fn(|| table.reserve()).collect();
+        assert_eq!(slots.len(), PROCESSES);
+        drop(slots);
         assert!(table.reserve().is_some());
         assert_eq!(table.lock().starting, 0);
     }

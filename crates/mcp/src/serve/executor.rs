@@ -1,8 +1,8 @@
 //! The executor as the tools see it: a session for files that is reopened when it is lost, the base directory of relative paths, and the
-//! sandbox of a root. Processes run in separate sessions, see `executors`.
+//! sandbox of a root. Processes run in separate sessions, see `process_sessions`.
 //!
 //! ```text
-//! Place ── client() ──▶ the current session ──lost──▶ open() ──▶ the next one
+//! ServedExecutor ── client() ──▶ the current session ──lost──▶ open() ──▶ the next one
 //!   └── base, root ──▶ sandbox: sent with every file call and every start, enforced by the executor's server
 //! ```
 //!
@@ -29,22 +29,22 @@ use serde_json::{
 use tokio::{sync::Mutex, time};
 
 /// Opens a session with the executor: one for files, one for the processes of each MCP session, and a new one when a session is lost.
-pub type Open = Box<dyn Fn() -> BoxFuture<'static, Result<Opened, Error>> + Send + Sync>;
+pub type OpenSession = Box<dyn Fn() -> BoxFuture<'static, Result<ExecutorSession, Error>> + Send + Sync>;
 
 /// A session with the executor, and the future that ends it.
-pub struct Opened {
+pub struct ExecutorSession {
     pub client: Client,
     /// Ends the session and everything that runs in it. If it is dropped instead, the executor ends the session after a while.
     pub end: BoxFuture<'static, ()>,
 }
 
-impl fmt::Debug for Opened {
+impl fmt::Debug for ExecutorSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened").field("client", &self.client).finish_non_exhaustive()
+        f.debug_struct("ExecutorSession").field("client", &self.client).finish_non_exhaustive()
     }
 }
 
-impl Opened {
+impl ExecutorSession {
     /// Ends the session. If the executor does not answer in time, the session's time-to-live ends it.
     pub(super) async fn end(self) {
         if time::timeout(END_WITHIN, self.end).await.is_err() {
@@ -72,9 +72,9 @@ const TRIAL: Duration = Duration::from_secs(20);
 const SHELLS: [&str; 5] = ["bash", "sh", "dash", "zsh", "ksh"];
 
 /// The executor to serve, and the restrictions.
-pub struct Config {
+pub struct ServeConfig {
     /// Connects to the executor.
-    pub open: Open,
+    pub open: OpenSession,
     /// Offers only tools that change nothing: no processes, no writing.
     pub read_only: bool,
     /// Restricts files and processes to this directory of the executor.
@@ -89,9 +89,12 @@ pub struct Config {
     pub inherit: Inherit,
 }
 
-impl fmt::Debug for Config {
+impl fmt::Debug for ServeConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Config").field("read_only", &self.read_only).field("root", &self.root).finish_non_exhaustive()
+        f.debug_struct("ServeConfig")
+            .field("read_only", &self.read_only)
+            .field("root", &self.root)
+            .finish_non_exhaustive()
     }
 }
 
@@ -131,17 +134,17 @@ pub enum ServeError {
 }
 
 /// An executor, with everything that the tools need to know about it.
-pub(super) struct Place {
-    open: Open,
+pub(super) struct ServedExecutor {
+    open: OpenSession,
     /// The session for files. `None` after the end.
-    current: Mutex<Option<Opened>>,
+    current: Mutex<Option<ExecutorSession>>,
     /// The base of relative paths. An absolute path on the executor.
     pub(super) base: PathBuf,
     /// The shell that runs commands given as one string.
     pub(super) shell: String,
     /// The executor's address, without a token.
     pub(super) address: String,
-    walls: Option<Walls>,
+    policies: Option<SandboxPolicies>,
     /// The sandbox of file calls without a root: everything except the files of the executor's server, which no sandbox exposes. `None` if
     /// that server does not support sandboxes.
     around_server: Option<Box<RawValue>>,
@@ -149,25 +152,28 @@ pub(super) struct Place {
 }
 
 /// The permissions within a root.
-struct Bounds {
+struct RootPermissions {
     readable: Vec<PathBuf>,
     read_only: bool,
     writable_git: bool,
 }
 
 /// The sandbox policies that restrict files and processes to a root.
-struct Walls {
+struct SandboxPolicies {
     files: Box<RawValue>,
     processes: SandboxContext,
 }
 
-impl Place {
+impl ServedExecutor {
     /// Connects to the executor and queries it. Tests the sandbox if there is a root.
-    pub(super) async fn find(config: Config) -> Result<Self, ServeError> {
+    pub(super) async fn connect(config: ServeConfig) -> Result<Self, ServeError> {
         let opened = (config.open)().await.map_err(ServeError::Executor)?;
         let client = opened.client.clone();
-        let bounds =
-            Bounds { readable: config.readable, read_only: config.read_only, writable_git: config.writable_git };
+        let permissions = RootPermissions {
+            readable: config.readable,
+            read_only: config.read_only,
+            writable_git: config.writable_git,
+        };
         let info = match client.environment_info().await {
             Ok(info) => Some(info),
             // An older server, which does not know this method.
@@ -180,33 +186,33 @@ impl Place {
         let cwd = info.as_ref().and_then(|info| info.cwd.clone());
         let cwd = cwd.and_then(|cwd| PathArg::new(cwd).resolve().ok()).unwrap_or_else(|| PathBuf::from("/"));
         let shell = info.and_then(|info| info.shell).filter(|shell| SHELLS.contains(&shell.name.as_str()));
-        let mut place = Self {
+        let mut executor = Self {
             address: client.address(),
             open: config.open,
             current: Mutex::new(Some(opened)),
             base: cwd,
             shell: shell.map_or_else(|| "sh".to_owned(), |shell| shell.path),
-            walls: None,
+            policies: None,
             around_server: client.server().capabilities.sandbox.then(everything_but_the_server).flatten(),
             inherit: config.inherit,
         };
-        let walled = match &config.root {
-            Some(root) => place.confine(root, &bounds).await,
-            None if bounds.read_only => place.hide(&config.hidden).await,
+        let confined = match &config.root {
+            Some(root) => executor.confine(root, &permissions).await,
+            None if permissions.read_only => executor.hide(&config.hidden).await,
             None => Ok(()),
         };
-        if let Err(error) = walled {
-            place.end().await;
+        if let Err(error) = confined {
+            executor.end().await;
             return Err(error);
         }
-        Ok(place)
+        Ok(executor)
     }
 
     /// Opens another session. It may reach another server than the first one did, so this fails if a sandbox is needed and that server does
     /// not support it.
-    pub(super) async fn open(&self) -> Result<Opened, Error> {
+    pub(super) async fn open(&self) -> Result<ExecutorSession, Error> {
         let opened = (self.open)().await?;
-        if self.walls.is_some() && !opened.client.server().capabilities.sandbox {
+        if self.policies.is_some() && !opened.client.server().capabilities.sandbox {
             let text = format!("the server at {} knows no sandbox any more, and its files need one", self.address);
             opened.end().await;
             return Err(Error::Protocol(text));
@@ -247,7 +253,7 @@ impl Place {
     /// The sandbox of file calls: the root, or everything except the files of the executor's server. An MCP client acts with the rights of
     /// the user who serves it, but does not own that server.
     pub(super) fn sandbox(&self) -> Option<Box<RawValue>> {
-        self.walls.as_ref().map(|walls| walls.files.clone()).or_else(|| self.around_server.clone())
+        self.policies.as_ref().map(|policies| policies.files.clone()).or_else(|| self.around_server.clone())
     }
 
     /// Makes a path absolute. The executor, not this function, checks where it leads and resolves each symlink.
@@ -265,14 +271,14 @@ impl Place {
     pub(super) fn start(&self, argv: Vec<String>, cwd: Option<&str>) -> Start {
         let dir = cwd.map_or_else(|| self.base.clone(), |cwd| self.path(cwd));
         let start = Start::new(argv).cwd(dir).inherit(self.inherit).terminate_on_drop(true);
-        match &self.walls {
-            Some(walls) => start.sandbox(walls.processes.clone()),
+        match &self.policies {
+            Some(policies) => start.sandbox(policies.processes.clone()),
             None => start,
         }
     }
 
     /// Sets up the sandbox and tests it.
-    async fn confine(&mut self, root: &Path, bounds: &Bounds) -> Result<(), ServeError> {
+    async fn confine(&mut self, root: &Path, permissions: &RootPermissions) -> Result<(), ServeError> {
         let client = self.client().await.map_err(ServeError::Executor)?;
         let root = self.base.join(root);
         let address = self.address.clone();
@@ -287,18 +293,18 @@ impl Place {
         if bare.metadata(&real, Links::Follow).await.map_err(failed)?.kind != EntryKind::Directory {
             return Err(ServeError::NotADirectory { root: root.clone() });
         }
-        let readable: Vec<PathBuf> = bounds.readable.iter().map(|dir| self.base.join(dir)).collect();
-        let walls = match Walls::new(&real, &readable, bounds) {
-            Ok(walls) => walls,
+        let readable: Vec<PathBuf> = permissions.readable.iter().map(|dir| self.base.join(dir)).collect();
+        let policies = match SandboxPolicies::new(&real, &readable, permissions) {
+            Ok(policies) => policies,
             Err(error) => return Err(not_enforceable(error.to_string())),
         };
-        let within = bare.sandboxed(walls.files.clone());
+        let within = bare.sandboxed(policies.files.clone());
         self.base = real;
-        self.walls = Some(walls);
+        self.policies = Some(policies);
         if let Err(error) = within.metadata(&self.base, Links::Follow).await {
             return Err(not_enforceable(error.reason));
         }
-        if !bounds.read_only
+        if !permissions.read_only
             && let Err(missing) = self.try_process(&client).await
         {
             return Err(not_enforceable(missing));
@@ -314,10 +320,10 @@ impl Place {
             return Ok(());
         }
         let not_hidden = |missing: String| ServeError::NotHidden { address: client.address(), missing };
-        let walls = Walls::hiding(hidden).map_err(|error| not_hidden(error.to_string()))?;
-        let within = RemoteFiles::new(client.clone()).sandboxed(walls.files.clone());
+        let policies = SandboxPolicies::hiding(hidden).map_err(|error| not_hidden(error.to_string()))?;
+        let within = RemoteFiles::new(client.clone()).sandboxed(policies.files.clone());
         within.metadata(&self.base, Links::Follow).await.map_err(|error| not_hidden(error.reason))?;
-        self.walls = Some(walls);
+        self.policies = Some(policies);
         Ok(())
     }
 
@@ -343,13 +349,13 @@ fn everything_but_the_server() -> Option<Box<RawValue>> {
     to_raw_value(&sandbox).ok()
 }
 
-impl Walls {
+impl SandboxPolicies {
     /// Files: only the root. Processes: also the files that programs need to run, and the readable directories. The network is not
     /// restricted.
-    fn new(root: &Path, readable: &[PathBuf], bounds: &Bounds) -> Result<Self, serde_json::Error> {
-        let access = if bounds.read_only { "read" } else { "write" };
+    fn new(root: &Path, readable: &[PathBuf], permissions: &RootPermissions) -> Result<Self, serde_json::Error> {
+        let access = if permissions.read_only { "read" } else { "write" };
         let mut own = vec![entry(root, access)];
-        if !bounds.read_only && bounds.writable_git {
+        if !permissions.read_only && permissions.writable_git {
             // A policy keeps `.git` read-only unless an entry names it.
             own.push(entry(&root.join(".git"), "write"));
         }

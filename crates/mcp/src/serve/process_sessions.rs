@@ -1,12 +1,12 @@
 //! The executor sessions in which processes run. Each MCP session gets its own when it starts its first process.
 //!
 //! ```text
-//!  MCP session ── Owned ── client() ──▶ its session ──lost──▶ the next one
-//!                   └──dropped──▶ Executors: ends it, with everything that was ever started in it
+//!  MCP session ── ProcessSession ── client() ──▶ its session ──lost──▶ the next one
+//!                   └──dropped──▶ ProcessSessions: ends it, with everything that was ever started in it
 //! ```
 //!
 //! After a command has exited, the processes that it left behind cannot be distinguished from others. But they never leave the executor
-//! session, so ending that session ends all of them. [`Executors`] owns all these sessions and the tasks that end them.
+//! session, so ending that session ends all of them. [`ProcessSessions`] owns all these sessions and the tasks that end them.
 
 use std::{
     collections::BTreeMap,
@@ -17,29 +17,29 @@ use exec_server_client::{Client, Error, ErrorKind, Process, Start};
 use tokio::{runtime::Handle, task::JoinSet};
 
 use super::{
-    Server,
-    place::{Opened, is_lost},
+    McpServer,
+    executor::{ExecutorSession, is_lost},
 };
 
 /// All executor sessions.
 #[derive(Debug, Default)]
-pub(super) struct Executors(Mutex<All>);
+pub(super) struct ProcessSessions(Mutex<ProcessSessionTable>);
 
 #[derive(Debug, Default)]
-struct All {
+struct ProcessSessionTable {
     /// The number of the session that was opened last.
     last: u64,
-    open: BTreeMap<u64, Opened>,
+    open: BTreeMap<u64, ExecutorSession>,
     ending: JoinSet<()>,
 }
 
-impl Executors {
-    fn lock(&self) -> MutexGuard<'_, All> {
+impl ProcessSessions {
+    fn lock(&self) -> MutexGuard<'_, ProcessSessionTable> {
         // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, opened: Opened) -> u64 {
+    fn add(&self, opened: ExecutorSession) -> u64 {
         let mut all = self.lock();
         all.last += 1;
         let number = all.last;
@@ -48,7 +48,7 @@ impl Executors {
     }
 
     /// Starts a task that ends a session.
-    fn leave(&self, number: u64) {
+    fn end_in_background(&self, number: u64) {
         let mut all = self.lock();
         let all = &mut *all;
         // Remove finished tasks here, so that the set does not grow.
@@ -62,21 +62,21 @@ impl Executors {
     /// Ends all sessions. Returns when they have ended or timed out.
     pub(super) async fn end_all(&self) {
         let numbers: Vec<u64> = self.lock().open.keys().copied().collect();
-        numbers.into_iter().for_each(|number| self.leave(number));
+        numbers.into_iter().for_each(|number| self.end_in_background(number));
         let mut ending = std::mem::take(&mut self.lock().ending);
         while ending.join_next().await.is_some() {}
     }
 }
 
 /// The executor session of one MCP session. Dropping it ends the processes in it.
-pub(super) struct Owned {
-    server: Arc<Server>,
+pub(super) struct ProcessSession {
+    server: Arc<McpServer>,
     current: tokio::sync::Mutex<Option<(u64, Client)>>,
 }
 
-impl Owned {
+impl ProcessSession {
     /// Opens nothing yet: MCP sessions that only use files need no executor session for processes.
-    pub(super) fn new(server: Arc<Server>) -> Self {
+    pub(super) fn new(server: Arc<McpServer>) -> Self {
         Self { server, current: tokio::sync::Mutex::default() }
     }
 
@@ -86,17 +86,17 @@ impl Owned {
         if let Some((_, client)) = current.as_ref().filter(|(_, client)| !is_lost(client)) {
             return Ok(client.clone());
         }
-        let opened = self.server.place.open().await?;
+        let opened = self.server.executor.open().await?;
         let client = opened.client.clone();
-        let number = self.server.executors.keep(opened);
+        let number = self.server.process_sessions.add(opened);
         if let Some((before, _)) = current.replace((number, client.clone())) {
-            self.server.executors.leave(before);
+            self.server.process_sessions.end_in_background(before);
         }
         Ok(client)
     }
 
     /// Starts a process. If the session turns out to be lost, starts it in a new one; nothing of the lost session runs then.
-    pub(super) async fn begin(&self, start: Start) -> Result<(Client, Process), Error> {
+    pub(super) async fn start(&self, start: Start) -> Result<(Client, Process), Error> {
         let client = self.client().await?;
         match client.start(start.clone()).await {
             Err(error) if error.kind() == ErrorKind::SessionLost => {
@@ -109,10 +109,10 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for ProcessSession {
     fn drop(&mut self) {
         if let Some((number, _)) = self.current.get_mut().take() {
-            self.server.executors.leave(number);
+            self.server.process_sessions.end_in_background(number);
         }
     }
 }
