@@ -14,7 +14,7 @@ use exec_server_client::{
 };
 use exec_server_mcp::{
     config::Config,
-    manager::{Call, Error, Hosts, Manager, Settings},
+    manager::{Error, Hosts, Manager, Settings, ToolCall},
 };
 use serde_json::{Value, json};
 
@@ -63,7 +63,7 @@ async fn answer(manager: &Manager, asked: &Value) -> Result<Value, Error> {
         }
         _ => {
             let arguments = asked.get("arguments").cloned().unwrap_or(json!({}));
-            Ok(json!(manager.call(Call::new(server, name).arguments(arguments)).await?))
+            Ok(json!(manager.call(ToolCall::new(server, name).arguments(arguments)).await?))
         }
     }
 }

@@ -14,18 +14,18 @@
 //!
 //! In JSON the same servers are in an object `mcpServers`, as other programs write it.
 //!
-//! `read` has the rules for one server, `keys` the types of its keys, `tree` the file formats, `slip` the detection of misspelt keys, and
+//! `read` has the rules for one server, `keys` the types of its keys, `tree` the file formats, `similar_key` the detection of misspelt keys, and
 //! `error` the error messages. None of these modules starts a process or reads an environment variable.
 
 mod error;
 mod keys;
 mod read;
-mod slip;
+mod similar_key;
 #[cfg(test)]
 mod tests;
 mod tree;
 
-pub use error::{ConfigError, Fault};
+pub use error::{ConfigError, KeyFault};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -98,7 +98,7 @@ impl Config {
 /// The configuration of one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
-    pub way: Way,
+    pub transport: ServerTransport,
     /// Where a stdio server runs, or from where an HTTP server is reached.
     pub placement: Placement,
     /// If false, the server is not started.
@@ -118,7 +118,7 @@ pub struct ServerConfig {
 
 /// How a server is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Way {
+pub enum ServerTransport {
     /// A program that speaks MCP on its stdin and stdout.
     Stdio(StdioConfig),
     /// A server that speaks streamable HTTP.

@@ -48,7 +48,7 @@ use rmcp::{
 use sse_stream::Sse;
 use tokio::sync::watch;
 
-use self::{events::events, redirect::Next};
+use self::{events::events, redirect::RedirectDecision};
 use crate::config::HttpConfig;
 
 /// The largest message of a server, in bytes: an SSE event, or a whole JSON response.
@@ -74,7 +74,7 @@ const RESERVED: [&str; 4] = ["accept", "content-type", SESSION, LAST_EVENT];
 pub struct HttpTransport {
     inner: StreamableHttpClientTransport<ExecutorHttp>,
     /// Dropped when no answer is wanted. This cancels all requests except the one that deletes the session.
-    wanted: Option<watch::Sender<()>>,
+    transport_open: Option<watch::Sender<()>>,
 }
 
 impl Transport<RoleClient> for HttpTransport {
@@ -90,14 +90,14 @@ impl Transport<RoleClient> for HttpTransport {
 
     async fn close(&mut self) -> Result<(), Self::Error> {
         // Before closing: the inner transport waits for its requests, and this cancels them. The DELETE of the session still runs.
-        self.wanted = None;
+        self.transport_open = None;
         self.inner.close().await
     }
 }
 
 impl fmt::Debug for HttpTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpTransport").field("is_open", &self.wanted.is_some()).finish_non_exhaustive()
+        f.debug_struct("HttpTransport").field("is_open", &self.transport_open.is_some()).finish_non_exhaustive()
     }
 }
 
@@ -223,9 +223,12 @@ impl Endpoint {
         if let Some(token) = &self.bearer_token {
             config = config.auth_header(token.clone());
         }
-        let (wanted, wanted_rx) = watch::channel(());
-        let http = ExecutorHttp { client, wanted: wanted_rx };
-        Ok(HttpTransport { inner: StreamableHttpClientTransport::with_client(http, config), wanted: Some(wanted) })
+        let (transport_open, wanted_rx) = watch::channel(());
+        let http = ExecutorHttp { client, transport_open: wanted_rx };
+        Ok(HttpTransport {
+            inner: StreamableHttpClientTransport::with_client(http, config),
+            transport_open: Some(transport_open),
+        })
     }
 }
 
@@ -244,34 +247,34 @@ impl fmt::Debug for Endpoint {
 pub struct ExecutorHttp {
     client: Client,
     /// Closed when the transport is closed or dropped.
-    wanted: watch::Receiver<()>,
+    transport_open: watch::Receiver<()>,
 }
 
-type Failure = StreamableHttpError<Error>;
+type HttpFailure = StreamableHttpError<Error>;
 
 impl ExecutorHttp {
     /// Resolves when the transport is closed or dropped.
-    fn unwanted(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut wanted = self.wanted.clone();
-        async move { while wanted.changed().await.is_ok() {} }
+    fn until_closed(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut transport_open = self.transport_open.clone();
+        async move { while transport_open.changed().await.is_ok() {} }
     }
 
     /// Runs `work` until the transport is closed. Without this, the transport's own task would keep waiting for the answer to an abandoned
     /// handshake.
-    async fn while_wanted<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    async fn unless_closed<T>(&self, work: impl Future<Output = Result<T, HttpFailure>>) -> Result<T, HttpFailure> {
         tokio::select! {
             biased;
-            () = self.unwanted() => Err(StreamableHttpError::TransportChannelClosed),
+            () = self.until_closed() => Err(StreamableHttpError::TransportChannelClosed),
             done = work => done,
         }
     }
 
     async fn post(
         &self,
-        call: Call<'_>,
+        call: HttpCall<'_>,
         message: &ClientJsonRpcMessage,
         most: usize,
-    ) -> Result<StreamableHttpPostResponse, Failure> {
+    ) -> Result<StreamableHttpPostResponse, HttpFailure> {
         let has_session = call.session.is_some();
         let response = self.send(call, serde_json::to_vec(message)?.into()).await?;
         let status = status(&response);
@@ -287,7 +290,7 @@ impl ExecutorHttp {
         }
         match response.header("content-type").map(str::to_owned) {
             Some(kind) if kind.starts_with(EVENTS) => {
-                Ok(StreamableHttpPostResponse::Sse(events(response.body, most, self.unwanted()), session))
+                Ok(StreamableHttpPostResponse::Sse(events(response.body, most, self.until_closed()), session))
             }
             kind => {
                 let body = response.body.collect_up_to(most).await.map_err(StreamableHttpError::Client)?;
@@ -296,18 +299,22 @@ impl ExecutorHttp {
         }
     }
 
-    async fn listen(&self, call: Call<'_>, most: usize) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failure> {
+    async fn listen(
+        &self,
+        call: HttpCall<'_>,
+        most: usize,
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
         let response = self.send(call, Bytes::new()).await?;
         match (status(&response), response.header("content-type")) {
             (StatusCode::METHOD_NOT_ALLOWED, _) => Err(StreamableHttpError::ServerDoesNotSupportSse),
             (status, _) if !status.is_success() => Err(busy(&response).unwrap_or_else(|| unexpected(status, b""))),
-            (_, Some(kind)) if kind.starts_with(EVENTS) => Ok(events(response.body, most, self.unwanted())),
+            (_, Some(kind)) if kind.starts_with(EVENTS) => Ok(events(response.body, most, self.until_closed())),
             (_, kind) => Err(StreamableHttpError::UnexpectedContentType(kind.map(str::to_owned))),
         }
     }
 
     /// Sends a request with all common headers and follows redirects. Returns when the head of the response has arrived.
-    async fn send(&self, call: Call<'_>, body: Bytes) -> Result<Response<Body>, Failure> {
+    async fn send(&self, call: HttpCall<'_>, body: Bytes) -> Result<Response<Body>, HttpFailure> {
         let mut request = Request::new(call.method, call.uri).body(body);
         let own = [("accept", call.accept), (SESSION, call.session), (LAST_EVENT, call.last_event)];
         for (name, value) in own.into_iter().filter_map(|(name, value)| Some((name, value?))) {
@@ -334,9 +341,11 @@ impl ExecutorHttp {
             check_access(&response)?;
             let status = status(&response);
             match redirect::next(call.method, &request.url, status, response.header("location")) {
-                Next::Go(url) if followed < redirect::MOST => request.url = url,
-                Next::Stay => return Ok(response),
-                Next::Go(place) | Next::Elsewhere(place) => return Err(leads_away(status, &place)),
+                RedirectDecision::Go(url) if followed < redirect::MOST => request.url = url,
+                RedirectDecision::Stay => return Ok(response),
+                RedirectDecision::Go(place) | RedirectDecision::Elsewhere(place) => {
+                    return Err(leads_away(status, &place));
+                }
             }
             followed += 1;
         }
@@ -344,7 +353,7 @@ impl ExecutorHttp {
 }
 
 /// The parameters of one HTTP request.
-struct Call<'a> {
+struct HttpCall<'a> {
     method: &'static str,
     uri: &'a str,
     accept: Option<&'a str>,
@@ -364,7 +373,7 @@ impl StreamableHttpClient for ExecutorHttp {
         session_id: Option<Arc<str>>,
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<StreamableHttpPostResponse, Failure> {
+    ) -> Result<StreamableHttpPostResponse, HttpFailure> {
         let most = MESSAGE_BYTES;
         self.post_message_with_max_sse_event_size(uri, message, session_id, auth_header, custom_headers, most).await
     }
@@ -377,8 +386,8 @@ impl StreamableHttpClient for ExecutorHttp {
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
         max_sse_event_size: usize,
-    ) -> Result<StreamableHttpPostResponse, Failure> {
-        let call = Call {
+    ) -> Result<StreamableHttpPostResponse, HttpFailure> {
+        let call = HttpCall {
             method: "POST",
             uri: &uri,
             accept: Some(BOTH),
@@ -387,7 +396,7 @@ impl StreamableHttpClient for ExecutorHttp {
             token: auth_header.as_deref(),
             headers: &custom_headers,
         };
-        self.while_wanted(self.post(call, &message, max_sse_event_size)).await
+        self.unless_closed(self.post(call, &message, max_sse_event_size)).await
     }
 
     async fn delete_session(
@@ -396,8 +405,8 @@ impl StreamableHttpClient for ExecutorHttp {
         session_id: Arc<str>,
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<(), Failure> {
-        let call = Call {
+    ) -> Result<(), HttpFailure> {
+        let call = HttpCall {
             method: "DELETE",
             uri: &uri,
             accept: None,
@@ -422,7 +431,7 @@ impl StreamableHttpClient for ExecutorHttp {
         last_event_id: Option<String>,
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failure> {
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
         let most = MESSAGE_BYTES;
         self.get_stream_with_max_sse_event_size(uri, session_id, last_event_id, auth_header, custom_headers, most).await
     }
@@ -435,8 +444,8 @@ impl StreamableHttpClient for ExecutorHttp {
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
         max_sse_event_size: usize,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failure> {
-        let call = Call {
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
+        let call = HttpCall {
             method: "GET",
             uri: &uri,
             accept: Some(EVENTS),
@@ -445,7 +454,7 @@ impl StreamableHttpClient for ExecutorHttp {
             token: auth_header.as_deref(),
             headers: &custom_headers,
         };
-        self.while_wanted(self.listen(call, max_sse_event_size)).await
+        self.unless_closed(self.listen(call, max_sse_event_size)).await
     }
 }
 
@@ -454,7 +463,7 @@ fn status(response: &Response<Body>) -> StatusCode {
 }
 
 /// Fails on 401, and on 403 with a challenge.
-fn check_access(response: &Response<Body>) -> Result<(), Failure> {
+fn check_access(response: &Response<Body>) -> Result<(), HttpFailure> {
     let challenge = response.header("www-authenticate");
     match (status(response), challenge) {
         (StatusCode::UNAUTHORIZED, challenge) => {
@@ -469,7 +478,7 @@ fn check_access(response: &Response<Body>) -> Result<(), Failure> {
 }
 
 /// The error for a server that is overloaded or failing (429 or 5xx).
-fn busy(response: &Response<Body>) -> Option<Failure> {
+fn busy(response: &Response<Body>) -> Option<HttpFailure> {
     let status = status(response);
     let is_busy = status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
     let retry_after = response.header("retry-after").map(str::to_owned);
@@ -477,12 +486,12 @@ fn busy(response: &Response<Body>) -> Option<Failure> {
 }
 
 /// The error for a redirect that must not be followed with the headers of this server.
-fn leads_away(status: StatusCode, place: &str) -> Failure {
+fn leads_away(status: StatusCode, place: &str) -> HttpFailure {
     let text = format!("HTTP {status} leads to `{place}`, which is not asked; if that is the server, set `url` to it");
     StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text))
 }
 
-fn unexpected(status: StatusCode, body: &[u8]) -> Failure {
+fn unexpected(status: StatusCode, body: &[u8]) -> HttpFailure {
     let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
     let colon = if shown.is_empty() { "" } else { ": " };
     StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("HTTP {status}{colon}{shown}")))
@@ -493,7 +502,7 @@ async fn refused(
     response: Response<Body>,
     session: Option<String>,
     most: usize,
-) -> Result<StreamableHttpPostResponse, Failure> {
+) -> Result<StreamableHttpPostResponse, HttpFailure> {
     let (status, busy) = (status(&response), busy(&response));
     let is_json = response.header("content-type").is_some_and(|kind| kind.starts_with(JSON));
     let is_known = status == StatusCode::TOO_MANY_REQUESTS || (busy.is_some() && !is_json);
@@ -518,7 +527,7 @@ fn whole(
     kind: Option<String>,
     body: &[u8],
     session: Option<String>,
-) -> Result<StreamableHttpPostResponse, Failure> {
+) -> Result<StreamableHttpPostResponse, HttpFailure> {
     let is_request = matches!(message, ClientJsonRpcMessage::Request(_));
     if !kind.as_deref().is_some_and(|kind| kind.starts_with(JSON)) {
         return match is_request {

@@ -24,7 +24,7 @@ use tokio::{io::AsyncReadExt as _, time};
 use crate::{
     config::StdioConfig,
     env::{self, EnvError, LaunchEnv, Variables},
-    transport::{Log, Stdio},
+    transport::{StderrLog, StdioTransport},
 };
 
 /// The number of the next launch of this program, starting at 1.
@@ -48,7 +48,7 @@ pub struct Launch<'a> {
     /// The working directory if the configuration has none. If both are absent, the executor's own is used.
     pub cwd: Option<&'a Path>,
     /// Receives the server's stderr.
-    pub log: Arc<Log>,
+    pub log: Arc<StderrLog>,
 }
 
 /// Why a server could not be started.
@@ -71,14 +71,14 @@ pub enum LaunchError {
 }
 
 /// Starts a server and returns the transport to it.
-pub async fn launch(backend: &dyn Backend, launch: Launch<'_>) -> Result<Stdio, LaunchError> {
+pub async fn launch(backend: &dyn Backend, launch: Launch<'_>) -> Result<StdioTransport, LaunchError> {
     let environment = match backend.is_remote() {
         true => env::executor(launch.stdio, launch.variables)?,
         false => env::local(launch.stdio, launch.variables)?,
     };
     let start = start(&launch, &environment);
     match backend.start(start).await {
-        Ok(running) => Ok(Stdio::new(launch.name, running.process().clone(), launch.log)),
+        Ok(running) => Ok(StdioTransport::new(launch.name, running.process().clone(), launch.log)),
         Err(error) if error.server_kind() == Some(Kind::ProgramNotFound) => {
             let program = launch.stdio.command.clone();
             let path = match environment.env.get("PATH") {

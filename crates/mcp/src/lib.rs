@@ -10,7 +10,7 @@
 //! use exec_server_client::{environment::choose, local::LocalConfig};
 //! use exec_server_mcp::{
 //!     config::Config,
-//!     manager::{Call, Hosts, Manager, Settings},
+//!     manager::{ToolCall, Hosts, Manager, Settings},
 //! };
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -18,7 +18,7 @@
 //! let hosts = Hosts::by_choice(LocalConfig::default(), choose(None)?, None, |asked| choose(Some(asked)));
 //! let manager = Manager::new(Settings::new(config), hosts);
 //! manager.start_all().await?;
-//! let status = Call::new("git", "git_status").arguments(serde_json::json!({ "repo_path": "/src" }));
+//! let status = ToolCall::new("git", "git_status").arguments(serde_json::json!({ "repo_path": "/src" }));
 //! println!("{:?}", manager.call(status).await?.content);
 //! manager.shutdown().await;
 //! # Ok(())

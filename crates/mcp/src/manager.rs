@@ -42,15 +42,15 @@ use tokio::{
     task::JoinSet,
 };
 
-use self::{server::Server, start::Context, state::UPDATES};
-use crate::{config::Config, env::Variables, transport::Log};
+use self::{server::ManagedServer, start::ManagerContext, state::UPDATES};
+use crate::{config::Config, env::Variables, transport::StderrLog};
 
-pub use call::{Call, CallResult, SandboxState};
+pub use call::{CallResult, SandboxState, ToolCall};
 pub use error::Error;
 pub use handler::{Action, Answer, Elicit, Question};
-pub use hosts::{Host, Hosts, KEEP, PlaceError};
-pub use snapshot::{Auth, Detail, ServerSnapshot, Snapshot};
-pub use state::{Status, Summary, Update, Updates};
+pub use hosts::{Host, Hosts, KEEP, PlacementError};
+pub use snapshot::{ServerAuth, ServerSnapshot, Snapshot, SnapshotDetail};
+pub use state::{ServerStatus, ServerUpdate, Summary, Updates};
 
 /// The settings of a manager, apart from its hosts.
 #[derive(Clone)]
@@ -123,8 +123,8 @@ pub struct ServerTool {
 
 /// The servers of a configuration. See the module documentation.
 pub struct Manager {
-    context: Arc<Context>,
-    servers: BTreeMap<String, Arc<Server>>,
+    context: Arc<ManagerContext>,
+    servers: BTreeMap<String, Arc<ManagedServer>>,
     /// Whether shutdown also ends the sessions on the hosts. False for the temporary manager of a snapshot.
     owns_hosts: bool,
     stop: watch::Sender<bool>,
@@ -143,9 +143,9 @@ impl Manager {
         let updates = broadcast::Sender::new(UPDATES);
         let servers = settings.config.servers.iter();
         let servers = servers
-            .map(|(name, config)| (name.clone(), Arc::new(Server::new(name, config.clone(), updates.clone()))))
+            .map(|(name, config)| (name.clone(), Arc::new(ManagedServer::new(name, config.clone(), updates.clone()))))
             .collect();
-        let context = Arc::new(Context { settings, hosts, updates });
+        let context = Arc::new(ManagerContext { settings, hosts, updates });
         Self { context, servers, owns_hosts, stop: watch::Sender::new(false), tasks: Mutex::default() }
     }
 
@@ -159,7 +159,7 @@ impl Manager {
         self.spawn(async move {
             let summary = summary(&servers).await;
             // Fails only without subscribers.
-            updates.send(Update::Summary(summary)).ok();
+            updates.send(ServerUpdate::Summary(summary)).ok();
         });
     }
 
@@ -170,8 +170,12 @@ impl Manager {
         let summary = summary(&servers).await;
         let required = servers.iter().filter(|server| server.config.required && server.config.enabled);
         let failed = required.filter_map(|server| match server.status() {
-            Status::Ready | Status::Starting { .. } | Status::NotStarted | Status::Disabled => None,
-            status @ (Status::AuthenticationRequired { .. } | Status::Failed { .. } | Status::Cancelled) => {
+            ServerStatus::Ready | ServerStatus::Starting { .. } | ServerStatus::NotStarted | ServerStatus::Disabled => {
+                None
+            }
+            status @ (ServerStatus::AuthenticationRequired { .. }
+            | ServerStatus::Failed { .. }
+            | ServerStatus::Cancelled) => {
                 Some((server.name.clone(), status.reason().unwrap_or(status.word()).to_owned()))
             }
         });
@@ -187,7 +191,7 @@ impl Manager {
 
     /// The status of every server, by name. Starts nothing.
     #[must_use]
-    pub fn status(&self) -> BTreeMap<String, Status> {
+    pub fn status(&self) -> BTreeMap<String, ServerStatus> {
         self.servers.iter().map(|(name, server)| (name.clone(), server.status())).collect()
     }
 
@@ -206,7 +210,7 @@ impl Manager {
     /// The lines that a server wrote to stderr, oldest first, across restarts. Empty for an unknown server.
     #[must_use]
     pub fn log(&self, server: &str) -> Vec<String> {
-        self.servers.get(server).map(|server| Log::lines(&server.log)).unwrap_or_default()
+        self.servers.get(server).map(|server| StderrLog::lines(&server.log)).unwrap_or_default()
     }
 
     /// The tools of all servers, under the servers' own names for them, without those that the configuration filters out. Waits for servers
@@ -259,28 +263,28 @@ impl Manager {
 
     /// Reads a resource and returns the server's result unchanged. Starts the server if necessary.
     pub async fn read_resource(&self, server: &str, uri: &str) -> Result<Value, Error> {
-        self.ask(server, "resources/read", json!({ "uri": uri })).await
+        self.request(server, "resources/read", json!({ "uri": uri })).await
     }
 
     /// Gets a prompt and returns the server's result unchanged. Starts the server if necessary.
     pub async fn get_prompt(&self, server: &str, name: &str, arguments: Map<String, Value>) -> Result<Value, Error> {
-        self.ask(server, "prompts/get", json!({ "name": name, "arguments": arguments })).await
+        self.request(server, "prompts/get", json!({ "name": name, "arguments": arguments })).await
     }
 
     /// Calls a tool by the name that its server gives it. Starts the server if necessary. A result with `is_error` is returned as `Ok`.
     ///
     /// Calls to one server run one after another, unless the server has `supports_parallel_tool_calls` or the tool is annotated as
     /// read-only. Dropping the future cancels the call on the server.
-    pub async fn call(&self, call: Call) -> Result<CallResult, Error> {
+    pub async fn call(&self, call: ToolCall) -> Result<CallResult, Error> {
         let server = self.find(&call.server)?;
-        let prepared = call::Prepared::new(server, call)?;
+        let prepared = call::PreparedCall::new(server, call)?;
         self.start_server(server);
         prepared.send(server).await
     }
 
     /// Queries every server through a temporary manager on the same hosts. The temporary manager is shut down before this returns. The
     /// servers of this manager are not affected.
-    pub async fn snapshot(&self, detail: Detail) -> Snapshot {
+    pub async fn snapshot(&self, detail: SnapshotDetail) -> Snapshot {
         let temporary = Self::on(self.context.settings.clone(), Arc::clone(&self.context.hosts), false);
         snapshot::take(temporary, detail).await
     }
@@ -300,7 +304,7 @@ impl Manager {
         }
     }
 
-    fn find(&self, name: &str) -> Result<&Arc<Server>, Error> {
+    fn find(&self, name: &str) -> Result<&Arc<ManagedServer>, Error> {
         let server = self.servers.get(name).ok_or_else(|| Error::UnknownServer {
             server: name.to_owned(),
             known: self.servers.keys().cloned().collect(),
@@ -308,17 +312,17 @@ impl Manager {
         if server.config.enabled { Ok(server) } else { Err(Error::Disabled { server: name.to_owned() }) }
     }
 
-    fn started(&self, name: &str) -> Result<&Arc<Server>, Error> {
+    fn started(&self, name: &str) -> Result<&Arc<ManagedServer>, Error> {
         let server = self.find(name)?;
         self.start_server(server);
         Ok(server)
     }
 
-    fn start_server(&self, server: &Arc<Server>) {
+    fn start_server(&self, server: &Arc<ManagedServer>) {
         self.begin(server, false);
     }
 
-    fn begin(&self, server: &Arc<Server>, again: bool) {
+    fn begin(&self, server: &Arc<ManagedServer>, again: bool) {
         // Check `stop` under the lock of the tasks. Shutdown sets `stop` before it takes this lock, so no task starts after it.
         let mut tasks = self.lock();
         while tasks.try_join_next().is_some() {}
@@ -336,29 +340,30 @@ impl Manager {
         }
     }
 
-    async fn ask(&self, server: &str, method: &'static str, params: Value) -> Result<Value, Error> {
+    async fn request(&self, server: &str, method: &'static str, params: Value) -> Result<Value, Error> {
         let server = self.started(server)?;
         let connection = server.ready().await?;
-        connection.ask(method, Some(params), Some(server.config.tool_timeout)).await
+        connection.request(method, Some(params), Some(server.config.tool_timeout)).await
     }
 
-    async fn list<T: serde::de::DeserializeOwned>(&self, server: &str, what: list::What) -> Result<Vec<T>, Error> {
+    async fn list<T: serde::de::DeserializeOwned>(&self, server: &str, what: list::ListKind) -> Result<Vec<T>, Error> {
         let server = self.started(server)?;
         list::list(&*server.ready().await?, what, server.config.tool_timeout).await
     }
 
-    async fn list_each<T: serde::de::DeserializeOwned>(&self, what: list::What) -> BTreeMap<String, Vec<T>> {
+    async fn list_each<T: serde::de::DeserializeOwned>(&self, what: list::ListKind) -> BTreeMap<String, Vec<T>> {
         // Query the servers concurrently, so that a slow one does not delay the others.
-        let lists = self.servers.values().filter(|server| server.status() != Status::NotStarted).map(async |server| {
-            let connection = server.ready().await.ok()?;
-            match list::list(&connection, what, server.config.tool_timeout).await {
-                Ok(items) => Some((server.name.clone(), items)),
-                Err(error) => {
-                    tracing::warn!(server = server.name, %error, "left out of the list");
-                    None
+        let lists =
+            self.servers.values().filter(|server| server.status() != ServerStatus::NotStarted).map(async |server| {
+                let connection = server.ready().await.ok()?;
+                match list::list(&connection, what, server.config.tool_timeout).await {
+                    Ok(items) => Some((server.name.clone(), items)),
+                    Err(error) => {
+                        tracing::warn!(server = server.name, %error, "left out of the list");
+                        None
+                    }
                 }
-            }
-        });
+            });
         futures_util::future::join_all(lists).await.into_iter().flatten().collect()
     }
 
@@ -375,16 +380,16 @@ impl fmt::Debug for Manager {
 }
 
 /// Waits until no server is starting, and sums up the results.
-async fn summary(servers: &[Arc<Server>]) -> Summary {
+async fn summary(servers: &[Arc<ManagedServer>]) -> Summary {
     let mut summary = Summary::default();
     for server in servers {
         match server.settled().await {
-            Status::Ready => summary.ready.push(server.name.clone()),
-            Status::AuthenticationRequired { reason } | Status::Failed { reason } => {
+            ServerStatus::Ready => summary.ready.push(server.name.clone()),
+            ServerStatus::AuthenticationRequired { reason } | ServerStatus::Failed { reason } => {
                 summary.failed.insert(server.name.clone(), reason);
             }
-            Status::Cancelled => summary.cancelled.push(server.name.clone()),
-            Status::NotStarted | Status::Starting { .. } | Status::Disabled => {}
+            ServerStatus::Cancelled => summary.cancelled.push(server.name.clone()),
+            ServerStatus::NotStarted | ServerStatus::Starting { .. } | ServerStatus::Disabled => {}
         }
     }
     summary

@@ -49,14 +49,14 @@ use tokio::{
 };
 
 use self::{
-    child::{Tail, Turn},
-    decode::{Decoded, decode},
-    lines::{Lines, TooLong},
+    child::{OutputTail, SendTurn},
+    decode::{DecodedLine, decode},
+    lines::{LineSplitter, LineTooLong},
 };
 
-pub use child::Child;
-pub use decode::Results;
-pub use log::Log;
+pub use child::ServerProcess;
+pub use decode::ResultForm;
+pub use log::StderrLog;
 
 /// The longest line that a server may write to stdout: the largest message.
 pub const STDOUT_LINE_BYTES: usize = 8 << 20; // 8 MiB
@@ -79,9 +79,9 @@ pub(crate) const ELICIT: &str = "elicitation/create";
 /// Why the stream of a server ended.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum Ended {
+pub enum StreamEnd {
     /// The process ended.
-    #[error("it {}", Exited(.0))]
+    #[error("it {}", ExitText(.0))]
     Exited(Option<Box<Exit>>),
     /// The server wrote a line above the limit.
     #[error("it wrote a line of more than {} MiB on its {stream}", limit >> 20)]
@@ -92,7 +92,7 @@ pub enum Ended {
         limit: usize,
     },
     /// Output was lost, and it may have contained a message.
-    #[error("output of it is gone ({}), and a message may have been in it", Bytes(.bytes))]
+    #[error("output of it is gone ({}), and a message may have been in it", ByteCountText(.bytes))]
     Gap {
         /// How many bytes, if known.
         bytes: Option<u64>,
@@ -122,40 +122,40 @@ pub struct Progress {
 }
 
 /// The transport. See the module documentation.
-pub struct Stdio {
-    child: Arc<Child>,
+pub struct StdioTransport {
+    child: Arc<ServerProcess>,
     /// `None` only after drop.
-    tail: Option<Tail>,
-    out: Lines,
+    output_tail: Option<OutputTail>,
+    out: LineSplitter,
     /// Complete lines that were not delivered when the stream ended.
     rest: VecDeque<Vec<u8>>,
-    results: Results,
+    results: ResultForm,
     had_result: bool,
     on_progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
     /// Resolves when the previous `send` has passed its turn.
     turn: Option<oneshot::Receiver<()>>,
     /// Set when the process has exited: when to terminate the leftover processes, or when to stop waiting for them.
-    exited: Option<Overdue>,
-    ending: Option<Ended>,
+    exited: Option<LeftoverDeadline>,
+    ending: Option<StreamEnd>,
 }
 
-enum Overdue {
+enum LeftoverDeadline {
     Terminate(Instant),
     GiveUp(Instant),
 }
 
-impl Stdio {
+impl StdioTransport {
     /// Creates a transport for a process that was just started. Lines on its stderr are added to the log.
     #[must_use]
-    pub fn new(name: impl Into<String>, process: Process, log: Arc<Log>) -> Self {
-        let tail = Tail::new(&process);
-        let child = Child::new(name.into(), process, log);
+    pub fn new(name: impl Into<String>, process: Process, log: Arc<StderrLog>) -> Self {
+        let output_tail = OutputTail::new(&process);
+        let child = ServerProcess::new(name.into(), process, log);
         Self {
             child: Arc::new(child),
-            tail: Some(tail),
-            out: Lines::new(STDOUT_LINE_BYTES),
+            output_tail: Some(output_tail),
+            out: LineSplitter::new(STDOUT_LINE_BYTES),
             rest: VecDeque::new(),
-            results: Results::Typed,
+            results: ResultForm::Typed,
             had_result: false,
             on_progress: None,
             turn: None,
@@ -167,18 +167,18 @@ impl Stdio {
     /// Delivers results unparsed, and progress notifications to this function, in order and before any message that follows them.
     #[must_use]
     pub fn raw(mut self, on_progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.results = Results::Raw;
+        self.results = ResultForm::Raw;
         self.on_progress = Some(Box::new(on_progress));
         self
     }
 
     /// The process, for everything except messages.
     #[must_use]
-    pub fn child(&self) -> &Arc<Child> {
+    pub fn child(&self) -> &Arc<ServerProcess> {
         &self.child
     }
 
-    /// The next message; `None` when the stream has ended, see [`Child::ended`]. Cancel safe.
+    /// The next message; `None` when the stream has ended, see [`ServerProcess::ended`]. Cancel safe.
     async fn next(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         loop {
             while let Some(line) = self.out.next().or_else(|| self.rest.pop_front()) {
@@ -187,7 +187,7 @@ impl Stdio {
                 }
             }
             if let Some(ended) = &self.ending {
-                self.child.tell_end(ended.clone());
+                self.child.set_end(ended.clone());
                 return None;
             }
             self.step().await;
@@ -197,7 +197,7 @@ impl Stdio {
     /// Waits for one event. Cancel safe: a received event is handled before the next wait.
     async fn step(&mut self) {
         let until = match self.exited {
-            Some(Overdue::Terminate(at) | Overdue::GiveUp(at)) => Some(at),
+            Some(LeftoverDeadline::Terminate(at) | LeftoverDeadline::GiveUp(at)) => Some(at),
             None => None,
         };
         // Check the deadline first. Otherwise a leftover process that writes continuously would always win over the timer.
@@ -210,10 +210,10 @@ impl Stdio {
                 None => std::future::pending().await,
             }
         };
-        let Some(tail) = &mut self.tail else { return };
+        let Some(output_tail) = &mut self.output_tail else { return };
         tokio::select! {
             biased;
-            event = tail.events.next() => self.handle(event),
+            event = output_tail.events.next() => self.handle(event),
             () = overdue => self.handle_overdue(),
         }
     }
@@ -222,25 +222,25 @@ impl Stdio {
         match event {
             Some(Event::Output { stream: wire::Stream::Stderr, bytes, .. }) => self.take_stderr(&bytes),
             Some(Event::Output { stream: wire::Stream::Stdout | wire::Stream::Pty, bytes, .. }) => {
-                if let Err(TooLong) = self.out.push(&bytes) {
-                    self.ending = Some(Ended::LineTooLong { stream: "stdout", limit: STDOUT_LINE_BYTES });
+                if let Err(LineTooLong) = self.out.push(&bytes) {
+                    self.ending = Some(StreamEnd::LineTooLong { stream: "stdout", limit: STDOUT_LINE_BYTES });
                 }
             }
-            Some(Event::Gap { bytes, .. }) => self.ending = Some(Ended::Gap { bytes }),
-            Some(Event::Exited { .. }) => self.exited = Some(Overdue::Terminate(Instant::now() + EXIT_GRACE)),
-            Some(Event::Closed { .. }) => self.finish(Ended::Exited(self.child.process.exit().map(Box::new))),
-            Some(Event::Failed(error)) => self.finish(Ended::Lost(error)),
-            None => self.finish(Ended::Lost(Error::Disconnected { reason: None })),
+            Some(Event::Gap { bytes, .. }) => self.ending = Some(StreamEnd::Gap { bytes }),
+            Some(Event::Exited { .. }) => self.exited = Some(LeftoverDeadline::Terminate(Instant::now() + EXIT_GRACE)),
+            Some(Event::Closed { .. }) => self.finish(StreamEnd::Exited(self.child.process.exit().map(Box::new))),
+            Some(Event::Failed(error)) => self.finish(StreamEnd::Lost(error)),
+            None => self.finish(StreamEnd::Lost(Error::Disconnected { reason: None })),
         }
     }
 
     /// Leftover processes still hold the streams after the grace period.
     fn handle_overdue(&mut self) {
-        if matches!(self.exited, Some(Overdue::GiveUp(_))) {
-            return self.finish(Ended::Exited(self.child.process.exit().map(Box::new)));
+        if matches!(self.exited, Some(LeftoverDeadline::GiveUp(_))) {
+            return self.finish(StreamEnd::Exited(self.child.process.exit().map(Box::new)));
         }
         tracing::info!(server = self.child.name, "it exited, and what it left behind is ended");
-        self.exited = Some(Overdue::GiveUp(Instant::now() + GONE_WITHIN));
+        self.exited = Some(LeftoverDeadline::GiveUp(Instant::now() + GONE_WITHIN));
         let process = self.child.process.clone();
         lock(&self.child.tasks).spawn(async move {
             if let Err(error) = process.terminate(None).await {
@@ -250,16 +250,16 @@ impl Stdio {
     }
 
     fn take_stderr(&mut self, bytes: &[u8]) {
-        let Some(tail) = &mut self.tail else { return };
-        if let Err(TooLong) = tail.take(&self.child, bytes) {
-            self.ending = Some(Ended::LineTooLong { stream: "stderr", limit: STDERR_LINE_BYTES });
+        let Some(output_tail) = &mut self.output_tail else { return };
+        if let Err(LineTooLong) = output_tail.take(&self.child, bytes) {
+            self.ending = Some(StreamEnd::LineTooLong { stream: "stderr", limit: STDERR_LINE_BYTES });
         }
     }
 
     /// Handles the end of all output.
-    fn finish(&mut self, ended: Ended) {
-        if let Some(tail) = &mut self.tail {
-            tail.finish(&self.child);
+    fn finish(&mut self, ended: StreamEnd) {
+        if let Some(output_tail) = &mut self.output_tail {
+            output_tail.finish(&self.child);
         }
         while let Some(line) = self.out.next() {
             self.rest.push_back(line);
@@ -273,17 +273,17 @@ impl Stdio {
             return None;
         }
         match decode(line, self.results, !self.had_result) {
-            Decoded::Message(message) => {
+            DecodedLine::Message(message) => {
                 self.had_result |= matches!(*message, RxJsonRpcMessage::<RoleClient>::Response(_));
                 Some(*message)
             }
-            Decoded::Progress(progress) => {
+            DecodedLine::Progress(progress) => {
                 if let Some(tell) = &self.on_progress {
                     tell(progress);
                 }
                 None
             }
-            Decoded::Noise(why) => {
+            DecodedLine::Noise(why) => {
                 self.child.skip(line, &why);
                 None
             }
@@ -291,7 +291,7 @@ impl Stdio {
     }
 }
 
-impl Transport<RoleClient> for Stdio {
+impl Transport<RoleClient> for StdioTransport {
     type Error = io::Error;
 
     fn name() -> std::borrow::Cow<'static, str> {
@@ -304,7 +304,7 @@ impl Transport<RoleClient> for Stdio {
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
         // Messages are sent in the order of these calls, not in the order in which the futures are first polled.
         let (after, next) = oneshot::channel();
-        let turn = Turn { before: self.turn.replace(next), after };
+        let turn = SendTurn { before: self.turn.replace(next), after };
         let child = Arc::clone(&self.child);
         async move { child.send(turn, &item).await }
     }
@@ -316,41 +316,44 @@ impl Transport<RoleClient> for Stdio {
     async fn close(&mut self) -> Result<(), Self::Error> {
         let child = Arc::clone(&self.child);
         match &self.ending {
-            Some(Ended::Exited(_) | Ended::Lost(_) | Ended::Closed) if child.process.closed().is_some() => {
+            Some(StreamEnd::Exited(_) | StreamEnd::Lost(_) | StreamEnd::Closed) if child.process.closed().is_some() => {
                 child.forget().await;
             }
-            Some(Ended::Lost(_)) => {}
+            Some(StreamEnd::Lost(_)) => {}
             ending => {
                 // After an overlong line or lost output, do not close stdin and wait, but terminate at once.
-                let is_gentle = !matches!(ending, Some(Ended::LineTooLong { .. } | Ended::Gap { .. }));
-                child.tell_end(ending.clone().unwrap_or(Ended::Closed));
-                if let Some(tail) = &mut self.tail {
-                    child.end_when(is_gentle, tail.drain(&child)).await;
+                let is_gentle = !matches!(ending, Some(StreamEnd::LineTooLong { .. } | StreamEnd::Gap { .. }));
+                child.set_end(ending.clone().unwrap_or(StreamEnd::Closed));
+                if let Some(output_tail) = &mut self.output_tail {
+                    child.end_when(is_gentle, output_tail.drain(&child)).await;
                 }
             }
         }
-        child.tell_end(Ended::Closed);
+        child.set_end(StreamEnd::Closed);
         Ok(())
     }
 }
 
-impl Drop for Stdio {
+impl Drop for StdioTransport {
     fn drop(&mut self) {
-        // Code that still has the `Child` can read the remaining output.
-        *lock(&self.child.tail) = self.tail.take();
+        // Code that still has the `ServerProcess` can read the remaining output.
+        *lock(&self.child.output_tail) = self.output_tail.take();
     }
 }
 
-impl fmt::Debug for Stdio {
+impl fmt::Debug for StdioTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stdio").field("child", &self.child).field("ending", &self.ending).finish_non_exhaustive()
+        f.debug_struct("StdioTransport")
+            .field("child", &self.child)
+            .field("ending", &self.ending)
+            .finish_non_exhaustive()
     }
 }
 
 /// Displays how a process ended, as the text after "it".
-struct Exited<'a>(&'a Option<Box<Exit>>);
+struct ExitText<'a>(&'a Option<Box<Exit>>);
 
-impl fmt::Display for Exited<'_> {
+impl fmt::Display for ExitText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_deref() {
             Some(Exit { signal: Some(signal), .. }) => write!(f, "was ended by {signal}"),
@@ -361,9 +364,9 @@ impl fmt::Display for Exited<'_> {
 }
 
 /// Displays a number of bytes, or "some bytes" if unknown.
-struct Bytes<'a>(&'a Option<u64>);
+struct ByteCountText<'a>(&'a Option<u64>);
 
-impl fmt::Display for Bytes<'_> {
+impl fmt::Display for ByteCountText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(bytes) => write!(f, "{bytes} bytes"),

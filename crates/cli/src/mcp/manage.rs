@@ -23,10 +23,11 @@ use exec_server_client::{
     transport::BoxFuture,
 };
 use exec_server_mcp::{
-    config::{Config, Placement, Way},
+    config::{Config, Placement, ServerTransport},
     launch,
     manager::{
-        Action, Answer, Call, Elicit, Error, Host, Hosts, KEEP, Manager, PlaceError, Question, Settings, Status,
+        Action, Answer, Elicit, Error, Host, Hosts, KEEP, Manager, PlacementError, Question, ServerStatus, Settings,
+        ToolCall,
     },
     names::{self, ToolRef},
 };
@@ -68,7 +69,7 @@ pub(crate) fn list(args: &args::List, token: Option<env_token::Waiting>) -> anyh
     };
     let mut failed = false;
     for status in listing.status.values() {
-        if let Status::Failed { reason } | Status::AuthenticationRequired { reason } = status {
+        if let ServerStatus::Failed { reason } | ServerStatus::AuthenticationRequired { reason } = status {
             failed = true;
             say::talk(format_args!("exec-server: {}", reason));
         }
@@ -83,24 +84,24 @@ pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> 
     let mut failed = false;
     let mut rows = Vec::new();
     let mut all = Vec::new();
-    let manager = Manager::new(Settings::new(setup.config.clone()), Hosts::new(|_| Err(PlaceError::NoRemote)));
+    let manager = Manager::new(Settings::new(setup.config.clone()), Hosts::new(|_| Err(PlacementError::NoRemote)));
     let states = manager.status();
     for (name, server) in &setup.config.servers {
         // If the environment of a server does not exist, that is known without starting anything.
         let state = match (setup.places.find(&server.placement), states.get(name)) {
-            (Err(error), Some(Status::NotStarted)) => {
-                Status::Failed { reason: format!("MCP server `{name}`: {error}") }
+            (Err(error), Some(ServerStatus::NotStarted)) => {
+                ServerStatus::Failed { reason: format!("MCP server `{name}`: {error}") }
             }
-            (_, state) => state.cloned().unwrap_or(Status::NotStarted),
+            (_, state) => state.cloned().unwrap_or(ServerStatus::NotStarted),
         };
-        failed |= matches!(state, Status::Failed { .. });
+        failed |= matches!(state, ServerStatus::Failed { .. });
         if let Some(reason) = state.reason() {
             say::talk(format_args!("exec-server: {}", reason));
         }
         let target = show::target(server);
         rows.push([name.clone(), state.word().to_owned(), show::environment(server), target.clone()]);
         let mut shown = show::server(name, server, state.word(), state.reason());
-        let key = if matches!(server.way, Way::Stdio(_)) { "command" } else { "url" };
+        let key = if matches!(server.transport, ServerTransport::Stdio(_)) { "command" } else { "url" };
         shown.insert(key.to_owned(), target.into());
         shown.insert("required".to_owned(), server.required.into());
         all.push(Value::Object(shown));
@@ -121,7 +122,7 @@ pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyh
         return Ok(no_server(&args.server, &setup.config));
     }
     setup.config.servers.retain(|name, _| *name == args.server);
-    let mut call = Call::new(&args.server, &args.tool);
+    let mut call = ToolCall::new(&args.server, &args.tool);
     call.arguments = arguments;
     if io::stderr().is_terminal() {
         call.on_progress = Some(Arc::new(|step| {
@@ -181,7 +182,9 @@ impl Setup {
         let here = env::current_dir().ok();
         for server in config.servers.values_mut() {
             // A relative working directory is relative to ours.
-            if let (Placement::Local, Way::Stdio(stdio), Some(here)) = (&server.placement, &mut server.way, &here) {
+            if let (Placement::Local, ServerTransport::Stdio(stdio), Some(here)) =
+                (&server.placement, &mut server.transport, &here)
+            {
                 stdio.cwd = stdio.cwd.take().map(|cwd| if launch::is_relative(&cwd) { here.join(cwd) } else { cwd });
             }
         }
@@ -190,17 +193,17 @@ impl Setup {
 }
 
 /// The environment that `remote` means. The token from the environment is for it alone; the others have their own in URLs or files.
-fn remote(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Result<Server, PlaceError>> {
+fn remote(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Result<Server, PlacementError>> {
     let is_asked = args.connect.is_some();
     match Server::find(args, token) {
-        Ok(server) => Ok(server.ok_or(PlaceError::NoRemote)),
+        Ok(server) => Ok(server.ok_or(PlacementError::NoRemote)),
         Err(error) if is_asked => Err(error),
         // Without `--connect`, the setting of a variable or file is not about MCP servers alone. So an invalid setting is not an error
         // here: servers that run locally need no remote environment.
         Err(error) => match asked_for() {
-            Ok(Choice::None) => Ok(Err(PlaceError::NoRemote)),
+            Ok(Choice::None) => Ok(Err(PlacementError::NoRemote)),
             Ok(Choice::Local | Choice::Remote(_)) => Err(error),
-            Err(_) => Ok(Err(PlaceError::Unknown { name: "remote".to_owned(), reason: format!("{error:#}") })),
+            Err(_) => Ok(Err(PlacementError::Unknown { name: "remote".to_owned(), reason: format!("{error:#}") })),
         },
     }
 }
@@ -212,7 +215,7 @@ fn asked_for() -> anyhow::Result<Choice> {
 /// The environments in which servers can run.
 #[derive(Clone)]
 struct Places {
-    remote: Arc<Result<Server, PlaceError>>,
+    remote: Arc<Result<Server, PlacementError>>,
     /// `--recover-for`: how long reconnecting is tried.
     recover_for: Option<Duration>,
 }
@@ -222,7 +225,7 @@ impl Places {
         Ok(Self { remote: Arc::new(remote(args, token)?), recover_for: args.recover_for })
     }
 
-    fn find(&self, placement: &Placement) -> Result<Host, PlaceError> {
+    fn find(&self, placement: &Placement) -> Result<Host, PlacementError> {
         let local = || LocalConfig { name: "exec-server mcp".to_owned(), ..LocalConfig::default() };
         let executor = |spec, token| {
             let host = Host::remote(spec, token, KEEP);
@@ -234,18 +237,18 @@ impl Places {
         match placement {
             Placement::Local => match environment::choose(Some(environment::LOCAL)) {
                 Ok(Choice::Local) => Ok(Host::local(local())),
-                other => Err(PlaceError::no_local(other)),
+                other => Err(PlacementError::no_local(other)),
             },
             Placement::Remote => {
                 let remote = self.remote.as_ref().as_ref().map_err(Clone::clone)?;
-                let (spec, token) = remote.spec().ok_or(PlaceError::NoRemote)?;
+                let (spec, token) = remote.spec().ok_or(PlacementError::NoRemote)?;
                 Ok(executor(spec.clone(), token.clone()))
             }
             Placement::Named(name) | Placement::Url(name) => match environment::choose(Some(name)) {
                 Ok(Choice::Local) => Ok(Host::local(local())),
                 Ok(Choice::Remote(spec)) => Ok(executor(spec, None)),
-                Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
-                Err(error) => Err(PlaceError::unknown(show::place_of(name), &error)),
+                Ok(Choice::None) => Err(PlacementError::Off { name: name.clone() }),
+                Err(error) => Err(PlacementError::unknown(show::place_of(name), &error)),
             },
         }
     }
@@ -324,7 +327,7 @@ impl Elicit for Asks {
 
 /// The state, tools and other offers of all servers.
 struct Listing {
-    status: BTreeMap<String, Status>,
+    status: BTreeMap<String, ServerStatus>,
     /// Each tool with its server, and the description from the server.
     tools: Vec<(ToolRef, Value)>,
     /// By server name: resources, templates and prompts, for the JSON output.
@@ -371,7 +374,7 @@ impl Listing {
             }
             if rows.len() == before {
                 let why = match self.status.get(name) {
-                    Some(Status::Ready) | None => "(no tools)".to_owned(),
+                    Some(ServerStatus::Ready) | None => "(no tools)".to_owned(),
                     Some(status) => format!("({})", status.word()),
                 };
                 rows.push([name.clone(), "-".to_owned(), why]);
@@ -384,7 +387,7 @@ impl Listing {
         let qualified = names::qualify(self.tools.iter().map(|(reference, _)| reference.clone()));
         let qualified: BTreeMap<ToolRef, String> = qualified.into_iter().map(|(name, tool)| (tool, name)).collect();
         let all = config.servers.iter().map(|(name, server)| {
-            let status = self.status.get(name).cloned().unwrap_or(Status::NotStarted);
+            let status = self.status.get(name).cloned().unwrap_or(ServerStatus::NotStarted);
             let mut shown = show::server(name, server, status.word(), status.reason());
             let tools =
                 self.tools.iter().filter(|(reference, _)| reference.server == *name).map(|(reference, tool)| {

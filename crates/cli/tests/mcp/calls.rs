@@ -6,7 +6,7 @@ use std::{
 };
 
 use exec_server_client::transport::BoxFuture;
-use exec_server_mcp::manager::{Action, Answer, Call, Elicit, Error, Manager, Question, SandboxState};
+use exec_server_mcp::manager::{Action, Answer, Elicit, Error, Manager, Question, SandboxState, ToolCall};
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
@@ -71,7 +71,7 @@ async fn a_call_that_takes_too_long_is_given_up_and_the_server_told(place: &Plac
 /// Waits until the server has seen one cancelled request.
 async fn cancelled(manager: &Manager) {
     until("the server is told", async || {
-        let mut stats = Call::new("t", "stats");
+        let mut stats = ToolCall::new("t", "stats");
         stats.timeout = Some(crate::SOON);
         let stats = manager.call(stats).await.expect("call").structured_content.unwrap_or_default();
         stats["cancelled"].as_array().is_some_and(|ids| ids.len() == 1)
@@ -97,7 +97,7 @@ async fn a_call_that_is_dropped_is_cancelled(place: &Place) {
 async fn progress_is_told_in_order(place: &Place) {
     let manager = place.one(&[]);
     let heard = Arc::new(Mutex::new(Vec::new()));
-    let mut sleep = Call::new("t", "sleep").arguments(json!({"ms": 20, "steps": 40}));
+    let mut sleep = ToolCall::new("t", "sleep").arguments(json!({"ms": 20, "steps": 40}));
     sleep.on_progress = Some({
         let heard = Arc::clone(&heard);
         Arc::new(move |step| heard.lock().expect("no writer panics").push((step.progress, step.total, step.message)))
@@ -170,12 +170,12 @@ async fn arguments_and_meta_must_be_objects(place: &Place) {
     let manager = place.one(&[]);
     let error = call(&manager, "echo", json!(["x"])).await.expect_err("a list");
     assert!(error.to_string().contains("`arguments` must be a JSON object, not a list"), "{error}");
-    let mut echo = Call::new("t", "echo");
+    let mut echo = ToolCall::new("t", "echo");
     echo.meta = Some(json!(7));
     let error = manager.call(echo).await.expect_err("a number");
     assert!(error.to_string().contains("`_meta` must be a JSON object, not a number"), "{error}");
     assert_eq!(manager.status()["t"].word(), "notStarted", "nothing was started for that");
-    let error = manager.call(Call::new("u", "echo")).await.expect_err("unknown");
+    let error = manager.call(ToolCall::new("u", "echo")).await.expect_err("unknown");
     assert!(error.to_string().contains("no MCP server `u`; there are `t`"), "{error}");
     manager.shutdown().await;
 }
@@ -211,7 +211,7 @@ async fn a_failed_tool_is_a_result_and_an_error_of_the_protocol_an_error(place: 
 async fn meta_reaches_the_server_and_the_sandbox_only_one_that_asks(place: &Place) {
     let manager = place.manager(place.config(&[("t", &["--sandbox-state-meta"], ""), ("other", &[], "")]));
     let seen = async |server: &str| {
-        let mut echo = Call::new(server, "echo").arguments(json!({"message": "m"}));
+        let mut echo = ToolCall::new(server, "echo").arguments(json!({"message": "m"}));
         echo.meta = Some(json!({"threadId": "42", "progressToken": "mine"}));
         echo.sandbox = Some(SandboxState {
             permission_profile: None,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use exec_server_mcp::manager::{Error, Manager, Restarts, Status, Update};
+use exec_server_mcp::manager::{Error, Manager, Restarts, ServerStatus, ServerUpdate};
 use serde_json::json;
 
 use crate::{Place, at_both, call, data, soon};
@@ -38,18 +38,22 @@ async fn a_crashed_server_is_started_again_and_the_caller_told(place: &Place) {
     let mut told = Vec::new();
     while told.last() != Some(&"ready") {
         told.push(match soon("an update", updates.next()).await {
-            Some(Update::Crashed { name, .. }) if name == "t" => "crashed",
-            Some(Update::Server { name, status: Status::Starting { restarts: 1 } }) if name == "t" => "starting",
-            Some(Update::Server { name, status: Status::Ready }) if name == "t" && told.is_empty() => continue,
-            Some(Update::Server { name, status: Status::Ready }) if name == "t" => "ready",
+            Some(ServerUpdate::Crashed { name, .. }) if name == "t" => "crashed",
+            Some(ServerUpdate::Server { name, status: ServerStatus::Starting { restarts: 1 } }) if name == "t" => {
+                "starting"
+            }
+            Some(ServerUpdate::Server { name, status: ServerStatus::Ready }) if name == "t" && told.is_empty() => {
+                continue;
+            }
+            Some(ServerUpdate::Server { name, status: ServerStatus::Ready }) if name == "t" => "ready",
             // Skip the summary of the first start, which may arrive a moment late, and events of the other server.
-            Some(Update::Summary(_)) => continue,
-            Some(Update::Server { name, .. }) if name == "other" => continue,
+            Some(ServerUpdate::Summary(_)) => continue,
+            Some(ServerUpdate::Server { name, .. }) if name == "other" => continue,
             other => panic!("{other:?}"),
         });
     }
     assert_eq!(told, ["crashed", "starting", "ready"]);
-    assert_eq!(manager.status()["other"], Status::Ready);
+    assert_eq!(manager.status()["other"], ServerStatus::Ready);
     manager.shutdown().await;
 }
 
@@ -62,7 +66,7 @@ async fn a_server_that_crashes_too_often_has_failed(place: &Place) {
     }
     let error = call(&manager, "pid", json!({})).await.expect_err("it has failed");
     assert!(matches!(error, Error::Failed { .. }), "{error}");
-    let Status::Failed { reason } = &manager.status()["t"] else { panic!("{:?}", manager.status()) };
+    let ServerStatus::Failed { reason } = &manager.status()["t"] else { panic!("{:?}", manager.status()) };
     for part in ["3 times in a row", "exited with code 9", "my own fault"] {
         assert!(reason.contains(part), "{reason}");
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use exec_server_client::environment::RemoteSpec;
-use exec_server_mcp::manager::{Error, Host, Hosts, Manager, Status};
+use exec_server_mcp::manager::{Error, Host, Hosts, Manager, ServerStatus};
 use serde_json::json;
 
 use crate::{
@@ -41,7 +41,7 @@ async fn a_shutdown_calls_off_servers_that_are_starting(place: &Place) {
     assert!(!running.is_empty());
     let (result, ()) = tokio::join!(manager.tools_of("t"), soon("shutdown", manager.shutdown()));
     assert!(matches!(result.expect_err("called off"), Error::Cancelled { .. }));
-    assert_eq!(manager.status()["t"], Status::Cancelled);
+    assert_eq!(manager.status()["t"], ServerStatus::Cancelled);
     wait_gone("what was starting", &running);
 }
 

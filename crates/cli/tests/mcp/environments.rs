@@ -7,7 +7,7 @@ use exec_server_client::{
     environment::{Choice, RemoteSpec},
     local::LocalConfig,
 };
-use exec_server_mcp::manager::{Host, Hosts, KEEP, Manager, Restarts, Status};
+use exec_server_mcp::manager::{Host, Hosts, KEEP, Manager, Restarts, ServerStatus};
 use serde_json::{Value, json};
 use tokio::{io::AsyncReadExt as _, net::TcpListener};
 
@@ -90,7 +90,7 @@ async fn an_executor_that_cannot_be_reached_fails_only_its_servers(place: &Place
         let reason = &summary.failed[name];
         assert!(reason.contains(&format!("MCP server `{name}`: its executor cannot be used")), "{reason}");
     }
-    assert_eq!(manager.status()["t"], Status::Ready);
+    assert_eq!(manager.status()["t"], ServerStatus::Ready);
     manager.shutdown().await;
 }
 
@@ -239,11 +239,11 @@ fn an_executor_that_is_away_for_long_is_waited_for() {
         let before = data(&manager, "pid", json!({})).await;
         server.kill();
         // More attempts than crashes of the server itself would be allowed.
-        until("attempts", async || matches!(manager.status()["t"], Status::Starting { restarts: 3.. })).await;
+        until("attempts", async || matches!(manager.status()["t"], ServerStatus::Starting { restarts: 3.. })).await;
         let error = call(&manager, "pid", json!({})).await.expect_err("it is away");
         assert!(error.to_string().contains("its executor is out of reach, and is tried again"), "{error}");
         server.restart();
-        until("its return", async || manager.status()["t"] == Status::Ready).await;
+        until("its return", async || manager.status()["t"] == ServerStatus::Ready).await;
         assert_ne!(data(&manager, "pid", json!({})).await, before);
         tokio::time::timeout(Duration::from_secs(20), manager.shutdown()).await.expect("shutdown");
     });

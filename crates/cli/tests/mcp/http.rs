@@ -11,7 +11,7 @@ use std::{
 
 use exec_server_mcp::{
     config::{Config, Format},
-    manager::{Auth, Call, Detail, Error, Manager, Status},
+    manager::{Error, Manager, ServerAuth, ServerStatus, SnapshotDetail, ToolCall},
 };
 use serde_json::{Value, json};
 
@@ -71,7 +71,7 @@ async fn a_server_over_http_is_one_like_any_other(place: &Place) {
     assert_eq!(manager.resources_of("t").await.expect("listed").len(), 5);
     let image = call(&manager, "image", json!({"detail": "low"})).await.expect("call");
     assert_eq!(image.content[0]["_meta"], json!({"codex/imageDetail": "low"}));
-    let error = manager.call(Call::new("t", "error")).await.expect_err("an error");
+    let error = manager.call(ToolCall::new("t", "error")).await.expect_err("an error");
     assert!(matches!(error, Error::Answer { .. }), "{error}");
     soon("shutdown", manager.shutdown()).await;
 }
@@ -81,10 +81,10 @@ async fn a_server_that_wants_a_token_says_so_and_the_way_out(place: &Place) {
     let without = manager(place, &server.url, "");
     let summary = soon("start", without.start_all()).await.expect("not required");
     assert!(summary.failed["t"].contains("`bearer_token_env_var` of `[mcp_servers.t]`"), "{summary:?}");
-    assert!(matches!(without.status()["t"], Status::AuthenticationRequired { .. }), "{:?}", without.status());
+    assert!(matches!(without.status()["t"], ServerStatus::AuthenticationRequired { .. }), "{:?}", without.status());
     let error = call(&without, "pid", json!({})).await.expect_err("refused");
     assert!(matches!(error, Error::AuthenticationRequired { .. }), "{error}");
-    assert_eq!(without.snapshot(Detail::ToolsAndAuthOnly).await.servers["t"].auth, Auth::Required);
+    assert_eq!(without.snapshot(SnapshotDetail::ToolsAndAuthOnly).await.servers["t"].auth, ServerAuth::Required);
     without.shutdown().await;
 
     let with = manager(place, &server.url, "bearer_token_env_var = \"TOKEN\"");
@@ -151,7 +151,7 @@ async fn discovery_timeout_unblocks_the_executor(place: &Place) {
     let summary = soon("start", manager.start_all()).await.expect("not required");
     assert_eq!(summary.ready, ["t"], "{summary:?}");
     assert!(summary.failed["silent"].contains("no answer to `tools/list` within 1s"), "{summary:?}");
-    assert!(matches!(manager.status()["silent"], Status::Failed { .. }), "{:?}", manager.status());
+    assert!(matches!(manager.status()["silent"], ServerStatus::Failed { .. }), "{:?}", manager.status());
     // The request does not stay behind on the executor, whose connection still works.
     until("it is let go of", async || gone.load(Ordering::Relaxed) == 1).await;
     assert_eq!(data(&manager, "echo", json!({"message": "m"})).await["echo"], json!("ECHOING: m"));

@@ -1,6 +1,6 @@
 //! Lists of tools, resources, templates and prompts, through all pages.
 
-use exec_server_mcp::manager::{Auth, Detail, Status};
+use exec_server_mcp::manager::{ServerAuth, ServerStatus, SnapshotDetail};
 use serde_json::{Map, json};
 
 use crate::{Place, at_both, data, soon, until};
@@ -62,7 +62,7 @@ async fn tools_that_come_later_are_known(place: &Place) {
 
 async fn a_snapshot_looks_through_servers_of_its_own(place: &Place) {
     let empty = place.manager(place.config(&[]));
-    assert!(empty.snapshot(Detail::Full).await.servers.is_empty());
+    assert!(empty.snapshot(SnapshotDetail::Full).await.servers.is_empty());
 
     let config = place.config(&[
         ("t", &["--journal", "{dir}/j"], ""),
@@ -71,19 +71,19 @@ async fn a_snapshot_looks_through_servers_of_its_own(place: &Place) {
     ]);
     let manager = place.manager(config);
     let pid = data(&manager, "pid", json!({})).await;
-    let full = soon("a snapshot", manager.snapshot(Detail::Full)).await.servers;
+    let full = soon("a snapshot", manager.snapshot(SnapshotDetail::Full)).await.servers;
     let t = &full["t"];
-    assert_eq!((&t.status, t.auth), (&Status::Ready, Auth::Unsupported));
+    assert_eq!((&t.status, t.auth), (&ServerStatus::Ready, ServerAuth::Unsupported));
     assert_eq!((t.resources.len(), t.resource_templates.len(), t.prompts.len()), (5, 3, 2));
     assert!(t.tools.iter().any(|tool| tool.name == "echo"));
-    assert!(matches!(&full["gone"].status, Status::Failed { reason } if reason.contains("code 3")));
-    assert_eq!(full["off"].status, Status::Disabled);
-    let short = soon("a snapshot", manager.snapshot(Detail::ToolsAndAuthOnly)).await.servers;
+    assert!(matches!(&full["gone"].status, ServerStatus::Failed { reason } if reason.contains("code 3")));
+    assert_eq!(full["off"].status, ServerStatus::Disabled);
+    let short = soon("a snapshot", manager.snapshot(SnapshotDetail::ToolsAndAuthOnly)).await.servers;
     assert!(!short["t"].tools.is_empty() && short["t"].resources.is_empty() && short["t"].prompts.is_empty());
 
     let events = |event: &str| place.journal("j").iter().filter(|line| line["event"] == event).count();
     assert_eq!((events("start"), events("eof")), (3, 2), "two of its own, and both are ended");
     assert_eq!(data(&manager, "pid", json!({})).await, pid, "what runs here is not touched");
-    assert_eq!(manager.status()["gone"], Status::NotStarted);
+    assert_eq!(manager.status()["gone"], ServerStatus::NotStarted);
     manager.shutdown().await;
 }

@@ -23,7 +23,7 @@ pub(crate) use place::{Kind, Place, bounded_remote, run};
 
 use std::time::Duration;
 
-use exec_server_mcp::manager::{Call, CallResult, Error, Manager};
+use exec_server_mcp::manager::{CallResult, Error, Manager, ToolCall};
 use serde_json::Value;
 
 /// Timeout for anything that must happen.
@@ -68,7 +68,7 @@ pub(crate) async fn pass(time: Duration) {
 
 /// Calls a tool of the server `t`.
 pub(crate) async fn call(manager: &Manager, tool: &str, arguments: Value) -> Result<CallResult, Error> {
-    soon(tool, manager.call(Call::new("t", tool).arguments(arguments))).await
+    soon(tool, manager.call(ToolCall::new("t", tool).arguments(arguments))).await
 }
 
 /// The structured content that a tool of the server `t` returns.

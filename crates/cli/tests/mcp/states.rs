@@ -1,6 +1,6 @@
 //! The reports of a manager about its servers: states, updates, summaries, and required servers that fail.
 
-use exec_server_mcp::manager::{Error, Status, Update};
+use exec_server_mcp::manager::{Error, ServerStatus, ServerUpdate};
 use serde_json::json;
 
 use crate::{Place, at_both, call, soon};
@@ -16,13 +16,13 @@ async fn looking_starts_nothing(place: &Place) {
     let config = place.config(&[("t", &["--journal", "{dir}/j"], ""), ("off", &[], "enabled = false")]);
     let manager = place.manager(config);
     let status = manager.status();
-    assert_eq!((&status["t"], &status["off"]), (&Status::NotStarted, &Status::Disabled));
+    assert_eq!((&status["t"], &status["off"]), (&ServerStatus::NotStarted, &ServerStatus::Disabled));
     assert!(manager.tools().await.is_empty() && manager.log("t").is_empty() && manager.info("t").is_none());
     assert!(place.journal("j").is_empty() && place.processes().is_empty());
     let error = soon("an answer", manager.tools_of("off")).await.expect_err("disabled");
     assert!(matches!(error, Error::Disabled { .. }) && error.to_string().contains("`enabled = true`"), "{error}");
     manager.shutdown().await;
-    assert_eq!(manager.status()["t"], Status::Cancelled);
+    assert_eq!(manager.status()["t"], ServerStatus::Cancelled);
     let error = call(&manager, "pid", json!({})).await.expect_err("it is over");
     assert!(matches!(error, Error::Cancelled { .. }), "{error}");
 }
@@ -37,9 +37,9 @@ async fn every_start_is_told_and_summed_up(place: &Place) {
     let mut told = Vec::new();
     let summary = loop {
         match soon("an update", updates.next()).await.expect("the manager is there") {
-            Update::Server { name, status } => told.push(format!("{name} {}", status.word())),
-            Update::Summary(summary) => break summary,
-            other @ (Update::Crashed { .. } | Update::Missed(_)) => panic!("{other:?}"),
+            ServerUpdate::Server { name, status } => told.push(format!("{name} {}", status.word())),
+            ServerUpdate::Summary(summary) => break summary,
+            other @ (ServerUpdate::Crashed { .. } | ServerUpdate::Missed(_)) => panic!("{other:?}"),
         }
     };
     told.sort();
@@ -67,6 +67,6 @@ async fn a_call_starts_only_the_server_that_it_needs(place: &Place) {
     let manager = place.manager(place.config(&[("t", &[], ""), ("other", &[], "")]));
     call(&manager, "pid", json!({})).await.expect("call");
     let status = manager.status();
-    assert_eq!((&status["t"], &status["other"]), (&Status::Ready, &Status::NotStarted));
+    assert_eq!((&status["t"], &status["other"]), (&ServerStatus::Ready, &ServerStatus::NotStarted));
     manager.shutdown().await;
 }

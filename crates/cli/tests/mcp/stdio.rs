@@ -6,13 +6,13 @@ use exec_server_client::{Client, Start, backend::RemoteBackend, protocol::proces
 use exec_server_mcp::{
     config::StdioConfig,
     launch::{Launch, launch},
-    manager::Status,
+    manager::ServerStatus,
     rmcp::{
         ServiceExt as _,
         model::{ClientJsonRpcMessage, ClientNotification, ProtocolVersion},
         transport::Transport as _,
     },
-    transport::{Ended, Log, Stdio},
+    transport::{StderrLog, StdioTransport, StreamEnd},
 };
 use serde_json::json;
 
@@ -56,7 +56,7 @@ async fn round_trip(place: &Place) {
 
     let pid = data(&manager, "pid", json!({})).await["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
     soon("shutdown", manager.shutdown()).await;
-    assert_eq!(manager.status()["t"], Status::Cancelled);
+    assert_eq!(manager.status()["t"], ServerStatus::Cancelled);
     // Without waiting: the process must be gone when the shutdown returns.
     let alive = pid.map(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
     assert_eq!(alive, Some(false), "its process is gone");
@@ -137,7 +137,7 @@ async fn connect(place: &Place) -> RemoteBackend {
 }
 
 fn launched<'a>(stdio: &'a StdioConfig, variables: &'a exec_server_mcp::env::Variables) -> Launch<'a> {
-    Launch { name: "t", stdio, variables, cwd: None, log: Arc::new(Log::default()) }
+    Launch { name: "t", stdio, variables, cwd: None, log: Arc::new(StderrLog::default()) }
 }
 
 #[test]
@@ -177,10 +177,10 @@ fn output_that_is_gone_ends_the_stream() {
         let process = remote.0.start(start).await.expect("start");
         // The output is not read, so the oldest part is dropped.
         wait_gone("the process", &[process.pid().expect("a pid")].into());
-        let mut transport = Stdio::new("t", process, Arc::new(Log::default()));
+        let mut transport = StdioTransport::new("t", process, Arc::new(StderrLog::default()));
         assert!(soon("the end", transport.receive()).await.is_none());
         let ended = transport.child().ended().borrow().clone();
-        assert!(matches!(ended, Some(Ended::Gap { .. })), "{ended:?}");
+        assert!(matches!(ended, Some(StreamEnd::Gap { .. })), "{ended:?}");
         soon("close", transport.close()).await.expect("close");
         remote.0.end_session().await.expect("end");
     });
@@ -193,12 +193,12 @@ fn a_last_line_without_its_end_is_offered_and_a_carriage_return_removed() {
         let script = r#"printf '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}\r\n\n'
             printf 'noise\n{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'; printf 'last words' >&2"#;
         let process = remote.0.start(Start::new(["sh", "-c", script]).pipe_stdin(true)).await.expect("start");
-        let mut transport = Stdio::new("t", process, Arc::new(Log::default()));
+        let mut transport = StdioTransport::new("t", process, Arc::new(StderrLog::default()));
         assert!(soon("the first", transport.receive()).await.is_some());
         assert!(soon("the last", transport.receive()).await.is_some());
         assert!(soon("the end", transport.receive()).await.is_none());
         let child = Arc::clone(transport.child());
-        assert!(matches!(child.ended().borrow().as_ref(), Some(Ended::Exited(Some(exit))) if exit.code == 0));
+        assert!(matches!(child.ended().borrow().as_ref(), Some(StreamEnd::Exited(Some(exit))) if exit.code == 0));
         assert_eq!((child.skipped(), child.log().lines()), (1, vec!["last words".to_owned()]));
         let sent = transport
             .send(ClientJsonRpcMessage::notification(ClientNotification::InitializedNotification(Default::default())));

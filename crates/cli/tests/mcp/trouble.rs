@@ -1,6 +1,6 @@
 //! Every way in which a server can misbehave: each has a clear state and message, and affects no other server.
 
-use exec_server_mcp::manager::{Error, Manager, Status};
+use exec_server_mcp::manager::{Error, Manager, ServerStatus};
 use serde_json::json;
 
 use crate::{Place, at_both, call, data, soon, until};
@@ -44,7 +44,7 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
         for part in parts {
             assert!(reason.contains(part), "{name}: {part}: {reason}");
         }
-        assert_eq!(manager.status()[name], Status::Failed { reason: reason.clone() });
+        assert_eq!(manager.status()[name], ServerStatus::Failed { reason: reason.clone() });
     }
     // Servers that fork and servers that never answer have been ended too: only the good one is left.
     assert_eq!(data(&manager, "echo", json!({"message": "m"})).await["echo"], json!("ECHOING: m"));
@@ -93,7 +93,7 @@ async fn a_line_above_the_limit_ends_the_server_and_is_told(place: &Place) {
     assert!(reason.contains("started again"), "{reason}");
     // The server sends the overlong line with the first call after every start.
     assert!(data_pid(&manager).await.is_err());
-    assert_eq!(manager.status()["other"], Status::Ready);
+    assert_eq!(manager.status()["other"], ServerStatus::Ready);
     manager.shutdown().await;
 }
 

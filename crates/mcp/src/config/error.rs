@@ -24,7 +24,7 @@ pub enum ConfigError {
     #[error("`{}` is not UTF-8", path.display())]
     NotText { path: PathBuf },
     /// The file does not parse as the format that its name implies.
-    #[error("`{}` is not {format}{}: {reason}", path.display(), Line(*line))]
+    #[error("`{}` is not {format}{}: {reason}", path.display(), LineSuffix(*line))]
     Syntax {
         path: PathBuf,
         /// The expected format: TOML or JSON.
@@ -36,7 +36,7 @@ pub enum ConfigError {
     },
     /// A server has a name that cannot be used in tool names.
     #[error(
-        "`{}`: server `{}`: a name has letters, digits, `_` and `-`; call it `{better}`", path.display(), Shown(name)
+        "`{}`: server `{}`: a name has letters, digits, `_` and `-`; call it `{better}`", path.display(), ShownText(name)
     )]
     Name {
         path: PathBuf,
@@ -45,23 +45,23 @@ pub enum ConfigError {
         better: String,
     },
     /// Two tables of the file define a server with this name.
-    #[error("`{}`: server `{}` is there twice; every server needs its own name", path.display(), Shown(name))]
+    #[error("`{}`: server `{}` is there twice; every server needs its own name", path.display(), ShownText(name))]
     Twice { path: PathBuf, name: String },
     /// A key of the file breaks a rule.
-    #[error("`{}`: {}key `{}`: {fault}", path.display(), Named(server.as_deref()), Shown(key))]
+    #[error("`{}`: {}key `{}`: {fault}", path.display(), ServerPrefix(server.as_deref()), ShownText(key))]
     Key {
         path: PathBuf,
         /// The server. Absent for keys of the whole file.
         server: Option<String>,
         key: String,
-        fault: Fault,
+        fault: KeyFault,
     },
 }
 
 /// The error of one key of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum KeyFault {
     /// The key does not exist, but a known key is spelt almost the same.
     #[error("unknown; did you mean `{meant}`?")]
     Misspelt {
@@ -118,27 +118,27 @@ pub enum Fault {
 }
 
 /// The position in the file: `, line N`, or nothing if the line is unknown.
-struct Line(Option<usize>);
+struct LineSuffix(Option<usize>);
 
-impl fmt::Display for Line {
+impl fmt::Display for LineSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |line| write!(f, ", line {line}"))
     }
 }
 
 /// The server that a key belongs to, as a prefix of the message.
-struct Named<'a>(Option<&'a str>);
+struct ServerPrefix<'a>(Option<&'a str>);
 
-impl fmt::Display for Named<'_> {
+impl fmt::Display for ServerPrefix<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |name| write!(f, "server `{}`: ", Shown(name)))
+        self.0.map_or(Ok(()), |name| write!(f, "server `{}`: ", ShownText(name)))
     }
 }
 
 /// Text from a file that may contain anything. It is truncated, and control characters are escaped so that they cannot affect a terminal.
-pub(super) struct Shown<'a>(pub(super) &'a str);
+pub(super) struct ShownText<'a>(pub(super) &'a str);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for ShownText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for c in self.0.chars().take(SHOWN_MAX) {
             if c.is_control() { write!(f, "{}", c.escape_unicode())? } else { write!(f, "{c}")? }

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use super::{ConfigError, EnvSource, EnvVar, Fault, TIMEOUT_MAX};
+use super::{ConfigError, EnvSource, EnvVar, KeyFault, TIMEOUT_MAX};
 
 const NUMBER: &str = "a number of seconds, not below 0";
 const WHOLE: &str = "a whole number of milliseconds, not below 0";
@@ -16,14 +16,14 @@ const VARIABLE: &str = "the name of a variable";
 const VARIABLES: &str = "a list of names, or of { name, source } with the source `local` or `remote`";
 
 /// The table of one server, with the path and server name for errors.
-pub(super) struct Keys<'a> {
+pub(super) struct ServerKeys<'a> {
     pub(super) path: &'a Path,
     pub(super) server: &'a str,
     pub(super) table: &'a Map<String, Value>,
 }
 
-impl<'a> Keys<'a> {
-    pub(super) fn fault(&self, key: &str, fault: Fault) -> ConfigError {
+impl<'a> ServerKeys<'a> {
+    pub(super) fn fault(&self, key: &str, fault: KeyFault) -> ConfigError {
         let (path, server) = (self.path.to_owned(), Some(self.server.to_owned()));
         ConfigError::Key { path, server, key: key.to_owned(), fault }
     }
@@ -41,7 +41,7 @@ impl<'a> Keys<'a> {
     ) -> Result<Option<T>, ConfigError> {
         match self.value(key) {
             None => Ok(None),
-            Some(value) => read(value).map(Some).ok_or_else(|| self.fault(key, Fault::Type { expected })),
+            Some(value) => read(value).map(Some).ok_or_else(|| self.fault(key, KeyFault::Type { expected })),
         }
     }
 

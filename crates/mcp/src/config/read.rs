@@ -12,8 +12,8 @@ use exec_server_client::environment::{NONE, RemoteSpec, TOKEN_VARIABLE};
 use serde_json::Value;
 
 use super::{
-    Config, ConfigError, Fault, Format, HttpConfig, Placement, STARTUP_TIMEOUT, ServerConfig, StdioConfig,
-    TOOL_TIMEOUT, ToolFilter, Way, error::Shown, keys::Keys, slip::is_nearly, tree::tree,
+    Config, ConfigError, Format, HttpConfig, KeyFault, Placement, STARTUP_TIMEOUT, ServerConfig, ServerTransport,
+    StdioConfig, TOOL_TIMEOUT, ToolFilter, error::ShownText, keys::ServerKeys, similar_key::is_nearly, tree::tree,
 };
 
 /// The tables that may contain servers, in either format. Code editors use the last one.
@@ -75,7 +75,7 @@ const PASSED_OVER: [&str; 18] = [
 /// Parses all servers of a file.
 pub(super) fn config(text: &str, path: &Path, format: Format) -> Result<Config, ConfigError> {
     let top = tree(text, path, format)?;
-    let mut notes = Notes::default();
+    let mut warnings = ConfigWarnings::default();
     let mut servers = BTreeMap::new();
     let mut has_table = false;
     // In a TOML file, `servers` may belong to another program.
@@ -88,12 +88,12 @@ pub(super) fn config(text: &str, path: &Path, format: Format) -> Result<Config, 
             path: path.to_owned(),
             server,
             key: (*table).to_owned(),
-            fault: Fault::Type { expected },
+            fault: KeyFault::Type { expected },
         };
         for (name, value) in value.as_object().ok_or_else(|| fault(None))? {
             check_name(path, name)?;
             let table = value.as_object().ok_or_else(|| fault(Some(name.clone())))?;
-            let server = server(&Keys { path, server: name, table }, format, &mut notes)?;
+            let server = server(&ServerKeys { path, server: name, table }, format, &mut warnings)?;
             if servers.insert(name.clone(), server).is_some() {
                 return Err(ConfigError::Twice { path: path.to_owned(), name: name.clone() });
             }
@@ -101,9 +101,9 @@ pub(super) fn config(text: &str, path: &Path, format: Format) -> Result<Config, 
     }
     if !has_table {
         let table = if format == Format::Json { "an object `mcpServers`" } else { "a table `[mcp_servers.NAME]`" };
-        notes.lines.push(format!("there is no server in it: each stands in {table}"));
+        warnings.lines.push(format!("there is no server in it: each stands in {table}"));
     }
-    Ok(Config { servers, warnings: notes.into_warnings(path) })
+    Ok(Config { servers, warnings: warnings.into_warnings(path) })
 }
 
 fn check_name(path: &Path, name: &str) -> Result<(), ConfigError> {
@@ -112,20 +112,20 @@ fn check_name(path: &Path, name: &str) -> Result<(), ConfigError> {
         return Ok(());
     }
     let better: String = name.chars().map(|c| if is_good(c) { c } else { '_' }).collect();
-    let better = if better.is_empty() { "server".to_owned() } else { Shown(&better).to_string() };
+    let better = if better.is_empty() { "server".to_owned() } else { ShownText(&better).to_string() };
     Err(ConfigError::Name { path: path.to_owned(), name: name.to_owned(), better })
 }
 
-fn server(keys: &Keys<'_>, format: Format, notes: &mut Notes) -> Result<ServerConfig, ConfigError> {
-    check_keys(keys, notes)?;
+fn server(keys: &ServerKeys<'_>, format: Format, warnings: &mut ConfigWarnings) -> Result<ServerConfig, ConfigError> {
+    check_keys(keys, warnings)?;
     let placement = placement(keys)?;
-    let way = way(keys)?;
-    if let Way::Stdio(stdio) = &way {
+    let transport = transport(keys)?;
+    if let ServerTransport::Stdio(stdio) = &transport {
         check_cwd(keys, stdio, &placement)?;
-        notes.about_variables(keys.server, stdio);
+        warnings.about_variables(keys.server, stdio);
     }
     if format == Format::Json {
-        notes.about_templates(keys);
+        warnings.about_templates(keys);
     }
     let startup = match keys.seconds("startup_timeout_sec")? {
         Some(seconds) => {
@@ -137,11 +137,13 @@ fn server(keys: &Keys<'_>, format: Format, notes: &mut Notes) -> Result<ServerCo
     let tool = keys.seconds("tool_timeout_sec")?.map(|seconds| ("tool_timeout_sec", seconds));
     for (key, (_, is_cut)) in startup.iter().chain(&tool) {
         if *is_cut {
-            notes.lines.push(format!("server `{}`: key `{key}`: taken as 30 days, the longest there is", keys.server));
+            warnings
+                .lines
+                .push(format!("server `{}`: key `{key}`: taken as 30 days, the longest there is", keys.server));
         }
     }
     Ok(ServerConfig {
-        way,
+        transport,
         placement,
         enabled: keys.flag("enabled")?.unwrap_or(true) && !keys.flag("disabled")?.unwrap_or(false),
         required: keys.flag("required")?.unwrap_or(false),
@@ -153,10 +155,10 @@ fn server(keys: &Keys<'_>, format: Format, notes: &mut Notes) -> Result<ServerCo
 }
 
 /// Rejects misspelt keys and inline tokens, and records a warning for each key that is ignored.
-fn check_keys(keys: &Keys<'_>, notes: &mut Notes) -> Result<(), ConfigError> {
+fn check_keys(keys: &ServerKeys<'_>, warnings: &mut ConfigWarnings) -> Result<(), ConfigError> {
     // Check this first. A user who sees another error first might fix only that one and leave the token in the file.
     if keys.value("bearer_token").is_some() {
-        return Err(keys.fault("bearer_token", Fault::InlineToken));
+        return Err(keys.fault("bearer_token", KeyFault::InlineToken));
     }
     for key in keys.table.keys() {
         if known().any(|known| known == key) {
@@ -165,9 +167,9 @@ fn check_keys(keys: &Keys<'_>, notes: &mut Notes) -> Result<(), ConfigError> {
         if !PASSED_OVER.contains(&key.as_str())
             && let Some(meant) = known().find(|known| is_nearly(key, known))
         {
-            return Err(keys.fault(key, Fault::Misspelt { meant }));
+            return Err(keys.fault(key, KeyFault::Misspelt { meant }));
         }
-        notes.passed_over.entry(key.clone()).or_default().push(keys.server.to_owned());
+        warnings.passed_over.entry(key.clone()).or_default().push(keys.server.to_owned());
     }
     Ok(())
 }
@@ -176,15 +178,15 @@ fn known() -> impl Iterator<Item = &'static str> {
     STDIO_KEYS.into_iter().chain(HTTP_KEYS).chain(PLACE_KEYS).chain(COMMON_KEYS)
 }
 
-fn way(keys: &Keys<'_>) -> Result<Way, ConfigError> {
+fn transport(keys: &ServerKeys<'_>) -> Result<ServerTransport, ConfigError> {
     let url_key = ["url", "serverUrl", "httpUrl"].into_iter().find(|key| keys.value(key).is_some());
     let has_command = keys.value("command").is_some();
     check_transport(keys, has_command, url_key.is_some())?;
     match url_key {
-        None if !has_command => Err(keys.fault("command", Fault::NoWay)),
+        None if !has_command => Err(keys.fault("command", KeyFault::NoWay)),
         None => {
             refuse(keys, &HTTP_KEYS, "command")?;
-            Ok(Way::Stdio(StdioConfig {
+            Ok(ServerTransport::Stdio(StdioConfig {
                 command: keys.text("command")?.unwrap_or_default().to_owned(),
                 args: keys.texts("args")?.unwrap_or_default(),
                 env: keys.variables("env")?,
@@ -198,10 +200,10 @@ fn way(keys: &Keys<'_>) -> Result<Way, ConfigError> {
             check_url(url).map_err(|fault| keys.fault(url_key, fault))?;
             let (mut http_headers, headers) = (keys.headers("http_headers")?, keys.headers("headers")?);
             if !http_headers.is_empty() && !headers.is_empty() && http_headers != headers {
-                return Err(keys.fault("headers", Fault::Contradicts { other: "http_headers" }));
+                return Err(keys.fault("headers", KeyFault::Contradicts { other: "http_headers" }));
             }
             http_headers.extend(headers);
-            Ok(Way::Http(HttpConfig {
+            Ok(ServerTransport::Http(HttpConfig {
                 url: url.to_owned(),
                 bearer_token_env_var: keys.variable("bearer_token_env_var")?,
                 http_headers,
@@ -212,7 +214,7 @@ fn way(keys: &Keys<'_>) -> Result<Way, ConfigError> {
 }
 
 /// Rejects keys of the other kind of server. A key with an empty value is ignored.
-fn refuse(keys: &Keys<'_>, others: &[&'static str], other: &'static str) -> Result<(), ConfigError> {
+fn refuse(keys: &ServerKeys<'_>, others: &[&'static str], other: &'static str) -> Result<(), ConfigError> {
     let is_empty = |value: &Value| match value {
         Value::String(text) => text.is_empty(),
         Value::Array(list) => list.is_empty(),
@@ -221,44 +223,46 @@ fn refuse(keys: &Keys<'_>, others: &[&'static str], other: &'static str) -> Resu
         Value::Bool(_) | Value::Number(_) => false,
     };
     match others.iter().find(|key| keys.value(key).is_some_and(|value| !is_empty(value))) {
-        Some(key) => Err(keys.fault(key, Fault::Beside { other })),
+        Some(key) => Err(keys.fault(key, KeyFault::Beside { other })),
         None => Ok(()),
     }
 }
 
 /// Checks that `type` and `transport` agree with the presence of `command` or a URL.
-fn check_transport(keys: &Keys<'_>, has_command: bool, has_url: bool) -> Result<(), ConfigError> {
+fn check_transport(keys: &ServerKeys<'_>, has_command: bool, has_url: bool) -> Result<(), ConfigError> {
     for key in ["type", "transport"] {
         let Some(says) = keys.text(key)? else { continue };
         // Programs spell it in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
         let plain: String = says.chars().filter(char::is_ascii_alphanumeric).collect();
         let fault = match plain.to_ascii_lowercase().as_str() {
-            "stdio" | "local" if has_url || !has_command => Fault::WrongTransport { says: "stdio", key: "command" },
-            "http" | "streamablehttp" if has_command || !has_url => Fault::WrongTransport { says: "http", key: "url" },
+            "stdio" | "local" if has_url || !has_command => KeyFault::WrongTransport { says: "stdio", key: "command" },
+            "http" | "streamablehttp" if has_command || !has_url => {
+                KeyFault::WrongTransport { says: "http", key: "url" }
+            }
             "stdio" | "local" | "http" | "streamablehttp" => continue,
-            "sse" => Fault::Sse,
-            _ => Fault::Transport,
+            "sse" => KeyFault::Sse,
+            _ => KeyFault::Transport,
         };
         return Err(keys.fault(key, fault));
     }
     Ok(())
 }
 
-fn check_url(url: &str) -> Result<(), Fault> {
-    let uri: http::Uri = url.parse().map_err(|_| Fault::Url)?;
+fn check_url(url: &str) -> Result<(), KeyFault> {
+    let uri: http::Uri = url.parse().map_err(|_| KeyFault::Url)?;
     let is_http = uri.scheme_str().is_some_and(|scheme| scheme == "http" || scheme == "https");
     let has_host = uri.host().is_some_and(|host| !host.is_empty());
-    (is_http && has_host).then_some(()).ok_or(Fault::Url)
+    (is_http && has_host).then_some(()).ok_or(KeyFault::Url)
 }
 
-fn placement(keys: &Keys<'_>) -> Result<Placement, ConfigError> {
+fn placement(keys: &ServerKeys<'_>) -> Result<Placement, ConfigError> {
     let mut found: Option<(&'static str, Placement)> = None;
     for key in PLACE_KEYS {
         let Some(says) = keys.text(key)? else { continue };
-        let place = place(says.trim()).map_err(|fault| keys.fault(key, fault))?;
+        let place = parse_placement(says.trim()).map_err(|fault| keys.fault(key, fault))?;
         match &found {
             Some((other, before)) if *before != place => {
-                return Err(keys.fault(key, Fault::Contradicts { other }));
+                return Err(keys.fault(key, KeyFault::Contradicts { other }));
             }
             Some(_) => {}
             None => found = Some((key, place)),
@@ -267,40 +271,40 @@ fn placement(keys: &Keys<'_>) -> Result<Placement, ConfigError> {
     Ok(found.map(|(_, place)| place).unwrap_or_default())
 }
 
-fn place(says: &str) -> Result<Placement, Fault> {
+fn parse_placement(says: &str) -> Result<Placement, KeyFault> {
     match says {
         "local" => Ok(Placement::Local),
         "remote" => Ok(Placement::Remote),
-        none if none.eq_ignore_ascii_case(NONE) => Err(Fault::Nowhere),
+        none if none.eq_ignore_ascii_case(NONE) => Err(KeyFault::Nowhere),
         // Every URL contains a colon, and no environment name does.
         url if url.contains(':') => match RemoteSpec::at("", url) {
             Ok(_) => Ok(Placement::Url(url.to_owned())),
-            Err(error) => Err(Fault::Executor { reason: error.to_string() }),
+            Err(error) => Err(KeyFault::Executor { reason: error.to_string() }),
         },
         name if (1..=ENVIRONMENT_MAX).contains(&name.chars().count()) && !name.contains(char::is_control) => {
             Ok(Placement::Named(name.to_owned()))
         }
-        _ => Err(Fault::Environment),
+        _ => Err(KeyFault::Environment),
     }
 }
 
 /// On this machine a relative directory is allowed. On another machine the directory must be absolute by the rules of that machine's OS,
 /// which may differ from ours.
-fn check_cwd(keys: &Keys<'_>, stdio: &StdioConfig, placement: &Placement) -> Result<(), ConfigError> {
+fn check_cwd(keys: &ServerKeys<'_>, stdio: &StdioConfig, placement: &Placement) -> Result<(), ConfigError> {
     let Some(cwd) = stdio.cwd.as_ref().and_then(|cwd| cwd.to_str()) else { return Ok(()) };
     let has_drive = matches!(cwd.as_bytes(), [drive, b':', b'/' | b'\\', ..] if drive.is_ascii_alphabetic());
     let is_absolute = cwd.starts_with('/') || cwd.starts_with("\\\\") || cwd.starts_with("file:") || has_drive;
     if *placement == Placement::Local || is_absolute {
         return Ok(());
     }
-    Err(keys.fault("cwd", Fault::RelativeCwd))
+    Err(keys.fault("cwd", KeyFault::RelativeCwd))
 }
 
-fn tools(keys: &Keys<'_>) -> Result<ToolFilter, ConfigError> {
+fn tools(keys: &ServerKeys<'_>) -> Result<ToolFilter, ConfigError> {
     let mut filter = ToolFilter { enabled: keys.names("enabled_tools")?, disabled: Default::default() };
     if let Some(also) = keys.names("includeTools")? {
         if filter.enabled.as_ref().is_some_and(|enabled| *enabled != also) {
-            return Err(keys.fault("includeTools", Fault::Contradicts { other: "enabled_tools" }));
+            return Err(keys.fault("includeTools", KeyFault::Contradicts { other: "enabled_tools" }));
         }
         filter.enabled = Some(also);
     }
@@ -312,13 +316,13 @@ fn tools(keys: &Keys<'_>) -> Result<ToolFilter, ConfigError> {
 
 /// Collects the warnings while the servers are read.
 #[derive(Default)]
-struct Notes {
+struct ConfigWarnings {
     lines: Vec<String>,
     /// Ignored keys, each with the servers that have it.
     passed_over: BTreeMap<String, Vec<String>>,
 }
 
-impl Notes {
+impl ConfigWarnings {
     fn about_variables(&mut self, server: &str, stdio: &StdioConfig) {
         let names = stdio.env.keys().chain(stdio.env_vars.iter().map(|variable| &variable.name));
         if names.into_iter().any(|name| name.eq_ignore_ascii_case(TOKEN_VARIABLE)) {
@@ -328,7 +332,7 @@ impl Notes {
 
     /// Warns about `${...}`. Some programs replace such templates with variables. This one does not, and without a warning the user would
     /// expect a value.
-    fn about_templates(&mut self, keys: &Keys<'_>) {
+    fn about_templates(&mut self, keys: &ServerKeys<'_>) {
         let taken = ["command", "args", "env", "cwd", "url", "headers", "http_headers", "serverUrl", "httpUrl"];
         for key in taken {
             if keys.value(key).is_some_and(has_template) {
@@ -345,7 +349,7 @@ impl Notes {
         let passed_over = self.passed_over.into_iter().map(|(key, servers)| {
             let of = if servers.len() == 1 { "server" } else { "servers" };
             let servers: Vec<String> = servers.iter().map(|server| format!("`{server}`")).collect();
-            format!("key `{}` is not acted on ({of} {})", Shown(&key), servers.join(", "))
+            format!("key `{}` is not acted on ({of} {})", ShownText(&key), servers.join(", "))
         });
         let lines = self.lines.into_iter().chain(passed_over);
         lines.map(|line| format!("`{}`: {line}", path.display())).collect()

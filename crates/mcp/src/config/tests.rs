@@ -57,7 +57,7 @@ fn a_program_is_read_with_every_key() {
     );
     let variable = |name: &str, source| EnvVar { name: name.to_owned(), source };
     let expected = ServerConfig {
-        way: Way::Stdio(StdioConfig {
+        transport: ServerTransport::Stdio(StdioConfig {
             command: "docs-server".to_owned(),
             args: vec!["--port".to_owned(), "0".to_owned()],
             env: texts(&[("A", "1"), ("B", "")]),
@@ -91,7 +91,7 @@ fn a_server_over_http_is_read_and_the_rest_has_defaults() {
         "#,
     );
     let expected = ServerConfig {
-        way: Way::Http(HttpConfig {
+        transport: ServerTransport::Http(HttpConfig {
             url: "https://docs.example/mcp?x=1".to_owned(),
             bearer_token_env_var: Some("DOCS_TOKEN".to_owned()),
             http_headers: texts(&[("X-Team", "blue")]),
@@ -195,7 +195,7 @@ fn json_of_other_programs_is_read_as_it_is_meant() {
     )
     .expect("a good file");
     assert!(config.servers["files"].enabled && !config.servers["off"].enabled);
-    let Way::Http(web) = &config.servers["web"].way else { panic!("{config:?}") };
+    let ServerTransport::Http(web) = &config.servers["web"].transport else { panic!("{config:?}") };
     assert_eq!(web.http_headers, texts(&[("Authorization", "Basic eA==")]));
     let tools = ToolFilter { enabled: Some(set(&["a"])), disabled: set(&["b"]) };
     assert_eq!(config.servers["some"].tools, tools);

@@ -8,7 +8,7 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use super::{ConfigError, Format, error::Shown};
+use super::{ConfigError, Format, error::ShownText};
 
 /// Parses a text. The parsers bound the nesting depth.
 pub(super) fn tree(text: &str, path: &Path, format: Format) -> Result<Map<String, Value>, ConfigError> {
@@ -23,7 +23,8 @@ pub(super) fn tree(text: &str, path: &Path, format: Format) -> Result<Map<String
         }
         Format::Json => {
             // The message of serde_json already contains the line.
-            let Strict(value) = serde_json::from_str(text).map_err(|error| syntax("JSON", None, error.to_string()))?;
+            let StrictValue(value) =
+                serde_json::from_str(text).map_err(|error| syntax("JSON", None, error.to_string()))?;
             value
         }
     };
@@ -49,9 +50,9 @@ fn plain(value: toml::Value) -> Value {
 }
 
 /// A JSON value without duplicate keys. serde_json would silently drop one of two servers with the same name.
-struct Strict(Value);
+struct StrictValue(Value);
 
-impl<'de> Deserialize<'de> for Strict {
+impl<'de> Deserialize<'de> for StrictValue {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         StrictVisitor.deserialize(from).map(Self)
     }
@@ -111,7 +112,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
         while let Some(key) = from.next_key::<String>()? {
             let value = from.next_value_seed(Self)?;
             if table.contains_key(&key) {
-                return Err(de::Error::custom(format_args!("`{}` is there twice", Shown(&key))));
+                return Err(de::Error::custom(format_args!("`{}` is there twice", ShownText(&key))));
             }
             table.insert(key, value);
         }

@@ -1,5 +1,5 @@
 //! Parses the SSE events of a response and bounds their size. The bound is applied before the parser, because the parser buffers an
-//! unfinished line, even a comment, without limit. `Size` splits lines by the same rules as the parser.
+//! unfinished line, even a comment, without limit. `EventSize` splits lines by the same rules as the parser.
 
 use std::{
     pin::Pin,
@@ -16,21 +16,21 @@ use sse_stream::{Sse, SseStream};
 pub(super) fn events(
     body: Body,
     most: usize,
-    unwanted: impl Future<Output = ()> + Send + 'static,
+    until_closed: impl Future<Output = ()> + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
-    let bounded = Bounded { body, size: Size::new(most), is_over: false };
-    SseStream::from_bytes_stream(bounded).take_until(unwanted).boxed()
+    let bounded = BoundedBody { body, size: EventSize::new(most), is_over: false };
+    SseStream::from_bytes_stream(bounded).take_until(until_closed).boxed()
 }
 
 /// A body that ends with an error when an event is too large.
-struct Bounded {
+struct BoundedBody {
     body: Body,
-    size: Size,
+    size: EventSize,
     is_over: bool,
 }
 
 /// How many bytes the parser currently buffers.
-struct Size {
+struct EventSize {
     most: usize,
     /// Bytes of the finished lines of the current event.
     event: usize,
@@ -50,7 +50,7 @@ enum EventError {
     Body(#[from] Error),
 }
 
-impl Size {
+impl EventSize {
     fn new(most: usize) -> Self {
         Self { most, event: 0, line: 0, is_comment: false, is_after_return: false }
     }
@@ -82,7 +82,7 @@ impl Size {
     }
 }
 
-impl Stream for Bounded {
+impl Stream for BoundedBody {
     type Item = Result<Bytes, EventError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -99,11 +99,11 @@ impl Stream for Bounded {
 
 #[cfg(test)]
 mod tests {
-    use super::Size;
+    use super::EventSize;
 
     /// Whether these pieces, read in order, fit a limit of ten bytes per event.
     fn fits(pieces: &[&str]) -> bool {
-        let mut size = Size::new(10);
+        let mut size = EventSize::new(10);
         pieces.iter().all(|piece| size.measure(piece.as_bytes()).is_ok())
     }
 

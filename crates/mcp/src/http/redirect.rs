@@ -8,7 +8,7 @@ pub(super) const MOST: usize = 5;
 
 /// The decision about a response.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum RedirectDecision {
     /// It is not a redirect: use it.
     Stay,
     /// Repeat the request at this URL.
@@ -18,20 +18,22 @@ pub(super) enum Next {
 }
 
 /// Decides about the response to a request from its status and `location`.
-pub(super) fn next(method: &str, from: &str, status: StatusCode, location: Option<&str>) -> Next {
+pub(super) fn next(method: &str, from: &str, status: StatusCode, location: Option<&str>) -> RedirectDecision {
     let keeps_method = match status {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
         StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => method != "POST",
         // After a 303, for example, the client would have to send a GET without the message.
         _ => false,
     };
-    let Some(location) = location.filter(|_| status.is_redirection()) else { return Next::Stay };
+    let Some(location) = location.filter(|_| status.is_redirection()) else { return RedirectDecision::Stay };
     let elsewhere = || {
         let shown = location.split(['?', '#']).next().unwrap_or_default();
-        Next::Elsewhere(shown.chars().filter(|letter| !letter.is_control()).take(super::SHOWN_BYTES).collect())
+        RedirectDecision::Elsewhere(
+            shown.chars().filter(|letter| !letter.is_control()).take(super::SHOWN_BYTES).collect(),
+        )
     };
     let Some(next) = from.parse().ok().and_then(|from| join(&from, location)) else { return elsewhere() };
-    if keeps_method { Next::Go(next) } else { elsewhere() }
+    if keeps_method { RedirectDecision::Go(next) } else { elsewhere() }
 }
 
 /// The URL that a location refers to, if it has the same origin as `from`.
@@ -65,9 +67,9 @@ fn origin(uri: &Uri) -> Option<(&Scheme, String, u16)> {
 mod tests {
     use http::StatusCode;
 
-    use super::{Next, next};
+    use super::{RedirectDecision, next};
 
-    fn post(location: &str) -> Next {
+    fn post(location: &str) -> RedirectDecision {
         next("POST", "https://a.example/v1/mcp?k=1", StatusCode::TEMPORARY_REDIRECT, Some(location))
     }
 
@@ -80,7 +82,7 @@ mod tests {
             ("//a.example/new?x", "/new?x"),
             ("/\\b.example/", "/\\b.example/"),
         ] {
-            assert_eq!(post(location), Next::Go(format!("https://a.example{to}")), "{location}");
+            assert_eq!(post(location), RedirectDecision::Go(format!("https://a.example{to}")), "{location}");
         }
         for location in [
             "http://a.example/v1/mcp",
@@ -92,18 +94,18 @@ mod tests {
             "ftp://a.example/",
             "https:b.example/",
         ] {
-            assert_eq!(post(location), Next::Elsewhere(location.to_owned()), "{location}");
+            assert_eq!(post(location), RedirectDecision::Elsewhere(location.to_owned()), "{location}");
         }
-        assert_eq!(post("https://b.example/p?secret=1"), Next::Elsewhere("https://b.example/p".to_owned()));
+        assert_eq!(post("https://b.example/p?secret=1"), RedirectDecision::Elsewhere("https://b.example/p".to_owned()));
     }
 
     #[test]
     fn a_message_stays_one() {
         let from = "http://a.example/mcp";
         let found = |method| next(method, from, StatusCode::FOUND, Some("/there"));
-        assert_eq!(found("POST"), Next::Elsewhere("/there".to_owned()));
-        assert_eq!(found("GET"), Next::Go("http://a.example/there".to_owned()));
-        assert_eq!(next("POST", from, StatusCode::TEMPORARY_REDIRECT, None), Next::Stay);
-        assert_eq!(next("POST", from, StatusCode::OK, Some("/there")), Next::Stay);
+        assert_eq!(found("POST"), RedirectDecision::Elsewhere("/there".to_owned()));
+        assert_eq!(found("GET"), RedirectDecision::Go("http://a.example/there".to_owned()));
+        assert_eq!(next("POST", from, StatusCode::TEMPORARY_REDIRECT, None), RedirectDecision::Stay);
+        assert_eq!(next("POST", from, StatusCode::OK, Some("/there")), RedirectDecision::Stay);
     }
 }

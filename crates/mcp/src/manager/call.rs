@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{error::Error, server::Server};
+use super::{error::Error, server::ManagedServer};
 use crate::transport::Progress;
 
 /// The experimental capability with which a server requests the sandbox state, and the `_meta` key under which it receives it.
@@ -13,7 +13,7 @@ const SANDBOX_STATE: &str = "codex/sandbox-state-meta";
 
 /// A tool call.
 #[derive(Clone, Default)]
-pub struct Call {
+pub struct ToolCall {
     pub server: String,
     /// The tool, under the name that its server gives it.
     pub tool: String,
@@ -29,7 +29,7 @@ pub struct Call {
     pub on_progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
-impl Call {
+impl ToolCall {
     #[must_use]
     pub fn new(server: impl Into<String>, tool: impl Into<String>) -> Self {
         Self { server: server.into(), tool: tool.into(), ..Self::default() }
@@ -42,9 +42,9 @@ impl Call {
     }
 }
 
-impl fmt::Debug for Call {
+impl fmt::Debug for ToolCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Call").field("server", &self.server).field("tool", &self.tool).finish_non_exhaustive()
+        f.debug_struct("ToolCall").field("server", &self.server).field("tool", &self.tool).finish_non_exhaustive()
     }
 }
 
@@ -107,7 +107,7 @@ impl CallResult {
 const METHOD: &str = "tools/call";
 
 /// A validated call.
-pub(super) struct Prepared {
+pub(super) struct PreparedCall {
     tool: String,
     arguments: Option<Map<String, Value>>,
     meta: Map<String, Value>,
@@ -116,10 +116,10 @@ pub(super) struct Prepared {
     on_progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
-impl Prepared {
+impl PreparedCall {
     /// Checks everything that can be checked without the server.
-    pub(super) fn new(server: &Server, call: Call) -> Result<Self, Error> {
-        let Call { server: name, tool, arguments, meta, sandbox, timeout, on_progress } = call;
+    pub(super) fn new(server: &ManagedServer, call: ToolCall) -> Result<Self, Error> {
+        let ToolCall { server: name, tool, arguments, meta, sandbox, timeout, on_progress } = call;
         if !server.config.tools.allows(&tool) {
             return Err(Error::ToolDisabled { server: name, tool });
         }
@@ -137,7 +137,7 @@ impl Prepared {
     }
 
     /// Waits for the server and for the call's turn, sends the call, and waits for the result.
-    pub(super) async fn send(mut self, server: &Server) -> Result<CallResult, Error> {
+    pub(super) async fn send(mut self, server: &ManagedServer) -> Result<CallResult, Error> {
         // Wait until the server is ready: before that its read-only tools are not known, and `turn` depends on them.
         server.ready().await?;
         let _turn = server.turn(&self.tool).await;
@@ -158,7 +158,7 @@ impl Prepared {
             params.insert("_meta".to_owned(), Value::Object(self.meta));
         }
         let params = Some(Value::Object(params));
-        let result = connection.request(METHOD, params, Some(self.timeout), self.on_progress).await?;
+        let result = connection.request_with_progress(METHOD, params, Some(self.timeout), self.on_progress).await?;
         CallResult::read(&server.name, result)
     }
 }

@@ -21,10 +21,10 @@ use tokio::{
 
 use super::{
     error::Error,
-    handler::{Board, Over},
-    server::Server,
+    handler::{ConnectionEnd, ConnectionState},
+    server::ManagedServer,
 };
-use crate::{config::Way, http::HttpError, transport::Progress};
+use crate::{config::ServerTransport, http::HttpError, transport::Progress};
 
 /// Time limit for sending a cancellation. A server that does not read its input never receives it.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
@@ -37,21 +37,21 @@ const OVER_WITHIN: Duration = Duration::from_secs(5);
 const HTTP_OVER_WITHIN: Duration = Duration::from_millis(200);
 
 /// See the module documentation.
-pub(super) struct Connection {
+pub(super) struct ServerConnection {
     server: String,
     peer: Peer<RoleClient>,
-    board: Arc<Board>,
+    connection_state: Arc<ConnectionState>,
     info: Option<Arc<ServerPeerInfo>>,
     is_http: bool,
     /// Cancellations that are being sent.
     tasks: Mutex<JoinSet<()>>,
 }
 
-impl Connection {
-    pub(super) fn new(server: &Server, peer: Peer<RoleClient>, board: Arc<Board>) -> Self {
+impl ServerConnection {
+    pub(super) fn new(server: &ManagedServer, peer: Peer<RoleClient>, connection_state: Arc<ConnectionState>) -> Self {
         let info = peer.peer_info();
-        let is_http = matches!(server.config.way, Way::Http(_));
-        Self { server: server.name.clone(), peer, board, info, is_http, tasks: Mutex::default() }
+        let is_http = matches!(server.config.transport, ServerTransport::Http(_));
+        Self { server: server.name.clone(), peer, connection_state, info, is_http, tasks: Mutex::default() }
     }
 
     pub(super) fn server(&self) -> &str {
@@ -62,8 +62,8 @@ impl Connection {
         self.info.as_deref()
     }
 
-    pub(super) fn board(&self) -> &Arc<Board> {
-        &self.board
+    pub(super) fn connection_state(&self) -> &Arc<ConnectionState> {
+        &self.connection_state
     }
 
     /// Whether the server has this capability.
@@ -84,17 +84,17 @@ impl Connection {
     }
 
     /// Sends a request and returns the result unchanged.
-    pub(super) async fn ask(
+    pub(super) async fn request(
         &self,
         method: &'static str,
         params: Option<Value>,
         within: Option<Duration>,
     ) -> Result<Value, Error> {
-        self.request(method, params, within, None).await
+        self.request_with_progress(method, params, within, None).await
     }
 
-    /// Like [`ask`](Self::ask), and reports progress.
-    pub(super) async fn request(
+    /// Like [`request`](Self::request), and reports progress.
+    pub(super) async fn request_with_progress(
         &self,
         method: &'static str,
         params: Option<Value>,
@@ -107,23 +107,24 @@ impl Connection {
             Ok(handle) => handle,
             Err(error) => return Err(self.failed(method, error).await),
         };
-        let _telling = on_progress.map(|tell| self.board.tell(handle.progress_token.clone(), tell));
-        let mut asked = Asked { connection: self, handle: Some(handle) };
-        let answer = asked.answer(within).await;
+        let _registration = on_progress
+            .map(|callback| self.connection_state.register_progress(handle.progress_token.clone(), callback));
+        let mut pending = PendingRequest { connection: self, handle: Some(handle) };
+        let answer = pending.answer(within).await;
         match answer {
-            Waited::Answer(answer) => {
+            WaitOutcome::Answer(answer) => {
                 // Nothing is left to cancel.
-                asked.handle = None;
+                pending.handle = None;
                 match *answer {
                     Ok(result) => self.read(method, result),
                     Err(error) => Err(self.failed(method, error).await),
                 }
             }
-            Waited::Over(over) => {
-                asked.handle = None;
+            WaitOutcome::Over(over) => {
+                pending.handle = None;
                 Err(self.over(method, over))
             }
-            Waited::Late(within) => {
+            WaitOutcome::Late(within) => {
                 Err(Error::Timeout { server: self.server.clone(), method: method.to_owned(), within })
             }
         }
@@ -155,9 +156,9 @@ impl Connection {
             // The server is ending. The reason follows shortly.
             ServiceError::TransportClosed | ServiceError::TransportSend(_) => {
                 let within = if self.is_http { HTTP_OVER_WITHIN } else { OVER_WITHIN };
-                let mut over = self.board.over();
-                let told = time::timeout(within, over.wait_for(Option::is_some)).await;
-                match told.ok().and_then(Result::ok).and_then(|over| over.clone()) {
+                let mut over = self.connection_state.over();
+                let ended = time::timeout(within, over.wait_for(Option::is_some)).await;
+                match ended.ok().and_then(Result::ok).and_then(|over| over.clone()) {
                     Some(over) => self.over(method, over),
                     None if self.is_http => self.refused(&error),
                     None => Error::Send { server: self.server.clone(), method, reason: chain(&error) },
@@ -171,44 +172,44 @@ impl Connection {
     fn refused(&self, error: &ServiceError) -> Error {
         let error = super::start::http_error(&self.server, &HttpError::of_call(error));
         if let Error::AuthenticationRequired { reason, .. } = &error {
-            self.board.refuse(reason);
+            self.connection_state.refuse(reason);
         }
         error
     }
 
-    fn over(&self, method: &'static str, over: Over) -> Error {
+    fn over(&self, method: &'static str, over: ConnectionEnd) -> Error {
         let server = self.server.clone();
         match over {
-            Over::Crashed { reason, is_restarted } => Error::Crashed { server, method, reason, is_restarted },
-            Over::Ended => Error::Cancelled { server },
+            ConnectionEnd::Crashed { reason, is_restarted } => Error::Crashed { server, method, reason, is_restarted },
+            ConnectionEnd::Ended => Error::Cancelled { server },
         }
     }
 }
 
-impl std::fmt::Debug for Connection {
+impl std::fmt::Debug for ServerConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("server", &self.server).finish_non_exhaustive()
+        f.debug_struct("ServerConnection").field("server", &self.server).finish_non_exhaustive()
     }
 }
 
 /// A request that waits for its answer. Dropping it before the answer cancels the request.
-struct Asked<'a> {
-    connection: &'a Connection,
+struct PendingRequest<'a> {
+    connection: &'a ServerConnection,
     handle: Option<RequestHandle<RoleClient>>,
 }
 
-enum Waited {
+enum WaitOutcome {
     Answer(Box<Result<ServerResult, ServiceError>>),
-    Over(Over),
+    Over(ConnectionEnd),
     Late(Duration),
 }
 
-impl Asked<'_> {
+impl PendingRequest<'_> {
     /// Waits for the answer. The timeout is paused while the server asks the user something.
-    async fn answer(&mut self, within: Option<Duration>) -> Waited {
-        let Some(handle) = &mut self.handle else { return Waited::Over(Over::Ended) };
-        let mut open = self.connection.board.open();
-        let mut over = self.connection.board.over();
+    async fn answer(&mut self, within: Option<Duration>) -> WaitOutcome {
+        let Some(handle) = &mut self.handle else { return WaitOutcome::Over(ConnectionEnd::Ended) };
+        let mut open = self.connection.connection_state.open();
+        let mut over = self.connection.connection_state.over();
         let mut left = within;
         loop {
             let is_paused = *open.borrow_and_update() > 0;
@@ -223,15 +224,15 @@ impl Asked<'_> {
             tokio::select! {
                 biased;
                 answer = &mut handle.rx => {
-                    return Waited::Answer(Box::new(answer.unwrap_or(Err(ServiceError::TransportClosed))));
+                    return WaitOutcome::Answer(Box::new(answer.unwrap_or(Err(ServiceError::TransportClosed))));
                 }
-                told = over.wait_for(Option::is_some) => {
-                    let told = told.ok().and_then(|told| told.clone());
-                    return Waited::Over(told.unwrap_or(Over::Ended));
+                ended = over.wait_for(Option::is_some) => {
+                    let ended = ended.ok().and_then(|ended| ended.clone());
+                    return WaitOutcome::Over(ended.unwrap_or(ConnectionEnd::Ended));
                 }
                 // Cannot fail: the sender is in our own board.
                 changed = open.changed() => drop(changed),
-                () = late => return Waited::Late(within.unwrap_or_default()),
+                () = late => return WaitOutcome::Late(within.unwrap_or_default()),
             }
             if !is_paused {
                 left = left.map(|left| left.saturating_sub(began.elapsed()));
@@ -240,7 +241,7 @@ impl Asked<'_> {
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
         let Some(handle) = self.handle.take() else { return };
         // Without a runtime the connection does not exist either, so a cancellation cannot be sent.
@@ -251,9 +252,9 @@ impl Drop for Asked<'_> {
         let mut tasks = self.connection.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
         tasks.spawn(async move {
-            let told = handle.cancel(Some("nobody waits for the answer any more".to_owned()));
+            let ended = handle.cancel(Some("nobody waits for the answer any more".to_owned()));
             // Ignore a timeout: the server is probably gone.
-            time::timeout(CANCEL_WITHIN, told).await.ok();
+            time::timeout(CANCEL_WITHIN, ended).await.ok();
         });
     }
 }

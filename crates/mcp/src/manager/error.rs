@@ -7,8 +7,8 @@ use std::time::Duration;
 use exec_server_client as client;
 use serde_json::Value;
 
-use super::hosts::PlaceError;
-use crate::{launch::LaunchError, transport::Ended};
+use super::hosts::PlacementError;
+use crate::{launch::LaunchError, transport::StreamEnd};
 
 /// Why a server cannot be used, or a call failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum Error {
     Disabled { server: String },
     /// The server's placement cannot be resolved.
     #[error("MCP server `{server}`: {source}")]
-    Place { server: String, source: PlaceError },
+    Place { server: String, source: PlacementError },
     /// The server's executor cannot be reached.
     #[error("MCP server `{server}`: its executor cannot be used: {source}")]
     Host { server: String, source: client::Error },
@@ -66,7 +66,7 @@ pub enum Error {
         server: String,
         /// The request that was not answered.
         method: &'static str,
-        ended: Box<Ended>,
+        ended: Box<StreamEnd>,
         /// The server's recent output.
         talk: String,
     },
@@ -91,7 +91,7 @@ pub enum Error {
         reason: String,
         is_restarted: bool,
     },
-    /// The server cannot be used; see [`Status::Failed`](super::Status::Failed).
+    /// The server cannot be used; see [`ServerStatus::Failed`](super::ServerStatus::Failed).
     #[error("{}", Unusable { server, reason })]
     Failed { server: String, reason: String },
     /// The start was cancelled, or the manager has shut down.
@@ -149,7 +149,7 @@ impl Error {
             Self::Launch { source, .. } => {
                 matches!(&**source, LaunchError::Start { source, .. } if is_out_of_reach(source))
             }
-            Self::EndedAtStart { ended, .. } => matches!(**ended, Ended::Lost(_)),
+            Self::EndedAtStart { ended, .. } => matches!(**ended, StreamEnd::Lost(_)),
             _ => false,
         }
     }

@@ -96,7 +96,7 @@ impl Answer {
 
 /// How a connection ended, for requests that wait for an answer.
 #[derive(Debug, Clone)]
-pub(super) enum Over {
+pub(super) enum ConnectionEnd {
     /// The server crashed, its executor was lost, or it required authentication.
     Crashed {
         /// Why, with the server's last output.
@@ -110,41 +110,44 @@ pub(super) enum Over {
 
 /// State that the requests of a connection share with its handler.
 #[derive(Debug)]
-pub(super) struct Board {
+pub(super) struct ConnectionState {
     /// How many questions wait for the user.
     open: watch::Sender<usize>,
     /// Set once, when the connection has ended.
-    over: watch::Sender<Option<Over>>,
+    over: watch::Sender<Option<ConnectionEnd>>,
     /// Set when the server requires authentication, with the reason.
     refused: watch::Sender<Option<String>>,
     /// The server reported that its tool list changed.
     pub(super) tools_changed: Notify,
-    steps: Mutex<Steps>,
+    callbacks: Mutex<ProgressCallbacks>,
 }
 
 /// Progress notifications of one connection.
 #[derive(Default)]
-struct Steps {
+struct ProgressCallbacks {
     /// The callbacks of the requests in progress.
-    told: HashMap<ProgressToken, Arc<dyn Fn(Progress) + Send + Sync>>,
-    /// Notifications that arrived before `Board::tell` registered their request.
+    registered: HashMap<ProgressToken, Arc<dyn Fn(Progress) + Send + Sync>>,
+    /// Notifications that arrived before `ConnectionState::register_progress` registered their request.
     early: VecDeque<Progress>,
 }
 
-impl std::fmt::Debug for Steps {
+impl std::fmt::Debug for ProgressCallbacks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Steps").field("told", &self.told.len()).field("early", &self.early.len()).finish()
+        f.debug_struct("ProgressCallbacks")
+            .field("registered", &self.registered.len())
+            .field("early", &self.early.len())
+            .finish()
     }
 }
 
-impl Board {
+impl ConnectionState {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             open: watch::Sender::new(0),
             over: watch::Sender::new(None),
             refused: watch::Sender::new(None),
             tools_changed: Notify::new(),
-            steps: Mutex::default(),
+            callbacks: Mutex::default(),
         })
     }
 
@@ -154,24 +157,25 @@ impl Board {
     }
 
     /// Watches whether the connection has ended.
-    pub(super) fn over(&self) -> watch::Receiver<Option<Over>> {
+    pub(super) fn over(&self) -> watch::Receiver<Option<ConnectionEnd>> {
         self.over.subscribe()
     }
 
     /// Records that the connection has ended. Only the first call has an effect.
-    pub(super) fn end(&self, over: Over) {
-        self.over.send_if_modified(|told| told.is_none() && told.replace(over).is_none());
+    pub(super) fn end(&self, over: ConnectionEnd) {
+        self.over.send_if_modified(|registered| registered.is_none() && registered.replace(over).is_none());
     }
 
     /// Records that the server requires authentication. Only the first call has an effect.
     pub(super) fn refuse(&self, reason: &str) {
-        self.refused.send_if_modified(|told| told.is_none() && told.replace(reason.to_owned()).is_none());
+        self.refused
+            .send_if_modified(|registered| registered.is_none() && registered.replace(reason.to_owned()).is_none());
     }
 
     /// Waits until the server requires authentication. Cancel safe.
     pub(super) async fn refused(&self) -> String {
         let mut refused = self.refused.subscribe();
-        match refused.wait_for(Option::is_some).await.ok().and_then(|told| told.clone()) {
+        match refused.wait_for(Option::is_some).await.ok().and_then(|registered| registered.clone()) {
             Some(reason) => reason,
             // Cannot happen: `self` owns the sender.
             None => std::future::pending().await,
@@ -179,81 +183,85 @@ impl Board {
     }
 
     /// Passes a progress notification to the callback of its request, or keeps it if the request is not registered yet.
-    pub(super) fn step(&self, progress: Progress) {
-        let tell = {
-            let mut steps = self.steps();
-            match steps.told.get(&progress.token).cloned() {
-                Some(tell) => tell,
+    pub(super) fn report_progress(&self, progress: Progress) {
+        let callback = {
+            let mut callbacks = self.callbacks();
+            match callbacks.registered.get(&progress.token).cloned() {
+                Some(callback) => callback,
                 None => {
-                    if steps.early.len() >= EARLY {
-                        steps.early.pop_front();
+                    if callbacks.early.len() >= EARLY {
+                        callbacks.early.pop_front();
                     }
-                    steps.early.push_back(progress);
+                    callbacks.early.push_back(progress);
                     return;
                 }
             }
         };
-        tell(progress);
+        callback(progress);
     }
 
     /// Registers the callback of a request until the returned value is dropped. Notifications that arrived earlier are delivered first.
-    pub(super) fn tell(self: &Arc<Self>, token: ProgressToken, tell: Arc<dyn Fn(Progress) + Send + Sync>) -> Telling {
-        let mut steps = self.steps();
-        let early = std::mem::take(&mut steps.early);
+    pub(super) fn register_progress(
+        self: &Arc<Self>,
+        token: ProgressToken,
+        callback: Arc<dyn Fn(Progress) + Send + Sync>,
+    ) -> ProgressRegistration {
+        let mut callbacks = self.callbacks();
+        let early = std::mem::take(&mut callbacks.early);
         let (ours, others): (VecDeque<_>, _) = early.into_iter().partition(|step| step.token == token);
-        steps.early = others;
+        callbacks.early = others;
         // Deliver them under the lock, so that no later notification overtakes them.
         for step in ours {
-            tell(step);
+            callback(step);
         }
-        steps.told.insert(token.clone(), tell);
-        drop(steps);
-        Telling { board: Arc::clone(self), token }
+        callbacks.registered.insert(token.clone(), callback);
+        drop(callbacks);
+        ProgressRegistration { connection_state: Arc::clone(self), token }
     }
 
-    fn steps(&self) -> MutexGuard<'_, Steps> {
+    fn callbacks(&self) -> MutexGuard<'_, ProgressCallbacks> {
         // Ignore poisoning: if a callback panics, the state here is still consistent.
-        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Unregisters the callback of a request when dropped.
-pub(super) struct Telling {
-    board: Arc<Board>,
+pub(super) struct ProgressRegistration {
+    connection_state: Arc<ConnectionState>,
     token: ProgressToken,
 }
 
-impl Drop for Telling {
+impl Drop for ProgressRegistration {
     fn drop(&mut self) {
-        self.board.steps().told.remove(&self.token);
+        self.connection_state.callbacks().registered.remove(&self.token);
     }
 }
 
 /// Counts a question as open until it is dropped.
-struct Open<'a>(&'a watch::Sender<usize>);
+struct OpenQuestion<'a>(&'a watch::Sender<usize>);
 
-impl<'a> Open<'a> {
+impl<'a> OpenQuestion<'a> {
     fn new(count: &'a watch::Sender<usize>) -> Self {
         count.send_modify(|open| *open += 1);
         Self(count)
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenQuestion<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|open| *open -= 1);
     }
 }
 
 /// The client side of one connection, as rmcp calls it.
-pub(super) struct Handler {
+pub(super) struct ConnectionHandler {
     pub(super) server: String,
     pub(super) client_name: String,
     pub(super) elicit: Option<Arc<dyn Elicit>>,
-    pub(super) board: Arc<Board>,
+    pub(super) connection_state: Arc<ConnectionState>,
 }
 
-impl Handler {
+impl ConnectionHandler {
     async fn answer(&self, mut params: Map<String, Value>, context: &RequestContext<RoleClient>) -> Answer {
         let Some(elicit) = &self.elicit else { return Answer::only(Action::Decline) };
         if let Some(Value::Object(meta)) = params.get_mut("_meta") {
@@ -264,8 +272,8 @@ impl Handler {
             }
         }
         let question = Question { server: self.server.clone(), id: context.id.to_string(), params };
-        let mut over = self.board.over();
-        let _open = Open::new(&self.board.open);
+        let mut over = self.connection_state.over();
+        let _open = OpenQuestion::new(&self.connection_state.open);
         tokio::select! {
             biased;
             () = context.ct.cancelled() => Answer::only(Action::Cancel),
@@ -275,7 +283,7 @@ impl Handler {
     }
 }
 
-impl ClientHandler for Handler {
+impl ClientHandler for ConnectionHandler {
     fn get_info(&self) -> ClientConfig {
         let capabilities = ClientCapabilities::builder().enable_elicitation().build();
         ClientConfig::new(capabilities, Implementation::new(self.client_name.clone(), env!("CARGO_PKG_VERSION")))
@@ -315,11 +323,11 @@ impl ClientHandler for Handler {
 
     async fn on_progress(&self, params: ProgressNotificationParam, _context: NotificationContext<RoleClient>) {
         let ProgressNotificationParam { progress_token: token, progress, total, message, .. } = params;
-        self.board.step(Progress { token, progress, total, message });
+        self.connection_state.report_progress(Progress { token, progress, total, message });
     }
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
-        self.board.tools_changed.notify_one();
+        self.connection_state.tools_changed.notify_one();
     }
 }
 
@@ -339,26 +347,29 @@ mod tests {
 
     #[test]
     fn steps_are_told_in_order_also_those_that_came_early() {
-        let board = Board::new();
+        let connection_state = ConnectionState::new();
         let step = |token: i64, progress: f64| {
             serde_json::from_value::<Progress>(json!({"progressToken": token, "progress": progress})).unwrap()
         };
         for n in 0..3 {
-            board.step(step(7, f64::from(n)));
-            board.step(step(8, f64::from(n)));
+            connection_state.report_progress(step(7, f64::from(n)));
+            connection_state.report_progress(step(8, f64::from(n)));
         }
         let heard = Arc::new(Mutex::new(Vec::new()));
         let telling = {
             let heard = Arc::clone(&heard);
-            board.tell(step(7, 0.0).token, Arc::new(move |step: Progress| heard.lock().unwrap().push(step.progress)))
+            connection_state.register_progress(
+                step(7, 0.0).token,
+                Arc::new(move |step: Progress| heard.lock().unwrap().push(step.progress)),
+            )
         };
-        board.step(step(7, 3.0));
+        connection_state.report_progress(step(7, 3.0));
         drop(telling);
-        board.step(step(7, 4.0));
+        connection_state.report_progress(step(7, 4.0));
         assert_eq!(*heard.lock().unwrap(), [0.0, 1.0, 2.0, 3.0]);
         for n in 0..1000 {
-            board.step(step(n, 0.0));
+            connection_state.report_progress(step(n, 0.0));
         }
-        assert_eq!(board.steps().early.len(), EARLY, "what nobody asks for is bounded");
+        assert_eq!(connection_state.callbacks().early.len(), EARLY, "what nobody asks for is bounded");
     }
 }

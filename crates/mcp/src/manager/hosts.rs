@@ -39,10 +39,10 @@ pub struct Host {
     id: String,
     /// Hosts with the same key share a connection: the same executor with the same principal.
     key: String,
-    way: HostWay,
+    way: HostKind,
 }
 
-enum HostWay {
+enum HostKind {
     Local(Box<LocalConfig>),
     Remote { spec: Box<RemoteSpec>, token: Option<Token>, keep: Duration, recover_for: Option<Duration> },
     Given(Arc<dyn Backend>),
@@ -51,7 +51,7 @@ enum HostWay {
 impl Host {
     #[must_use]
     pub fn local(config: LocalConfig) -> Self {
-        Self::new("local".to_owned(), HostWay::Local(Box::new(config)))
+        Self::new("local".to_owned(), HostKind::Local(Box::new(config)))
     }
 
     /// An executor. `token` is used if the URL and the file have none. For `keep`, see [`KEEP`].
@@ -60,13 +60,13 @@ impl Host {
         let id = format!("{} at {}", spec.id, spec.target);
         // The token and the query of the URL decide the principal of the session. They are secret, so the key holds only their fingerprint.
         let key = format!("{id} {}", spec.fingerprint(token.as_ref()));
-        Self { id, key, way: HostWay::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
+        Self { id, key, way: HostKind::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
     }
 
     /// Sets how long the client tries to reconnect to an executor. Its session is kept at least as long.
     #[must_use]
     pub fn recover_for(mut self, within: Duration) -> Self {
-        if let HostWay::Remote { keep, recover_for, .. } = &mut self.way {
+        if let HostKind::Remote { keep, recover_for, .. } = &mut self.way {
             *keep = within.max(*keep);
             *recover_for = Some(within);
         }
@@ -76,25 +76,25 @@ impl Host {
     /// A place that is already open. Its owner closes it; `Hosts` does not.
     #[must_use]
     pub fn given(id: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
-        Self::new(id.into(), HostWay::Given(backend))
+        Self::new(id.into(), HostKind::Given(backend))
     }
 
-    fn new(id: String, way: HostWay) -> Self {
+    fn new(id: String, way: HostKind) -> Self {
         Self { key: id.clone(), id, way }
     }
 
-    async fn open(&self) -> Result<Opened, Error> {
+    async fn open(&self) -> Result<OpenHost, Error> {
         match &self.way {
-            HostWay::Local(config) => Ok(Opened::Local(Arc::new(Local::start((**config).clone()).await?))),
-            HostWay::Remote { spec, token, keep, recover_for } => {
+            HostKind::Local(config) => Ok(OpenHost::Local(Arc::new(Local::start((**config).clone()).await?))),
+            HostKind::Remote { spec, token, keep, recover_for } => {
                 let ttl = Ttl::Ms(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
                 let mut builder = Client::builder().name(CLIENT_NAME).ttl(ttl);
                 if let Some(within) = recover_for {
                     builder = builder.recover_for(*within);
                 }
-                Ok(Opened::Remote(Arc::new(RemoteBackend(spec.connect(builder, token.clone()).await?))))
+                Ok(OpenHost::Remote(Arc::new(RemoteBackend(spec.connect(builder, token.clone()).await?))))
             }
-            HostWay::Given(backend) => Ok(Opened::Given(Arc::clone(backend))),
+            HostKind::Given(backend) => Ok(OpenHost::Given(Arc::clone(backend))),
         }
     }
 }
@@ -108,7 +108,7 @@ impl fmt::Debug for Host {
 /// Why a placement cannot be resolved.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum PlaceError {
+pub enum PlacementError {
     /// The placement is `remote`, but no remote environment is configured.
     #[error(
         "`environment` is `remote`, but there is no remote environment: give one with `--connect`, `EXEC_SERVER_URL` or \
@@ -131,7 +131,7 @@ pub enum PlaceError {
     },
 }
 
-impl PlaceError {
+impl PlacementError {
     /// The error for a lookup of `local` that did not return this machine: `local` is disabled, or the lookup failed.
     #[must_use]
     pub fn no_local(looked_up: Result<Choice, EnvironmentError>) -> Self {
@@ -161,17 +161,17 @@ impl PlaceError {
 }
 
 /// Returns the host of a placement.
-type Find = Box<dyn Fn(&Placement) -> Result<Host, PlaceError> + Send + Sync>;
+type HostResolver = Box<dyn Fn(&Placement) -> Result<Host, PlacementError> + Send + Sync>;
 
 /// All places where servers may run.
 pub struct Hosts {
-    find: Find,
-    slots: Mutex<BTreeMap<String, Arc<Slot>>>,
+    find: HostResolver,
+    slots: Mutex<BTreeMap<String, Arc<HostSlot>>>,
 }
 
 impl Hosts {
     /// Resolves placements with this function. It must not connect, and must return the same host for the same place.
-    pub fn new(find: impl Fn(&Placement) -> Result<Host, PlaceError> + Send + Sync + 'static) -> Self {
+    pub fn new(find: impl Fn(&Placement) -> Result<Host, PlacementError> + Send + Sync + 'static) -> Self {
         Self { find: Box::new(find), slots: Mutex::default() }
     }
 
@@ -186,27 +186,27 @@ impl Hosts {
         Self::new(move |placement| match placement {
             Placement::Local => match choose(LOCAL) {
                 Ok(Choice::Local) => Ok(Host::local(local.clone())),
-                other => Err(PlaceError::no_local(other)),
+                other => Err(PlacementError::no_local(other)),
             },
             Placement::Remote => match &remote {
                 Choice::Remote(spec) => Ok(Host::remote(spec.clone(), token.clone(), KEEP)),
-                Choice::Local | Choice::None => Err(PlaceError::NoRemote),
+                Choice::Local | Choice::None => Err(PlacementError::NoRemote),
             },
             Placement::Named(name) | Placement::Url(name) => match choose(name) {
                 Ok(Choice::Local) => Ok(Host::local(local.clone())),
                 // Do not send the token to another executor, which could use it to connect to the first one as us.
                 Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, KEEP)),
-                Ok(Choice::None) => Err(PlaceError::Off { name: name.clone() }),
-                Err(error) => Err(PlaceError::unknown(without_token(name), &error)),
+                Ok(Choice::None) => Err(PlacementError::Off { name: name.clone() }),
+                Err(error) => Err(PlacementError::unknown(without_token(name), &error)),
             },
         })
     }
 
     /// Resolves a placement. Opens nothing.
-    pub(super) fn find(&self, placement: &Placement) -> Result<Arc<Slot>, PlaceError> {
+    pub(super) fn find(&self, placement: &Placement) -> Result<Arc<HostSlot>, PlacementError> {
         let host = (self.find)(placement)?;
         let mut slots = lock(&self.slots);
-        let slot = slots.entry(host.key.clone()).or_insert_with(|| Arc::new(Slot::new(host)));
+        let slot = slots.entry(host.key.clone()).or_insert_with(|| Arc::new(HostSlot::new(host)));
         Ok(Arc::clone(slot))
     }
 
@@ -232,23 +232,23 @@ impl fmt::Debug for Hosts {
 }
 
 /// One place and its connection.
-pub(super) struct Slot {
+pub(super) struct HostSlot {
     host: Host,
     /// Held while the place is being opened, so that all other callers wait for that attempt.
-    state: tokio::sync::Mutex<SlotState>,
+    state: tokio::sync::Mutex<HostSlotState>,
     /// How many attempts have ended. A caller that read a smaller number before it waited for the lock shares the result of the last
     /// attempt.
     attempts: std::sync::atomic::AtomicU64,
 }
 
-struct SlotState {
-    opened: Option<Opened>,
+struct HostSlotState {
+    opened: Option<OpenHost>,
     failed: Option<Error>,
 }
 
-impl Slot {
+impl HostSlot {
     fn new(host: Host) -> Self {
-        let state = SlotState { opened: None, failed: None };
+        let state = HostSlotState { opened: None, failed: None };
         Self { host, state: tokio::sync::Mutex::new(state), attempts: std::sync::atomic::AtomicU64::new(0) }
     }
 
@@ -277,11 +277,11 @@ impl Slot {
         match result {
             Ok(opened) => {
                 let backend = opened.backend();
-                *state = SlotState { opened: Some(opened), failed: None };
+                *state = HostSlotState { opened: Some(opened), failed: None };
                 Ok(backend)
             }
             Err(error) => {
-                *state = SlotState { opened: None, failed: Some(error.clone()) };
+                *state = HostSlotState { opened: None, failed: Some(error.clone()) };
                 Err(error)
             }
         }
@@ -289,13 +289,13 @@ impl Slot {
 }
 
 /// An open place. The variant decides how it is closed.
-enum Opened {
+enum OpenHost {
     Local(Arc<Local>),
     Remote(Arc<RemoteBackend>),
     Given(Arc<dyn Backend>),
 }
 
-impl Opened {
+impl OpenHost {
     fn backend(&self) -> Arc<dyn Backend> {
         match self {
             Self::Local(local) => Arc::clone(local) as Arc<dyn Backend>,

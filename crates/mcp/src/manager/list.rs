@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time;
 
-use super::{connection::Connection, error::Error};
+use super::{connection::ServerConnection, error::Error};
 
 /// The maximum number of pages and items of one list, and the maximum length of a cursor. A server that exceeds them may never end.
 const PAGES: usize = 100;
@@ -15,43 +15,43 @@ const CURSOR_BYTES: usize = 64 << 10; // 64 KiB
 
 /// A kind of list.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct What {
+pub(super) struct ListKind {
     method: &'static str,
     key: &'static str,
     /// The capability that a server with such a list announces. Without it the list is empty.
     capability: &'static str,
 }
 
-pub(super) const TOOLS: What = What { method: "tools/list", key: "tools", capability: "tools" };
-pub(super) const RESOURCES: What = What { method: "resources/list", key: "resources", capability: "resources" };
-pub(super) const RESOURCE_TEMPLATES: What =
-    What { method: "resources/templates/list", key: "resourceTemplates", capability: "resources" };
-pub(super) const PROMPTS: What = What { method: "prompts/list", key: "prompts", capability: "prompts" };
+pub(super) const TOOLS: ListKind = ListKind { method: "tools/list", key: "tools", capability: "tools" };
+pub(super) const RESOURCES: ListKind = ListKind { method: "resources/list", key: "resources", capability: "resources" };
+pub(super) const RESOURCE_TEMPLATES: ListKind =
+    ListKind { method: "resources/templates/list", key: "resourceTemplates", capability: "resources" };
+pub(super) const PROMPTS: ListKind = ListKind { method: "prompts/list", key: "prompts", capability: "prompts" };
 
 /// Returns the items of all pages, within the time limit. Items that cannot be parsed are left out.
 pub(super) async fn list<T: DeserializeOwned>(
-    connection: &Connection,
-    what: What,
+    connection: &ServerConnection,
+    kind: ListKind,
     within: Duration,
 ) -> Result<Vec<T>, Error> {
-    if !connection.has(what.capability) {
+    if !connection.has(kind.capability) {
         return Ok(Vec::new());
     }
-    let pages = pages(connection, what);
-    let late = |_| Error::Timeout { server: connection.server().to_owned(), method: what.method.to_owned(), within };
+    let pages = pages(connection, kind);
+    let late = |_| Error::Timeout { server: connection.server().to_owned(), method: kind.method.to_owned(), within };
     time::timeout(within, pages).await.map_err(late)?
 }
 
-async fn pages<T: DeserializeOwned>(connection: &Connection, what: What) -> Result<Vec<T>, Error> {
+async fn pages<T: DeserializeOwned>(connection: &ServerConnection, kind: ListKind) -> Result<Vec<T>, Error> {
     let server = connection.server();
-    let unreadable = |reason: String| Error::Unreadable { server: server.to_owned(), method: what.method, reason };
+    let unreadable = |reason: String| Error::Unreadable { server: server.to_owned(), method: kind.method, reason };
     let mut items = Vec::new();
     let mut seen = BTreeSet::new();
     let mut params = None;
     for _ in 0..PAGES {
-        let mut page = connection.ask(what.method, params, None).await?;
-        let Some(Value::Array(found)) = page.get_mut(what.key).map(Value::take) else {
-            return Err(unreadable(format!("the result has no list `{}`", what.key)));
+        let mut page = connection.request(kind.method, params, None).await?;
+        let Some(Value::Array(found)) = page.get_mut(kind.key).map(Value::take) else {
+            return Err(unreadable(format!("the result has no list `{}`", kind.key)));
         };
         if items.len() + found.len() > ITEMS {
             return Err(unreadable(format!("more than {ITEMS} items")));
@@ -59,7 +59,7 @@ async fn pages<T: DeserializeOwned>(connection: &Connection, what: What) -> Resu
         for item in found {
             match T::deserialize(item) {
                 Ok(item) => items.push(item),
-                Err(error) => tracing::warn!(server, method = what.method, %error, "an item is left out"),
+                Err(error) => tracing::warn!(server, method = kind.method, %error, "an item is left out"),
             }
         }
         let cursor = match page.get_mut("nextCursor").map(Value::take) {

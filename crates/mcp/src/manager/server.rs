@@ -19,59 +19,59 @@ use tokio::{
 
 use super::{
     Restarts,
-    connection::Connection,
+    connection::ServerConnection,
     error::Error,
-    handler::Over,
+    handler::ConnectionEnd,
     list,
-    start::{self, Context, Life},
-    state::{Status, Update},
+    start::{self, ManagerContext, ReadyServer},
+    state::{ServerStatus, ServerUpdate},
 };
 use crate::{
     config::ServerConfig,
-    transport::{Child, Ended, Log},
+    transport::{ServerProcess, StderrLog, StreamEnd},
 };
 
 /// Time limit for the end of a connection. Its own steps have shorter limits.
 const END_WITHIN: Duration = Duration::from_secs(20);
 
-pub(super) struct Server {
+pub(super) struct ManagedServer {
     pub(super) name: String,
     pub(super) config: ServerConfig,
     /// The server's stderr, across restarts.
-    pub(super) log: Arc<Log>,
-    status: watch::Sender<Status>,
-    updates: broadcast::Sender<Update>,
-    known: Mutex<Known>,
+    pub(super) log: Arc<StderrLog>,
+    status: watch::Sender<ServerStatus>,
+    updates: broadcast::Sender<ServerUpdate>,
+    last_connection: Mutex<LastConnection>,
     /// Serializes the calls that must not overlap.
     turns: Turns<()>,
 }
 
 /// The data of the last connection. It stays available during a restart.
 #[derive(Default)]
-struct Known {
+struct LastConnection {
     /// The last connection. It may have ended already.
-    connection: Option<Arc<Connection>>,
+    connection: Option<Arc<ServerConnection>>,
     /// All tools, in the order of the server's list.
     tools: Option<Vec<Tool>>,
     /// Why the executor could not be used at the last attempt, while attempts continue.
-    host_trouble: Option<String>,
+    host_error: Option<String>,
 }
 
-impl Server {
-    pub(super) fn new(name: &str, config: ServerConfig, updates: broadcast::Sender<Update>) -> Self {
-        let status = if config.enabled { Status::NotStarted } else { Status::Disabled };
+impl ManagedServer {
+    pub(super) fn new(name: &str, config: ServerConfig, updates: broadcast::Sender<ServerUpdate>) -> Self {
+        let status = if config.enabled { ServerStatus::NotStarted } else { ServerStatus::Disabled };
         Self {
             name: name.to_owned(),
             config,
             log: Arc::default(),
             status: watch::Sender::new(status),
             updates,
-            known: Mutex::default(),
+            last_connection: Mutex::default(),
             turns: Turns::new(()),
         }
     }
 
-    pub(super) fn status(&self) -> Status {
+    pub(super) fn status(&self) -> ServerStatus {
         self.status.borrow().clone()
     }
 
@@ -79,11 +79,12 @@ impl Server {
     /// server may be started too.
     pub(super) fn begin(&self, again: bool) -> bool {
         self.status.send_if_modified(|status| {
-            let has_failed = matches!(status, Status::Failed { .. } | Status::AuthenticationRequired { .. });
-            let begins = *status == Status::NotStarted || (again && has_failed);
+            let has_failed =
+                matches!(status, ServerStatus::Failed { .. } | ServerStatus::AuthenticationRequired { .. });
+            let begins = *status == ServerStatus::NotStarted || (again && has_failed);
             if begins {
-                *status = Status::Starting { restarts: 0 };
-                self.tell(Update::Server { name: self.name.clone(), status: status.clone() });
+                *status = ServerStatus::Starting { restarts: 0 };
+                self.publish(ServerUpdate::Server { name: self.name.clone(), status: status.clone() });
             }
             begins
         })
@@ -91,15 +92,15 @@ impl Server {
 
     /// The server's information from the handshake.
     pub(super) fn info(&self) -> Option<ServerPeerInfo> {
-        self.known().connection.as_ref()?.info().cloned()
+        self.last_connection().connection.as_ref()?.info().cloned()
     }
 
     /// Waits until the server is not starting. A server that was never started counts as settled.
-    pub(super) async fn settled(&self) -> Status {
+    pub(super) async fn settled(&self) -> ServerStatus {
         let mut status = self.status.subscribe();
-        let settled = status.wait_for(|status| !matches!(status, Status::Starting { .. })).await;
+        let settled = status.wait_for(|status| !matches!(status, ServerStatus::Starting { .. })).await;
         // The error cannot happen: `self` owns the sender.
-        settled.map_or(Status::Cancelled, |status| status.clone())
+        settled.map_or(ServerStatus::Cancelled, |status| status.clone())
     }
 
     /// The offered tools. During a restart these are the tools from before it; otherwise this waits until the server has settled.
@@ -107,42 +108,46 @@ impl Server {
         let offered =
             |tools: &Vec<Tool>| tools.iter().filter(|tool| self.config.tools.allows(&tool.name)).cloned().collect();
         match self.status() {
-            Status::Starting { restarts } if restarts > 0 => self.known().tools.as_ref().map(offered),
-            _ if self.settled().await == Status::Ready => self.known().tools.as_ref().map(offered),
+            ServerStatus::Starting { restarts } if restarts > 0 => self.last_connection().tools.as_ref().map(offered),
+            _ if self.settled().await == ServerStatus::Ready => self.last_connection().tools.as_ref().map(offered),
             _ => None,
         }
     }
 
     /// The connection of a ready server. Waits while the server is starting or about to be restarted. If its executor is unreachable, the
     /// wait is limited to the startup timeout.
-    pub(super) async fn ready(&self) -> Result<Arc<Connection>, Error> {
+    pub(super) async fn ready(&self) -> Result<Arc<ServerConnection>, Error> {
         let server = || self.name.clone();
         let until = Instant::now() + self.config.startup_timeout;
         let mut status = self.status.subscribe();
         loop {
             match &*status.borrow_and_update() {
-                Status::Ready => {
-                    let connection = self.known().connection.clone();
+                ServerStatus::Ready => {
+                    let connection = self.last_connection().connection.clone();
                     // A connection that has ended is about to be replaced.
-                    if let Some(connection) = connection.filter(|found| found.board().over().borrow().is_none()) {
+                    if let Some(connection) =
+                        connection.filter(|found| found.connection_state().over().borrow().is_none())
+                    {
                         return Ok(connection);
                     }
                 }
-                Status::NotStarted | Status::Starting { .. } => {}
-                Status::AuthenticationRequired { reason } => {
+                ServerStatus::NotStarted | ServerStatus::Starting { .. } => {}
+                ServerStatus::AuthenticationRequired { reason } => {
                     return Err(Error::AuthenticationRequired { server: server(), reason: reason.clone() });
                 }
-                Status::Failed { reason } => return Err(Error::Failed { server: server(), reason: reason.clone() }),
-                Status::Cancelled => return Err(Error::Cancelled { server: server() }),
-                Status::Disabled => return Err(Error::Disabled { server: server() }),
+                ServerStatus::Failed { reason } => {
+                    return Err(Error::Failed { server: server(), reason: reason.clone() });
+                }
+                ServerStatus::Cancelled => return Err(Error::Cancelled { server: server() }),
+                ServerStatus::Disabled => return Err(Error::Disabled { server: server() }),
             }
-            let trouble = self.known().host_trouble.clone();
-            let changed = match trouble {
+            let host_error = self.last_connection().host_error.clone();
+            let changed = match host_error {
                 None => status.changed().await,
-                Some(trouble) => match time::timeout_at(until, status.changed()).await {
+                Some(host_error) => match time::timeout_at(until, status.changed()).await {
                     Ok(changed) => changed,
                     Err(_) => {
-                        let reason = format!("its executor is out of reach, and is tried again: {trouble}");
+                        let reason = format!("its executor is out of reach, and is tried again: {host_error}");
                         return Err(Error::Failed { server: server(), reason });
                     }
                 },
@@ -159,30 +164,34 @@ impl Server {
             found.name == tool && found.annotations.as_ref().and_then(|all| all.read_only_hint) == Some(true)
         };
         let is_free = self.config.supports_parallel_tool_calls
-            || self.known().tools.as_ref().is_some_and(|tools| tools.iter().any(only_reads));
+            || self.last_connection().tools.as_ref().is_some_and(|tools| tools.iter().any(only_reads));
         if is_free { None } else { Some(self.turns.lock().await) }
     }
 
     /// Marks a server as cancelled if it was never started or never became ready.
     pub(super) fn set_cancelled(&self) {
         if !self.status().is_settled() {
-            self.set(Status::Cancelled);
+            self.set(ServerStatus::Cancelled);
         }
     }
 
     /// Runs the server from its first start to its end. Called in its own task.
-    pub(super) async fn run(self: Arc<Self>, context: Arc<Context>, stop: watch::Receiver<bool>) {
-        let mut last = LastWord(Some(&self));
-        let status = self.life(&context, stop).await;
+    pub(super) async fn run(self: Arc<Self>, context: Arc<ManagerContext>, stop: watch::Receiver<bool>) {
+        let mut last = FinalStatusGuard(Some(&self));
+        let status = self.run_until_final(&context, stop).await;
         // After `set`, another task may start the server again and own its status. So disarm `last` first.
         last.0 = None;
         self.set(status);
     }
 
     /// The loop of [`run`](Self::run). Returns the final status.
-    async fn life(self: &Arc<Self>, context: &Context, mut stop: watch::Receiver<bool>) -> Status {
+    async fn run_until_final(
+        self: &Arc<Self>,
+        context: &ManagerContext,
+        mut stop: watch::Receiver<bool>,
+    ) -> ServerStatus {
         let restarts = context.settings.restarts;
-        let mut tries = Tries::default();
+        let mut attempts = AttemptCounts::default();
         loop {
             let mut child = None;
             let started = tokio::select! {
@@ -191,57 +200,60 @@ impl Server {
                 started = start::start(self, context, &mut child) => Some(started),
             };
             let crash = match started {
-                Some(Ok(life)) => match self.live(life, &mut tries, restarts, &mut stop).await {
-                    Some(crash) => crash,
-                    None => return Status::Cancelled,
-                },
+                Some(Ok(run_until_final)) => {
+                    match self.keep_ready(run_until_final, &mut attempts, restarts, &mut stop).await {
+                        Some(crash) => crash,
+                        None => return ServerStatus::Cancelled,
+                    }
+                }
                 Some(Err(error)) => {
                     end(child).await;
-                    if !tries.was_ready || matches!(error, Error::AuthenticationRequired { .. }) {
+                    if !attempts.was_ready || matches!(error, Error::AuthenticationRequired { .. }) {
                         return failure(&error);
                     }
-                    tries.count(Crash::new(error.to_string(), error.is_of_host()), restarts)
+                    attempts.count(ServerCrash::new(error.to_string(), error.is_of_host()), restarts)
                 }
                 None => {
                     end(child).await;
-                    return Status::Cancelled;
+                    return ServerStatus::Cancelled;
                 }
             };
-            if let Some(reason) = crash.wants_authentication {
-                return Status::AuthenticationRequired { reason };
+            if let Some(reason) = crash.authentication_reason {
+                return ServerStatus::AuthenticationRequired { reason };
             }
             if crash.is_final {
-                let crashes = tries.crashes;
+                let crashes = attempts.crashes;
                 let reason = format!("it crashed {crashes} times in a row; the last time: {}", crash.reason);
-                return Status::Failed { reason };
+                return ServerStatus::Failed { reason };
             }
-            self.known().host_trouble = crash.is_of_host.then(|| crash.reason.clone());
-            if self.status() != tries.status() {
-                self.set(tries.status());
+            self.last_connection().host_error = crash.is_of_host.then(|| crash.reason.clone());
+            if self.status() != attempts.status() {
+                self.set(attempts.status());
             }
-            let pause = pause(restarts, tries.in_a_row());
+            let pause = pause(restarts, attempts.in_a_row());
             tracing::warn!(server = self.name, reason = crash.reason, ?pause, "it crashed, and is started again");
             tokio::select! {
                 biased;
-                () = stopped(&mut stop) => return Status::Cancelled,
+                () = stopped(&mut stop) => return ServerStatus::Cancelled,
                 () = time::sleep(pause) => {}
             }
         }
     }
 
     /// Keeps the server from ready until its connection ends. Returns `None` if the manager requested the end.
-    async fn live(
+    async fn keep_ready(
         self: &Arc<Self>,
-        life: Life,
-        tries: &mut Tries,
+        run_until_final: ReadyServer,
+        attempts: &mut AttemptCounts,
         restarts: Restarts,
         stop: &mut watch::Receiver<bool>,
-    ) -> Option<Crash> {
-        let Life { running, connection, tools, child, client } = life;
-        let board = Arc::clone(connection.board());
-        *self.known() = Known { connection: Some(Arc::clone(&connection)), tools: Some(tools), host_trouble: None };
-        tries.was_ready = true;
-        self.set(Status::Ready);
+    ) -> Option<ServerCrash> {
+        let ReadyServer { running, connection, tools, child, client } = run_until_final;
+        let connection_state = Arc::clone(connection.connection_state());
+        *self.last_connection() =
+            LastConnection { connection: Some(Arc::clone(&connection)), tools: Some(tools), host_error: None };
+        attempts.was_ready = true;
+        self.set(ServerStatus::Ready);
         let since = Instant::now();
         let token = running.cancellation_token();
         let mut done = pin!(running.waiting());
@@ -263,24 +275,24 @@ impl Server {
                 biased;
                 () = stopped(stop) => break None,
                 ended = ended(child.as_deref()) => {
-                    let is_of_host = matches!(ended, Ended::Lost(_));
-                    break Some(Crash::new(reason(&ended.to_string(), child.as_deref()), is_of_host));
+                    let is_of_host = matches!(ended, StreamEnd::Lost(_));
+                    break Some(ServerCrash::new(reason(&ended.to_string(), child.as_deref()), is_of_host));
                 }
                 error = lost(client.as_ref()) => {
-                    break Some(Crash::new(format!("its executor is lost: {error}"), true));
+                    break Some(ServerCrash::new(format!("its executor is lost: {error}"), true));
                 }
-                reason = board.refused() => break Some(Crash::refused(reason)),
+                reason = connection_state.refused() => break Some(ServerCrash::refused(reason)),
                 _ = &mut done => {
                     is_done = true;
-                    break Some(Crash::new(reason("its connection ended", child.as_deref()), false));
+                    break Some(ServerCrash::new(reason("its connection ended", child.as_deref()), false));
                 }
-                () = renewed => renewing = is_outdated.then(|| Box::pin(self.renew(&connection)) as BoxFuture<'_, ()>),
-                () = board.tools_changed.notified() => match &renewing {
+                () = renewed => renewing = is_outdated.then(|| Box::pin(self.refresh_tools(&connection)) as BoxFuture<'_, ()>),
+                () = connection_state.tools_changed.notified() => match &renewing {
                     Some(_) => {
                         is_outdated = true;
                         continue;
                     }
-                    None => renewing = Some(Box::pin(self.renew(&connection))),
+                    None => renewing = Some(Box::pin(self.refresh_tools(&connection))),
                 },
             }
             is_outdated = false;
@@ -288,21 +300,21 @@ impl Server {
         drop(renewing);
         let crash = crash.map(|crash| {
             if since.elapsed() >= restarts.settled {
-                tries.crashes = 0;
+                attempts.crashes = 0;
             }
-            tries.hosts = 0;
-            tries.count(crash, restarts)
+            attempts.hosts = 0;
+            attempts.count(crash, restarts)
         });
         // Notify waiting requests before the connection is closed, because closing can take long.
         match &crash {
-            Some(Crash { reason, is_final, .. }) => {
-                board.end(Over::Crashed { reason: reason.clone(), is_restarted: !is_final });
-                self.tell(Update::Crashed { name: self.name.clone(), reason: reason.clone() });
+            Some(ServerCrash { reason, is_final, .. }) => {
+                connection_state.end(ConnectionEnd::Crashed { reason: reason.clone(), is_restarted: !is_final });
+                self.publish(ServerUpdate::Crashed { name: self.name.clone(), reason: reason.clone() });
                 if !is_final {
-                    self.set(tries.status());
+                    self.set(attempts.status());
                 }
             }
-            None => board.end(Over::Ended),
+            None => connection_state.end(ConnectionEnd::Ended),
         }
         token.cancel();
         if !is_done && time::timeout(END_WITHIN, done).await.is_err() {
@@ -312,54 +324,54 @@ impl Server {
     }
 
     /// Lists the tools again.
-    async fn renew(&self, connection: &Connection) {
+    async fn refresh_tools(&self, connection: &ServerConnection) {
         match list::list(connection, list::TOOLS, self.config.startup_timeout).await {
-            Ok(tools) => self.known().tools = Some(tools),
+            Ok(tools) => self.last_connection().tools = Some(tools),
             Err(error) => tracing::warn!(server = self.name, %error, "its tools changed, but cannot be listed"),
         }
     }
 
-    fn set(&self, status: Status) {
+    fn set(&self, status: ServerStatus) {
         // Change the status and send the update under one lock. A subscriber that gets the update sees the new status, and vice versa.
         self.status.send_modify(|current| {
             current.clone_from(&status);
-            self.tell(Update::Server { name: self.name.clone(), status });
+            self.publish(ServerUpdate::Server { name: self.name.clone(), status });
         });
     }
 
-    fn tell(&self, update: Update) {
+    fn publish(&self, update: ServerUpdate) {
         // Fails only without subscribers.
         self.updates.send(update).ok();
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn last_connection(&self) -> MutexGuard<'_, LastConnection> {
         // Ignore poisoning: no code under the lock can panic halfway through a change.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last_connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Why a server's connection ended unexpectedly.
-struct Crash {
+struct ServerCrash {
     reason: String,
     /// The executor is the cause, not the server.
     is_of_host: bool,
     /// Set if the server requires authentication: the reason, and how to provide a token.
-    wants_authentication: Option<String>,
+    authentication_reason: Option<String>,
     /// The server is not restarted.
     is_final: bool,
 }
 
-impl Crash {
+impl ServerCrash {
     fn new(reason: String, is_of_host: bool) -> Self {
-        Self { reason, is_of_host, wants_authentication: None, is_final: false }
+        Self { reason, is_of_host, authentication_reason: None, is_final: false }
     }
 
     fn refused(reason: String) -> Self {
-        let wants_authentication = Some(reason.clone());
+        let authentication_reason = Some(reason.clone());
         Self {
             reason: format!("it wants authentication: {reason}"),
             is_of_host: false,
-            wants_authentication,
+            authentication_reason,
             is_final: true,
         }
     }
@@ -367,7 +379,7 @@ impl Crash {
 
 /// Counts failed attempts and crashes in a row.
 #[derive(Debug, Clone, Copy, Default)]
-struct Tries {
+struct AttemptCounts {
     /// The server was ready once, so its configuration is correct.
     was_ready: bool,
     /// Crashes of the server itself. `Restarts::most` limits them.
@@ -376,9 +388,9 @@ struct Tries {
     hosts: u32,
 }
 
-impl Tries {
+impl AttemptCounts {
     /// Counts a crash, and marks it as final if the limit is exceeded.
-    fn count(&mut self, mut crash: Crash, restarts: Restarts) -> Crash {
+    fn count(&mut self, mut crash: ServerCrash, restarts: Restarts) -> ServerCrash {
         let count = if crash.is_of_host { &mut self.hosts } else { &mut self.crashes };
         *count = count.saturating_add(1);
         crash.is_final |= !crash.is_of_host && self.crashes > restarts.most;
@@ -389,30 +401,30 @@ impl Tries {
         self.crashes.saturating_add(self.hosts)
     }
 
-    fn status(self) -> Status {
-        Status::Starting { restarts: self.in_a_row() }
+    fn status(self) -> ServerStatus {
+        ServerStatus::Starting { restarts: self.in_a_row() }
     }
 }
 
 /// Sets a final status if the server's task ends in an unexpected way, so that the status cannot stay `Starting` or `Ready`.
-struct LastWord<'a>(Option<&'a Server>);
+struct FinalStatusGuard<'a>(Option<&'a ManagedServer>);
 
-impl Drop for LastWord<'_> {
+impl Drop for FinalStatusGuard<'_> {
     fn drop(&mut self) {
         let Some(server) = self.0 else { return };
         server.set(if std::thread::panicking() {
-            Status::Failed { reason: "the task that keeps it has panicked; see the log".to_owned() }
+            ServerStatus::Failed { reason: "the task that keeps it has panicked; see the log".to_owned() }
         } else {
-            Status::Cancelled
+            ServerStatus::Cancelled
         });
     }
 }
 
 /// The status after a failed first start.
-fn failure(error: &Error) -> Status {
+fn failure(error: &Error) -> ServerStatus {
     match error {
-        Error::AuthenticationRequired { reason, .. } => Status::AuthenticationRequired { reason: reason.clone() },
-        other => Status::Failed { reason: other.to_string() },
+        Error::AuthenticationRequired { reason, .. } => ServerStatus::AuthenticationRequired { reason: reason.clone() },
+        other => ServerStatus::Failed { reason: other.to_string() },
     }
 }
 
@@ -421,20 +433,20 @@ fn pause(restarts: Restarts, crashes: u32) -> Duration {
     doubled.min(restarts.longest_pause)
 }
 
-fn reason(how: &str, child: Option<&Child>) -> String {
-    let talk = child.map(Child::talk).unwrap_or_default();
-    if talk.is_empty() { how.to_owned() } else { format!("{how}\n{talk}") }
+fn reason(how: &str, child: Option<&ServerProcess>) -> String {
+    let recent_output = child.map(ServerProcess::recent_output).unwrap_or_default();
+    if recent_output.is_empty() { how.to_owned() } else { format!("{how}\n{recent_output}") }
 }
 
 /// Ends the process of a failed attempt.
-async fn end(child: Option<Arc<Child>>) {
+async fn end(child: Option<Arc<ServerProcess>>) {
     if let Some(child) = child {
         child.end().await;
     }
 }
 
 /// Waits until the process has ended. Never returns if there is none.
-async fn ended(child: Option<&Child>) -> Ended {
+async fn ended(child: Option<&ServerProcess>) -> StreamEnd {
     match child {
         Some(child) => start::over(&mut child.ended()).await,
         None => std::future::pending().await,
@@ -473,7 +485,7 @@ mod tests {
     use super::*;
     use crate::{
         config::{Config, Format},
-        manager::handler::{Board, Handler},
+        manager::handler::{ConnectionHandler, ConnectionState},
     };
 
     type Message = Option<RxJsonRpcMessage<RoleClient>>;
@@ -510,59 +522,67 @@ mod tests {
         }
     }
 
-    fn server() -> Arc<Server> {
+    fn server() -> Arc<ManagedServer> {
         let text = "[mcp_servers.t]\ncommand = 't'\n";
         let mut config = Config::parse(text, Path::new("t.toml"), Format::Toml).expect("a configuration");
         let config = config.servers.remove("t").expect("a server");
-        Arc::new(Server::new("t", config, broadcast::Sender::new(16)))
+        Arc::new(ManagedServer::new("t", config, broadcast::Sender::new(16)))
     }
 
     /// A ready server, and the sender that ends its connection.
-    async fn life(server: &Server) -> (Life, mpsc::Sender<Message>) {
+    async fn run_until_final(server: &ManagedServer) -> (ReadyServer, mpsc::Sender<Message>) {
         let (told, messages) = mpsc::channel(8);
-        let board = Board::new();
-        let handler =
-            Handler { server: "t".to_owned(), client_name: "test".to_owned(), elicit: None, board: Arc::clone(&board) };
+        let connection_state = ConnectionState::new();
+        let handler = ConnectionHandler {
+            server: "t".to_owned(),
+            client_name: "test".to_owned(),
+            elicit: None,
+            connection_state: Arc::clone(&connection_state),
+        };
         let running = handler.serve(Scripted { told: told.clone(), messages }).await.expect("a handshake");
-        let connection = Arc::new(Connection::new(server, running.peer().clone(), board));
-        (Life { running, connection, tools: Vec::new(), child: None, client: None }, told)
+        let connection = Arc::new(ServerConnection::new(server, running.peer().clone(), connection_state));
+        (ReadyServer { running, connection, tools: Vec::new(), child: None, client: None }, told)
     }
 
     #[tokio::test]
     async fn a_connection_that_ends_by_itself_is_a_crash_that_is_told() {
         let server = server();
-        let (life, told) = life(&server).await;
+        let (run_until_final, told) = run_until_final(&server).await;
         let (_stop, mut stopped) = watch::channel(false);
         told.try_send(None).expect("it listens");
-        let mut tries = Tries::default();
-        let crash =
-            server.live(life, &mut tries, Restarts::default(), &mut stopped).await.expect("nobody asked for it");
+        let mut attempts = AttemptCounts::default();
+        let crash = server
+            .keep_ready(run_until_final, &mut attempts, Restarts::default(), &mut stopped)
+            .await
+            .expect("nobody asked for it");
         assert_eq!((crash.reason.as_str(), crash.is_final), ("its connection ended", false));
-        assert_eq!(server.status(), Status::Starting { restarts: 1 });
+        assert_eq!(server.status(), ServerStatus::Starting { restarts: 1 });
     }
 
     #[tokio::test]
     async fn a_server_that_begins_to_want_authentication_is_not_started_again() {
         let server = server();
-        let (life, _told) = life(&server).await;
+        let (run_until_final, _told) = run_until_final(&server).await;
         let (_stop, mut stopped) = watch::channel(false);
-        life.connection.board().refuse("who are you");
-        let mut tries = Tries::default();
-        let crash =
-            server.live(life, &mut tries, Restarts::default(), &mut stopped).await.expect("nobody asked for it");
-        assert_eq!((crash.wants_authentication.as_deref(), crash.is_final), (Some("who are you"), true));
+        run_until_final.connection.connection_state().refuse("who are you");
+        let mut attempts = AttemptCounts::default();
+        let crash = server
+            .keep_ready(run_until_final, &mut attempts, Restarts::default(), &mut stopped)
+            .await
+            .expect("nobody asked for it");
+        assert_eq!((crash.authentication_reason.as_deref(), crash.is_final), (Some("who are you"), true));
     }
 
     #[test]
     fn an_executor_out_of_reach_is_no_crash_of_its_servers() {
         let restarts = Restarts { most: 2, ..Restarts::default() };
-        let mut tries = Tries::default();
+        let mut attempts = AttemptCounts::default();
         for _ in 0..100 {
-            assert!(!tries.count(Crash::new("gone".to_owned(), true), restarts).is_final);
+            assert!(!attempts.count(ServerCrash::new("gone".to_owned(), true), restarts).is_final);
         }
-        assert_eq!(pause(restarts, tries.in_a_row()), restarts.longest_pause);
+        assert_eq!(pause(restarts, attempts.in_a_row()), restarts.longest_pause);
         let ends: Vec<bool> =
-            (0..3).map(|_| tries.count(Crash::new("own".to_owned(), false), restarts).is_final).collect();
+            (0..3).map(|_| attempts.count(ServerCrash::new("own".to_owned(), false), restarts).is_final).collect();
         assert_eq!(ends, [false, false, true]);
     }
 
@@ -570,12 +590,12 @@ mod tests {
     fn a_life_that_ends_without_a_word_leaves_no_promise() {
         let server = server();
         assert!(server.begin(false));
-        drop(LastWord(Some(&server)));
-        assert_eq!(server.status(), Status::Cancelled);
+        drop(FinalStatusGuard(Some(&server)));
+        assert_eq!(server.status(), ServerStatus::Cancelled);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _last = LastWord(Some(&server));
+            let _last = FinalStatusGuard(Some(&server));
             std::panic::resume_unwind(Box::new("a test"));
         }));
-        assert!(panicked.is_err() && matches!(server.status(), Status::Failed { .. }), "{:?}", server.status());
+        assert!(panicked.is_err() && matches!(server.status(), ServerStatus::Failed { .. }), "{:?}", server.status());
     }
 }

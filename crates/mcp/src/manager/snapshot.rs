@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use rmcp::model::{Prompt, Resource, ResourceTemplate, ServerPeerInfo, Tool};
 use serde::Serialize;
 
-use super::{Manager, Status};
-use crate::config::{ServerConfig, Way};
+use super::{Manager, ServerStatus};
+use crate::config::{ServerConfig, ServerTransport};
 
 /// How much to query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Detail {
+pub enum SnapshotDetail {
     Full,
     /// Tools and authentication, but no resources, resource templates or prompts.
     ToolsAndAuthOnly,
@@ -27,8 +27,8 @@ pub struct Snapshot {
 #[serde(rename_all = "camelCase")]
 pub struct ServerSnapshot {
     /// The result of its start.
-    pub status: Status,
-    pub auth: Auth,
+    pub status: ServerStatus,
+    pub auth: ServerAuth,
     /// The server's information from the handshake.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub info: Option<ServerPeerInfo>,
@@ -45,7 +45,7 @@ pub struct ServerSnapshot {
 /// How a server authenticates us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Auth {
+pub enum ServerAuth {
     /// Not supported: the server is a program on stdio.
     Unsupported,
     /// The server did not require authentication.
@@ -56,24 +56,24 @@ pub enum Auth {
     Required,
 }
 
-impl Auth {
-    fn of(config: &ServerConfig, status: &Status) -> Self {
-        match (&config.way, status) {
-            (_, Status::AuthenticationRequired { .. }) => Self::Required,
-            (Way::Stdio(_), _) => Self::Unsupported,
-            (Way::Http(http), _) if http.bearer_token_env_var.is_some() => Self::BearerToken,
-            (Way::Http(_), _) => Self::NotNeeded,
+impl ServerAuth {
+    fn of(config: &ServerConfig, status: &ServerStatus) -> Self {
+        match (&config.transport, status) {
+            (_, ServerStatus::AuthenticationRequired { .. }) => Self::Required,
+            (ServerTransport::Stdio(_), _) => Self::Unsupported,
+            (ServerTransport::Http(http), _) if http.bearer_token_env_var.is_some() => Self::BearerToken,
+            (ServerTransport::Http(_), _) => Self::NotNeeded,
         }
     }
 }
 
 /// Starts all servers of a manager, queries them, and shuts the manager down.
-pub(super) async fn take(manager: Manager, detail: Detail) -> Snapshot {
+pub(super) async fn take(manager: Manager, detail: SnapshotDetail) -> Snapshot {
     // A failed `required` server is not an error for a snapshot.
     drop(manager.start_all().await);
     let (resources, templates, prompts) = match detail {
-        Detail::ToolsAndAuthOnly => Default::default(),
-        Detail::Full => tokio::join!(manager.resources(), manager.resource_templates(), manager.prompts()),
+        SnapshotDetail::ToolsAndAuthOnly => Default::default(),
+        SnapshotDetail::Full => tokio::join!(manager.resources(), manager.resource_templates(), manager.prompts()),
     };
     let (mut resources, mut templates, mut prompts) = (resources, templates, prompts);
     let mut tools: BTreeMap<String, Vec<Tool>> = BTreeMap::new();
@@ -84,7 +84,7 @@ pub(super) async fn take(manager: Manager, detail: Detail) -> Snapshot {
     for (name, status) in manager.status() {
         let Some(config) = manager.context.settings.config.servers.get(&name) else { continue };
         let server = ServerSnapshot {
-            auth: Auth::of(config, &status),
+            auth: ServerAuth::of(config, &status),
             status,
             info: manager.info(&name),
             tools: tools.remove(&name).unwrap_or_default(),

@@ -18,19 +18,19 @@ use tokio::{
 
 use super::{
     Settings,
-    connection::{Connection, chain},
+    connection::{ServerConnection, chain},
     error::Error,
-    handler::{Board, Handler},
-    hosts::{Hosts, Slot},
+    handler::{ConnectionHandler, ConnectionState},
+    hosts::{HostSlot, Hosts},
     list,
-    server::Server,
-    state::{Status, Update},
+    server::ManagedServer,
+    state::{ServerStatus, ServerUpdate},
 };
 use crate::{
-    config::{HttpConfig, StdioConfig, Way},
+    config::{HttpConfig, ServerTransport, StdioConfig},
     http::{Endpoint, HttpError},
     launch::{self, Launch},
-    transport::{Child, EXIT_GRACE, Ended},
+    transport::{EXIT_GRACE, ServerProcess, StreamEnd},
 };
 
 const INITIALIZE: &str = "initialize";
@@ -43,44 +43,48 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LONGEST: Duration = Duration::from_secs(2);
 
 /// Shared by all servers of a manager.
-pub(super) struct Context {
+pub(super) struct ManagerContext {
     pub(super) settings: Settings,
     pub(super) hosts: Arc<Hosts>,
-    pub(super) updates: broadcast::Sender<Update>,
+    pub(super) updates: broadcast::Sender<ServerUpdate>,
 }
 
 /// A server that has become ready.
-pub(super) struct Life {
-    pub(super) running: RunningService<RoleClient, Handler>,
-    pub(super) connection: Arc<Connection>,
+pub(super) struct ReadyServer {
+    pub(super) running: RunningService<RoleClient, ConnectionHandler>,
+    pub(super) connection: Arc<ServerConnection>,
     pub(super) tools: Vec<Tool>,
     /// The process. `None` for an HTTP server.
-    pub(super) child: Option<Arc<Child>>,
+    pub(super) child: Option<Arc<ServerProcess>>,
     /// The client of the executor that makes the requests. `None` for a stdio server.
     pub(super) client: Option<Client>,
 }
 
 /// Makes one attempt. `child` is set as soon as the process exists.
-pub(super) async fn start(server: &Server, context: &Context, child: &mut Option<Arc<Child>>) -> Result<Life, Error> {
+pub(super) async fn start(
+    server: &ManagedServer,
+    context: &ManagerContext,
+    child: &mut Option<Arc<ServerProcess>>,
+) -> Result<ReadyServer, Error> {
     let name = || server.name.clone();
-    let place = context.hosts.find(&server.config.placement);
-    let place = place.map_err(|source| Error::Place { server: name(), source })?;
-    match &server.config.way {
-        Way::Stdio(stdio) => start_stdio(server, context, &place, stdio, child).await,
-        Way::Http(http) => start_http(server, context, &place, http).await,
+    let slot = context.hosts.find(&server.config.placement);
+    let slot = slot.map_err(|source| Error::Place { server: name(), source })?;
+    match &server.config.transport {
+        ServerTransport::Stdio(stdio) => start_stdio(server, context, &slot, stdio, child).await,
+        ServerTransport::Http(http) => start_http(server, context, &slot, http).await,
     }
 }
 
 async fn start_stdio(
-    server: &Server,
-    context: &Context,
-    place: &Slot,
+    server: &ManagedServer,
+    context: &ManagerContext,
+    slot: &HostSlot,
     stdio: &StdioConfig,
-    child: &mut Option<Arc<Child>>,
-) -> Result<Life, Error> {
+    child: &mut Option<Arc<ServerProcess>>,
+) -> Result<ReadyServer, Error> {
     let name = || server.name.clone();
     let within = server.config.startup_timeout;
-    let backend = open(server, place).await?;
+    let backend = open(server, slot).await?;
     let until = Instant::now() + within;
     let launch = Launch {
         name: &server.name,
@@ -91,61 +95,66 @@ async fn start_stdio(
     };
     let transport = time::timeout_at(until, launch::launch(&*backend, launch)).await;
     let transport = transport
-        .map_err(|_| Error::HostTimeout { server: name(), host: place.id().to_owned(), within })?
+        .map_err(|_| Error::HostTimeout { server: name(), host: slot.id().to_owned(), within })?
         .map_err(|source| Error::Launch { server: name(), source: Box::new(source) })?;
     // Release the backend now: `Hosts::end` can end a local place cleanly only if it has the last reference.
     drop(backend);
-    let board = Board::new();
+    let connection_state = ConnectionState::new();
     let transport = {
-        let board = Arc::clone(&board);
-        transport.raw(move |progress| board.step(progress))
+        let connection_state = Arc::clone(&connection_state);
+        transport.raw(move |progress| connection_state.report_progress(progress))
     };
     let process = Arc::clone(transport.child());
     *child = Some(Arc::clone(&process));
-    let handler = handler(server, context, &board);
+    let handler = handler(server, context, &connection_state);
     let running = match time::timeout_at(until, handler.serve(transport)).await {
         Ok(Ok(running)) => running,
         Ok(Err(error)) => return Err(refused(server, &process, error).await),
-        Err(_) => return Err(late(server, INITIALIZE, within, process.talk())),
+        Err(_) => return Err(late(server, INITIALIZE, within, process.recent_output())),
     };
     let mut ended = process.ended();
-    let talk = || process.talk();
+    let talk = || process.recent_output();
     let ready = tokio::select! {
         biased;
-        ready = introduce(server, running, board, within, &talk) => ready,
+        ready = introduce(server, running, connection_state, within, &talk) => ready,
         ended = over(&mut ended) => {
             Err(Error::EndedAtStart {
                 server: name(),
                 method: "tools/list",
                 ended: Box::new(ended),
-                talk: process.talk(),
+                talk: process.recent_output(),
             })
         }
     };
-    let mut life = ready?;
-    life.child = Some(process);
-    Ok(life)
+    let mut ready_server = ready?;
+    ready_server.child = Some(process);
+    Ok(ready_server)
 }
 
-async fn start_http(server: &Server, context: &Context, place: &Slot, http: &HttpConfig) -> Result<Life, Error> {
+async fn start_http(
+    server: &ManagedServer,
+    context: &ManagerContext,
+    slot: &HostSlot,
+    http: &HttpConfig,
+) -> Result<ReadyServer, Error> {
     let failed = |error: HttpError| http_error(&server.name, &error);
     let within = server.config.startup_timeout;
     // Keep only the client: `Hosts::end` can end a local place cleanly only if it has the last reference.
-    let client = open(server, place).await?.client().clone();
+    let client = open(server, slot).await?.client().clone();
     let text = |(name, value): (&OsString, &OsString)| Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()));
     let variables: BTreeMap<String, String> = context.settings.variables.iter().filter_map(text).collect();
     let transport = Endpoint::read(http, &variables).and_then(|endpoint| endpoint.transport(client.clone()));
     let transport = transport.map_err(failed)?;
-    let board = Board::new();
-    let running = match time::timeout(within, handler(server, context, &board).serve(transport)).await {
+    let connection_state = ConnectionState::new();
+    let running = match time::timeout(within, handler(server, context, &connection_state).serve(transport)).await {
         Ok(Ok(running)) => running,
         Ok(Err(error)) => return Err(of_executor(server, &client, failed(HttpError::of_start(&error)))),
         Err(_) => return Err(of_executor(server, &client, late(server, INITIALIZE, within, String::new()))),
     };
-    let ready = introduce(server, running, board, within, &String::new).await;
-    let mut life = ready.map_err(|error| of_executor(server, &client, error))?;
-    life.client = Some(client);
-    Ok(life)
+    let ready = introduce(server, running, connection_state, within, &String::new).await;
+    let mut ready_server = ready.map_err(|error| of_executor(server, &client, error))?;
+    ready_server.client = Some(client);
+    Ok(ready_server)
 }
 
 /// Converts an HTTP error. For missing authentication the text says how to provide a token.
@@ -165,21 +174,21 @@ pub(super) fn http_error(server: &str, error: &HttpError) -> Error {
 
 /// Opens the server's place within the startup timeout. The executor may just be starting too, so a failed connection is retried for a
 /// while.
-async fn open(server: &Server, place: &Slot) -> Result<Arc<dyn Backend>, Error> {
+async fn open(server: &ManagedServer, slot: &HostSlot) -> Result<Arc<dyn Backend>, Error> {
     let (name, within) = (|| server.name.clone(), server.config.startup_timeout);
     let until = Instant::now() + within;
     // After the first start, the caller restarts the server anyway.
-    let is_first = server.status() == Status::Starting { restarts: 0 };
+    let is_first = server.status() == ServerStatus::Starting { restarts: 0 };
     let retry_until = Instant::now() + if is_first { within.min(RETRY_FOR) } else { Duration::ZERO };
     let mut pause = RETRY_FIRST;
     let mut last = None;
     loop {
-        let error = match time::timeout_at(until, place.backend()).await {
+        let error = match time::timeout_at(until, slot.backend()).await {
             Ok(Ok(backend)) => return Ok(backend),
             Ok(Err(source)) => Error::Host { server: name(), source },
             // The previous error says more than a timeout.
             Err(_) => {
-                let late = || Error::HostTimeout { server: name(), host: place.id().to_owned(), within };
+                let late = || Error::HostTimeout { server: name(), host: slot.id().to_owned(), within };
                 return Err(last.unwrap_or_else(late));
             }
         };
@@ -199,7 +208,7 @@ fn is_worth_a_retry(error: &client::Error) -> bool {
 }
 
 /// Replaces the error of an HTTP start by the executor's error if the executor is the cause.
-fn of_executor(server: &Server, client: &Client, error: Error) -> Error {
+fn of_executor(server: &ManagedServer, client: &Client, error: Error) -> Error {
     match client.state() {
         ConnectionState::Recovering { reason } => {
             let source = client::Error::Disconnected { reason: Some(reason) };
@@ -210,24 +219,28 @@ fn of_executor(server: &Server, client: &Client, error: Error) -> Error {
     }
 }
 
-fn handler(server: &Server, context: &Context, board: &Arc<Board>) -> Handler {
-    Handler {
+fn handler(
+    server: &ManagedServer,
+    context: &ManagerContext,
+    connection_state: &Arc<ConnectionState>,
+) -> ConnectionHandler {
+    ConnectionHandler {
         server: server.name.clone(),
         client_name: context.settings.client_name.clone(),
         elicit: context.settings.elicit.clone(),
-        board: Arc::clone(board),
+        connection_state: Arc::clone(connection_state),
     }
 }
 
 /// After the handshake: checks the protocol version and lists the tools.
 async fn introduce(
-    server: &Server,
-    running: RunningService<RoleClient, Handler>,
-    board: Arc<Board>,
+    server: &ManagedServer,
+    running: RunningService<RoleClient, ConnectionHandler>,
+    connection_state: Arc<ConnectionState>,
     within: Duration,
     talk: &(dyn Fn() -> String + Send + Sync),
-) -> Result<Life, Error> {
-    let connection = Connection::new(server, running.peer().clone(), board);
+) -> Result<ReadyServer, Error> {
+    let connection = ServerConnection::new(server, running.peer().clone(), connection_state);
     if let Some(info) = connection.info()
         && !ProtocolVersion::KNOWN_VERSIONS.contains(&info.protocol_version)
     {
@@ -239,21 +252,21 @@ async fn introduce(
         Err(Error::Timeout { .. }) => return Err(late(server, "tools/list", within, talk())),
         Err(error) => return Err(error),
     };
-    Ok(Life { running, connection: Arc::new(connection), tools, child: None, client: None })
+    Ok(ReadyServer { running, connection: Arc::new(connection), tools, child: None, client: None })
 }
 
-fn late(server: &Server, method: &'static str, within: Duration, talk: String) -> Error {
+fn late(server: &ManagedServer, method: &'static str, within: Duration, talk: String) -> Error {
     Error::StartupTimeout { server: server.name.clone(), method, within, talk }
 }
 
 /// The error of a failed handshake with a program.
-async fn refused(server: &Server, process: &Child, error: ClientInitializeError) -> Error {
+async fn refused(server: &ManagedServer, process: &ServerProcess, error: ClientInitializeError) -> Error {
     let name = server.name.clone();
     if matches!(error, ClientInitializeError::TransportError { .. }) {
         // The process does not accept messages, so it is probably about to exit.
-        process.hear_out(EXIT_GRACE).await;
+        process.drain_output(EXIT_GRACE).await;
     }
-    let talk = process.talk();
+    let talk = process.recent_output();
     if let Some(ended) = process.ended().borrow().clone() {
         return Error::EndedAtStart { server: name, method: INITIALIZE, ended: Box::new(ended), talk };
     }
@@ -270,8 +283,8 @@ async fn refused(server: &Server, process: &Child, error: ClientInitializeError)
 }
 
 /// Waits until a process has ended.
-pub(super) async fn over(ended: &mut watch::Receiver<Option<Ended>>) -> Ended {
+pub(super) async fn over(ended: &mut watch::Receiver<Option<StreamEnd>>) -> StreamEnd {
     // The sender lives as long as the process handle.
     let told = ended.wait_for(Option::is_some).await.ok().and_then(|told| told.clone());
-    told.unwrap_or(Ended::Closed)
+    told.unwrap_or(StreamEnd::Closed)
 }

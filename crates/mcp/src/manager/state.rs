@@ -11,7 +11,7 @@ pub(super) const UPDATES: usize = 256;
 /// The status of one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "camelCase")]
-pub enum Status {
+pub enum ServerStatus {
     /// No request has needed the server yet.
     NotStarted,
     /// The server is starting. This is its first start or a restart after a crash.
@@ -37,7 +37,7 @@ pub enum Status {
     Disabled,
 }
 
-impl Status {
+impl ServerStatus {
     /// The name of the state: `notStarted`, `starting`, `ready`, `authenticationRequired`, `failed`, `cancelled`, `disabled`.
     #[must_use]
     pub fn word(&self) -> &'static str {
@@ -82,9 +82,9 @@ pub struct Summary {
 
 /// A change that a manager reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Update {
+pub enum ServerUpdate {
     /// The status of a server changed.
-    Server { name: String, status: Status },
+    Server { name: String, status: ServerStatus },
     /// A ready server crashed. The next `Server` update says whether it is restarted.
     Crashed {
         name: String,
@@ -99,14 +99,14 @@ pub enum Update {
 
 /// The updates of a manager since the subscription.
 #[derive(Debug)]
-pub struct Updates(pub(super) broadcast::Receiver<Update>);
+pub struct Updates(pub(super) broadcast::Receiver<ServerUpdate>);
 
 impl Updates {
     /// The next update; `None` when the manager is gone. Cancel safe.
-    pub async fn next(&mut self) -> Option<Update> {
+    pub async fn next(&mut self) -> Option<ServerUpdate> {
         match self.0.recv().await {
             Ok(update) => Some(update),
-            Err(broadcast::error::RecvError::Lagged(missed)) => Some(Update::Missed(missed)),
+            Err(broadcast::error::RecvError::Lagged(missed)) => Some(ServerUpdate::Missed(missed)),
             Err(broadcast::error::RecvError::Closed) => None,
         }
     }

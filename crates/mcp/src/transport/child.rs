@@ -18,8 +18,8 @@ use tokio::{
 };
 
 use super::{
-    CLOSE_GRACE, Ended, GONE_WITHIN, Log, STDERR_LINE_BYTES,
-    lines::{Lines, TooLong},
+    CLOSE_GRACE, GONE_WITHIN, STDERR_LINE_BYTES, StderrLog, StreamEnd,
+    lines::{LineSplitter, LineTooLong},
     lock,
 };
 
@@ -33,44 +33,44 @@ const MESSAGE_KIB: u32 = ROOM_KIB / 256;
 const NOISE_CHARS: usize = 200;
 
 /// The process of a server, for everything except its messages. It can outlive its transport. The process is ended when both are dropped.
-pub struct Child {
+pub struct ServerProcess {
     pub(super) name: String,
     pub(super) process: Process,
-    log: Arc<Log>,
+    log: Arc<StderrLog>,
     /// How many lines the log had before this process.
     log_before: u64,
-    noise: Mutex<Noise>,
-    ended: watch::Sender<Option<Ended>>,
+    skipped_lines: Mutex<SkippedLines>,
+    ended: watch::Sender<Option<StreamEnd>>,
     room: Semaphore,
     /// The unread output of a dropped transport.
-    pub(super) tail: Mutex<Option<Tail>>,
+    pub(super) output_tail: Mutex<Option<OutputTail>>,
     /// Tasks that terminate leftover processes after an exit.
     pub(super) tasks: Mutex<JoinSet<()>>,
 }
 
 /// The position in the output of a process.
-pub(super) struct Tail {
+pub(super) struct OutputTail {
     pub(super) events: Events,
-    err: Lines,
+    err: LineSplitter,
 }
 
 #[derive(Debug, Default)]
-struct Noise {
+struct SkippedLines {
     skipped: u64,
     first: Option<String>,
 }
 
-impl Child {
-    pub(super) fn new(name: String, process: Process, log: Arc<Log>) -> Self {
+impl ServerProcess {
+    pub(super) fn new(name: String, process: Process, log: Arc<StderrLog>) -> Self {
         Self {
             name,
             process,
             log_before: log.total(),
             log,
-            noise: Mutex::default(),
+            skipped_lines: Mutex::default(),
             ended: watch::Sender::new(None),
             room: Semaphore::new(ROOM_KIB as usize),
-            tail: Mutex::new(None),
+            output_tail: Mutex::new(None),
             tasks: Mutex::default(),
         }
     }
@@ -82,62 +82,62 @@ impl Child {
 
     /// The lines that the server wrote to stderr.
     #[must_use]
-    pub fn log(&self) -> &Log {
+    pub fn log(&self) -> &StderrLog {
         &self.log
     }
 
     /// How many lines on stdout were not messages.
     #[must_use]
     pub fn skipped(&self) -> u64 {
-        lock(&self.noise).skipped
+        lock(&self.skipped_lines).skipped
     }
 
     /// Why the stream ended, once it has. All messages before the end have been received by then.
     #[must_use]
-    pub fn ended(&self) -> watch::Receiver<Option<Ended>> {
+    pub fn ended(&self) -> watch::Receiver<Option<StreamEnd>> {
         self.ended.subscribe()
     }
 
     /// Recent output for an error message: lines on stdout that were not messages, and the last lines on stderr.
     #[must_use]
-    pub fn talk(&self) -> String {
-        let mut talk = String::new();
+    pub fn recent_output(&self) -> String {
+        let mut recent_output = String::new();
         {
-            let noise = lock(&self.noise);
-            if let Some(first) = &noise.first {
-                let count = noise.skipped;
-                talk = format!(
+            let skipped_lines = lock(&self.skipped_lines);
+            if let Some(first) = &skipped_lines.first {
+                let count = skipped_lines.skipped;
+                recent_output = format!(
                     "lines on its stdout that were no messages (logs belong on stderr): {count}, the first: {first}"
                 );
             }
         }
         let quote = self.log.quote(self.log_before);
-        if !talk.is_empty() && !quote.is_empty() {
-            talk.push('\n');
+        if !recent_output.is_empty() && !quote.is_empty() {
+            recent_output.push('\n');
         }
-        talk + &quote
+        recent_output + &quote
     }
 
     /// Reads the remaining output within this time, after the transport was dropped. Returns true if the process has closed.
     ///
     /// When a server exits, sending a message to it fails before the exit is reported, and the MCP client then drops the transport.
-    pub async fn hear_out(&self, within: Duration) -> bool {
-        let Some(mut tail) = lock(&self.tail).take() else { return self.process.closed().is_some() };
-        let is_over = time::timeout(within, tail.drain(self)).await.is_ok();
-        *lock(&self.tail) = Some(tail);
+    pub async fn drain_output(&self, within: Duration) -> bool {
+        let Some(mut output_tail) = lock(&self.output_tail).take() else { return self.process.closed().is_some() };
+        let is_over = time::timeout(within, output_tail.drain(self)).await.is_ok();
+        *lock(&self.output_tail) = Some(output_tail);
         // Leftover processes may hold the streams open for longer.
         if let Some(exit) = self.process.exit().filter(|_| !is_over) {
-            self.tell_end(Ended::Exited(Some(Box::new(exit))));
+            self.set_end(StreamEnd::Exited(Some(Box::new(exit))));
         }
         is_over
     }
 
     /// Ends the process after the transport was dropped: closes its stdin, waits, terminates it, and waits. Takes a bounded time.
     pub async fn end(&self) {
-        let tail = lock(&self.tail).take();
+        let output_tail = lock(&self.output_tail).take();
         let over = async {
-            match tail {
-                Some(mut tail) => tail.drain(self).await,
+            match output_tail {
+                Some(mut output_tail) => output_tail.drain(self).await,
                 None => drop(self.process.wait().await),
             }
         };
@@ -145,12 +145,12 @@ impl Child {
     }
 
     /// Records why the stream ended. Only the first call has an effect.
-    pub(super) fn tell_end(&self, ended: Ended) {
-        self.ended.send_if_modified(|told| told.is_none() && told.replace(ended).is_none());
+    pub(super) fn set_end(&self, ended: StreamEnd) {
+        self.ended.send_if_modified(|known| known.is_none() && known.replace(ended).is_none());
     }
 
     /// Logs a line of stderr.
-    fn hear(&self, line: &[u8]) {
+    fn log_line(&self, line: &[u8]) {
         tracing::info!(server = self.name, line = %String::from_utf8_lossy(line), "stderr");
         self.log.add(line);
     }
@@ -208,10 +208,10 @@ impl Child {
         let text = String::from_utf8_lossy(&line[..line.len().min(4 * NOISE_CHARS)]);
         let shown: String =
             text.chars().take(NOISE_CHARS).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-        let mut noise = lock(&self.noise);
-        noise.skipped += 1;
-        if noise.first.is_none() {
-            noise.first = Some(format!("`{shown}` ({why})"));
+        let mut skipped_lines = lock(&self.skipped_lines);
+        skipped_lines.skipped += 1;
+        if skipped_lines.first.is_none() {
+            skipped_lines.first = Some(format!("`{shown}` ({why})"));
             tracing::warn!(server = self.name, line = shown, why, "a line on stdout is no message, and is skipped");
         } else {
             tracing::debug!(server = self.name, line = shown, why, "a line on stdout is no message, and is skipped");
@@ -219,7 +219,7 @@ impl Child {
     }
 
     /// Sends one message, after all messages with an earlier turn.
-    pub(super) async fn send(&self, turn: Turn, message: &TxJsonRpcMessage<RoleClient>) -> io::Result<()> {
+    pub(super) async fn send(&self, turn: SendTurn, message: &TxJsonRpcMessage<RoleClient>) -> io::Result<()> {
         let mut line = serde_json::to_vec(message).map_err(io::Error::other)?;
         line.push(b'\n');
         let turn = turn.wait().await;
@@ -243,29 +243,29 @@ impl Child {
     }
 }
 
-impl Tail {
+impl OutputTail {
     pub(super) fn new(process: &Process) -> Self {
-        Self { events: process.events(), err: Lines::new(STDERR_LINE_BYTES) }
+        Self { events: process.events(), err: LineSplitter::new(STDERR_LINE_BYTES) }
     }
 
     /// Adds a piece of stderr and logs its complete lines.
-    pub(super) fn take(&mut self, child: &Child, bytes: &[u8]) -> Result<(), TooLong> {
+    pub(super) fn take(&mut self, child: &ServerProcess, bytes: &[u8]) -> Result<(), LineTooLong> {
         let pushed = self.err.push(bytes);
         while let Some(line) = self.err.next() {
-            child.hear(&line);
+            child.log_line(&line);
         }
         pushed
     }
 
     /// Logs the last line if it has no line feed.
-    pub(super) fn finish(&mut self, child: &Child) {
+    pub(super) fn finish(&mut self, child: &ServerProcess) {
         if let Some(line) = self.err.finish() {
-            child.hear(&line);
+            child.log_line(&line);
         }
     }
 
     /// Reads to the end. Only stderr is logged, everything else is discarded. Cancel safe.
-    pub(super) async fn drain(&mut self, child: &Child) {
+    pub(super) async fn drain(&mut self, child: &ServerProcess) {
         let ended = loop {
             match self.events.next().await {
                 // The process is ending, so an overlong line is only dropped.
@@ -273,29 +273,32 @@ impl Tail {
                     self.take(child, &bytes).unwrap_or(())
                 }
                 Some(Event::Output { .. } | Event::Gap { .. } | Event::Exited { .. }) => {}
-                Some(Event::Closed { .. }) => break Ended::Exited(child.process.exit().map(Box::new)),
-                Some(Event::Failed(error)) => break Ended::Lost(error),
-                None => break Ended::Closed,
+                Some(Event::Closed { .. }) => break StreamEnd::Exited(child.process.exit().map(Box::new)),
+                Some(Event::Failed(error)) => break StreamEnd::Lost(error),
+                None => break StreamEnd::Closed,
             }
         };
         self.finish(child);
-        child.tell_end(ended);
+        child.set_end(ended);
     }
 }
 
-impl fmt::Debug for Child {
+impl fmt::Debug for ServerProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Child").field("name", &self.name).field("process", &self.process).finish_non_exhaustive()
+        f.debug_struct("ServerProcess")
+            .field("name", &self.name)
+            .field("process", &self.process)
+            .finish_non_exhaustive()
     }
 }
 
 /// The position of a message in the order of sends.
-pub(super) struct Turn {
+pub(super) struct SendTurn {
     pub(super) before: Option<oneshot::Receiver<()>>,
     pub(super) after: oneshot::Sender<()>,
 }
 
-impl Turn {
+impl SendTurn {
     /// Waits until all earlier turns have passed or were dropped.
     async fn wait(mut self) -> Self {
         if let Some(before) = self.before.take() {

@@ -1,7 +1,7 @@
 //! Decodes one line of a server's stdout as a message.
 //!
 //! rmcp's types parse what they know and drop or reject the rest: an unknown kind of content would make a whole result unreadable. So
-//! [`Results::Raw`] passes results on unparsed, except for the result of the handshake, and does the same with elicitation requests. The
+//! [`ResultForm::Raw`] passes results on unparsed, except for the result of the handshake, and does the same with elicitation requests. The
 //! caller knows the expected type.
 
 use rmcp::{
@@ -15,7 +15,7 @@ use super::Progress;
 
 /// In which form results are delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Results {
+pub enum ResultForm {
     /// Parsed into rmcp's types.
     #[default]
     Typed,
@@ -25,7 +25,7 @@ pub enum Results {
 
 /// The kind of a line.
 #[derive(Debug)]
-pub(super) enum Decoded {
+pub(super) enum DecodedLine {
     Message(Box<RxJsonRpcMessage<RoleClient>>),
     Progress(Progress),
     /// Not a message, with the reason.
@@ -33,38 +33,38 @@ pub(super) enum Decoded {
 }
 
 /// Decodes a line. `is_first` means that no other result has arrived yet.
-pub(super) fn decode(line: &[u8], results: Results, is_first: bool) -> Decoded {
+pub(super) fn decode(line: &[u8], results: ResultForm, is_first: bool) -> DecodedLine {
     let value = match serde_json::from_slice::<Value>(line) {
         Ok(value) => value,
-        Err(error) => return Decoded::Noise(format!("not JSON: {error}")),
+        Err(error) => return DecodedLine::Noise(format!("not JSON: {error}")),
     };
-    let Value::Object(mut object) = value else { return Decoded::Noise("JSON, but no object".to_owned()) };
+    let Value::Object(mut object) = value else { return DecodedLine::Noise("JSON, but no object".to_owned()) };
     match (results, kind(&object)) {
-        (_, Kind::Neither) => Decoded::Noise("JSON, but no message of JSON-RPC".to_owned()),
-        (Results::Raw, Kind::Progress) => match object.remove("params").map(serde_json::from_value) {
-            Some(Ok(progress)) => Decoded::Progress(progress),
-            Some(Err(error)) => Decoded::Noise(format!("a progress that cannot be read: {error}")),
-            None => Decoded::Noise("a progress without parameters".to_owned()),
+        (_, LineKind::Neither) => DecodedLine::Noise("JSON, but no message of JSON-RPC".to_owned()),
+        (ResultForm::Raw, LineKind::Progress) => match object.remove("params").map(serde_json::from_value) {
+            Some(Ok(progress)) => DecodedLine::Progress(progress),
+            Some(Err(error)) => DecodedLine::Noise(format!("a progress that cannot be read: {error}")),
+            None => DecodedLine::Noise("a progress without parameters".to_owned()),
         },
-        (Results::Raw, Kind::Result(id)) => {
+        (ResultForm::Raw, LineKind::Result(id)) => {
             let result = object.remove("result").unwrap_or_default();
             message(JsonRpcMessage::response(result_of(result, is_first), id))
         }
-        (Results::Raw, Kind::Elicitation(id)) => {
+        (ResultForm::Raw, LineKind::Elicitation(id)) => {
             let request = CustomRequest::new(super::ELICIT, object.remove("params"));
             message(JsonRpcMessage::request(ServerRequest::CustomRequest(request), id))
         }
-        (_, Kind::Progress | Kind::Result(_) | Kind::Elicitation(_) | Kind::Other) => {
+        (_, LineKind::Progress | LineKind::Result(_) | LineKind::Elicitation(_) | LineKind::Other) => {
             match serde_json::from_value(Value::Object(object)) {
-                Ok(read) => Decoded::Message(Box::new(read)),
-                Err(error) => Decoded::Noise(format!("a message that cannot be read: {error}")),
+                Ok(read) => DecodedLine::Message(Box::new(read)),
+                Err(error) => DecodedLine::Noise(format!("a message that cannot be read: {error}")),
             }
         }
     }
 }
 
-fn message(message: RxJsonRpcMessage<RoleClient>) -> Decoded {
-    Decoded::Message(Box::new(message))
+fn message(message: RxJsonRpcMessage<RoleClient>) -> DecodedLine {
+    DecodedLine::Message(Box::new(message))
 }
 
 fn result_of(result: Value, is_first: bool) -> ServerResult {
@@ -74,7 +74,7 @@ fn result_of(result: Value, is_first: bool) -> ServerResult {
     ServerResult::CustomResult(CustomResult(result))
 }
 
-enum Kind {
+enum LineKind {
     Result(RequestId),
     Elicitation(RequestId),
     Progress,
@@ -82,16 +82,16 @@ enum Kind {
     Neither,
 }
 
-fn kind(object: &Map<String, Value>) -> Kind {
+fn kind(object: &Map<String, Value>) -> LineKind {
     let id = object.get("id").and_then(|id| serde_json::from_value::<RequestId>(id.clone()).ok());
     let method = object.get("method").and_then(Value::as_str);
     match (method, id) {
-        (Some(super::ELICIT), Some(id)) => Kind::Elicitation(id),
-        (Some("notifications/progress"), None) => Kind::Progress,
-        (Some(_), _) => Kind::Other,
-        (None, Some(id)) if object.contains_key("result") => Kind::Result(id),
-        (None, _) if object.contains_key("error") => Kind::Other,
-        (None, _) => Kind::Neither,
+        (Some(super::ELICIT), Some(id)) => LineKind::Elicitation(id),
+        (Some("notifications/progress"), None) => LineKind::Progress,
+        (Some(_), _) => LineKind::Other,
+        (None, Some(id)) if object.contains_key("result") => LineKind::Result(id),
+        (None, _) if object.contains_key("error") => LineKind::Other,
+        (None, _) => LineKind::Neither,
     }
 }
 
@@ -100,15 +100,15 @@ mod tests {
     use super::*;
 
     fn noise(line: &str) -> String {
-        match decode(line.as_bytes(), Results::Raw, false) {
-            Decoded::Noise(why) => why,
+        match decode(line.as_bytes(), ResultForm::Raw, false) {
+            DecodedLine::Noise(why) => why,
             other => panic!("{other:?}"),
         }
     }
 
-    fn read(line: &str, results: Results, is_first: bool) -> RxJsonRpcMessage<RoleClient> {
+    fn read(line: &str, results: ResultForm, is_first: bool) -> RxJsonRpcMessage<RoleClient> {
         match decode(line.as_bytes(), results, is_first) {
-            Decoded::Message(message) => *message,
+            DecodedLine::Message(message) => *message,
             other => panic!("{other:?}"),
         }
     }
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_result_of_any_content_is_handed_over_whole() {
         let line = r#"{"jsonrpc":"2.0","id":3,"result":{"content":[{"type":"new","x":[1]}],"extra":null}}"#;
-        let JsonRpcMessage::Response(response) = read(line, Results::Raw, false) else { panic!("a response") };
+        let JsonRpcMessage::Response(response) = read(line, ResultForm::Raw, false) else { panic!("a response") };
         let ServerResult::CustomResult(CustomResult(value)) = response.result else { panic!("as it came") };
         assert_eq!(value, serde_json::json!({"content": [{"type": "new", "x": [1]}], "extra": null}));
     }
@@ -134,23 +134,23 @@ mod tests {
     fn the_first_result_is_that_of_the_handshake() {
         let line = r#"{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18","capabilities":{},
             "serverInfo":{"name":"n","version":"1"}}}"#;
-        let JsonRpcMessage::Response(response) = read(line, Results::Raw, true) else { panic!("a response") };
+        let JsonRpcMessage::Response(response) = read(line, ResultForm::Raw, true) else { panic!("a response") };
         assert!(matches!(response.result, ServerResult::InitializeResult(_)));
     }
 
     #[test]
     fn an_error_without_an_id_and_a_ping_are_messages() {
         let error = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"parse"}}"#;
-        assert!(matches!(read(error, Results::Raw, false), JsonRpcMessage::Error(_)));
+        assert!(matches!(read(error, ResultForm::Raw, false), JsonRpcMessage::Error(_)));
         let ping = r#"{"jsonrpc":"2.0","id":"a","method":"ping"}"#;
-        let JsonRpcMessage::Request(request) = read(ping, Results::Raw, false) else { panic!("a request") };
+        let JsonRpcMessage::Request(request) = read(ping, ResultForm::Raw, false) else { panic!("a request") };
         assert!(matches!(request.request, ServerRequest::PingRequest(_)));
     }
 
     #[test]
     fn a_question_to_the_user_comes_as_it_is() {
         let line = r#"{"jsonrpc":"2.0","id":7,"method":"elicitation/create","params":{"message":"m","x":1}}"#;
-        let JsonRpcMessage::Request(request) = read(line, Results::Raw, false) else { panic!("a request") };
+        let JsonRpcMessage::Request(request) = read(line, ResultForm::Raw, false) else { panic!("a request") };
         let ServerRequest::CustomRequest(custom) = request.request else { panic!("as it came") };
         assert_eq!(custom.params, Some(serde_json::json!({"message": "m", "x": 1})));
     }

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 /// A line exceeds the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TooLong;
+pub(super) struct LineTooLong;
 
 /// Splits a stream at its line feeds.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct LineSplitter {
     /// The maximum length of a line in bytes, without its line ending.
     limit: usize,
     /// The current incomplete line. It has at most `limit` bytes and one more, which may be the carriage return of the line ending.
@@ -19,22 +19,22 @@ pub(super) struct Lines {
     is_over: bool,
 }
 
-impl Lines {
+impl LineSplitter {
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, partial: Vec::new(), complete: VecDeque::new(), is_over: false }
     }
 
     /// Adds a piece of output. On an error, the lines before the overlong one are available; that line and everything after it are
     /// discarded.
-    pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<(), TooLong> {
+    pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<(), LineTooLong> {
         if self.is_over {
-            return Err(TooLong);
+            return Err(LineTooLong);
         }
         while let Some(at) = bytes.iter().position(|byte| *byte == b'\n') {
             self.append(&bytes[..at])?;
             bytes = &bytes[at + 1..];
             let line = std::mem::take(&mut self.partial);
-            let line = self.trimmed(line).ok_or(TooLong).inspect_err(|_| self.is_over = true)?;
+            let line = self.trimmed(line).ok_or(LineTooLong).inspect_err(|_| self.is_over = true)?;
             self.complete.push_back(line);
         }
         self.append(bytes)
@@ -54,12 +54,12 @@ impl Lines {
         self.trimmed(rest).filter(|rest| !rest.is_empty())
     }
 
-    fn append(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), LineTooLong> {
         // One byte more than the limit, because the last one may be the carriage return of the line ending.
         if self.partial.len() + bytes.len() > self.limit + 1 {
             self.partial = Vec::new();
             self.is_over = true;
-            return Err(TooLong);
+            return Err(LineTooLong);
         }
         self.partial.extend_from_slice(bytes);
         Ok(())
@@ -78,7 +78,7 @@ impl Lines {
 mod tests {
     use super::*;
 
-    fn all(lines: &mut Lines) -> Vec<String> {
+    fn all(lines: &mut LineSplitter) -> Vec<String> {
         std::iter::from_fn(|| lines.next()).map(|line| String::from_utf8(line).unwrap()).collect()
     }
 
@@ -86,7 +86,7 @@ mod tests {
     fn lines_are_cut_at_line_feeds_wherever_the_pieces_end() {
         let text = b"one\ntwo\r\n\nfour\r\r\nfi";
         for size in 1..=text.len() {
-            let mut lines = Lines::new(8);
+            let mut lines = LineSplitter::new(8);
             let mut found = Vec::new();
             for piece in text.chunks(size) {
                 lines.push(piece).unwrap();
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_line_of_the_limit_is_taken_with_either_ending() {
-        let mut lines = Lines::new(4);
+        let mut lines = LineSplitter::new(4);
         lines.push(b"abcd\nabcd\r\nabc").unwrap();
         assert_eq!(all(&mut lines), ["abcd", "abcd",]);
         lines.push(b"d").unwrap();
@@ -109,26 +109,26 @@ mod tests {
 
     #[test]
     fn lines_before_one_that_is_too_long_are_kept_and_nothing_behind_it() {
-        let mut lines = Lines::new(4);
-        assert_eq!(lines.push(b"ok\nabcde\nlater\n"), Err(TooLong));
+        let mut lines = LineSplitter::new(4);
+        assert_eq!(lines.push(b"ok\nabcde\nlater\n"), Err(LineTooLong));
         assert_eq!(all(&mut lines), ["ok"]);
-        assert_eq!(lines.push(b"more\n"), Err(TooLong));
+        assert_eq!(lines.push(b"more\n"), Err(LineTooLong));
         assert_eq!((lines.next(), lines.finish()), (None, None));
     }
 
     #[test]
     fn a_line_that_grows_too_long_piece_by_piece_is_dropped_at_once() {
-        let mut lines = Lines::new(4);
+        let mut lines = LineSplitter::new(4);
         lines.push(b"abc").unwrap();
         lines.push(b"de").unwrap(); // The last byte could have been a carriage return.
-        assert_eq!(lines.push(b"f"), Err(TooLong));
+        assert_eq!(lines.push(b"f"), Err(LineTooLong));
         assert!(lines.partial.is_empty() && lines.partial.capacity() == 0, "nothing of it is kept");
         assert_eq!(lines.finish(), None);
     }
 
     #[test]
     fn an_unterminated_line_above_the_limit_is_not_offered() {
-        let mut lines = Lines::new(4);
+        let mut lines = LineSplitter::new(4);
         lines.push(b"abcde").unwrap();
         assert_eq!(lines.finish(), None);
     }

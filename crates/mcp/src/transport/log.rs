@@ -18,19 +18,19 @@ const QUOTED_CHARS: usize = 300;
 
 /// The last stderr lines of a server.
 #[derive(Debug, Default)]
-pub struct Log {
-    kept: Mutex<Kept>,
+pub struct StderrLog {
+    kept: Mutex<LogLines>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct LogLines {
     lines: VecDeque<String>,
     bytes: usize,
     /// How many lines were ever added. The last of them is the last in `lines`.
     total: u64,
 }
 
-impl Log {
+impl StderrLog {
     /// The kept lines, oldest first.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
@@ -76,7 +76,7 @@ impl Log {
         text
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, LogLines> {
         // Ignore poisoning: no code under the lock can panic halfway through a change.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_flood_costs_bounded_memory_and_the_last_lines_stay() {
-        let log = Log::default();
+        let log = StderrLog::default();
         for n in 0..5000 {
             log.add(format!("line {n}").as_bytes());
         }
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn only_lines_of_this_life_are_quoted_and_nothing_moves_the_terminal() {
-        let log = Log::default();
+        let log = StderrLog::default();
         assert_eq!(log.quote(0), "");
         log.add(b"old");
         let seen = log.total();

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal as _};
 
-use exec_server_mcp::config::{Placement, ServerConfig, Way};
+use exec_server_mcp::config::{Placement, ServerConfig, ServerTransport};
 use serde_json::{Map, Value};
 
 use crate::{ids, printable, say};
@@ -55,17 +55,17 @@ pub(super) fn environment(server: &ServerConfig) -> String {
 
 /// The transport of a server, in one word.
 pub(super) fn transport(server: &ServerConfig) -> &'static str {
-    match &server.way {
-        Way::Stdio(_) => "stdio",
-        Way::Http(_) => "http",
+    match &server.transport {
+        ServerTransport::Stdio(_) => "stdio",
+        ServerTransport::Http(_) => "http",
     }
 }
 
 /// The program or the address of a server. Arguments and queries are omitted because they may contain secrets.
 pub(super) fn target(server: &ServerConfig) -> String {
-    match &server.way {
-        Way::Stdio(stdio) => stdio.command.clone(),
-        Way::Http(http) => place_of(&http.url),
+    match &server.transport {
+        ServerTransport::Stdio(stdio) => stdio.command.clone(),
+        ServerTransport::Http(http) => place_of(&http.url),
     }
 }
 
