@@ -28,7 +28,7 @@ pub type Sandbox = Option<Box<RawValue>>;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "{R}"))]
-pub struct Told<R> {
+pub struct SandboxedResult<R> {
     /// The result itself.
     #[serde(flatten)]
     pub result: R,

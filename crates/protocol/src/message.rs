@@ -278,39 +278,39 @@ pub fn encode_result<T: Serialize + ?Sized>(out: &mut Vec<u8>, id: &RequestId, r
 /// Appends an answer with an error. `code` is [`Kind::code`], except where an older generation requires another code.
 pub fn encode_error(out: &mut Vec<u8>, id: &RequestId, code: i64, kind: Kind, message: &str) {
     #[derive(Serialize)]
-    struct Wire<'a> {
+    struct ErrorMessage<'a> {
         id: &'a RequestId,
-        error: Body<'a>,
+        error: ErrorBody<'a>,
     }
     #[derive(Serialize)]
-    struct Body<'a> {
+    struct ErrorBody<'a> {
         code: i64,
         message: &'a str,
         data: ErrorData,
     }
-    let error = Body { code, message, data: ErrorData { kind } };
-    write_json(out, &Wire { id, error });
+    let error = ErrorBody { code, message, data: ErrorData { kind } };
+    write_json(out, &ErrorMessage { id, error });
 }
 
 /// Appends a notification.
 pub fn encode_notification<T: Serialize + ?Sized>(out: &mut Vec<u8>, method: &str, params: &T) {
     #[derive(Serialize)]
-    struct Wire<'a, T: ?Sized> {
+    struct NotificationMessage<'a, T: ?Sized> {
         method: &'a str,
         params: &'a T,
     }
-    write_json(out, &Wire { method, params });
+    write_json(out, &NotificationMessage { method, params });
 }
 
 /// Appends a request.
 pub fn encode_request<T: Serialize + ?Sized>(out: &mut Vec<u8>, id: &RequestId, method: &str, params: &T) {
     #[derive(Serialize)]
-    struct Wire<'a, T: ?Sized> {
+    struct RequestMessage<'a, T: ?Sized> {
         id: &'a RequestId,
         method: &'a str,
         params: &'a T,
     }
-    write_json(out, &Wire { id, method, params });
+    write_json(out, &RequestMessage { id, method, params });
 }
 
 /// Appends a wire type as JSON.

@@ -8,7 +8,7 @@ use std::{collections::HashSet, hash::BuildHasher, hash::RandomState, ops::Range
 
 use crate::limits;
 
-use text::{Key, Text};
+use text::{JsonText, KeySpan};
 
 mod text;
 
@@ -48,7 +48,7 @@ pub enum ScanError {
 
 /// Positions of the envelope's members in the text.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Members {
+pub(crate) struct EnvelopeMembers {
     pub(crate) id: Option<Range<usize>>,
     pub(crate) method: Option<Range<usize>>,
     pub(crate) params: Option<Range<usize>>,
@@ -58,14 +58,14 @@ pub(crate) struct Members {
 }
 
 /// Scans one message.
-pub(crate) fn scan(text: &str) -> Result<Members, ScanError> {
-    let mut scan = Scan {
-        text: Text::new(text),
-        frames: Vec::new(),
+pub(crate) fn scan(text: &str) -> Result<EnvelopeMembers, ScanError> {
+    let mut scan = MessageScanner {
+        text: JsonText::new(text),
+        containers: Vec::new(),
         keys: Vec::new(),
         values: 0,
         hasher: None,
-        members: Members::default(),
+        members: EnvelopeMembers::default(),
         member: None,
     };
     scan.text.skip_space();
@@ -80,40 +80,40 @@ pub(crate) fn scan(text: &str) -> Result<Members, ScanError> {
     Ok(scan.members)
 }
 
-struct Scan<'a> {
-    text: Text<'a>,
+struct MessageScanner<'a> {
+    text: JsonText<'a>,
     /// The open containers, innermost last.
-    frames: Vec<Frame>,
-    /// The keys of all open objects. Each object frame knows where its own keys begin.
-    keys: Vec<Key>,
+    containers: Vec<OpenContainer>,
+    /// The keys of all open objects. Each open object knows where its own keys begin.
+    keys: Vec<KeySpan>,
     values: usize,
     /// Created with the first index, so that ordinary messages do not pay for a random hash key.
     hasher: Option<RandomState>,
-    members: Members,
+    members: EnvelopeMembers,
     /// The key of the outermost object whose value is being scanned, and the position where the value begins.
-    member: Option<(Key, usize)>,
+    member: Option<(KeySpan, usize)>,
 }
 
-enum Frame {
+enum OpenContainer {
     Array,
     Object { first_key: usize, index: Option<HashSet<u64>> },
 }
 
 /// The scanner's next step after a value.
-enum Next {
+enum AfterValue {
     Value,
     Finished,
 }
 
-impl Scan<'_> {
+impl MessageScanner<'_> {
     fn run(&mut self) -> Result<(), ScanError> {
         loop {
             if self.value()? {
                 continue;
             }
             match self.after_value()? {
-                Next::Value => {}
-                Next::Finished => return Ok(()),
+                AfterValue::Value => {}
+                AfterValue::Finished => return Ok(()),
             }
         }
     }
@@ -125,7 +125,7 @@ impl Scan<'_> {
         if self.values > limits::VALUES {
             return Err(ScanError::Values);
         }
-        if let (1, Some((_, start))) = (self.frames.len(), &mut self.member) {
+        if let (1, Some((_, start))) = (self.containers.len(), &mut self.member) {
             *start = self.text.at();
         }
         match self.text.peek() {
@@ -142,7 +142,7 @@ impl Scan<'_> {
     }
 
     fn open_object(&mut self) -> Result<bool, ScanError> {
-        self.push(Frame::Object { first_key: self.keys.len(), index: None })?;
+        self.push(OpenContainer::Object { first_key: self.keys.len(), index: None })?;
         self.text.skip_space();
         if self.text.peek() == Some(b'}') {
             return Ok(false);
@@ -151,34 +151,34 @@ impl Scan<'_> {
     }
 
     fn open_array(&mut self) -> Result<bool, ScanError> {
-        self.push(Frame::Array)?;
+        self.push(OpenContainer::Array)?;
         self.text.skip_space();
         Ok(self.text.peek() != Some(b']'))
     }
 
-    fn push(&mut self, frame: Frame) -> Result<(), ScanError> {
-        if self.frames.len() == limits::DEPTH {
+    fn push(&mut self, container: OpenContainer) -> Result<(), ScanError> {
+        if self.containers.len() == limits::DEPTH {
             return Err(ScanError::Depth);
         }
         self.text.advance();
-        self.frames.push(frame);
+        self.containers.push(container);
         Ok(())
     }
 
     /// Closes all containers that end here, and stops before the next value.
-    fn after_value(&mut self) -> Result<Next, ScanError> {
+    fn after_value(&mut self) -> Result<AfterValue, ScanError> {
         loop {
             self.note_member();
             self.text.skip_space();
-            let in_object = match self.frames.last() {
-                Some(Frame::Object { .. }) => true,
-                Some(Frame::Array) => false,
-                None => return Ok(Next::Finished),
+            let in_object = match self.containers.last() {
+                Some(OpenContainer::Object { .. }) => true,
+                Some(OpenContainer::Array) => false,
+                None => return Ok(AfterValue::Finished),
             };
             match (self.text.peek(), in_object) {
                 (Some(b'}'), true) | (Some(b']'), false) => {
                     self.text.advance();
-                    if let Some(Frame::Object { first_key, .. }) = self.frames.pop() {
+                    if let Some(OpenContainer::Object { first_key, .. }) = self.containers.pop() {
                         self.keys.truncate(first_key);
                     }
                 }
@@ -186,11 +186,11 @@ impl Scan<'_> {
                     self.text.advance();
                     self.text.skip_space();
                     self.key()?;
-                    return Ok(Next::Value);
+                    return Ok(AfterValue::Value);
                 }
                 (Some(b','), false) => {
                     self.text.advance();
-                    return Ok(Next::Value);
+                    return Ok(AfterValue::Value);
                 }
                 (Some(_), _) => return Err(self.text.syntax()),
                 (None, _) => return Err(ScanError::End),
@@ -210,7 +210,7 @@ impl Scan<'_> {
             return Err(ScanError::DuplicateKey { at });
         }
         self.keys.push(key);
-        if self.frames.len() == 1 {
+        if self.containers.len() == 1 {
             self.member = Some((key, 0));
         }
         self.text.skip_space();
@@ -224,12 +224,12 @@ impl Scan<'_> {
         }
     }
 
-    fn is_duplicate(&mut self, key: Key) -> bool {
-        let Some(Frame::Object { first_key, index }) = self.frames.last_mut() else {
+    fn is_duplicate(&mut self, key: KeySpan) -> bool {
+        let Some(OpenContainer::Object { first_key, index }) = self.containers.last_mut() else {
             return false;
         };
         let seen = &self.keys[*first_key..];
-        let same = |other: &Key| self.text.same_key(*other, key);
+        let same = |other: &KeySpan| self.text.same_key(*other, key);
         if index.is_none() {
             if seen.len() < LINEAR_KEYS && key.len() <= LINEAR_KEY_BYTES {
                 return seen.iter().any(same);
@@ -245,7 +245,7 @@ impl Scan<'_> {
     }
 
     fn note_member(&mut self) {
-        if self.frames.len() != 1 {
+        if self.containers.len() != 1 {
             return;
         }
         let Some((key, start)) = self.member.take() else { return };

@@ -5,27 +5,27 @@ use std::hash::Hasher;
 use super::ScanError;
 
 /// The text of a message and a position in it.
-pub(super) struct Text<'a> {
+pub(super) struct JsonText<'a> {
     text: &'a str,
     at: usize,
 }
 
 /// The content of a string without its quotes, as positions in the text.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Key {
+pub(super) struct KeySpan {
     start: usize,
     end: usize,
     escaped: bool,
 }
 
-impl Key {
+impl KeySpan {
     /// Length as written, escapes included, in bytes.
     pub(super) fn len(self) -> usize {
         self.end - self.start
     }
 }
 
-impl<'a> Text<'a> {
+impl<'a> JsonText<'a> {
     pub(super) fn new(text: &'a str) -> Self {
         Self { text, at: 0 }
     }
@@ -99,7 +99,7 @@ impl<'a> Text<'a> {
     }
 
     /// Scans a string, from its opening quote to behind its closing quote.
-    pub(super) fn string(&mut self) -> Result<Key, ScanError> {
+    pub(super) fn string(&mut self) -> Result<KeySpan, ScanError> {
         self.at += 1;
         let start = self.at;
         let mut escaped = false;
@@ -107,7 +107,7 @@ impl<'a> Text<'a> {
             self.at += plain_prefix(&self.bytes()[self.at..]);
             match self.peek() {
                 Some(b'"') => {
-                    let key = Key { start, end: self.at, escaped };
+                    let key = KeySpan { start, end: self.at, escaped };
                     self.at += 1;
                     return Ok(key);
                 }
@@ -169,19 +169,19 @@ impl<'a> Text<'a> {
     }
 
     /// Whether two keys are equal after unescaping.
-    pub(super) fn same_key(&self, a: Key, b: Key) -> bool {
+    pub(super) fn same_key(&self, a: KeySpan, b: KeySpan) -> bool {
         let (a_text, b_text) = (self.inside(a), self.inside(b));
         if a.escaped || b.escaped { Unescaped::new(a_text).eq(Unescaped::new(b_text)) } else { a_text == b_text }
     }
 
     /// Whether a key, after unescaping, equals `name`.
-    pub(super) fn is_key(&self, key: Key, name: &str) -> bool {
+    pub(super) fn is_key(&self, key: KeySpan, name: &str) -> bool {
         if key.escaped { Unescaped::new(self.inside(key)).eq(name.chars()) } else { self.inside(key) == name }
     }
 
     /// Hashes the unescaped text of a key. All spellings of a key get the same hash, because both branches pass pieces of equal size to the
     /// hasher.
-    pub(super) fn hash_key(&self, key: Key, mut hasher: impl Hasher) -> u64 {
+    pub(super) fn hash_key(&self, key: KeySpan, mut hasher: impl Hasher) -> u64 {
         const PIECE: usize = 64;
         let inside = self.inside(key);
         if !key.escaped {
@@ -208,7 +208,7 @@ impl<'a> Text<'a> {
         hasher.finish()
     }
 
-    fn inside(&self, key: Key) -> &'a str {
+    fn inside(&self, key: KeySpan) -> &'a str {
         &self.text[key.start..key.end]
     }
 
