@@ -140,8 +140,8 @@ impl Stat {
     }
 
     fn at(dir: BorrowedFd<'_>, name: &Path, flags: AtFlags) -> Result<Self, ErrorKind> {
-        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        let found = rustix::fs::statx(dir, name, flags | AtFlags::NO_AUTOMOUNT, wanted)?;
+        let requested = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let found = rustix::fs::statx(dir, name, flags | AtFlags::NO_AUTOMOUNT, requested)?;
         Ok(Self::from(&found))
     }
 

@@ -125,7 +125,7 @@ impl PathPattern {
         let names = || relative.components().filter_map(name);
         let depth = names().count();
         self.depth.is_none_or(|most| depth < most)
-            && names().zip(&self.prefix).all(|(name, wanted)| name.as_bytes() == wanted.as_slice())
+            && names().zip(&self.prefix).all(|(name, expected)| name.as_bytes() == expected.as_slice())
     }
 
     /// Whether the pattern itself names hidden files.

@@ -176,9 +176,9 @@ impl OpenFile {
                     }
                 }
             }
-            let wanted = buf.len();
+            let requested = buf.len();
             let got = read_into(&self.file, &mut buf[..len], offset, cancel)?;
-            Ok(ReadBlock { len: got, eof: got < len || (len < wanted && got == 0), hole: 0 })
+            Ok(ReadBlock { len: got, eof: got < len || (len < requested && got == 0), hole: 0 })
         };
         read().context("read", &self.path)
     }

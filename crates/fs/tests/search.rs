@@ -71,9 +71,12 @@ fn a_match_is_told_with_its_line_place_and_neighbours() {
     let path = put(&dir, "a/b.txt", "one\ntwo needle needle\r\nthree\nfour\n");
     let limits = SearchLimits { context: (1, 1), ..SearchLimits::default() };
     let (lines, outcome) = run(dir.path(), "needle", &ScanFilter::default(), &limits, &Stop::new());
-    let told: Vec<(u64, u64, &[u8], bool)> =
+    let reported: Vec<(u64, u64, &[u8], bool)> =
         lines.iter().map(|line| (line.number, line.offset, line.text.as_slice(), line.is_context)).collect();
-    assert_eq!(told, [(1, 0, b"one".as_slice(), true), (2, 4, b"two needle needle", false), (3, 23, b"three", true)]);
+    assert_eq!(
+        reported,
+        [(1, 0, b"one".as_slice(), true), (2, 4, b"two needle needle", false), (3, 23, b"three", true)]
+    );
     assert_eq!((lines[1].path.clone(), lines[1].spans.clone()), (path, vec![(4, 10), (11, 17)]));
     assert_eq!((outcome.matches, outcome.matched_files, outcome.files, outcome.bytes), (1, 1, 1, 34));
     assert!(outcome.scan.cuts.is_empty());
@@ -211,11 +214,11 @@ fn a_long_line_is_cut_around_its_match_and_an_endless_one_costs_no_memory() {
     line.push_str(&"y".repeat(100_000));
     put(&dir, "long", &line);
     let (lines, _) = find(dir.path(), "needle");
-    let [told] = lines.as_slice() else { panic!("{}", lines.len()) };
-    assert!(told.text.len() <= 1024 && told.bytes == line.len() && told.skipped > 99_000);
-    let (from, to) = told.spans[0];
-    assert_eq!(&told.text[from..to], b"needle");
-    assert!(std::str::from_utf8(&told.text).is_ok(), "characters are not cut");
+    let [reported] = lines.as_slice() else { panic!("{}", lines.len()) };
+    assert!(reported.text.len() <= 1024 && reported.bytes == line.len() && reported.skipped > 99_000);
+    let (from, to) = reported.spans[0];
+    assert_eq!(&reported.text[from..to], b"needle");
+    assert!(std::str::from_utf8(&reported.text).is_ok(), "characters are not cut");
     put(&dir, "long", vec![b'x'; 40 << 20]);
     let (lines, outcome) = find(dir.path(), "needle");
     assert_eq!((lines.len(), outcome.long_lines, outcome.scan.error_count), (0, 1, 0));

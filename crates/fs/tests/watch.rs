@@ -145,8 +145,8 @@ fn directories_that_come_are_watched_with_what_they_hold_already() {
     fs::write(outside.path().join("out/m/o/unseen"), "x").unwrap();
     let last = dir.path().join("last");
     fs::write(&last, "x").unwrap();
-    let told = watched.until(|taken| taken.changes.iter().any(|change| change.path == last));
-    assert!(told.changes.iter().all(|change| !change.path.ends_with("unseen")), "{told:?}");
+    let reported = watched.until(|taken| taken.changes.iter().any(|change| change.path == last));
+    assert!(reported.changes.iter().all(|change| !change.path.ends_with("unseen")), "{reported:?}");
 }
 
 #[test]
@@ -161,8 +161,8 @@ fn what_is_hidden_excluded_or_below_is_left_out_when_asked() {
     for name in [".git/x", "target/x", "target/deep/x", ".hidden", "src/x"] {
         fs::write(dir.path().join(name), "x").unwrap();
     }
-    let told = watched.until(|taken| !taken.changes.is_empty());
-    assert!(told.changes.iter().all(|change| change.path == dir.path().join("src/x")), "{told:?}");
+    let reported = watched.until(|taken| !taken.changes.is_empty());
+    assert!(reported.changes.iter().all(|change| change.path == dir.path().join("src/x")), "{reported:?}");
     let flat = watch(dir.path(), WatchOptions { recursive: false, ..options() });
     assert_eq!(flat.directories, 1);
 }
@@ -218,9 +218,11 @@ fn a_root_that_is_removed_or_moved_ends_the_watch() {
     fs::create_dir_all(root.join("sub")).unwrap();
     let watched = watch(&root, options());
     fs::remove_dir_all(&root).unwrap();
-    let told = watched.until(|taken| taken.end.is_some());
-    assert_eq!(told.end, Some(WatchEnd::RootRemoved));
-    assert!(told.changes.iter().any(|change| change.path == root.join("sub") && change.kind == ChangeKind::Removed));
+    let reported = watched.until(|taken| taken.end.is_some());
+    assert_eq!(reported.end, Some(WatchEnd::RootRemoved));
+    assert!(
+        reported.changes.iter().any(|change| change.path == root.join("sub") && change.kind == ChangeKind::Removed)
+    );
     fs::create_dir(&root).unwrap();
     let watched = watch(&root, options());
     fs::rename(&root, dir.path().join("elsewhere")).unwrap();
@@ -239,8 +241,8 @@ fn a_file_is_watched_through_every_replacement() {
         watched.until_reported(&file, ChangeKind::Created);
     }
     fs::remove_file(&file).unwrap();
-    let told = watched.until(|taken| taken.changes.iter().any(|change| change.kind == ChangeKind::Removed));
-    assert!(told.changes.iter().all(|change| change.path == file), "{told:?}");
+    let reported = watched.until(|taken| taken.changes.iter().any(|change| change.kind == ChangeKind::Removed));
+    assert!(reported.changes.iter().all(|change| change.path == file), "{reported:?}");
 }
 
 #[test]

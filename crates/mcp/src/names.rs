@@ -28,13 +28,13 @@ pub struct ToolRef {
 pub fn qualify(tools: impl IntoIterator<Item = ToolRef>) -> BTreeMap<String, ToolRef> {
     // Sort, so that the result does not depend on the order of the input.
     let tools: BTreeSet<ToolRef> = tools.into_iter().collect();
-    let mut wanted: BTreeMap<String, Vec<ToolRef>> = BTreeMap::new();
+    let mut by_name: BTreeMap<String, Vec<ToolRef>> = BTreeMap::new();
     for tool in tools {
-        wanted.entry(plain(&tool)).or_default().push(tool);
+        by_name.entry(plain(&tool)).or_default().push(tool);
     }
     let mut named = BTreeMap::new();
     let mut met = Vec::new();
-    for (name, mut tools) in wanted {
+    for (name, mut tools) in by_name {
         match tools.pop() {
             Some(tool) if tools.is_empty() && name.len() <= NAME_MAX_BYTES => drop(named.insert(name, tool)),
             last => met.extend(tools.into_iter().chain(last).map(|tool| (name.clone(), tool))),

@@ -278,8 +278,8 @@ impl StdioTransport {
                 Some(*message)
             }
             DecodedLine::Progress(progress) => {
-                if let Some(tell) = &self.on_progress {
-                    tell(progress);
+                if let Some(callback) = &self.on_progress {
+                    callback(progress);
                 }
                 None
             }

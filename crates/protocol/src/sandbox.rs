@@ -356,15 +356,15 @@ mod tests {
             let roots: Vec<_> = (0..count).map(|n| format!("/{n}")).collect();
             json!({"permissions": {"type": "disabled"}, "workspaceRoots": roots})
         };
-        for (most, make, told) in [
+        for (most, make, expected) in [
             (2000, &(|n| managed((0..n).map(path).collect())) as &dyn Fn(usize) -> serde_json::Value, "entries"),
             (2000, &older, "entries"),
             (64, &|n| managed((0..n).map(pattern).collect()), "patterns"),
             (64, &rooted, "workspaceRoots"),
         ] {
-            assert!(read(make(most)).is_ok(), "{told}");
+            assert!(read(make(most)).is_ok(), "{expected}");
             let error = read(make(most + 1)).unwrap_err();
-            assert!(error.contains(&format!("at most {most} {told}, this one has {}", most + 1)), "{error}");
+            assert!(error.contains(&format!("at most {most} {expected}, this one has {}", most + 1)), "{error}");
         }
     }
 

@@ -282,10 +282,10 @@ impl AsyncRead for LinkReader {
             match pipe.ready_at() {
                 Some(at) if at <= now => {
                     // After a clock jump or a pause of the reader, use the arrival time, not the time of the read.
-                    let said = pipe.queue.front().map_or(now, |(arrival, _)| *arrival);
+                    let arrived_at = pipe.queue.front().map_or(now, |(arrival, _)| *arrival);
                     let is_last = pipe.deliver(buf, now);
                     if this.direction == Direction::Down {
-                        state.last_received = said;
+                        state.last_received = arrived_at;
                     }
                     if is_last {
                         state.up.end(CutKind::AtOnce);

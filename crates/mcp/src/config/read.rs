@@ -231,9 +231,9 @@ fn refuse(keys: &ServerKeys<'_>, others: &[&'static str], other: &'static str) -
 /// Checks that `type` and `transport` agree with the presence of `command` or a URL.
 fn check_transport(keys: &ServerKeys<'_>, has_command: bool, has_url: bool) -> Result<(), ConfigError> {
     for key in ["type", "transport"] {
-        let Some(says) = keys.text(key)? else { continue };
+        let Some(text) = keys.text(key)? else { continue };
         // Programs spell it in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
-        let plain: String = says.chars().filter(char::is_ascii_alphanumeric).collect();
+        let plain: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
         let fault = match plain.to_ascii_lowercase().as_str() {
             "stdio" | "local" if has_url || !has_command => KeyFault::WrongTransport { says: "stdio", key: "command" },
             "http" | "streamablehttp" if has_command || !has_url => {
@@ -258,8 +258,8 @@ fn check_url(url: &str) -> Result<(), KeyFault> {
 fn placement(keys: &ServerKeys<'_>) -> Result<Placement, ConfigError> {
     let mut found: Option<(&'static str, Placement)> = None;
     for key in PLACE_KEYS {
-        let Some(says) = keys.text(key)? else { continue };
-        let place = parse_placement(says.trim()).map_err(|fault| keys.fault(key, fault))?;
+        let Some(text) = keys.text(key)? else { continue };
+        let place = parse_placement(text.trim()).map_err(|fault| keys.fault(key, fault))?;
         match &found {
             Some((other, before)) if *before != place => {
                 return Err(keys.fault(key, KeyFault::Contradicts { other }));
@@ -271,8 +271,8 @@ fn placement(keys: &ServerKeys<'_>) -> Result<Placement, ConfigError> {
     Ok(found.map(|(_, place)| place).unwrap_or_default())
 }
 
-fn parse_placement(says: &str) -> Result<Placement, KeyFault> {
-    match says {
+fn parse_placement(text: &str) -> Result<Placement, KeyFault> {
+    match text {
         "local" => Ok(Placement::Local),
         "remote" => Ok(Placement::Remote),
         none if none.eq_ignore_ascii_case(NONE) => Err(KeyFault::Nowhere),

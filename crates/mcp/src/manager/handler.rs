@@ -355,18 +355,18 @@ mod tests {
             connection_state.report_progress(step(7, f64::from(n)));
             connection_state.report_progress(step(8, f64::from(n)));
         }
-        let heard = Arc::new(Mutex::new(Vec::new()));
+        let received = Arc::new(Mutex::new(Vec::new()));
         let telling = {
-            let heard = Arc::clone(&heard);
+            let received = Arc::clone(&received);
             connection_state.register_progress(
                 step(7, 0.0).token,
-                Arc::new(move |step: Progress| heard.lock().unwrap().push(step.progress)),
+                Arc::new(move |step: Progress| received.lock().unwrap().push(step.progress)),
             )
         };
         connection_state.report_progress(step(7, 3.0));
         drop(telling);
         connection_state.report_progress(step(7, 4.0));
-        assert_eq!(*heard.lock().unwrap(), [0.0, 1.0, 2.0, 3.0]);
+        assert_eq!(*received.lock().unwrap(), [0.0, 1.0, 2.0, 3.0]);
         for n in 0..1000 {
             connection_state.report_progress(step(n, 0.0));
         }

@@ -200,8 +200,8 @@ impl ManagedServer {
                 started = start::start(self, context, &mut child) => Some(started),
             };
             let crash = match started {
-                Some(Ok(run_until_final)) => {
-                    match self.keep_ready(run_until_final, &mut attempts, restarts, &mut stop).await {
+                Some(Ok(ready_server)) => {
+                    match self.keep_ready(ready_server, &mut attempts, restarts, &mut stop).await {
                         Some(crash) => crash,
                         None => return ServerStatus::Cancelled,
                     }
@@ -243,12 +243,12 @@ impl ManagedServer {
     /// Keeps the server from ready until its connection ends. Returns `None` if the manager requested the end.
     async fn keep_ready(
         self: &Arc<Self>,
-        run_until_final: ReadyServer,
+        ready_server: ReadyServer,
         attempts: &mut AttemptCounts,
         restarts: Restarts,
         stop: &mut watch::Receiver<bool>,
     ) -> Option<ServerCrash> {
-        let ReadyServer { running, connection, tools, child, client } = run_until_final;
+        let ReadyServer { running, connection, tools, child, client } = ready_server;
         let connection_state = Arc::clone(connection.connection_state());
         *self.last_connection() =
             LastConnection { connection: Some(Arc::clone(&connection)), tools: Some(tools), host_error: None };
@@ -492,7 +492,7 @@ mod tests {
 
     /// A transport that answers the handshake and ends when the test sends `None`.
     struct Scripted {
-        told: mpsc::Sender<Message>,
+        messages_tx: mpsc::Sender<Message>,
         messages: mpsc::Receiver<Message>,
     }
 
@@ -508,7 +508,7 @@ mod tests {
                 let result = json!({"protocolVersion": "2025-06-18", "capabilities": {},
                     "serverInfo": {"name": "scripted", "version": "1"}});
                 let answer = json!({"jsonrpc": "2.0", "id": item["id"], "result": result});
-                self.told.try_send(Some(serde_json::from_value(answer).expect("a message"))).expect("we listen");
+                self.messages_tx.try_send(Some(serde_json::from_value(answer).expect("a message"))).expect("we listen");
             }
             std::future::ready(Ok(()))
         }
@@ -530,8 +530,8 @@ mod tests {
     }
 
     /// A ready server, and the sender that ends its connection.
-    async fn run_until_final(server: &ManagedServer) -> (ReadyServer, mpsc::Sender<Message>) {
-        let (told, messages) = mpsc::channel(8);
+    async fn start_ready(server: &ManagedServer) -> (ReadyServer, mpsc::Sender<Message>) {
+        let (messages_tx, messages) = mpsc::channel(8);
         let connection_state = ConnectionState::new();
         let handler = ConnectionHandler {
             server: "t".to_owned(),
@@ -539,20 +539,21 @@ mod tests {
             elicit: None,
             connection_state: Arc::clone(&connection_state),
         };
-        let running = handler.serve(Scripted { told: told.clone(), messages }).await.expect("a handshake");
+        let running =
+            handler.serve(Scripted { messages_tx: messages_tx.clone(), messages }).await.expect("a handshake");
         let connection = Arc::new(ServerConnection::new(server, running.peer().clone(), connection_state));
-        (ReadyServer { running, connection, tools: Vec::new(), child: None, client: None }, told)
+        (ReadyServer { running, connection, tools: Vec::new(), child: None, client: None }, messages_tx)
     }
 
     #[tokio::test]
     async fn a_connection_that_ends_by_itself_is_a_crash_that_is_told() {
         let server = server();
-        let (run_until_final, told) = run_until_final(&server).await;
+        let (ready_server, messages_tx) = start_ready(&server).await;
         let (_stop, mut stopped) = watch::channel(false);
-        told.try_send(None).expect("it listens");
+        messages_tx.try_send(None).expect("it listens");
         let mut attempts = AttemptCounts::default();
         let crash = server
-            .keep_ready(run_until_final, &mut attempts, Restarts::default(), &mut stopped)
+            .keep_ready(ready_server, &mut attempts, Restarts::default(), &mut stopped)
             .await
             .expect("nobody asked for it");
         assert_eq!((crash.reason.as_str(), crash.is_final), ("its connection ended", false));
@@ -562,12 +563,12 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_begins_to_want_authentication_is_not_started_again() {
         let server = server();
-        let (run_until_final, _told) = run_until_final(&server).await;
+        let (ready_server, _messages_tx) = start_ready(&server).await;
         let (_stop, mut stopped) = watch::channel(false);
-        run_until_final.connection.connection_state().refuse("who are you");
+        ready_server.connection.connection_state().refuse("who are you");
         let mut attempts = AttemptCounts::default();
         let crash = server
-            .keep_ready(run_until_final, &mut attempts, Restarts::default(), &mut stopped)
+            .keep_ready(ready_server, &mut attempts, Restarts::default(), &mut stopped)
             .await
             .expect("nobody asked for it");
         assert_eq!((crash.authentication_reason.as_deref(), crash.is_final), (Some("who are you"), true));

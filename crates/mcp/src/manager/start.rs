@@ -285,6 +285,6 @@ async fn refused(server: &ManagedServer, process: &ServerProcess, error: ClientI
 /// Waits until a process has ended.
 pub(super) async fn over(ended: &mut watch::Receiver<Option<StreamEnd>>) -> StreamEnd {
     // The sender lives as long as the process handle.
-    let told = ended.wait_for(Option::is_some).await.ok().and_then(|told| told.clone());
-    told.unwrap_or(StreamEnd::Closed)
+    let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
+    end.unwrap_or(StreamEnd::Closed)
 }

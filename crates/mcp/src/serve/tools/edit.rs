@@ -195,15 +195,15 @@ fn similar_line(bytes: &[u8], old: &str) -> Option<u64> {
     if bytes.len() > NEAR_BYTES || old.len() > NEAR_BYTES {
         return None;
     }
-    let wanted = normalized_words(old.trim());
-    let is_one = wanted.trim_matches('\n').lines().count() == 1;
+    let needle = normalized_words(old.trim());
+    let is_one = needle.trim_matches('\n').lines().count() == 1;
     // A single line may match a part of a line.
-    let wanted = if is_one { wanted.trim_matches('\n') } else { &wanted };
-    if wanted.trim().is_empty() {
+    let needle = if is_one { needle.trim_matches('\n') } else { &needle };
+    if needle.trim().is_empty() {
         return None;
     }
     let text = normalized_words(&String::from_utf8_lossy(bytes));
-    let at = Finder::new(wanted).find(text.as_bytes())?;
+    let at = Finder::new(needle).find(text.as_bytes())?;
     // In `text`, each line is preceded by its line feed.
     Some(line_at(text.as_bytes(), at + 1) - 1)
 }
@@ -261,12 +261,12 @@ mod tests {
     #[test]
     fn what_comes_near_is_told() {
         let path = Path::new("/x");
-        let told = |file: &str, old: &str| not_found_text(file.as_bytes(), old, path);
-        assert!(told("a\r\nb\r\n", "a\nb").contains("CR LF"));
-        assert!(told("fn x() {\n\tlet a = 1;\n}\n", "fn x() {\n    let a = 1;").contains("begins at line 1"));
-        assert!(told("x\n  let  a;\n", "let a;").contains("begins at line 2"));
-        assert!(told("x\n", "y").contains("read the file"));
-        assert!(told("x\n", "\n\n\n").contains("read the file"));
+        let text_for = |file: &str, old: &str| not_found_text(file.as_bytes(), old, path);
+        assert!(text_for("a\r\nb\r\n", "a\nb").contains("CR LF"));
+        assert!(text_for("fn x() {\n\tlet a = 1;\n}\n", "fn x() {\n    let a = 1;").contains("begins at line 1"));
+        assert!(text_for("x\n  let  a;\n", "let a;").contains("begins at line 2"));
+        assert!(text_for("x\n", "y").contains("read the file"));
+        assert!(text_for("x\n", "\n\n\n").contains("read the file"));
     }
 
     #[test]

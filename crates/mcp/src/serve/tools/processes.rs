@@ -100,8 +100,8 @@ pub(super) async fn start(call: &CallContext<'_>, arguments: StartArguments) -> 
     };
     let pid = process.pid();
     let process_id = format!("p{}", slot.fill(process, shown.clone()));
-    let told = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
-    let text = format!("started `{shown}` as {process_id}{told}; read_output shows what it writes");
+    let pid_text = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
+    let text = format!("started `{shown}` as {process_id}{pid_text}; read_output shows what it writes");
     Ok(ToolReply::new(text, &StartAnswer { process_id, pid }))
 }
 
@@ -490,8 +490,8 @@ async fn states(client: &Client) -> Result<BTreeMap<String, ProcessInfo>, ToolFa
 fn state(entry: &ProcessEntry, known: &BTreeMap<String, ProcessInfo>) -> ProcessRow {
     let info = known.get(entry.process.id().as_str());
     let local = entry.process.exit();
-    let told = info.and_then(|info| info.exit.clone());
-    let (exit_code, signal) = match (&told, &local) {
+    let reported = info.and_then(|info| info.exit.clone());
+    let (exit_code, signal) = match (&reported, &local) {
         (Some(exit), _) => (Some(exit.exit_code), exit.signal.as_deref().map(str::to_owned)),
         (None, Some(exit)) => (Some(exit.code), exit.signal.clone()),
         (None, None) => (None, None),
