@@ -208,7 +208,7 @@ impl PendingRequest<'_> {
     /// Waits for the answer. The timeout is paused while the server asks the user something.
     async fn answer(&mut self, within: Option<Duration>) -> WaitOutcome {
         let Some(handle) = &mut self.handle else { return WaitOutcome::Over(ConnectionEnd::Ended) };
-        let mut open = self.connection.connection_state.open();
+        let mut open = self.connection.connection_state.open_questions();
         let mut over = self.connection.connection_state.over();
         let mut left = within;
         loop {

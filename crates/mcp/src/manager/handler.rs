@@ -152,7 +152,7 @@ impl ConnectionState {
     }
 
     /// Watches how many questions are open.
-    pub(super) fn open(&self) -> watch::Receiver<usize> {
+    pub(super) fn open_questions(&self) -> watch::Receiver<usize> {
         self.open.subscribe()
     }
 
@@ -163,19 +163,18 @@ impl ConnectionState {
 
     /// Records that the connection has ended. Only the first call has an effect.
     pub(super) fn end(&self, over: ConnectionEnd) {
-        self.over.send_if_modified(|registered| registered.is_none() && registered.replace(over).is_none());
+        self.over.send_if_modified(|known| known.is_none() && known.replace(over).is_none());
     }
 
     /// Records that the server requires authentication. Only the first call has an effect.
     pub(super) fn refuse(&self, reason: &str) {
-        self.refused
-            .send_if_modified(|registered| registered.is_none() && registered.replace(reason.to_owned()).is_none());
+        self.refused.send_if_modified(|known| known.is_none() && known.replace(reason.to_owned()).is_none());
     }
 
     /// Waits until the server requires authentication. Cancel safe.
     pub(super) async fn refused(&self) -> String {
         let mut refused = self.refused.subscribe();
-        match refused.wait_for(Option::is_some).await.ok().and_then(|registered| registered.clone()) {
+        match refused.wait_for(Option::is_some).await.ok().and_then(|known| known.clone()) {
             Some(reason) => reason,
             // Cannot happen: `self` owns the sender.
             None => std::future::pending().await,
