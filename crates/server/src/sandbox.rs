@@ -151,10 +151,12 @@ impl FileView {
         // Errors for paths that the view protects. They come from the kernel, or from the `fs` crate in its place.
         let is_kept =
             |os: &io::Error| matches!(os.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::ResourceBusy);
-        let is_kept = matches!(&error.trouble, files::Trouble::Os(os) if is_kept(os));
-        let denied = self.rules.decide(&error.path, Access::Read).and_then(|()| match error.kind() {
+        let is_kept = matches!(&error.kind, files::ErrorKind::Os(os) if is_kept(os));
+        let denied = self.rules.decide(&error.path, Access::Read).and_then(|()| match error.category() {
             // If reading is allowed, only a write gets these errors.
-            files::Kind::PermissionDenied | files::Kind::OutsideView => self.rules.decide(&error.path, Access::Write),
+            files::ErrorCategory::PermissionDenied | files::ErrorCategory::OutsideView => {
+                self.rules.decide(&error.path, Access::Write)
+            }
             _ if is_kept => Err(Denied { path: error.path.clone(), wanted: Access::Write }),
             _ => Ok(()),
         });
