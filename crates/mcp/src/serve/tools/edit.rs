@@ -149,7 +149,7 @@ fn replace(bytes: &[u8], old: &Finder<'_>, new: &[u8], size: usize) -> Vec<u8> {
     let mut replaced = Vec::with_capacity(size);
     let mut at = 0;
     for place in old.find_iter(bytes) {
-        replaced.extend_from_slice(&bytes[at..executor]);
+        replaced.extend_from_slice(&bytes[at..place]);
         replaced.extend_from_slice(new);
         at = place + old.needle().len();
     }
