@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{
     error::Error,
-    handler::{ConnectionEnd, ConnectionState},
+    handler::{ConnectionEnd, ConnectionShared},
     server::ManagedServer,
 };
 use crate::{config::ServerTransport, http::HttpError, transport::Progress};
@@ -40,7 +40,7 @@ const HTTP_OVER_WITHIN: Duration = Duration::from_millis(200);
 pub(super) struct ServerConnection {
     server: String,
     peer: Peer<RoleClient>,
-    connection_state: Arc<ConnectionState>,
+    shared: Arc<ConnectionShared>,
     info: Option<Arc<ServerPeerInfo>>,
     is_http: bool,
     /// Cancellations that are being sent.
@@ -48,10 +48,10 @@ pub(super) struct ServerConnection {
 }
 
 impl ServerConnection {
-    pub(super) fn new(server: &ManagedServer, peer: Peer<RoleClient>, connection_state: Arc<ConnectionState>) -> Self {
+    pub(super) fn new(server: &ManagedServer, peer: Peer<RoleClient>, shared: Arc<ConnectionShared>) -> Self {
         let info = peer.peer_info();
         let is_http = matches!(server.config.transport, ServerTransport::Http(_));
-        Self { server: server.name.clone(), peer, connection_state, info, is_http, tasks: Mutex::default() }
+        Self { server: server.name.clone(), peer, shared, info, is_http, tasks: Mutex::default() }
     }
 
     pub(super) fn server(&self) -> &str {
@@ -62,8 +62,8 @@ impl ServerConnection {
         self.info.as_deref()
     }
 
-    pub(super) fn connection_state(&self) -> &Arc<ConnectionState> {
-        &self.connection_state
+    pub(super) fn shared(&self) -> &Arc<ConnectionShared> {
+        &self.shared
     }
 
     /// Whether the server has this capability.
@@ -107,8 +107,8 @@ impl ServerConnection {
             Ok(handle) => handle,
             Err(error) => return Err(self.failed(method, error).await),
         };
-        let _registration = on_progress
-            .map(|callback| self.connection_state.register_progress(handle.progress_token.clone(), callback));
+        let _registration =
+            on_progress.map(|callback| self.shared.register_progress(handle.progress_token.clone(), callback));
         let mut pending = PendingRequest { connection: self, handle: Some(handle) };
         let answer = pending.answer(within).await;
         match answer {
@@ -156,7 +156,7 @@ impl ServerConnection {
             // The server is ending. The reason follows shortly.
             ServiceError::TransportClosed | ServiceError::TransportSend(_) => {
                 let within = if self.is_http { HTTP_OVER_WITHIN } else { OVER_WITHIN };
-                let mut over = self.connection_state.over();
+                let mut over = self.shared.over();
                 let ended = time::timeout(within, over.wait_for(Option::is_some)).await;
                 match ended.ok().and_then(Result::ok).and_then(|over| over.clone()) {
                     Some(over) => self.over(method, over),
@@ -172,7 +172,7 @@ impl ServerConnection {
     fn refused(&self, error: &ServiceError) -> Error {
         let error = super::start::http_error(&self.server, &HttpError::of_call(error));
         if let Error::AuthenticationRequired { reason, .. } = &error {
-            self.connection_state.refuse(reason);
+            self.shared.refuse(reason);
         }
         error
     }
@@ -208,8 +208,8 @@ impl PendingRequest<'_> {
     /// Waits for the answer. The timeout is paused while the server asks the user something.
     async fn answer(&mut self, within: Option<Duration>) -> WaitOutcome {
         let Some(handle) = &mut self.handle else { return WaitOutcome::Over(ConnectionEnd::Ended) };
-        let mut open = self.connection.connection_state.open_questions();
-        let mut over = self.connection.connection_state.over();
+        let mut open = self.connection.shared.open_questions();
+        let mut over = self.connection.shared.over();
         let mut left = within;
         loop {
             let is_paused = *open.borrow_and_update() > 0;

@@ -110,7 +110,7 @@ pub(super) enum ConnectionEnd {
 
 /// State that the requests of a connection share with its handler.
 #[derive(Debug)]
-pub(super) struct ConnectionState {
+pub(super) struct ConnectionShared {
     /// How many questions wait for the user.
     open: watch::Sender<usize>,
     /// Set once, when the connection has ended.
@@ -127,7 +127,7 @@ pub(super) struct ConnectionState {
 struct ProgressCallbacks {
     /// The callbacks of the requests in progress.
     registered: HashMap<ProgressToken, Arc<dyn Fn(Progress) + Send + Sync>>,
-    /// Notifications that arrived before `ConnectionState::register_progress` registered their request.
+    /// Notifications that arrived before `ConnectionShared::register_progress` registered their request.
     early: VecDeque<Progress>,
 }
 
@@ -140,7 +140,7 @@ impl std::fmt::Debug for ProgressCallbacks {
     }
 }
 
-impl ConnectionState {
+impl ConnectionShared {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             open: watch::Sender::new(0),
@@ -215,7 +215,7 @@ impl ConnectionState {
         }
         callbacks.registered.insert(token.clone(), callback);
         drop(callbacks);
-        ProgressRegistration { connection_state: Arc::clone(self), token }
+        ProgressRegistration { shared: Arc::clone(self), token }
     }
 
     fn callbacks(&self) -> MutexGuard<'_, ProgressCallbacks> {
@@ -226,13 +226,13 @@ impl ConnectionState {
 
 /// Unregisters the callback of a request when dropped.
 pub(super) struct ProgressRegistration {
-    connection_state: Arc<ConnectionState>,
+    shared: Arc<ConnectionShared>,
     token: ProgressToken,
 }
 
 impl Drop for ProgressRegistration {
     fn drop(&mut self) {
-        self.connection_state.callbacks().registered.remove(&self.token);
+        self.shared.callbacks().registered.remove(&self.token);
     }
 }
 
@@ -257,7 +257,7 @@ pub(super) struct ConnectionHandler {
     pub(super) server: String,
     pub(super) client_name: String,
     pub(super) elicit: Option<Arc<dyn Elicit>>,
-    pub(super) connection_state: Arc<ConnectionState>,
+    pub(super) shared: Arc<ConnectionShared>,
 }
 
 impl ConnectionHandler {
@@ -271,8 +271,8 @@ impl ConnectionHandler {
             }
         }
         let question = Question { server: self.server.clone(), id: context.id.to_string(), params };
-        let mut over = self.connection_state.over();
-        let _open = OpenQuestion::new(&self.connection_state.open);
+        let mut over = self.shared.over();
+        let _open = OpenQuestion::new(&self.shared.open);
         tokio::select! {
             biased;
             () = context.ct.cancelled() => Answer::only(Action::Cancel),
@@ -322,11 +322,11 @@ impl ClientHandler for ConnectionHandler {
 
     async fn on_progress(&self, params: ProgressNotificationParam, _context: NotificationContext<RoleClient>) {
         let ProgressNotificationParam { progress_token: token, progress, total, message, .. } = params;
-        self.connection_state.report_progress(Progress { token, progress, total, message });
+        self.shared.report_progress(Progress { token, progress, total, message });
     }
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
-        self.connection_state.tools_changed.notify_one();
+        self.shared.tools_changed.notify_one();
     }
 }
 
@@ -346,29 +346,29 @@ mod tests {
 
     #[test]
     fn steps_are_told_in_order_also_those_that_came_early() {
-        let connection_state = ConnectionState::new();
+        let shared = ConnectionShared::new();
         let step = |token: i64, progress: f64| {
             serde_json::from_value::<Progress>(json!({"progressToken": token, "progress": progress})).unwrap()
         };
         for n in 0..3 {
-            connection_state.report_progress(step(7, f64::from(n)));
-            connection_state.report_progress(step(8, f64::from(n)));
+            shared.report_progress(step(7, f64::from(n)));
+            shared.report_progress(step(8, f64::from(n)));
         }
         let received = Arc::new(Mutex::new(Vec::new()));
         let telling = {
             let received = Arc::clone(&received);
-            connection_state.register_progress(
+            shared.register_progress(
                 step(7, 0.0).token,
                 Arc::new(move |step: Progress| received.lock().unwrap().push(step.progress)),
             )
         };
-        connection_state.report_progress(step(7, 3.0));
+        shared.report_progress(step(7, 3.0));
         drop(telling);
-        connection_state.report_progress(step(7, 4.0));
+        shared.report_progress(step(7, 4.0));
         assert_eq!(*received.lock().unwrap(), [0.0, 1.0, 2.0, 3.0]);
         for n in 0..1000 {
-            connection_state.report_progress(step(n, 0.0));
+            shared.report_progress(step(n, 0.0));
         }
-        assert_eq!(connection_state.callbacks().early.len(), EARLY, "what nobody asks for is bounded");
+        assert_eq!(shared.callbacks().early.len(), EARLY, "what nobody asks for is bounded");
     }
 }

@@ -125,9 +125,7 @@ impl ManagedServer {
                 ServerStatus::Ready => {
                     let connection = self.last_connection().connection.clone();
                     // A connection that has ended is about to be replaced.
-                    if let Some(connection) =
-                        connection.filter(|found| found.connection_state().over().borrow().is_none())
-                    {
+                    if let Some(connection) = connection.filter(|found| found.shared().over().borrow().is_none()) {
                         return Ok(connection);
                     }
                 }
@@ -249,7 +247,7 @@ impl ManagedServer {
         stop: &mut watch::Receiver<bool>,
     ) -> Option<ServerCrash> {
         let ReadyServer { running, connection, tools, child, client } = ready_server;
-        let connection_state = Arc::clone(connection.connection_state());
+        let shared = Arc::clone(connection.shared());
         *self.last_connection() =
             LastConnection { connection: Some(Arc::clone(&connection)), tools: Some(tools), host_error: None };
         attempts.was_ready = true;
@@ -281,13 +279,13 @@ impl ManagedServer {
                 error = lost(client.as_ref()) => {
                     break Some(ServerCrash::new(format!("its executor is lost: {error}"), true));
                 }
-                reason = connection_state.refused() => break Some(ServerCrash::refused(reason)),
+                reason = shared.refused() => break Some(ServerCrash::refused(reason)),
                 _ = &mut done => {
                     is_done = true;
                     break Some(ServerCrash::new(reason("its connection ended", child.as_deref()), false));
                 }
                 () = renewed => renewing = is_outdated.then(|| Box::pin(self.refresh_tools(&connection)) as BoxFuture<'_, ()>),
-                () = connection_state.tools_changed.notified() => match &renewing {
+                () = shared.tools_changed.notified() => match &renewing {
                     Some(_) => {
                         is_outdated = true;
                         continue;
@@ -308,13 +306,13 @@ impl ManagedServer {
         // Notify waiting requests before the connection is closed, because closing can take long.
         match &crash {
             Some(ServerCrash { reason, is_final, .. }) => {
-                connection_state.end(ConnectionEnd::Crashed { reason: reason.clone(), is_restarted: !is_final });
+                shared.end(ConnectionEnd::Crashed { reason: reason.clone(), is_restarted: !is_final });
                 self.publish(ServerUpdate::Crashed { name: self.name.clone(), reason: reason.clone() });
                 if !is_final {
                     self.set(attempts.status());
                 }
             }
-            None => connection_state.end(ConnectionEnd::Ended),
+            None => shared.end(ConnectionEnd::Ended),
         }
         token.cancel();
         if !is_done && time::timeout(END_WITHIN, done).await.is_err() {
@@ -485,7 +483,7 @@ mod tests {
     use super::*;
     use crate::{
         config::{Config, Format},
-        manager::handler::{ConnectionHandler, ConnectionState},
+        manager::handler::{ConnectionHandler, ConnectionShared},
     };
 
     type Message = Option<RxJsonRpcMessage<RoleClient>>;
@@ -532,16 +530,16 @@ mod tests {
     /// A ready server, and the sender that ends its connection.
     async fn start_ready(server: &ManagedServer) -> (ReadyServer, mpsc::Sender<Message>) {
         let (messages_tx, messages) = mpsc::channel(8);
-        let connection_state = ConnectionState::new();
+        let shared = ConnectionShared::new();
         let handler = ConnectionHandler {
             server: "t".to_owned(),
             client_name: "test".to_owned(),
             elicit: None,
-            connection_state: Arc::clone(&connection_state),
+            shared: Arc::clone(&shared),
         };
         let running =
             handler.serve(Scripted { messages_tx: messages_tx.clone(), messages }).await.expect("a handshake");
-        let connection = Arc::new(ServerConnection::new(server, running.peer().clone(), connection_state));
+        let connection = Arc::new(ServerConnection::new(server, running.peer().clone(), shared));
         (ReadyServer { running, connection, tools: Vec::new(), child: None, client: None }, messages_tx)
     }
 
@@ -565,7 +563,7 @@ mod tests {
         let server = server();
         let (ready_server, _messages_tx) = start_ready(&server).await;
         let (_stop, mut stopped) = watch::channel(false);
-        ready_server.connection.connection_state().refuse("who are you");
+        ready_server.connection.shared().refuse("who are you");
         let mut attempts = AttemptCounts::default();
         let crash = server
             .keep_ready(ready_server, &mut attempts, Restarts::default(), &mut stopped)

@@ -20,7 +20,7 @@ use super::{
     Settings,
     connection::{ServerConnection, chain},
     error::Error,
-    handler::{ConnectionHandler, ConnectionState},
+    handler::{ConnectionHandler, ConnectionShared},
     hosts::{HostSlot, Hosts},
     list,
     server::ManagedServer,
@@ -99,14 +99,14 @@ async fn start_stdio(
         .map_err(|source| Error::Launch { server: name(), source: Box::new(source) })?;
     // Release the backend now: `Hosts::end` can end a local place cleanly only if it has the last reference.
     drop(backend);
-    let connection_state = ConnectionState::new();
+    let shared = ConnectionShared::new();
     let transport = {
-        let connection_state = Arc::clone(&connection_state);
-        transport.raw(move |progress| connection_state.report_progress(progress))
+        let shared = Arc::clone(&shared);
+        transport.raw(move |progress| shared.report_progress(progress))
     };
     let process = Arc::clone(transport.child());
     *child = Some(Arc::clone(&process));
-    let handler = handler(server, context, &connection_state);
+    let handler = handler(server, context, &shared);
     let running = match time::timeout_at(until, handler.serve(transport)).await {
         Ok(Ok(running)) => running,
         Ok(Err(error)) => return Err(refused(server, &process, error).await),
@@ -116,7 +116,7 @@ async fn start_stdio(
     let talk = || process.recent_output();
     let ready = tokio::select! {
         biased;
-        ready = introduce(server, running, connection_state, within, &talk) => ready,
+        ready = introduce(server, running, shared, within, &talk) => ready,
         ended = over(&mut ended) => {
             Err(Error::EndedAtStart {
                 server: name(),
@@ -145,13 +145,13 @@ async fn start_http(
     let variables: BTreeMap<String, String> = context.settings.variables.iter().filter_map(text).collect();
     let transport = Endpoint::read(http, &variables).and_then(|endpoint| endpoint.transport(client.clone()));
     let transport = transport.map_err(failed)?;
-    let connection_state = ConnectionState::new();
-    let running = match time::timeout(within, handler(server, context, &connection_state).serve(transport)).await {
+    let shared = ConnectionShared::new();
+    let running = match time::timeout(within, handler(server, context, &shared).serve(transport)).await {
         Ok(Ok(running)) => running,
         Ok(Err(error)) => return Err(of_executor(server, &client, failed(HttpError::of_start(&error)))),
         Err(_) => return Err(of_executor(server, &client, late(server, INITIALIZE, within, String::new()))),
     };
-    let ready = introduce(server, running, connection_state, within, &String::new).await;
+    let ready = introduce(server, running, shared, within, &String::new).await;
     let mut ready_server = ready.map_err(|error| of_executor(server, &client, error))?;
     ready_server.client = Some(client);
     Ok(ready_server)
@@ -219,16 +219,12 @@ fn of_executor(server: &ManagedServer, client: &Client, error: Error) -> Error {
     }
 }
 
-fn handler(
-    server: &ManagedServer,
-    context: &ManagerContext,
-    connection_state: &Arc<ConnectionState>,
-) -> ConnectionHandler {
+fn handler(server: &ManagedServer, context: &ManagerContext, shared: &Arc<ConnectionShared>) -> ConnectionHandler {
     ConnectionHandler {
         server: server.name.clone(),
         client_name: context.settings.client_name.clone(),
         elicit: context.settings.elicit.clone(),
-        connection_state: Arc::clone(connection_state),
+        shared: Arc::clone(shared),
     }
 }
 
@@ -236,11 +232,11 @@ fn handler(
 async fn introduce(
     server: &ManagedServer,
     running: RunningService<RoleClient, ConnectionHandler>,
-    connection_state: Arc<ConnectionState>,
+    shared: Arc<ConnectionShared>,
     within: Duration,
     talk: &(dyn Fn() -> String + Send + Sync),
 ) -> Result<ReadyServer, Error> {
-    let connection = ServerConnection::new(server, running.peer().clone(), connection_state);
+    let connection = ServerConnection::new(server, running.peer().clone(), shared);
     if let Some(info) = connection.info()
         && !ProtocolVersion::KNOWN_VERSIONS.contains(&info.protocol_version)
     {
