@@ -5,24 +5,27 @@
 
 use std::hint::black_box;
 
-use exec_server_log::{Chain, Control, Cursor, Event, Mapping, Pool, Record, Step, Stream, Writer};
+use exec_server_log::{
+    ControlBlock, Cursor, LogEvent, LogRecord, LogWriter, MappedSegment, OutputStream, ReadStep, SegmentChain,
+    SegmentPool,
+};
 use gungraun::prelude::*;
 
 const SLOT: u32 = 0;
 
 /// The log of a process, and what is to be appended to it.
 struct Appending {
-    control: Control,
-    pool: Pool,
-    writer: Writer,
+    control: ControlBlock,
+    pool: SegmentPool,
+    writer: LogWriter,
     records: usize,
     len: usize,
 }
 
 fn appending(records: usize, len: usize) -> Appending {
-    let control = Control::create().expect("memory for a control block");
+    let control = ControlBlock::create().expect("memory for a control block");
     control.reset_slot(SLOT);
-    let mut appending = Appending { control, pool: Pool::new(), writer: Writer::new(SLOT), records: 1, len };
+    let mut appending = Appending { control, pool: SegmentPool::new(), writer: LogWriter::new(SLOT), records: 1, len };
     // The first one, with which the first segment begins, is not what every record costs.
     appending.append();
     appending.records = records;
@@ -36,7 +39,7 @@ impl Appending {
         for _ in 0..self.records {
             let room = self.writer.room(&mut self.pool).expect("memory for a segment");
             let len = self.len.min(room.buf.len());
-            self.writer.commit(&self.control, Stream::Stdout, len);
+            self.writer.commit(&self.control, OutputStream::Stdout, len);
             appended += len;
         }
         appended
@@ -51,14 +54,14 @@ fn append(mut appending: Appending) -> (usize, Appending) {
 }
 
 /// A reader's picture of such a log.
-fn written(records: usize, len: usize) -> Chain {
+fn written(records: usize, len: usize) -> SegmentChain {
     let mut appending = appending(records - 1, len);
     appending.append();
-    let mut chain = Chain::new();
+    let mut chain = SegmentChain::new();
     while let Some(info) = appending.writer.take_fresh() {
         let segment = appending.writer.segment(info.id).expect("nothing was released");
         let fd = segment.fd().try_clone_to_owned().expect("a descriptor more");
-        chain.push_memory(info, Mapping::map(fd).expect("a segment of ours"));
+        chain.push_memory(info, MappedSegment::map(fd).expect("a segment of ours"));
     }
     chain
 }
@@ -66,13 +69,13 @@ fn written(records: usize, len: usize) -> Chain {
 #[library_benchmark]
 #[bench::bytes_100_times_1000(args = (1000, 100), setup = written)]
 #[bench::kib_64_times_64(args = (64, 64 * 1024), setup = written)]
-fn read(chain: Chain) -> (usize, Chain) {
+fn read(chain: SegmentChain) -> (usize, SegmentChain) {
     let mut cursor = Cursor::start();
     let mut bytes = 0;
     loop {
         match black_box(&chain).read(&mut cursor) {
-            Step::Record(Record { event: Event::Output { bytes: read, .. }, .. }) => bytes += read.len(),
-            Step::End => return (bytes, chain),
+            ReadStep::Record(LogRecord { event: LogEvent::Output { bytes: read, .. }, .. }) => bytes += read.len(),
+            ReadStep::End => return (bytes, chain),
             other => panic!("not what was written: {other:?}"),
         }
     }

@@ -10,7 +10,7 @@ use exec_server_holder::{
     Size,
     wire::{FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, WriteStatus},
 };
-use exec_server_log::{Control, Exit, Pool, Stream, Writer};
+use exec_server_log::{ControlBlock, Exit, LogWriter, OutputStream, SegmentPool};
 use exec_server_rpc::{Framing, Outbox, Role};
 use futures_util::FutureExt as _;
 
@@ -182,12 +182,12 @@ fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 }
 
 fn logs() -> Vec<Vec<u8>> {
-    let control = Control::create().unwrap();
+    let control = ControlBlock::create().unwrap();
     control.reset_slot(3);
-    let (mut pool, mut writer) = (Pool::new(), Writer::new(3));
+    let (mut pool, mut writer) = (SegmentPool::new(), LogWriter::new(3));
     for len in [5, 100, 600] {
         writer.room(&mut pool).unwrap().buf[..len].fill(7);
-        writer.commit(&control, Stream::Stdout, len);
+        writer.commit(&control, OutputStream::Stdout, len);
     }
     writer.append_exited(&control, &mut pool, Exit::default()).unwrap();
     writer.append_closed(&control, &mut pool).unwrap();

@@ -9,7 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use exec_server_log::{Chain, Cursor, Event, Loaded, Recovered, SegmentInfo, Step, disk_name, load, recover, survey};
+use exec_server_log::{
+    Cursor, LoadedSegment, LogEvent, ReadStep, RecoveredLog, SegmentChain, SegmentInfo, disk_name, load, recover,
+    survey,
+};
 use tempfile::TempDir;
 
 use crate::{
@@ -31,7 +34,7 @@ fn any_file(bytes: &[u8]) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join(disk_name(SLOT, 1));
     fs::write(&path, bytes).unwrap();
-    let loaded = weight::within(2 * bytes.len() + 4096, || Loaded::read(&File::open(&path).unwrap()));
+    let loaded = weight::within(2 * bytes.len() + 4096, || LoadedSegment::read(&File::open(&path).unwrap()));
     let recovered = recovered(dir.path());
     let Ok(loaded) = loaded else {
         assert_eq!((recovered.segments.len(), recovered.lost_files), (0, 1));
@@ -70,7 +73,7 @@ fn damaged(count: usize, rest: &[u8]) {
     }
 }
 
-fn recovered(dir: &Path) -> Recovered {
+fn recovered(dir: &Path) -> RecoveredLog {
     recover(File::open(dir).unwrap().as_fd(), SLOT).unwrap()
 }
 
@@ -113,31 +116,31 @@ fn hurt(path: &Path, [_, kind, low, high]: [u8; 4]) -> bool {
 }
 
 /// Reads the recovered segments through a chain and compares them with the written records.
-fn read(dir: &Path, recovered: &Recovered, made: &Made) -> (u64, u64) {
+fn read(dir: &Path, recovered: &RecoveredLog, made: &Made) -> (u64, u64) {
     let dir = File::open(dir).unwrap();
-    let mut chain = Chain::new();
+    let mut chain = SegmentChain::new();
     recovered.segments.iter().for_each(|info| chain.push_disk(*info));
     let first = recovered.segments.first().map_or(1, |info| info.base_seq);
     let mut cursor = Cursor::after(first - 1);
     let mut expected = first;
     loop {
         match chain.read(&mut cursor) {
-            Step::Record(record) => {
+            ReadStep::Record(record) => {
                 assert_eq!(record.seq, expected);
                 expected += 1;
                 let len = usize::try_from(record.seq - 1).ok().and_then(|at| made.lengths.get(at));
                 match (record.event, len) {
-                    (Event::Output { bytes, .. }, Some(len)) => {
+                    (LogEvent::Output { bytes, .. }, Some(len)) => {
                         assert_eq!(bytes.len(), *len);
                         assert!(bytes.iter().all(|byte| *byte == stamp(record.seq)));
                     }
-                    (Event::Exited(_), None) => assert_eq!(record.seq, made.lengths.len() as u64 + 1),
-                    (Event::Closed { .. }, None) => assert_eq!(record.seq, made.lengths.len() as u64 + 2),
+                    (LogEvent::Exited(_), None) => assert_eq!(record.seq, made.lengths.len() as u64 + 1),
+                    (LogEvent::Closed { .. }, None) => assert_eq!(record.seq, made.lengths.len() as u64 + 2),
                     (event, len) => panic!("{event:?} where {len:?} bytes were written"),
                 }
             }
-            Step::NeedsLoad(id) => assert!(chain.set_loaded(id, load(dir.as_fd(), SLOT, id).unwrap())),
-            Step::End => return (cursor.next_seq(), cursor.offset().unwrap_or(0)),
+            ReadStep::NeedsLoad(id) => assert!(chain.set_loaded(id, load(dir.as_fd(), SLOT, id).unwrap())),
+            ReadStep::End => return (cursor.next_seq(), cursor.offset().unwrap_or(0)),
             other => panic!("a prefix has no {other:?}"),
         }
     }

@@ -2,7 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
-use exec_server_log::{Chain, Cursor, Event, Mapping, RECORD_MAX, SEGMENT_BYTES, SegmentInfo, Step};
+use exec_server_log::{
+    Cursor, LogEvent, MappedSegment, RECORD_MAX, ReadStep, SEGMENT_BYTES, SegmentChain, SegmentInfo,
+};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::log_maker;
@@ -22,8 +24,8 @@ pub fn check(data: &[u8]) {
         let at = 16 + usize::from(u16::from_le_bytes([low, high])) % (bytes.len() - 20);
         bytes[at..at + 4].copy_from_slice(&value);
     }
-    let mapping = Mapping::map(memfd(&bytes)).unwrap();
-    let mut chain = Chain::new();
+    let mapping = MappedSegment::map(memfd(&bytes)).unwrap();
+    let mut chain = SegmentChain::new();
     chain.push_memory(info, mapping.clone());
     chain.push_memory(SegmentInfo { id: info.id + 1, base_seq: number(8), base_offset: number(16), ..info }, mapping);
     walk(&chain, number(0));
@@ -36,27 +38,27 @@ pub fn check(data: &[u8]) {
 }
 
 /// Reads to the end, starting after the sequence number `after`.
-fn walk(chain: &Chain, after: u64) {
+fn walk(chain: &SegmentChain, after: u64) {
     let mut cursor = Cursor::after(after);
     let mut steps = 0;
     loop {
         let before = cursor;
         let peeked = chain.peek_len(&cursor);
         match chain.read(&mut cursor) {
-            Step::Record(record) => {
+            ReadStep::Record(record) => {
                 assert_eq!(record.seq, before.next_seq());
-                let len = if let Event::Output { bytes, .. } = record.event { bytes.len() } else { 0 };
+                let len = if let LogEvent::Output { bytes, .. } = record.event { bytes.len() } else { 0 };
                 assert!(len <= RECORD_MAX && peeked == Some(len));
             }
-            Step::Gap { from_seq, to_seq, .. } => {
+            ReadStep::Gap { from_seq, to_seq, .. } => {
                 assert_eq!(from_seq, before.next_seq());
                 assert!(to_seq >= from_seq);
             }
-            Step::End | Step::Damaged(_) => {
+            ReadStep::End | ReadStep::Damaged(_) => {
                 assert_eq!(cursor.next_seq(), before.next_seq());
                 return;
             }
-            Step::NeedsLoad(id) => panic!("segment {id} is not on disk"),
+            ReadStep::NeedsLoad(id) => panic!("segment {id} is not on disk"),
         }
         assert!(cursor.next_seq() > before.next_seq() || before.next_seq() == u64::MAX);
         steps += 1;

@@ -31,7 +31,7 @@ use exec_server_holder::{
     Config, Confine, Holder, Limits, Spawner, roll, spawner,
     wire::{self, FromHolder, StartSpec, ToHolder},
 };
-use exec_server_log::{Chain, Cursor, Event, Recovered, Step, failpoint, load, recover, survey};
+use exec_server_log::{Cursor, LogEvent, ReadStep, RecoveredLog, SegmentChain, failpoint, load, recover, survey};
 use exec_server_process::{Child, Driver, Spawn, SpawnError};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -131,21 +131,21 @@ fn check(dir: &Path, seed: u64, said: &str) -> u64 {
 }
 
 /// Reads what was recovered and compares every byte. Returns the number of bytes.
-fn read(fd: &OwnedFd, seed: u64, slot: u32, recovered: &Recovered) -> u64 {
+fn read(fd: &OwnedFd, seed: u64, slot: u32, recovered: &RecoveredLog) -> u64 {
     let Some(first) = recovered.segments.first() else { return 0 };
-    let mut chain = Chain::new();
+    let mut chain = SegmentChain::new();
     recovered.segments.iter().for_each(|info| chain.push_disk(*info));
     let mut cursor = Cursor::after_with_offset(first.base_seq - 1, first.base_offset);
     loop {
         match chain.read(&mut cursor) {
-            Step::Record(record) => {
-                if let Event::Output { bytes, .. } = record.event {
+            ReadStep::Record(record) => {
+                if let LogEvent::Output { bytes, .. } = record.event {
                     let is_right = (record.offset..).zip(bytes).all(|(at, byte)| *byte == byte_at(seed, slot, at));
                     assert!(is_right, "slot {slot}, record {}", record.seq);
                 }
             }
-            Step::NeedsLoad(id) => assert!(chain.set_loaded(id, load(fd.as_fd(), slot, id).unwrap())),
-            Step::End => break,
+            ReadStep::NeedsLoad(id) => assert!(chain.set_loaded(id, load(fd.as_fd(), slot, id).unwrap())),
+            ReadStep::End => break,
             other => panic!("a prefix has no {other:?}"),
         }
     }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
-use exec_server_log::{Control, Pool, Segment};
+use exec_server_log::{ControlBlock, Segment, SegmentPool};
 use rustix::event::EventfdFlags;
 use rustix::process::Resource;
 
@@ -36,10 +36,10 @@ pub(crate) struct Fds {
 }
 
 pub(crate) struct Context {
-    pub(crate) control: Control,
+    pub(crate) control: ControlBlock,
     /// Wakes the server's reader. Written only when the log says that a reader sleeps.
     pub(crate) eventfd: Arc<OwnedFd>,
-    pub(crate) pool: Pool,
+    pub(crate) pool: SegmentPool,
     pub(crate) lent: Lent,
     pub(crate) spill: Spill,
     pub(crate) controller: Controller,
@@ -69,9 +69,9 @@ pub(crate) struct Context {
 impl Context {
     pub(crate) fn new(config: &Config, now_ns: u64) -> io::Result<Self> {
         Ok(Self {
-            control: Control::create()?,
+            control: ControlBlock::create()?,
             eventfd: Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
-            pool: Pool::new(),
+            pool: SegmentPool::new(),
             lent: Lent::default(),
             spill: Spill::new(&config.dir, config.limits)?,
             controller: Controller::default(),

@@ -12,7 +12,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use exec_server_log::{Blocked, Cause, Exit, Hit, Stream};
+use exec_server_log::{BlockReason, Exit, ExitCause, LimitsHit, OutputStream};
 use exec_server_process::{Child, Exited};
 use rustix::io::Errno;
 
@@ -64,10 +64,10 @@ impl Process {
             cx.children.set(&mut output.interest, fd, token, EventFlags::empty()).ok();
         }
         match output.stream {
-            Stream::Stdout => drop(child.take_stdout()),
-            Stream::Stderr => drop(child.take_stderr()),
+            OutputStream::Stdout => drop(child.take_stdout()),
+            OutputStream::Stderr => drop(child.take_stderr()),
             // Stays open until the close, so that the terminal can still be resized.
-            Stream::Pty => {}
+            OutputStream::Pty => {}
         }
     }
 
@@ -121,7 +121,7 @@ impl Process {
 
     fn finish_close(&mut self, cx: &mut Context) {
         // Clear the reason before `Closed` is published, so that no reader sees a closed process that is still blocked.
-        cx.control.set_blocked(self.slot, Blocked::No);
+        cx.control.set_blocked(self.slot, BlockReason::No);
         let Ok(is_due) = self.writer.append_closed(&cx.control, &mut cx.pool) else {
             return self.retry_later(cx);
         };
@@ -142,7 +142,7 @@ impl Process {
         };
         match grace_ms {
             Some(ms) if self.phase == Phase::Running => self.ask(ms, cx),
-            _ => self.kill(Cause::Terminated, cx),
+            _ => self.kill(ExitCause::Terminated, cx),
         }
         found
     }
@@ -163,7 +163,7 @@ impl Process {
 
     /// Marks the process for a kill of everything that belongs to it. The kill happens at the end of this turn,
     /// together with all other due kills, because the expensive part is one walk over all processes of the host.
-    pub(crate) fn kill(&mut self, cause: Cause, cx: &mut Context) {
+    pub(crate) fn kill(&mut self, cause: ExitCause, cx: &mut Context) {
         if self.phase == Phase::Running {
             self.killed.get_or_insert(cause);
         }
@@ -194,11 +194,11 @@ impl Process {
         let is_over = timing.kill_at.take_if(|at| is_due(*at)).is_some();
         let is_retry = timing.retry_at.take_if(|at| is_due(*at)).is_some();
         if is_timeout {
-            self.kill(Cause::Timeout, cx);
+            self.kill(ExitCause::Timeout, cx);
         } else if is_idle {
-            self.kill(Cause::IdleTimeout, cx);
+            self.kill(ExitCause::IdleTimeout, cx);
         } else if is_over {
-            self.kill(Cause::Terminated, cx);
+            self.kill(ExitCause::Terminated, cx);
         }
         if is_retry {
             self.reconsider(cx);
@@ -212,7 +212,7 @@ impl Process {
         let at = cx.now_ns.saturating_add(u64::from(grace_ms) * 1_000_000);
         self.timing.kill_at = Some(self.timing.kill_at.map_or(at, |before| before.min(at)));
         cx.has_new_deadline = true;
-        self.killed.get_or_insert(Cause::Terminated);
+        self.killed.get_or_insert(ExitCause::Terminated);
         if !std::mem::replace(&mut self.was_asked, true)
             && let Some(child) = &self.child
         {
@@ -222,14 +222,14 @@ impl Process {
     }
 
     fn exit_of(&self, exited: Exited) -> Exit {
-        let hit = self.group.as_ref().map_or_else(Hit::default, Group::hit);
+        let hit = self.group.as_ref().map_or_else(LimitsHit::default, Group::hit);
         let was_killed = exited.signal.map(i32::from) == Some(libc::SIGKILL);
         let cause = match (self.killed, exited.signal) {
-            (None, Some(_)) if was_killed && hit.memory => Cause::OutOfMemory,
+            (None, Some(_)) if was_killed && hit.memory => ExitCause::OutOfMemory,
             (Some(cause), Some(_)) => cause,
             (Some(cause), None) if self.was_asked => cause,
-            (None, Some(_)) => Cause::Signal,
-            (Some(_) | None, None) => Cause::Exit,
+            (None, Some(_)) => ExitCause::Signal,
+            (Some(_) | None, None) => ExitCause::Exit,
         };
         Exit {
             code: exited.code,
@@ -253,8 +253,8 @@ impl Process {
         let Some(child) = &self.child else { return };
         for output in self.outputs.iter_mut().filter(|output| output.is_open) {
             output.tail = match output.stream {
-                Stream::Pty => PTY_TAIL_BYTES,
-                Stream::Stdout | Stream::Stderr => {
+                OutputStream::Pty => PTY_TAIL_BYTES,
+                OutputStream::Stdout | OutputStream::Stderr => {
                     stream_fd(child, output.stream).map_or(0, |fd| rustix::io::ioctl_fionread(fd).unwrap_or(0))
                 }
             };

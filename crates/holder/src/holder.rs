@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use exec_server_log::Writer;
+use exec_server_log::LogWriter;
 use exec_server_process::Ignored;
 use exec_server_session::{Lease, Ttl};
 
@@ -536,7 +536,7 @@ fn restore(dir: &OwnedFd, cx: &mut Context) -> io::Result<BTreeMap<u32, Process>
     for enrolled in roll::read(dir)?.unwrap_or_default() {
         let recovered = exec_server_log::survey(dir.as_fd(), enrolled.slot)?;
         let slot = enrolled.slot;
-        if let Some(writer) = Writer::restore(&cx.control, slot, &enrolled.status, &recovered) {
+        if let Some(writer) = LogWriter::restore(&cx.control, slot, &enrolled.status, &recovered) {
             cx.spill.take_over(writer.disk_segments());
             processes.insert(slot, Process::restored(enrolled, writer));
         }

@@ -5,7 +5,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use exec_server_log::{Pool, Segment};
+use exec_server_log::{Segment, SegmentPool};
 
 /// Maximum number of segments that have left their log and wait for their return (8 MiB). Beyond it, the oldest is
 /// freed and not reused.
@@ -29,7 +29,7 @@ impl Lent {
 
     /// Takes a segment that has left its log. Returns its id if the memory was freed and the controller must be
     /// informed.
-    pub(crate) fn dispose(&mut self, pool: &mut Pool, segment: Segment) -> Option<u64> {
+    pub(crate) fn dispose(&mut self, pool: &mut SegmentPool, segment: Segment) -> Option<u64> {
         let id = segment.id();
         if self.tainted.remove(&id) {
             return self.lent.remove(&id).then_some(id);
@@ -46,7 +46,7 @@ impl Lent {
     }
 
     /// Handles `Return`: the current controller has unmapped this segment. Returns an id as `dispose` does.
-    pub(crate) fn handle_return(&mut self, pool: &mut Pool, id: u64) -> Option<u64> {
+    pub(crate) fn handle_return(&mut self, pool: &mut SegmentPool, id: u64) -> Option<u64> {
         self.lent.remove(&id);
         let at = self.parked.iter().position(|segment| segment.id() == id)?;
         pool.recycle(self.parked.remove(at)?, self.lent.len())

@@ -23,7 +23,7 @@
 //! - No memory for a page of the segment: the child blocks and is retried after a delay.
 //! - Any other read error ends its stream.
 
-use exec_server_log::{Blocked, Released};
+use exec_server_log::{BlockReason, ReleasedSegment};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -54,7 +54,7 @@ enum Step {
     /// The policy freed a segment.
     Freed,
     /// The child must not be read. Contains the reason.
-    Full(Blocked),
+    Full(BlockReason),
 }
 
 enum Read {
@@ -100,7 +100,7 @@ impl Process {
                 Read::Nothing => return,
                 Read::Short => {
                     self.retry_later(cx);
-                    return self.pause(Blocked::MemoryCap, cx);
+                    return self.pause(BlockReason::MemoryCap, cx);
                 }
                 Read::Ended => return self.end_stream(index, cx),
             }
@@ -126,7 +126,7 @@ impl Process {
                     *at = cx.now_ns.saturating_add(*span);
                     cx.has_new_deadline = true;
                 }
-                cx.control.set_blocked(self.slot, Blocked::No);
+                cx.control.set_blocked(self.slot, BlockReason::No);
                 self.settle(cx);
             }
             Err(blocked) => self.pause(blocked, cx),
@@ -136,9 +136,9 @@ impl Process {
     /// Handles `Release`: the server no longer needs this segment.
     pub(crate) fn handle_release(&mut self, id: u64, cx: &mut Context) {
         match self.writer.release(&cx.control, id) {
-            Released::Memory(segment) => cx.dispose(segment),
-            Released::Disk => cx.spill.unlink(self.slot, id),
-            Released::Unknown => {}
+            ReleasedSegment::Memory(segment) => cx.dispose(segment),
+            ReleasedSegment::Disk => cx.spill.unlink(self.slot, id),
+            ReleasedSegment::Unknown => {}
         }
         self.reconsider(cx);
     }
@@ -216,14 +216,14 @@ impl Process {
     }
 
     /// Ensures that a record can be appended within the cap.
-    fn make_room(&mut self, cx: &mut Context) -> Result<(), Blocked> {
+    fn make_room(&mut self, cx: &mut Context) -> Result<(), BlockReason> {
         if !self.begin_record(cx) {
             // Try only once: a mapped segment is free only when the server returns it, and a spilled one only when it
             // is on disk.
             let is_freed = matches!(self.relieve(cx), Step::Freed) && self.begin_record(cx);
             if !is_freed {
                 self.retry_later(cx);
-                return Err(Blocked::MemoryCap);
+                return Err(BlockReason::MemoryCap);
             }
         }
         self.announce(cx);
@@ -271,15 +271,15 @@ impl Process {
     /// Applies the overflow policy once.
     fn relieve(&mut self, cx: &mut Context) -> Step {
         let blocked = if cx.is_attached {
-            Blocked::MemoryCap
+            BlockReason::MemoryCap
         } else if cx.spill.is_quota_full(self.writer.disk_segments()) {
-            Blocked::Quota
+            BlockReason::Quota
         } else if cx.spill.is_resting() {
-            Blocked::DiskFull
+            BlockReason::DiskFull
         } else {
             self.spill_oldest(cx);
             // The child waits only until the segment is on disk, so it is not reported as blocked.
-            return Step::Full(Blocked::No);
+            return Step::Full(BlockReason::No);
         };
         let may_drop = self.overflow == Overflow::DropOldest || self.is_oldest_followed(cx);
         if may_drop && self.drop_oldest(cx) {
@@ -326,7 +326,7 @@ impl Process {
         true
     }
 
-    fn pause(&mut self, blocked: Blocked, cx: &mut Context) {
+    fn pause(&mut self, blocked: BlockReason, cx: &mut Context) {
         self.paused = Some(blocked);
         cx.control.set_blocked(self.slot, blocked);
         self.settle(cx);

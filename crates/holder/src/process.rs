@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use exec_server_log::{Blocked, Cause, SEGMENT_BYTES, Segment, Stream, Writer};
+use exec_server_log::{BlockReason, ExitCause, LogWriter, OutputStream, SEGMENT_BYTES, Segment};
 use exec_server_process::{Child, Spawn, SpawnError, Stdin, Stdio};
 
 use crate::Confine;
@@ -46,20 +46,20 @@ pub(crate) struct Process {
     /// closed.
     pub(crate) group: Option<Group>,
     pub(crate) phase: Phase,
-    pub(crate) writer: Writer,
+    pub(crate) writer: LogWriter,
     /// Stdout and stderr. With a terminal, the first is the terminal and the second is never open.
     pub(crate) outputs: [Output; 2],
     pub(crate) input: Input,
     pub(crate) exit_interest: Interest,
     /// Why output is not read. `Some(No)` while a segment is being written to disk.
-    pub(crate) paused: Option<Blocked>,
+    pub(crate) paused: Option<BlockReason>,
     pub(crate) overflow: Overflow,
     /// Every reader that follows the log has taken the events up to this one. 0 while no reader follows.
     pub(crate) followed_seq: u64,
     pub(crate) cap_bytes: u64,
     pub(crate) timing: Timing,
     /// Why the holder ended the process, if it did.
-    pub(crate) killed: Option<Cause>,
+    pub(crate) killed: Option<ExitCause>,
     /// The process tree is to be killed at the end of this turn.
     pub(crate) is_kill_due: bool,
     /// The process runs in a sandbox, which may be why it fails.
@@ -83,7 +83,7 @@ pub(crate) enum Phase {
 }
 
 pub(crate) struct Output {
-    pub(crate) stream: Stream,
+    pub(crate) stream: OutputStream,
     pub(crate) is_open: bool,
     /// Bytes that were in the stream when the leader died and must still be read before `Exited`.
     pub(crate) tail: u64,
@@ -150,10 +150,10 @@ impl Process {
             pid: child.pid().as_raw_nonzero().get().unsigned_abs(),
             is_tty,
             phase: Phase::Running,
-            writer: Writer::new(slot),
+            writer: LogWriter::new(slot),
             outputs: [
-                Output::new(if is_tty { Stream::Pty } else { Stream::Stdout }, true),
-                Output::new(Stream::Stderr, !is_tty),
+                Output::new(if is_tty { OutputStream::Pty } else { OutputStream::Stdout }, true),
+                Output::new(OutputStream::Stderr, !is_tty),
             ],
             input: Input::new(child.stdin().is_some()),
             exit_interest: Interest::default(),
@@ -188,7 +188,7 @@ impl Process {
     }
 
     /// Restores a closed process of an earlier holder, with its whole log on disk.
-    pub(crate) fn restored(enrolled: Enrolled, writer: Writer) -> Self {
+    pub(crate) fn restored(enrolled: Enrolled, writer: LogWriter) -> Self {
         Self {
             slot: enrolled.slot,
             pid: enrolled.pid,
@@ -197,7 +197,7 @@ impl Process {
             group: None,
             phase: Phase::Closed,
             writer,
-            outputs: [Output::new(Stream::Stdout, false), Output::new(Stream::Stderr, false)],
+            outputs: [Output::new(OutputStream::Stdout, false), Output::new(OutputStream::Stderr, false)],
             input: Input::new(false),
             exit_interest: Interest::default(),
             paused: None,
@@ -316,7 +316,7 @@ impl Process {
 }
 
 impl Output {
-    fn new(stream: Stream, is_open: bool) -> Self {
+    fn new(stream: OutputStream, is_open: bool) -> Self {
         Self { stream, is_open, tail: 0, interest: Interest::default() }
     }
 }
@@ -341,11 +341,11 @@ pub(crate) fn announce(slot: u32, info: &exec_server_log::SegmentInfo, fd: Optio
 }
 
 /// The holder's end of a stream.
-pub(crate) fn stream_fd(child: &Child, stream: Stream) -> Option<BorrowedFd<'_>> {
+pub(crate) fn stream_fd(child: &Child, stream: OutputStream) -> Option<BorrowedFd<'_>> {
     match stream {
-        Stream::Stdout => child.stdout(),
-        Stream::Stderr => child.stderr(),
-        Stream::Pty => child.pty(),
+        OutputStream::Stdout => child.stdout(),
+        OutputStream::Stderr => child.stderr(),
+        OutputStream::Pty => child.pty(),
     }
 }
 

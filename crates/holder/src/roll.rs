@@ -9,7 +9,7 @@
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 
-use exec_server_log::{Exit, Status, failpoint};
+use exec_server_log::{Exit, LogStatus, failpoint};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 /// Name of the file in the session's directory.
@@ -28,7 +28,7 @@ pub struct Enrolled {
     pub slot: u32,
     pub pid: u32,
     /// The position of the log when the manifest was written.
-    pub status: Status,
+    pub status: LogStatus,
     /// The opaque record of the process's start.
     pub meta: Vec<u8>,
 }
@@ -80,7 +80,7 @@ pub fn write(dir: impl AsFd, text: &str) -> io::Result<()> {
 
 fn encode_one(process: &Enrolled) -> String {
     let Enrolled { slot, pid, status, meta } = process;
-    let Status { next_seq, first_seq, released_seq, released_offset, written, dropped, exited, closed_seq, .. } =
+    let LogStatus { next_seq, first_seq, released_seq, released_offset, written, dropped, exited, closed_seq, .. } =
         status;
     let (exited_seq, exit) = exited.map_or((0, String::new()), |(seq, exit)| (seq, hex(&exit.encode())));
     let closed_seq = closed_seq.unwrap_or(0);
@@ -95,7 +95,7 @@ fn decode_one(line: &str) -> Option<Enrolled> {
     let mut words = line.split(' ');
     let (slot, pid) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let mut number = || words.next()?.parse::<u64>().ok();
-    let mut status = Status {
+    let mut status = LogStatus {
         next_seq: number()?,
         first_seq: number()?,
         released_seq: number()?,
@@ -103,7 +103,7 @@ fn decode_one(line: &str) -> Option<Enrolled> {
         written: number()?,
         dropped: number()?,
         closed_seq: Some(number()?).filter(|seq| *seq != 0),
-        ..Status::default()
+        ..LogStatus::default()
     };
     let (exited_seq, exit) = words.next()?.split_once(':')?;
     let exited_seq = exited_seq.parse().ok()?;
@@ -127,21 +127,21 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use exec_server_log::Cause;
+    use exec_server_log::ExitCause;
 
     use super::*;
 
     #[test]
     fn what_is_written_is_read_back() {
-        let exit = Exit { code: 137, signal: Some(9), cause: Cause::Signal, ..Exit::default() };
+        let exit = Exit { code: 137, signal: Some(9), cause: ExitCause::Signal, ..Exit::default() };
         let processes = [
             Enrolled {
                 slot: 7,
                 pid: 4711,
-                status: Status { next_seq: 9, written: 100, exited: Some((7, exit)), ..Status::default() },
+                status: LogStatus { next_seq: 9, written: 100, exited: Some((7, exit)), ..LogStatus::default() },
                 meta: b"\x00\xff id".to_vec(),
             },
-            Enrolled { status: Status { closed_seq: Some(3), ..Status::default() }, ..Enrolled::default() },
+            Enrolled { status: LogStatus { closed_seq: Some(3), ..LogStatus::default() }, ..Enrolled::default() },
         ];
         assert_eq!(decode(&encode(&processes)).as_deref(), Some(&processes[..]));
         assert_eq!(decode(""), Some(Vec::new()));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use exec_server_holder::spawner::SECRET_NAME;
 use exec_server_holder::wire::{self, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::{Config, Confine, Holder, Limits, Spawner};
-use exec_server_log::{Blocked, Control, SEGMENT_BYTES, Status};
+use exec_server_log::{BlockReason, ControlBlock, LogStatus, SEGMENT_BYTES};
 use exec_server_process::{Child, Driver, Spawn, SpawnError};
 use rustix::mm::{MprotectFlags, mprotect};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -71,13 +71,13 @@ fn want_of_a_page_is_no_end_of_the_stream() {
     let spec = StartSpec { argv, cwd: b"/".to_vec(), cap_bytes: 1 << 24, ..StartSpec::default() };
     send(&ToHolder::Start { req: 1, spec });
     let mut control = None;
-    let mut until = |now_ns: u64, is_true: &dyn Fn(Status) -> bool| {
+    let mut until = |now_ns: u64, is_true: &dyn Fn(LogStatus) -> bool| {
         let start = Instant::now();
         loop {
             holder.turn(now_ns);
             while let Ok(Some((message, mut fds))) = wire::recv(&ours) {
                 if matches!(message, FromHolder::Welcome { .. }) {
-                    control = Some(Control::open(fds.remove(0)).expect("its layout"));
+                    control = Some(ControlBlock::open(fds.remove(0)).expect("its layout"));
                 }
             }
             if control.as_ref().is_some_and(|control| is_true(control.status(0))) {
@@ -93,7 +93,7 @@ fn want_of_a_page_is_no_end_of_the_stream() {
     let segment = segment();
     protect(segment, MprotectFlags::empty());
     assert_eq!(driver.write_stdout(&[b'x'; 3 * PAGE]).expect("room"), 3 * PAGE);
-    until(0, &|status| status.blocked == Blocked::MemoryCap);
+    until(0, &|status| status.blocked == BlockReason::MemoryCap);
     assert_eq!(driver.write_stdout(b"more").expect("nobody has closed it"), 4);
     protect(segment, MprotectFlags::READ | MprotectFlags::WRITE);
     until(1_000_000_000, &|status| status.written == 6 + 3 * PAGE as u64 + 4);

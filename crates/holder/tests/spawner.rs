@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use exec_server_holder::spawner::{self, ExecError, NewHolder, SpawnerHandle, exec_spawner, fork_spawner};
 use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
 use exec_server_holder::{Limits, Size};
-use exec_server_log::{Blocked, Control};
+use exec_server_log::{BlockReason, ControlBlock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -63,7 +63,7 @@ fn main() {
 struct Link {
     socket: OwnedFd,
     next_req: u32,
-    control: Option<Control>,
+    control: Option<ControlBlock>,
 }
 
 impl Link {
@@ -93,7 +93,7 @@ impl Link {
         match self.recv() {
             Some((FromHolder::Welcome { info, .. }, mut fds)) => {
                 assert_eq!((info.len(), fds.len()), (INFO_BYTES, 2));
-                self.control = Some(Control::open(fds.remove(0)).expect("its layout"));
+                self.control = Some(ControlBlock::open(fds.remove(0)).expect("its layout"));
             }
             other => panic!("no welcome: {other:?}"),
         }
@@ -469,7 +469,7 @@ fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
     limit_descriptors(holder, Some(64));
     link.send(&ToHolder::Write { req: 7, slot: 0, key: None, digest: None, total: 3, offset: 0, data: b"go\n" });
     let blocked = |link: &Link| link.control.as_ref().expect("mapped").status(0).blocked;
-    wait_for(|| blocked(&link) == Blocked::MemoryCap);
+    wait_for(|| blocked(&link) == BlockReason::MemoryCap);
     // Another server takes over.
     let mut next = Link::new(spawner::connect(open(dir.path()).as_fd()).expect("the path socket"));
     next.hello(2);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use exec_server_holder::spawner::SECRET_NAME;
 use exec_server_holder::wire::{self, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::{Config, Confine, Forker, Holder, Limits, Turn};
-use exec_server_log::{Control, Status};
+use exec_server_log::{ControlBlock, LogStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -59,7 +59,7 @@ impl Drop for Tracer {
 struct Rig {
     holder: Holder<Forker>,
     socket: OwnedFd,
-    control: Option<Control>,
+    control: Option<ControlBlock>,
     pid: Option<u32>,
     now: u64,
     last: Option<Turn>,
@@ -102,7 +102,7 @@ impl Rig {
         while let Ok(Some((message, mut fds))) = wire::recv(&self.socket) {
             match message {
                 FromHolder::Welcome { .. } => {
-                    self.control = Some(Control::open(fds.remove(0)).expect("its layout"));
+                    self.control = Some(ControlBlock::open(fds.remove(0)).expect("its layout"));
                 }
                 FromHolder::Started { pid, .. } => self.pid = Some(pid),
                 _ => {}
@@ -122,7 +122,7 @@ impl Rig {
         }
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> LogStatus {
         self.control.as_ref().expect("welcomed").status(0)
     }
 

@@ -5,19 +5,19 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::{
-    cursor::{Cursor, Hint},
-    event::Record,
-    layout::{At, Found, record_at},
-    loaded::Loaded,
-    mapping::Mapping,
-    segment::{Place, SegmentInfo},
+    cursor::{Cursor, CursorHint},
+    event::LogRecord,
+    layout::{FoundRecord, RecordAt, record_at},
+    loaded::LoadedSegment,
+    mapping::MappedSegment,
+    segment::{SegmentInfo, SegmentLocation},
 };
 
 /// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step<'a> {
+pub enum ReadStep<'a> {
     /// The next event. The cursor is now after it.
-    Record(Record<'a>),
+    Record(LogRecord<'a>),
     /// Events that are no longer retained. The cursor is now after them.
     Gap {
         /// First missing sequence number.
@@ -29,45 +29,45 @@ pub enum Step<'a> {
     },
     /// There are no more events at the moment.
     End,
-    /// The next event is in this disk segment. Pass its contents to [`Chain::set_loaded`] or call [`Chain::remove`],
-    /// then read again.
+    /// The next event is in this disk segment. Pass its contents to [`SegmentChain::set_loaded`] or call
+    /// [`SegmentChain::remove`], then read again.
     NeedsLoad(u64),
     /// The last segment, which has this id, is corrupt from here on. The cursor does not move. Treat the rest of the
     /// log as lost.
     Damaged(u64),
 }
 
-enum Body {
-    Memory(Arc<dyn AsRef<Mapping> + Send + Sync>),
-    Disk(Option<Arc<Loaded>>),
+enum SegmentBody {
+    Memory(Arc<dyn AsRef<MappedSegment> + Send + Sync>),
+    Disk(Option<Arc<LoadedSegment>>),
 }
 
-struct Entry {
+struct ChainEntry {
     info: SegmentInfo,
-    body: Body,
+    body: SegmentBody,
 }
 
-impl Entry {
+impl ChainEntry {
     /// The committed records. `None` while a disk segment is not loaded.
     fn records(&self) -> Option<&[u8]> {
         match &self.body {
-            Body::Memory(lent) => Some((**lent).as_ref().records()),
-            Body::Disk(loaded) => loaded.as_ref().map(|loaded| loaded.records()),
+            SegmentBody::Memory(lent) => Some((**lent).as_ref().records()),
+            SegmentBody::Disk(loaded) => loaded.as_ref().map(|loaded| loaded.records()),
         }
     }
 
     fn is_sealed(&self) -> bool {
         match &self.body {
-            Body::Memory(lent) => self.info.sealed || (**lent).as_ref().is_sealed(),
-            Body::Disk(_) => true,
+            SegmentBody::Memory(lent) => self.info.sealed || (**lent).as_ref().is_sealed(),
+            SegmentBody::Disk(_) => true,
         }
     }
 
     /// Sequence number after the last event, and output bytes up to there. `None` while a disk segment is not loaded.
     fn end(&self) -> Option<(u64, u64)> {
         let (records, output) = match &self.body {
-            Body::Memory(lent) => (**lent).as_ref().totals(),
-            Body::Disk(loaded) => loaded.as_ref()?.totals(),
+            SegmentBody::Memory(lent) => (**lent).as_ref().totals(),
+            SegmentBody::Disk(loaded) => loaded.as_ref()?.totals(),
         };
         Some((self.info.base_seq.saturating_add(records), self.info.base_offset.saturating_add(output)))
     }
@@ -75,8 +75,8 @@ impl Entry {
 
 /// The segments of a log that a reader knows, in order.
 #[derive(Default)]
-pub struct Chain {
-    entries: VecDeque<Entry>,
+pub struct SegmentChain {
+    entries: VecDeque<ChainEntry>,
     /// Number of segments removed from the front so far. A cursor's hint counts from the first segment ever, so it
     /// stays valid.
     shifted: u64,
@@ -84,7 +84,7 @@ pub struct Chain {
     gone: (u64, u64),
 }
 
-impl Chain {
+impl SegmentChain {
     pub fn new() -> Self {
         Self::default()
     }
@@ -93,45 +93,45 @@ impl Chain {
     /// last clone of `lent` is dropped, its owner knows that it can return the memory to the holder.
     pub fn push_memory<L>(&mut self, info: SegmentInfo, lent: Arc<L>)
     where
-        L: AsRef<Mapping> + Send + Sync + 'static,
+        L: AsRef<MappedSegment> + Send + Sync + 'static,
     {
-        self.push(SegmentInfo { place: Place::Memory, ..info }, Body::Memory(lent));
+        self.push(SegmentInfo { location: SegmentLocation::Memory, ..info }, SegmentBody::Memory(lent));
     }
 
     pub fn push_disk(&mut self, info: SegmentInfo) {
-        let info = SegmentInfo { place: Place::Disk, sealed: true, ..info };
-        self.push(info, Body::Disk(None));
+        let info = SegmentInfo { location: SegmentLocation::Disk, sealed: true, ..info };
+        self.push(info, SegmentBody::Disk(None));
     }
 
     /// Moves a segment from memory to disk after the holder has spilled it.
     pub fn set_on_disk(&mut self, id: u64) {
-        if let Some(entry) = self.find_mut(id).filter(|entry| entry.info.place == Place::Memory) {
-            entry.info.place = Place::Disk;
+        if let Some(entry) = self.find_mut(id).filter(|entry| entry.info.location == SegmentLocation::Memory) {
+            entry.info.location = SegmentLocation::Disk;
             entry.info.sealed = true;
-            entry.body = Body::Disk(None);
+            entry.body = SegmentBody::Disk(None);
         }
     }
 
     /// Attaches the contents of disk segment `id`. Returns false if the chain has no such disk segment, or if `loaded`
     /// belongs to another segment.
-    pub fn set_loaded(&mut self, id: u64, loaded: Arc<Loaded>) -> bool {
+    pub fn set_loaded(&mut self, id: u64, loaded: Arc<LoadedSegment>) -> bool {
         let from_file = loaded.info();
         match self.find_mut(id) {
             Some(entry)
-                if entry.info.place == Place::Disk
+                if entry.info.location == SegmentLocation::Disk
                     && from_file.id == id
                     && from_file.base_seq == entry.info.base_seq =>
             {
-                entry.body = Body::Disk(Some(loaded));
+                entry.body = SegmentBody::Disk(Some(loaded));
                 true
             }
             Some(_) | None => false,
         }
     }
 
-    /// Drops the contents of a disk segment. The next read there returns [`Step::NeedsLoad`].
+    /// Drops the contents of a disk segment. The next read there returns [`ReadStep::NeedsLoad`].
     pub fn unload(&mut self, id: u64) {
-        if let Some(Body::Disk(loaded)) = self.find_mut(id).map(|entry| &mut entry.body) {
+        if let Some(SegmentBody::Disk(loaded)) = self.find_mut(id).map(|entry| &mut entry.body) {
             *loaded = None;
         }
     }
@@ -202,26 +202,26 @@ impl Chain {
     }
 
     /// Reads at the cursor and moves the cursor past the result.
-    pub fn read<'a>(&'a self, cursor: &mut Cursor) -> Step<'a> {
+    pub fn read<'a>(&'a self, cursor: &mut Cursor) -> ReadStep<'a> {
         match self.seek(cursor) {
-            Sought::Record(found, record) => {
+            SeekStep::Record(found, record) => {
                 cursor.next_seq = record.seq.saturating_add(1);
                 let end = record.offset.saturating_add(found.header.output_bytes());
                 cursor.offset = Some(end);
                 if let Some(hint) = &mut cursor.hint {
-                    *hint = Hint { pos: found.end, seq: cursor.next_seq, offset: end, ..*hint };
+                    *hint = CursorHint { pos: found.end, seq: cursor.next_seq, offset: end, ..*hint };
                 }
-                Step::Record(record)
+                ReadStep::Record(record)
             }
-            Sought::Hole { seq, offset } => {
+            SeekStep::Hole { seq, offset } => {
                 let from_seq = cursor.next_seq;
                 let bytes = offset.saturating_sub(cursor.offset.unwrap_or(0));
                 *cursor = Cursor { next_seq: seq, offset: Some(offset), hint: None };
-                Step::Gap { from_seq, to_seq: seq - 1, bytes }
+                ReadStep::Gap { from_seq, to_seq: seq - 1, bytes }
             }
-            Sought::End => Step::End,
-            Sought::NeedsLoad(id) => Step::NeedsLoad(id),
-            Sought::Damaged(id) => Step::Damaged(id),
+            SeekStep::End => ReadStep::End,
+            SeekStep::NeedsLoad(id) => ReadStep::NeedsLoad(id),
+            SeekStep::Damaged(id) => ReadStep::Damaged(id),
         }
     }
 
@@ -230,17 +230,17 @@ impl Chain {
     ///
     /// Returns `None` if there is no such gap, or if the search reaches a disk segment that is not loaded.
     pub fn before_gap(&self, cursor: Cursor, seq: u64) -> Option<Cursor> {
-        if !matches!(self.read(&mut Cursor::after(seq)), Step::Gap { .. }) {
+        if !matches!(self.read(&mut Cursor::after(seq)), ReadStep::Gap { .. }) {
             return None;
         }
         let mut probe = cursor;
         loop {
             let before = probe;
             match self.read(&mut probe) {
-                Step::Gap { to_seq, .. } if to_seq > seq => return Some(before),
-                Step::Record(record) if record.seq < seq => {}
-                Step::Gap { .. } => {}
-                Step::Record(_) | Step::End | Step::NeedsLoad(_) | Step::Damaged(_) => return None,
+                ReadStep::Gap { to_seq, .. } if to_seq > seq => return Some(before),
+                ReadStep::Record(record) if record.seq < seq => {}
+                ReadStep::Gap { .. } => {}
+                ReadStep::Record(_) | ReadStep::End | ReadStep::NeedsLoad(_) | ReadStep::Damaged(_) => return None,
             }
         }
     }
@@ -249,14 +249,14 @@ impl Chain {
     pub fn peek_len(&self, cursor: &Cursor) -> Option<usize> {
         let mut cursor = *cursor;
         match self.seek(&mut cursor) {
-            Sought::Record(found, _) => usize::try_from(found.header.output_bytes()).ok(),
-            Sought::Hole { .. } | Sought::End | Sought::NeedsLoad(_) | Sought::Damaged(_) => None,
+            SeekStep::Record(found, _) => usize::try_from(found.header.output_bytes()).ok(),
+            SeekStep::Hole { .. } | SeekStep::End | SeekStep::NeedsLoad(_) | SeekStep::Damaged(_) => None,
         }
     }
 
     /// Finds what is at the cursor without moving it. Updates only the cursor's hint, and its offset as soon as that is
     /// known.
-    fn seek<'a>(&'a self, cursor: &mut Cursor) -> Sought<'a> {
+    fn seek<'a>(&'a self, cursor: &mut Cursor) -> SeekStep<'a> {
         let Some(mut index) = self.index_of(cursor) else {
             return self.after_last(cursor, 0);
         };
@@ -264,55 +264,57 @@ impl Chain {
             let entry = &self.entries[index];
             let id = entry.info.id;
             let Some(region) = entry.records() else {
-                return Sought::NeedsLoad(id);
+                return SeekStep::NeedsLoad(id);
             };
             let whole = match self.walk(cursor, index, region) {
-                Walked::Record(found, record) => return Sought::Record(found, record),
-                Walked::End => true,
-                Walked::Malformed => false,
+                WalkStep::Record(found, record) => return SeekStep::Record(found, record),
+                WalkStep::End => true,
+                WalkStep::Malformed => false,
             };
             index += 1;
             match self.entries.get(index) {
                 Some(next) if next.info.base_seq <= cursor.next_seq => {}
-                None if !whole && self.gone.0 <= cursor.next_seq => return Sought::Damaged(id),
+                None if !whole && self.gone.0 <= cursor.next_seq => return SeekStep::Damaged(id),
                 Some(_) | None => return self.after_last(cursor, index),
             }
         }
     }
 
     /// The result for a cursor that is before the base of entry `index`, or after the last entry.
-    fn after_last<'a>(&self, cursor: &Cursor, index: usize) -> Sought<'a> {
+    fn after_last<'a>(&self, cursor: &Cursor, index: usize) -> SeekStep<'a> {
         let (seq, offset) = match self.entries.get(index) {
             Some(next) => (next.info.base_seq, next.info.base_offset),
             None => self.gone,
         };
-        if seq > cursor.next_seq { Sought::Hole { seq, offset } } else { Sought::End }
+        if seq > cursor.next_seq { SeekStep::Hole { seq, offset } } else { SeekStep::End }
     }
 
     /// Walks from the hint, or from the start of the segment, to the cursor's event.
-    fn walk<'a>(&self, cursor: &mut Cursor, index: usize, region: &'a [u8]) -> Walked<'a> {
+    fn walk<'a>(&self, cursor: &mut Cursor, index: usize, region: &'a [u8]) -> WalkStep<'a> {
         let info = self.entries[index].info;
         let mut hint = match cursor.hint {
             Some(hint) if hint.segment == info.id => hint,
-            Some(_) | None => Hint { segment: info.id, index: 0, pos: 0, seq: info.base_seq, offset: info.base_offset },
+            Some(_) | None => {
+                CursorHint { segment: info.id, index: 0, pos: 0, seq: info.base_seq, offset: info.base_offset }
+            }
         };
         hint.index = self.shifted + index as u64;
         let walked = loop {
             match record_at(region, hint.pos) {
-                At::Record(found) if found.header.seq != hint.seq => break Walked::Malformed,
-                At::Record(found) if hint.seq < cursor.next_seq => {
+                RecordAt::Record(found) if found.header.seq != hint.seq => break WalkStep::Malformed,
+                RecordAt::Record(found) if hint.seq < cursor.next_seq => {
                     hint.pos = found.end;
                     hint.seq += 1;
                     hint.offset = hint.offset.saturating_add(found.header.output_bytes());
                 }
-                At::Record(found) => {
+                RecordAt::Record(found) => {
                     let (seq, offset) = (hint.seq, hint.offset);
-                    break found
-                        .event()
-                        .map_or(Walked::Malformed, |event| Walked::Record(found, Record { seq, offset, event }));
+                    break found.event().map_or(WalkStep::Malformed, |event| {
+                        WalkStep::Record(found, LogRecord { seq, offset, event })
+                    });
                 }
-                At::End => break Walked::End,
-                At::Malformed => break Walked::Malformed,
+                RecordAt::End => break WalkStep::End,
+                RecordAt::Malformed => break WalkStep::Malformed,
             }
         };
         if hint.seq == cursor.next_seq {
@@ -336,28 +338,28 @@ impl Chain {
         hinted.or_else(|| self.entries.partition_point(|entry| entry.info.base_seq <= cursor.next_seq).checked_sub(1))
     }
 
-    fn push(&mut self, info: SegmentInfo, body: Body) {
+    fn push(&mut self, info: SegmentInfo, body: SegmentBody) {
         if let Some(entry) = self.find_mut(info.id) {
-            *entry = Entry { info, body };
+            *entry = ChainEntry { info, body };
             return;
         }
         let index = self.entries.partition_point(|entry| entry.info.base_seq <= info.base_seq);
-        self.entries.insert(index, Entry { info, body });
+        self.entries.insert(index, ChainEntry { info, body });
     }
 
-    fn find_mut(&mut self, id: u64) -> Option<&mut Entry> {
+    fn find_mut(&mut self, id: u64) -> Option<&mut ChainEntry> {
         self.entries.iter_mut().find(|entry| entry.info.id == id)
     }
 }
 
-enum Walked<'a> {
-    Record(Found<'a>, Record<'a>),
+enum WalkStep<'a> {
+    Record(FoundRecord<'a>, LogRecord<'a>),
     End,
     Malformed,
 }
 
-enum Sought<'a> {
-    Record(Found<'a>, Record<'a>),
+enum SeekStep<'a> {
+    Record(FoundRecord<'a>, LogRecord<'a>),
     /// No event exists below `seq`, which has `offset` output bytes before it.
     Hole {
         seq: u64,
@@ -368,7 +370,7 @@ enum Sought<'a> {
     Damaged(u64),
 }
 
-impl std::fmt::Debug for Chain {
+impl std::fmt::Debug for SegmentChain {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.segments()).finish()
     }

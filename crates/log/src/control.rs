@@ -16,9 +16,9 @@ use std::{
 use rustix::mm::ProtFlags;
 
 use crate::{
-    event::{Blocked, Cause, Exit, Hit},
+    event::{BlockReason, Exit, ExitCause, LimitsHit},
     layout::{CONTROL_MAGIC, LAYOUT, SLOTS},
-    memory::{Map, OpenError, Writers},
+    memory::{MemoryMap, OpenError, WriteAccess},
     wake,
 };
 
@@ -30,7 +30,7 @@ const DIRTY_WORDS: usize = SLOTS as usize / 64;
 const CONTROL_BYTES: usize = HEADER_BYTES + SLOTS as usize * SLOT_BYTES;
 
 #[repr(C)]
-struct Header {
+struct ControlHeader {
     magic: AtomicU64,
     layout: AtomicU32,
     slots: AtomicU32,
@@ -43,7 +43,7 @@ struct Header {
 }
 
 #[repr(C)]
-struct Slot {
+struct ControlSlot {
     next_seq: AtomicU64,
     first_seq: AtomicU64,
     released_seq: AtomicU64,
@@ -66,12 +66,12 @@ struct Slot {
     pad: [u32; 4],
 }
 
-const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
-const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
+const _: () = assert!(size_of::<ControlSlot>() == SLOT_BYTES);
+const _: () = assert!(size_of::<ControlHeader>() <= HEADER_BYTES);
 
 /// The state of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Status {
+pub struct LogStatus {
     /// Sequence number of the next event. All events below are committed. Zero: the slot was never used.
     pub next_seq: u64,
     /// Lowest retained sequence number.
@@ -89,18 +89,18 @@ pub struct Status {
     /// Sequence number of the `Closed` event, which is the last one.
     pub closed_seq: Option<u64>,
     /// Whether, and why, the holder does not read the output.
-    pub blocked: Blocked,
+    pub blocked: BlockReason,
 }
 
-pub struct Control {
+pub struct ControlBlock {
     fd: Arc<OwnedFd>,
-    map: Map,
+    map: MemoryMap,
 }
 
-impl Control {
+impl ControlBlock {
     /// Creates the block of a new session.
     pub fn create() -> io::Result<Self> {
-        let (fd, map) = Map::create("exec-server-control", CONTROL_BYTES, Writers::All)?;
+        let (fd, map) = MemoryMap::create("exec-server-control", CONTROL_BYTES, WriteAccess::All)?;
         let control = Self { fd: Arc::new(fd), map };
         let header = control.header();
         header.layout.store(LAYOUT, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Control {
 
     /// Maps the block that a holder has created.
     pub fn open(fd: OwnedFd) -> Result<Self, OpenError> {
-        let map = Map::open(&fd, CONTROL_BYTES, ProtFlags::READ | ProtFlags::WRITE)?;
+        let map = MemoryMap::open(&fd, CONTROL_BYTES, ProtFlags::READ | ProtFlags::WRITE)?;
         let control = Self { fd: Arc::new(fd), map };
         let header = control.header();
         let magic = header.magic.load(Ordering::Acquire);
@@ -139,16 +139,16 @@ impl Control {
     /// The state of the log in `slot`. It includes the effects of every event below `next_seq`.
     ///
     /// A slot beyond [`SLOTS`] reads as never used.
-    pub fn status(&self, slot: u32) -> Status {
+    pub fn status(&self, slot: u32) -> LogStatus {
         let Some(shared) = self.slot(slot) else {
-            return Status::default();
+            return LogStatus::default();
         };
         // The writer stores `next_seq` last, so the values loaded after it are at least as new.
         let next_seq = shared.next_seq.load(Ordering::Acquire);
         let exited_seq = shared.exited_seq.load(Ordering::Acquire);
         let closed_seq = shared.closed_seq.load(Ordering::Acquire);
         let released_seq = shared.released_seq.load(Ordering::Acquire);
-        Status {
+        LogStatus {
             next_seq,
             first_seq: shared.first_seq.load(Ordering::Acquire),
             released_seq,
@@ -158,7 +158,7 @@ impl Control {
             // Ignore an exit or close that was stored after `next_seq` was loaded.
             exited: (exited_seq != 0 && exited_seq < next_seq).then(|| (exited_seq, shared.exit())),
             closed_seq: (closed_seq != 0 && closed_seq < next_seq).then_some(closed_seq),
-            blocked: Blocked::from_word(shared.blocked.load(Ordering::Relaxed)),
+            blocked: BlockReason::from_word(shared.blocked.load(Ordering::Relaxed)),
         }
     }
 
@@ -224,7 +224,7 @@ impl Control {
     }
 
     /// Restores the state of a log that an earlier holder completed.
-    pub(crate) fn restore_slot(&self, slot: u32, status: &Status) {
+    pub(crate) fn restore_slot(&self, slot: u32, status: &LogStatus) {
         self.reset_slot(slot);
         if let Some((seq, exit)) = &status.exited {
             self.set_exited(slot, *seq, exit);
@@ -238,7 +238,7 @@ impl Control {
     }
 
     /// Sets whether, and why, the output of `slot` is not read.
-    pub fn set_blocked(&self, slot: u32, blocked: Blocked) {
+    pub fn set_blocked(&self, slot: u32, blocked: BlockReason) {
         if let Some(shared) = self.slot(slot) {
             shared.blocked.store(blocked.to_word(), Ordering::Relaxed);
         }
@@ -295,14 +295,14 @@ impl Control {
         }
     }
 
-    fn header(&self) -> &Header {
+    fn header(&self) -> &ControlHeader {
         debug_assert_eq!(self.map.len(), CONTROL_BYTES);
-        // SAFETY: the mapping is page-aligned, lives as long as `self` and is larger than `Header`. All used fields of
-        // `Header` are atomics, so writes by the other process are not a data race.
+        // SAFETY: the mapping is page-aligned, lives as long as `self` and is larger than `ControlHeader`. All used
+        // fields of `ControlHeader` are atomics, so writes by the other process are not a data race.
         unsafe { self.map.start().cast().as_ref() }
     }
 
-    fn slot(&self, slot: u32) -> Option<&Slot> {
+    fn slot(&self, slot: u32) -> Option<&ControlSlot> {
         if slot >= SLOTS {
             return None;
         }
@@ -313,17 +313,17 @@ impl Control {
     }
 }
 
-impl Slot {
+impl ControlSlot {
     fn exit(&self) -> Exit {
         let byte = |word: &AtomicU32| u8::try_from(word.load(Ordering::Relaxed)).ok();
         Exit {
             code: self.code.load(Ordering::Relaxed),
             signal: byte(&self.signal).filter(|signal| *signal != 0),
-            cause: byte(&self.cause).and_then(Cause::from_byte).unwrap_or_default(),
+            cause: byte(&self.cause).and_then(ExitCause::from_byte).unwrap_or_default(),
             user_ms: self.user_ms.load(Ordering::Relaxed),
             system_ms: self.system_ms.load(Ordering::Relaxed),
             max_rss_bytes: self.max_rss_bytes.load(Ordering::Relaxed),
-            hit: byte(&self.hit).map_or_else(Hit::default, Hit::from_byte),
+            hit: byte(&self.hit).map_or_else(LimitsHit::default, LimitsHit::from_byte),
             is_denied: byte(&self.hit).is_some_and(Exit::is_denied_in),
         }
     }

@@ -1,4 +1,4 @@
-//! A reader's position in a log. Only `Chain` moves it.
+//! A reader's position in a log. Only `SegmentChain` moves it.
 
 /// A position between two events of a log. It can also be before the first retained event or beyond the newest one.
 ///
@@ -10,12 +10,12 @@ pub struct Cursor {
     pub(crate) next_seq: u64,
     /// Output bytes before `next_seq`, if known.
     pub(crate) offset: Option<u64>,
-    pub(crate) hint: Option<Hint>,
+    pub(crate) hint: Option<CursorHint>,
 }
 
 /// Where the chain found the cursor last: at or before the event to read next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hint {
+pub(crate) struct CursorHint {
     pub(crate) segment: u64,
     /// Index of the segment, counted from the first segment that the chain ever had.
     pub(crate) index: u64,

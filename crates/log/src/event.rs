@@ -2,14 +2,14 @@
 
 /// The stream of the process that an output record came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stream {
+pub enum OutputStream {
     Stdout,
     Stderr,
     /// The terminal, which carries both stdout and stderr.
     Pty,
 }
 
-impl Stream {
+impl OutputStream {
     pub(crate) const fn to_byte(self) -> u8 {
         match self {
             Self::Stdout => 0,
@@ -30,7 +30,7 @@ impl Stream {
 
 /// Why a process ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Cause {
+pub enum ExitCause {
     /// The process exited by itself.
     #[default]
     Exit,
@@ -46,7 +46,7 @@ pub enum Cause {
     OutOfMemory,
 }
 
-impl Cause {
+impl ExitCause {
     pub(crate) const fn to_byte(self) -> u8 {
         match self {
             Self::Exit => 0,
@@ -73,14 +73,14 @@ impl Cause {
 
 /// The cgroup limits that a process or one of its descendants has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hit {
+pub struct LimitsHit {
     /// A fork or thread creation was refused because the pids limit was reached.
     pub pids: bool,
     /// The OOM killer killed a process of the group.
     pub memory: bool,
 }
 
-impl Hit {
+impl LimitsHit {
     pub(crate) fn to_byte(self) -> u8 {
         u8::from(self.pids) | u8::from(self.memory) << 1
     }
@@ -98,7 +98,7 @@ pub struct Exit {
     pub code: i32,
     /// The signal that killed the process. Never `Some(0)`.
     pub signal: Option<u8>,
-    pub cause: Cause,
+    pub cause: ExitCause,
     /// CPU time in user mode.
     pub user_ms: u64,
     /// CPU time in kernel mode.
@@ -106,12 +106,12 @@ pub struct Exit {
     /// Largest resident set size.
     pub max_rss_bytes: u64,
     /// The cgroup limits that the process reached.
-    pub hit: Hit,
+    pub hit: LimitsHit,
     /// The process ran in a sandbox, and the sandbox seems to be the reason that it failed.
     pub is_denied: bool,
 }
 
-/// Bit for `is_denied`, in the byte that also has the bits of `Hit`.
+/// Bit for `is_denied`, in the byte that also has the bits of `LimitsHit`.
 const DENIED: u8 = 1 << 7;
 
 /// Size of an encoded `Exit`: code 4, signal 1 (0 = none), cause 1, limits and denial 1, zero 1, user 8, system 8,
@@ -140,11 +140,11 @@ impl Exit {
         Some(Self {
             code: i32::from_le_bytes(bytes.first_chunk().copied()?),
             signal: (bytes[4] != 0).then_some(bytes[4]),
-            cause: Cause::from_byte(bytes[5])?,
+            cause: ExitCause::from_byte(bytes[5])?,
             user_ms: u64_at(bytes, 8)?,
             system_ms: u64_at(bytes, 16)?,
             max_rss_bytes: u64_at(bytes, 24)?,
-            hit: Hit::from_byte(bytes[6]),
+            hit: LimitsHit::from_byte(bytes[6]),
             is_denied: Self::is_denied_in(bytes[6]),
         })
     }
@@ -169,11 +169,11 @@ pub(crate) fn encode_closed(written: u64, dropped: u64) -> [u8; CLOSED_BYTES] {
     out
 }
 
-pub(crate) fn decode_closed(bytes: &[u8]) -> Option<Event<'static>> {
+pub(crate) fn decode_closed(bytes: &[u8]) -> Option<LogEvent<'static>> {
     if bytes.len() != CLOSED_BYTES {
         return None;
     }
-    Some(Event::Closed { written: u64_at(bytes, 0)?, dropped: u64_at(bytes, 8)? })
+    Some(LogEvent::Closed { written: u64_at(bytes, 0)?, dropped: u64_at(bytes, 8)? })
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
@@ -182,7 +182,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// Why the holder currently does not read the output of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Blocked {
+pub enum BlockReason {
     /// The holder reads the output.
     #[default]
     No,
@@ -194,7 +194,7 @@ pub enum Blocked {
     DiskFull,
 }
 
-impl Blocked {
+impl BlockReason {
     pub(crate) const fn to_word(self) -> u32 {
         match self {
             Self::No => 0,
@@ -217,19 +217,19 @@ impl Blocked {
 
 /// One event with its position in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record<'a> {
+pub struct LogRecord<'a> {
     /// Sequence number of the event, starting at 1.
     pub seq: u64,
     /// Output bytes before the event.
     pub offset: u64,
-    pub event: Event<'a>,
+    pub event: LogEvent<'a>,
 }
 
 /// The content of an event. Output is borrowed from the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum LogEvent<'a> {
     Output {
-        stream: Stream,
+        stream: OutputStream,
         /// From 1 byte to 64 KiB.
         bytes: &'a [u8],
     },

@@ -10,7 +10,7 @@
 //! below `commit`. Both checksums are zero in memory and set on disk. The checksum of a segment covers its header, the
 //! checksum of a record covers its header and its payload. Each is computed with the crc field set to zero.
 
-use crate::event::{self, Event, Exit, Stream};
+use crate::event::{self, Exit, LogEvent, OutputStream};
 
 /// Size of a segment, 1 MiB. With larger segments, memory would be released later, and the unsealed last segment of a
 /// quiet log would keep more of it.
@@ -88,19 +88,19 @@ impl RecordHeader {
 }
 
 /// A record within a region, and the position where the next record begins.
-pub(crate) struct Found<'a> {
+pub(crate) struct FoundRecord<'a> {
     pub(crate) header: RecordHeader,
     pub(crate) payload: &'a [u8],
     pub(crate) end: usize,
 }
 
-impl<'a> Found<'a> {
-    pub(crate) fn event(&self) -> Option<Event<'a>> {
+impl<'a> FoundRecord<'a> {
+    pub(crate) fn event(&self) -> Option<LogEvent<'a>> {
         match self.header.kind {
             KIND_OUTPUT if !self.payload.is_empty() => {
-                Some(Event::Output { stream: Stream::from_byte(self.header.stream)?, bytes: self.payload })
+                Some(LogEvent::Output { stream: OutputStream::from_byte(self.header.stream)?, bytes: self.payload })
             }
-            KIND_EXITED => Exit::decode(self.payload).map(Event::Exited),
+            KIND_EXITED => Exit::decode(self.payload).map(LogEvent::Exited),
             KIND_CLOSED => event::decode_closed(self.payload),
             _ => None,
         }
@@ -108,36 +108,36 @@ impl<'a> Found<'a> {
 }
 
 /// The result of `record_at`: what is at a position of the committed records.
-pub(crate) enum At<'a> {
-    Record(Found<'a>),
+pub(crate) enum RecordAt<'a> {
+    Record(FoundRecord<'a>),
     End,
     Malformed,
 }
 
 /// Reads the record at `pos` of the committed `region`, which begins after the segment header. Never reads outside
 /// `region`.
-pub(crate) fn record_at(region: &[u8], pos: usize) -> At<'_> {
+pub(crate) fn record_at(region: &[u8], pos: usize) -> RecordAt<'_> {
     if pos == region.len() {
-        return At::End;
+        return RecordAt::End;
     }
     let Some(rest) = region.get(pos..) else {
-        return At::Malformed;
+        return RecordAt::Malformed;
     };
     let Some(header) = rest.first_chunk().and_then(RecordHeader::decode) else {
-        return At::Malformed;
+        return RecordAt::Malformed;
     };
     let len = header.len as usize;
     if len > RECORD_MAX {
-        return At::Malformed;
+        return RecordAt::Malformed;
     }
     let Some(payload) = rest.get(RECORD_HEADER..RECORD_HEADER + len) else {
-        return At::Malformed;
+        return RecordAt::Malformed;
     };
     let end = pos + record_bytes(len);
     if end > region.len() {
-        return At::Malformed;
+        return RecordAt::Malformed;
     }
-    At::Record(Found { header, payload, end })
+    RecordAt::Record(FoundRecord { header, payload, end })
 }
 
 /// Bytes that a record takes whose payload has `len` bytes, including header and padding.
@@ -158,7 +158,7 @@ pub(crate) struct SegmentHeader {
 }
 
 /// Why 64 bytes are not a valid segment header.
-pub(crate) enum BadHeader {
+pub(crate) enum HeaderError {
     Magic,
     Layout(u32),
     Checksum,
@@ -188,13 +188,13 @@ impl SegmentHeader {
         out
     }
 
-    pub(crate) fn decode_with_checksum(raw: &[u8; SEGMENT_HEADER]) -> Result<Self, BadHeader> {
+    pub(crate) fn decode_with_checksum(raw: &[u8; SEGMENT_HEADER]) -> Result<Self, HeaderError> {
         if double(raw, 0) != SEGMENT_MAGIC {
-            return Err(BadHeader::Magic);
+            return Err(HeaderError::Magic);
         }
         let layout = word(raw, 8);
         if layout != LAYOUT {
-            return Err(BadHeader::Layout(layout));
+            return Err(HeaderError::Layout(layout));
         }
         let header = Self {
             slot: word(raw, 12),
@@ -207,7 +207,7 @@ impl SegmentHeader {
             records: word(raw, 52),
         };
         if header.encode_with_checksum() != *raw {
-            return Err(BadHeader::Checksum);
+            return Err(HeaderError::Checksum);
         }
         Ok(header)
     }
@@ -216,7 +216,7 @@ impl SegmentHeader {
 /// Sets the checksum of every record of `region`.
 pub(crate) fn set_checksums(region: &mut [u8]) {
     let mut pos = 0;
-    while let At::Record(found) = record_at(region, pos) {
+    while let RecordAt::Record(found) = record_at(region, pos) {
         let crc = found.header.checksum(found.payload);
         let end = found.end;
         region[pos + CRC_AT..pos + CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());

@@ -1,25 +1,25 @@
 //! The event log of a process: one writer (the holder), many readers, segments in shared memory or on disk.
 //!
 //! A log is a chain of segments. A segment is a 1 MiB memfd, or a file with the same bytes plus a checksum per record.
-//! The holder appends through [`Writer`]. A reader maps the same memory read-only and walks it with a [`Chain`] and a
-//! [`Cursor`]. One [`Control`] block per session carries the counters of every log and the flags of the wake-up
-//! protocol.
+//! The holder appends through [`LogWriter`]. A reader maps the same memory read-only and walks it with a
+//! [`SegmentChain`] and a [`Cursor`]. One [`ControlBlock`] per session carries the counters of every log and the flags
+//! of the wake-up protocol.
 //!
 //! This crate does not depend on processes, sockets or the wire protocol. It does not own the eventfd either: a
 //! function whose result is "wake the reader" returns `true`, and the caller writes the eventfd.
 //!
 //! ```text
-//! holder   Writer ── room, commit ──▶ Segment (memfd) ── encode_for_disk ──▶ SLOT-ID.seg
-//!             │                          │ the same memory                       │
-//!          Control ◀─ shared counters    ▼                                       ▼
-//! server      └── status, arm ──▶ Chain: Mapping ─────────────────────────── Loaded
+//! holder   LogWriter ── room, commit ──▶ Segment (memfd) ── encode_for_disk ──▶ SLOT-ID.seg
+//!             │                             │ the same memory                       │
+//!        ControlBlock ◀─ shared counters    ▼                                       ▼
+//! server      └── status, arm ──▶ SegmentChain: MappedSegment ────────────── LoadedSegment
 //! ```
 //!
 //! Failure paths:
 //!
 //! - A segment with the wrong size, seals or layout is an [`OpenError`].
 //! - A corrupt record ends the readable part of its segment. The reader gets a gap up to the next segment, or
-//!   [`Step::Damaged`] in the last segment.
+//!   [`ReadStep::Damaged`] in the last segment.
 //! - A torn file is truncated after its last complete record, and the lost records are counted.
 
 #![expect(unsafe_code, reason = "the log lives in memory shared between two processes")]
@@ -62,24 +62,24 @@ mod segment;
 mod writer;
 
 #[cfg(not(loom))]
-pub use chain::{Chain, Step};
+pub use chain::{ReadStep, SegmentChain};
 #[cfg(not(loom))]
-pub use control::{Control, Status};
+pub use control::{ControlBlock, LogStatus};
 #[cfg(not(loom))]
 pub use cursor::Cursor;
 #[cfg(not(loom))]
-pub use event::{Blocked, Cause, Event, Exit, Hit, Record, Stream};
+pub use event::{BlockReason, Exit, ExitCause, LimitsHit, LogEvent, LogRecord, OutputStream};
 #[cfg(not(loom))]
 pub use layout::{RECORD_MAX, ROOM_MIN, SEGMENT_BYTES, SLOTS};
 #[cfg(not(loom))]
-pub use loaded::{Loaded, RecoverError};
+pub use loaded::{LoadedSegment, RecoverError};
 #[cfg(not(loom))]
-pub use mapping::Mapping;
+pub use mapping::MappedSegment;
 #[cfg(not(loom))]
 pub use memory::OpenError;
 #[cfg(not(loom))]
-pub use recover::{Recovered, disk_name, load, recover, survey};
+pub use recover::{RecoveredLog, disk_name, load, recover, survey};
 #[cfg(not(loom))]
-pub use segment::{Place, Pool, Segment, SegmentInfo, memfd_of};
+pub use segment::{Segment, SegmentInfo, SegmentLocation, SegmentPool, memfd_of};
 #[cfg(not(loom))]
-pub use writer::{Dropped, Released, Room, Writer};
+pub use writer::{DroppedSegment, LogWriter, RecordRoom, ReleasedSegment};

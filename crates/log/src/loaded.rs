@@ -3,8 +3,8 @@
 use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
 use crate::{
-    layout::{At, BadHeader, LAYOUT, SEGMENT_BYTES, SEGMENT_HEADER, SegmentHeader, record_at},
-    segment::{Place, SegmentInfo},
+    layout::{HeaderError, LAYOUT, RecordAt, SEGMENT_BYTES, SEGMENT_HEADER, SegmentHeader, record_at},
+    segment::{SegmentInfo, SegmentLocation},
 };
 
 /// Why a disk segment is completely unusable.
@@ -36,14 +36,14 @@ pub enum RecoverError {
 
 /// The intact records of a disk segment, up to the first one that is truncated or damaged.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedSegment {
     header: SegmentHeader,
     records: Vec<u8>,
     count: u32,
     output: u64,
 }
 
-impl Loaded {
+impl LoadedSegment {
     /// Reads a segment file and checks every record. A torn tail is cut off and counted.
     pub fn read(file: &File) -> Result<Arc<Self>, RecoverError> {
         let meta = file.metadata()?;
@@ -84,7 +84,7 @@ impl Loaded {
     /// Truncates the records at the first one that is not intact.
     fn cut(&mut self) {
         let mut pos = 0;
-        while let At::Record(found) = record_at(&self.records, pos) {
+        while let RecordAt::Record(found) = record_at(&self.records, pos) {
             let expected = self.header.base_seq.checked_add(u64::from(self.count));
             if Some(found.header.seq) != expected
                 || !found.header.has_checksum_of(found.payload)
@@ -105,7 +105,7 @@ impl Loaded {
             id: self.header.id,
             base_seq: self.header.base_seq,
             base_offset: self.header.base_offset,
-            place: Place::Disk,
+            location: SegmentLocation::Disk,
             sealed: true,
         }
     }
@@ -147,9 +147,9 @@ impl Loaded {
 
 fn decode_header(raw: &[u8; SEGMENT_HEADER]) -> Result<SegmentHeader, RecoverError> {
     SegmentHeader::decode_with_checksum(raw).map_err(|bad| match bad {
-        BadHeader::Magic => RecoverError::Magic,
-        BadHeader::Layout(found) => RecoverError::Layout { expected: LAYOUT, found },
-        BadHeader::Checksum => RecoverError::Header,
+        HeaderError::Magic => RecoverError::Magic,
+        HeaderError::Layout(found) => RecoverError::Layout { expected: LAYOUT, found },
+        HeaderError::Checksum => RecoverError::Header,
     })
 }
 

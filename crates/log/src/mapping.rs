@@ -12,12 +12,12 @@ use rustix::mm::ProtFlags;
 
 use crate::{
     layout::{LAYOUT, SEGMENT_BYTES, SEGMENT_HEADER, SEGMENT_MAGIC},
-    memory::{Map, OpenError},
+    memory::{MemoryMap, OpenError},
 };
 
 /// The header of a segment in memory. See `layout.rs` for its layout.
 #[repr(C)]
-pub(crate) struct SharedHeader {
+pub(crate) struct SharedSegmentHeader {
     pub(crate) magic: AtomicU64,
     pub(crate) layout: AtomicU32,
     pub(crate) slot: AtomicU32,
@@ -34,10 +34,10 @@ pub(crate) struct SharedHeader {
     pub(crate) reserved: [u32; 2],
 }
 
-const _: () = assert!(size_of::<SharedHeader>() == SEGMENT_HEADER);
+const _: () = assert!(size_of::<SharedSegmentHeader>() == SEGMENT_HEADER);
 
-impl SharedHeader {
-    pub(crate) fn of(map: &Map) -> &Self {
+impl SharedSegmentHeader {
+    pub(crate) fn of(map: &MemoryMap) -> &Self {
         debug_assert_eq!(map.len(), SEGMENT_BYTES);
         // SAFETY: the mapping is page-aligned, outlives the borrow and is larger than the header. All used fields of
         // the header are atomics, so writes by the other process are not a data race.
@@ -48,15 +48,15 @@ impl SharedHeader {
 /// A segment of a holder, mapped read-only.
 ///
 /// After the server returns the memory, the holder may reuse it for another segment. So no header field is cached here.
-pub struct Mapping {
-    map: Map,
+pub struct MappedSegment {
+    map: MemoryMap,
 }
 
-impl Mapping {
+impl MappedSegment {
     /// Maps a segment that a holder passed over, after checking size, seals, magic and layout.
     pub fn map(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
-        let map = Map::open(&fd, SEGMENT_BYTES, ProtFlags::READ)?;
-        let header = SharedHeader::of(&map);
+        let map = MemoryMap::open(&fd, SEGMENT_BYTES, ProtFlags::READ)?;
+        let header = SharedSegmentHeader::of(&map);
         let magic = header.magic.load(Ordering::Acquire);
         if magic != SEGMENT_MAGIC {
             return Err(OpenError::Magic { found: magic });
@@ -70,17 +70,17 @@ impl Mapping {
 
     /// Id of the segment that is currently in this memory.
     pub fn id(&self) -> u64 {
-        SharedHeader::of(&self.map).id.load(Ordering::Relaxed)
+        SharedSegmentHeader::of(&self.map).id.load(Ordering::Relaxed)
     }
 
     /// Slot of the log that currently uses this memory.
     pub fn slot(&self) -> u32 {
-        SharedHeader::of(&self.map).slot.load(Ordering::Relaxed)
+        SharedSegmentHeader::of(&self.map).slot.load(Ordering::Relaxed)
     }
 
     /// The committed records. An invalid `commit` yields fewer bytes, but never more than the mapping has.
     pub(crate) fn records(&self) -> &[u8] {
-        let header = SharedHeader::of(&self.map);
+        let header = SharedSegmentHeader::of(&self.map);
         let commit = header.commit.load(Ordering::Acquire) as usize;
         let len = commit.min(SEGMENT_BYTES).saturating_sub(SEGMENT_HEADER);
         // SAFETY: header plus `len` is inside the mapping, which outlives the borrow. The bytes are initialised. The
@@ -92,26 +92,26 @@ impl Mapping {
     }
 
     pub(crate) fn is_sealed(&self) -> bool {
-        let header = SharedHeader::of(&self.map);
+        let header = SharedSegmentHeader::of(&self.map);
         header.sealed.load(Ordering::Acquire) != 0
     }
 
     /// Records and output bytes committed so far.
     pub(crate) fn totals(&self) -> (u64, u64) {
-        let header = SharedHeader::of(&self.map);
+        let header = SharedSegmentHeader::of(&self.map);
         // The counters are stored before `commit`, so after this load they cover at least the committed records.
         header.commit.load(Ordering::Acquire);
         (u64::from(header.records.load(Ordering::Relaxed)), u64::from(header.output.load(Ordering::Relaxed)))
     }
 }
 
-impl AsRef<Self> for Mapping {
+impl AsRef<Self> for MappedSegment {
     fn as_ref(&self) -> &Self {
         self
     }
 }
 
-impl std::fmt::Debug for Mapping {
+impl std::fmt::Debug for MappedSegment {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Mapping").field("id", &self.id()).finish()
     }

@@ -39,9 +39,9 @@ pub enum OpenError {
     },
 }
 
-/// The processes that may write to memory made by [`Map::create`].
+/// The processes that may write to memory made by [`MemoryMap::create`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Writers {
+pub(crate) enum WriteAccess {
     /// Every process that maps it.
     All,
     /// Only the mapping of its creator. The seals make all later mappings read-only.
@@ -49,20 +49,20 @@ pub(crate) enum Writers {
 }
 
 /// A shared mapping of a whole memfd of fixed size.
-pub(crate) struct Map {
+pub(crate) struct MemoryMap {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the mapping is plain memory without thread affinity. All shared access goes through atomics, or through bytes
 // that the commit protocol has made immutable. Only the owner unmaps it, in `drop`.
-unsafe impl Send for Map {}
-// SAFETY: as for `Send`. `&Map` gives out only a pointer.
-unsafe impl Sync for Map {}
+unsafe impl Send for MemoryMap {}
+// SAFETY: as for `Send`. `&MemoryMap` gives out only a pointer.
+unsafe impl Sync for MemoryMap {}
 
-impl Map {
+impl MemoryMap {
     /// Creates a memfd of `len` bytes, seals its size and maps it for writing.
-    pub(crate) fn create(name: &str, len: usize, writers: Writers) -> io::Result<(OwnedFd, Self)> {
+    pub(crate) fn create(name: &str, len: usize, writers: WriteAccess) -> io::Result<(OwnedFd, Self)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = match fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
             // Kernels before 6.3 do not know `MFD_NOEXEC_SEAL`. Later ones may require it.
@@ -72,7 +72,7 @@ impl Map {
         fs::ftruncate(&fd, len as u64)?;
         let map = Self::of(&fd, len, ProtFlags::READ | ProtFlags::WRITE)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW;
-        if writers == Writers::Creator {
+        if writers == WriteAccess::Creator {
             // Sealed after the mapping above, which therefore stays writable.
             seals |= SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         }
@@ -131,7 +131,7 @@ pub(crate) fn populate(part: &mut [u8]) -> io::Result<()> {
     }
 }
 
-impl Drop for Map {
+impl Drop for MemoryMap {
     fn drop(&mut self) {
         // SAFETY: `start` and `len` describe the mapping made in `of`. Nothing else unmaps it, and every borrow of its
         // bytes is tied to `self`.

@@ -5,15 +5,15 @@ use std::{fs::File, io, os::fd::BorrowedFd, sync::Arc};
 use rustix::fs::{Dir, Mode, OFlags, openat};
 
 use crate::{
-    control::Status,
+    control::LogStatus,
     layout::SegmentHeader,
-    loaded::{Loaded, RecoverError},
-    segment::{Place, SegmentInfo},
+    loaded::{LoadedSegment, RecoverError},
+    segment::{SegmentInfo, SegmentLocation},
 };
 
 /// The part of a log that can be read after its holder died.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub struct RecoveredLog {
     /// The consecutive segments without a hole between them, in order. Load each one with [`load`] only when it is
     /// read: together they may be larger than memory.
     pub segments: Vec<SegmentInfo>,
@@ -35,8 +35,8 @@ pub fn disk_name(slot: u32, id: u64) -> String {
 }
 
 /// Reads one segment file of the directory.
-pub fn load(dir: BorrowedFd<'_>, slot: u32, id: u64) -> Result<Arc<Loaded>, RecoverError> {
-    let loaded = Loaded::read(&open(dir, slot, id)?)?;
+pub fn load(dir: BorrowedFd<'_>, slot: u32, id: u64) -> Result<Arc<LoadedSegment>, RecoverError> {
+    let loaded = LoadedSegment::read(&open(dir, slot, id)?)?;
     if loaded.info().id != id || loaded.slot() != slot {
         return Err(RecoverError::Header);
     }
@@ -45,23 +45,23 @@ pub fn load(dir: BorrowedFd<'_>, slot: u32, id: u64) -> Result<Arc<Loaded>, Reco
 
 /// Checks every record of the disk segments of `slot`. Finds the longest run of intact events that starts at the oldest
 /// one.
-pub fn recover(dir: BorrowedFd<'_>, slot: u32) -> io::Result<Recovered> {
-    collect(dir, slot, |id| load(dir, slot, id).map(|loaded| Extent::of(&loaded)))
+pub fn recover(dir: BorrowedFd<'_>, slot: u32) -> io::Result<RecoveredLog> {
+    collect(dir, slot, |id| load(dir, slot, id).map(|loaded| SegmentExtent::of(&loaded)))
 }
 
 /// Like `recover`, but uses only headers and file sizes, for logs that are too large to read in advance. Checks
 /// records only in files that are truncated. Damage inside a file is noticed when the file is loaded, and read as a
 /// gap.
-pub fn survey(dir: BorrowedFd<'_>, slot: u32) -> io::Result<Recovered> {
+pub fn survey(dir: BorrowedFd<'_>, slot: u32) -> io::Result<RecoveredLog> {
     collect(dir, slot, |id| {
-        let (header, len) = Loaded::read_header(&open(dir, slot, id)?)?;
+        let (header, len) = LoadedSegment::read_header(&open(dir, slot, id)?)?;
         if header.id != id || header.slot != slot {
             return Err(RecoverError::Header);
         }
         if len < u64::from(header.commit) {
-            return load(dir, slot, id).map(|loaded| Extent::of(&loaded));
+            return load(dir, slot, id).map(|loaded| SegmentExtent::of(&loaded));
         }
-        Ok(Extent::by_header(&header))
+        Ok(SegmentExtent::by_header(&header))
     })
 }
 
@@ -74,9 +74,9 @@ fn open(dir: BorrowedFd<'_>, slot: u32, id: u64) -> io::Result<File> {
 fn collect(
     dir: BorrowedFd<'_>,
     slot: u32,
-    measure: impl Fn(u64) -> Result<Extent, RecoverError>,
-) -> io::Result<Recovered> {
-    let mut recovered = Recovered::default();
+    measure: impl Fn(u64) -> Result<SegmentExtent, RecoverError>,
+) -> io::Result<RecoveredLog> {
+    let mut recovered = RecoveredLog::default();
     let mut found = Vec::new();
     for entry in Dir::read_from(dir)? {
         let Some(id) = id_of(entry?.file_name().to_bytes(), slot) else {
@@ -94,7 +94,7 @@ fn collect(
 }
 
 /// The extent of a segment: `next_seq` and `end_offset` cover the intact events, `written_*` all that were written.
-struct Extent {
+struct SegmentExtent {
     info: SegmentInfo,
     next_seq: u64,
     end_offset: u64,
@@ -102,8 +102,8 @@ struct Extent {
     written_offset: u64,
 }
 
-impl Extent {
-    fn of(loaded: &Loaded) -> Self {
+impl SegmentExtent {
+    fn of(loaded: &LoadedSegment) -> Self {
         Self {
             info: loaded.info(),
             next_seq: loaded.next_seq(),
@@ -114,7 +114,7 @@ impl Extent {
     }
 }
 
-impl Extent {
+impl SegmentExtent {
     fn by_header(header: &SegmentHeader) -> Self {
         let next_seq = header.base_seq.saturating_add(u64::from(header.records));
         let end_offset = header.base_offset.saturating_add(u64::from(header.output));
@@ -123,7 +123,7 @@ impl Extent {
                 id: header.id,
                 base_seq: header.base_seq,
                 base_offset: header.base_offset,
-                place: Place::Disk,
+                location: SegmentLocation::Disk,
                 sealed: true,
             },
             next_seq,
@@ -134,16 +134,16 @@ impl Extent {
     }
 }
 
-impl Recovered {
+impl RecoveredLog {
     /// Whether everything that a closed log with this status retains can be read, up to its last event. Events missing
     /// at the beginning were taken or dropped earlier, and were counted then.
-    pub fn is_whole(&self, status: &Status) -> bool {
+    pub fn is_whole(&self, status: &LogStatus) -> bool {
         let ends_there = self.next_seq == status.next_seq && self.end_offset == status.written;
         let is_empty = self.segments.is_empty() && status.first_seq == status.next_seq;
         status.closed_seq.is_some() && self.lost_files == 0 && self.torn_records == 0 && (ends_there || is_empty)
     }
 
-    fn join(&mut self, found: &[Extent]) {
+    fn join(&mut self, found: &[SegmentExtent]) {
         let Some(first) = found.first() else {
             return;
         };
@@ -160,7 +160,7 @@ impl Recovered {
             self.next_seq = extent.next_seq;
             self.end_offset = extent.end_offset;
         }
-        let end = |of: fn(&Extent) -> u64| found.iter().map(of).max().unwrap_or(0);
+        let end = |of: fn(&SegmentExtent) -> u64| found.iter().map(of).max().unwrap_or(0);
         self.torn_records = end(|extent| extent.written_seq).saturating_sub(self.next_seq);
         self.torn_bytes = end(|extent| extent.written_offset).saturating_sub(self.end_offset);
     }

@@ -12,8 +12,8 @@ use crate::{
         self, END_BYTES, KIND_OUTPUT, LAYOUT, RECORD_HEADER, RECORD_MAX, RecordHeader, SEGMENT_BYTES, SEGMENT_HEADER,
         SEGMENT_MAGIC, SegmentHeader, record_bytes,
     },
-    mapping::SharedHeader,
-    memory::{Map, Writers},
+    mapping::SharedSegmentHeader,
+    memory::{MemoryMap, WriteAccess},
 };
 
 /// Bounds of the free memory in the pool, in whole segments. Four are enough for the hand-over between one full log and
@@ -29,7 +29,7 @@ const POOL_SHARE: usize = 2;
 const POOL_MAX: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum SegmentLocation {
     /// In a memfd of the holder.
     Memory,
     /// In a file in the session's directory.
@@ -45,7 +45,7 @@ pub struct SegmentInfo {
     pub base_seq: u64,
     /// Output bytes of the log before this segment.
     pub base_offset: u64,
-    pub place: Place,
+    pub location: SegmentLocation,
     /// No more records will be appended.
     pub sealed: bool,
 }
@@ -64,7 +64,7 @@ pub const fn memfd_of(id: u64) -> u64 {
 /// can mislead the writer.
 pub struct Segment {
     fd: Arc<OwnedFd>,
-    map: Map,
+    map: MemoryMap,
     slot: u32,
     id: u64,
     base_seq: u64,
@@ -80,7 +80,7 @@ pub struct Segment {
 
 impl Segment {
     fn create(memfd: u32) -> io::Result<Self> {
-        let (fd, map) = Map::create("exec-server-log", SEGMENT_BYTES, Writers::Creator)?;
+        let (fd, map) = MemoryMap::create("exec-server-log", SEGMENT_BYTES, WriteAccess::Creator)?;
         Ok(Self {
             fd: Arc::new(fd),
             map,
@@ -106,7 +106,7 @@ impl Segment {
         self.records = 0;
         self.output = 0;
         self.sealed = false;
-        let shared = SharedHeader::of(&self.map);
+        let shared = SharedSegmentHeader::of(&self.map);
         shared.layout.store(LAYOUT, Ordering::Relaxed);
         shared.slot.store(slot, Ordering::Relaxed);
         shared.id.store(self.id, Ordering::Relaxed);
@@ -246,7 +246,7 @@ impl Segment {
         self.touched = self.touched.max(end);
         self.records += 1;
         self.output += u32::try_from(header.output_bytes()).expect("a payload is at most 64 KiB");
-        let shared = SharedHeader::of(&self.map);
+        let shared = SharedSegmentHeader::of(&self.map);
         shared.output.store(self.output, Ordering::Relaxed);
         shared.records.store(self.records, Ordering::Relaxed);
         let commit = u32::try_from(end).expect("a segment is 1 MiB");
@@ -258,7 +258,7 @@ impl Segment {
 
     pub(crate) fn seal(&mut self) {
         self.sealed = true;
-        SharedHeader::of(&self.map).sealed.store(1, Ordering::Release);
+        SharedSegmentHeader::of(&self.map).sealed.store(1, Ordering::Release);
     }
 
     pub(crate) fn info(&self) -> SegmentInfo {
@@ -266,7 +266,7 @@ impl Segment {
             id: self.id,
             base_seq: self.base_seq,
             base_offset: self.base_offset,
-            place: Place::Memory,
+            location: SegmentLocation::Memory,
             sealed: self.sealed,
         }
     }
@@ -293,12 +293,12 @@ impl std::fmt::Debug for Segment {
 
 /// Creates segments and keeps some free ones for reuse.
 #[derive(Debug, Default)]
-pub struct Pool {
+pub struct SegmentPool {
     free: Vec<Segment>,
     made: u32,
 }
 
-impl Pool {
+impl SegmentPool {
     pub fn new() -> Self {
         Self { free: Vec::with_capacity(POOL_MAX), made: 0 }
     }

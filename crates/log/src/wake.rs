@@ -72,12 +72,12 @@ mod loom_tests {
 
     /// Stands in for the eventfd: a counter to wait on. Loom reports a reader that never wakes as a deadlock.
     #[derive(Default)]
-    struct Bell {
+    struct FakeEventfd {
         rung: Mutex<u64>,
         changed: Condvar,
     }
 
-    impl Bell {
+    impl FakeEventfd {
         fn ring(&self) {
             *self.rung.lock().unwrap() += 1;
             self.changed.notify_one();
@@ -92,22 +92,22 @@ mod loom_tests {
         }
     }
 
-    struct Session {
+    struct FakeSession {
         commit: [AtomicU64; 2],
         log_waiting: [AtomicU32; 2],
         dirty: AtomicU64,
         waiting: AtomicU32,
-        bell: Bell,
+        bell: FakeEventfd,
     }
 
-    impl Session {
+    impl FakeSession {
         fn new() -> Arc<Self> {
             Arc::new(Self {
                 commit: [AtomicU64::new(0), AtomicU64::new(0)],
                 log_waiting: [AtomicU32::new(0), AtomicU32::new(0)],
                 dirty: AtomicU64::new(0),
                 waiting: AtomicU32::new(0),
-                bell: Bell::default(),
+                bell: FakeEventfd::default(),
             })
         }
 
@@ -124,7 +124,7 @@ mod loom_tests {
     #[test]
     fn loom_level_one_never_sleeps_on_news() {
         loom::model(|| {
-            let session = Session::new();
+            let session = FakeSession::new();
             let writer = {
                 let session = session.clone();
                 thread::spawn(move || {
@@ -155,7 +155,7 @@ mod loom_tests {
         // Three preemptions reach every pairing of the two fences on each level. An unbounded search takes hours.
         model.preemption_bound = Some(3);
         model.check(|| {
-            let session = Session::new();
+            let session = FakeSession::new();
             let writer = {
                 let session = session.clone();
                 thread::spawn(move || {

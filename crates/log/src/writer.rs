@@ -6,25 +6,25 @@
 use std::{collections::VecDeque, io};
 
 use crate::{
-    control::{Control, Status},
-    event::{self, Exit, Stream},
+    control::{ControlBlock, LogStatus},
+    event::{self, Exit, OutputStream},
     failpoint,
     layout::{END_BYTES, KIND_CLOSED, KIND_EXITED, KIND_OUTPUT, ROOM_MIN},
     memory,
-    recover::Recovered,
-    segment::{Place, Pool, Segment, SegmentInfo},
+    recover::RecoveredLog,
+    segment::{Segment, SegmentInfo, SegmentLocation, SegmentPool},
 };
 
 /// Space for one output record.
 #[derive(Debug)]
-pub struct Room<'a> {
+pub struct RecordRoom<'a> {
     /// Buffer to read into, 4 to 64 KiB. It contains old data.
     pub buf: &'a mut [u8],
-    /// A new segment was started. The caller must announce it to readers: see [`Writer::take_fresh`].
+    /// A new segment was started. The caller must announce it to readers: see [`LogWriter::take_fresh`].
     pub fresh: bool,
 }
 
-impl Room<'_> {
+impl RecordRoom<'_> {
     /// The first `len` bytes of the buffer, with pages allocated behind them. Use it for a source such as a terminal,
     /// which discards data that it could not copy out.
     pub fn backed(&mut self, len: usize) -> io::Result<&mut [u8]> {
@@ -35,9 +35,9 @@ impl Room<'_> {
     }
 }
 
-/// The result of `Writer::release`.
+/// The result of `LogWriter::release`.
 #[derive(Debug)]
-pub enum Released {
+pub enum ReleasedSegment {
     /// The segment was in memory. Reuse it after all readers have returned it.
     Memory(Segment),
     /// The segment was on disk. Its file can be removed.
@@ -48,9 +48,9 @@ pub enum Released {
 
 /// A segment dropped by policy.
 #[derive(Debug)]
-pub struct Dropped {
+pub struct DroppedSegment {
     pub id: u64,
-    pub place: Place,
+    pub location: SegmentLocation,
     /// The memory, if it was in memory. Reuse it after all readers have returned it.
     pub segment: Option<Segment>,
     pub bytes: u64,
@@ -58,7 +58,7 @@ pub struct Dropped {
 
 /// One retained segment. `last_seq` and `output` are set when it is sealed, so that they are known after it moves to
 /// disk.
-struct Held {
+struct RetainedSegment {
     info: SegmentInfo,
     memory: Option<Segment>,
     last_seq: u64,
@@ -68,20 +68,20 @@ struct Held {
 /// The log of one process in the holder.
 ///
 /// The segments are in order. Only the last one can be unsealed, and an unsealed segment is always in memory.
-pub struct Writer {
+pub struct LogWriter {
     slot: u32,
     next_seq: u64,
     written: u64,
     dropped: u64,
     released_seq: u64,
     released_offset: u64,
-    segments: VecDeque<Held>,
+    segments: VecDeque<RetainedSegment>,
     fresh: VecDeque<SegmentInfo>,
     in_memory: usize,
 }
 
-impl Writer {
-    /// An empty log in `slot`. The owner must have called [`Control::reset_slot`]. Uses no memory before the first
+impl LogWriter {
+    /// An empty log in `slot`. The owner must have called [`ControlBlock::reset_slot`]. Uses no memory before the first
     /// record.
     pub fn new(slot: u32) -> Self {
         Self {
@@ -98,13 +98,13 @@ impl Writer {
     }
 
     /// Restores the log of a closed process from the disk segments of an earlier holder. `None` if a part is missing.
-    pub fn restore(control: &Control, slot: u32, status: &Status, recovered: &Recovered) -> Option<Self> {
+    pub fn restore(control: &ControlBlock, slot: u32, status: &LogStatus, recovered: &RecoveredLog) -> Option<Self> {
         if !recovered.is_whole(status) {
             return None;
         }
         let ends = recovered.segments.iter().skip(1).map(|next| (next.base_seq, next.base_offset));
         let ends = ends.chain([(recovered.next_seq, recovered.end_offset)]);
-        let held = |(info, (end_seq, end_offset)): (&SegmentInfo, (u64, u64))| Held {
+        let held = |(info, (end_seq, end_offset)): (&SegmentInfo, (u64, u64))| RetainedSegment {
             info: *info,
             memory: None,
             last_seq: end_seq.saturating_sub(1),
@@ -121,7 +121,7 @@ impl Writer {
             fresh: VecDeque::new(),
             in_memory: 0,
         };
-        control.restore_slot(slot, &Status { first_seq: writer.first_seq(), ..*status });
+        control.restore_slot(slot, &LogStatus { first_seq: writer.first_seq(), ..*status });
         Some(writer)
     }
 
@@ -132,18 +132,18 @@ impl Writer {
     }
 
     /// Returns space for one output record. Starts a new segment if the current one has too little. Never blocks.
-    pub fn room(&mut self, pool: &mut Pool) -> io::Result<Room<'_>> {
+    pub fn room(&mut self, pool: &mut SegmentPool) -> io::Result<RecordRoom<'_>> {
         let fresh = self.make_room(pool, ROOM_MIN + END_BYTES)?;
         let segment = self.current().expect("room was just made");
         let len = segment.output_room();
-        Ok(Room { buf: &mut segment.payload_mut()[..len], fresh })
+        Ok(RecordRoom { buf: &mut segment.payload_mut()[..len], fresh })
     }
 
     /// Commits the first `len` bytes of the room as one record. True means that the caller must write the eventfd.
     ///
-    /// Call [`Writer::room`] first and fill its buffer; `len` must not exceed the length of the buffer. Does nothing for
-    /// zero bytes. Panics if the current segment has no room for the record.
-    pub fn commit(&mut self, control: &Control, stream: Stream, len: usize) -> bool {
+    /// Call [`LogWriter::room`] first and fill its buffer; `len` must not exceed the length of the buffer. Does nothing
+    /// for zero bytes. Panics if the current segment has no room for the record.
+    pub fn commit(&mut self, control: &ControlBlock, stream: OutputStream, len: usize) -> bool {
         if len == 0 {
             return false;
         }
@@ -155,7 +155,7 @@ impl Writer {
 
     /// Appends the exit event. An existing current segment always has room for it. True means that the caller must
     /// write the eventfd.
-    pub fn append_exited(&mut self, control: &Control, pool: &mut Pool, exit: Exit) -> io::Result<bool> {
+    pub fn append_exited(&mut self, control: &ControlBlock, pool: &mut SegmentPool, exit: Exit) -> io::Result<bool> {
         let seq = self.append(pool, KIND_EXITED, &exit.encode())?;
         control.set_exited(self.slot, seq, &exit);
         Ok(self.publish(control))
@@ -163,7 +163,7 @@ impl Writer {
 
     /// Appends the `Closed` event and seals the log. An existing current segment always has room for it. True means
     /// that the caller must write the eventfd.
-    pub fn append_closed(&mut self, control: &Control, pool: &mut Pool) -> io::Result<bool> {
+    pub fn append_closed(&mut self, control: &ControlBlock, pool: &mut SegmentPool) -> io::Result<bool> {
         let totals = event::encode_closed(self.written, self.dropped);
         let seq = self.append(pool, KIND_CLOSED, &totals)?;
         // Only a sealed segment can be released or spilled, so seal the last one, too.
@@ -192,7 +192,7 @@ impl Writer {
     }
 
     /// The recent output of one stream: the part that is in the last two segments and still in memory.
-    pub fn recent_output(&self, stream: Stream) -> Vec<u8> {
+    pub fn recent_output(&self, stream: OutputStream) -> Vec<u8> {
         let last = self.segments.len().saturating_sub(2);
         let segments = self.segments.range(last..).filter_map(|held| held.memory.as_ref());
         segments.flat_map(|segment| segment.output(stream.to_byte())).flatten().copied().collect()
@@ -228,36 +228,36 @@ impl Writer {
             return None;
         }
         let memory = held.memory.take()?;
-        held.info.place = Place::Disk;
+        held.info.location = SegmentLocation::Disk;
         self.in_memory -= 1;
         Some(memory)
     }
 
     /// Removes a sealed segment that the server has taken.
-    pub fn release(&mut self, control: &Control, id: u64) -> Released {
+    pub fn release(&mut self, control: &ControlBlock, id: u64) -> ReleasedSegment {
         let Some(held) = self.remove_sealed(id) else {
-            return Released::Unknown;
+            return ReleasedSegment::Unknown;
         };
         self.released_seq = self.released_seq.max(held.last_seq);
         let end = held.info.base_offset + held.output;
         self.released_offset = self.released_offset.max(end);
         control.set_released(self.slot, self.released_seq, self.released_offset);
         control.set_first(self.slot, self.first_seq(), self.dropped);
-        held.memory.map_or(Released::Disk, Released::Memory)
+        held.memory.map_or(ReleasedSegment::Disk, ReleasedSegment::Memory)
     }
 
-    /// The last sequence number of the segment that [`Writer::drop_oldest`] would drop.
+    /// The last sequence number of the segment that [`LogWriter::drop_oldest`] would drop.
     pub fn oldest_sealed_seq(&self) -> Option<u64> {
         self.segments.front().filter(|held| held.info.sealed).map(|held| held.last_seq)
     }
 
     /// Drops the oldest segment by policy, if it is sealed, and counts its output as dropped.
-    pub fn drop_oldest(&mut self, control: &Control) -> Option<Dropped> {
+    pub fn drop_oldest(&mut self, control: &ControlBlock) -> Option<DroppedSegment> {
         let id = self.segments.front()?.info.id;
         let held = self.remove_sealed(id)?;
         self.dropped += held.output;
         control.set_first(self.slot, self.first_seq(), self.dropped);
-        Some(Dropped { id, place: held.info.place, segment: held.memory, bytes: held.output })
+        Some(DroppedSegment { id, location: held.info.location, segment: held.memory, bytes: held.output })
     }
 
     /// All retained segments, including the current one. Called when the process is forgotten.
@@ -265,13 +265,13 @@ impl Writer {
         self.segments.into_iter().map(|held| (held.info, held.memory))
     }
 
-    fn publish(&mut self, control: &Control) -> bool {
+    fn publish(&mut self, control: &ControlBlock) -> bool {
         self.next_seq += 1;
         control.publish(self.slot, self.next_seq, self.written);
         control.notify(self.slot)
     }
 
-    fn append(&mut self, pool: &mut Pool, kind: u8, payload: &[u8]) -> io::Result<u64> {
+    fn append(&mut self, pool: &mut SegmentPool, kind: u8, payload: &[u8]) -> io::Result<u64> {
         self.make_room(pool, payload.len())?;
         let segment = self.current().expect("room was just made");
         segment.payload_mut()[..payload.len()].copy_from_slice(payload);
@@ -280,7 +280,7 @@ impl Writer {
 
     /// Makes sure that the last segment has room for a payload of `least` bytes. True means that it started a new
     /// segment.
-    fn make_room(&mut self, pool: &mut Pool, least: usize) -> io::Result<bool> {
+    fn make_room(&mut self, pool: &mut SegmentPool, least: usize) -> io::Result<bool> {
         if self.current().is_some_and(|segment| segment.room() >= least) {
             return Ok(false);
         }
@@ -290,7 +290,7 @@ impl Writer {
         self.seal_current();
         failpoint::step("sealed");
         let info = segment.info();
-        self.segments.push_back(Held { info, memory: Some(segment), last_seq: 0, output: 0 });
+        self.segments.push_back(RetainedSegment { info, memory: Some(segment), last_seq: 0, output: 0 });
         self.in_memory += 1;
         self.fresh.push_back(info);
         Ok(true)
@@ -316,7 +316,7 @@ impl Writer {
         self.segments.iter().position(|held| held.info.id == id)
     }
 
-    fn remove_sealed(&mut self, id: u64) -> Option<Held> {
+    fn remove_sealed(&mut self, id: u64) -> Option<RetainedSegment> {
         let index = self.find(id)?;
         if !self.segments[index].info.sealed {
             return None;
@@ -334,7 +334,7 @@ impl Writer {
     }
 }
 
-impl std::fmt::Debug for Writer {
+impl std::fmt::Debug for LogWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Writer")
             .field("slot", &self.slot)

@@ -6,8 +6,8 @@
 use std::os::fd::OwnedFd;
 
 use exec_server_log::{
-    Blocked, Chain, Control, Cursor, Mapping, OpenError, Pool, RECORD_MAX, SEGMENT_BYTES, SLOTS, SegmentInfo, Status,
-    Step, Stream, Writer,
+    BlockReason, ControlBlock, Cursor, LogStatus, LogWriter, MappedSegment, OpenError, OutputStream, RECORD_MAX,
+    ReadStep, SEGMENT_BYTES, SLOTS, SegmentChain, SegmentInfo, SegmentPool,
 };
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -24,13 +24,13 @@ fn memfd(bytes: &[u8], len: usize, seals: SealFlags) -> OwnedFd {
 
 /// A segment with `records` records of `len` bytes, as bytes and as info.
 fn segment(records: usize, len: usize) -> (Vec<u8>, SegmentInfo) {
-    let control = Control::create().unwrap();
+    let control = ControlBlock::create().unwrap();
     control.reset_slot(0);
-    let mut pool = Pool::new();
-    let mut writer = Writer::new(0);
+    let mut pool = SegmentPool::new();
+    let mut writer = LogWriter::new(0);
     for _ in 0..records {
         writer.room(&mut pool).unwrap();
-        writer.commit(&control, Stream::Stdout, len);
+        writer.commit(&control, OutputStream::Stdout, len);
     }
     let info = writer.take_fresh().unwrap();
     let mut bytes = Vec::new();
@@ -41,7 +41,7 @@ fn segment(records: usize, len: usize) -> (Vec<u8>, SegmentInfo) {
 #[test]
 fn a_descriptor_that_is_no_sealed_segment_is_a_typed_error() {
     let (bytes, _) = segment(3, 10);
-    let map = |len, seals| Mapping::map(memfd(&bytes, len, seals));
+    let map = |len, seals| MappedSegment::map(memfd(&bytes, len, seals));
     assert!(map(SEGMENT_BYTES, SIZE_SEALS).is_ok());
     let unsealed = [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW];
     for seals in unsealed {
@@ -50,19 +50,22 @@ fn a_descriptor_that_is_no_sealed_segment_is_a_typed_error() {
     assert!(matches!(map(SEGMENT_BYTES - 1, SIZE_SEALS), Err(OpenError::Size { .. })));
     assert!(matches!(map(2 * SEGMENT_BYTES, SIZE_SEALS), Err(OpenError::Size { .. })));
     let zero = memfd(&[], SEGMENT_BYTES, SIZE_SEALS);
-    assert!(matches!(Mapping::map(zero), Err(OpenError::Magic { found: 0 })));
+    assert!(matches!(MappedSegment::map(zero), Err(OpenError::Magic { found: 0 })));
     let mut newer = bytes.clone();
     newer[8] = 2;
-    assert!(matches!(Mapping::map(memfd(&newer, SEGMENT_BYTES, SIZE_SEALS)), Err(OpenError::Layout { found: 2, .. })));
+    assert!(matches!(
+        MappedSegment::map(memfd(&newer, SEGMENT_BYTES, SIZE_SEALS)),
+        Err(OpenError::Layout { found: 2, .. })
+    ));
     let file = tempfile::tempfile().unwrap();
-    assert!(matches!(Mapping::map(file.into()), Err(OpenError::NotSealed)));
+    assert!(matches!(MappedSegment::map(file.into()), Err(OpenError::NotSealed)));
 }
 
 #[test]
 fn a_descriptor_that_is_no_control_block_is_a_typed_error() {
-    let control = Control::create().unwrap();
+    let control = ControlBlock::create().unwrap();
     let len = usize::try_from(rustix::fs::fstat(control.fd()).unwrap().st_size).unwrap();
-    let open = |len, seals| Control::open(memfd(&[], len, seals)).err();
+    let open = |len, seals| ControlBlock::open(memfd(&[], len, seals)).err();
     assert!(matches!(open(4096, SIZE_SEALS), Some(OpenError::Size { .. })));
     assert!(matches!(open(len, SealFlags::empty()), Some(OpenError::NotSealed)));
     assert!(matches!(open(len, SIZE_SEALS), Some(OpenError::Magic { found: 0 })));
@@ -72,19 +75,19 @@ fn a_descriptor_that_is_no_control_block_is_a_typed_error() {
     for at in [8, 12, 15] {
         let mut other = header;
         other[at] ^= 4;
-        let opened = Control::open(memfd(&other, len, SIZE_SEALS));
+        let opened = ControlBlock::open(memfd(&other, len, SIZE_SEALS));
         assert!(matches!(opened.err(), Some(OpenError::Layout { .. })));
     }
 }
 
 #[test]
 fn a_reader_cannot_write_to_a_segment() {
-    let control = Control::create().unwrap();
+    let control = ControlBlock::create().unwrap();
     control.reset_slot(0);
-    let mut pool = Pool::new();
-    let mut writer = Writer::new(0);
+    let mut pool = SegmentPool::new();
+    let mut writer = LogWriter::new(0);
     writer.room(&mut pool).unwrap();
-    writer.commit(&control, Stream::Stdout, 5);
+    writer.commit(&control, OutputStream::Stdout, 5);
     let info = writer.take_fresh().unwrap();
     let fd = writer.segment(info.id).unwrap().fd();
     assert_eq!(rustix::io::pwrite(fd, b"x", 64), Err(rustix::io::Errno::PERM));
@@ -93,18 +96,18 @@ fn a_reader_cannot_write_to_a_segment() {
 
 #[test]
 fn a_slot_out_of_range_reads_as_never_used() {
-    let control = Control::create().unwrap();
+    let control = ControlBlock::create().unwrap();
     for slot in [SLOTS, u32::MAX] {
         control.reset_slot(slot);
-        control.set_blocked(slot, Blocked::Quota);
-        assert_eq!(control.status(slot), Status::default());
+        control.set_blocked(slot, BlockReason::Quota);
+        assert_eq!(control.status(slot), LogStatus::default());
         assert_eq!(control.next_seq(slot), 0);
         assert!(!control.arm_slot(slot, 0) && !control.notify(slot));
     }
     control.reset_slot(SLOTS - 1);
-    control.set_blocked(SLOTS - 1, Blocked::DiskFull);
+    control.set_blocked(SLOTS - 1, BlockReason::DiskFull);
     let status = control.status(SLOTS - 1);
-    assert_eq!((status.next_seq, status.blocked), (1, Blocked::DiskFull));
+    assert_eq!((status.next_seq, status.blocked), (1, BlockReason::DiskFull));
 }
 
 #[test]
@@ -112,18 +115,18 @@ fn a_damaged_segment_is_a_gap_to_the_next_and_damaged_at_the_end() {
     let (mut bytes, info) = segment(10, 100);
     // The sequence number of the fourth record. Each record has 24 bytes of header and 104 of payload.
     bytes[64 + 3 * 128 + 16] ^= 0x40;
-    let mapping = Mapping::map(memfd(&bytes, SEGMENT_BYTES, SIZE_SEALS)).unwrap();
-    let mut chain = Chain::new();
+    let mapping = MappedSegment::map(memfd(&bytes, SEGMENT_BYTES, SIZE_SEALS)).unwrap();
+    let mut chain = SegmentChain::new();
     chain.push_memory(info, mapping.clone());
     let mut cursor = Cursor::start();
     for seq in 1..=3 {
-        assert!(matches!(chain.read(&mut cursor), Step::Record(record) if record.seq == seq));
+        assert!(matches!(chain.read(&mut cursor), ReadStep::Record(record) if record.seq == seq));
     }
-    assert_eq!(chain.read(&mut cursor), Step::Damaged(info.id));
-    assert_eq!(chain.read(&mut cursor), Step::Damaged(info.id));
+    assert_eq!(chain.read(&mut cursor), ReadStep::Damaged(info.id));
+    assert_eq!(chain.read(&mut cursor), ReadStep::Damaged(info.id));
     assert_eq!(chain.peek_len(&cursor), None);
     chain.push_memory(SegmentInfo { id: info.id + 1, base_seq: 11, base_offset: 1000, ..info }, mapping);
-    assert_eq!(chain.read(&mut cursor), Step::Gap { from_seq: 4, to_seq: 10, bytes: 700 });
+    assert_eq!(chain.read(&mut cursor), ReadStep::Gap { from_seq: 4, to_seq: 10, bytes: 700 });
 }
 
 proptest! {
@@ -147,8 +150,8 @@ proptest! {
         if let Some(commit) = commit {
             bytes[40..44].copy_from_slice(&commit.to_le_bytes());
         }
-        let mapping = Mapping::map(memfd(&bytes, SEGMENT_BYTES, SIZE_SEALS)).unwrap();
-        let mut chain = Chain::new();
+        let mapping = MappedSegment::map(memfd(&bytes, SEGMENT_BYTES, SIZE_SEALS)).unwrap();
+        let mut chain = SegmentChain::new();
         chain.push_memory(info, mapping.clone());
         chain.push_memory(SegmentInfo { id: 999, base_seq, base_offset, ..info }, mapping);
         let mut cursor = Cursor::after(after);
@@ -156,9 +159,9 @@ proptest! {
         loop {
             chain.peek_len(&cursor);
             match chain.read(&mut cursor) {
-                Step::Record(_) | Step::Gap { .. } => steps += 1,
-                Step::End | Step::Damaged(_) => break,
-                Step::NeedsLoad(_) => prop_assert!(false, "nothing is on disk"),
+                ReadStep::Record(_) | ReadStep::Gap { .. } => steps += 1,
+                ReadStep::End | ReadStep::Damaged(_) => break,
+                ReadStep::NeedsLoad(_) => prop_assert!(false, "nothing is on disk"),
             }
             // Two segments of 1 MiB have at most 2 x 43,688 records, plus a gap before each segment.
             prop_assert!(steps < 100_000);

@@ -13,8 +13,9 @@ use std::{
 };
 
 use exec_server_log::{
-    Chain, Control, Cursor, Event, Exit, Loaded, Mapping, Place, Pool, RECORD_MAX, ROOM_MIN, Record, Released,
-    SEGMENT_BYTES, Segment, Step, Stream, Writer, disk_name, load, memfd_of,
+    ControlBlock, Cursor, Exit, LoadedSegment, LogEvent, LogRecord, LogWriter, MappedSegment, OutputStream, RECORD_MAX,
+    ROOM_MIN, ReadStep, ReleasedSegment, SEGMENT_BYTES, Segment, SegmentChain, SegmentLocation, SegmentPool, disk_name,
+    load, memfd_of,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -22,8 +23,8 @@ use tempfile::TempDir;
 const SLOT: u32 = 77;
 
 #[derive(Clone, Debug)]
-enum Op {
-    Append { count: usize, len: usize, stream: Stream },
+enum LogOp {
+    Append { count: usize, len: usize, stream: OutputStream },
     Exit(i32),
     Close,
     Spill,
@@ -35,35 +36,35 @@ enum Op {
     Rewind { cursor: usize, permille: u64, with_offset: bool },
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let stream = prop_oneof![Just(Stream::Stdout), Just(Stream::Stderr), Just(Stream::Pty)];
+fn ops() -> impl Strategy<Value = Vec<LogOp>> {
+    let stream = prop_oneof![Just(OutputStream::Stdout), Just(OutputStream::Stderr), Just(OutputStream::Pty)];
     let len = prop_oneof![1..64_usize, 1000..5000_usize, RECORD_MAX - 40..=RECORD_MAX];
     let keep = prop_oneof![Just(0_u64), 0..4_000_000_u64];
     let op = prop_oneof![
-        6 => (1..30_usize, len, stream).prop_map(|(count, len, stream)| Op::Append { count, len, stream }),
-        1 => any::<i32>().prop_map(Op::Exit),
-        1 => Just(Op::Close),
-        4 => Just(Op::Spill),
-        1 => Just(Op::Unload),
-        2 => Just(Op::DropOldest),
-        4 => (0..3_usize, keep).prop_map(|(cursor, keep_bytes)| Op::TakeUpTo { cursor, keep_bytes }),
-        1 => Just(Op::Trim),
-        6 => (0..3_usize, 1..80_usize).prop_map(|(cursor, steps)| Op::Read { cursor, steps }),
+        6 => (1..30_usize, len, stream).prop_map(|(count, len, stream)| LogOp::Append { count, len, stream }),
+        1 => any::<i32>().prop_map(LogOp::Exit),
+        1 => Just(LogOp::Close),
+        4 => Just(LogOp::Spill),
+        1 => Just(LogOp::Unload),
+        2 => Just(LogOp::DropOldest),
+        4 => (0..3_usize, keep).prop_map(|(cursor, keep_bytes)| LogOp::TakeUpTo { cursor, keep_bytes }),
+        1 => Just(LogOp::Trim),
+        6 => (0..3_usize, 1..80_usize).prop_map(|(cursor, steps)| LogOp::Read { cursor, steps }),
         2 => (0..3_usize, 0..1100_u64, any::<bool>())
-            .prop_map(|(cursor, permille, with_offset)| Op::Rewind { cursor, permille, with_offset }),
+            .prop_map(|(cursor, permille, with_offset)| LogOp::Rewind { cursor, permille, with_offset }),
     ];
     prop::collection::vec(op, 1..80)
 }
 
 /// An event as the model stores it.
 #[derive(Clone, Debug, PartialEq)]
-enum Kept {
-    Output(Stream, Vec<u8>),
+enum ModelEvent {
+    Output(OutputStream, Vec<u8>),
     Exited(Exit),
     Closed { written: u64, dropped: u64 },
 }
 
-impl Kept {
+impl ModelEvent {
     fn bytes(&self) -> u64 {
         match self {
             Self::Output(_, bytes) => bytes.len() as u64,
@@ -71,19 +72,19 @@ impl Kept {
         }
     }
 
-    fn of(event: &Event<'_>) -> Self {
+    fn of(event: &LogEvent<'_>) -> Self {
         match *event {
-            Event::Output { stream, bytes } => Self::Output(stream, bytes.to_vec()),
-            Event::Exited(exit) => Self::Exited(exit),
-            Event::Closed { written, dropped } => Self::Closed { written, dropped },
+            LogEvent::Output { stream, bytes } => Self::Output(stream, bytes.to_vec()),
+            LogEvent::Exited(exit) => Self::Exited(exit),
+            LogEvent::Closed { written, dropped } => Self::Closed { written, dropped },
         }
     }
 }
 
 /// The log as a list. Event n is at index n - 1, together with the id of its segment.
 #[derive(Default)]
-struct Model {
-    events: Vec<(u64, Kept)>,
+struct LogModel {
+    events: Vec<(u64, ModelEvent)>,
     gone: Vec<u64>,
     dropped: u64,
     exit: Option<(u64, Exit)>,
@@ -91,13 +92,13 @@ struct Model {
 }
 
 #[derive(Debug, PartialEq)]
-enum Expected {
-    Record { seq: u64, offset: u64, event: Kept },
+enum ExpectedStep {
+    Record { seq: u64, offset: u64, event: ModelEvent },
     Gap { from_seq: u64, to_seq: u64, bytes: u64 },
     End,
 }
 
-impl Model {
+impl LogModel {
     fn next_seq(&self) -> u64 {
         self.events.len() as u64 + 1
     }
@@ -126,55 +127,55 @@ impl Model {
         inside.map(|(_, event)| event.bytes()).sum()
     }
 
-    fn expect(&self, cursor: &Cursor) -> Expected {
+    fn expect(&self, cursor: &Cursor) -> ExpectedStep {
         let seq = cursor.next_seq();
         if seq >= self.next_seq() {
-            return Expected::End;
+            return ExpectedStep::End;
         }
         if self.is_retained(seq) {
             let (_, event) = &self.events[usize::try_from(seq).unwrap() - 1];
-            return Expected::Record { seq, offset: self.offset_of(seq), event: event.clone() };
+            return ExpectedStep::Record { seq, offset: self.offset_of(seq), event: event.clone() };
         }
         let next = (seq..self.next_seq()).find(|seq| self.is_retained(*seq)).unwrap_or(self.next_seq());
         let known = cursor.offset().unwrap_or(0);
-        Expected::Gap { from_seq: seq, to_seq: next - 1, bytes: self.offset_of(next) - known }
+        ExpectedStep::Gap { from_seq: seq, to_seq: next - 1, bytes: self.offset_of(next) - known }
     }
 }
 
-struct Lent(Arc<Mapping>);
+struct LentMapping(Arc<MappedSegment>);
 
-impl AsRef<Mapping> for Lent {
-    fn as_ref(&self) -> &Mapping {
+impl AsRef<MappedSegment> for LentMapping {
+    fn as_ref(&self) -> &MappedSegment {
         &self.0
     }
 }
 
-struct World {
-    control: Control,
-    server: Control,
-    pool: Pool,
-    writer: Writer,
-    chain: Chain,
-    model: Model,
+struct LogWorld {
+    control: ControlBlock,
+    server: ControlBlock,
+    pool: SegmentPool,
+    writer: LogWriter,
+    chain: SegmentChain,
+    model: LogModel,
     cursors: [Cursor; 3],
-    mappings: HashMap<u64, Arc<Mapping>>,
-    lent: HashMap<u64, Weak<Lent>>,
+    mappings: HashMap<u64, Arc<MappedSegment>>,
+    lent: HashMap<u64, Weak<LentMapping>>,
     dir: TempDir,
     stamp: u8,
 }
 
-impl World {
+impl LogWorld {
     fn new() -> Self {
-        let control = Control::create().unwrap();
-        let server = Control::open(control.fd().try_clone_to_owned().unwrap()).unwrap();
+        let control = ControlBlock::create().unwrap();
+        let server = ControlBlock::open(control.fd().try_clone_to_owned().unwrap()).unwrap();
         control.reset_slot(SLOT);
         Self {
             control,
             server,
-            pool: Pool::new(),
-            writer: Writer::new(SLOT),
-            chain: Chain::new(),
-            model: Model::default(),
+            pool: SegmentPool::new(),
+            writer: LogWriter::new(SLOT),
+            chain: SegmentChain::new(),
+            model: LogModel::default(),
             cursors: [Cursor::start(); 3],
             mappings: HashMap::new(),
             lent: HashMap::new(),
@@ -183,29 +184,29 @@ impl World {
         }
     }
 
-    fn apply(&mut self, op: &Op) {
+    fn apply(&mut self, op: &LogOp) {
         match *op {
-            Op::Append { count, len, stream } => {
+            LogOp::Append { count, len, stream } => {
                 for _ in 0..count {
                     self.append(len, stream);
                 }
             }
-            Op::Exit(code) => self.exit(code),
-            Op::Close => self.close(),
-            Op::Spill => self.spill(),
-            Op::Unload => {
+            LogOp::Exit(code) => self.exit(code),
+            LogOp::Close => self.close(),
+            LogOp::Spill => self.spill(),
+            LogOp::Unload => {
                 let ids: Vec<_> = self.chain.segments().map(|info| info.id).collect();
                 ids.into_iter().for_each(|id| self.chain.unload(id));
             }
-            Op::DropOldest => self.drop_oldest(),
-            Op::TakeUpTo { cursor, keep_bytes } => self.take_up_to(cursor, keep_bytes),
-            Op::Trim => {
+            LogOp::DropOldest => self.drop_oldest(),
+            LogOp::TakeUpTo { cursor, keep_bytes } => self.take_up_to(cursor, keep_bytes),
+            LogOp::Trim => {
                 for id in self.pool.trim_idle() {
                     self.mappings.remove(&memfd_of(id));
                 }
             }
-            Op::Read { cursor, steps } => (0..steps).for_each(|_| self.read(cursor)),
-            Op::Rewind { cursor, permille, with_offset } => {
+            LogOp::Read { cursor, steps } => (0..steps).for_each(|_| self.read(cursor)),
+            LogOp::Rewind { cursor, permille, with_offset } => {
                 let seq = self.model.events.len() as u64 * permille / 1000;
                 self.cursors[cursor] = if with_offset && seq < self.model.next_seq() {
                     Cursor::after_with_offset(seq, self.model.offset_of(seq + 1))
@@ -217,7 +218,7 @@ impl World {
         self.check_status();
     }
 
-    fn append(&mut self, len: usize, stream: Stream) {
+    fn append(&mut self, len: usize, stream: OutputStream) {
         if self.model.closed.is_some() {
             return;
         }
@@ -227,7 +228,7 @@ impl World {
         self.stamp = self.stamp.wrapping_add(1);
         room.buf[..len].fill(self.stamp);
         self.writer.commit(&self.control, stream, len);
-        self.note(Kept::Output(stream, vec![self.stamp; len]));
+        self.note(ModelEvent::Output(stream, vec![self.stamp; len]));
     }
 
     fn exit(&mut self, code: i32) {
@@ -237,7 +238,7 @@ impl World {
         let exit = Exit { code, signal: (code < 0).then_some(9), user_ms: 3, ..Exit::default() };
         self.model.exit = Some((self.model.next_seq(), exit));
         self.append_end(|writer, control, pool| writer.append_exited(control, pool, exit).unwrap());
-        self.note(Kept::Exited(exit));
+        self.note(ModelEvent::Exited(exit));
     }
 
     fn close(&mut self) {
@@ -247,19 +248,19 @@ impl World {
         self.model.closed = Some(self.model.next_seq());
         self.append_end(|writer, control, pool| writer.append_closed(control, pool).unwrap());
         let (written, dropped) = (self.model.written(), self.model.dropped);
-        self.note(Kept::Closed { written, dropped });
+        self.note(ModelEvent::Closed { written, dropped });
     }
 
     /// A log with an unsealed segment needs no other segment for its end: exit and close always fit, even if it is full
     /// of output.
-    fn append_end(&mut self, append: impl FnOnce(&mut Writer, &Control, &mut Pool) -> bool) {
+    fn append_end(&mut self, append: impl FnOnce(&mut LogWriter, &ControlBlock, &mut SegmentPool) -> bool) {
         let before = self.writer.segments().last().filter(|info| !info.sealed).map(|info| info.id);
         append(&mut self.writer, &self.control, &mut self.pool);
         let after = self.writer.segments().last().map(|info| info.id);
         assert!(before.is_none() || after == before, "the end of a log took a segment of its own");
     }
 
-    fn note(&mut self, event: Kept) {
+    fn note(&mut self, event: ModelEvent) {
         let segment = self.writer.segments().last().unwrap().id;
         self.model.events.push((segment, event));
         while let Some(info) = self.writer.take_fresh() {
@@ -267,9 +268,9 @@ impl World {
             let mapping = self
                 .mappings
                 .entry(memfd_of(info.id))
-                .or_insert_with(|| Mapping::map(memory.fd().try_clone_to_owned().unwrap()).unwrap());
+                .or_insert_with(|| MappedSegment::map(memory.fd().try_clone_to_owned().unwrap()).unwrap());
             assert_eq!(mapping.id(), info.id);
-            let lent = Arc::new(Lent(mapping.clone()));
+            let lent = Arc::new(LentMapping(mapping.clone()));
             self.lent.insert(info.id, Arc::downgrade(&lent));
             self.chain.push_memory(info, lent);
         }
@@ -302,7 +303,7 @@ impl World {
             return;
         };
         assert_eq!(dropped.bytes, self.model.bytes_in(dropped.id));
-        assert_eq!(dropped.segment.is_some(), dropped.place == Place::Memory);
+        assert_eq!(dropped.segment.is_some(), dropped.location == SegmentLocation::Memory);
         self.model.dropped += dropped.bytes;
         self.model.gone.push(dropped.id);
         // If the reader has not loaded the last segment of a closed log, it learns from the status where the log ended.
@@ -326,9 +327,9 @@ impl World {
             assert!(last_seq <= taken, "untaken is never let go");
             self.model.gone.push(id);
             match self.writer.release(&self.control, id) {
-                Released::Memory(memory) => self.recycle(memory),
-                Released::Disk => {}
-                Released::Unknown => panic!("the writer has what the chain has"),
+                ReleasedSegment::Memory(memory) => self.recycle(memory),
+                ReleasedSegment::Disk => {}
+                ReleasedSegment::Unknown => panic!("the writer has what the chain has"),
             }
             let status = self.server.status(SLOT);
             assert_eq!(status.released_seq, last_seq);
@@ -345,19 +346,19 @@ impl World {
             let mut at = self.cursors[cursor];
             let len = self.chain.peek_len(&at);
             let found = match self.chain.read(&mut at) {
-                Step::NeedsLoad(id) => {
+                ReadStep::NeedsLoad(id) => {
                     let loaded = load(dir.as_fd(), SLOT, id).unwrap();
                     assert!(self.chain.set_loaded(id, loaded));
                     continue;
                 }
-                Step::Record(Record { seq, offset, event }) => {
-                    let event = Kept::of(&event);
+                ReadStep::Record(LogRecord { seq, offset, event }) => {
+                    let event = ModelEvent::of(&event);
                     assert_eq!(len.map(|len| len as u64), Some(event.bytes()));
-                    Expected::Record { seq, offset, event }
+                    ExpectedStep::Record { seq, offset, event }
                 }
-                Step::Gap { from_seq, to_seq, bytes } => Expected::Gap { from_seq, to_seq, bytes },
-                Step::End => Expected::End,
-                Step::Damaged(id) => panic!("segment {id} is damaged"),
+                ReadStep::Gap { from_seq, to_seq, bytes } => ExpectedStep::Gap { from_seq, to_seq, bytes },
+                ReadStep::End => ExpectedStep::End,
+                ReadStep::Damaged(id) => panic!("segment {id} is damaged"),
             };
             assert_eq!(found, expected);
             self.cursors[cursor] = at;
@@ -394,7 +395,7 @@ proptest! {
 
     #[test]
     fn every_cursor_sees_what_is_retained_and_each_gap_to_the_byte(ops in ops()) {
-        let mut world = World::new();
+        let mut world = LogWorld::new();
         for op in &ops {
             world.apply(op);
         }
@@ -404,18 +405,18 @@ proptest! {
 
 #[test]
 fn a_long_log_survives_many_rotations_with_reuse_of_memory() {
-    let mut world = World::new();
+    let mut world = LogWorld::new();
     for round in 0..400_u64 {
-        world.apply(&Op::Append { count: 20, len: RECORD_MAX, stream: Stream::Stdout });
-        world.apply(&Op::Read { cursor: 0, steps: 25 });
+        world.apply(&LogOp::Append { count: 20, len: RECORD_MAX, stream: OutputStream::Stdout });
+        world.apply(&LogOp::Read { cursor: 0, steps: 25 });
         if round % 3 == 0 {
-            world.apply(&Op::Spill);
+            world.apply(&LogOp::Spill);
         }
-        world.apply(&Op::TakeUpTo { cursor: 0, keep_bytes: 1 << 20 });
+        world.apply(&LogOp::TakeUpTo { cursor: 0, keep_bytes: 1 << 20 });
         if round % 50 == 0 {
             // The model keeps every byte, so start with a new world before it grows too large.
             world.finish();
-            world = World::new();
+            world = LogWorld::new();
         }
     }
     world.finish();
@@ -424,13 +425,13 @@ fn a_long_log_survives_many_rotations_with_reuse_of_memory() {
 
 #[test]
 fn a_loaded_segment_of_another_id_is_refused() {
-    let mut world = World::new();
-    world.apply(&Op::Append { count: 40, len: RECORD_MAX, stream: Stream::Pty });
-    world.apply(&Op::Spill);
-    world.apply(&Op::Spill);
+    let mut world = LogWorld::new();
+    world.apply(&LogOp::Append { count: 40, len: RECORD_MAX, stream: OutputStream::Pty });
+    world.apply(&LogOp::Spill);
+    world.apply(&LogOp::Spill);
     let ids: Vec<_> = world.writer.segments().map(|info| info.id).collect();
     let path = world.dir.path().join(disk_name(SLOT, ids[0]));
-    let loaded = Loaded::read(&File::open(path).unwrap()).unwrap();
+    let loaded = LoadedSegment::read(&File::open(path).unwrap()).unwrap();
     assert!(!world.chain.set_loaded(ids[1], loaded.clone()));
     assert!(world.chain.set_loaded(ids[0], loaded));
 }

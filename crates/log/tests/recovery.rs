@@ -13,8 +13,8 @@ use std::{
 };
 
 use exec_server_log::{
-    Chain, Control, Cursor, Event, Exit, Loaded, Pool, RECORD_MAX, RecoverError, Recovered, SEGMENT_BYTES, SegmentInfo,
-    Step, Stream, Writer, disk_name, load, recover,
+    ControlBlock, Cursor, Exit, LoadedSegment, LogEvent, LogWriter, OutputStream, RECORD_MAX, ReadStep, RecoverError,
+    RecoveredLog, SEGMENT_BYTES, SegmentChain, SegmentInfo, SegmentPool, disk_name, load, recover,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -22,24 +22,24 @@ use tempfile::TempDir;
 const SLOT: u32 = 3;
 
 /// A closed log of several segments that are all on disk, as a dead holder leaves it.
-struct Disk {
+struct DiskLog {
     dir: TempDir,
     segments: Vec<SegmentInfo>,
     next_seq: u64,
     written: u64,
 }
 
-impl Disk {
+impl DiskLog {
     fn write(records: u64, len: usize) -> Self {
-        let control = Control::create().unwrap();
+        let control = ControlBlock::create().unwrap();
         control.reset_slot(SLOT);
-        let mut pool = Pool::new();
-        let mut writer = Writer::new(SLOT);
+        let mut pool = SegmentPool::new();
+        let mut writer = LogWriter::new(SLOT);
         for seq in 1..=records {
             let room = writer.room(&mut pool).unwrap();
             let len = len.min(room.buf.len());
             room.buf[..len].fill(seq as u8);
-            writer.commit(&control, Stream::Stdout, len);
+            writer.commit(&control, OutputStream::Stdout, len);
         }
         writer.append_exited(&control, &mut pool, Exit::default()).unwrap();
         writer.append_closed(&control, &mut pool).unwrap();
@@ -59,15 +59,15 @@ impl Disk {
         self.dir.path().join(disk_name(SLOT, id))
     }
 
-    fn recover(&self) -> Recovered {
+    fn recover(&self) -> RecoveredLog {
         let dir = File::open(self.dir.path()).unwrap();
         recover(dir.as_fd(), SLOT).unwrap()
     }
 
     /// Reads the recovered segments through a chain. Returns the sequence number and offset after the last event.
-    fn read(&self, recovered: &Recovered) -> (u64, u64) {
+    fn read(&self, recovered: &RecoveredLog) -> (u64, u64) {
         let dir = File::open(self.dir.path()).unwrap();
-        let mut chain = Chain::new();
+        let mut chain = SegmentChain::new();
         for info in &recovered.segments {
             chain.push_disk(*info);
         }
@@ -75,23 +75,23 @@ impl Disk {
         let mut cursor = Cursor::after(start - 1);
         loop {
             match chain.read(&mut cursor) {
-                Step::Record(record) => {
-                    if let Event::Output { bytes, .. } = record.event {
+                ReadStep::Record(record) => {
+                    if let LogEvent::Output { bytes, .. } = record.event {
                         let stamp = record.seq as u8;
                         assert!(bytes.iter().all(|byte| *byte == stamp));
                     }
                 }
-                Step::NeedsLoad(id) => {
+                ReadStep::NeedsLoad(id) => {
                     assert!(chain.set_loaded(id, load(dir.as_fd(), SLOT, id).unwrap()));
                 }
-                Step::End => return (cursor.next_seq(), cursor.offset().unwrap_or(0)),
+                ReadStep::End => return (cursor.next_seq(), cursor.offset().unwrap_or(0)),
                 other => panic!("a prefix has no {other:?}"),
             }
         }
     }
 
     /// Checks that the recovered part is a prefix, and that prefix and loss add up to the whole log.
-    fn check(&self, recovered: &Recovered) {
+    fn check(&self, recovered: &RecoveredLog) {
         assert_eq!(self.read(recovered), (recovered.next_seq.max(1), recovered.end_offset));
         assert_eq!(recovered.next_seq + recovered.torn_records, self.next_seq, "{recovered:?}");
         assert_eq!(recovered.end_offset + recovered.torn_bytes, self.written);
@@ -100,7 +100,7 @@ impl Disk {
 
 #[test]
 fn a_whole_log_is_recovered_whole() {
-    let disk = Disk::write(50, RECORD_MAX);
+    let disk = DiskLog::write(50, RECORD_MAX);
     assert!(disk.segments.len() > 2);
     let recovered = disk.recover();
     assert_eq!(recovered.segments, disk.segments);
@@ -111,7 +111,7 @@ fn a_whole_log_is_recovered_whole() {
 
 #[test]
 fn a_missing_segment_ends_the_prefix_and_the_rest_is_counted() {
-    let disk = Disk::write(50, RECORD_MAX);
+    let disk = DiskLog::write(50, RECORD_MAX);
     fs::remove_file(disk.path(1)).unwrap();
     let recovered = disk.recover();
     assert_eq!(recovered.segments, disk.segments[..1]);
@@ -120,7 +120,7 @@ fn a_missing_segment_ends_the_prefix_and_the_rest_is_counted() {
 
 #[test]
 fn a_damaged_header_loses_its_file_and_ends_the_prefix() {
-    let disk = Disk::write(50, RECORD_MAX);
+    let disk = DiskLog::write(50, RECORD_MAX);
     let file = File::options().write(true).open(disk.path(1)).unwrap();
     file.write_all_at(&[0xff], 30).unwrap();
     let recovered = disk.recover();
@@ -131,7 +131,7 @@ fn a_damaged_header_loses_its_file_and_ends_the_prefix() {
 
 #[test]
 fn other_files_of_the_directory_are_left_alone() {
-    let disk = Disk::write(3, 10);
+    let disk = DiskLog::write(3, 10);
     let base = disk.dir.path();
     let id = disk.segments[0].id;
     for name in ["sock", "4-1.seg", "3-+1.seg", "3-01.seg", "3-.seg", "03-1.seg"] {
@@ -153,17 +153,17 @@ fn other_files_of_the_directory_are_left_alone() {
 fn an_empty_directory_recovers_to_nothing() {
     let dir = TempDir::new().unwrap();
     let fd = File::open(dir.path()).unwrap();
-    assert_eq!(recover(fd.as_fd(), SLOT).unwrap(), Recovered::default());
+    assert_eq!(recover(fd.as_fd(), SLOT).unwrap(), RecoveredLog::default());
 }
 
 #[test]
 fn what_is_no_segment_file_is_a_typed_error() {
-    let disk = Disk::write(3, 10);
+    let disk = DiskLog::write(3, 10);
     let bytes = fs::read(disk.path(0)).unwrap();
     let read = |bytes: &[u8]| {
         let path = disk.dir.path().join("probe");
         fs::write(&path, bytes).unwrap();
-        Loaded::read(&File::open(&path).unwrap())
+        LoadedSegment::read(&File::open(&path).unwrap())
     };
     assert!(matches!(read(&[]), Err(RecoverError::Short { found: 0 })));
     assert!(matches!(read(&bytes[..63]), Err(RecoverError::Short { found: 63 })));
@@ -176,7 +176,7 @@ fn what_is_no_segment_file_is_a_typed_error() {
     assert!(matches!(read(&header), Err(RecoverError::Header)));
     assert!(matches!(read(&vec![0; SEGMENT_BYTES + 1]), Err(RecoverError::Size { .. })));
     let dir = File::open(disk.dir.path()).unwrap();
-    assert!(matches!(Loaded::read(&dir), Err(RecoverError::Size { .. })));
+    assert!(matches!(LoadedSegment::read(&dir), Err(RecoverError::Size { .. })));
     assert!(read(&bytes).is_ok());
 }
 
@@ -185,7 +185,7 @@ proptest! {
 
     #[test]
     fn a_truncated_file_yields_a_contiguous_prefix(index in 0..3_usize, permille in 0..1000_u64) {
-        let disk = Disk::write(400, 6000);
+        let disk = DiskLog::write(400, 6000);
         prop_assert!(disk.segments.len() >= 3);
         let file = File::options().write(true).open(disk.path(index)).unwrap();
         let len = file.metadata().unwrap().len();
@@ -199,7 +199,7 @@ proptest! {
 
     #[test]
     fn a_flipped_bit_yields_a_contiguous_prefix(index in 0..3_usize, permille in 0..1000_u64, bit in 0..8_u32) {
-        let disk = Disk::write(400, 6000);
+        let disk = DiskLog::write(400, 6000);
         let path = disk.path(index);
         let mut bytes = fs::read(&path).unwrap();
         let at = 64 + usize::try_from((bytes.len() as u64 - 64) * permille / 1000).unwrap();

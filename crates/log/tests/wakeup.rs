@@ -10,7 +10,8 @@ use std::{
 };
 
 use exec_server_log::{
-    Chain, Control, Cursor, Event, Exit, Mapping, Pool, RECORD_MAX, SegmentInfo, Step, Stream, Writer,
+    ControlBlock, Cursor, Exit, LogEvent, LogWriter, MappedSegment, OutputStream, RECORD_MAX, ReadStep, SegmentChain,
+    SegmentInfo, SegmentPool,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -34,12 +35,12 @@ fn wait(bell: BorrowedFd<'_>) {
     rustix::io::read(bell, &mut [0_u8; 8]).unwrap();
 }
 
-fn second_mapping(control: &Control) -> Control {
-    Control::open(control.fd().try_clone_to_owned().unwrap()).unwrap()
+fn second_mapping(control: &ControlBlock) -> ControlBlock {
+    ControlBlock::open(control.fd().try_clone_to_owned().unwrap()).unwrap()
 }
 
 /// Waits until a slot that the reader armed has new events. Returns these slots.
-fn wait_for_news(control: &Control, bell: BorrowedFd<'_>, sleeps: &mut u64) -> Vec<u32> {
+fn wait_for_news(control: &ControlBlock, bell: BorrowedFd<'_>, sleeps: &mut u64) -> Vec<u32> {
     loop {
         let mut slots = Vec::new();
         control.take_dirty(|slot| slots.push(slot));
@@ -57,7 +58,7 @@ fn wait_for_news(control: &Control, bell: BorrowedFd<'_>, sleeps: &mut u64) -> V
 fn no_wake_up_is_lost_over_many_events_of_many_logs() {
     const EVENTS: u64 = 300_000;
     const SLOTS: [u32; 4] = [0, 1, 64, 4095];
-    let holder = Control::create().unwrap();
+    let holder = ControlBlock::create().unwrap();
     let server = second_mapping(&holder);
     let bell = bell();
     SLOTS.iter().for_each(|slot| holder.reset_slot(*slot));
@@ -87,15 +88,15 @@ fn no_wake_up_is_lost_over_many_events_of_many_logs() {
 }
 
 /// Appends `events` one-byte records, alternating between the slots. Returns the number of wake-ups.
-fn write_events(control: &Control, bell: BorrowedFd<'_>, slots: &[u32], events: u64) -> u64 {
-    let mut pool = Pool::new();
-    let mut writers: Vec<_> = slots.iter().map(|slot| Writer::new(*slot)).collect();
+fn write_events(control: &ControlBlock, bell: BorrowedFd<'_>, slots: &[u32], events: u64) -> u64 {
+    let mut pool = SegmentPool::new();
+    let mut writers: Vec<_> = slots.iter().map(|slot| LogWriter::new(*slot)).collect();
     let mut rung = 0;
     for event in 0..events {
         let index = usize::try_from(event).unwrap() % writers.len();
         let writer = &mut writers[index];
         writer.room(&mut pool).unwrap().buf[0] = 1;
-        if writer.commit(control, Stream::Stdout, 1) {
+        if writer.commit(control, OutputStream::Stdout, 1) {
             rung += 1;
             ring(bell);
         }
@@ -113,7 +114,7 @@ fn write_events(control: &Control, bell: BorrowedFd<'_>, slots: &[u32], events: 
 #[test]
 fn a_reader_on_its_own_mapping_gets_every_byte_in_order() {
     const RECORDS: u64 = 20_000;
-    let holder = Control::create().unwrap();
+    let holder = ControlBlock::create().unwrap();
     let server = second_mapping(&holder);
     holder.reset_slot(5);
     let bell = bell();
@@ -135,14 +136,14 @@ fn payload_len(seq: u64) -> usize {
 }
 
 fn write_log(
-    control: &Control,
+    control: &ControlBlock,
     bell: BorrowedFd<'_>,
     segments_tx: mpsc::Sender<(SegmentInfo, OwnedFd)>,
     records: u64,
 ) -> u64 {
-    let mut pool = Pool::new();
-    let mut writer = Writer::new(5);
-    let announce = |writer: &mut Writer| {
+    let mut pool = SegmentPool::new();
+    let mut writer = LogWriter::new(5);
+    let announce = |writer: &mut LogWriter| {
         while let Some(info) = writer.take_fresh() {
             let fd = writer.segment(info.id).unwrap().fd();
             segments_tx.send((info, fd.try_clone_to_owned().unwrap())).unwrap();
@@ -152,7 +153,7 @@ fn write_log(
         let room = writer.room(&mut pool).unwrap();
         let len = payload_len(seq).min(room.buf.len());
         room.buf[..len].fill(seq as u8);
-        let wake = writer.commit(control, Stream::Stderr, len);
+        let wake = writer.commit(control, OutputStream::Stderr, len);
         announce(&mut writer);
         if wake {
             ring(bell);
@@ -173,32 +174,32 @@ fn write_log(
     writer.written()
 }
 
-fn read_log(control: &Control, bell: BorrowedFd<'_>, segments_rx: &mpsc::Receiver<(SegmentInfo, OwnedFd)>) -> u64 {
-    let mut chain = Chain::new();
+fn read_log(control: &ControlBlock, bell: BorrowedFd<'_>, segments_rx: &mpsc::Receiver<(SegmentInfo, OwnedFd)>) -> u64 {
+    let mut chain = SegmentChain::new();
     let mut cursor = Cursor::start();
     let mut sleeps = 0;
     loop {
         let seen = control.next_seq(5);
         while cursor.next_seq() < seen {
             match chain.read(&mut cursor) {
-                Step::Record(record) => match record.event {
-                    Event::Output { stream, bytes } => {
-                        assert_eq!(stream, Stream::Stderr);
+                ReadStep::Record(record) => match record.event {
+                    LogEvent::Output { stream, bytes } => {
+                        assert_eq!(stream, OutputStream::Stderr);
                         assert!(bytes.len() <= payload_len(record.seq));
                         let stamp = record.seq as u8;
                         assert!(bytes.iter().all(|byte| *byte == stamp));
                     }
-                    Event::Exited(exit) => assert_eq!(exit.code, 7),
-                    Event::Closed { written, dropped } => {
+                    LogEvent::Exited(exit) => assert_eq!(exit.code, 7),
+                    LogEvent::Closed { written, dropped } => {
                         assert_eq!((written, dropped), (record.offset, 0));
                         return written;
                     }
                 },
                 // The event is committed, so the announcement of its segment is on its way.
-                Step::End => {
+                ReadStep::End => {
                     let patience = Duration::from_secs(LOST_AFTER_S);
                     let (info, fd) = segments_rx.recv_timeout(patience).unwrap();
-                    chain.push_memory(info, Mapping::map(fd).unwrap());
+                    chain.push_memory(info, MappedSegment::map(fd).unwrap());
                 }
                 other => panic!("unexpected {other:?}"),
             }
@@ -212,13 +213,13 @@ fn read_log(control: &Control, bell: BorrowedFd<'_>, segments_rx: &mpsc::Receive
 
 #[test]
 fn a_reader_that_is_behind_costs_no_wake_up() {
-    let control = Arc::new(Control::create().unwrap());
+    let control = Arc::new(ControlBlock::create().unwrap());
     control.reset_slot(9);
-    let mut pool = Pool::new();
-    let mut writer = Writer::new(9);
-    let mut append = |control: &Control| {
+    let mut pool = SegmentPool::new();
+    let mut writer = LogWriter::new(9);
+    let mut append = |control: &ControlBlock| {
         writer.room(&mut pool).unwrap().buf[0] = 1;
-        writer.commit(control, Stream::Pty, 1)
+        writer.commit(control, OutputStream::Pty, 1)
     };
     assert!(!control.arm(), "nothing is dirty");
     assert!(!append(&control), "nobody waits at the end of this log");

@@ -16,7 +16,7 @@ use std::{
 };
 
 use exec_server_holder::roll::Enrolled;
-use exec_server_log::Recovered;
+use exec_server_log::RecoveredLog;
 use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, Stream};
 use exec_server_sandbox::{BuildError, Built, Script};
@@ -145,7 +145,7 @@ pub struct Remains {
     /// The session record.
     pub record: Vec<u8>,
     /// The processes, each with the readable part of its log.
-    pub logs: Vec<(Enrolled, Recovered)>,
+    pub logs: Vec<(Enrolled, RecoveredLog)>,
     /// The session's clock, if the holder archived the session.
     pub clock: Option<LeftClock>,
 }

@@ -21,7 +21,7 @@ use std::{
 };
 
 use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
-use exec_server_log::{Control, Place, SegmentInfo};
+use exec_server_log::{ControlBlock, SegmentInfo, SegmentLocation};
 use exec_server_protocol::process::CloseStdinStatus;
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -59,7 +59,7 @@ pub(crate) struct Link {
     unsent_bell: Notify,
     waiters: Mutex<Waiters>,
     /// Set by the holder's `Welcome`.
-    control: OnceLock<Arc<Control>>,
+    control: OnceLock<Arc<ControlBlock>>,
     /// The protocol version from the holder's `Welcome`.
     version: OnceLock<u32>,
     /// Cached mappings of the holder's memory.
@@ -422,7 +422,7 @@ impl Link {
                         self.send(&ToHolder::AllowArchive);
                     }
                     let bell = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
-                    let control = Control::open(fds.remove(0)).map_err(io::Error::other)?;
+                    let control = ControlBlock::open(fds.remove(0)).map_err(io::Error::other)?;
                     self.control.set(Arc::new(control)).ok(); // Ignores a second `Welcome` on the same link.
                     welcome = Some(Welcome { info, ttl_ms, detached_ms, bell });
                 }
@@ -459,7 +459,7 @@ impl Link {
         }
     }
 
-    fn control(&self) -> io::Result<Arc<Control>> {
+    fn control(&self) -> io::Result<Arc<ControlBlock>> {
         self.control.get().cloned().ok_or_else(|| io::Error::other("the holder has not welcomed us"))
     }
 
@@ -661,9 +661,14 @@ fn push_segment(process: &Process, maps: &Arc<Maps>, info: &wire::SegmentInfo, f
         (false, Some(fd)) => Some(maps.map(info, fd)?),
         (false, None) => return Err(io::Error::other("memory segment without its descriptor")),
     };
-    let place = if info.on_disk { Place::Disk } else { Place::Memory };
-    let info =
-        SegmentInfo { id: info.id, base_seq: info.base_seq, base_offset: info.base_offset, place, sealed: info.sealed };
+    let location = if info.on_disk { SegmentLocation::Disk } else { SegmentLocation::Memory };
+    let info = SegmentInfo {
+        id: info.id,
+        base_seq: info.base_seq,
+        base_offset: info.base_offset,
+        location,
+        sealed: info.sealed,
+    };
     process.push_segment(info, mapping);
     Ok(())
 }

@@ -21,7 +21,7 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_holder::wire::{DIGESTS, ToHolder, WriteStatus};
-use exec_server_log::{Chain, Control, Cursor, Place, SegmentInfo, Status, Step};
+use exec_server_log::{ControlBlock, Cursor, LogStatus, ReadStep, SegmentChain, SegmentInfo, SegmentLocation};
 use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
 use tokio::time::Instant;
 
@@ -56,7 +56,7 @@ pub(crate) struct Process {
     link: Mutex<Arc<Link>>,
     board: RwLock<Board>,
     /// Changed by the link as segments come and go, read by cursors. Locked only while records are encoded.
-    chain: Mutex<Chain>,
+    chain: Mutex<SegmentChain>,
     /// Notified of new events. Bounded by the feeds and reads of all connections.
     watches: Mutex<Vec<Arc<Watch>>>,
     takers: Mutex<Vec<Taker>>,
@@ -79,7 +79,7 @@ pub(crate) struct Process {
     end_told: AtomicBool,
     /// Set once when the process is forgotten. From then on the holder may give its slot and segments to another
     /// process.
-    forgotten: OnceLock<Status>,
+    forgotten: OnceLock<LogStatus>,
     /// When the process closed, on a clock that stands still while the owner is away or has not taken everything.
     closed_since: Mutex<Option<Instant>>,
     /// Already counted in the metrics: bytes written and bytes dropped.
@@ -164,7 +164,7 @@ const ABANDONED: u64 = u64::MAX / 2;
 const OWNER: u64 = 0;
 
 impl Process {
-    pub(crate) fn new(birth: Birth, link: Arc<Link>, control: Arc<Control>) -> Self {
+    pub(crate) fn new(birth: Birth, link: Arc<Link>, control: Arc<ControlBlock>) -> Self {
         let released = control.status(birth.slot);
         let taken = Position { seq: released.released_seq, offset: released.released_offset };
         let process = Self::at(birth, link, Board::Shared(control), taken);
@@ -221,7 +221,7 @@ impl Process {
     }
 
     /// The status that the holder publishes, with a made-up end if the holder is dead.
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> LogStatus {
         if let Some(last) = self.forgotten.get() {
             return *last;
         }
@@ -245,11 +245,11 @@ impl Process {
         drop(chain);
         let link = self.link();
         for segment in segments {
-            match segment.place {
-                Place::Memory => link.send(&ToHolder::Return { segment: segment.id }),
+            match segment.location {
+                SegmentLocation::Memory => link.send(&ToHolder::Return { segment: segment.id }),
                 // The holder removes its files on `Forget`. Without a holder, remove them here.
-                Place::Disk if link.is_broken() => link.release(self.slot, segment.id),
-                Place::Disk => {}
+                SegmentLocation::Disk if link.is_broken() => link.release(self.slot, segment.id),
+                SegmentLocation::Disk => {}
             }
         }
         drop(link.status(|req| ToHolder::Forget { req, slot: self.slot }));
@@ -273,7 +273,7 @@ impl Process {
         self.lost.get().is_some() || self.status().exited.is_some()
     }
 
-    pub(crate) fn chain(&self) -> MutexGuard<'_, Chain> {
+    pub(crate) fn chain(&self) -> MutexGuard<'_, SegmentChain> {
         lock(&self.chain)
     }
 
@@ -322,9 +322,9 @@ impl Process {
     pub(crate) fn offset_behind(&self, seq: u64) -> Option<u64> {
         let status = self.status();
         match self.chain().read(&mut Cursor::after(seq)) {
-            Step::Record(record) => Some(record.offset),
-            Step::End if seq.saturating_add(1) == status.next_seq => Some(status.written),
-            Step::End | Step::Gap { .. } | Step::NeedsLoad(_) | Step::Damaged(_) => None,
+            ReadStep::Record(record) => Some(record.offset),
+            ReadStep::End if seq.saturating_add(1) == status.next_seq => Some(status.written),
+            ReadStep::End | ReadStep::Gap { .. } | ReadStep::NeedsLoad(_) | ReadStep::Damaged(_) => None,
         }
     }
 

@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use exec_server_log::Hit;
+use exec_server_log::LimitsHit;
 use exec_server_process::Spawn;
 use rustix::fs::{Mode, OFlags};
 
@@ -147,9 +147,9 @@ impl Group {
     }
 
     /// The limits that the current process or its descendants have hit.
-    pub(crate) fn hit(&self) -> Hit {
+    pub(crate) fn hit(&self) -> LimitsHit {
         let now = self.counts();
-        Hit { pids: now.pids > self.seen.pids, memory: now.oom_kills > self.seen.oom_kills }
+        LimitsHit { pids: now.pids > self.seen.pids, memory: now.oom_kills > self.seen.oom_kills }
     }
 
     fn make(dirs: Vec<(Hierarchy, PathBuf)>, limits: Limits) -> io::Result<Self> {
@@ -236,16 +236,16 @@ mod tests {
         let (first, events) = (group.dirs.clone(), dir.path().join("0/cgroup.events"));
         fs::write(&events, "populated 1\n").expect("write");
         fs::write(dir.path().join("0/pids.events"), "max 3\n").expect("write");
-        assert_eq!(group.hit(), Hit { pids: true, memory: false });
+        assert_eq!(group.hit(), LimitsHit { pids: true, memory: false });
         groups.give_back(group);
         let second = groups.take().expect("made").expect("there is a place");
         assert_ne!(second.dirs, first, "somebody is still in the first");
         fs::write(&events, "populated 0\n").expect("write");
         let again = groups.take().expect("made").expect("there is a place");
         assert_eq!(again.dirs, first);
-        assert_eq!(again.hit(), Hit::default(), "what was counted before is not this process's doing");
+        assert_eq!(again.hit(), LimitsHit::default(), "what was counted before is not this process's doing");
         fs::write(dir.path().join("0/memory.events"), "oom 1\noom_kill 1\n").expect("write");
-        assert_eq!(again.hit(), Hit { pids: false, memory: true });
+        assert_eq!(again.hit(), LimitsHit { pids: false, memory: true });
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use exec_server_holder::Limits;
 use exec_server_holder::roll::{self, ROLL_NAME};
 use exec_server_holder::wire::{self, FromHolder, Overflow, StartSpec, Status, TTL_NONE, ToHolder};
-use exec_server_log::Blocked;
+use exec_server_log::BlockReason;
 use exec_server_process::Driver;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify;
@@ -33,13 +33,13 @@ fn feed(driver: &Driver, data: &[u8], at: &mut usize) {
     }
 }
 
-fn blocked(rig: &Rig, slot: u32) -> Blocked {
+fn blocked(rig: &Rig, slot: u32) -> BlockReason {
     rig.server.control.as_ref().expect("mapped").status(slot).blocked
 }
 
 /// Writes until the holder reports that it no longer reads.
 #[track_caller]
-fn feed_until_blocked(rig: &mut Rig, slot: u32, data: &[u8], at: &mut usize, why: Blocked) {
+fn feed_until_blocked(rig: &mut Rig, slot: u32, data: &[u8], at: &mut usize, why: BlockReason) {
     let driver = rig.driver();
     rig.until(|rig| {
         feed(&driver, data, at);
@@ -52,7 +52,7 @@ fn attached_and_full_blocks_the_child_until_something_is_taken() {
     let mut rig = limited(1 << 30);
     let slot = rig.start(small(Overflow::Block));
     let (data, mut at) = (pattern(12 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
     let retained = rig.server.log(slot).bytes.len();
     assert!(retained as u64 <= CAP && retained as u64 > CAP - MIB, "{retained}");
     let driver = rig.driver();
@@ -88,9 +88,9 @@ fn on_a_full_log(full: Full) -> (Rig, u32, Vec<u8>, usize) {
             let (data, mut at) = (pattern(12 << 20), 0);
             if matches!(full, Full::Quota) {
                 rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
-                feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::Quota);
+                feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::Quota);
             } else {
-                feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
+                feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
             }
             (rig, slot, data, at)
         }
@@ -100,7 +100,7 @@ fn on_a_full_log(full: Full) -> (Rig, u32, Vec<u8>, usize) {
         rig.turn();
     }
     assert!(rig.server.log(slot).bytes.len() < at, "its pipe is full as well");
-    assert_ne!(blocked(&rig, slot), Blocked::No);
+    assert_ne!(blocked(&rig, slot), BlockReason::No);
     (rig, slot, data, at)
 }
 
@@ -116,7 +116,7 @@ fn exit_of_a_blocked_child_is_told_with_its_tail_whatever_is_full() {
         let log = rig.server.log(slot);
         assert!(log.bytes == data[..at], "{full:?}");
         assert_eq!((log.order.as_slice(), log.gap_bytes), (["output", "exited", "closed"].as_slice(), 0), "{full:?}");
-        assert_eq!(blocked(&rig, slot), Blocked::No, "{full:?}");
+        assert_eq!(blocked(&rig, slot), BlockReason::No, "{full:?}");
         assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), Status::Ok, "{full:?}");
     }
 }
@@ -137,7 +137,7 @@ fn exit_is_told_while_others_hold_a_full_log_and_the_close_when_they_are_gone() 
             rig.turn();
         }
         assert_eq!(rig.server.log(slot).bytes.len(), exited, "{full:?}");
-        assert_ne!(blocked(&rig, slot), Blocked::No, "{full:?}");
+        assert_ne!(blocked(&rig, slot), BlockReason::No, "{full:?}");
         driver.close_all();
         rig.until(|rig| rig.server.log(slot).closed.is_some());
         assert!(rig.server.log(slot).bytes == data[..at], "{full:?}");
@@ -186,19 +186,19 @@ fn followed_log_is_kept_for_an_attached_client_and_when_the_server_is_lost() {
     let (mut rig, slot, ..) = on_a_full_log(Full::Quota);
     let dropped = |rig: &Rig| rig.server.control.as_ref().expect("mapped").status(slot).dropped;
     rig.server.send(&ToHolder::Attach);
-    rig.until(|rig| blocked(rig, slot) == Blocked::MemoryCap);
+    rig.until(|rig| blocked(rig, slot) == BlockReason::MemoryCap);
     let seq = read_to(&rig, slot);
     rig.server.send(&ToHolder::Followed { slot, seq });
     for _ in 0..10 {
         rig.turn();
     }
-    assert_eq!((blocked(&rig, slot), dropped(&rig)), (Blocked::MemoryCap, 0), "its client has not taken it");
+    assert_eq!((blocked(&rig, slot), dropped(&rig)), (BlockReason::MemoryCap, 0), "its client has not taken it");
     // Followers are lost with the server, and reconnect through the next one.
     rig.lose_server();
     rig.last = rig.holder.turn(0);
     drop(rig.adopt(2));
     rig.until_message(|message| matches!(message, FromHolder::Ready));
-    rig.until(|rig| blocked(rig, slot) == Blocked::Quota);
+    rig.until(|rig| blocked(rig, slot) == BlockReason::Quota);
     assert_eq!(dropped(&rig), 0);
     rig.server.send(&ToHolder::Followed { slot, seq });
     rig.until(|rig| dropped(rig) > 0);
@@ -253,10 +253,10 @@ fn quota_blocks_and_attaching_keeps_to_the_memory_rule() {
     let slot = rig.start(small(Overflow::Block));
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (data, mut at) = (pattern(12 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::Quota);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::Quota);
     assert_eq!(rig.files().iter().filter(|name| name.ends_with(".seg")).count(), 3);
     rig.server.send(&ToHolder::Attach);
-    rig.until(|rig| blocked(rig, slot) == Blocked::MemoryCap);
+    rig.until(|rig| blocked(rig, slot) == BlockReason::MemoryCap);
     rig.server.release(slot);
     let driver = rig.driver();
     rig.until(|rig| {
@@ -272,7 +272,7 @@ fn blocked_child_is_read_again_when_its_client_leaves() {
     let mut rig = limited(1 << 30);
     let slot = rig.start(small(Overflow::Block));
     let (data, mut at) = (pattern(6 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let driver = rig.driver();
     rig.until(|rig| {
@@ -287,14 +287,14 @@ fn raised_cap_lets_a_blocked_child_go_on() {
     let mut rig = limited(1 << 30);
     let slot = rig.start(small(Overflow::Block));
     let (data, mut at) = (pattern(4 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::MemoryCap);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
     rig.server.send(&ToHolder::Cap { slot, bytes: 16 * MIB });
     let driver = rig.driver();
     rig.until(|rig| {
         feed(&driver, &data, &mut at);
         rig.server.log(slot).bytes.len() == data.len()
     });
-    assert_eq!(blocked(&rig, slot), Blocked::No);
+    assert_eq!(blocked(&rig, slot), BlockReason::No);
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn on_a_full_disk() -> (Rig, u32, Vec<u8>, usize) {
     let slot = rig.start(small(Overflow::Block));
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (data, mut at) = (pattern(12 << 20), 0);
-    feed_until_blocked(&mut rig, slot, &data, &mut at, Blocked::DiskFull);
+    feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::DiskFull);
     (rig, slot, data, at)
 }
 
@@ -351,7 +351,7 @@ fn full_disk_blocks_says_so_and_is_tried_again() {
     // The retry fails too, and the next one is scheduled. Nothing is lost.
     rig.now = 1_000_000_000;
     rig.until(|rig| rig.last.next_deadline_ns == Some(2_000_000_000));
-    assert_eq!(blocked(&rig, slot), Blocked::DiskFull);
+    assert_eq!(blocked(&rig, slot), BlockReason::DiskFull);
     rig.server.send(&ToHolder::Attach);
     let driver = rig.driver();
     rig.until(|rig| {

@@ -1,7 +1,7 @@
 //! Start, output, exit and close of processes.
 
 use exec_server_holder::wire::{FromHolder, Stage, StartSpec, Status, ToHolder};
-use exec_server_log::Cause;
+use exec_server_log::ExitCause;
 use exec_server_process::Size;
 
 use crate::support::{MIB, MS, Rig, pattern, shell, spec};
@@ -35,7 +35,7 @@ fn real_child_delivers_both_streams_its_code_and_usage() {
     bytes.sort_unstable();
     assert_eq!(bytes, b"eorrtu");
     let exit = log.exit.expect("exited");
-    assert_eq!((exit.code, exit.signal, exit.cause), (5, None, Cause::Exit));
+    assert_eq!((exit.code, exit.signal, exit.cause), (5, None, ExitCause::Exit));
     assert!(exit.max_rss_bytes > 0);
     assert_eq!(rig.server.pidfds, 1);
 }
@@ -145,7 +145,7 @@ fn timeout_kills_keeps_the_output_and_names_the_cause() {
     rig.now = 500 * MS;
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     let log = rig.server.log(slot);
-    assert_eq!((log.bytes.as_slice(), log.exit.expect("exited").cause), (&b"partial"[..], Cause::Timeout));
+    assert_eq!((log.bytes.as_slice(), log.exit.expect("exited").cause), (&b"partial"[..], ExitCause::Timeout));
     assert_eq!(driver.signals(), [libc::SIGKILL]);
 }
 
@@ -162,7 +162,7 @@ fn output_pushes_the_idle_timeout_ahead() {
     assert!(driver.signals().is_empty());
     rig.now = 4 * 90 * MS + 100 * MS;
     rig.until(|rig| rig.server.log(slot).closed.is_some());
-    assert_eq!(rig.server.log(slot).exit.expect("exited").cause, Cause::IdleTimeout);
+    assert_eq!(rig.server.log(slot).exit.expect("exited").cause, ExitCause::IdleTimeout);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn grace_asks_first_and_kills_when_it_is_over() {
     rig.now = 200 * MS;
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     let exit = rig.server.log(slot).exit.expect("exited");
-    assert_eq!((exit.code, exit.cause), (137, Cause::Terminated));
+    assert_eq!((exit.code, exit.cause), (137, ExitCause::Terminated));
     assert_eq!(driver.signals(), [libc::SIGTERM, libc::SIGKILL]);
 }
 
@@ -204,7 +204,7 @@ fn orderly_exit_after_our_sigterm_counts_as_terminated() {
     assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(10_000) }), Status::Ok);
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     let exit = rig.server.log(slot).exit.expect("exited");
-    assert_eq!((exit.code, exit.signal, exit.cause), (3, None, Cause::Terminated));
+    assert_eq!((exit.code, exit.signal, exit.cause), (3, None, ExitCause::Terminated));
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn output_in_the_pipe_at_a_kill_is_delivered() {
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     let log = rig.server.log(slot);
     let exit = log.exit.expect("exited");
-    assert_eq!((exit.code, exit.signal, exit.cause), (137, Some(9), Cause::Terminated));
+    assert_eq!((exit.code, exit.signal, exit.cause), (137, Some(9), ExitCause::Terminated));
     assert_eq!(log.closed, Some((log.bytes.len() as u64, 0)));
 }
 

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder, WriteStatus};
 use exec_server_holder::{Config, Confine, Holder, Limits, Spawner, Turn};
-use exec_server_log::{self as log, Chain, Control, Cursor, Event, Exit, Mapping, Place, Step};
+use exec_server_log::{
+    self as log, ControlBlock, Cursor, Exit, LogEvent, MappedSegment, ReadStep, SegmentChain, SegmentLocation,
+};
 use exec_server_process::{Child, Driver, Spawn, SpawnError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
@@ -39,8 +41,8 @@ impl Spawner for Source {
 
 /// A server's view of one log.
 #[derive(Default)]
-pub(crate) struct Log {
-    chain: Chain,
+pub(crate) struct LogView {
+    chain: SegmentChain,
     cursor: Option<Cursor>,
     pub(crate) bytes: Vec<u8>,
     /// The kinds of events in order. Consecutive outputs count once.
@@ -50,10 +52,10 @@ pub(crate) struct Log {
     pub(crate) gap_bytes: u64,
 }
 
-struct Lent(Arc<Mapping>);
+struct LentMapping(Arc<MappedSegment>);
 
-impl AsRef<Mapping> for Lent {
-    fn as_ref(&self) -> &Mapping {
+impl AsRef<MappedSegment> for LentMapping {
+    fn as_ref(&self) -> &MappedSegment {
         &self.0
     }
 }
@@ -63,8 +65,8 @@ pub(crate) struct Server {
     pub(crate) socket: OwnedFd,
     dir: OwnedFd,
     pub(crate) inbox: VecDeque<FromHolder>,
-    pub(crate) control: Option<Control>,
-    pub(crate) logs: BTreeMap<u32, Log>,
+    pub(crate) control: Option<ControlBlock>,
+    pub(crate) logs: BTreeMap<u32, LogView>,
     pub(crate) is_lost: bool,
     pub(crate) pidfds: usize,
     next_req: u32,
@@ -140,22 +142,24 @@ impl Server {
         let mut fds = fds.into_iter();
         match &message {
             FromHolder::Welcome { .. } => {
-                self.control = Some(Control::open(fds.next().expect("control memfd")).expect("its layout"));
+                self.control = Some(ControlBlock::open(fds.next().expect("control memfd")).expect("its layout"));
                 fds.next().expect("eventfd");
                 self.inbox.push_back(message);
             }
             FromHolder::Segment(info) => {
-                let place = if info.on_disk { Place::Disk } else { Place::Memory };
+                let location = if info.on_disk { SegmentLocation::Disk } else { SegmentLocation::Memory };
                 let known = log::SegmentInfo {
                     id: info.id,
                     base_seq: info.base_seq,
                     base_offset: info.base_offset,
-                    place,
+                    location,
                     sealed: info.sealed,
                 };
                 let chain = &mut self.logs.entry(info.slot).or_default().chain;
                 match fds.next() {
-                    Some(fd) => chain.push_memory(known, Arc::new(Lent(Mapping::map(fd).expect("a segment")))),
+                    Some(fd) => {
+                        chain.push_memory(known, Arc::new(LentMapping(MappedSegment::map(fd).expect("a segment"))))
+                    }
                     None => chain.push_disk(known),
                 }
             }
@@ -170,7 +174,7 @@ impl Server {
                 self.inbox.push_back(message);
             }
             FromHolder::Started { slot, .. } => {
-                self.logs.insert(*slot, Log::default());
+                self.logs.insert(*slot, LogView::default());
                 self.pidfds += fds.len();
                 self.inbox.push_back(message);
             }
@@ -195,16 +199,16 @@ impl Server {
     /// Continues to read where another server stopped. The mappings of that server are gone.
     pub(crate) fn resume(&mut self, old: Self) {
         for (slot, log) in old.logs {
-            self.logs.insert(slot, Log { chain: Chain::new(), ..log });
+            self.logs.insert(slot, LogView { chain: SegmentChain::new(), ..log });
         }
     }
 
-    pub(crate) fn log(&self, slot: u32) -> &Log {
+    pub(crate) fn log(&self, slot: u32) -> &LogView {
         self.logs.get(&slot).expect("a known slot")
     }
 }
 
-impl Log {
+impl LogView {
     /// Number of segments that are known and not released.
     pub(crate) fn segments(&self) -> usize {
         self.chain.segments().count()
@@ -219,32 +223,32 @@ impl Log {
         let cursor = self.cursor.get_or_insert_with(Cursor::start);
         loop {
             let load = match self.chain.read(cursor) {
-                Step::Record(record) => {
+                ReadStep::Record(record) => {
                     match record.event {
-                        Event::Output { bytes, .. } => {
+                        LogEvent::Output { bytes, .. } => {
                             self.bytes.extend_from_slice(bytes);
                             if self.order.last() != Some(&"output") {
                                 self.order.push("output");
                             }
                         }
-                        Event::Exited(exit) => {
+                        LogEvent::Exited(exit) => {
                             self.exit = Some(exit);
                             self.order.push("exited");
                         }
-                        Event::Closed { written, dropped } => {
+                        LogEvent::Closed { written, dropped } => {
                             self.closed = Some((written, dropped));
                             self.order.push("closed");
                         }
                     }
                     continue;
                 }
-                Step::Gap { bytes, .. } => {
+                ReadStep::Gap { bytes, .. } => {
                     self.gap_bytes += bytes;
                     continue;
                 }
-                Step::End => return,
-                Step::NeedsLoad(id) => id,
-                Step::Damaged(id) => panic!("segment {id} is damaged"),
+                ReadStep::End => return,
+                ReadStep::NeedsLoad(id) => id,
+                ReadStep::Damaged(id) => panic!("segment {id} is damaged"),
             };
             match log::load(dir.as_fd(), slot, load) {
                 Ok(loaded) => assert!(self.chain.set_loaded(load, loaded)),

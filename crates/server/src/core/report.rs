@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use exec_server_log::Blocked;
+use exec_server_log::BlockReason;
 
 use super::Core;
 use crate::{
@@ -56,10 +56,10 @@ impl Core {
                 }
                 seen.processes_running += 1;
                 match process.status().blocked {
-                    Blocked::No => {}
-                    Blocked::MemoryCap => seen.blocked_memory += 1,
-                    Blocked::Quota => seen.blocked_quota += 1,
-                    Blocked::DiskFull => seen.blocked_disk += 1,
+                    BlockReason::No => {}
+                    BlockReason::MemoryCap => seen.blocked_memory += 1,
+                    BlockReason::Quota => seen.blocked_quota += 1,
+                    BlockReason::DiskFull => seen.blocked_disk += 1,
                 }
             }
         }

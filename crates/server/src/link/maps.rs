@@ -13,7 +13,7 @@ use std::{
 };
 
 use exec_server_holder::wire::SegmentInfo;
-use exec_server_log::{Mapping, memfd_of};
+use exec_server_log::{MappedSegment, memfd_of};
 
 use crate::process::lock;
 
@@ -22,12 +22,12 @@ const KEPT_MAX: usize = 32;
 
 /// The cached mappings by the number of their memfd, newest last.
 #[derive(Default)]
-pub(super) struct Maps(Mutex<VecDeque<(u64, Arc<Mapping>)>>);
+pub(super) struct Maps(Mutex<VecDeque<(u64, Arc<MappedSegment>)>>);
 
 /// A mapping in use by a log. Returns to the cache when dropped.
 pub(crate) struct Lent {
     memfd: u64,
-    mapping: Arc<Mapping>,
+    mapping: Arc<MappedSegment>,
     maps: Arc<Maps>,
 }
 
@@ -35,10 +35,10 @@ impl Maps {
     /// Maps a new segment, from the cache if possible.
     pub(super) fn map(self: &Arc<Self>, info: &SegmentInfo, fd: OwnedFd) -> io::Result<Arc<Lent>> {
         let memfd = memfd_of(info.id);
-        let is_it = |mapping: &Arc<Mapping>| (mapping.id(), mapping.slot()) == (info.id, info.slot);
+        let is_it = |mapping: &Arc<MappedSegment>| (mapping.id(), mapping.slot()) == (info.id, info.slot);
         let mapping = match self.take(memfd).filter(is_it) {
             Some(kept) => kept,
-            None => Mapping::map(fd).map_err(io::Error::other)?,
+            None => MappedSegment::map(fd).map_err(io::Error::other)?,
         };
         Ok(Arc::new(Lent { memfd, mapping, maps: self.clone() }))
     }
@@ -48,13 +48,13 @@ impl Maps {
         drop(self.take(memfd_of(segment)));
     }
 
-    fn take(&self, memfd: u64) -> Option<Arc<Mapping>> {
+    fn take(&self, memfd: u64) -> Option<Arc<MappedSegment>> {
         let mut kept = lock(&self.0);
         let at = kept.iter().position(|(other, _)| *other == memfd)?;
         kept.remove(at).map(|(_, mapping)| mapping)
     }
 
-    fn keep(&self, memfd: u64, mapping: Arc<Mapping>) {
+    fn keep(&self, memfd: u64, mapping: Arc<MappedSegment>) {
         let mut kept = lock(&self.0);
         kept.retain(|(other, _)| *other != memfd);
         if kept.len() >= KEPT_MAX {
@@ -64,8 +64,8 @@ impl Maps {
     }
 }
 
-impl AsRef<Mapping> for Lent {
-    fn as_ref(&self) -> &Mapping {
+impl AsRef<MappedSegment> for Lent {
+    fn as_ref(&self) -> &MappedSegment {
         &self.mapping
     }
 }

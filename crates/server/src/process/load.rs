@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_log::{Loaded, RecoverError};
+use exec_server_log::{LoadedSegment, RecoverError};
 
 use super::{Process, lock};
 use crate::{link::passes, session::short};
@@ -39,7 +39,7 @@ impl Load {
         let Self { process, segment } = &self;
         let name = exec_server_log::disk_name(process.slot, *segment);
         let file = process.link().open_segment(&name).map_err(RecoverError::from);
-        let is_loaded = match file.and_then(|file| Loaded::read(&file)) {
+        let is_loaded = match file.and_then(|file| LoadedSegment::read(&file)) {
             // False if the segment was taken during the read.
             Ok(loaded) => process.chain().set_loaded(*segment, loaded),
             // A resource shortage does not mean that the file is lost. The next reader tries again.

@@ -6,7 +6,7 @@
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 use exec_server_holder::roll::Enrolled;
-use exec_server_log::{Control, Place, Recovered, Status};
+use exec_server_log::{ControlBlock, LogStatus, RecoveredLog, SegmentLocation};
 
 use super::{Birth, Lost, Position, Process, lock};
 use crate::link::Link;
@@ -14,22 +14,22 @@ use crate::link::Link;
 /// Where the status of a process comes from.
 pub(super) enum Board {
     /// The block shared with the holder.
-    Shared(Arc<Control>),
+    Shared(Arc<ControlBlock>),
     /// No holder: the last known status, and the offset up to which the output can be read.
-    Left { status: Status, end_offset: u64 },
+    Left { status: LogStatus, end_offset: u64 },
 }
 
 impl Process {
     /// Creates a process whose holder was found dead. Readers get what it spilled, then a gap for what is known to be
     /// missing, then an end with the cause `lost`. Output that the holder read after its last note of the log's
     /// position cannot be counted.
-    pub(crate) fn left(birth: Birth, link: Arc<Link>, known: Status, recovered: &Recovered) -> Self {
+    pub(crate) fn left(birth: Birth, link: Arc<Link>, known: LogStatus, recovered: &RecoveredLog) -> Self {
         let on_disk = (
             recovered.next_seq.saturating_add(recovered.torn_records),
             recovered.end_offset.saturating_add(recovered.torn_bytes),
         );
         let first_seq = recovered.segments.first().map_or(known.next_seq, |info| info.base_seq);
-        let status = Status {
+        let status = LogStatus {
             next_seq: known.next_seq.max(on_disk.0).max(1),
             written: known.written.max(on_disk.1),
             first_seq,
@@ -49,7 +49,7 @@ impl Process {
         process
     }
 
-    pub(super) fn published(&self) -> Status {
+    pub(super) fn published(&self) -> LogStatus {
         match &*self.board() {
             Board::Shared(control) => control.status(self.slot),
             Board::Left { status, .. } => *status,
@@ -63,7 +63,8 @@ impl Process {
 
     /// Whether the process has closed and all retained parts of its log are on disk.
     pub(crate) fn is_on_disk(&self) -> bool {
-        self.status().closed_seq.is_some() && self.chain().segments().all(|segment| segment.place == Place::Disk)
+        self.status().closed_seq.is_some()
+            && self.chain().segments().all(|segment| segment.location == SegmentLocation::Disk)
     }
 
     /// Handles a holder that archived the session: gives up everything that was shared with it.
@@ -122,7 +123,7 @@ impl Process {
     }
 
     /// Makes up the end events that the holder did not write.
-    pub(super) fn end_here(&self, status: Status) {
+    pub(super) fn end_here(&self, status: LogStatus) {
         if status.closed_seq.is_none() {
             let exited_seq = status.exited.is_none().then_some(status.next_seq);
             let closed_seq = status.next_seq + u64::from(exited_seq.is_some());

@@ -14,7 +14,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use exec_server_log::{Cursor, Event, Exit, Record, Step, Stream};
+use exec_server_log::{Cursor, Exit, LogEvent, LogRecord, OutputStream, ReadStep};
 use exec_server_protocol::{
     SessionId, command,
     frame::OutputFrame,
@@ -360,8 +360,8 @@ impl Feed {
             // again.
             let chain = process.chain();
             match chain.read(&mut self.cursor) {
-                Step::Record(record) => {
-                    let closed = matches!(record.event, Event::Closed { .. });
+                ReadStep::Record(record) => {
+                    let closed = matches!(record.event, LogEvent::Closed { .. });
                     self.send(record, out);
                     drop(chain);
                     self.let_go(closed);
@@ -370,16 +370,16 @@ impl Feed {
                         return Next::Idle;
                     }
                 }
-                Step::Gap { from_seq, to_seq, bytes } => {
+                ReadStep::Gap { from_seq, to_seq, bytes } => {
                     drop(chain);
                     self.report_gap(wire::Gap { from_seq, to_seq, bytes }, out);
                 }
-                Step::NeedsLoad(segment) => return Next::Load(segment),
-                Step::Damaged(segment) => {
+                ReadStep::NeedsLoad(segment) => return Next::Load(segment),
+                ReadStep::Damaged(segment) => {
                     drop(chain);
                     process.handle_damaged(segment);
                 }
-                Step::End => {
+                ReadStep::End => {
                     drop(chain);
                     if process.lost().is_some() {
                         self.send_lost_end(out);
@@ -445,10 +445,10 @@ impl Feed {
         }
     }
 
-    fn send(&mut self, record: Record<'_>, out: &mut Outbox) {
+    fn send(&mut self, record: LogRecord<'_>, out: &mut Outbox) {
         self.learn_offset(record.offset);
         match (record.event, self.process.meta.dialect) {
-            (Event::Output { stream, bytes }, Dialect::Process) => {
+            (LogEvent::Output { stream, bytes }, Dialect::Process) => {
                 let (seq, stream, offset) = (record.seq, wire_stream(stream), record.offset);
                 if let Some(channel) = self.announced(out) {
                     out.binary(&OutputFrame { channel, stream, seq, offset }.encode(), bytes);
@@ -459,20 +459,21 @@ impl Feed {
                     });
                 }
             }
-            (Event::Output { stream, bytes }, Dialect::Command) => {
-                let stream = if stream == Stream::Stderr { command::Stream::Stderr } else { command::Stream::Stdout };
+            (LogEvent::Output { stream, bytes }, Dialect::Command) => {
+                let stream =
+                    if stream == OutputStream::Stderr { command::Stream::Stderr } else { command::Stream::Stdout };
                 out.message(bytes.len() * 4 / 3 + 128, |buf| {
                     output::encode_output_delta(buf, &self.addressee, stream, bytes)
                 });
             }
-            (Event::Exited(exit), Dialect::Process) => self.send_exited(record.seq, Some(exit), out),
-            (Event::Exited(exit), Dialect::Command) => self.exit_held = Some(exit.code),
-            (Event::Closed { written, dropped }, Dialect::Process) => {
+            (LogEvent::Exited(exit), Dialect::Process) => self.send_exited(record.seq, Some(exit), out),
+            (LogEvent::Exited(exit), Dialect::Command) => self.exit_held = Some(exit.code),
+            (LogEvent::Closed { written, dropped }, Dialect::Process) => {
                 self.send_closed(record.seq, written, dropped, out)
             }
-            (Event::Closed { .. }, Dialect::Command) => self.send_command_exited(out),
+            (LogEvent::Closed { .. }, Dialect::Command) => self.send_command_exited(out),
         }
-        let bytes = if let Event::Output { bytes, .. } = record.event { bytes.len() as u64 } else { 0 };
+        let bytes = if let LogEvent::Output { bytes, .. } = record.event { bytes.len() as u64 } else { 0 };
         self.sent = Position { seq: record.seq, offset: record.offset + bytes };
         // With a small window the marks must be closer: otherwise the window could fill up between two marks, and
         // neither sending nor acknowledging would continue.

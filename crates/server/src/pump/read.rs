@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use exec_server_log::{Cursor, Event, Status, Step};
+use exec_server_log::{Cursor, LogEvent, LogStatus, ReadStep};
 use exec_server_protocol::{limits, message, message::RequestId, output::ReadEncoder, process as wire};
 use exec_server_rpc::Outbox;
 use tokio::time::Instant;
@@ -143,20 +143,20 @@ impl ReadJob {
         loop {
             match chain.read(&mut probe) {
                 // Newer than the status snapshot. A later snapshot will include it.
-                Step::Record(record) if record.seq >= next_seq => return Look::Nothing,
-                Step::Record(record) => match record.event {
-                    Event::Output { .. } => return Look::Something,
+                ReadStep::Record(record) if record.seq >= next_seq => return Look::Nothing,
+                ReadStep::Record(record) => match record.event {
+                    LogEvent::Output { .. } => return Look::Something,
                     // Flags report the exit and the close. Moving past them keeps the next look short.
-                    Event::Exited(_) | Event::Closed { .. } => self.cursor = probe,
+                    LogEvent::Exited(_) | LogEvent::Closed { .. } => self.cursor = probe,
                 },
-                Step::Gap { .. } => return Look::Something,
-                Step::End | Step::Damaged(_) => return Look::Nothing,
-                Step::NeedsLoad(segment) => return Look::Load(segment),
+                ReadStep::Gap { .. } => return Look::Something,
+                ReadStep::End | ReadStep::Damaged(_) => return Look::Nothing,
+                ReadStep::NeedsLoad(segment) => return Look::Load(segment),
             }
         }
     }
 
-    fn answer(&mut self, out: &mut Outbox, status: &Status) -> Position {
+    fn answer(&mut self, out: &mut Outbox, status: &LogStatus) -> Position {
         let process = self.process.clone();
         let mut last = Position { seq: self.cursor.next_seq() - 1, offset: self.cursor.offset().unwrap_or(0) };
         let hint = self.process.chain().peek_len(&self.cursor).map_or(256, |len| len * 4 / 3 + 256);
@@ -173,34 +173,34 @@ impl ReadJob {
                 }
                 let before = self.cursor;
                 match chain.read(&mut self.cursor) {
-                    Step::Record(record) if record.seq >= status.next_seq => {
+                    ReadStep::Record(record) if record.seq >= status.next_seq => {
                         // Newer than the status snapshot: leave it to the next read.
                         self.cursor = before;
                         taken.all = true;
                         break;
                     }
-                    Step::Record(record) => {
-                        if let Event::Output { stream, bytes } = record.event {
+                    ReadStep::Record(record) => {
+                        if let LogEvent::Output { stream, bytes } = record.event {
                             encoder.push(buf, record.seq, wire_stream(stream), bytes);
                             taken.count += 1;
                             taken.bytes += bytes.len() as u64;
                             taken.last_chunk = record.seq;
                         }
                     }
-                    Step::Gap { from_seq, to_seq, bytes } if taken.count == 0 && taken.gap.is_none() => {
+                    ReadStep::Gap { from_seq, to_seq, bytes } if taken.count == 0 && taken.gap.is_none() => {
                         self.process.told_gap(bytes);
                         taken.gap = Some(wire::Gap { from_seq, to_seq, bytes });
                     }
                     // A gap after output, or a second gap: leave it to the next read, which reports it first.
-                    Step::Gap { .. } => {
+                    ReadStep::Gap { .. } => {
                         self.cursor = before;
                         break;
                     }
-                    Step::End | Step::Damaged(_) => {
+                    ReadStep::End | ReadStep::Damaged(_) => {
                         taken.all = self.cursor.next_seq() >= status.next_seq || process.lost().is_some();
                         break;
                     }
-                    Step::NeedsLoad(_) => break,
+                    ReadStep::NeedsLoad(_) => break,
                 }
             }
             let first_seq = chain.first().map_or(status.first_seq, |(seq, _)| seq);
@@ -215,7 +215,7 @@ impl ReadJob {
 
     /// `nextSeq` and flags by the rules of generation H. If our own cap or a pending disk read cut the answer, it says
     /// that there is more.
-    fn end(&self, status: &Status, taken: &Taken, first_seq: u64) -> wire::ReadEnd {
+    fn end(&self, status: &LogStatus, taken: &Taken, first_seq: u64) -> wire::ReadEnd {
         let cut_by_us = !taken.all && !taken.cut_by_reader && !taken.full(self.max_bytes);
         let next_seq = if cut_by_us || (self.max_bytes.is_some() && taken.count > 0) {
             if taken.count > 0 { taken.last_chunk + 1 } else { self.cursor.next_seq() }
