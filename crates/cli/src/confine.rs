@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::Path, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use exec_server_holder::{
-    Confine, Limits, User,
+    ChildUser, Confine, Limits,
     cgroup::{self, Enforced},
 };
 use exec_server_sandbox::FileUser;
@@ -22,7 +22,7 @@ const OF_THE_USER: [&str; 3] = ["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "
 /// A user of the host, looked up in `/etc/passwd` and `/etc/group`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RunAs {
-    user: User,
+    user: ChildUser,
     /// Name, home and shell; `None` for a bare uid without an entry.
     entry: Option<Entry>,
 }
@@ -104,7 +104,7 @@ impl RunAs {
         let Some(known) = known else {
             let uid = user.parse().ok().with_context(|| format!("no user `{user}`"))?;
             let group = named_group.with_context(|| format!("user `{user}` has no entry; say its group, too"))?;
-            return Ok(Self { user: User { uid, gid: group_id(group)?, groups: Vec::new() }, entry: None });
+            return Ok(Self { user: ChildUser { uid, gid: group_id(group)?, groups: Vec::new() }, entry: None });
         };
         let number = |field: &str| field.parse().with_context(|| format!("the entry of `{user}` is not understood"));
         let gid = named_group.map_or_else(|| number(&known[3]), group_id)?;
@@ -115,12 +115,12 @@ impl RunAs {
         ids.dedup();
         let shell = if known[6].is_empty() { "/bin/sh" } else { &known[6] };
         let entry = Entry { name: known[0].clone(), home: known[5].clone(), shell: shell.to_owned() };
-        Ok(Self { user: User { uid: number(&known[2])?, gid, groups: ids }, entry: Some(entry) })
+        Ok(Self { user: ChildUser { uid: number(&known[2])?, gid, groups: ids }, entry: Some(entry) })
     }
 
     /// The same user, for file methods.
     pub(crate) fn file_user(&self) -> anyhow::Result<Arc<FileUser>> {
-        let User { uid, gid, groups } = self.user.clone();
+        let ChildUser { uid, gid, groups } = self.user.clone();
         let user = Arc::new(FileUser::new(uid, gid, groups).context("find out our own groups")?);
         // Try it now: on a host that forbids changing the user, every file request would fail later.
         drop(user.enter().context("use files as the user of `--run-as`")?);
@@ -151,17 +151,17 @@ mod tests {
     const PASSWD: &str = "root:x:0:0::/root:/bin/bash\nworker:x:1005:100:W:/home/worker:\nbroken\n";
     const GROUP: &str = "root:x:0:\nusers:x:100:\ndocker:x:999:other,worker\nbuild:x:50:worker\n";
 
-    fn parse(text: &str) -> Result<User, String> {
+    fn parse(text: &str) -> Result<ChildUser, String> {
         RunAs::parse(text, PASSWD, GROUP).map(|run_as| run_as.user).map_err(|error| error.to_string())
     }
 
     #[test]
     fn users_are_found_by_name_and_number_with_their_groups() {
-        let worker = User { uid: 1005, gid: 100, groups: vec![50, 100, 999] };
+        let worker = ChildUser { uid: 1005, gid: 100, groups: vec![50, 100, 999] };
         assert_eq!(parse("worker"), Ok(worker.clone()));
         assert_eq!(parse("1005"), Ok(worker));
         assert_eq!(parse("worker:docker").map(|user| user.gid), Ok(999));
-        assert_eq!(parse("77:88"), Ok(User { uid: 77, gid: 88, groups: Vec::new() }));
+        assert_eq!(parse("77:88"), Ok(ChildUser { uid: 77, gid: 88, groups: Vec::new() }));
         assert_eq!(parse("77"), Err("user `77` has no entry; say its group, too".to_owned()));
         assert_eq!(parse("nobody-here"), Err("no user `nobody-here`".to_owned()));
         assert_eq!(parse("worker:none"), Err("no group `none`".to_owned()));

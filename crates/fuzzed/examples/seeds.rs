@@ -7,7 +7,7 @@ use std::{fs, path::PathBuf};
 
 use exec_server_fuzzed::TARGETS;
 use exec_server_holder::{
-    Size,
+    TerminalSize,
     wire::{FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, WriteStatus},
 };
 use exec_server_log::{ControlBlock, Exit, LogWriter, OutputStream, SegmentPool};
@@ -120,7 +120,7 @@ fn packets() -> Vec<Vec<u8>> {
         arg0: Some(b"-sh".to_vec()),
         env: vec![b"PATH=/bin".to_vec()],
         cwd: b"/".to_vec(),
-        tty: Some(Size { rows: 24, cols: 80 }),
+        tty: Some(TerminalSize { rows: 24, cols: 80 }),
         timeout_ms: Some(5),
         overflow: Overflow::DropOldest,
         cap_bytes: 1 << 24,

@@ -32,7 +32,7 @@ use exec_server_holder::{
     wire::{self, FromHolder, StartSpec, ToHolder},
 };
 use exec_server_log::{Cursor, LogEvent, ReadStep, RecoveredLog, SegmentChain, failpoint, load, recover, survey};
-use exec_server_process::{Child, Driver, Spawn, SpawnError};
+use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
@@ -181,7 +181,7 @@ fn say(line: Arguments<'_>) {
 }
 
 #[derive(Clone, Default)]
-struct Scripts(Arc<Mutex<Vec<Driver>>>);
+struct Scripts(Arc<Mutex<Vec<ScriptDriver>>>);
 
 impl Spawner for Scripts {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use exec_server_process::{Child, Spawn, SpawnError, User};
+use exec_server_process::{Child, ChildUser, Spawn, SpawnError};
 
 use crate::cgroup::SessionGroup;
 
@@ -50,7 +50,7 @@ pub struct Confine {
     /// The session's control group. Empty if the host does not let us create one.
     pub group: SessionGroup,
     /// The user that children run as. `None`: the holder's own user.
-    pub user: Option<User>,
+    pub user: Option<ChildUser>,
     /// Resource limits of each child, for hosts without a control group that enforces them: resource (`RLIMIT_…`) and
     /// limit.
     pub rlimits: Vec<(u32, u64)>,

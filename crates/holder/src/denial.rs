@@ -5,14 +5,14 @@
 //! denied operation, or the seccomp filter killed it. `ENOENT` texts do not count: a file that the policy hides
 //! produces one, but so does every misspelt name.
 
-use exec_server_process::Exited;
+use exec_server_process::ChildExit;
 
 /// The error texts of `EPERM`, `EACCES` and `EROFS`, in lower case.
 const WORDS: [&[u8]; 3] = [b"operation not permitted", b"permission denied", b"read-only file system"];
 
 /// Checks the exit status first, and calls `written` for the output only if the process failed. `written` yields the
 /// last output of each stream.
-pub(crate) fn is_likely<W: Iterator<Item = Vec<u8>>>(exited: &Exited, written: impl FnOnce() -> W) -> bool {
+pub(crate) fn is_likely<W: Iterator<Item = Vec<u8>>>(exited: &ChildExit, written: impl FnOnce() -> W) -> bool {
     if exited.signal.map(i32::from) == Some(libc::SIGSYS) {
         return true;
     }
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     fn likely(code: i32, signal: Option<u8>, texts: &[&str]) -> bool {
-        let exited = Exited { code, signal, user_ms: 0, system_ms: 0, max_rss_bytes: 0 };
+        let exited = ChildExit { code, signal, user_ms: 0, system_ms: 0, max_rss_bytes: 0 };
         is_likely(&exited, || texts.iter().map(|text| text.as_bytes().to_vec()))
     }
 

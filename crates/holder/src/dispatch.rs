@@ -8,7 +8,7 @@
 
 use std::os::fd::OwnedFd;
 
-use exec_server_process::Size;
+use exec_server_process::TerminalSize;
 use exec_server_sandbox::Kit;
 use exec_server_session::Attach;
 
@@ -58,7 +58,7 @@ impl<S: Spawner> Holder<S> {
             },
             ToHolder::Signal { req, slot, signal } => self.act(req, slot, |process| process.signal(signal)),
             ToHolder::Resize { req, slot, rows, cols } => {
-                self.act(req, slot, |process| resize(process, Size { rows, cols }));
+                self.act(req, slot, |process| resize(process, TerminalSize { rows, cols }));
             }
             ToHolder::Terminate { req, slot, grace_ms } => {
                 let status = match self.processes.get_mut(&slot) {
@@ -133,7 +133,7 @@ impl<S: Spawner> Holder<S> {
     }
 }
 
-fn resize(process: &mut Process, size: Size) -> Status {
+fn resize(process: &mut Process, size: TerminalSize) -> Status {
     match (&process.child, process.is_tty) {
         (_, false) => Status::NotATerminal,
         (None, true) => Status::NotRunning,

@@ -13,7 +13,7 @@
 use std::os::fd::BorrowedFd;
 
 use exec_server_log::{BlockReason, Exit, ExitCause, LimitsHit, OutputStream};
-use exec_server_process::{Child, Exited};
+use exec_server_process::{Child, ChildExit};
 use rustix::io::Errno;
 
 use crate::cgroup::Group;
@@ -98,7 +98,7 @@ impl Process {
             Ok(Some(exited)) => exited,
             // Retry after a delay. Waiting for the exit fd would spin, because it stays ready.
             Ok(None) => return self.retry_in(REAP_AGAIN_NS, cx),
-            Err(_) => Exited { code: -1, signal: None, user_ms: 0, system_ms: 0, max_rss_bytes: 0 },
+            Err(_) => ChildExit { code: -1, signal: None, user_ms: 0, system_ms: 0, max_rss_bytes: 0 },
         };
         let exit = self.exit_of(exited);
         let Ok(is_due) = self.writer.append_exited(&cx.control, &mut cx.pool, exit) else {
@@ -221,7 +221,7 @@ impl Process {
         }
     }
 
-    fn exit_of(&self, exited: Exited) -> Exit {
+    fn exit_of(&self, exited: ChildExit) -> Exit {
         let hit = self.group.as_ref().map_or_else(LimitsHit::default, Group::hit);
         let was_killed = exited.signal.map(i32::from) == Some(libc::SIGKILL);
         let cause = match (self.killed, exited.signal) {

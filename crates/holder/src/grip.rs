@@ -13,7 +13,7 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 
-use exec_server_process::{Member, descendants_of};
+use exec_server_process::{TreeMember, descendants_of};
 use rustix::process::{PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 /// Kills every descendant that has one of these streams open. Returns how many there were.
@@ -35,7 +35,7 @@ fn target(stream: BorrowedFd<'_>) -> Option<PathBuf> {
     }
 }
 
-fn kill_if_holder(member: &Member, targets: &[PathBuf]) -> bool {
+fn kill_if_holder(member: &TreeMember, targets: &[PathBuf]) -> bool {
     // Open the pidfd first. If the pid is reused after that, the signal fails and does not hit an unrelated process.
     let Ok(process) = pidfd_open(member.pid, PidfdFlags::empty()) else { return false };
     let Ok(fds) = fs::read_dir(format!("/proc/{}/fd", member.pid.as_raw_nonzero())) else { return false };

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use exec_server_log::LogWriter;
-use exec_server_process::Ignored;
+use exec_server_process::IgnoredSignals;
 use exec_server_session::{Lease, Ttl};
 
 use crate::adoption::Adoption;
@@ -81,7 +81,7 @@ pub struct Holder<S: Spawner> {
     pub(crate) nofile: Option<(u64, u64)>,
     /// The signals that this process ignores. Read once, because an exclusive holder never changes them. `None` if the
     /// process is not exclusive.
-    pub(crate) ignored: Option<Ignored>,
+    pub(crate) ignored: Option<IgnoredSignals>,
     pub(crate) confine: Confine,
     buf: Vec<u8>,
     /// Kept between turns to avoid an allocation.
@@ -135,7 +135,7 @@ impl<S: Spawner> Holder<S> {
             dir: config.dir,
             info: config.info,
             nofile: config.nofile,
-            ignored: config.exclusive.then(Ignored::now),
+            ignored: config.exclusive.then(IgnoredSignals::now),
             confine: config.confine,
             buf: Vec::new(),
             ready: Vec::new(),

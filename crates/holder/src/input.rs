@@ -9,7 +9,7 @@
 //! Failure path: if the child closes its stdin or dies, everything that waits is answered with `StdinClosed` and the
 //! number of bytes written. The retry of a keyed write that was completed is answered with `Accepted` even then.
 
-use exec_server_process::CloseStdin;
+use exec_server_process::CloseStdinOutcome;
 use exec_server_session::{Begin, StdinLedger};
 use rustix::io::Errno;
 
@@ -230,15 +230,15 @@ impl Process {
         let Some(child) = &mut self.child else { return };
         let outcome = child.close_stdin();
         let status = match outcome {
-            Ok(CloseStdin::Closed) => {
+            Ok(CloseStdinOutcome::Closed) => {
                 self.input.is_open = false;
                 self.input.interest = Interest::default();
                 Status::Ok
             }
             // The terminal stays open: the EOF character ends one read, not the stream.
-            Ok(CloseStdin::EofSent) => Status::Ok,
-            Ok(CloseStdin::RawMode) => Status::RawMode,
-            Ok(CloseStdin::NotOpen) => Status::StdinClosed,
+            Ok(CloseStdinOutcome::EofSent) => Status::Ok,
+            Ok(CloseStdinOutcome::RawMode) => Status::RawMode,
+            Ok(CloseStdinOutcome::NotOpen) => Status::StdinClosed,
             // Retried when the terminal accepts more input.
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
             Err(error) => Status::Failed(error.raw_os_error().unwrap_or(0)),

@@ -63,7 +63,7 @@ pub mod tombstone;
 pub mod wire;
 
 pub use config::{Config, Confine, Forker, Limits, Spawner};
-pub use exec_server_process::{Size, User};
+pub use exec_server_process::{ChildUser, TerminalSize};
 pub use holder::{Holder, Turn};
 pub use orphans::kill_orphans;
 pub use run::run;

@@ -16,7 +16,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use exec_server_log::{BlockReason, ExitCause, LogWriter, OutputStream, SEGMENT_BYTES, Segment};
-use exec_server_process::{Child, Spawn, SpawnError, Stdin, Stdio};
+use exec_server_process::{Child, Spawn, SpawnError, StdinMode, StdioMode};
 
 use crate::Confine;
 use crate::cgroup::Group;
@@ -362,8 +362,8 @@ pub(crate) fn describe(
     spawn.arg0 = spec.arg0.as_deref().map(|arg0| text("arg0", arg0)).transpose()?;
     spawn.env = texts("env", &spec.env)?;
     spawn.cwd = text("cwd", &spec.cwd)?;
-    let stdin = if spec.pipe_stdin { Stdin::Open } else { Stdin::Null };
-    spawn.stdio = spec.tty.map_or(Stdio::Pipe { stdin }, Stdio::Pty);
+    let stdin = if spec.pipe_stdin { StdinMode::Open } else { StdinMode::Null };
+    spawn.stdio = spec.tty.map_or(StdioMode::Pipe { stdin }, StdioMode::Pty);
     spawn.nofile = nofile;
     spawn.die_with_parent = dies_with_us;
     spawn.user = confine.user.clone();
@@ -380,7 +380,7 @@ impl From<SpawnError> for StartFailure {
             SpawnError::BadDescriptor { number } => (Stage::Input, number.to_string().into_bytes()),
             SpawnError::Cwd { path, .. } => (Stage::Cwd, path.into_bytes()),
             SpawnError::Exec { program, .. } => (Stage::Exec, program.into_bytes()),
-            SpawnError::Setup { stage: exec_server_process::Stage::Sandbox, .. } => (Stage::Sandbox, Vec::new()),
+            SpawnError::Setup { stage: exec_server_process::SpawnStage::Sandbox, .. } => (Stage::Sandbox, Vec::new()),
             SpawnError::Resources { what, .. } => (Stage::Resources, what.as_bytes().to_vec()),
             other => (Stage::Resources, other.to_string().into_bytes()),
         };

@@ -25,7 +25,7 @@ mod codec;
 mod socket;
 mod words;
 
-use exec_server_process::Size;
+use exec_server_process::TerminalSize;
 
 pub use codec::DecodeError;
 pub(crate) use socket::recv_or_leave;
@@ -197,7 +197,7 @@ pub struct StartSpec {
     /// Working directory, absolute.
     pub cwd: Vec<u8>,
     /// Size of a terminal to use instead of pipes.
-    pub tty: Option<Size>,
+    pub tty: Option<TerminalSize>,
     /// Without a terminal: whether stdin is a pipe. Otherwise it is `/dev/null`.
     pub pipe_stdin: bool,
     /// Kills the process this long after its start.

@@ -13,7 +13,7 @@ use exec_server_holder::spawner::SECRET_NAME;
 use exec_server_holder::wire::{self, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::{Config, Confine, Holder, Limits, Spawner};
 use exec_server_log::{BlockReason, ControlBlock, LogStatus, SEGMENT_BYTES};
-use exec_server_process::{Child, Driver, Spawn, SpawnError};
+use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
 use rustix::mm::{MprotectFlags, mprotect};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -21,7 +21,7 @@ const SECRET: [u8; 32] = [7; 32];
 const PAGE: usize = 4096;
 
 #[derive(Clone, Default)]
-struct Script(Arc<Mutex<Option<Driver>>>);
+struct Script(Arc<Mutex<Option<ScriptDriver>>>);
 
 impl Spawner for Script {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use exec_server_holder::spawner::{self, ExecError, NewHolder, SpawnerHandle, exec_spawner, fork_spawner};
 use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
-use exec_server_holder::{Limits, Size};
+use exec_server_holder::{Limits, TerminalSize};
 use exec_server_log::{BlockReason, ControlBlock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
@@ -134,7 +134,7 @@ impl Link {
     }
 
     fn start_on(&mut self, script: &str, is_tty: bool) -> Result<u32, i32> {
-        self.ask(StartSpec { tty: is_tty.then(Size::default), ..shell(script) });
+        self.ask(StartSpec { tty: is_tty.then(TerminalSize::default), ..shell(script) });
         self.started()
     }
 

@@ -13,7 +13,7 @@ use std::{
     process::ExitCode,
 };
 
-use exec_server_process::{Exited, Size, Spawn, SpawnError, Stdio};
+use exec_server_process::{ChildExit, Spawn, SpawnError, StdioMode, TerminalSize};
 use rustix::event::{PollFd, PollFlags, poll};
 
 type Sink = Box<dyn Write>;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<Exited, Box<dyn std::error::Error>> {
+fn run() -> Result<ChildExit, Box<dyn std::error::Error>> {
     let mut args: Vec<Vec<u8>> = env::args_os().skip(1).map(OsStringExt::into_vec).collect();
     let is_terminal = args.first().is_some_and(|arg| arg == b"-t");
     if is_terminal {
@@ -38,7 +38,7 @@ fn run() -> Result<Exited, Box<dyn std::error::Error>> {
     spawn.env = environment()?;
     spawn.cwd = c".".to_owned();
     if is_terminal {
-        spawn.stdio = Stdio::Pty(Size::default());
+        spawn.stdio = StdioMode::Pty(TerminalSize::default());
     }
     let mut child = spawn.spawn()?;
 

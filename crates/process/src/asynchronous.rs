@@ -11,7 +11,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
-use crate::{Child, Exited};
+use crate::{Child, ChildExit};
 
 /// One nonblocking stream of a child.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl AsyncChild {
     }
 
     /// Waits until the leader has ended and reaps it. Cancel safe: the child keeps the status.
-    pub async fn wait(&mut self) -> io::Result<Exited> {
+    pub async fn wait(&mut self) -> io::Result<ChildExit> {
         loop {
             if let Some(exited) = self.child.try_wait()? {
                 return Ok(exited);

@@ -1,7 +1,8 @@
 //! A running child: its streams, signals and exit status.
 //!
 //! This module reaps the child. A pid is signalled only while it is unreaped, so a signal never hits a process that
-//! reuses the pid. A [`Driver`](crate::Driver) can stand in for the process, and the caller sees no difference.
+//! reuses the pid. A [`ScriptDriver`](crate::ScriptDriver) can stand in for the process, and the caller sees no
+//! difference.
 
 use std::{
     io,
@@ -17,11 +18,11 @@ use rustix::{
 };
 
 use crate::{
-    driver::{Driver, Script},
-    launch::Started,
-    spawn::{Size, Stdio},
-    streams::{Ours, winsize},
-    tree::{self, Killed, TreeScope},
+    driver::{ChildScript, ScriptDriver},
+    launch::StartedChild,
+    spawn::{StdioMode, TerminalSize},
+    streams::{ParentStreams, winsize},
+    tree::{self, KillOutcome, TreeScope},
 };
 
 /// `PIDFD_SIGNAL_PROCESS_GROUP` (Linux 6.9) sends the signal to the group that the process leads.
@@ -34,7 +35,7 @@ const DROP_REAP_MAX: Duration = Duration::from_secs(1);
 
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exited {
+pub struct ChildExit {
     /// The exit code, or 128 + n if signal n killed the child.
     pub code: i32,
     /// The signal that killed the child.
@@ -49,7 +50,7 @@ pub struct Exited {
 
 /// The result of closing a child's stdin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CloseStdin {
+pub enum CloseStdinOutcome {
     Closed,
     /// The terminal's EOF character was sent. In the middle of a line it only submits the line, as on a keyboard. A
     /// second one then ends the input.
@@ -66,28 +67,28 @@ pub enum CloseStdin {
 #[derive(Debug)]
 pub struct Child {
     pid: Pid,
-    backing: Backing,
-    streams: Ours,
+    backing: ChildBacking,
+    streams: ParentStreams,
     /// Set when the child is reaped. From then on the pid may belong to another process.
-    exited: Option<Exited>,
+    exited: Option<ChildExit>,
 }
 
 #[derive(Debug)]
-enum Backing {
+enum ChildBacking {
     Process(Arc<OwnedFd>),
-    Script(Arc<Script>),
+    Script(Arc<ChildScript>),
 }
 
 impl Child {
-    pub(crate) fn started(started: Started, streams: Ours) -> Self {
-        let Started { pid, pidfd } = started;
-        Self { pid, backing: Backing::Process(Arc::new(pidfd)), streams, exited: None }
+    pub(crate) fn started(started: StartedChild, streams: ParentStreams) -> Self {
+        let StartedChild { pid, pidfd } = started;
+        Self { pid, backing: ChildBacking::Process(Arc::new(pidfd)), streams, exited: None }
     }
 
-    /// Creates a child that a [`Driver`] simulates. Its pid is above every pid that the kernel assigns.
-    pub fn scripted(stdio: Stdio) -> io::Result<(Self, Driver)> {
-        let (script, streams, driver) = Script::open(stdio)?;
-        let child = Self { pid: script.pid(), backing: Backing::Script(script), streams, exited: None };
+    /// Creates a child that a [`ScriptDriver`] simulates. Its pid is above every pid that the kernel assigns.
+    pub fn scripted(stdio: StdioMode) -> io::Result<(Self, ScriptDriver)> {
+        let (script, streams, driver) = ChildScript::open(stdio)?;
+        let child = Self { pid: script.pid(), backing: ChildBacking::Script(script), streams, exited: None };
         Ok((child, driver))
     }
 
@@ -99,16 +100,16 @@ impl Child {
     /// An fd that becomes readable when the leader has ended, and stays readable.
     pub fn exit_fd(&self) -> BorrowedFd<'_> {
         match &self.backing {
-            Backing::Process(pidfd) => pidfd.as_fd(),
-            Backing::Script(script) => script.exit_fd(),
+            ChildBacking::Process(pidfd) => pidfd.as_fd(),
+            ChildBacking::Script(script) => script.exit_fd(),
         }
     }
 
     /// The pidfd of the leader. `None` for a scripted child.
     pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
-            Backing::Process(pidfd) => Some(pidfd.as_fd()),
-            Backing::Script(_) => None,
+            ChildBacking::Process(pidfd) => Some(pidfd.as_fd()),
+            ChildBacking::Script(_) => None,
         }
     }
 
@@ -116,8 +117,8 @@ impl Child {
     /// exhausted.
     pub fn shared_pidfd(&self) -> Option<Arc<OwnedFd>> {
         match &self.backing {
-            Backing::Process(pidfd) => Some(Arc::clone(pidfd)),
-            Backing::Script(_) => None,
+            ChildBacking::Process(pidfd) => Some(Arc::clone(pidfd)),
+            ChildBacking::Script(_) => None,
         }
     }
 
@@ -169,13 +170,13 @@ impl Child {
     }
 
     /// Changes the size of the terminal. `ENOTTY` for a child with pipes.
-    pub fn resize(&self, size: Size) -> io::Result<()> {
+    pub fn resize(&self, size: TerminalSize) -> io::Result<()> {
         let Some(master) = &self.streams.pty else {
             return Err(io::Error::from_raw_os_error(libc::ENOTTY));
         };
         match &self.backing {
-            Backing::Process(_) => Ok(tcsetwinsize(master, winsize(size))?),
-            Backing::Script(script) => {
+            ChildBacking::Process(_) => Ok(tcsetwinsize(master, winsize(size))?),
+            ChildBacking::Script(script) => {
                 script.resize(size);
                 Ok(())
             }
@@ -184,22 +185,22 @@ impl Child {
 
     /// Ends the child's input: closes the pipe, or sends the EOF character to a terminal in canonical mode. If the
     /// terminal's buffer is full, the error is `WouldBlock` and the caller must retry later.
-    pub fn close_stdin(&mut self) -> io::Result<CloseStdin> {
+    pub fn close_stdin(&mut self) -> io::Result<CloseStdinOutcome> {
         if self.streams.stdin.take().is_some() {
-            return Ok(CloseStdin::Closed);
+            return Ok(CloseStdinOutcome::Closed);
         }
         let Some(master) = &self.streams.pty else {
-            return Ok(CloseStdin::NotOpen);
+            return Ok(CloseStdinOutcome::NotOpen);
         };
         let eof = match &self.backing {
-            Backing::Process(_) => eof_character(master.as_fd())?,
-            Backing::Script(script) => script.eof_character(),
+            ChildBacking::Process(_) => eof_character(master.as_fd())?,
+            ChildBacking::Script(script) => script.eof_character(),
         };
         let Some(eof) = eof else {
-            return Ok(CloseStdin::RawMode);
+            return Ok(CloseStdinOutcome::RawMode);
         };
         rustix::io::write(master, &[eof])?;
-        Ok(CloseStdin::EofSent)
+        Ok(CloseStdinOutcome::EofSent)
     }
 
     /// Sends a signal to the child's process group. After the reap, this returns `ESRCH` and sends nothing.
@@ -209,8 +210,8 @@ impl Child {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         match &self.backing {
-            Backing::Process(pidfd) => signal_process_group(pidfd.as_fd(), self.pid, signal),
-            Backing::Script(script) => {
+            ChildBacking::Process(pidfd) => signal_process_group(pidfd.as_fd(), self.pid, signal),
+            ChildBacking::Script(script) => {
                 script.signal(signal);
                 Ok(())
             }
@@ -219,21 +220,21 @@ impl Child {
 
     /// Kills the leader, its group, its session and its descendants. After the reap, kills the rest of the group and
     /// session.
-    pub fn kill_tree(&self) -> io::Result<Killed> {
+    pub fn kill_tree(&self) -> io::Result<KillOutcome> {
         Self::kill_all([self])
     }
 
     /// Like [`Child::kill_tree`], for several children at the cost of one: walking `/proc` is the expensive part.
-    pub fn kill_all<'a>(children: impl IntoIterator<Item = &'a Self>) -> io::Result<Killed> {
+    pub fn kill_all<'a>(children: impl IntoIterator<Item = &'a Self>) -> io::Result<KillOutcome> {
         let (mut leaders, mut living, mut scripted) = (Vec::new(), Vec::new(), 0);
         for child in children {
             match (&child.backing, child.exited.is_some()) {
-                (Backing::Script(script), is_reaped) => {
+                (ChildBacking::Script(script), is_reaped) => {
                     script.signal(libc::SIGKILL);
                     scripted += usize::from(!is_reaped);
                 }
-                (Backing::Process(_), true) => leaders.push((child.pid, TreeScope::Remains)),
-                (Backing::Process(_), false) => {
+                (ChildBacking::Process(_), true) => leaders.push((child.pid, TreeScope::Remains)),
+                (ChildBacking::Process(_), false) => {
                     leaders.push((child.pid, TreeScope::Whole));
                     living.push(child);
                 }
@@ -246,15 +247,15 @@ impl Child {
         let groups: io::Result<()> = living.iter().try_for_each(|child| child.signal_group(libc::SIGKILL));
         let killed = killed?;
         groups?;
-        Ok(Killed { signalled: killed.signalled + scripted, ..killed })
+        Ok(KillOutcome { signalled: killed.signalled + scripted, ..killed })
     }
 
     /// Reaps the leader if it has ended. Later calls return the same status.
-    pub fn try_wait(&mut self) -> io::Result<Option<Exited>> {
+    pub fn try_wait(&mut self) -> io::Result<Option<ChildExit>> {
         if self.exited.is_none() {
             self.exited = match &self.backing {
-                Backing::Process(_) => try_reap(self.pid)?,
-                Backing::Script(script) => script.exited(),
+                ChildBacking::Process(_) => try_reap(self.pid)?,
+                ChildBacking::Script(script) => script.exited(),
             };
         }
         Ok(self.exited)
@@ -263,7 +264,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if !matches!(self.try_wait(), Ok(None)) || matches!(self.backing, Backing::Script(_)) {
+        if !matches!(self.try_wait(), Ok(None)) || matches!(self.backing, ChildBacking::Script(_)) {
             return;
         }
         // Errors are ignored because `drop` cannot report them. A child that survives is left unreaped, see
@@ -305,7 +306,7 @@ fn signal_process_group(pidfd: BorrowedFd<'_>, leader: Pid, signal: i32) -> io::
     Err(io::Error::last_os_error())
 }
 
-fn try_reap(pid: Pid) -> io::Result<Option<Exited>> {
+fn try_reap(pid: Pid) -> io::Result<Option<ChildExit>> {
     let mut status: libc::c_int = 0;
     // SAFETY: `rusage` consists of numbers, so all zeros is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -318,10 +319,10 @@ fn try_reap(pid: Pid) -> io::Result<Option<Exited>> {
     }
 }
 
-fn exited(status: libc::c_int, usage: &libc::rusage) -> Exited {
+fn exited(status: libc::c_int, usage: &libc::rusage) -> ChildExit {
     let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
     let millis = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1000 + time.tv_usec.unsigned_abs() / 1000;
-    Exited {
+    ChildExit {
         code: signal.map_or_else(|| libc::WEXITSTATUS(status), |signal| 128 + signal),
         signal: signal.and_then(|signal| u8::try_from(signal).ok()),
         user_ms: millis(usage.ru_utime),

@@ -20,9 +20,9 @@ use rustix::{
 };
 
 use crate::{
-    child::Exited,
-    spawn::{Size, Stdin, Stdio},
-    streams::Ours,
+    child::ChildExit,
+    spawn::{StdinMode, StdioMode, TerminalSize},
+    streams::ParentStreams,
 };
 
 /// The EOF character of a scripted terminal.
@@ -34,34 +34,35 @@ static NEXT_PID: AtomicI32 = AtomicI32::new(i32::MAX);
 /// The script's side of a [`Child`](crate::Child). Clones control the same child.
 ///
 /// By default, signals act as on a process without handlers: SIGKILL, SIGTERM, SIGINT, SIGHUP and SIGQUIT end it and
-/// close its streams, all others are only recorded. [`Driver::on_signal`] replaces this for all signals except SIGKILL.
+/// close its streams, all others are only recorded. [`ScriptDriver::on_signal`] replaces this for all signals except
+/// SIGKILL.
 #[derive(Clone, Debug)]
-pub struct Driver {
-    script: Arc<Script>,
+pub struct ScriptDriver {
+    script: Arc<ChildScript>,
 }
 
-type Hook = Box<dyn FnMut(&Driver, i32) + Send>;
+type SignalHook = Box<dyn FnMut(&ScriptDriver, i32) + Send>;
 
 /// The state that child and driver share.
-pub(crate) struct Script {
+pub(crate) struct ChildScript {
     pid: Pid,
     exit_fd: OwnedFd,
-    state: Mutex<State>,
+    state: Mutex<ScriptState>,
 }
 
-struct State {
+struct ScriptState {
     stdin: Option<OwnedFd>,
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
     pty: Option<OwnedFd>,
     is_canonical: bool,
-    exited: Option<Exited>,
+    exited: Option<ChildExit>,
     signals: Vec<i32>,
-    resizes: Vec<Size>,
-    hook: Option<Hook>,
+    resizes: Vec<TerminalSize>,
+    hook: Option<SignalHook>,
 }
 
-impl Driver {
+impl ScriptDriver {
     pub fn pid(&self) -> Pid {
         self.script.pid
     }
@@ -71,12 +72,12 @@ impl Driver {
         write(&self.script.state().stdout, bytes)
     }
 
-    /// Writes to stderr, like [`Driver::write_stdout`].
+    /// Writes to stderr, like [`ScriptDriver::write_stdout`].
     pub fn write_stderr(&self, bytes: &[u8]) -> io::Result<usize> {
         write(&self.script.state().stderr, bytes)
     }
 
-    /// Writes to the terminal, like [`Driver::write_stdout`].
+    /// Writes to the terminal, like [`ScriptDriver::write_stdout`].
     pub fn write_pty(&self, bytes: &[u8]) -> io::Result<usize> {
         write(&self.script.state().pty, bytes)
     }
@@ -118,7 +119,7 @@ impl Driver {
         self.end(code, None);
     }
 
-    /// Ends the child by a signal, like [`Driver::exit`].
+    /// Ends the child by a signal, like [`ScriptDriver::exit`].
     pub fn die(&self, signal: u8) {
         self.end(128 + i32::from(signal), Some(signal));
     }
@@ -138,30 +139,30 @@ impl Driver {
     }
 
     /// Every size that the terminal had so far, including the initial one.
-    pub fn resizes(&self) -> Vec<Size> {
+    pub fn resizes(&self) -> Vec<TerminalSize> {
         self.script.state().resizes.clone()
     }
 
     /// Sets a hook that decides what signals do while the child lives. SIGKILL still ends the child, after the hook
     /// ran.
-    pub fn on_signal(&self, hook: impl FnMut(&Driver, i32) + Send + 'static) {
+    pub fn on_signal(&self, hook: impl FnMut(&ScriptDriver, i32) + Send + 'static) {
         self.script.state().hook = Some(Box::new(hook));
     }
 
     fn end(&self, code: i32, signal: Option<u8>) {
         let mut state = self.script.state();
         if state.exited.is_none() {
-            state.exited = Some(Exited { code, signal, user_ms: 0, system_ms: 0, max_rss_bytes: 0 });
+            state.exited = Some(ChildExit { code, signal, user_ms: 0, system_ms: 0, max_rss_bytes: 0 });
             rustix::io::write(&self.script.exit_fd, &1_u64.to_ne_bytes())
                 .expect("a fresh event counter takes the number one");
         }
     }
 }
 
-impl Script {
-    pub(crate) fn open(stdio: Stdio) -> io::Result<(Arc<Self>, Ours, Driver)> {
-        let mut ours = Ours::default();
-        let mut state = State {
+impl ChildScript {
+    pub(crate) fn open(stdio: StdioMode) -> io::Result<(Arc<Self>, ParentStreams, ScriptDriver)> {
+        let mut ours = ParentStreams::default();
+        let mut state = ScriptState {
             stdin: None,
             stdout: None,
             stderr: None,
@@ -174,8 +175,8 @@ impl Script {
         };
         let pipe = || pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
         match stdio {
-            Stdio::Pipe { stdin } => {
-                if stdin == Stdin::Open {
+            StdioMode::Pipe { stdin } => {
+                if stdin == StdinMode::Open {
                     let (read, write) = pipe()?;
                     (state.stdin, ours.stdin) = (Some(read), Some(write));
                 }
@@ -184,7 +185,7 @@ impl Script {
                 let (read, write) = pipe()?;
                 (ours.stderr, state.stderr) = (Some(read), Some(write));
             }
-            Stdio::Pty(size) => {
+            StdioMode::Pty(size) => {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let (master, slave) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
                 (ours.pty, state.pty) = (Some(master), Some(slave));
@@ -196,7 +197,7 @@ impl Script {
             exit_fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             state: Mutex::new(state),
         });
-        let driver = Driver { script: Arc::clone(&script) };
+        let driver = ScriptDriver { script: Arc::clone(&script) };
         Ok((script, ours, driver))
     }
 
@@ -208,7 +209,7 @@ impl Script {
         self.exit_fd.as_fd()
     }
 
-    pub(crate) fn exited(&self) -> Option<Exited> {
+    pub(crate) fn exited(&self) -> Option<ChildExit> {
         self.state().exited
     }
 
@@ -216,13 +217,13 @@ impl Script {
         self.state().is_canonical.then_some(EOF_CHARACTER)
     }
 
-    pub(crate) fn resize(&self, size: Size) {
+    pub(crate) fn resize(&self, size: TerminalSize) {
         self.state().resizes.push(size);
     }
 
     /// Records a signal and applies it. The hook runs without the lock, because it may call methods of the driver.
     pub(crate) fn signal(self: &Arc<Self>, signal: i32) {
-        let driver = Driver { script: Arc::clone(self) };
+        let driver = ScriptDriver { script: Arc::clone(self) };
         let mut state = self.state();
         state.signals.push(signal);
         let hook = if state.exited.is_none() { state.hook.take() } else { None };
@@ -242,19 +243,19 @@ impl Script {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ScriptState> {
         // Ignore poisoning: a hook that panicked has already failed its test, and the state is plain data.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Script {
+impl fmt::Debug for ChildScript {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Script").field("pid", &self.pid).finish_non_exhaustive()
     }
 }
 
-impl State {
+impl ScriptState {
     fn close_all(&mut self) {
         (self.stdin, self.stdout, self.stderr, self.pty) = (None, None, None, None);
     }

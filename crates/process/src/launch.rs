@@ -30,9 +30,9 @@ use rustix::{
     thread::futex,
 };
 
-use crate::spawn::{Stage, User};
+use crate::spawn::{ChildUser, SpawnStage};
 
-mod born;
+mod clone3;
 
 /// Size of the child's stack, without its guard page. The deepest call path needs some hundred bytes, debug builds
 /// more.
@@ -44,10 +44,10 @@ const SIGACTION_BYTES: usize = 32;
 
 /// How long to wait on the futex word before checking whether the child is dead. Older kernels do not clear the word if
 /// the child dumps core.
-const LOOK_AGAIN_NS: i64 = 50_000_000;
+const CHECK_AGAIN_NS: i64 = 50_000_000;
 
 /// The last stack that went out of use. If several are needed at the same time, the others are mapped anew.
-static SPARE_STACK: Mutex<Option<Stack>> = Mutex::new(None);
+static SPARE_STACK: Mutex<Option<ChildStack>> = Mutex::new(None);
 
 /// Whether the kernel was seen to clear the futex word at exec. Linux always does, but an emulation of Linux may not.
 static IS_WORD_CLEARED: AtomicBool = AtomicBool::new(false);
@@ -72,67 +72,67 @@ pub(crate) struct Launch<'a> {
     pub(crate) umask: Option<u32>,
     pub(crate) die_with_parent: bool,
     /// The directory of the cgroup in which the child is created.
-    pub(crate) home: Option<RawFd>,
+    pub(crate) cgroup_dir: Option<RawFd>,
     /// Open files of cgroups into which the child writes itself.
     pub(crate) cgroups: &'a [RawFd],
-    pub(crate) user: Option<&'a User>,
+    pub(crate) user: Option<&'a ChildUser>,
     /// Resource, and its soft and hard limit.
     pub(crate) limits: &'a [(u32, u64)],
     pub(crate) sandbox: Option<&'a InChild>,
     /// The signals that we ignore, if known.
-    pub(crate) ignored: Option<Ignored>,
+    pub(crate) ignored: Option<IgnoredSignals>,
 }
 
 /// A child that has executed its program.
-pub(crate) struct Started {
+pub(crate) struct StartedChild {
     pub(crate) pid: Pid,
     pub(crate) pidfd: OwnedFd,
 }
 
-pub(crate) enum Failure {
+pub(crate) enum LaunchFailure {
     Parent { what: &'static str, source: io::Error },
-    Child { stage: Stage, source: io::Error },
+    Child { stage: SpawnStage, source: io::Error },
 }
 
 /// The state that parent and child share. The parent reads `report` after the child has left this memory.
-struct Shared<'a> {
+struct LaunchShared<'a> {
     launch: &'a Launch<'a>,
     parent: libc::pid_t,
     script_argv: Cell<*mut *const c_char>,
     /// The kernel could not create the child in its cgroup, so the child must enter it.
-    must_go_home: Cell<bool>,
+    must_enter_cgroup: Cell<bool>,
     /// No signal has a handler in the child.
     has_no_handlers: Cell<bool>,
     /// The child has reached its first instruction.
-    has_begun: Cell<bool>,
-    report: Cell<Option<(Stage, c_int)>>,
+    has_started: Cell<bool>,
+    report: Cell<Option<(SpawnStage, c_int)>>,
     /// Nonzero while the child is in this memory. The kernel clears it.
-    is_here: AtomicU32,
+    child_present: AtomicU32,
 }
 
 /// Whether the calling thread continues while the child is in our memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Parent {
+enum ParentMode {
     Stops,
-    GoesOn,
+    Continues,
 }
 
 /// A child that may still be in our memory. `drop` waits until the child has left, which keeps alive what the child
 /// reads.
-struct Present<'a> {
-    shared: &'a Shared<'a>,
-    child: &'a Started,
+struct ChildInMemory<'a> {
+    shared: &'a LaunchShared<'a>,
+    child: &'a StartedChild,
 }
 
-struct Stack {
+struct ChildStack {
     base: *mut c_void,
 }
 
 /// The signals that a process ignores. Exec preserves them, whereas it resets handlers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ignored(u64);
+pub struct IgnoredSignals(u64);
 
-impl Ignored {
+impl IgnoredSignals {
     /// All signals whose action can be set.
     const ANY: Self = Self(!(1 << (libc::SIGKILL - 1)) & !(1 << (libc::SIGSTOP - 1)));
 
@@ -155,18 +155,18 @@ impl Ignored {
 }
 
 // SAFETY: the mapping belongs to this value alone and contains no thread-bound state.
-unsafe impl Send for Stack {}
+unsafe impl Send for ChildStack {}
 
 impl Launch<'_> {
     /// Starts the child and waits for its exec.
-    pub(crate) fn run(&self) -> Result<Started, Failure> {
+    pub(crate) fn run(&self) -> Result<StartedChild, LaunchFailure> {
         let mut script_argv = self.script_argv.to_vec();
-        let shared = Shared::new(self, &mut script_argv);
-        let stack = Stack::take().map_err(|source| Failure::Parent { what: "stack", source })?;
-        let cloned = clone(&shared, &stack, Parent::Stops);
-        stack.give_back();
-        let child = cloned.map_err(|source| Failure::Parent { what: "process", source })?;
-        let is_cleared = !shared.is_child_here();
+        let shared = LaunchShared::new(self, &mut script_argv);
+        let stack = ChildStack::take().map_err(|source| LaunchFailure::Parent { what: "stack", source })?;
+        let cloned = clone(&shared, &stack, ParentMode::Stops);
+        stack.release();
+        let child = cloned.map_err(|source| LaunchFailure::Parent { what: "process", source })?;
+        let is_cleared = !shared.is_child_present();
         let outcome = shared.outcome(child);
         // The exit of a failed child clears the word as well, so it proves nothing about exec.
         IS_WORD_CLEARED.fetch_or(is_cleared && outcome.is_ok(), Ordering::Relaxed);
@@ -174,61 +174,61 @@ impl Launch<'_> {
     }
 
     /// Starts the child and runs `other` until its exec. If that is not possible, runs them one after the other.
-    pub(crate) fn run_beside<T>(&self, other: impl FnOnce() -> T) -> (Result<Started, Failure>, T) {
+    pub(crate) fn run_concurrently<T>(&self, other: impl FnOnce() -> T) -> (Result<StartedChild, LaunchFailure>, T) {
         let mut script_argv = self.script_argv.to_vec();
-        let shared = Shared::new(self, &mut script_argv);
-        let stack = IS_WORD_CLEARED.load(Ordering::Relaxed).then(Stack::take).and_then(Result::ok);
-        let child = stack.as_ref().and_then(|stack| clone(&shared, stack, Parent::GoesOn).ok());
+        let shared = LaunchShared::new(self, &mut script_argv);
+        let stack = IS_WORD_CLEARED.load(Ordering::Relaxed).then(ChildStack::take).and_then(Result::ok);
+        let child = stack.as_ref().and_then(|stack| clone(&shared, stack, ParentMode::Continues).ok());
         let Some((stack, child)) = stack.zip(child) else { return (self.run(), other()) };
-        let present = Present { shared: &shared, child: &child };
+        let present = ChildInMemory { shared: &shared, child: &child };
         let done = other();
         drop(present);
         // The child has left its stack: `drop(present)` has waited for that.
-        stack.give_back();
-        if shared.has_begun.get() {
+        stack.release();
+        if shared.has_started.get() {
             return (shared.outcome(child), done);
         }
         // The kernel killed the child before its first instruction. Start it again without `clone3`.
-        born::distrust();
+        clone3::disable();
         reap(child.pid);
         (self.run(), done)
     }
 }
 
-impl<'a> Shared<'a> {
+impl<'a> LaunchShared<'a> {
     fn new(launch: &'a Launch<'a>, script_argv: &'a mut [*const c_char]) -> Self {
         Self {
             launch,
             // SAFETY: `getpid` has no preconditions.
             parent: unsafe { libc::getpid() },
             script_argv: Cell::new(script_argv.as_mut_ptr()),
-            must_go_home: Cell::new(false),
+            must_enter_cgroup: Cell::new(false),
             has_no_handlers: Cell::new(false),
-            has_begun: Cell::new(false),
+            has_started: Cell::new(false),
             report: Cell::new(None),
-            is_here: AtomicU32::new(1),
+            child_present: AtomicU32::new(1),
         }
     }
 
-    fn is_child_here(&self) -> bool {
-        self.is_here.load(Ordering::Acquire) != 0
+    fn is_child_present(&self) -> bool {
+        self.child_present.load(Ordering::Acquire) != 0
     }
 
     /// The result of a child that has left our memory.
-    fn outcome(&self, child: Started) -> Result<Started, Failure> {
+    fn outcome(&self, child: StartedChild) -> Result<StartedChild, LaunchFailure> {
         let Some((stage, errno)) = self.report.take() else { return Ok(child) };
         reap(child.pid);
-        Err(Failure::Child { stage, source: io::Error::from_raw_os_error(errno) })
+        Err(LaunchFailure::Child { stage, source: io::Error::from_raw_os_error(errno) })
     }
 }
 
-impl Drop for Present<'_> {
+impl Drop for ChildInMemory<'_> {
     fn drop(&mut self) {
-        while self.shared.is_child_here() {
-            let look_again = futex::Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN_NS };
+        while self.shared.is_child_present() {
+            let check_again = futex::Timespec { tv_sec: 0, tv_nsec: CHECK_AGAIN_NS };
             // Do not use a private futex: the kernel's wake-up is not private. After any result except a timeout, check
             // the word again.
-            let waited = futex::wait(&self.shared.is_here, futex::Flags::empty(), 1, Some(&look_again));
+            let waited = futex::wait(&self.shared.child_present, futex::Flags::empty(), 1, Some(&check_again));
             if waited == Err(Errno::TIMEDOUT) && has_ended(self.child) {
                 return;
             }
@@ -236,7 +236,7 @@ impl Drop for Present<'_> {
     }
 }
 
-impl Stack {
+impl ChildStack {
     fn take() -> io::Result<Self> {
         let spare = SPARE_STACK.lock().map_or(None, |mut spare| spare.take());
         spare.map_or_else(Self::map, Ok)
@@ -269,14 +269,14 @@ impl Stack {
         self.base.wrapping_byte_add(Self::mapped_bytes())
     }
 
-    fn give_back(self) {
+    fn release(self) {
         if let Ok(mut spare) = SPARE_STACK.lock() {
             spare.get_or_insert(self);
         }
     }
 }
 
-impl Drop for Stack {
+impl Drop for ChildStack {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours and has this size. No child runs on it now.
         unsafe { libc::munmap(self.base, Self::mapped_bytes()) };
@@ -284,19 +284,19 @@ impl Drop for Stack {
 }
 
 /// Clones with every signal blocked: our signal handlers must not run in the child, which shares our memory.
-fn clone(shared: &Shared<'_>, stack: &Stack, parent: Parent) -> io::Result<Started> {
+fn clone(shared: &LaunchShared<'_>, stack: &ChildStack, parent: ParentMode) -> io::Result<StartedChild> {
     let (all, mut before) = (u64::MAX, 0_u64);
     // Use the raw system call: the C library never blocks the two signals that it uses itself.
     set_mask(&all, Some(&mut before)).map_err(io::Error::from_raw_os_error)?;
     shared.has_no_handlers.set(true);
-    let cloned = born::clone_into(shared.launch.home, shared, stack, parent).or_else(|_refused| {
+    let cloned = clone3::clone_into(shared.launch.cgroup_dir, shared, stack, parent).or_else(|_refused| {
         // The kernel is too old, seccomp rejects the call, or the cgroup accepts no process. In the last case, the
         // child gets the errno when it enters the cgroup.
-        shared.must_go_home.set(true);
+        shared.must_enter_cgroup.set(true);
         shared.has_no_handlers.set(false);
         match parent {
-            Parent::Stops => clone_here(shared, stack),
-            Parent::GoesOn => Err(io::ErrorKind::Unsupported.into()),
+            ParentMode::Stops => clone_here(shared, stack),
+            ParentMode::Continues => Err(io::ErrorKind::Unsupported.into()),
         }
     });
     // Ignore the result: restoring a valid mask cannot fail, and the caller must get the child anyway.
@@ -306,7 +306,7 @@ fn clone(shared: &Shared<'_>, stack: &Stack, parent: Parent) -> io::Result<Start
 
 /// Starts a child in our own cgroups. The calling thread stops, because not every C library's `clone` supports
 /// `CLONE_CHILD_CLEARTID`.
-fn clone_here(shared: &Shared<'_>, stack: &Stack) -> io::Result<Started> {
+fn clone_here(shared: &LaunchShared<'_>, stack: &ChildStack) -> io::Result<StartedChild> {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: c_int = -1;
     // SAFETY: `stack` is a private mapping with room for `child_main`. `shared` lives until clone returns, and with
@@ -315,7 +315,7 @@ fn clone_here(shared: &Shared<'_>, stack: &Stack) -> io::Result<Started> {
         unsafe { libc::clone(child_main, stack.top(), flags, ptr::from_ref(shared).cast_mut().cast(), &raw mut pidfd) };
     match Pid::from_raw(pid.max(0)) {
         // SAFETY: the kernel created this fd for us in the call that created the child.
-        Some(pid) => Ok(Started { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+        Some(pid) => Ok(StartedChild { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
         None => Err(io::Error::last_os_error()),
     }
 }
@@ -327,7 +327,7 @@ fn set_mask(mask: &u64, before: Option<&mut u64>) -> Result<usize, c_int> {
 }
 
 /// Whether a child has ended, reaped or not.
-fn has_ended(child: &Started) -> bool {
+fn has_ended(child: &StartedChild) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let found = rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), options);
     matches!(found, Ok(Some(_)) | Err(Errno::CHILD))
@@ -354,13 +354,13 @@ fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
 }
 
 extern "C" fn child_main(shared: *mut c_void) -> c_int {
-    // SAFETY: `clone` passed a `Shared` that outlives the child's time in this memory. During that time the parent
-    // accesses only the futex word, which is atomic.
-    let shared = unsafe { &*shared.cast_const().cast::<Shared<'_>>() };
-    shared.has_begun.set(true);
+    // SAFETY: `clone` passed a `LaunchShared` that outlives the child's time in this memory. During that time the
+    // parent accesses only the futex word, which is atomic.
+    let shared = unsafe { &*shared.cast_const().cast::<LaunchShared<'_>>() };
+    shared.has_started.set(true);
     let (stage, errno) = match set_up(shared) {
         Err(failure) => failure,
-        Ok(()) => (Stage::Exec, execute(shared)),
+        Ok(()) => (SpawnStage::Exec, execute(shared)),
     };
     shared.report.set(Some((stage, errno)));
     // The program never started, so the exit code does not matter: the parent reads the report and reaps the child.
@@ -382,49 +382,50 @@ fn drop_result(_result: Result<usize, c_int>) {}
 ///   entered with the rights of that user and as the sandbox shows it;
 /// - the empty signal mask after all handlers of the parent are reset;
 /// - the seccomp filter last.
-fn set_up(shared: &Shared<'_>) -> Result<(), (Stage, c_int)> {
-    let at = |stage: Stage| move |errno: c_int| (stage, errno);
+fn set_up(shared: &LaunchShared<'_>) -> Result<(), (SpawnStage, c_int)> {
+    let at = |stage: SpawnStage| move |errno: c_int| (stage, errno);
     let launch = shared.launch;
-    enter_cgroups(launch.home.filter(|_| shared.must_go_home.get()), launch.cgroups).map_err(at(Stage::Cgroup))?;
-    call(libc::SYS_setsid, [0; 6]).map_err(at(Stage::Session))?;
-    place_descriptors(launch).map_err(at(Stage::Descriptors))?;
+    enter_cgroups(launch.cgroup_dir.filter(|_| shared.must_enter_cgroup.get()), launch.cgroups)
+        .map_err(at(SpawnStage::Cgroup))?;
+    call(libc::SYS_setsid, [0; 6]).map_err(at(SpawnStage::Session))?;
+    place_descriptors(launch).map_err(at(SpawnStage::Descriptors))?;
     if launch.terminal {
-        call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0, 0, 0]).map_err(at(Stage::Terminal))?;
+        call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0, 0, 0]).map_err(at(SpawnStage::Terminal))?;
     }
-    let ipc = launch.sandbox.map(InChild::enter).transpose().map_err(at(Stage::Sandbox))?;
-    close_others(launch.keep).map_err(at(Stage::CloseRange))?;
-    set_limits(launch).map_err(at(Stage::Limits))?;
+    let ipc = launch.sandbox.map(InChild::enter).transpose().map_err(at(SpawnStage::Sandbox))?;
+    close_others(launch.keep).map_err(at(SpawnStage::CloseRange))?;
+    set_limits(launch).map_err(at(SpawnStage::Limits))?;
     if let Some(user) = launch.user {
-        become_user(user).map_err(at(Stage::User))?;
+        become_user(user).map_err(at(SpawnStage::User))?;
     }
     if launch.die_with_parent {
         let (option, signal) = (libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize);
-        call(libc::SYS_prctl, [option, signal, 0, 0, 0, 0]).map_err(at(Stage::ParentDeath))?;
+        call(libc::SYS_prctl, [option, signal, 0, 0, 0, 0]).map_err(at(SpawnStage::ParentDeath))?;
         // The parent may have died before the signal was set.
         if call(libc::SYS_getppid, [0; 6]) != Ok(shared.parent as usize) {
-            return Err((Stage::ParentDeath, libc::ESRCH));
+            return Err((SpawnStage::ParentDeath, libc::ESRCH));
         }
     }
-    call(libc::SYS_chdir, [address(launch.cwd.as_ptr()), 0, 0, 0, 0, 0]).map_err(at(Stage::Cwd))?;
+    call(libc::SYS_chdir, [address(launch.cwd.as_ptr()), 0, 0, 0, 0, 0]).map_err(at(SpawnStage::Cwd))?;
     if let Some(umask) = launch.umask {
         drop_result(call(libc::SYS_umask, [umask as usize, 0, 0, 0, 0, 0]));
     }
     let ignored = launch.ignored.filter(|_| shared.has_no_handlers.get());
-    reset_signals(ignored.unwrap_or(Ignored::ANY)).map_err(at(Stage::Signals))?;
+    reset_signals(ignored.unwrap_or(IgnoredSignals::ANY)).map_err(at(SpawnStage::Signals))?;
     match launch.sandbox.zip(ipc) {
-        Some((sandbox, ipc)) => sandbox.seal(ipc).map_err(at(Stage::Sandbox)),
+        Some((sandbox, ipc)) => sandbox.seal(ipc).map_err(at(SpawnStage::Sandbox)),
         None => Ok(()),
     }
 }
 
 /// Writes the child into each cgroup. The kernel reads `0` as the pid of the writer, so no number has to be formatted
 /// here.
-fn enter_cgroups(home: Option<RawFd>, groups: &[RawFd]) -> Result<(), c_int> {
+fn enter_cgroups(cgroup_dir: Option<RawFd>, groups: &[RawFd]) -> Result<(), c_int> {
     let enter = |file: usize| call(libc::SYS_write, [file, address(c"0".as_ptr()), 1, 0, 0, 0]).map(drop);
-    if let Some(home) = home {
+    if let Some(cgroup_dir) = cgroup_dir {
         // `close_others` closes this fd.
         let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
-        enter(call(libc::SYS_openat, [home as usize, address(c"cgroup.procs".as_ptr()), flags, 0, 0, 0])?)?;
+        enter(call(libc::SYS_openat, [cgroup_dir as usize, address(c"cgroup.procs".as_ptr()), flags, 0, 0, 0])?)?;
     }
     groups.iter().try_for_each(|group| enter(*group as usize))
 }
@@ -442,7 +443,7 @@ fn set_limits(launch: &Launch<'_>) -> Result<(), c_int> {
 
 /// Uses raw system calls, which change only this task. The C library's functions would also try to change the parent's
 /// threads.
-fn become_user(user: &User) -> Result<(), c_int> {
+fn become_user(user: &ChildUser) -> Result<(), c_int> {
     let (uid, gid) = (user.uid as usize, user.gid as usize);
     call(libc::SYS_setgroups, [user.groups.len(), address(user.groups.as_ptr()), 0, 0, 0, 0])?;
     call(libc::SYS_setresgid, [gid, gid, gid, 0, 0, 0])?;
@@ -485,7 +486,7 @@ fn close_others(keep: &[RawFd]) -> Result<(), c_int> {
 
 /// Resets signals to their default action and clears the mask. Checking the action first would cost as many system
 /// calls.
-fn reset_signals(which: Ignored) -> Result<(), c_int> {
+fn reset_signals(which: IgnoredSignals) -> Result<(), c_int> {
     let default = [0_u64; SIGACTION_BYTES / 8];
     for signal in (1..=64).filter(|signal| which.has(*signal)) {
         call(libc::SYS_rt_sigaction, [signal as usize, address(default.as_ptr()), 0, MASK_BYTES, 0, 0])?;
@@ -494,7 +495,7 @@ fn reset_signals(which: Ignored) -> Result<(), c_int> {
 }
 
 /// Tries the candidates as `execvp` does. Returns the most informative errno.
-fn execute(shared: &Shared<'_>) -> c_int {
+fn execute(shared: &LaunchShared<'_>) -> c_int {
     let launch = shared.launch;
     let env = address(launch.env.as_ptr());
     let mut denied = false;

@@ -9,7 +9,8 @@
 //! - [`Child`] holds the parent's ends of the streams (nonblocking) and an exit fd that becomes readable when the
 //!   leader has ended.
 //! - [`kill_tree`] and [`kill_descendants`] kill everything that a child has left behind.
-//! - [`Driver`] simulates a child without a process ([`Child::scripted`]), for tests of code that uses this crate.
+//! - [`ScriptDriver`] simulates a child without a process ([`Child::scripted`]), for tests of code that uses this
+//!   crate.
 //! - With the feature `tokio`, `AsyncChild` and `AsyncStream` wrap the same types for a runtime.
 //!
 //! ```
@@ -40,9 +41,9 @@ mod tree;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::{AsyncChild, AsyncStream};
-pub use child::{Child, CloseStdin, Exited};
-pub use driver::Driver;
-pub use launch::Ignored;
+pub use child::{Child, ChildExit, CloseStdinOutcome};
+pub use driver::ScriptDriver;
+pub use launch::IgnoredSignals;
 pub use rustix::process::Pid;
-pub use spawn::{Size, Spawn, SpawnError, Stage, Stdin, Stdio, User};
-pub use tree::{Killed, Member, TreeScope, descendants_of, kill_descendants, kill_tree, kill_trees};
+pub use spawn::{ChildUser, Spawn, SpawnError, SpawnStage, StdinMode, StdioMode, TerminalSize};
+pub use tree::{KillOutcome, TreeMember, TreeScope, descendants_of, kill_descendants, kill_tree, kill_trees};

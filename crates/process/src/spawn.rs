@@ -14,24 +14,24 @@ use exec_server_sandbox::{InChild, Kit};
 
 use crate::{
     child::Child,
-    launch::{Failure, Ignored, Launch, Started},
-    streams::{self, Source},
+    launch::{IgnoredSignals, Launch, LaunchFailure, StartedChild},
+    streams::{self, PassedFd},
 };
 
 /// Search path for a program without a slash if the child's environment has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
 /// Maximum number of children between clone and exec at the same time. Each needs a stack.
-const AT_ONCE: usize = 8;
+const BATCH_MAX: usize = 8;
 
 /// The size of a terminal in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct TerminalSize {
     pub rows: u16,
     pub cols: u16,
 }
 
-impl Default for Size {
+impl Default for TerminalSize {
     fn default() -> Self {
         Self { rows: 24, cols: 80 }
     }
@@ -39,7 +39,7 @@ impl Default for Size {
 
 /// Where a child with pipes reads its stdin from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stdin {
+pub enum StdinMode {
     /// `/dev/null`: the child sees EOF at once.
     Null,
     /// A pipe that stays open until [`Child::close_stdin`].
@@ -48,11 +48,11 @@ pub enum Stdin {
 
 /// How a child's standard streams are connected to the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stdio {
+pub enum StdioMode {
     /// Separate pipes for stdout and stderr.
-    Pipe { stdin: Stdin },
+    Pipe { stdin: StdinMode },
     /// A terminal of this size for all three streams. It is the child's controlling terminal.
-    Pty(Size),
+    Pty(TerminalSize),
 }
 
 /// The description of a child.
@@ -66,7 +66,7 @@ pub struct Spawn {
     pub env: Vec<CString>,
     /// The working directory. If it is missing, the spawn fails.
     pub cwd: CString,
-    pub stdio: Stdio,
+    pub stdio: StdioMode,
     /// Fds that the child gets besides 0, 1 and 2, each with its number (3 or higher) in the child.
     pub extra_fds: Vec<(OwnedFd, RawFd)>,
     /// Soft and hard `RLIMIT_NOFILE` of the child. `None`: inherit ours.
@@ -80,18 +80,18 @@ pub struct Spawn {
     /// The directory of a cgroup v2 (an `O_PATH` fd is enough) in which the child is created, so that none of its
     /// descendants starts outside the group. This also avoids the kernel's global lock, on which moving a process into
     /// a cgroup waits.
-    pub home: Option<OwnedFd>,
+    pub cgroup_dir: Option<OwnedFd>,
     /// Open `tasks` files of cgroups in other hierarchies. The child writes itself into them before anything else.
     pub cgroups: Vec<OwnedFd>,
     /// The user of the child. `None`: our user. The child's streams are changed to this owner, too.
-    pub user: Option<User>,
+    pub user: Option<ChildUser>,
     /// Other limits of the child: the resource (`RLIMIT_…`) and one value for the soft and the hard limit.
     pub limits: Vec<(u32, u64)>,
     /// The sandbox of the child. It is applied before exec. If that fails, the spawn fails.
     pub sandbox: Option<Kit>,
     /// The signals that this process ignores, if the caller knows them and does not change them. Then only these
     /// signals are reset to their default action. Otherwise the child resets every signal.
-    pub ignored: Option<Ignored>,
+    pub ignored: Option<IgnoredSignals>,
     /// [`Spawn::spawn_all`] starts no other child while this one is on its way to exec. Set it if the child is created
     /// in a cgroup with a memory limit: at the limit, the OOM killer kills every process that shares the child's
     /// memory. This includes us, unless we are stopped (`CLONE_VFORK`).
@@ -99,7 +99,7 @@ pub struct Spawn {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct User {
+pub struct ChildUser {
     pub uid: u32,
     pub gid: u32,
     pub groups: Vec<u32>,
@@ -125,7 +125,7 @@ pub enum SpawnError {
     Resources { what: &'static str, source: io::Error },
     /// A step in the child failed, other than the change of directory and the exec.
     #[error("set up `{stage}` in the child")]
-    Setup { stage: Stage, source: io::Error },
+    Setup { stage: SpawnStage, source: io::Error },
     #[error("enter working directory `{}`", path.to_string_lossy())]
     Cwd { path: CString, source: io::Error },
     #[error("execute `{}`", program.to_string_lossy())]
@@ -139,7 +139,7 @@ pub enum SpawnError {
 /// A step of the child between clone and exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Stage {
+pub enum SpawnStage {
     /// `setsid`.
     Session = 1,
     /// Setting the parent-death signal. Also used if the parent was already dead.
@@ -163,7 +163,7 @@ pub enum Stage {
     Sandbox = 12,
 }
 
-impl std::fmt::Display for Stage {
+impl std::fmt::Display for SpawnStage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Session => "session",
@@ -203,12 +203,12 @@ impl Spawn {
             arg0: None,
             env: Vec::new(),
             cwd: c"/".to_owned(),
-            stdio: Stdio::Pipe { stdin: Stdin::Null },
+            stdio: StdioMode::Pipe { stdin: StdinMode::Null },
             extra_fds: Vec::new(),
             nofile: None,
             umask: None,
             die_with_parent: false,
-            home: None,
+            cgroup_dir: None,
             cgroups: Vec::new(),
             user: None,
             limits: Vec::new(),
@@ -235,7 +235,7 @@ impl Spawn {
         let mut spawns = spawns.into_iter();
         let mut children = Vec::with_capacity(spawns.len());
         while spawns.len() > 0 {
-            Self::spawn_nested(&mut spawns.by_ref().take(AT_ONCE), &mut children);
+            Self::spawn_nested(&mut spawns.by_ref().take(BATCH_MAX), &mut children);
         }
         children
     }
@@ -249,14 +249,14 @@ impl Spawn {
             return Self::spawn_nested(spawns, children);
         }
         let mut others = Vec::with_capacity(spawns.len());
-        let child = first.launch(|launch| launch.run_beside(|| Self::spawn_nested(spawns, &mut others)).0);
+        let child = first.launch(|launch| launch.run_concurrently(|| Self::spawn_nested(spawns, &mut others)).0);
         children.push(child);
         children.append(&mut others);
         // If the description of the first child was rejected, the closure above did not run. Start the others now.
         Self::spawn_nested(spawns, children);
     }
 
-    fn launch(self, run: impl FnOnce(&Launch<'_>) -> Result<Started, Failure>) -> Result<Child, SpawnError> {
+    fn launch(self, run: impl FnOnce(&Launch<'_>) -> Result<StartedChild, LaunchFailure>) -> Result<Child, SpawnError> {
         let program = self.argv.first().ok_or(SpawnError::EmptyArgv)?;
         let keep = kept_numbers(&self.extra_fds)?;
         // A source fd at or above this number cannot be overwritten when another fd is placed.
@@ -264,12 +264,12 @@ impl Spawn {
         let candidates = candidates(program, &self.env);
         let streams = streams::open(self.stdio, floor)?;
         if let Some(user) = &self.user {
-            streams.hand_over(user)?;
+            streams.change_owner(user)?;
         }
-        let home = self.home.as_ref().map(|fd| Source::borrow(fd, floor)).transpose()?;
-        let cgroups = self.cgroups.iter().map(|fd| Source::borrow(fd, floor)).collect::<Result<Vec<_>, _>>()?;
+        let cgroup_dir = self.cgroup_dir.as_ref().map(|fd| PassedFd::borrow(fd, floor)).transpose()?;
+        let cgroups = self.cgroups.iter().map(|fd| PassedFd::borrow(fd, floor)).collect::<Result<Vec<_>, _>>()?;
         let extra = raise_extra(&self.extra_fds, floor)?;
-        let sandbox = self.sandbox.as_ref().map(|kit| Confined::new(kit, floor)).transpose()?;
+        let sandbox = self.sandbox.as_ref().map(|kit| RaisedSandbox::new(kit, floor)).transpose()?;
 
         let argv = pointers(self.arg0.iter().chain(self.argv.get(usize::from(self.arg0.is_some())..).unwrap_or(&[])));
         // Arguments of `sh` for a script without an interpreter line: its name, the script, the script's arguments.
@@ -284,44 +284,44 @@ impl Spawn {
             stdio: streams.sources(),
             extra: &extra.iter().map(|(source, number)| (source.as_raw(), *number)).collect::<Vec<_>>(),
             keep: &keep,
-            terminal: matches!(self.stdio, Stdio::Pty(_)),
+            terminal: matches!(self.stdio, StdioMode::Pty(_)),
             nofile: self.nofile,
             umask: self.umask,
             die_with_parent: self.die_with_parent,
-            home: home.as_ref().map(Source::as_raw),
-            cgroups: &cgroups.iter().map(Source::as_raw).collect::<Vec<_>>(),
+            cgroup_dir: cgroup_dir.as_ref().map(PassedFd::as_raw),
+            cgroups: &cgroups.iter().map(PassedFd::as_raw).collect::<Vec<_>>(),
             user: self.user.as_ref(),
             limits: &self.limits,
             sandbox: sandbox.as_ref().map(|confined| &confined.in_child),
             ignored: self.ignored,
         };
         match run(&launch) {
-            Ok(started) => Ok(Child::started(started, streams.into_ours())),
-            Err(Failure::Parent { what, source }) => Err(SpawnError::Resources { what, source }),
-            Err(Failure::Child { stage: Stage::Cwd, source }) => {
+            Ok(started) => Ok(Child::started(started, streams.into_parent())),
+            Err(LaunchFailure::Parent { what, source }) => Err(SpawnError::Resources { what, source }),
+            Err(LaunchFailure::Child { stage: SpawnStage::Cwd, source }) => {
                 Err(SpawnError::Cwd { path: self.cwd.clone(), source })
             }
-            Err(Failure::Child { stage: Stage::Exec, source }) => {
+            Err(LaunchFailure::Child { stage: SpawnStage::Exec, source }) => {
                 Err(SpawnError::Exec { program: program.clone(), source })
             }
-            Err(Failure::Child { stage, source }) => Err(SpawnError::Setup { stage, source }),
+            Err(LaunchFailure::Child { stage, source }) => Err(SpawnError::Setup { stage, source }),
         }
     }
 }
 
 /// A sandbox whose fds have numbers that are not overwritten.
-struct Confined<'a> {
+struct RaisedSandbox<'a> {
     in_child: InChild,
     /// Keeps the fds open until the exec.
-    _sources: [Option<Source<'a>>; 3],
+    _sources: [Option<PassedFd<'a>>; 3],
 }
 
-impl<'a> Confined<'a> {
+impl<'a> RaisedSandbox<'a> {
     fn new(kit: &'a Kit, floor: RawFd) -> Result<Self, SpawnError> {
         let [user, mounts, rules] = kit.descriptors();
-        let raise = |fd: Option<&'a OwnedFd>| fd.map(|fd| Source::borrow(fd, floor)).transpose();
+        let raise = |fd: Option<&'a OwnedFd>| fd.map(|fd| PassedFd::borrow(fd, floor)).transpose();
         let sources = [raise(user)?, raise(mounts)?, raise(rules)?];
-        let in_child = kit.in_child(sources.each_ref().map(|source| source.as_ref().map(Source::as_raw)));
+        let in_child = kit.in_child(sources.each_ref().map(|source| source.as_ref().map(PassedFd::as_raw)));
         Ok(Self { in_child, _sources: sources })
     }
 }
@@ -337,8 +337,8 @@ fn kept_numbers(extra: &[(OwnedFd, RawFd)]) -> Result<Vec<RawFd>, SpawnError> {
     }
 }
 
-fn raise_extra(extra: &[(OwnedFd, RawFd)], floor: RawFd) -> Result<Vec<(Source<'_>, RawFd)>, SpawnError> {
-    extra.iter().map(|(fd, number)| Ok((Source::borrow(fd, floor)?, *number))).collect()
+fn raise_extra(extra: &[(OwnedFd, RawFd)], floor: RawFd) -> Result<Vec<(PassedFd<'_>, RawFd)>, SpawnError> {
+    extra.iter().map(|(fd, number)| Ok((PassedFd::borrow(fd, floor)?, *number))).collect()
 }
 
 /// A null-terminated array for `execve`. It holds the addresses of the strings, so they must outlive it.

@@ -25,7 +25,7 @@ pub enum TreeScope {
 
 /// The result of a kill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Killed {
+pub struct KillOutcome {
     /// Number of processes that were sent SIGKILL, without zombies.
     pub signalled: usize,
     /// Whether the last walk found no new process.
@@ -34,7 +34,7 @@ pub struct Killed {
 
 /// A process as a walk saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct TreeMember {
     pub pid: Pid,
     /// Pid of the parent, 0 for none.
     pub parent: i32,
@@ -46,7 +46,7 @@ pub struct Member {
     pub start_ticks: u64,
 }
 
-impl Member {
+impl TreeMember {
     /// Sends SIGKILL to the process. Returns false if it has ended, if its pid was reused or if we may not signal it.
     pub fn kill(&self) -> io::Result<bool> {
         let pidfd = match pidfd_open(self.pid, PidfdFlags::empty()) {
@@ -73,31 +73,31 @@ impl Member {
 ///
 /// Do not kill the leader or its group first. Processes that have left the session are found by their chain of parents,
 /// which breaks when the leader dies. A caller that sends SIGTERM first must save [`descendants_of`] the leader at that
-/// time, and also kill each of them with [`Member::kill`].
-pub fn kill_tree(leader: Pid, scope: TreeScope) -> io::Result<Killed> {
+/// time, and also kill each of them with [`TreeMember::kill`].
+pub fn kill_tree(leader: Pid, scope: TreeScope) -> io::Result<KillOutcome> {
     kill_trees(&[(leader, scope)])
 }
 
 /// Like [`kill_tree`], for several leaders at once: a walk costs as much for one as for a hundred.
-pub fn kill_trees(leaders: &[(Pid, TreeScope)]) -> io::Result<Killed> {
+pub fn kill_trees(leaders: &[(Pid, TreeScope)]) -> io::Result<KillOutcome> {
     if leaders.is_empty() {
-        return Ok(Killed { signalled: 0, complete: true });
+        return Ok(KillOutcome { signalled: 0, complete: true });
     }
-    kill_to_fixpoint(Roots::of(leaders))
+    kill_to_fixpoint(TreeRoots::of(leaders))
 }
 
 /// Sends SIGKILL to every descendant of a process, but not to the process itself, until a walk finds no new process.
-pub fn kill_descendants(ancestor: Pid) -> io::Result<Killed> {
-    kill_to_fixpoint(Roots::below(ancestor))
+pub fn kill_descendants(ancestor: Pid) -> io::Result<KillOutcome> {
+    kill_to_fixpoint(TreeRoots::below(ancestor))
 }
 
 /// The descendants of a process by their chain of parents, including zombies.
-pub fn descendants_of(ancestor: Pid) -> io::Result<Vec<Member>> {
-    Ok(Roots::below(ancestor).members(&walk()?))
+pub fn descendants_of(ancestor: Pid) -> io::Result<Vec<TreeMember>> {
+    Ok(TreeRoots::below(ancestor).members(&walk()?))
 }
 
 /// The criteria by which a process belongs to the tree.
-struct Roots {
+struct TreeRoots {
     /// Ids of sessions and groups whose members belong to the tree. Grows by the sessions that found members lead: a
     /// child that a member forks before it dies loses its chain of parents, but not its session.
     sessions: HashSet<i32>,
@@ -108,7 +108,7 @@ struct Roots {
     must_be_free: HashSet<i32>,
 }
 
-impl Roots {
+impl TreeRoots {
     fn of(leaders: &[(Pid, TreeScope)]) -> Self {
         let with = |wanted: TreeScope| {
             leaders.iter().filter(move |(_, scope)| *scope == wanted).map(|(leader, _)| leader.as_raw_pid())
@@ -126,7 +126,7 @@ impl Roots {
         Self { sessions: HashSet::new(), ancestors, itself: false, must_be_free: HashSet::new() }
     }
 
-    fn members(&self, all: &[Member]) -> Vec<Member> {
+    fn members(&self, all: &[TreeMember]) -> Vec<TreeMember> {
         let numbers = all.iter().map(|process| process.pid.as_raw_pid());
         let taken: HashSet<i32> = numbers.filter(|number| self.must_be_free.contains(number)).collect();
         let is_ours = |id: i32| self.sessions.contains(&id) && !taken.contains(&id);
@@ -151,18 +151,18 @@ impl Roots {
         all.iter().filter(|process| inside.contains(&process.pid.as_raw_pid())).copied().collect()
     }
 
-    fn learn(&mut self, members: &[Member]) {
-        let leads = |process: &&Member| process.session == process.pid.as_raw_pid();
+    fn add_sessions_of(&mut self, members: &[TreeMember]) {
+        let leads = |process: &&TreeMember| process.session == process.pid.as_raw_pid();
         self.sessions.extend(members.iter().filter(leads).map(|process| process.session));
     }
 }
 
-fn kill_to_fixpoint(mut roots: Roots) -> io::Result<Killed> {
+fn kill_to_fixpoint(mut roots: TreeRoots) -> io::Result<KillOutcome> {
     let mut seen: HashSet<(i32, u64)> = HashSet::new();
-    let mut killed = Killed::default();
+    let mut killed = KillOutcome::default();
     for _round in 0..MAX_ROUNDS {
         let members = roots.members(&walk()?);
-        roots.learn(&members);
+        roots.add_sessions_of(&members);
         let mut is_fixpoint = true;
         for member in members {
             // A process stays visible for a moment after SIGKILL, but it can no longer fork.
@@ -175,13 +175,13 @@ fn kill_to_fixpoint(mut roots: Roots) -> io::Result<Killed> {
             killed.signalled += usize::from(was_hit && !member.is_zombie);
         }
         if is_fixpoint {
-            return Ok(Killed { complete: true, ..killed });
+            return Ok(KillOutcome { complete: true, ..killed });
         }
     }
     Ok(killed)
 }
 
-fn walk() -> io::Result<Vec<Member>> {
+fn walk() -> io::Result<Vec<TreeMember>> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc")? {
         // Skip a process that ends during the walk.
@@ -196,14 +196,14 @@ fn number(name: &OsStr) -> Option<Pid> {
     Pid::from_raw(std::str::from_utf8(name.as_bytes()).ok()?.parse().ok().filter(|number| *number > 0)?)
 }
 
-fn read_member(pid: Pid) -> Option<Member> {
+fn read_member(pid: Pid) -> Option<TreeMember> {
     let stat = fs::read(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
     parse_stat(pid, &stat)
 }
 
 /// Parses the fields after the name. The name is in parentheses and may itself contain parentheses, spaces and
 /// newlines.
-fn parse_stat(pid: Pid, stat: &[u8]) -> Option<Member> {
+fn parse_stat(pid: Pid, stat: &[u8]) -> Option<TreeMember> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     let fields = std::str::from_utf8(stat.get(name_end + 1..)?).ok()?;
     let mut fields = fields.split_ascii_whitespace();
@@ -212,24 +212,24 @@ fn parse_stat(pid: Pid, stat: &[u8]) -> Option<Member> {
     let (parent, group, session) = (next()?, next()?, next()?);
     // Field 22 of the file. Six fields are already consumed: pid, name, state, parent, group and session.
     let start_ticks = fields.nth(15)?.parse().ok()?;
-    Some(Member { pid, parent, group, session, is_zombie: matches!(state, "Z" | "X"), start_ticks })
+    Some(TreeMember { pid, parent, group, session, is_zombie: matches!(state, "Z" | "X"), start_ticks })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn process(pid: i32, parent: i32, group: i32, session: i32) -> Member {
+    fn process(pid: i32, parent: i32, group: i32, session: i32) -> TreeMember {
         let pid = Pid::from_raw(pid).expect("test pids are not zero");
-        Member { pid, parent, group, session, is_zombie: false, start_ticks: 1 }
+        TreeMember { pid, parent, group, session, is_zombie: false, start_ticks: 1 }
     }
 
-    fn roots(leader: i32, scope: TreeScope) -> Roots {
-        Roots::of(&[(Pid::from_raw(leader).expect("test pids are not zero"), scope)])
+    fn roots(leader: i32, scope: TreeScope) -> TreeRoots {
+        TreeRoots::of(&[(Pid::from_raw(leader).expect("test pids are not zero"), scope)])
     }
 
     #[track_caller]
-    fn check(roots: &Roots, all: &[Member], expected: &[i32]) {
+    fn check(roots: &TreeRoots, all: &[TreeMember], expected: &[i32]) {
         let members = roots.members(all);
         let pids: Vec<i32> = members.iter().map(|member| member.pid.as_raw_pid()).collect();
         assert_eq!(pids, expected);
@@ -241,7 +241,7 @@ mod tests {
     fn fields_are_found_behind_a_name_full_of_brackets() {
         let stat = b"42 (a) b (c)\n) S 7 42 40 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2 3";
         let pid = Pid::from_raw(42).expect("the pid is not zero");
-        let expected = Member { pid, parent: 7, group: 42, session: 40, is_zombie: false, start_ticks: 9876 };
+        let expected = TreeMember { pid, parent: 7, group: 42, session: 40, is_zombie: false, start_ticks: 9876 };
         assert_eq!(parse_stat(pid, stat), Some(expected));
         assert_eq!(parse_stat(pid, b"42 (cut"), None);
         assert_eq!(parse_stat(pid, b"42 (a) S 7 42"), None);
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn several_leaders_are_one_tree_and_a_number_in_other_hands_spoils_only_its_own() {
         let pid = |number| Pid::from_raw(number).expect("test pids are not zero");
-        let both = Roots::of(&[(pid(HIGH + 10), TreeScope::Whole), (pid(HIGH + 20), TreeScope::Remains)]);
+        let both = TreeRoots::of(&[(pid(HIGH + 10), TreeScope::Whole), (pid(HIGH + 20), TreeScope::Remains)]);
         let all = [
             process(HIGH + 10, 1, HIGH + 10, HIGH + 10),
             process(HIGH + 11, HIGH + 10, HIGH + 11, HIGH + 11),
@@ -287,7 +287,7 @@ mod tests {
     fn orphan_of_a_killed_member_is_known_by_its_session() {
         let mut roots = roots(HIGH + 10, TreeScope::Whole);
         let daemon = process(HIGH + 11, HIGH + 10, HIGH + 11, HIGH + 11);
-        roots.learn(&[daemon, process(HIGH + 12, HIGH + 11, HIGH + 12, 77)]);
+        roots.add_sessions_of(&[daemon, process(HIGH + 12, HIGH + 11, HIGH + 12, 77)]);
         let orphan = process(HIGH + 15, 1, HIGH + 15, HIGH + 11);
         let stranger = process(HIGH + 16, 1, HIGH + 16, 77);
         check(&roots, &[orphan, stranger], &[HIGH + 15]);

@@ -5,7 +5,7 @@ mod common;
 use std::io::ErrorKind;
 
 use common::{PIPE, PIPE_OPEN, PTY, finish, read_until, wait_exit, write_all};
-use exec_server_process::{Child, CloseStdin, Size};
+use exec_server_process::{Child, CloseStdinOutcome, TerminalSize};
 
 #[test]
 fn driver_backed_process_can_expose_split_stdout_and_stderr() {
@@ -21,10 +21,10 @@ fn driver_backed_process_can_expose_split_stdout_and_stderr() {
 #[test]
 fn driver_backed_process_can_resize_via_resizer_hook() {
     let (child, driver) = Child::scripted(PTY).expect("a script opens");
-    child.resize(Size { rows: 5, cols: 6 }).expect("a terminal has a size");
-    assert_eq!(driver.resizes(), [Size::default(), Size { rows: 5, cols: 6 }]);
+    child.resize(TerminalSize { rows: 5, cols: 6 }).expect("a terminal has a size");
+    assert_eq!(driver.resizes(), [TerminalSize::default(), TerminalSize { rows: 5, cols: 6 }]);
     let (child, driver) = Child::scripted(PIPE).expect("a script opens");
-    assert!(child.resize(Size::default()).is_err());
+    assert!(child.resize(TerminalSize::default()).is_err());
     assert!(driver.resizes().is_empty());
 }
 
@@ -87,7 +87,7 @@ fn script_reads_what_was_written_to_stdin() {
         write_all(child.stdin().expect("input is open"), b"hello");
         assert_eq!(driver.read_stdin(&mut buf).expect("there is input"), 5);
         let closed = child.close_stdin().expect("the input ends");
-        let end = if stdio == PTY { (CloseStdin::EofSent, 1) } else { (CloseStdin::Closed, 0) };
+        let end = if stdio == PTY { (CloseStdinOutcome::EofSent, 1) } else { (CloseStdinOutcome::Closed, 0) };
         assert_eq!((closed, driver.read_stdin(&mut buf).expect("the end is there")), end);
         drop(child);
     }
@@ -97,7 +97,7 @@ fn script_reads_what_was_written_to_stdin() {
 fn scripted_terminal_in_raw_mode_has_no_end_of_input() {
     let (mut child, driver) = Child::scripted(PTY).expect("a script opens");
     driver.set_canonical(false);
-    assert_eq!(child.close_stdin().expect("the mode is known"), CloseStdin::RawMode);
+    assert_eq!(child.close_stdin().expect("the mode is known"), CloseStdinOutcome::RawMode);
     driver.write_pty(b"still here").expect("there is room");
     read_until(child.pty().expect("a terminal"), "still here");
     assert_eq!(child.pidfd().map(|_fd| ()), None);

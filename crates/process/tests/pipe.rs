@@ -7,15 +7,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use common::{
     PIPE, PIPE_OPEN, finish, is_reaped, number_after, read_until, run, sh, spawn, wait_exit, wait_until, write_all,
 };
-use exec_server_process::{CloseStdin, Size};
+use exec_server_process::{CloseStdinOutcome, TerminalSize};
 
 #[test]
 fn pipe_process_round_trips_stdin() {
     let mut child = spawn(PIPE_OPEN, &["cat"]).spawn().expect("cat starts");
     write_all(child.stdin().expect("stdin is open"), b"round trip\n");
     assert_eq!(read_until(child.stdout().expect("a pipe"), "\n"), "round trip\n");
-    assert_eq!(child.close_stdin().expect("a pipe closes"), CloseStdin::Closed);
-    assert_eq!(child.close_stdin().expect("a second close is harmless"), CloseStdin::NotOpen);
+    assert_eq!(child.close_stdin().expect("a pipe closes"), CloseStdinOutcome::Closed);
+    assert_eq!(child.close_stdin().expect("a second close is harmless"), CloseStdinOutcome::NotOpen);
     let finished = finish(child);
     assert_eq!((finished.code, finished.signal), (0, None));
 }
@@ -115,7 +115,7 @@ fn pipe_spawn_no_stdin_can_preserve_inherited_fds() {
 #[test]
 fn resize_of_pipes_is_refused() {
     let child = spawn(PIPE, &["true"]).spawn().expect("true starts");
-    let error = child.resize(Size { rows: 1, cols: 1 }).expect_err("pipes have no size");
+    let error = child.resize(TerminalSize { rows: 1, cols: 1 }).expect_err("pipes have no size");
     assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
     finish(child);
 }

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use common::{
     PIPE, PTY, finish, is_gone, is_reaped, number_after, read_until, run, sh, spawn, wait_exit, wait_until, write_all,
 };
-use exec_server_process::{CloseStdin, Size, SpawnError, Stdio};
+use exec_server_process::{CloseStdinOutcome, SpawnError, StdioMode, TerminalSize};
 
 #[test]
 fn pty_repl_emits_output_and_exits() {
@@ -44,8 +44,8 @@ fn pty_is_the_controlling_terminal_of_its_own_session() {
 #[test]
 fn pty_size_is_set_before_the_program_runs() {
     assert_eq!(run(sh(PTY, "stty size")).pty, "24 80\r\n");
-    assert_eq!(run(sh(Stdio::Pty(Size { rows: 7, cols: 133 }), "stty size")).pty, "7 133\r\n");
-    assert_eq!(PTY, Stdio::Pty(Size::default()));
+    assert_eq!(run(sh(StdioMode::Pty(TerminalSize { rows: 7, cols: 133 }), "stty size")).pty, "7 133\r\n");
+    assert_eq!(PTY, StdioMode::Pty(TerminalSize::default()));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn resize_is_seen_by_the_child() {
     let script = "trap 'stty size; exit 6' WINCH; echo armed; while :; do sleep 0.01; done";
     let child = sh(PTY, script).spawn().expect("sh starts");
     read_until(child.pty().expect("a terminal"), "armed");
-    child.resize(Size { rows: 50, cols: 120 }).expect("the size changes");
+    child.resize(TerminalSize { rows: 50, cols: 120 }).expect("the size changes");
     read_until(child.pty().expect("a terminal"), "50 120\r\n");
     assert_eq!(finish(child).code, 6);
 }
@@ -95,7 +95,7 @@ fn close_stdin_of_a_canonical_terminal_ends_the_input() {
     let mut child = spawn(PTY, &["cat"]).spawn().expect("cat starts");
     write_all(child.stdin().expect("the terminal takes input"), b"line\n");
     read_until(child.pty().expect("a terminal"), "line\r\nline\r\n");
-    assert_eq!(child.close_stdin().expect("the character is sent"), CloseStdin::EofSent);
+    assert_eq!(child.close_stdin().expect("the character is sent"), CloseStdinOutcome::EofSent);
     assert_eq!(finish(child).code, 0);
 }
 
@@ -103,7 +103,7 @@ fn close_stdin_of_a_canonical_terminal_ends_the_input() {
 fn close_stdin_of_a_raw_terminal_says_so() {
     let mut child = sh(PTY, "stty raw -echo; echo raw; exec cat").spawn().expect("sh starts");
     read_until(child.pty().expect("a terminal"), "raw");
-    assert_eq!(child.close_stdin().expect("the mode can be read"), CloseStdin::RawMode);
+    assert_eq!(child.close_stdin().expect("the mode can be read"), CloseStdinOutcome::RawMode);
     assert_eq!(child.try_wait().expect("the child can be waited for"), None);
 }
 
@@ -177,7 +177,7 @@ fn pty_spawn_with_inherited_fds_supports_resize() {
     spawn.extra_fds = vec![(file.into(), 5)];
     let child = spawn.spawn().expect("sh starts");
     read_until(child.pty().expect("a terminal"), "up");
-    child.resize(Size { rows: 33, cols: 99 }).expect("the size changes");
+    child.resize(TerminalSize { rows: 33, cols: 99 }).expect("the size changes");
     write_all(child.pty().expect("a terminal"), b"go\n");
     read_until(child.pty().expect("a terminal"), "33 99\r\n");
     assert_eq!(finish(child).code, 0);

@@ -13,7 +13,7 @@ use std::{
 };
 
 use common::{PIPE, PIPE_OPEN, PTY, c_string, finish, read_until, run, sh, spawn, write_all, write_script};
-use exec_server_process::{Ignored, Spawn, SpawnError, Stage, Stdio};
+use exec_server_process::{IgnoredSignals, Spawn, SpawnError, SpawnStage, StdioMode};
 
 fn output(spawn: Spawn) -> String {
     let finished = run(spawn);
@@ -105,7 +105,7 @@ fn refused_limit_is_a_setup_error() {
     let mut spawn = spawn(PIPE, &["true"]);
     spawn.nofile = Some((20, 10));
     let error = spawn.spawn().expect_err("the soft limit is above the hard one");
-    assert!(matches!(error, SpawnError::Setup { stage: exec_server_process::Stage::Limits, .. }), "{error:?}");
+    assert!(matches!(error, SpawnError::Setup { stage: exec_server_process::SpawnStage::Limits, .. }), "{error:?}");
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn signal_mask_and_dispositions_are_reset() {
     }
     let blocked = fs::read_to_string("/proc/thread-self/status").expect("proc is mounted");
     for stdio in [PIPE, PTY] {
-        for ignored in [None, Some(Ignored::now())] {
+        for ignored in [None, Some(IgnoredSignals::now())] {
             let status = output(Spawn { ignored, ..spawn(stdio, &["cat", "/proc/self/status"]) });
             for field in ["SigBlk", "SigIgn", "SigCgt"] {
                 let line = format!("{field}:\t0000000000000000");
@@ -164,11 +164,11 @@ fn signal_mask_and_dispositions_are_reset() {
 
 #[test]
 fn a_home_that_is_no_group_is_a_typed_error() {
-    let home = OwnedFd::from(fs::File::open("/").expect("the root opens"));
-    let spawned = Spawn { home: Some(home), ..spawn(PIPE, &["true"]) }.spawn();
+    let cgroup_dir = OwnedFd::from(fs::File::open("/").expect("the root opens"));
+    let spawned = Spawn { cgroup_dir: Some(cgroup_dir), ..spawn(PIPE, &["true"]) }.spawn();
     match spawned {
         Err(SpawnError::Setup { stage, source }) => {
-            assert_eq!((stage, source.raw_os_error()), (Stage::Cgroup, Some(libc::ENOENT)));
+            assert_eq!((stage, source.raw_os_error()), (SpawnStage::Cgroup, Some(libc::ENOENT)));
         }
         other => panic!("unexpected: {other:?}"),
     }
@@ -212,7 +212,7 @@ fn bad_descriptor_numbers_are_refused() {
 }
 
 /// Checks the child's fds while it waits for input.
-fn check_descriptors(stdio: Stdio, extra: Option<i32>) {
+fn check_descriptors(stdio: StdioMode, extra: Option<i32>) {
     let mut spawn = spawn(stdio, &["cat"]);
     let mut expected = vec!["0".to_owned(), "1".to_owned(), "2".to_owned()];
     if let Some(number) = extra {

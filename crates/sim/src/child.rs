@@ -13,7 +13,7 @@ use std::{
 };
 
 use exec_server_holder::Spawner;
-use exec_server_process::{Child, Driver, Spawn, SpawnError};
+use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
 use rustix::process::Signal;
 
 use crate::context::WorldContext;
@@ -176,7 +176,7 @@ pub struct ScriptSpawner {
 
 /// The children of a holder.
 #[derive(Clone, Default)]
-pub struct Children(Rc<RefCell<Vec<(String, Driver)>>>);
+pub struct Children(Rc<RefCell<Vec<(String, ScriptDriver)>>>);
 
 impl Children {
     /// Called when the holder has died: all live children died with it, and what was not reported about them is lost.
@@ -227,7 +227,7 @@ impl Spawner for ScriptSpawner {
 struct ScriptRunner {
     name: String,
     context: WorldContext,
-    driver: Driver,
+    driver: ScriptDriver,
 }
 
 impl ScriptRunner {

@@ -117,7 +117,7 @@ impl Group {
             match hierarchy {
                 Hierarchy::Unified => {
                     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-                    spawn.home = Some(rustix::fs::open(dir, flags, Mode::empty())?);
+                    spawn.cgroup_dir = Some(rustix::fs::open(dir, flags, Mode::empty())?);
                 }
                 // Not `cgroup.procs`: to move a whole process, the kernel takes the lock that starting in the group
                 // avoids.

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use super::NewHolder;
 use crate::cgroup::SessionGroup;
 use crate::wire::DecodeError;
-use crate::{Config, Confine, Limits, User};
+use crate::{ChildUser, Config, Confine, Limits};
 
 /// Version of the request layout. The spawner sends it in its greeting.
 pub(super) const LAYOUT: u32 = 5;
@@ -76,7 +76,7 @@ pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<Config, DecodeError
     }
     let user = match ids[..] {
         [] => None,
-        [uid, gid, ref groups @ ..] => Some(User { uid, gid, groups: groups.to_vec() }),
+        [uid, gid, ref groups @ ..] => Some(ChildUser { uid, gid, groups: groups.to_vec() }),
         [_] => return Err(DecodeError::Value("user")),
     };
     let mut rlimits = Vec::new();
@@ -125,7 +125,7 @@ mod tests {
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("open"));
         let confine = Confine {
             group: SessionGroup::decode(b"u /a/b\np /c\n"),
-            user: Some(User { uid: 1, gid: 2, groups: vec![3, 4] }),
+            user: Some(ChildUser { uid: 1, gid: 2, groups: vec![3, 4] }),
             rlimits: vec![(6, 100)],
         };
         let limits = Limits { pids_max: Some(5), ..Limits::default() };

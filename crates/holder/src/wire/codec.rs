@@ -3,7 +3,7 @@
 //! Every read is bounds-checked, and every count is bounded by the bytes that are left. So no input can cause a panic,
 //! or an allocation larger than the message (times a small constant).
 
-use exec_server_process::Size;
+use exec_server_process::TerminalSize;
 
 use super::{
     FromHolder, OLDEST_VERSION, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, VERSION,
@@ -345,7 +345,7 @@ impl<'a> In<'a> {
             arg0: has_arg0.then(|| arg0.to_vec()),
             env,
             cwd,
-            tty: tty.then_some(Size { rows, cols }),
+            tty: tty.then_some(TerminalSize { rows, cols }),
             pipe_stdin: self.bool("pipe_stdin")?,
             timeout_ms: self.option()?,
             idle_timeout_ms: self.option()?,

@@ -6,7 +6,7 @@ use exec_server_holder::Limits;
 use exec_server_holder::roll::{self, ROLL_NAME};
 use exec_server_holder::wire::{self, FromHolder, Overflow, StartSpec, Status, TTL_NONE, ToHolder};
 use exec_server_log::BlockReason;
-use exec_server_process::Driver;
+use exec_server_process::ScriptDriver;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify;
 
@@ -24,7 +24,7 @@ fn limited(quota: u64) -> Rig {
 }
 
 /// Writes as much as the pipe accepts.
-fn feed(driver: &Driver, data: &[u8], at: &mut usize) {
+fn feed(driver: &ScriptDriver, data: &[u8], at: &mut usize) {
     while let Some(rest) = data.get(*at..).filter(|rest| !rest.is_empty()) {
         match driver.write_stdout(&rest[..rest.len().min(65536)]) {
             Ok(n) => *at += n,

@@ -2,7 +2,7 @@
 
 use exec_server_holder::wire::{FromHolder, Stage, StartSpec, Status, ToHolder};
 use exec_server_log::ExitCause;
-use exec_server_process::Size;
+use exec_server_process::TerminalSize;
 
 use crate::support::{MIB, MS, Rig, pattern, shell, spec};
 
@@ -95,7 +95,7 @@ fn large_output_of_a_real_child_arrives_whole() {
 #[test]
 fn terminal_output_written_before_the_exit_comes_before_it() {
     let mut rig = Rig::real();
-    let tty = Some(Size { rows: 40, cols: 132 });
+    let tty = Some(TerminalSize { rows: 40, cols: 132 });
     let slot = rig.start(StartSpec { tty, ..shell("stty size; exit 7") });
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     let log = rig.server.log(slot);
@@ -241,9 +241,9 @@ fn signals_and_sizes_reach_the_child() {
     assert_eq!(rig.ask(|req| ToHolder::Signal { req, slot: plain, signal: libc::SIGUSR1 }), Status::Ok);
     assert_eq!(driver.signals(), [libc::SIGUSR1]);
     assert_eq!(rig.ask(|req| ToHolder::Resize { req, slot: plain, rows: 1, cols: 2 }), Status::NotATerminal);
-    let tty = rig.start(StartSpec { tty: Some(Size::default()), ..spec() });
+    let tty = rig.start(StartSpec { tty: Some(TerminalSize::default()), ..spec() });
     assert_eq!(rig.ask(|req| ToHolder::Resize { req, slot: tty, rows: 50, cols: 100 }), Status::Ok);
-    assert_eq!(rig.driver().resizes().last(), Some(&Size { rows: 50, cols: 100 }));
+    assert_eq!(rig.driver().resizes().last(), Some(&TerminalSize { rows: 50, cols: 100 }));
     for slot in [2, u32::MAX] {
         assert_eq!(rig.ask(|req| ToHolder::Resize { req, slot, rows: 1, cols: 2 }), Status::UnknownProcess);
         assert_eq!(rig.ask(|req| ToHolder::Signal { req, slot, signal: 1 }), Status::UnknownProcess);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use exec_server_holder::wire::{StartSpec, Status, ToHolder, WriteStatus};
-use exec_server_process::{Driver, Size};
+use exec_server_process::{ScriptDriver, TerminalSize};
 
 use crate::support::{Rig, pattern, shell, spec};
 
@@ -14,7 +14,7 @@ fn open() -> StartSpec {
 }
 
 /// Reads everything that is in the child's stdin now.
-fn drain(driver: &Driver, into: &mut Vec<u8>) {
+fn drain(driver: &ScriptDriver, into: &mut Vec<u8>) {
     let mut buf = [0; 65536];
     while let Ok(n @ 1..) = driver.read_stdin(&mut buf) {
         into.extend_from_slice(&buf[..n]);
@@ -183,7 +183,7 @@ fn close_waits_behind_the_part_in_hand() {
 #[test]
 fn closing_a_terminal_sends_its_eof_character_or_says_raw() {
     let mut rig = Rig::scripted();
-    let slot = rig.start(StartSpec { tty: Some(Size::default()), ..spec() });
+    let slot = rig.start(StartSpec { tty: Some(TerminalSize::default()), ..spec() });
     let driver = rig.driver();
     assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), Status::Ok);
     let mut got = Vec::new();

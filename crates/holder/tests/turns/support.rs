@@ -11,7 +11,7 @@ use exec_server_holder::{Config, Confine, Holder, Limits, Spawner, Turn};
 use exec_server_log::{
     self as log, ControlBlock, Cursor, Exit, LogEvent, MappedSegment, ReadStep, SegmentChain, SegmentLocation,
 };
-use exec_server_process::{Child, Driver, Spawn, SpawnError};
+use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
@@ -23,7 +23,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 /// Creates scripted or real children.
 #[derive(Clone, Default)]
 pub(crate) struct Source {
-    pub(crate) drivers: Arc<Mutex<Vec<Driver>>>,
+    pub(crate) drivers: Arc<Mutex<Vec<ScriptDriver>>>,
     is_real: bool,
 }
 
@@ -347,7 +347,7 @@ impl Rig {
         }
     }
 
-    pub(crate) fn driver(&self) -> Driver {
+    pub(crate) fn driver(&self) -> ScriptDriver {
         self.source.drivers.lock().expect("no test panics with it").last().expect("a child").clone()
     }
 

@@ -3,7 +3,7 @@
 use exec_server_holder::wire::{
     FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, WriteStatus,
 };
-use exec_server_process::Size;
+use exec_server_process::TerminalSize;
 use proptest::prelude::*;
 
 fn every_command() -> Vec<ToHolder<'static>> {
@@ -12,7 +12,7 @@ fn every_command() -> Vec<ToHolder<'static>> {
         arg0: Some(vec![0xff]),
         env: vec![b"K=V".to_vec()],
         cwd: b"/".to_vec(),
-        tty: Some(Size { rows: 3, cols: 4 }),
+        tty: Some(TerminalSize { rows: 3, cols: 4 }),
         pipe_stdin: true,
         timeout_ms: Some(5),
         idle_timeout_ms: Some(6),

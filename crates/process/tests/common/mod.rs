@@ -10,15 +10,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use exec_server_process::{Child, Exited, Pid, Size, Spawn, Stdin, Stdio};
+use exec_server_process::{Child, ChildExit, Pid, Spawn, StdinMode, StdioMode, TerminalSize};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How long anything may take before the test fails.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-pub(crate) const PIPE: Stdio = Stdio::Pipe { stdin: Stdin::Null };
-pub(crate) const PIPE_OPEN: Stdio = Stdio::Pipe { stdin: Stdin::Open };
-pub(crate) const PTY: Stdio = Stdio::Pty(Size { rows: 24, cols: 80 });
+pub(crate) const PIPE: StdioMode = StdioMode::Pipe { stdin: StdinMode::Null };
+pub(crate) const PIPE_OPEN: StdioMode = StdioMode::Pipe { stdin: StdinMode::Open };
+pub(crate) const PTY: StdioMode = StdioMode::Pty(TerminalSize { rows: 24, cols: 80 });
 
 /// The output of a child and how it ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,14 +30,14 @@ pub(crate) struct Finished {
     pub(crate) signal: Option<u8>,
 }
 
-pub(crate) fn spawn(stdio: Stdio, argv: &[&str]) -> Spawn {
+pub(crate) fn spawn(stdio: StdioMode, argv: &[&str]) -> Spawn {
     let mut spawn = Spawn::from_bytes(argv.iter().copied()).expect("test arguments hold no zero byte");
     spawn.stdio = stdio;
     spawn.env = vec![c"PATH=/usr/local/bin:/usr/bin:/bin".to_owned()];
     spawn
 }
 
-pub(crate) fn sh(stdio: Stdio, script: &str) -> Spawn {
+pub(crate) fn sh(stdio: StdioMode, script: &str) -> Spawn {
     spawn(stdio, &["/bin/sh", "-c", script])
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn finish(mut child: Child) -> Finished {
     Finished { stdout: text(stdout), stderr: text(stderr), pty: text(pty), code: exited.code, signal: exited.signal }
 }
 
-pub(crate) fn wait_exit(child: &mut Child) -> Exited {
+pub(crate) fn wait_exit(child: &mut Child) -> ChildExit {
     let exit_fd = child.exit_fd().try_clone_to_owned().expect("a descriptor is free");
     wait_readable(exit_fd.as_fd());
     child.try_wait().expect("the child can be waited for").expect("a readable exit descriptor means the end")

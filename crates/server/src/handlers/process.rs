@@ -6,7 +6,7 @@ use std::{
 };
 
 use exec_server_holder::{
-    Size,
+    TerminalSize,
     wire::{Overflow, StartSpec, Status, ToHolder},
 };
 use exec_server_protocol::{
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Used if the client gave no size.
-pub(super) const DEFAULT_SIZE: Size = Size { rows: 24, cols: 80 };
+pub(super) const DEFAULT_SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 };
 
 /// The parts of a start, before its path is resolved and its argv is checked.
 pub(super) struct Parts {
@@ -129,7 +129,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
         env.entry("TERM".to_owned()).or_insert(term);
     }
     permitted::variables(&context.grant, env_policy.as_ref(), &env)?;
-    let size = params.size.map_or(DEFAULT_SIZE, |size| Size { rows: size.rows, cols: size.cols });
+    let size = params.size.map_or(DEFAULT_SIZE, |size| TerminalSize { rows: size.rows, cols: size.cols });
     launch(
         context,
         Parts {

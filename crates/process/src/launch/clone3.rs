@@ -16,7 +16,7 @@ use rustix::process::Pid;
 
 use exec_server_sandbox::address;
 
-use super::{Parent, Shared, Stack, Started};
+use super::{ChildStack, LaunchShared, ParentMode, StartedChild};
 
 /// `CLONE_CLEAR_SIGHAND`, Linux 5.5: resets handlers to the default action. Ignored signals stay ignored.
 const CLEAR_SIGHAND: u64 = 1 << 32;
@@ -31,7 +31,7 @@ static IS_MISSING: AtomicBool = AtomicBool::new(false);
 /// `struct clone_args` as of Linux 5.7, 88 bytes.
 #[repr(C)]
 #[derive(Default)]
-struct Args {
+struct CloneArgs {
     flags: u64,
     pidfd: u64,
     child_tid: u64,
@@ -45,28 +45,28 @@ struct Args {
     cgroup: u64,
 }
 
-/// Starts a child in the cgroup whose directory is `home`, or in our own cgroups.
+/// Starts a child in the cgroup whose directory is `cgroup_dir`, or in our own cgroups.
 pub(super) fn clone_into(
-    home: Option<RawFd>,
-    shared: &Shared<'_>,
-    stack: &Stack,
-    parent: Parent,
-) -> io::Result<Started> {
+    cgroup_dir: Option<RawFd>,
+    shared: &LaunchShared<'_>,
+    stack: &ChildStack,
+    parent: ParentMode,
+) -> io::Result<StartedChild> {
     if IS_MISSING.load(Ordering::Relaxed) {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let mut pidfd: c_int = -1;
-    let stop = if parent == Parent::Stops { libc::CLONE_VFORK } else { 0 };
+    let stop = if parent == ParentMode::Stops { libc::CLONE_VFORK } else { 0 };
     let flags = libc::CLONE_VM | libc::CLONE_PIDFD | libc::CLONE_CHILD_CLEARTID | stop;
-    let args = Args {
-        flags: u64::from(flags.unsigned_abs()) | CLEAR_SIGHAND | home.map_or(0, |_| INTO_CGROUP),
+    let args = CloneArgs {
+        flags: u64::from(flags.unsigned_abs()) | CLEAR_SIGHAND | cgroup_dir.map_or(0, |_| INTO_CGROUP),
         pidfd: address(&raw mut pidfd) as u64,
-        child_tid: address(shared.is_here.as_ptr()) as u64,
+        child_tid: address(shared.child_present.as_ptr()) as u64,
         exit_signal: u64::from(libc::SIGCHLD.unsigned_abs()),
         stack: address(stack.base) as u64,
-        stack_size: Stack::mapped_bytes() as u64,
-        cgroup: home.map_or(0, |home| u64::from(home.unsigned_abs())),
-        ..Args::default()
+        stack_size: ChildStack::mapped_bytes() as u64,
+        cgroup: cgroup_dir.map_or(0, |cgroup_dir| u64::from(cgroup_dir.unsigned_abs())),
+        ..CloneArgs::default()
     };
     // SAFETY: `args` describes a private stack with room for `child_main`, an int to write to, and the futex word of
     // `shared`. They live until the child has executed a program or ended, for which CLONE_VFORK or the caller waits.
@@ -77,10 +77,10 @@ pub(super) fn clone_into(
         return Err(io::Error::from_raw_os_error(errno));
     };
     // SAFETY: the kernel created this fd for us in the call that created the child.
-    let child = Started { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } };
+    let child = StartedChild { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } };
     // If the calling thread continues, the caller checks later whether the child has begun.
-    if parent == Parent::Stops && !shared.has_begun.get() {
-        distrust();
+    if parent == ParentMode::Stops && !shared.has_started.get() {
+        disable();
         super::reap(pid);
         return Err(io::ErrorKind::Unsupported.into());
     }
@@ -90,7 +90,7 @@ pub(super) fn clone_into(
 /// Disables `clone3` after a child did not reach its first instruction. Some kernels (seen on 6.18) compare the kill
 /// counter of the child's cgroup with that of our cgroup, instead of reading the same counter twice. They kill the
 /// child if the two differ.
-pub(super) fn distrust() {
+pub(super) fn disable() {
     IS_MISSING.store(true, Ordering::Relaxed);
 }
 
@@ -101,7 +101,7 @@ pub(super) fn distrust() {
 /// `args` must request `CLONE_VM` with a separate stack for the child. `shared` must point to what `child_main` takes.
 /// Both must live until the child has left this memory.
 #[cfg(target_arch = "x86_64")]
-unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
+unsafe fn clone3(args: &CloneArgs, shared: *mut c_void) -> c_long {
     let result;
     // SAFETY: the parent's registers are unchanged, except for those named here. The child has its own stack, aligned
     // to 16 as `call` requires, and `child_main` never returns. `rcx` and `r11` are not late outputs, so no input is in
@@ -120,7 +120,7 @@ unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
             run = in(reg) super::child_main as extern "C" fn(*mut c_void) -> c_int,
             inlateout("rax") libc::SYS_clone3 => result,
             in("rdi") ptr::from_ref(args),
-            in("rsi") size_of::<Args>(),
+            in("rsi") size_of::<CloneArgs>(),
             out("rcx") _,
             out("r11") _,
         );
@@ -134,7 +134,7 @@ unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
 ///
 /// The same as for the x86-64 version.
 #[cfg(target_arch = "aarch64")]
-unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
+unsafe fn clone3(args: &CloneArgs, shared: *mut c_void) -> c_long {
     let result;
     // SAFETY: as for the x86-64 version. The kernel changes no register of the parent except `x0`.
     unsafe {
@@ -149,7 +149,7 @@ unsafe fn clone3(args: &Args, shared: *mut c_void) -> c_long {
             shared = in(reg) shared,
             run = in(reg) super::child_main as extern "C" fn(*mut c_void) -> c_int,
             inlateout("x0") ptr::from_ref(args) => result,
-            in("x1") size_of::<Args>(),
+            in("x1") size_of::<CloneArgs>(),
             in("x8") libc::SYS_clone3,
         );
     }
