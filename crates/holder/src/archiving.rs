@@ -21,7 +21,7 @@
 //! A holder stays if descendants have outlived their process, because they would die with the holder. It also stays if
 //! a process took writes with a `writeId`, because the answer to a repeated write comes from the holder's ledger.
 
-use exec_server_session::{State, Ttl};
+use exec_server_session::{LeaseState, Ttl};
 
 use crate::Spawner;
 use crate::archive::Clock;
@@ -143,7 +143,7 @@ impl<S: Spawner> Holder<S> {
             && self.limits.archive_after_ms != TTL_NONE
             && self.ending.is_none()
             && self.may_work()
-            && matches!(self.lease.state(), State::Detached { .. })
+            && matches!(self.lease.state(), LeaseState::Detached { .. })
             && !self.processes.is_empty()
             && self.processes.values().all(|process| process.phase == Phase::Closed && !process.input.has_ledger())
             && !(self.cx.is_exclusive && reap::has_children())
@@ -176,8 +176,8 @@ impl<S: Spawner> Holder<S> {
             return self.cx.spill.begin(slot, segment, self.cx.now_ns);
         }
         let detached_ns = match self.lease.state() {
-            State::Detached { since_ns } => Some(since_ns),
-            State::Attached { .. } | State::Expired => None,
+            LeaseState::Detached { since_ns } => Some(since_ns),
+            LeaseState::Attached { .. } | LeaseState::Expired => None,
         };
         let ttl_ms = match self.lease.ttl() {
             Ttl::Nanos(ns) => ns / 1_000_000,

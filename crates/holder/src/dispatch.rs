@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 
 use exec_server_process::TerminalSize;
 use exec_server_sandbox::Kit;
-use exec_server_session::Attach;
+use exec_server_session::AttachMode;
 
 use crate::Spawner;
 use crate::births::Wanted;
@@ -97,7 +97,7 @@ impl<S: Spawner> Holder<S> {
     pub(crate) fn attach(&mut self) {
         let epoch = self.cx.controller.epoch();
         // Fails only if the session has expired, which this turn detects as well.
-        self.lease.handle_attach(epoch, Attach::TakeOver, self.cx.now_ns).ok();
+        self.lease.handle_attach(epoch, AttachMode::TakeOver, self.cx.now_ns).ok();
         self.handle_attachment();
     }
 

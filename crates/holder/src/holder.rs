@@ -327,8 +327,8 @@ impl<S: Spawner> Holder<S> {
 
     fn welcome(&mut self, epoch: u64) {
         let detached_ns = match self.lease.state() {
-            exec_server_session::State::Detached { since_ns } => self.cx.now_ns.saturating_sub(since_ns),
-            exec_server_session::State::Attached { .. } | exec_server_session::State::Expired => 0,
+            exec_server_session::LeaseState::Detached { since_ns } => self.cx.now_ns.saturating_sub(since_ns),
+            exec_server_session::LeaseState::Attached { .. } | exec_server_session::LeaseState::Expired => 0,
         };
         let ttl_ms = match self.lease.ttl() {
             Ttl::Nanos(ns) => ns / 1_000_000,

@@ -10,7 +10,7 @@
 //! number of bytes written. The retry of a keyed write that was completed is answered with `Accepted` even then.
 
 use exec_server_process::CloseStdinOutcome;
-use exec_server_session::{Begin, StdinLedger};
+use exec_server_session::{StdinLedger, WriteBegin};
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -174,10 +174,10 @@ impl Process {
     fn start(&mut self, mut part: Part, cx: &mut Context) {
         let done = match part.key.map(|key| self.input.ledger().begin(key, part.total, part.digest)) {
             None => part.offset,
-            Some(Begin::New) => 0,
-            Some(Begin::Continue { done }) => done,
-            Some(Begin::Done) => part.total,
-            Some(Begin::Mismatch { .. }) => return answer(part.req, WriteStatus::Mismatch, 0, cx),
+            Some(WriteBegin::New) => 0,
+            Some(WriteBegin::Continue { done }) => done,
+            Some(WriteBegin::Done) => part.total,
+            Some(WriteBegin::Mismatch { .. }) => return answer(part.req, WriteStatus::Mismatch, 0, cx),
         };
         match done.checked_sub(part.offset).map(|skip| usize::try_from(skip).unwrap_or(usize::MAX)) {
             Some(skip) => {

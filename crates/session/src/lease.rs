@@ -19,7 +19,7 @@ pub enum Ttl {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum LeaseState {
     /// A connection holds the session. The timer is stopped.
     Attached {
         /// The connection, in the caller's numbering.
@@ -36,7 +36,7 @@ pub enum State {
 
 /// How an attach behaves if another connection holds the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attach {
+pub enum AttachMode {
     /// Fail.
     IfFree,
     /// Take the session from that connection.
@@ -55,7 +55,7 @@ pub enum AttachError {
 /// The lease: state, current TTL, and an epoch that grows with every successful attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    state: State,
+    state: LeaseState,
     ttl: Ttl,
     /// Incremented by every successful attach. A message with an older epoch is stale.
     epoch: u64,
@@ -66,10 +66,10 @@ pub struct Lease {
 impl Lease {
     /// A detached session. Its timer starts now.
     pub fn new(ttl: Ttl, now_ns: u64) -> Self {
-        Self { state: State::Detached { since_ns: now_ns }, ttl, epoch: 0, is_used: false }
+        Self { state: LeaseState::Detached { since_ns: now_ns }, ttl, epoch: 0, is_used: false }
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> LeaseState {
         self.state
     }
 
@@ -83,18 +83,18 @@ impl Lease {
     }
 
     pub fn is_attached(&self) -> bool {
-        matches!(self.state, State::Attached { .. })
+        matches!(self.state, LeaseState::Attached { .. })
     }
 
     /// Attaches the session to `conn` and returns the new epoch. If `conn` already holds the session, nothing changes.
-    pub fn handle_attach(&mut self, conn: u64, how: Attach, now_ns: u64) -> Result<u64, AttachError> {
+    pub fn handle_attach(&mut self, conn: u64, how: AttachMode, now_ns: u64) -> Result<u64, AttachError> {
         self.poll_expired(now_ns);
         match self.state {
-            State::Expired => Err(AttachError::Expired),
-            State::Attached { conn: holder } if holder == conn => Ok(self.epoch),
-            State::Attached { conn: holder } if how == Attach::IfFree => Err(AttachError::Held { holder }),
-            State::Attached { .. } | State::Detached { .. } => {
-                self.state = State::Attached { conn };
+            LeaseState::Expired => Err(AttachError::Expired),
+            LeaseState::Attached { conn: holder } if holder == conn => Ok(self.epoch),
+            LeaseState::Attached { conn: holder } if how == AttachMode::IfFree => Err(AttachError::Held { holder }),
+            LeaseState::Attached { .. } | LeaseState::Detached { .. } => {
+                self.state = LeaseState::Attached { conn };
                 self.epoch += 1;
                 Ok(self.epoch)
             }
@@ -104,9 +104,9 @@ impl Lease {
     /// Detaches the session and starts the timer. Returns false and changes nothing if `conn` no longer holds the
     /// session.
     pub fn handle_detach(&mut self, conn: u64, now_ns: u64) -> bool {
-        let held = self.state == State::Attached { conn };
+        let held = self.state == LeaseState::Attached { conn };
         if held {
-            self.state = State::Detached { since_ns: now_ns };
+            self.state = LeaseState::Detached { since_ns: now_ns };
         }
         held
     }
@@ -119,8 +119,8 @@ impl Lease {
     /// Records that no other session uses this one. Restarts the timer if the session is detached.
     pub fn handle_unused(&mut self, now_ns: u64) {
         self.is_used = false;
-        if matches!(self.state, State::Detached { .. }) {
-            self.state = State::Detached { since_ns: now_ns };
+        if matches!(self.state, LeaseState::Detached { .. }) {
+            self.state = LeaseState::Detached { since_ns: now_ns };
         }
     }
 
@@ -137,16 +137,16 @@ impl Lease {
     /// When the session will expire if nothing else happens.
     pub fn deadline_ns(&self) -> Option<u64> {
         match (self.state, self.ttl) {
-            (State::Detached { since_ns }, Ttl::Nanos(ttl)) if !self.is_used => Some(since_ns.saturating_add(ttl)),
-            (State::Detached { .. } | State::Attached { .. } | State::Expired, _) => None,
+            (LeaseState::Detached { since_ns }, Ttl::Nanos(ttl)) if !self.is_used => Some(since_ns.saturating_add(ttl)),
+            (LeaseState::Detached { .. } | LeaseState::Attached { .. } | LeaseState::Expired, _) => None,
         }
     }
 
     /// Expires the session if its deadline has passed. Returns whether it has expired.
     pub fn poll_expired(&mut self, now_ns: u64) -> bool {
         if self.deadline_ns().is_some_and(|deadline| now_ns >= deadline) {
-            self.state = State::Expired;
+            self.state = LeaseState::Expired;
         }
-        self.state == State::Expired
+        self.state == LeaseState::Expired
     }
 }

@@ -8,5 +8,5 @@
 mod lease;
 mod ledger;
 
-pub use lease::{Attach, AttachError, Lease, State, Ttl};
-pub use ledger::{Begin, Progress, REMEMBERED, StdinLedger, Unknown};
+pub use lease::{AttachError, AttachMode, Lease, LeaseState, Ttl};
+pub use ledger::{LEDGER_KEYS_MAX, StdinLedger, UnknownWrite, WriteBegin, WriteProgress};

@@ -1,6 +1,8 @@
 //! Property tests of the lease and the ledger against models that are too simple to be wrong.
 
-use exec_server_session::{Attach, AttachError, Begin, Lease, Progress, REMEMBERED, State, StdinLedger, Ttl};
+use exec_server_session::{
+    AttachError, AttachMode, LEDGER_KEYS_MAX, Lease, LeaseState, StdinLedger, Ttl, WriteBegin, WriteProgress,
+};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -25,7 +27,7 @@ fn lease_op() -> impl Strategy<Value = LeaseOp> {
 }
 
 /// The model keeps only the history and replays all of it each time.
-fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> (State, u64) {
+fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> (LeaseState, u64) {
     let (mut holder, mut since, mut ttl, mut epoch, mut dead, mut used) = (None, 0, Some(ttl), 0, false, false);
     for (now, op) in history {
         dead |= holder.is_none() && !used && ttl.is_some_and(|ttl| *now >= since + ttl);
@@ -42,9 +44,9 @@ fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> (State, u64) {
         }
     }
     let state = match holder {
-        _ if dead => State::Expired,
-        Some(conn) => State::Attached { conn },
-        None => State::Detached { since_ns: since },
+        _ if dead => LeaseState::Expired,
+        Some(conn) => LeaseState::Attached { conn },
+        None => LeaseState::Detached { since_ns: since },
     };
     (state, epoch)
 }
@@ -65,11 +67,11 @@ proptest! {
             let before = lease;
             match op {
                 LeaseOp::Attach { conn, takeover } => {
-                    let how = if takeover { Attach::TakeOver } else { Attach::IfFree };
+                    let how = if takeover { AttachMode::TakeOver } else { AttachMode::IfFree };
                     match lease.handle_attach(conn, how, now) {
                         Ok(epoch) => prop_assert_eq!(epoch, lease.epoch()),
-                        Err(AttachError::Held { holder }) => prop_assert_eq!(before.state(), State::Attached { conn: holder }),
-                        Err(AttachError::Expired) => prop_assert_eq!(before.state(), State::Expired),
+                        Err(AttachError::Held { holder }) => prop_assert_eq!(before.state(), LeaseState::Attached { conn: holder }),
+                        Err(AttachError::Expired) => prop_assert_eq!(before.state(), LeaseState::Expired),
                     }
                 }
                 LeaseOp::Detach { conn } => { lease.handle_detach(conn, now); }
@@ -92,20 +94,20 @@ proptest! {
             // An older sender gives no digest. Its writes are compared by length only.
             let (key, total, digest) = ([name; 16], total * 4, digest.checked_sub(1));
             let expected = match model.iter().find(|(known, ..)| *known == name) {
-                None => Begin::New,
-                Some((_, known, ..)) if *known != total => Begin::Mismatch { total: *known },
-                Some((.., Some(known))) if digest.is_some_and(|digest| digest != *known) => Begin::Mismatch { total },
-                Some((_, known, done, _)) if done == known => Begin::Done,
-                Some((_, _, done, _)) => Begin::Continue { done: *done },
+                None => WriteBegin::New,
+                Some((_, known, ..)) if *known != total => WriteBegin::Mismatch { total: *known },
+                Some((.., Some(known))) if digest.is_some_and(|digest| digest != *known) => WriteBegin::Mismatch { total },
+                Some((_, known, done, _)) if done == known => WriteBegin::Done,
+                Some((_, _, done, _)) => WriteBegin::Continue { done: *done },
             };
-            if expected == Begin::New {
+            if expected == WriteBegin::New {
                 model.push((name, total, 0, digest));
             }
             prop_assert_eq!(ledger.begin(key, total, digest), expected);
             let entry = model.iter_mut().find(|(known, ..)| *known == name).expect("begun above");
             entry.2 = (entry.2 + n).min(entry.1);
             prop_assert_eq!(ledger.advance(key, n), Ok(entry.2));
-            prop_assert_eq!(ledger.progress(key), Some(Progress { total: entry.1, done: entry.2, digest: entry.3 }));
+            prop_assert_eq!(ledger.progress(key), Some(WriteProgress { total: entry.1, done: entry.2, digest: entry.3 }));
         }
         prop_assert_eq!(ledger.len(), model.len());
     }
@@ -115,13 +117,13 @@ proptest! {
 fn ledger_forgets_the_oldest_key_beyond_its_bound_and_no_other() {
     let key = |n: usize| (n as u128).to_le_bytes();
     let mut ledger = StdinLedger::new();
-    for n in 0..REMEMBERED + 10 {
-        assert_eq!(ledger.begin(key(n), 1, None), Begin::New);
+    for n in 0..LEDGER_KEYS_MAX + 10 {
+        assert_eq!(ledger.begin(key(n), 1, None), WriteBegin::New);
         assert_eq!(ledger.advance(key(n), 1), Ok(1));
     }
-    assert_eq!(ledger.len(), REMEMBERED);
-    assert_eq!(ledger.begin(key(10), 1, None), Begin::Done);
-    assert_eq!(ledger.begin(key(REMEMBERED + 9), 1, None), Begin::Done);
-    assert_eq!(ledger.begin(key(9), 1, None), Begin::New);
-    assert_eq!(ledger.begin(key(10), 1, None), Begin::New);
+    assert_eq!(ledger.len(), LEDGER_KEYS_MAX);
+    assert_eq!(ledger.begin(key(10), 1, None), WriteBegin::Done);
+    assert_eq!(ledger.begin(key(LEDGER_KEYS_MAX + 9), 1, None), WriteBegin::Done);
+    assert_eq!(ledger.begin(key(9), 1, None), WriteBegin::New);
+    assert_eq!(ledger.begin(key(10), 1, None), WriteBegin::New);
 }
