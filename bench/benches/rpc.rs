@@ -5,7 +5,7 @@
 use std::hint::black_box;
 
 use bytes::Bytes;
-use exec_server_rpc::{Framing, Inbound, Message, Outbox, Receiver, Role, Stream, memory};
+use exec_server_rpc::{ByteStream, EncodedMessage, Framing, InboundFrame, Outbox, Receiver, WebSocketRole, memory};
 use futures_util::FutureExt as _;
 use gungraun::prelude::*;
 
@@ -15,8 +15,8 @@ const MAX: usize = 64 << 20;
 /// More than any message here.
 const ROOM: usize = 1 << 20;
 
-const SERVER: Framing = Framing::WebSocket { role: Role::Server, max: MAX };
-const CLIENT: Framing = Framing::WebSocket { role: Role::Client, max: MAX };
+const SERVER: Framing = Framing::WebSocket { role: WebSocketRole::Server, max: MAX };
+const CLIENT: Framing = Framing::WebSocket { role: WebSocketRole::Client, max: MAX };
 const LINES: Framing = Framing::Lines { max: MAX };
 
 /// A message of ASCII, as all of ours are.
@@ -29,7 +29,7 @@ struct Sending {
     outbox: Outbox,
     text: Vec<u8>,
     /// The second end, so that the first can write.
-    pair: (Stream, Stream),
+    pair: (ByteStream, ByteStream),
 }
 
 fn sending(framing: Framing, len: usize) -> Sending {
@@ -61,15 +61,15 @@ fn send(mut sending: Sending) -> Sending {
     sending
 }
 
-fn sending_bytes(framing: Framing, len: usize) -> (Sending, Message) {
+fn sending_bytes(framing: Framing, len: usize) -> (Sending, EncodedMessage) {
     let head = text(100);
-    (sending(framing, 100), Message { head, attached: Some(Bytes::from(text(len))) })
+    (sending(framing, 100), EncodedMessage { head, attached: Some(Bytes::from(text(len))) })
 }
 
 #[library_benchmark]
 #[bench::server_kib_64(args = (SERVER, 64 * 1024), setup = sending_bytes)]
 #[bench::client_kib_64(args = (CLIENT, 64 * 1024), setup = sending_bytes)]
-fn send_attached((mut sending, message): (Sending, Message)) -> Sending {
+fn send_attached((mut sending, message): (Sending, EncodedMessage)) -> Sending {
     sending.outbox.encoded(black_box(message));
     sending.flush();
     sending
@@ -78,7 +78,7 @@ fn send_attached((mut sending, message): (Sending, Message)) -> Sending {
 // A frame of the dialect `binary`: a head of 24 bytes and the output, copied once.
 #[library_benchmark]
 #[bench::server_kib_64(args = (SERVER, 64 * 1024), setup = sending_bytes)]
-fn send_frame((mut sending, message): (Sending, Message)) -> (Sending, Message) {
+fn send_frame((mut sending, message): (Sending, EncodedMessage)) -> (Sending, EncodedMessage) {
     let bytes = message.attached.as_deref().unwrap_or_default();
     sending.outbox.binary(&message.head[..24], black_box(bytes));
     sending.flush();
@@ -96,7 +96,7 @@ fn receiving(from: Framing, to: Framing, len: usize) -> Receiving {
     let mut sending = sending(from, len);
     sending.send();
     let (unused, _) = memory(1);
-    let Stream { reader, leftover, .. } = std::mem::replace(&mut sending.pair.1, unused);
+    let ByteStream { reader, leftover, .. } = std::mem::replace(&mut sending.pair.1, unused);
     let mut receiving = Receiving { receiver: Receiver::new(to, reader, leftover), _sending: sending };
     assert_eq!(receiving.receive().len(), len);
     receiving
@@ -105,7 +105,7 @@ fn receiving(from: Framing, to: Framing, len: usize) -> Receiving {
 impl Receiving {
     fn receive(&mut self) -> Bytes {
         match self.receiver.recv().now_or_never() {
-            Some(Ok(Inbound::Message(message))) => message,
+            Some(Ok(InboundFrame::Message(message))) => message,
             other => panic!("no message: {other:?}"),
         }
     }

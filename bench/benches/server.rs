@@ -6,7 +6,7 @@
 use std::{fs::File, io, os::fd::OwnedFd, sync::Arc};
 
 use bytes::Bytes;
-use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Role, Stream, memory};
+use exec_server_rpc::{ByteStream, Framing, InboundFrame, Outbox, Receiver, WebSocketRole, memory};
 use exec_server_server::{
     access::Grant,
     core::{Authenticated, Config, Core, Found, Holders},
@@ -34,9 +34,9 @@ struct Client {
 }
 
 impl Client {
-    fn new(stream: Stream) -> Self {
-        let framing = Framing::WebSocket { role: Role::Client, max: MAX };
-        let Stream { reader, writer, leftover, .. } = stream;
+    fn new(stream: ByteStream) -> Self {
+        let framing = Framing::WebSocket { role: WebSocketRole::Client, max: MAX };
+        let ByteStream { reader, writer, leftover, .. } = stream;
         Self { outbox: Outbox::new(framing), writer, receiver: Receiver::new(framing, reader, leftover) }
     }
 
@@ -49,9 +49,9 @@ impl Client {
         self.send(request).await;
         loop {
             match self.receiver.recv().await.expect("the server answers") {
-                Inbound::Message(answer) => return answer,
-                Inbound::Ping(payload) => self.outbox.pong(&payload),
-                Inbound::Pong(_) => {}
+                InboundFrame::Message(answer) => return answer,
+                InboundFrame::Ping(payload) => self.outbox.pong(&payload),
+                InboundFrame::Pong(_) => {}
             }
         }
     }
@@ -75,7 +75,7 @@ struct World {
 fn world() -> World {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     let (near, far) = memory(1 << 20);
-    let framing = Framing::WebSocket { role: Role::Server, max: MAX };
+    let framing = Framing::WebSocket { role: WebSocketRole::Server, max: MAX };
     let connection = Authenticated::vouch(far, framing, Grant::owner(), "bench");
     let core = Core::new(Config::default(), Arc::new(NoHolders));
     let (mut connections, mut client) = (JoinSet::new(), Client::new(near));

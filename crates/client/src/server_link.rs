@@ -21,9 +21,9 @@ use exec_server_protocol::{
     limits, message,
 };
 use exec_server_rpc::{
-    Closed, Framing,
+    CloseReason, Framing,
     calls::PendingError,
-    client::{CallError, RawClient, Sent},
+    client::{CallError, RawClient, SentRequest},
 };
 use futures_util::FutureExt as _;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -98,14 +98,14 @@ impl DialError {
 
 /// The message of a call, which can be sent on any link.
 pub(crate) trait CallPayload: Sync {
-    fn send(&self, link: &ServerLink, method: &str) -> impl Future<Output = Result<Sent, CallError>> + Send;
+    fn send(&self, link: &ServerLink, method: &str) -> impl Future<Output = Result<SentRequest, CallError>> + Send;
 }
 
 /// Params only, already encoded, so that the call path is compiled once and not for each method.
 pub(crate) struct EncodedParams<'a>(pub(crate) &'a RawValue);
 
 impl CallPayload for EncodedParams<'_> {
-    async fn send(&self, link: &ServerLink, method: &str) -> Result<Sent, CallError> {
+    async fn send(&self, link: &ServerLink, method: &str) -> Result<SentRequest, CallError> {
         link.send(method, &self.0).await
     }
 }
@@ -114,7 +114,7 @@ impl CallPayload for EncodedParams<'_> {
 pub(crate) struct ParamsWithBytes<'a, F>(pub(crate) &'a F, pub(crate) &'a Bytes);
 
 impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> CallPayload for ParamsWithBytes<'_, F> {
-    async fn send(&self, link: &ServerLink, method: &str) -> Result<Sent, CallError> {
+    async fn send(&self, link: &ServerLink, method: &str) -> Result<SentRequest, CallError> {
         let Self(params, bytes) = self;
         if link.takes_attached(method) {
             link.raw.send_attached(method, &params(String::new()), (*bytes).clone()).await
@@ -135,7 +135,7 @@ impl ServerLink {
         key: &ProcessKey,
         write_id: &str,
         bytes: &Bytes,
-    ) -> Option<Result<Sent, CallError>> {
+    ) -> Option<Result<SentRequest, CallError>> {
         let channel = self.channels.of(key)?;
         let head = |id, out: &mut Vec<u8>| {
             let is_short = WriteFrame { channel, id, write_id }.encode(out);
@@ -160,7 +160,7 @@ impl ServerLink {
     }
 
     /// Sends a request. Requests go out in the order of the calls to this function.
-    pub(crate) async fn send(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
+    pub(crate) async fn send(&self, method: &str, params: &impl Serialize) -> Result<SentRequest, CallError> {
         match method {
             // A terminate must get through even when a thousand reads are waiting.
             "process/terminate" | "command/exec/terminate" => self.raw.send_cleanup(method, params).await,
@@ -173,7 +173,7 @@ impl ServerLink {
         match self.raw.silent_for() {
             Some(silent) if silent >= DEAD_AFTER => {
                 let text = format!("no sign of life for {} s", silent.as_secs());
-                self.raw.abandon(Closed::Io(io::Error::new(io::ErrorKind::TimedOut, text)));
+                self.raw.abandon(CloseReason::Io(io::Error::new(io::ErrorKind::TimedOut, text)));
             }
             Some(_) | None => self.raw.ping(),
         }
@@ -214,7 +214,7 @@ impl ServerLink {
 
     /// Ends the carrier and waits for it: a program that this client started must not outlive it.
     async fn drop_carrier(&self) {
-        self.raw.abandon(Closed::Eof);
+        self.raw.abandon(CloseReason::Eof);
         if let Some(mut carrier) = self.carrier.lock().await.take() {
             carrier.end().await;
         }
@@ -240,7 +240,7 @@ impl ServerLink {
         match error {
             // An older server announces its shutdown this way. Close the link, even if the server keeps the connection open.
             CallError::Rpc { code: -32000, message, .. } if message == "JSON-RPC transport closed" => {
-                self.raw.abandon(Closed::Peer { code: 1000, reason: message });
+                self.raw.abandon(CloseReason::Peer { code: 1000, reason: message });
                 Error::Disconnected { reason: None }
             }
             CallError::Rpc { code, message, data } => {
@@ -377,10 +377,10 @@ impl ServerLink {
 }
 
 /// Whether a link ended because the server violated the protocol.
-pub(crate) fn is_violation(closed: &Closed) -> bool {
+pub(crate) fn is_violation(closed: &CloseReason) -> bool {
     match closed {
-        Closed::TooLarge { .. } | Closed::Protocol(_) | Closed::InvalidUtf8 => true,
-        Closed::Eof | Closed::Peer { .. } | Closed::Io(_) => false,
+        CloseReason::TooLarge { .. } | CloseReason::Protocol(_) | CloseReason::InvalidUtf8 => true,
+        CloseReason::Eof | CloseReason::Peer { .. } | CloseReason::Io(_) => false,
     }
 }
 

@@ -11,7 +11,7 @@ use exec_server_holder::{
     wire::{FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, WriteStatus},
 };
 use exec_server_log::{ControlBlock, Exit, LogWriter, OutputStream, SegmentPool};
-use exec_server_rpc::{Framing, Outbox, Role};
+use exec_server_rpc::{Framing, Outbox, WebSocketRole};
 use futures_util::FutureExt as _;
 
 fn root() -> PathBuf {
@@ -94,7 +94,7 @@ fn lines(golden: &[Vec<u8>]) -> Vec<Vec<u8>> {
 
 fn frames(golden: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
-    for (role, choice) in [(Role::Client, 0x20_u8), (Role::Server, 0x21)] {
+    for (role, choice) in [(WebSocketRole::Client, 0x20_u8), (WebSocketRole::Server, 0x21)] {
         for some in golden.chunks(20) {
             let mut outbox = Outbox::new(Framing::WebSocket { role, max: 1 << 20 });
             for message in some.iter().filter(|message| message.len() < 400) {

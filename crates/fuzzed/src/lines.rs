@@ -1,7 +1,7 @@
 //! Fuzz target: line framing. For any slicing of the bytes, the receiver must return the same messages as a naive split, and it must hold
 //! no more memory than one line and one read.
 
-use exec_server_rpc::{Closed, Framing, Inbound, LINES_MARK, Outbox};
+use exec_server_rpc::{CloseReason, Framing, InboundFrame, LINES_MARK, Outbox};
 use futures_util::FutureExt as _;
 
 use crate::{sliced, weight};
@@ -26,14 +26,14 @@ fn compare(max: usize, model_max: usize, slice: usize, bytes: &[u8]) {
     let received: Vec<&[u8]> = received
         .iter()
         .map(|inbound| match inbound {
-            Inbound::Message(message) => &message[..],
+            InboundFrame::Message(message) => &message[..],
             other => panic!("{other:?} on lines"),
         })
         .collect();
     assert_eq!(received, expected.iter().map(|message| message.bytes()).collect::<Vec<_>>());
     match (end, &closed) {
-        (End::Eof, Closed::Eof) | (End::Utf8, Closed::InvalidUtf8) | (End::Torn, Closed::Io(_)) => {}
-        (End::TooLarge, Closed::TooLarge { limit }) => assert_eq!(*limit, max),
+        (End::Eof, CloseReason::Eof) | (End::Utf8, CloseReason::InvalidUtf8) | (End::Torn, CloseReason::Io(_)) => {}
+        (End::TooLarge, CloseReason::TooLarge { limit }) => assert_eq!(*limit, max),
         (end, closed) => panic!("ended with {closed:?}, expected {end:?}"),
     }
     send_again(&expected);
@@ -110,8 +110,8 @@ fn send_again(messages: &[Sliced<'_>]) {
     let mut sent = Vec::new();
     outbox.flush_to(&mut sent).now_or_never().unwrap().unwrap();
     let (received, _) = sliced::receive(Framing::Lines { max: 1 << 20 }, &sent, 4096);
-    let expected: Vec<Inbound> =
-        messages.iter().map(|message| Inbound::Message(message.bytes().to_vec().into())).collect();
+    let expected: Vec<InboundFrame> =
+        messages.iter().map(|message| InboundFrame::Message(message.bytes().to_vec().into())).collect();
     // By the rules of the framing, a line that ends with a CR loses it on the way.
     let is_plain = messages.iter().all(|message| !matches!(message, Sliced::Line(line) if line.ends_with(b"\r")));
     assert!(!is_plain || received == expected);

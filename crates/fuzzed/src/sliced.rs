@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use exec_server_rpc::{Closed, Framing, Inbound, Receiver};
+use exec_server_rpc::{CloseReason, Framing, InboundFrame, Receiver};
 use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, ReadBuf};
 
@@ -34,7 +34,7 @@ impl AsyncRead for Source {
 }
 
 /// Returns everything that a receiver makes of the bytes. Every `recv` that would wait is cancelled and started again.
-pub(crate) fn receive(framing: Framing, bytes: &[u8], slice: usize) -> (Vec<Inbound>, Closed) {
+pub(crate) fn receive(framing: Framing, bytes: &[u8], slice: usize) -> (Vec<InboundFrame>, CloseReason) {
     let source = Source { bytes: bytes.to_vec(), at: 0, slice: slice.max(1), is_pending: false };
     let mut receiver = Receiver::new(framing, Box::new(source), BytesMut::new());
     let mut received = Vec::new();

@@ -2,7 +2,7 @@
 //! parser of RFC 6455. Messages that we send, fragmented and masked, must be read back unchanged.
 
 use bytes::Bytes;
-use exec_server_rpc::{Closed, Framing, Inbound, Outbox, Role};
+use exec_server_rpc::{CloseReason, Framing, InboundFrame, Outbox, WebSocketRole};
 use futures_util::FutureExt as _;
 
 use crate::{sliced, weight};
@@ -10,16 +10,18 @@ use crate::{sliced, weight};
 /// The first byte selects the role and the size of the slices, the second the maximum message size.
 pub fn check(data: &[u8]) {
     let [choice, max, bytes @ ..] = data else { return };
-    let role = if choice & 1 == 0 { Role::Server } else { Role::Client };
+    let role = if choice & 1 == 0 { WebSocketRole::Server } else { WebSocketRole::Client };
     let (slice, max) = (usize::from(choice >> 1) + 1, 4 * usize::from(*max));
     let limit = 256 * 1024 + 8 * bytes.len();
     let (received, closed) = weight::within(limit, || sliced::receive(Framing::WebSocket { role, max }, bytes, slice));
     let (expected, end) = parse(bytes, role, max);
     assert_eq!(received, expected);
     match (&end, &closed) {
-        (End::Eof, Closed::Eof) | (End::Protocol, Closed::Protocol(_)) | (End::TooLarge, Closed::TooLarge { .. }) => {}
-        (End::Cut, Closed::Io(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
-        (End::Closed(code), Closed::Peer { code: found, .. }) if code == found => {}
+        (End::Eof, CloseReason::Eof)
+        | (End::Protocol, CloseReason::Protocol(_))
+        | (End::TooLarge, CloseReason::TooLarge { .. }) => {}
+        (End::Cut, CloseReason::Io(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
+        (End::Closed(code), CloseReason::Peer { code: found, .. }) if code == found => {}
         (end, closed) => panic!("ended with {closed:?}, expected {end:?}"),
     }
     send_again(&expected);
@@ -41,7 +43,7 @@ struct Frame {
 }
 
 /// The naive model: parses frame by frame over all bytes at once.
-fn parse(mut rest: &[u8], role: Role, max: usize) -> (Vec<Inbound>, End) {
+fn parse(mut rest: &[u8], role: WebSocketRole, max: usize) -> (Vec<InboundFrame>, End) {
     let mut received = Vec::new();
     let mut message: Option<Vec<u8>> = None;
     loop {
@@ -54,12 +56,12 @@ fn parse(mut rest: &[u8], role: Role, max: usize) -> (Vec<Inbound>, End) {
         let payload = Bytes::from(frame.payload.clone());
         match frame.opcode {
             0x8 => return (received, closed(&frame.payload)),
-            0x9 => received.push(Inbound::Ping(payload)),
-            0xa => received.push(Inbound::Pong(payload)),
+            0x9 => received.push(InboundFrame::Ping(payload)),
+            0xa => received.push(InboundFrame::Pong(payload)),
             _ => {
                 message.get_or_insert_default().extend(frame.payload);
                 if frame.fin {
-                    received.push(Inbound::Message(message.take().unwrap().into()));
+                    received.push(InboundFrame::Message(message.take().unwrap().into()));
                 }
             }
         }
@@ -67,11 +69,11 @@ fn parse(mut rest: &[u8], role: Role, max: usize) -> (Vec<Inbound>, End) {
 }
 
 /// Takes a complete frame off the front. A header that breaks a rule is an error even before its payload has arrived.
-fn take_frame(rest: &mut &[u8], role: Role, before: Option<usize>, max: usize) -> Result<Option<Frame>, End> {
+fn take_frame(rest: &mut &[u8], role: WebSocketRole, before: Option<usize>, max: usize) -> Result<Option<Frame>, End> {
     let [first, second, ..] = **rest else { return Ok(None) };
     let (fin, opcode, masked, short) = (first & 0x80 != 0, first & 0x0f, second & 0x80 != 0, second & 0x7f);
     let is_control = matches!(opcode, 0x8..=0xa);
-    if first & 0x70 != 0 || !(is_control || opcode <= 2) || masked != (role == Role::Server) {
+    if first & 0x70 != 0 || !(is_control || opcode <= 2) || masked != (role == WebSocketRole::Server) {
         return Err(End::Protocol);
     }
     if is_control && (!fin || short > 125) {
@@ -114,20 +116,22 @@ fn closed(payload: &[u8]) -> End {
 }
 
 /// Sends the received messages again in both roles and checks that they arrive unchanged.
-fn send_again(inbounds: &[Inbound]) {
-    for (ours, theirs) in [(Role::Server, Role::Client), (Role::Client, Role::Server)] {
+fn send_again(inbounds: &[InboundFrame]) {
+    for (ours, theirs) in
+        [(WebSocketRole::Server, WebSocketRole::Client), (WebSocketRole::Client, WebSocketRole::Server)]
+    {
         let mut outbox = Outbox::new(Framing::WebSocket { role: ours, max: 1 << 20 });
         for inbound in inbounds {
             match inbound {
-                Inbound::Message(message) => outbox.message(0, |buf| buf.extend_from_slice(message)),
-                Inbound::Ping(payload) => outbox.ping(payload),
-                Inbound::Pong(payload) => outbox.pong(payload),
+                InboundFrame::Message(message) => outbox.message(0, |buf| buf.extend_from_slice(message)),
+                InboundFrame::Ping(payload) => outbox.ping(payload),
+                InboundFrame::Pong(payload) => outbox.pong(payload),
             }
         }
         let mut sent = Vec::new();
         outbox.flush_to(&mut sent).now_or_never().unwrap().unwrap();
         let (received, closed) = sliced::receive(Framing::WebSocket { role: theirs, max: 1 << 20 }, &sent, 1 << 16);
         assert_eq!(received, inbounds);
-        assert!(matches!(closed, Closed::Eof));
+        assert!(matches!(closed, CloseReason::Eof));
     }
 }

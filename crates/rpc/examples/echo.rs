@@ -9,7 +9,7 @@
 use std::{io, thread};
 
 use bytes::BytesMut;
-use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Role, Stream, handshake};
+use exec_server_rpc::{ByteStream, Framing, InboundFrame, Outbox, Receiver, WebSocketRole, handshake};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -35,16 +35,16 @@ fn main() -> io::Result<()> {
 }
 
 /// Serves one connection until it ends.
-async fn serve(mut stream: Stream) -> io::Result<()> {
+async fn serve(mut stream: ByteStream) -> io::Result<()> {
     upgrade(&mut stream).await?;
-    let framing = Framing::WebSocket { role: Role::Server, max: MAX };
+    let framing = Framing::WebSocket { role: WebSocketRole::Server, max: MAX };
     let mut receiver = Receiver::new(framing, stream.reader, stream.leftover);
     let mut outbox = Outbox::new(framing);
     while let Ok(inbound) = receiver.recv().await {
         match inbound {
-            Inbound::Message(message) => outbox.message(message.len(), |buf| buf.extend_from_slice(&message)),
-            Inbound::Ping(payload) => outbox.pong(&payload),
-            Inbound::Pong(_) => {}
+            InboundFrame::Message(message) => outbox.message(message.len(), |buf| buf.extend_from_slice(&message)),
+            InboundFrame::Ping(payload) => outbox.pong(&payload),
+            InboundFrame::Pong(_) => {}
         }
         // Flush when all messages of one read are answered. If a part of the next message is buffered, its rest is on
         // its way.
@@ -56,7 +56,7 @@ async fn serve(mut stream: Stream) -> io::Result<()> {
 }
 
 /// Answers the upgrade request. The client sends no frame before it has the answer, so nothing is read past the head.
-async fn upgrade(stream: &mut Stream) -> io::Result<()> {
+async fn upgrade(stream: &mut ByteStream) -> io::Result<()> {
     let mut head = BytesMut::new();
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() > MAX || stream.reader.read_buf(&mut head).await? == 0 {

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::Closed;
+use crate::CloseReason;
 
 /// Default maximum of calls in flight: 1024, as in the reference implementation. Each costs one table entry and one
 /// waiting task.
@@ -24,61 +24,61 @@ pub enum PendingError {
     Full { limit: usize },
     /// The connection ended. If the peer sent an answer, it is lost.
     #[error("connection ended before the answer")]
-    Disconnected(#[source] Arc<Closed>),
+    Disconnected(#[source] Arc<CloseReason>),
 }
 
 /// The calls of one connection that wait for an answer of type `T`.
 #[derive(Debug)]
-pub struct Pending<T> {
-    state: Mutex<State<T>>,
+pub struct PendingCalls<T> {
+    state: Mutex<PendingCallsState<T>>,
     limit: usize,
 }
 
 #[derive(Debug)]
-enum State<T> {
+enum PendingCallsState<T> {
     Open {
         next_id: i64,
         /// Ordered by id, so that the end of the connection wakes the calls in the order in which they were made.
         waiting: BTreeMap<i64, oneshot::Sender<T>>,
     },
     /// Final state, with the reason of the end.
-    Drained(Arc<Closed>),
+    Drained(Arc<CloseReason>),
 }
 
 /// A registered call. Dropping it frees its place in the table. Its answer is then ignored.
 #[derive(Debug)]
-pub struct Call<T> {
-    pending: Arc<Pending<T>>,
+pub struct PendingCall<T> {
+    pending: Arc<PendingCalls<T>>,
     id: i64,
     answer: oneshot::Receiver<T>,
 }
 
-impl<T> Pending<T> {
+impl<T> PendingCalls<T> {
     /// Creates an empty table for at most `limit` calls at once.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::Open { next_id: 1, waiting: BTreeMap::new() }), limit })
+        Arc::new(Self { state: Mutex::new(PendingCallsState::Open { next_id: 1, waiting: BTreeMap::new() }), limit })
     }
 
     /// Registers a call with a new id. Call this before sending the request, or the answer may arrive before its call.
-    pub fn register(self: &Arc<Self>) -> Result<Call<T>, PendingError> {
+    pub fn register(self: &Arc<Self>) -> Result<PendingCall<T>, PendingError> {
         self.register_within(self.limit)
     }
 
     /// Like [`register`](Self::register), with one extra place. Use it for a call that frees a resource of the peer.
-    pub fn register_cleanup(self: &Arc<Self>) -> Result<Call<T>, PendingError> {
+    pub fn register_cleanup(self: &Arc<Self>) -> Result<PendingCall<T>, PendingError> {
         self.register_within(self.limit + 1)
     }
 
-    fn register_within(self: &Arc<Self>, limit: usize) -> Result<Call<T>, PendingError> {
+    fn register_within(self: &Arc<Self>, limit: usize) -> Result<PendingCall<T>, PendingError> {
         match &mut *self.lock() {
-            State::Drained(closed) => Err(PendingError::Disconnected(Arc::clone(closed))),
-            State::Open { waiting, .. } if waiting.len() >= limit => Err(PendingError::Full { limit }),
-            State::Open { next_id, waiting } => {
+            PendingCallsState::Drained(closed) => Err(PendingError::Disconnected(Arc::clone(closed))),
+            PendingCallsState::Open { waiting, .. } if waiting.len() >= limit => Err(PendingError::Full { limit }),
+            PendingCallsState::Open { next_id, waiting } => {
                 let id = *next_id;
                 *next_id += 1;
                 let (answer_tx, answer) = oneshot::channel();
                 waiting.insert(id, answer_tx);
-                Ok(Call { pending: Arc::clone(self), id, answer })
+                Ok(PendingCall { pending: Arc::clone(self), id, answer })
             }
         }
     }
@@ -86,19 +86,19 @@ impl<T> Pending<T> {
     /// Delivers an answer to its call. Returns false if no call has this id.
     pub fn complete(&self, id: i64, answer: T) -> bool {
         let waiter = match &mut *self.lock() {
-            State::Open { waiting, .. } => waiting.remove(&id),
-            State::Drained(_) => None,
+            PendingCallsState::Open { waiting, .. } => waiting.remove(&id),
+            PendingCallsState::Drained(_) => None,
         };
         waiter.is_some_and(|waiter| waiter.send(answer).is_ok())
     }
 
     /// Ends every waiting call and refuses all later ones. Only the first reason is kept.
-    pub fn drain(&self, closed: Arc<Closed>) {
+    pub fn drain(&self, closed: Arc<CloseReason>) {
         let mut state = self.lock();
-        if let State::Open { .. } = &*state {
+        if let PendingCallsState::Open { .. } = &*state {
             // Dropping the old state drops the senders, which wakes the calls. Do this after the new state is set and
             // the lock is released.
-            let old = std::mem::replace(&mut *state, State::Drained(closed));
+            let old = std::mem::replace(&mut *state, PendingCallsState::Drained(closed));
             drop(state);
             drop(old);
         }
@@ -107,8 +107,8 @@ impl<T> Pending<T> {
     /// Returns the number of waiting calls.
     pub fn len(&self) -> usize {
         match &*self.lock() {
-            State::Open { waiting, .. } => waiting.len(),
-            State::Drained(_) => 0,
+            PendingCallsState::Open { waiting, .. } => waiting.len(),
+            PendingCallsState::Drained(_) => 0,
         }
     }
 
@@ -117,20 +117,20 @@ impl<T> Pending<T> {
     }
 
     /// Returns the reason of the end, if the connection has ended.
-    pub fn closed(&self) -> Option<Arc<Closed>> {
+    pub fn closed(&self) -> Option<Arc<CloseReason>> {
         match &*self.lock() {
-            State::Open { .. } => None,
-            State::Drained(closed) => Some(Arc::clone(closed)),
+            PendingCallsState::Open { .. } => None,
+            PendingCallsState::Drained(closed) => Some(Arc::clone(closed)),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, PendingCallsState<T>> {
         // Ignore poisoning: no code under the lock can panic in the middle of a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> Call<T> {
+impl<T> PendingCall<T> {
     /// The id of the request to send.
     pub fn id(&self) -> i64 {
         self.id
@@ -148,9 +148,9 @@ impl<T> Call<T> {
     }
 }
 
-impl<T> Drop for Call<T> {
+impl<T> Drop for PendingCall<T> {
     fn drop(&mut self) {
-        if let State::Open { waiting, .. } = &mut *self.pending.lock() {
+        if let PendingCallsState::Open { waiting, .. } = &mut *self.pending.lock() {
             waiting.remove(&self.id);
         }
     }
@@ -162,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn answers_reach_their_calls_in_any_order() {
-        let pending = Pending::new(2);
+        let pending = PendingCalls::new(2);
         let (first, second) = (pending.register().unwrap(), pending.register().unwrap());
         assert!(matches!(pending.register(), Err(PendingError::Full { limit: 2 })));
         assert!(pending.complete(second.id(), "second"));
@@ -173,21 +173,21 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_wakes_waiting_calls_and_refuses_new_ones() {
-        let pending = Pending::new(8);
+        let pending = PendingCalls::new(8);
         let (answered, lost) = (pending.register().unwrap(), pending.register().unwrap());
         pending.complete(answered.id(), 1);
-        pending.drain(Arc::new(Closed::InvalidUtf8));
-        pending.drain(Arc::new(Closed::Eof));
+        pending.drain(Arc::new(CloseReason::InvalidUtf8));
+        pending.drain(Arc::new(CloseReason::Eof));
         assert_eq!(answered.answer().await.unwrap(), 1);
         for error in [lost.answer().await.unwrap_err(), pending.register().unwrap_err()] {
             let PendingError::Disconnected(closed) = error else { panic!("{error:?}") };
-            assert!(matches!(*closed, Closed::InvalidUtf8));
+            assert!(matches!(*closed, CloseReason::InvalidUtf8));
         }
     }
 
     #[test]
     fn rpc_client_bounds_in_flight_calls_and_preserves_cleanup() {
-        let pending = Pending::<()>::new(1);
+        let pending = PendingCalls::<()>::new(1);
         let regular = pending.register().unwrap();
         assert!(matches!(pending.register(), Err(PendingError::Full { limit: 1 })));
         let cleanup = pending.register_cleanup().unwrap();
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_dropped_call_gives_its_place_free() {
-        let pending = Pending::<()>::new(1);
+        let pending = PendingCalls::<()>::new(1);
         drop(pending.register().unwrap());
         assert!(pending.is_empty());
         assert!(pending.register().is_ok());

@@ -29,8 +29,8 @@ use tokio::{
 };
 
 use crate::{
-    Closed, Framing, Inbound, Message, Outbox, Receiver, Stream, TcpProbe,
-    calls::{Call, MAX_CALLS, Pending, PendingError},
+    ByteStream, CloseReason, EncodedMessage, Framing, InboundFrame, Outbox, Receiver, TcpProbe,
+    calls::{MAX_CALLS, PendingCall, PendingCalls, PendingError},
 };
 
 mod url;
@@ -86,34 +86,34 @@ pub async fn connect(url: &str) -> Result<RawClient, ConnectError> {
 }
 
 /// Receives the server's notifications inside the reader task, so that no queue is needed between the two.
-pub trait Listener: Send + 'static {
+pub trait NotificationListener: Send + 'static {
     /// Handles one notification. The reader continues when the future completes. An error ends the connection.
     fn notification(
         &mut self,
         method: &str,
         params: Option<&RawValue>,
-    ) -> impl Future<Output = Result<(), Closed>> + Send;
+    ) -> impl Future<Output = Result<(), CloseReason>> + Send;
 
     /// Handles one frame of the `binary` dialect, in the same way. A server sends such frames only to a client that
     /// announced the dialect.
-    fn frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), Closed>> + Send {
+    fn frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), CloseReason>> + Send {
         drop(message);
-        async { Err(UNASKED) }
+        async { Err(UNANNOUNCED_FRAME) }
     }
 }
 
 /// The error for a frame of a dialect that this client did not announce.
-const UNASKED: Closed = Closed::Protocol("a frame of a dialect that was not announced");
+const UNANNOUNCED_FRAME: CloseReason = CloseReason::Protocol("a frame of a dialect that was not announced");
 
-type Answer = Result<(Box<RawValue>, Option<Bytes>), CallError>;
+type CallAnswer = Result<(Box<RawValue>, Option<Bytes>), CallError>;
 
 /// A request that was sent; see [`RawClient::send`].
 #[derive(Debug)]
-pub struct Sent {
-    call: Call<Answer>,
+pub struct SentRequest {
+    call: PendingCall<CallAnswer>,
 }
 
-impl Sent {
+impl SentRequest {
     /// Waits for the answer. Dropping the future abandons the call.
     pub async fn answer(self) -> Result<Box<RawValue>, CallError> {
         self.attached_answer().await.map(|(result, _)| result)
@@ -127,9 +127,9 @@ impl Sent {
 
 #[derive(Debug)]
 pub struct RawClient {
-    shared: Arc<Shared>,
-    outgoing_tx: mpsc::Sender<Outgoing>,
-    closed_rx: watch::Receiver<Option<Arc<Closed>>>,
+    shared: Arc<ClientShared>,
+    outgoing_tx: mpsc::Sender<QueuedMessage>,
+    closed_rx: watch::Receiver<Option<Arc<CloseReason>>>,
     probe: Option<TcpProbe>,
     /// See [`Receiver::progress`].
     progress: Arc<AtomicU64>,
@@ -138,21 +138,21 @@ pub struct RawClient {
 }
 
 #[derive(Debug)]
-enum Outgoing {
-    Message(Message),
+enum QueuedMessage {
+    Message(EncodedMessage),
     Close,
 }
 
 #[derive(Debug)]
-struct Shared {
-    pending: Arc<Pending<Answer>>,
+struct ClientShared {
+    pending: Arc<PendingCalls<CallAnswer>>,
     /// Where notifications go. Set by the user's subscription and by the end of the connection.
     subscriber: Mutex<Subscriber>,
     /// Control frames to send to the peer. They bypass the queue.
-    owed: Mutex<Owed>,
-    owed_changed: Notify,
+    control_frames: Mutex<PendingControlFrames>,
+    control_frames_changed: Notify,
     /// Ends the reader. The first caller of `abandon` takes it.
-    abandon_tx: Mutex<Option<oneshot::Sender<Closed>>>,
+    abandon_tx: Mutex<Option<oneshot::Sender<CloseReason>>>,
 }
 
 #[derive(Debug)]
@@ -164,7 +164,7 @@ enum Subscriber {
 }
 
 #[derive(Debug, Default)]
-struct Owed {
+struct PendingControlFrames {
     /// Payload of the latest ping. RFC 6455 allows answering only the latest one.
     pong: Option<Bytes>,
     ping: bool,
@@ -173,46 +173,46 @@ struct Owed {
 
 impl RawClient {
     /// Starts a client on a connected stream (for WebSocket: after the upgrade). Call it inside a Tokio runtime.
-    pub fn new(stream: Stream, framing: Framing) -> Self {
-        Self::build(stream, framing, Subscribed)
+    pub fn new(stream: ByteStream, framing: Framing) -> Self {
+        Self::build(stream, framing, SubscriptionSink)
     }
 
     /// Starts a client whose notifications go to `listener` instead of a subscription.
-    pub fn with_listener(stream: Stream, framing: Framing, listener: impl Listener) -> Self {
-        Self::build(stream, framing, Listening(listener))
+    pub fn with_listener(stream: ByteStream, framing: Framing, listener: impl NotificationListener) -> Self {
+        Self::build(stream, framing, ListenerSink(listener))
     }
 
-    fn build(stream: Stream, framing: Framing, hearing: impl Hearing) -> Self {
-        let Stream { reader, mut writer, leftover, probe, is_private } = stream;
+    fn build(stream: ByteStream, framing: Framing, sink: impl NotificationSink) -> Self {
+        let ByteStream { reader, mut writer, leftover, probe, is_private } = stream;
         let (outgoing_tx, outgoing_rx) = mpsc::channel(OUTGOING);
         let (closed_tx, closed_rx) = watch::channel(None);
         let (broken_tx, broken_rx) = oneshot::channel();
         let (abandon_tx, abandon_rx) = oneshot::channel();
-        let shared = Arc::new(Shared {
-            pending: Pending::new(MAX_CALLS),
+        let shared = Arc::new(ClientShared {
+            pending: PendingCalls::new(MAX_CALLS),
             subscriber: Mutex::new(Subscriber::Absent),
-            owed: Mutex::new(Owed::default()),
-            owed_changed: Notify::new(),
+            control_frames: Mutex::new(PendingControlFrames::default()),
+            control_frames_changed: Notify::new(),
             abandon_tx: Mutex::new(Some(abandon_tx)),
         });
         let mut tasks = JoinSet::new();
         let receiver = Receiver::new(framing, reader, leftover);
         let progress = receiver.progress();
-        let reading = Reading {
+        let reading = ReaderTask {
             shared: Arc::clone(&shared),
             receiver,
             outgoing_tx: outgoing_tx.clone(),
             broken_rx,
             abandon_rx,
             closed_tx,
-            hearing,
+            sink,
         };
         tasks.spawn(reading.run());
         let outbox = if is_private { Outbox::unmasked(framing) } else { Outbox::new(framing) };
-        let writing = Writing { shared: Arc::clone(&shared), outbox, outgoing_rx };
+        let writing = WriterTask { shared: Arc::clone(&shared), outbox, outgoing_rx };
         tasks.spawn(async move {
             if let Err(error) = writing.run(&mut writer).await {
-                broken_tx.send(Closed::Io(error)).ok(); // Fails if the reader has ended first, with its own reason.
+                broken_tx.send(CloseReason::Io(error)).ok(); // Fails if the reader has ended first, with its own reason.
             }
         });
         Self { shared, outgoing_tx, closed_rx, probe, progress, tasks }
@@ -226,13 +226,13 @@ impl RawClient {
     }
 
     /// Sends a request. Returns when it is queued behind everything that was sent before.
-    pub async fn send(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
-        self.post(self.shared.pending.register()?, method, to_raw_value(params)?).await
+    pub async fn send(&self, method: &str, params: &impl Serialize) -> Result<SentRequest, CallError> {
+        self.send_registered(self.shared.pending.register()?, method, to_raw_value(params)?).await
     }
 
     /// Sends a request that frees a resource on the server. It has one extra place when the table of calls is full.
-    pub async fn send_cleanup(&self, method: &str, params: &impl Serialize) -> Result<Sent, CallError> {
-        self.post(self.shared.pending.register_cleanup()?, method, to_raw_value(params)?).await
+    pub async fn send_cleanup(&self, method: &str, params: &impl Serialize) -> Result<SentRequest, CallError> {
+        self.send_registered(self.shared.pending.register_cleanup()?, method, to_raw_value(params)?).await
     }
 
     /// Sends a request with attached bytes, to a peer that has announced support for them.
@@ -241,30 +241,39 @@ impl RawClient {
         method: &str,
         params: &impl Serialize,
         attached: Bytes,
-    ) -> Result<Sent, CallError> {
+    ) -> Result<SentRequest, CallError> {
         let (call, params) = (self.shared.pending.register()?, to_raw_value(params)?);
         let mut head = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::attach(&mut head, |out| {
             message::encode_request(out, &RequestId::Number(call.id()), method, &params);
         });
-        self.queue(Message { head, attached: Some(attached) }).await?;
-        Ok(Sent { call })
+        self.queue(EncodedMessage { head, attached: Some(attached) }).await?;
+        Ok(SentRequest { call })
     }
 
     /// Sends a request as a binary frame. `head` encodes the frame's head for the given id.
-    pub async fn send_frame(&self, head: impl FnOnce(i64, &mut Vec<u8>), bytes: Bytes) -> Result<Sent, CallError> {
+    pub async fn send_frame(
+        &self,
+        head: impl FnOnce(i64, &mut Vec<u8>),
+        bytes: Bytes,
+    ) -> Result<SentRequest, CallError> {
         let call = self.shared.pending.register()?;
         let mut message = Vec::with_capacity(ENVELOPE_BYTES);
         head(call.id(), &mut message);
-        self.queue(Message { head: message, attached: Some(bytes) }).await?;
-        Ok(Sent { call })
+        self.queue(EncodedMessage { head: message, attached: Some(bytes) }).await?;
+        Ok(SentRequest { call })
     }
 
-    async fn post(&self, call: Call<Answer>, method: &str, params: Box<RawValue>) -> Result<Sent, CallError> {
+    async fn send_registered(
+        &self,
+        call: PendingCall<CallAnswer>,
+        method: &str,
+        params: Box<RawValue>,
+    ) -> Result<SentRequest, CallError> {
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_request(&mut message, &RequestId::Number(call.id()), method, &params);
-        self.queue(Message::text(message)).await?;
-        Ok(Sent { call })
+        self.queue(EncodedMessage::text(message)).await?;
+        Ok(SentRequest { call })
     }
 
     /// Sends a notification. Returns when it is queued.
@@ -272,17 +281,17 @@ impl RawClient {
         let params = to_raw_value(params)?;
         let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
         message::encode_notification(&mut message, method, &params);
-        self.queue(Message::text(message)).await
+        self.queue(EncodedMessage::text(message)).await
     }
 
     /// Queues a message for the writer. A peer that does not read can block the writer indefinitely, so the end of the
     /// connection also ends this wait.
-    async fn queue(&self, message: Message) -> Result<(), CallError> {
+    async fn queue(&self, message: EncodedMessage) -> Result<(), CallError> {
         // Both arms are cancel safe: a message that was not queued is not sent.
         tokio::select! {
             biased;
             closed = self.closed() => Err(PendingError::Disconnected(closed).into()),
-            queued = self.outgoing_tx.send(Outgoing::Message(message)) => match queued {
+            queued = self.outgoing_tx.send(QueuedMessage::Message(message)) => match queued {
                 Ok(()) => Ok(()),
                 // The writer is gone, so the reader is about to end. Wait for its reason, which is more precise.
                 Err(_) => Err(PendingError::Disconnected(self.closed().await).into()),
@@ -310,18 +319,18 @@ impl RawClient {
     }
 
     /// Waits for the end of the connection and returns the reason.
-    pub async fn closed(&self) -> Arc<Closed> {
+    pub async fn closed(&self) -> Arc<CloseReason> {
         let mut closed_rx = self.closed_rx.clone();
         match closed_rx.wait_for(Option::is_some).await {
             Ok(closed) => closed.clone().expect("waited for a reason"),
             // The reader was aborted together with the runtime.
-            Err(_) => Arc::new(Closed::Eof),
+            Err(_) => Arc::new(CloseReason::Eof),
         }
     }
 
     /// Sends all queued messages and a close frame, then ends the connection without waiting for the peer.
     pub async fn close(mut self) {
-        if self.outgoing_tx.send(Outgoing::Close).await.is_err() {
+        if self.outgoing_tx.send(QueuedMessage::Close).await.is_err() {
             return;
         }
         // The writer ends after the close frame. The reader ends when the peer closes, at the latest. The first of them
@@ -331,7 +340,7 @@ impl RawClient {
 
     /// Like [`close`](Self::close), but can be called on a shared client. Returns when the connection has ended.
     pub async fn finish(&self) {
-        if self.outgoing_tx.send(Outgoing::Close).await.is_ok() {
+        if self.outgoing_tx.send(QueuedMessage::Close).await.is_ok() {
             self.closed().await;
         }
     }
@@ -339,7 +348,7 @@ impl RawClient {
     /// Sends a WebSocket ping ahead of everything that is queued. The peer's answer shows in
     /// [`silent_for`](Self::silent_for).
     pub fn ping(&self) {
-        self.shared.owe(|owed| owed.ping = true);
+        self.shared.request_control_frame(|control_frames| control_frames.ping = true);
     }
 
     /// How long the peer's host has sent no TCP acknowledgement. `None` if the transport is not TCP, or is closed.
@@ -353,7 +362,7 @@ impl RawClient {
     }
 
     /// Ends the connection without waiting for the peer. Every waiting call ends with this reason.
-    pub fn abandon(&self, reason: Closed) {
+    pub fn abandon(&self, reason: CloseReason) {
         if let Some(abandon_tx) = lock(&self.shared.abandon_tx).take() {
             abandon_tx.send(reason).ok(); // Fails if the reader has already ended.
         }
@@ -361,57 +370,64 @@ impl RawClient {
 }
 
 /// Where the reader delivers notifications.
-trait Hearing: Send + 'static {
-    fn hear(
+trait NotificationSink: Send + 'static {
+    fn deliver(
         &mut self,
-        shared: &Shared,
+        shared: &ClientShared,
         method: &str,
         params: Option<&RawValue>,
-    ) -> impl Future<Output = Result<(), Closed>> + Send;
+    ) -> impl Future<Output = Result<(), CloseReason>> + Send;
 
-    fn hear_frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), Closed>> + Send;
+    fn deliver_frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), CloseReason>> + Send;
 }
 
 /// Delivers to the current subscription.
-struct Subscribed;
+struct SubscriptionSink;
 
 /// Delivers to one listener, without a copy.
-struct Listening<L>(L);
+struct ListenerSink<L>(L);
 
-impl Hearing for Subscribed {
-    async fn hear(&mut self, shared: &Shared, method: &str, params: Option<&RawValue>) -> Result<(), Closed> {
-        shared.deliver(Notification { method: method.to_owned(), params: params.map(RawValue::to_owned) }).await;
+impl NotificationSink for SubscriptionSink {
+    async fn deliver(
+        &mut self,
+        shared: &ClientShared,
+        method: &str,
+        params: Option<&RawValue>,
+    ) -> Result<(), CloseReason> {
+        shared
+            .deliver_to_subscriber(Notification { method: method.to_owned(), params: params.map(RawValue::to_owned) })
+            .await;
         Ok(())
     }
 
-    async fn hear_frame(&mut self, _: Bytes) -> Result<(), Closed> {
-        Err(UNASKED)
+    async fn deliver_frame(&mut self, _: Bytes) -> Result<(), CloseReason> {
+        Err(UNANNOUNCED_FRAME)
     }
 }
 
-impl<L: Listener> Hearing for Listening<L> {
-    async fn hear(&mut self, _: &Shared, method: &str, params: Option<&RawValue>) -> Result<(), Closed> {
+impl<L: NotificationListener> NotificationSink for ListenerSink<L> {
+    async fn deliver(&mut self, _: &ClientShared, method: &str, params: Option<&RawValue>) -> Result<(), CloseReason> {
         self.0.notification(method, params).await
     }
 
-    async fn hear_frame(&mut self, message: Bytes) -> Result<(), Closed> {
+    async fn deliver_frame(&mut self, message: Bytes) -> Result<(), CloseReason> {
         self.0.frame(message).await
     }
 }
 
-struct Reading<H> {
-    shared: Arc<Shared>,
+struct ReaderTask<H> {
+    shared: Arc<ClientShared>,
     receiver: Receiver,
-    outgoing_tx: mpsc::Sender<Outgoing>,
+    outgoing_tx: mpsc::Sender<QueuedMessage>,
     /// Fires when the writer has failed.
-    broken_rx: oneshot::Receiver<Closed>,
+    broken_rx: oneshot::Receiver<CloseReason>,
     /// Fires when the user abandons the connection.
-    abandon_rx: oneshot::Receiver<Closed>,
-    closed_tx: watch::Sender<Option<Arc<Closed>>>,
-    hearing: H,
+    abandon_rx: oneshot::Receiver<CloseReason>,
+    closed_tx: watch::Sender<Option<Arc<CloseReason>>>,
+    sink: H,
 }
 
-impl<H: Hearing> Reading<H> {
+impl<H: NotificationSink> ReaderTask<H> {
     async fn run(mut self) {
         let closed = loop {
             // All arms are cancel safe. Read first: an answer that has arrived takes precedence over a failed write.
@@ -422,24 +438,26 @@ impl<H: Hearing> Reading<H> {
                 Ok(closed) = &mut self.abandon_rx, if !self.abandon_rx.is_terminated() => Err(closed),
             };
             match received {
-                Ok(Inbound::Message(bytes)) => {
-                    let Self { shared, outgoing_tx, abandon_rx, hearing, .. } = &mut self;
+                Ok(InboundFrame::Message(bytes)) => {
+                    let Self { shared, outgoing_tx, abandon_rx, sink, .. } = &mut self;
                     // A listener may take long, and `abandon` must not wait for it.
                     let handled = tokio::select! {
                         biased;
-                        handled = handle_message(shared, outgoing_tx, hearing, bytes) => handled,
+                        handled = handle_message(shared, outgoing_tx, sink, bytes) => handled,
                         Ok(closed) = abandon_rx, if !abandon_rx.is_terminated() => Err(closed),
                     };
                     if let Err(closed) = handled {
                         break closed;
                     }
                 }
-                Ok(Inbound::Ping(payload)) => self.shared.owe(|owed| owed.pong = Some(payload)),
-                Ok(Inbound::Pong(_)) => {}
+                Ok(InboundFrame::Ping(payload)) => {
+                    self.shared.request_control_frame(|control_frames| control_frames.pong = Some(payload))
+                }
+                Ok(InboundFrame::Pong(_)) => {}
                 Err(closed) => break closed,
             }
         };
-        self.shared.owe(|owed| owed.close = Some(closed.code().unwrap_or(1000)));
+        self.shared.request_control_frame(|control_frames| control_frames.close = Some(closed.code().unwrap_or(1000)));
         let closed = Arc::new(closed);
         *lock(&self.shared.subscriber) = Subscriber::Ended;
         // Drain the calls last: a caller that sees its call fail can then also see the reason and the end of the
@@ -450,16 +468,16 @@ impl<H: Hearing> Reading<H> {
 }
 
 async fn handle_message(
-    shared: &Shared,
-    outgoing_tx: &mpsc::Sender<Outgoing>,
-    hearing: &mut impl Hearing,
+    shared: &ClientShared,
+    outgoing_tx: &mpsc::Sender<QueuedMessage>,
+    sink: &mut impl NotificationSink,
     bytes: Bytes,
-) -> Result<(), Closed> {
+) -> Result<(), CloseReason> {
     if frame::is_frame(&bytes) {
-        return hearing.hear_frame(bytes).await;
+        return sink.deliver_frame(bytes).await;
     }
     let (json, attached) = message::detach(&bytes);
-    let incoming = message::decode(json).map_err(|_| Closed::Protocol("malformed message"))?;
+    let incoming = message::decode(json).map_err(|_| CloseReason::Protocol("malformed message"))?;
     match incoming {
         // An unknown id belongs to an abandoned call, or to a message that the server could not parse.
         Incoming::Response { id: RequestId::Number(id), result } => {
@@ -473,25 +491,25 @@ async fn handle_message(
         }
         // Our ids are numbers, so these answers are not for us.
         Incoming::Response { id: RequestId::Text(_), .. } | Incoming::Error { id: RequestId::Text(_), .. } => {}
-        Incoming::Notification { method, params } => hearing.hear(shared, &method, params).await?,
+        Incoming::Notification { method, params } => sink.deliver(shared, &method, params).await?,
         Incoming::Request { id, .. } => {
             let mut refusal = Vec::new();
             let kind = Kind::UnknownMethod;
             message::encode_error(&mut refusal, &id, kind.code(), kind, "this client serves no method");
             // Fails only if the writer has failed, which `broken_rx` reports.
-            outgoing_tx.send(Outgoing::Message(Message::text(refusal))).await.ok();
+            outgoing_tx.send(QueuedMessage::Message(EncodedMessage::text(refusal))).await.ok();
         }
     }
     Ok(())
 }
 
-struct Writing {
-    shared: Arc<Shared>,
+struct WriterTask {
+    shared: Arc<ClientShared>,
     outbox: Outbox,
-    outgoing_rx: mpsc::Receiver<Outgoing>,
+    outgoing_rx: mpsc::Receiver<QueuedMessage>,
 }
 
-impl Writing {
+impl WriterTask {
     async fn run(mut self, writer: &mut (impl tokio::io::AsyncWrite + Unpin)) -> std::io::Result<()> {
         use tokio::io::AsyncWriteExt as _;
         let mut open = true;
@@ -499,8 +517,8 @@ impl Writing {
             // Both arms are cancel safe: a message or a wake-up that was not received stays pending.
             tokio::select! {
                 biased;
-                () = self.shared.owed_changed.notified() => open = self.pay(),
-                outgoing = self.outgoing_rx.recv() => open = self.encode(outgoing.unwrap_or(Outgoing::Close)),
+                () = self.shared.control_frames_changed.notified() => open = self.encode_control_frames(),
+                outgoing = self.outgoing_rx.recv() => open = self.encode(outgoing.unwrap_or(QueuedMessage::Close)),
             }
             while open && self.outbox.len() < BATCH_BYTES {
                 let Ok(outgoing) = self.outgoing_rx.try_recv() else { break };
@@ -512,13 +530,13 @@ impl Writing {
     }
 
     /// Encodes one message. Returns false if it is the last one.
-    fn encode(&mut self, outgoing: Outgoing) -> bool {
+    fn encode(&mut self, outgoing: QueuedMessage) -> bool {
         match outgoing {
-            Outgoing::Message(message) => {
+            QueuedMessage::Message(message) => {
                 self.outbox.encoded(message);
                 true
             }
-            Outgoing::Close => {
+            QueuedMessage::Close => {
                 self.outbox.close(1000, "");
                 false
             }
@@ -526,28 +544,28 @@ impl Writing {
     }
 
     /// Encodes the pending control frames. Returns false after a close.
-    fn pay(&mut self) -> bool {
-        let owed = std::mem::take(&mut *lock(&self.shared.owed));
-        if let Some(payload) = owed.pong {
+    fn encode_control_frames(&mut self) -> bool {
+        let control_frames = std::mem::take(&mut *lock(&self.shared.control_frames));
+        if let Some(payload) = control_frames.pong {
             self.outbox.pong(&payload);
         }
-        if owed.ping {
+        if control_frames.ping {
             self.outbox.ping(b"");
         }
-        if let Some(code) = owed.close {
+        if let Some(code) = control_frames.close {
             self.outbox.close(code, "");
         }
-        owed.close.is_none()
+        control_frames.close.is_none()
     }
 }
 
-impl Shared {
-    fn owe(&self, change: impl FnOnce(&mut Owed)) {
-        change(&mut lock(&self.owed));
-        self.owed_changed.notify_one();
+impl ClientShared {
+    fn request_control_frame(&self, change: impl FnOnce(&mut PendingControlFrames)) {
+        change(&mut lock(&self.control_frames));
+        self.control_frames_changed.notify_one();
     }
 
-    async fn deliver(&self, notification: Notification) {
+    async fn deliver_to_subscriber(&self, notification: Notification) {
         let notifications_tx = match &*lock(&self.subscriber) {
             Subscriber::Listening(notifications_tx) => notifications_tx.clone(),
             Subscriber::Absent | Subscriber::Ended => return,

@@ -2,7 +2,7 @@
 //!
 //! The receiver and the outbox implement the rules of fragmentation.
 
-use crate::Role;
+use crate::WebSocketRole;
 
 /// Largest payload of a control frame, set by RFC 6455 section 5.5.
 pub(crate) const CONTROL_MAX: usize = 125;
@@ -51,18 +51,18 @@ impl Opcode {
 
 /// A decoded frame header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct FrameHeader {
     pub(crate) fin: bool,
     pub(crate) opcode: Opcode,
     pub(crate) mask: Option<[u8; 4]>,
     pub(crate) len: u64,
 }
 
-impl Header {
+impl FrameHeader {
     /// Decodes the header at the front of `bytes`. `Ok(None)` while it is incomplete.
     ///
     /// Returns the header and its size. `role` is the reader's own role.
-    pub(crate) fn decode(bytes: &[u8], role: Role) -> Result<Option<(Self, usize)>, &'static str> {
+    pub(crate) fn decode(bytes: &[u8], role: WebSocketRole) -> Result<Option<(Self, usize)>, &'static str> {
         let &[first, second, ref rest @ ..] = bytes else { return Ok(None) };
         if first & 0x70 != 0 {
             return Err("reserved bits are set");
@@ -71,9 +71,9 @@ impl Header {
         let fin = first & 0x80 != 0;
         let masked = second & 0x80 != 0;
         match (role, masked) {
-            (Role::Server, false) => return Err("client frame is not masked"),
-            (Role::Client, true) => return Err("server frame is masked"),
-            (Role::Server, true) | (Role::Client, false) => {}
+            (WebSocketRole::Server, false) => return Err("client frame is not masked"),
+            (WebSocketRole::Client, true) => return Err("server frame is masked"),
+            (WebSocketRole::Server, true) | (WebSocketRole::Client, false) => {}
         }
         let short = second & 0x7f;
         if opcode.is_control() && (!fin || usize::from(short) > CONTROL_MAX) {
@@ -126,7 +126,7 @@ impl Header {
         (bytes, size)
     }
 
-    /// Returns the size of the header that [`Header::encode`] writes for a payload of `len` bytes.
+    /// Returns the size of the header that [`FrameHeader::encode`] writes for a payload of `len` bytes.
     pub(crate) fn size_for(len: usize, masked: bool) -> usize {
         let base = match len {
             0..=125 => 2,
@@ -187,13 +187,13 @@ mod tests {
     #[test]
     fn headers_survive_the_round_trip_at_every_length_class() {
         for len in [0, 1, 125, 126, 0xffff, 0x1_0000, u64::from(u32::MAX) + 1] {
-            for (mask, role) in [(None, Role::Client), (Some([1, 2, 3, 4]), Role::Server)] {
-                let header = Header { fin: true, opcode: Opcode::Text, mask, len };
+            for (mask, role) in [(None, WebSocketRole::Client), (Some([1, 2, 3, 4]), WebSocketRole::Server)] {
+                let header = FrameHeader { fin: true, opcode: Opcode::Text, mask, len };
                 let (bytes, size) = header.encode();
-                assert_eq!(Header::decode(&bytes[..size], role), Ok(Some((header, size))));
-                assert_eq!(size, Header::size_for(usize::try_from(len).unwrap(), mask.is_some()));
+                assert_eq!(FrameHeader::decode(&bytes[..size], role), Ok(Some((header, size))));
+                assert_eq!(size, FrameHeader::size_for(usize::try_from(len).unwrap(), mask.is_some()));
                 for cut in 0..size {
-                    assert_eq!(Header::decode(&bytes[..cut], role), Ok(None));
+                    assert_eq!(FrameHeader::decode(&bytes[..cut], role), Ok(None));
                 }
             }
         }
@@ -202,14 +202,14 @@ mod tests {
     #[test]
     fn broken_headers_are_refused() {
         for (bytes, role) in [
-            ([0xc1, 0x80], Role::Server),
-            ([0x83, 0x80], Role::Server),
-            ([0x81, 0x01], Role::Server),
-            ([0x81, 0x81], Role::Client),
-            ([0x09, 0x00], Role::Client),
-            ([0x89, 126], Role::Client),
+            ([0xc1, 0x80], WebSocketRole::Server),
+            ([0x83, 0x80], WebSocketRole::Server),
+            ([0x81, 0x01], WebSocketRole::Server),
+            ([0x81, 0x81], WebSocketRole::Client),
+            ([0x09, 0x00], WebSocketRole::Client),
+            ([0x89, 126], WebSocketRole::Client),
         ] {
-            assert!(Header::decode(&bytes, role).is_err(), "{bytes:x?}");
+            assert!(FrameHeader::decode(&bytes, role).is_err(), "{bytes:x?}");
         }
     }
 }

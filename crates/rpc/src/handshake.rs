@@ -8,7 +8,7 @@ use bytes::{Buf as _, BytesMut};
 use sha1::{Digest as _, Sha1};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::Stream;
+use crate::ByteStream;
 
 /// Largest accepted response head: 8 KiB. It is read before the peer has proved that it speaks WebSocket.
 const HEAD_MAX: usize = 8 * 1024;
@@ -54,11 +54,11 @@ pub fn accept_key(key: &str) -> String {
 ///
 /// `headers` are added to those of the upgrade.
 pub async fn connect(
-    mut stream: Stream,
+    mut stream: ByteStream,
     host: &str,
     path_and_query: &str,
     headers: &[(&str, &str)],
-) -> Result<Stream, HandshakeError> {
+) -> Result<ByteStream, HandshakeError> {
     let mut nonce = [0; 16];
     getrandom::fill(&mut nonce).map_err(io::Error::from)?;
     let key = base64_simd::STANDARD.encode_to_string(nonce);

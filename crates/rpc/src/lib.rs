@@ -1,8 +1,8 @@
 //! Moves messages between two peers, without interpreting them: it handles no method, session or process.
 //!
-//! It has the byte streams ([`Stream`]), the framing in both directions ([`Receiver`], [`Outbox`]), the client half of
-//! the WebSocket upgrade ([`handshake`]), URL parsing ([`url`]), calls that wait for an answer ([`calls`]), buffers for
-//! large messages ([`pool`]) and a minimal client ([`client`]).
+//! It has the byte streams ([`ByteStream`]), the framing in both directions ([`Receiver`], [`Outbox`]), the client half
+//! of the WebSocket upgrade ([`handshake`]), URL parsing ([`url`]), calls that wait for an answer ([`calls`]), buffers
+//! for large messages ([`pool`]) and a minimal client ([`client`]).
 
 use std::{fmt, io};
 
@@ -20,10 +20,10 @@ pub mod handshake;
 pub mod pool;
 pub mod url;
 
-pub use outbox::{Message, Outbox};
-pub use receiver::{Inbound, Receiver};
+pub use outbox::{EncodedMessage, Outbox};
+pub use receiver::{InboundFrame, Receiver};
 pub use stdio::stdio;
-pub use stream::{Stream, memory};
+pub use stream::{ByteStream, memory};
 pub use sys::register;
 pub use tcp::TcpProbe;
 
@@ -46,7 +46,7 @@ pub enum Framing {
     /// RFC 6455 frames, after the upgrade.
     WebSocket {
         /// This end of the connection. It determines which side masks its frames.
-        role: Role,
+        role: WebSocketRole,
         /// Largest inbound message in bytes, also the largest inbound frame.
         max: usize,
     },
@@ -62,7 +62,7 @@ impl Framing {
 
 /// The end of a WebSocket connection. A client must mask its frames, a server must not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum WebSocketRole {
     /// Accepted the connection; requires masked frames.
     Server,
     /// Opened the connection; requires unmasked frames.
@@ -71,7 +71,7 @@ pub enum Role {
 
 /// Why no more messages will come from the peer.
 #[derive(Debug)]
-pub enum Closed {
+pub enum CloseReason {
     /// The stream ended between two messages.
     Eof,
     /// The peer sent a close frame.
@@ -91,7 +91,7 @@ pub enum Closed {
     Io(io::Error),
 }
 
-impl Closed {
+impl CloseReason {
     /// Returns the WebSocket close code to send to the peer. `None` if the connection can no longer carry it.
     pub fn code(&self) -> Option<u16> {
         match self {
@@ -106,7 +106,7 @@ impl Closed {
     }
 }
 
-impl fmt::Display for Closed {
+impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Eof => write!(f, "peer closed the stream"),
@@ -120,7 +120,7 @@ impl fmt::Display for Closed {
     }
 }
 
-impl std::error::Error for Closed {
+impl std::error::Error for CloseReason {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Io(source) => Some(source),

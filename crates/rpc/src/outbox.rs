@@ -12,8 +12,8 @@ use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
 use crate::{
-    Framing, LINES_HEAD, LINES_MARK, Role,
-    frame::{self, CONTROL_MAX, HEADER_MAX, Header, Opcode},
+    Framing, LINES_HEAD, LINES_MARK, WebSocketRole,
+    frame::{self, CONTROL_MAX, FrameHeader, HEADER_MAX, Opcode},
 };
 
 /// Largest frame sent: 8 MiB. A reference peer drops the connection at a frame above 16 MiB.
@@ -47,14 +47,14 @@ pub struct Outbox {
     sent: usize,
     /// Bytes to send between the bytes of `buf`, in order, without moving either: headers of second and later
     /// fragments, and bytes attached to a message.
-    inserts: VecDeque<Insert>,
+    inserts: VecDeque<OutboxInsert>,
     /// A close frame was queued. Nothing may follow it.
     closing: bool,
     keys: MaskKeys,
 }
 
 #[derive(Debug)]
-struct Insert {
+struct OutboxInsert {
     /// Index in `buf` before which the bytes are sent.
     at: usize,
     /// The bytes that are not yet written.
@@ -63,14 +63,14 @@ struct Insert {
 
 /// An encoded message.
 #[derive(Debug, Default)]
-pub struct Message {
+pub struct EncodedMessage {
     /// The whole message, or the part before the attached bytes.
     pub head: Vec<u8>,
     /// The rest of a message that is sent as binary, not as text.
     pub attached: Option<Bytes>,
 }
 
-impl Message {
+impl EncodedMessage {
     /// A text message without attached bytes.
     #[must_use]
     pub fn text(head: Vec<u8>) -> Self {
@@ -112,15 +112,17 @@ impl Outbox {
     }
 
     /// Queues an encoded message. A message with attached bytes is sent as binary.
-    pub fn encoded(&mut self, message: Message) {
-        let Message { head, attached } = message;
+    pub fn encoded(&mut self, message: EncodedMessage) {
+        let EncodedMessage { head, attached } = message;
         match (attached, self.framing) {
-            (None, Framing::WebSocket { role: Role::Server, .. }) if (LARGE..=FRAME_MAX).contains(&head.len()) => {
+            (None, Framing::WebSocket { role: WebSocketRole::Server, .. })
+                if (LARGE..=FRAME_MAX).contains(&head.len()) =>
+            {
                 self.attached(Opcode::Text, false, &[], head.into());
             }
             (None, _) => self.encode(Opcode::Text, head.len(), |buf| buf.extend_from_slice(&head)),
             (Some(attached), Framing::WebSocket { role, .. }) if head.len() + attached.len() <= FRAME_MAX => {
-                self.attached(Opcode::Binary, role == Role::Client, &head, attached);
+                self.attached(Opcode::Binary, role == WebSocketRole::Client, &head, attached);
             }
             (Some(attached), _) => self.binary(&head, &attached),
         }
@@ -151,7 +153,7 @@ impl Outbox {
         let Some(mask) = mask else {
             self.buf.extend_from_slice(head);
             if !attached.is_empty() {
-                self.inserts.push_back(Insert { at: self.buf.len(), bytes: attached });
+                self.inserts.push_back(OutboxInsert { at: self.buf.len(), bytes: attached });
             }
             return;
         };
@@ -185,7 +187,7 @@ impl Outbox {
                 debug_assert!(memchr::memchr(b'\n', &self.buf[start..]).is_none(), "a message on lines holds no LF");
                 self.buf.push(b'\n');
             }
-            Framing::WebSocket { role, .. } => self.frames(opcode, role == Role::Client, hint, write),
+            Framing::WebSocket { role, .. } => self.frames(opcode, role == WebSocketRole::Client, hint, write),
         }
     }
 
@@ -308,7 +310,7 @@ impl Outbox {
 
     fn frames(&mut self, opcode: Opcode, masked: bool, hint: usize, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.buf.len();
-        let guess = Header::size_for(hint, masked);
+        let guess = FrameHeader::size_for(hint, masked);
         self.buf.reserve(guess + hint);
         self.buf.resize(start + guess, 0);
         write(&mut self.buf);
@@ -329,7 +331,7 @@ impl Outbox {
         while at < self.buf.len() {
             let len = (self.buf.len() - at).min(FRAME_MAX);
             let (bytes, size, mask) = self.header(Opcode::Continuation, len, at + len == self.buf.len(), masked);
-            self.inserts.push_back(Insert { at, bytes: Bytes::copy_from_slice(&bytes[..size]) });
+            self.inserts.push_back(OutboxInsert { at, bytes: Bytes::copy_from_slice(&bytes[..size]) });
             self.mask(at, len, mask);
             at += len;
         }
@@ -341,7 +343,7 @@ impl Outbox {
             return;
         }
         self.compact();
-        let (bytes, size, mask) = self.header(opcode, payload.len(), true, role == Role::Client);
+        let (bytes, size, mask) = self.header(opcode, payload.len(), true, role == WebSocketRole::Client);
         self.buf.extend_from_slice(&bytes[..size]);
         let at = self.buf.len();
         self.buf.extend_from_slice(payload);
@@ -356,7 +358,7 @@ impl Outbox {
         masked: bool,
     ) -> ([u8; HEADER_MAX], usize, Option<[u8; 4]>) {
         let mask = masked.then(|| self.keys.next());
-        let (bytes, size) = Header { fin, opcode, mask, len: len as u64 }.encode();
+        let (bytes, size) = FrameHeader { fin, opcode, mask, len: len as u64 }.encode();
         (bytes, size, mask)
     }
 

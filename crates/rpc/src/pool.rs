@@ -17,23 +17,23 @@ const KEPT_BUSY: usize = 32;
 /// Number of spare buffers kept when no buffer is in use: 4 MiB, which one file has in flight in one direction.
 const KEPT_IDLE: usize = 16;
 
-static POOL: Mutex<Pool> = Mutex::new(Pool { spare: Vec::new(), in_use: 0 });
+static POOL: Mutex<BufferPool> = Mutex::new(BufferPool { spare: Vec::new(), in_use: 0 });
 
 #[derive(Debug)]
-struct Pool {
+struct BufferPool {
     spare: Vec<Box<[u8]>>,
     in_use: usize,
 }
 
 /// A buffer with a filled and a spare part. Dropping it returns it to the pool.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct PooledBuffer {
     /// The bytes after `filled` are left over from an earlier use.
     room: Box<[u8]>,
     filled: usize,
 }
 
-impl Buffer {
+impl PooledBuffer {
     /// Takes a buffer with room for at least `len` bytes and at least [`BUFFER_BYTES`].
     #[must_use]
     pub fn with_room(len: usize) -> Self {
@@ -71,7 +71,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let room = std::mem::take(&mut self.room);
         let mut pool = pool();
@@ -86,13 +86,13 @@ impl Drop for Buffer {
     }
 }
 
-impl AsRef<[u8]> for Buffer {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         self.filled()
     }
 }
 
-fn pool() -> MutexGuard<'static, Pool> {
+fn pool() -> MutexGuard<'static, BufferPool> {
     // Ignore poisoning: no code under this lock can panic in the middle of a change.
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -104,21 +104,21 @@ mod tests {
     #[test]
     fn buffers_come_back_empty_and_few_are_kept() {
         // The pool is global, so this is the only test of this binary that takes buffers.
-        let mut first = Buffer::with_room(9);
+        let mut first = PooledBuffer::with_room(9);
         first.spare()[..9].copy_from_slice(b"left over");
         first.fill(9);
         let place = first.filled().as_ptr();
         assert_eq!(first.freeze(), "left over");
-        let mut again = Buffer::with_room(BUFFER_BYTES);
+        let mut again = PooledBuffer::with_room(BUFFER_BYTES);
         assert_eq!((again.filled().as_ptr(), again.filled().len(), again.spare().len()), (place, 0, BUFFER_BYTES));
 
-        let many: Vec<Buffer> = (0..KEPT_BUSY * 2).map(|_| Buffer::with_room(1)).collect();
+        let many: Vec<PooledBuffer> = (0..KEPT_BUSY * 2).map(|_| PooledBuffer::with_room(1)).collect();
         drop(many);
         assert_eq!(pool().spare.len(), KEPT_BUSY, "while one is in use");
         drop(again);
         assert_eq!(pool().spare.len(), KEPT_IDLE);
 
-        let mut large = Buffer::with_room(BUFFER_BYTES * 2);
+        let mut large = PooledBuffer::with_room(BUFFER_BYTES * 2);
         assert_eq!(large.spare().len(), BUFFER_BYTES * 2);
         drop(large);
         assert!(pool().spare.iter().all(|spare| spare.len() == BUFFER_BYTES));

@@ -15,9 +15,9 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::{
-    Closed, Framing, LINES_HEAD, LINES_MARK, Role,
-    frame::{self, Header, Opcode},
-    pool::{BUFFER_BYTES, Buffer},
+    CloseReason, Framing, LINES_HEAD, LINES_MARK, WebSocketRole,
+    frame::{self, FrameHeader, Opcode},
+    pool::{BUFFER_BYTES, PooledBuffer},
 };
 
 /// Room for a read while the peer is quiet: 16 KiB. This is the memory that an idle connection holds.
@@ -39,7 +39,7 @@ const POOLED_MIN: u64 = 128 * 1024;
 
 /// A message or control frame from the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Inbound {
+pub enum InboundFrame {
     /// One complete message, text or binary.
     Message(Bytes),
     /// A ping. The caller must answer it with a pong of the same payload.
@@ -56,9 +56,9 @@ pub struct Receiver {
     /// Lines: number of bytes at the front of `buf` without an LF. Frames: number of payload bytes already unmasked.
     scanned: usize,
     /// Header of the frame whose payload is at the front of `buf`.
-    frame: Option<Header>,
+    frame: Option<FrameHeader>,
     /// The payload of that frame, if it goes into a pooled buffer. Then `buf` is empty.
-    pooled: Option<Buffer>,
+    pooled: Option<PooledBuffer>,
     /// Payload of the fragmented message so far.
     partial: Option<BytesMut>,
     /// Room for the next read. Doubles after a full read, halves after a small one.
@@ -102,10 +102,10 @@ impl Receiver {
     }
 
     /// Returns the next message or control frame, or the reason why there is none. After a reason, always returns
-    /// [`Closed::Eof`].
+    /// [`CloseReason::Eof`].
     ///
     /// Cancel safe: the only await is a read into the receiver's own buffer.
-    pub async fn recv(&mut self) -> Result<Inbound, Closed> {
+    pub async fn recv(&mut self) -> Result<InboundFrame, CloseReason> {
         let result = self.next().await;
         if result.is_err() {
             self.ended = true;
@@ -134,7 +134,7 @@ impl Receiver {
         }
     }
 
-    async fn next(&mut self) -> Result<Inbound, Closed> {
+    async fn next(&mut self) -> Result<InboundFrame, CloseReason> {
         loop {
             let decoded = match self.framing {
                 Framing::Lines { max } => self.line(max)?,
@@ -146,7 +146,7 @@ impl Receiver {
             if self.ended {
                 return Err(self.end());
             }
-            self.read().await.map_err(Closed::Io)?;
+            self.read().await.map_err(CloseReason::Io)?;
         }
     }
 
@@ -193,11 +193,11 @@ impl Receiver {
         Ok(())
     }
 
-    fn end(&self) -> Closed {
+    fn end(&self) -> CloseReason {
         if self.frame.is_some() || self.partial.is_some() || !self.buf.is_empty() {
-            return Closed::Io(io::ErrorKind::UnexpectedEof.into());
+            return CloseReason::Io(io::ErrorKind::UnexpectedEof.into());
         }
-        Closed::Eof
+        CloseReason::Eof
     }
 
     /// Returns the first `len` bytes. A large message takes its whole buffer with it.
@@ -212,23 +212,23 @@ impl Receiver {
     }
 
     /// Decodes a binary message in the `Lines` framing.
-    fn counted(&mut self, max: usize) -> Result<Option<Inbound>, Closed> {
+    fn counted(&mut self, max: usize) -> Result<Option<InboundFrame>, CloseReason> {
         let len = match *self.buf {
             [_, a, b, c, d, ..] => usize::try_from(u32::from_le_bytes([a, b, c, d])).unwrap_or(usize::MAX),
             _ => return Ok(None),
         };
         if len > max {
-            return Err(Closed::TooLarge { limit: max });
+            return Err(CloseReason::TooLarge { limit: max });
         }
         if self.buf.len() - LINES_HEAD < len {
             return Ok(None);
         }
         let mut message = self.take(LINES_HEAD + len);
         message.advance(LINES_HEAD);
-        Ok(Some(Inbound::Message(message.freeze())))
+        Ok(Some(InboundFrame::Message(message.freeze())))
     }
 
-    fn line(&mut self, max: usize) -> Result<Option<Inbound>, Closed> {
+    fn line(&mut self, max: usize) -> Result<Option<InboundFrame>, CloseReason> {
         loop {
             if self.buf.first() == Some(&LINES_MARK) {
                 return self.counted(max);
@@ -246,31 +246,32 @@ impl Receiver {
                 None => {
                     self.scanned = self.buf.len();
                     let payload = self.buf.strip_suffix(b"\r").unwrap_or(&self.buf);
-                    return if payload.len() > max { Err(Closed::TooLarge { limit: max }) } else { Ok(None) };
+                    return if payload.len() > max { Err(CloseReason::TooLarge { limit: max }) } else { Ok(None) };
                 }
             };
             if line.len() > max {
-                return Err(Closed::TooLarge { limit: max });
+                return Err(CloseReason::TooLarge { limit: max });
             }
-            let text = std::str::from_utf8(&line).map_err(|_| Closed::InvalidUtf8)?;
+            let text = std::str::from_utf8(&line).map_err(|_| CloseReason::InvalidUtf8)?;
             if !text.trim().is_empty() {
-                return Ok(Some(Inbound::Message(line.freeze())));
+                return Ok(Some(InboundFrame::Message(line.freeze())));
             }
         }
     }
 
-    fn frame(&mut self, role: Role, max: usize) -> Result<Option<Inbound>, Closed> {
+    fn frame(&mut self, role: WebSocketRole, max: usize) -> Result<Option<InboundFrame>, CloseReason> {
         loop {
             let header = match self.frame {
                 Some(header) => header,
                 None => {
-                    let Some((header, size)) = Header::decode(&self.buf, role).map_err(Closed::Protocol)? else {
+                    let Some((header, size)) = FrameHeader::decode(&self.buf, role).map_err(CloseReason::Protocol)?
+                    else {
                         return Ok(None);
                     };
                     self.check(&header, max)?;
                     self.buf.advance(size);
                     if is_pooled(&header) && (self.buf.len() as u64) < header.len {
-                        let mut pooled = Buffer::with_room(BUFFER_BYTES);
+                        let mut pooled = PooledBuffer::with_room(BUFFER_BYTES);
                         pooled.spare()[..self.buf.len()].copy_from_slice(&self.buf);
                         pooled.fill(self.buf.len());
                         self.buf.clear();
@@ -290,7 +291,7 @@ impl Receiver {
                     return Ok(None);
                 }
                 (self.frame, self.scanned) = (None, 0);
-                return Ok(self.pooled.take().map(|pooled| Inbound::Message(pooled.freeze())));
+                return Ok(self.pooled.take().map(|pooled| InboundFrame::Message(pooled.freeze())));
             }
             let arrived = self.buf.len().min(len);
             if let Some(mask) = header.mask {
@@ -310,23 +311,23 @@ impl Receiver {
     }
 
     /// Checks a header against the message in progress, before any of the payload is buffered.
-    fn check(&self, header: &Header, max: usize) -> Result<(), Closed> {
+    fn check(&self, header: &FrameHeader, max: usize) -> Result<(), CloseReason> {
         let before = match (header.opcode, &self.partial) {
-            (Opcode::Continuation, None) => return Err(Closed::Protocol("continuation without a message")),
-            (Opcode::Text | Opcode::Binary, Some(_)) => return Err(Closed::Protocol("message inside a message")),
+            (Opcode::Continuation, None) => return Err(CloseReason::Protocol("continuation without a message")),
+            (Opcode::Text | Opcode::Binary, Some(_)) => return Err(CloseReason::Protocol("message inside a message")),
             (Opcode::Continuation, Some(partial)) => partial.len(),
             (Opcode::Text | Opcode::Binary, None) => 0,
             (Opcode::Close | Opcode::Ping | Opcode::Pong, _) => return Ok(()),
         };
         if header.len > (max - before) as u64 {
-            return Err(Closed::TooLarge { limit: max });
+            return Err(CloseReason::TooLarge { limit: max });
         }
         Ok(())
     }
 
-    fn finish(&mut self, header: &Header, payload: BytesMut) -> Result<Option<Inbound>, Closed> {
+    fn finish(&mut self, header: &FrameHeader, payload: BytesMut) -> Result<Option<InboundFrame>, CloseReason> {
         match header.opcode {
-            Opcode::Text | Opcode::Binary if header.fin => Ok(Some(Inbound::Message(payload.freeze()))),
+            Opcode::Text | Opcode::Binary if header.fin => Ok(Some(InboundFrame::Message(payload.freeze()))),
             Opcode::Text | Opcode::Binary => {
                 self.partial = Some(payload);
                 Ok(None)
@@ -335,34 +336,34 @@ impl Receiver {
                 let mut partial = self.partial.take().expect("a continuation was checked against the message");
                 partial.extend_from_slice(&payload);
                 if header.fin {
-                    return Ok(Some(Inbound::Message(partial.freeze())));
+                    return Ok(Some(InboundFrame::Message(partial.freeze())));
                 }
                 self.partial = Some(partial);
                 Ok(None)
             }
-            Opcode::Ping => Ok(Some(Inbound::Ping(payload.freeze()))),
-            Opcode::Pong => Ok(Some(Inbound::Pong(payload.freeze()))),
+            Opcode::Ping => Ok(Some(InboundFrame::Ping(payload.freeze()))),
+            Opcode::Pong => Ok(Some(InboundFrame::Pong(payload.freeze()))),
             Opcode::Close => Err(closed_by_peer(&payload)),
         }
     }
 }
 
 /// Whether a frame is a whole message that goes into a pooled buffer.
-fn is_pooled(header: &Header) -> bool {
+fn is_pooled(header: &FrameHeader) -> bool {
     header.opcode == Opcode::Binary && header.fin && (POOLED_MIN..=BUFFER_BYTES as u64).contains(&header.len)
 }
 
-fn closed_by_peer(payload: &[u8]) -> Closed {
+fn closed_by_peer(payload: &[u8]) -> CloseReason {
     let (code, reason) = match payload {
-        [] => return Closed::Peer { code: 1005, reason: String::new() },
-        [_] => return Closed::Protocol("close frame of one byte"),
+        [] => return CloseReason::Peer { code: 1005, reason: String::new() },
+        [_] => return CloseReason::Protocol("close frame of one byte"),
         [high, low, reason @ ..] => (u16::from_be_bytes([*high, *low]), reason),
     };
     if !matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999) {
-        return Closed::Protocol("close frame with a reserved code");
+        return CloseReason::Protocol("close frame with a reserved code");
     }
     match std::str::from_utf8(reason) {
-        Ok(reason) => Closed::Peer { code, reason: reason.to_owned() },
-        Err(_) => Closed::Protocol("close reason is not UTF-8"),
+        Ok(reason) => CloseReason::Peer { code, reason: reason.to_owned() },
+        Err(_) => CloseReason::Protocol("close reason is not UTF-8"),
     }
 }

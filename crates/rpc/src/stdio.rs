@@ -17,7 +17,7 @@ use rustix::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
-use crate::{Stream, sys};
+use crate::{ByteStream, sys};
 
 /// Room for one read: 64 KiB, the capacity of a pipe. It is zeroed each time, so a larger one would only cost more.
 const READ_BYTES: usize = 64 * 1024;
@@ -25,10 +25,13 @@ const READ_BYTES: usize = 64 * 1024;
 /// Creates a stream from standard input and output.
 ///
 /// Call it inside a Tokio runtime. Fds 0 and 1 stay open and keep their flags.
-pub fn stdio() -> Stream {
+pub fn stdio() -> ByteStream {
     let (stdin, stdout) = (io::stdin(), io::stdout());
-    let (input, output) = (Descriptor::open(stdin.as_fd(), Way::In), Descriptor::open(stdout.as_fd(), Way::Out));
-    let mut stream = Stream::new(tokio::io::stdin(), tokio::io::stdout());
+    let (input, output) = (
+        StdioDescriptor::open(stdin.as_fd(), StdioDirection::In),
+        StdioDescriptor::open(stdout.as_fd(), StdioDirection::Out),
+    );
+    let mut stream = ByteStream::new(tokio::io::stdin(), tokio::io::stdout());
     // Ignore an fd that cannot be polled: the blocking thread works for regular files and devices.
     if let Ok(input) = input {
         stream.reader = Box::new(input);
@@ -40,68 +43,70 @@ pub fn stdio() -> Stream {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum StdioDirection {
     In,
     Out,
 }
 
 /// A nonblocking fd that belongs to us.
-struct Descriptor {
+struct StdioDescriptor {
     fd: AsyncFd<OwnedFd>,
-    kind: Kind,
+    kind: DescriptorKind,
     /// Whether a read was tried. A FIFO whose writers left before we opened it never becomes readable, so the first
     /// read does not wait for readiness.
     tried: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum DescriptorKind {
     Nonblocking,
     Socket,
 }
 
-impl Descriptor {
-    fn open(fd: BorrowedFd<'_>, way: Way) -> io::Result<Self> {
+impl StdioDescriptor {
+    fn open(fd: BorrowedFd<'_>, direction: StdioDirection) -> io::Result<Self> {
         let (fd, kind) = match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
-            FileType::Socket => (rustix::io::fcntl_dupfd_cloexec(fd, 3)?, Kind::Socket),
-            FileType::Fifo => (reopen(fd, way)?, Kind::Nonblocking),
-            FileType::CharacterDevice if rustix::termios::isatty(fd) => (reopen(fd, way)?, Kind::Nonblocking),
+            FileType::Socket => (rustix::io::fcntl_dupfd_cloexec(fd, 3)?, DescriptorKind::Socket),
+            FileType::Fifo => (reopen(fd, direction)?, DescriptorKind::Nonblocking),
+            FileType::CharacterDevice if rustix::termios::isatty(fd) => {
+                (reopen(fd, direction)?, DescriptorKind::Nonblocking)
+            }
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
-        let interest = match way {
-            Way::In => Interest::READABLE,
-            Way::Out => Interest::WRITABLE,
+        let interest = match direction {
+            StdioDirection::In => Interest::READABLE,
+            StdioDirection::Out => Interest::WRITABLE,
         };
         Ok(Self { fd: sys::register(fd, interest)?, kind, tried: false })
     }
 
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
         Ok(match self.kind {
-            Kind::Nonblocking => rustix::io::read(&self.fd, buf)?,
-            Kind::Socket => rustix::net::recv(&self.fd, buf, RecvFlags::DONTWAIT)?.0,
+            DescriptorKind::Nonblocking => rustix::io::read(&self.fd, buf)?,
+            DescriptorKind::Socket => rustix::net::recv(&self.fd, buf, RecvFlags::DONTWAIT)?.0,
         })
     }
 
     fn try_write(&self, buf: &[u8]) -> io::Result<usize> {
         Ok(match self.kind {
-            Kind::Nonblocking => rustix::io::write(&self.fd, buf)?,
-            Kind::Socket => rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?,
+            DescriptorKind::Nonblocking => rustix::io::write(&self.fd, buf)?,
+            DescriptorKind::Socket => rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?,
         })
     }
 }
 
-fn reopen(fd: BorrowedFd<'_>, way: Way) -> io::Result<OwnedFd> {
+fn reopen(fd: BorrowedFd<'_>, direction: StdioDirection) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd as _;
-    let access = match way {
-        Way::In => OFlags::RDONLY,
-        Way::Out => OFlags::WRONLY,
+    let access = match direction {
+        StdioDirection::In => OFlags::RDONLY,
+        StdioDirection::Out => OFlags::WRONLY,
     };
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-impl AsyncRead for Descriptor {
+impl AsyncRead for StdioDescriptor {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if !this.tried {
@@ -121,7 +126,7 @@ impl AsyncRead for Descriptor {
     }
 }
 
-impl AsyncWrite for Descriptor {
+impl AsyncWrite for StdioDescriptor {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         loop {
             let mut ready = ready!(self.fd.poll_write_ready(cx))?;
@@ -166,8 +171,8 @@ mod tests {
     }
 
     async fn check(near: OwnedFd, far: OwnedFd) {
-        let mut output = Descriptor::open(near.as_fd(), Way::Out).unwrap();
-        let mut input = Descriptor::open(far.as_fd(), Way::In).unwrap();
+        let mut output = StdioDescriptor::open(near.as_fd(), StdioDirection::Out).unwrap();
+        let mut input = StdioDescriptor::open(far.as_fd(), StdioDirection::In).unwrap();
         assert!(!is_nonblocking(&near) && !is_nonblocking(&far), "the shared open files keep their flags");
         let sent: Vec<u8> = (0..3_000_000).map(|i| (i % 251) as u8).collect();
         let expected = sent.clone();
@@ -207,7 +212,7 @@ mod tests {
         rustix::io::write(&near, b"last").unwrap();
         drop(near);
         let mut received = Vec::new();
-        Descriptor::open(far.as_fd(), Way::In).unwrap().read_to_end(&mut received).await.unwrap();
+        StdioDescriptor::open(far.as_fd(), StdioDirection::In).unwrap().read_to_end(&mut received).await.unwrap();
         assert_eq!(received, b"last");
     }
 
@@ -218,8 +223,8 @@ mod tests {
         let master = pty::openpt(flags).unwrap();
         pty::unlockpt(&master).unwrap();
         let slave = pty::ioctl_tiocgptpeer(&master, flags).unwrap();
-        let mut input = Descriptor::open(slave.as_fd(), Way::In).unwrap();
-        let mut output = Descriptor::open(slave.as_fd(), Way::Out).unwrap();
+        let mut input = StdioDescriptor::open(slave.as_fd(), StdioDirection::In).unwrap();
+        let mut output = StdioDescriptor::open(slave.as_fd(), StdioDirection::Out).unwrap();
         assert!(!is_nonblocking(&slave));
         rustix::io::write(&master, b"typed\n").unwrap();
         let mut line = [0; 6];
@@ -237,8 +242,8 @@ mod tests {
     #[tokio::test]
     async fn a_file_is_left_to_the_blocking_thread() {
         let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        assert!(Descriptor::open(file.as_fd(), Way::In).is_err());
+        assert!(StdioDescriptor::open(file.as_fd(), StdioDirection::In).is_err());
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        assert!(Descriptor::open(null.as_fd(), Way::Out).is_err());
+        assert!(StdioDescriptor::open(null.as_fd(), StdioDirection::Out).is_err());
     }
 }

@@ -13,7 +13,7 @@ use tokio::{
 use crate::TcpProbe;
 
 /// A connected byte stream, ready for a [`Receiver`](crate::Receiver) and an [`Outbox`](crate::Outbox).
-pub struct Stream {
+pub struct ByteStream {
     pub reader: Box<dyn AsyncRead + Send + Unpin>,
     pub writer: Box<dyn AsyncWrite + Send + Unpin>,
     /// Information of the kernel about the peer. TCP only.
@@ -24,7 +24,7 @@ pub struct Stream {
     pub is_private: bool,
 }
 
-impl Stream {
+impl ByteStream {
     /// Creates a stream from two halves, without a probe or leftover bytes, and not private.
     pub fn new(
         reader: impl AsyncRead + Send + Unpin + 'static,
@@ -35,7 +35,7 @@ impl Stream {
     }
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for ByteStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream")
             .field("probe", &self.probe)
@@ -44,7 +44,7 @@ impl fmt::Debug for Stream {
     }
 }
 
-impl From<UnixStream> for Stream {
+impl From<UnixStream> for ByteStream {
     fn from(socket: UnixStream) -> Self {
         let (reader, writer) = socket.into_split();
         Self { is_private: true, ..Self::new(reader, writer) }
@@ -54,9 +54,9 @@ impl From<UnixStream> for Stream {
 /// Creates two ends of an in-memory stream that buffers `capacity` bytes in each direction.
 ///
 /// The other end sees EOF when both halves of this end are dropped, or when its writer is shut down.
-pub fn memory(capacity: usize) -> (Stream, Stream) {
+pub fn memory(capacity: usize) -> (ByteStream, ByteStream) {
     let (left, right) = tokio::io::duplex(capacity);
     let (left_reader, left_writer) = tokio::io::split(left);
     let (right_reader, right_writer) = tokio::io::split(right);
-    (Stream::new(left_reader, left_writer), Stream::new(right_reader, right_writer))
+    (ByteStream::new(left_reader, left_writer), ByteStream::new(right_reader, right_writer))
 }

@@ -15,7 +15,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::{Stream, sys};
+use crate::{ByteStream, sys};
 
 /// Unsent bytes that the kernel accepts in advance: 128 KiB. With more, answers would queue behind megabytes of output.
 const NOTSENT_LOWAT: u32 = 128 * 1024;
@@ -23,11 +23,11 @@ const NOTSENT_LOWAT: u32 = 128 * 1024;
 /// Queries the kernel about the peer of a TCP connection, without keeping the connection open.
 #[derive(Clone)]
 pub struct TcpProbe {
-    source: Source,
+    source: ProbeSource,
 }
 
 #[derive(Clone)]
-enum Source {
+enum ProbeSource {
     Socket(Weak<TcpStream>),
     Other(Arc<dyn Fn() -> Option<u32> + Send + Sync>),
 }
@@ -36,14 +36,14 @@ impl TcpProbe {
     /// A probe for a transport that is not a socket of this host but has its own information about the peer, such as a
     /// tunnel or a simulated link.
     pub fn from_fn(last_ack_ms: impl Fn() -> Option<u32> + Send + Sync + 'static) -> Self {
-        Self { source: Source::Other(Arc::new(last_ack_ms)) }
+        Self { source: ProbeSource::Other(Arc::new(last_ack_ms)) }
     }
 
     /// Milliseconds since the peer's TCP last acknowledged anything. `None` if the socket is closed.
     pub fn last_ack_ms(&self) -> Option<u32> {
         match &self.source {
-            Source::Socket(socket) => sys::last_ack_ms(&*socket.upgrade()?),
-            Source::Other(last_ack_ms) => last_ack_ms(),
+            ProbeSource::Socket(socket) => sys::last_ack_ms(&*socket.upgrade()?),
+            ProbeSource::Other(last_ack_ms) => last_ack_ms(),
         }
     }
 }
@@ -54,7 +54,7 @@ impl fmt::Debug for TcpProbe {
     }
 }
 
-impl From<TcpStream> for Stream {
+impl From<TcpStream> for ByteStream {
     /// Splits the socket, sets `TCP_NODELAY` and limits how much the kernel queues (`TCP_NOTSENT_LOWAT`).
     ///
     /// If the kernel rejects an option, it is left unset: the options affect timing, not correctness.
@@ -63,17 +63,17 @@ impl From<TcpStream> for Stream {
         sys::set_notsent_lowat(&socket, NOTSENT_LOWAT).ok(); // As above.
         let is_private = socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
         let socket = Arc::new(socket);
-        let probe = TcpProbe { source: Source::Socket(Arc::downgrade(&socket)) };
-        let stream = Stream::new(ReadHalf(Arc::clone(&socket)), WriteHalf(socket));
+        let probe = TcpProbe { source: ProbeSource::Socket(Arc::downgrade(&socket)) };
+        let stream = ByteStream::new(TcpReadHalf(Arc::clone(&socket)), TcpWriteHalf(socket));
         Self { probe: Some(probe), is_private, ..stream }
     }
 }
 
 /// The reading half. Tokio's own halves hide the socket from [`TcpProbe`], these share it. There is exactly one half
 /// per direction, because each direction of the socket has only one waker.
-struct ReadHalf(Arc<TcpStream>);
+struct TcpReadHalf(Arc<TcpStream>);
 
-impl AsyncRead for ReadHalf {
+impl AsyncRead for TcpReadHalf {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.0.poll_read_ready(cx))?;
@@ -88,9 +88,9 @@ impl AsyncRead for ReadHalf {
 
 /// The writing half. Shuts down the write direction when dropped, so that the peer sees EOF even while the reading half
 /// lives.
-struct WriteHalf(Arc<TcpStream>);
+struct TcpWriteHalf(Arc<TcpStream>);
 
-impl WriteHalf {
+impl TcpWriteHalf {
     fn poll_with(
         &self,
         cx: &mut Context<'_>,
@@ -106,7 +106,7 @@ impl WriteHalf {
     }
 }
 
-impl AsyncWrite for WriteHalf {
+impl AsyncWrite for TcpWriteHalf {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_with(cx, |socket| socket.try_write(buf))
     }
@@ -136,7 +136,7 @@ impl AsyncWrite for WriteHalf {
     }
 }
 
-impl Drop for WriteHalf {
+impl Drop for TcpWriteHalf {
     fn drop(&mut self) {
         rustix::net::shutdown(&*self.0, rustix::net::Shutdown::Write).ok(); // Fails if the peer is already gone.
     }

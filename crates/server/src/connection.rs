@@ -24,7 +24,7 @@ use exec_server_protocol::{
     method::{self, Class, Method, Scope},
     process::{self, AckParams},
 };
-use exec_server_rpc::{Closed, Framing, Inbound, Message, Receiver, TcpProbe};
+use exec_server_rpc::{CloseReason, EncodedMessage, Framing, InboundFrame, Receiver, TcpProbe};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use serde_json::value::RawValue;
 use tokio::{
@@ -244,9 +244,9 @@ impl Connection {
                 why = grant.ended() => return self.cut(why),
                 () = share.shed() => return Some(TRY_AGAIN_LATER),
                 inbound = inbound => match inbound {
-                    Ok(Inbound::Message(message)) => self.handle(message).await,
-                    Ok(Inbound::Ping(payload)) => peer.mailbox.pong(payload),
-                    Ok(Inbound::Pong(_)) => {}
+                    Ok(InboundFrame::Message(message)) => self.handle(message).await,
+                    Ok(InboundFrame::Ping(payload)) => peer.mailbox.pong(payload),
+                    Ok(InboundFrame::Pong(_)) => {}
                     Err(closed) => return Some(self.inbound_ended(&closed)),
                 },
                 // Ignore the returned instant: it is the time at which the tick was due, which may be long ago.
@@ -270,7 +270,7 @@ impl Connection {
     }
 
     /// The close code. A peer that has closed its sending half may still read the answers.
-    fn inbound_ended(&self, closed: &Closed) -> u16 {
+    fn inbound_ended(&self, closed: &CloseReason) -> u16 {
         tracing::debug!(peer = %self.label, %closed, "connection ended");
         closed.code().unwrap_or(1000)
     }
@@ -449,7 +449,7 @@ impl Connection {
         let mut out = Vec::new();
         encode_failure(&mut out, id, failure);
         self.core.metrics.failed(failure.kind());
-        self.peer.mailbox.answer(Message::text(out));
+        self.peer.mailbox.answer(EncodedMessage::text(out));
     }
 
     /// Bounds a connection's unanswered requests. Control requests have a higher bound, so that they still get through.

@@ -18,7 +18,7 @@ use std::{
 use exec_server_holder::roll::Enrolled;
 use exec_server_log::RecoveredLog;
 use exec_server_protocol::limits;
-use exec_server_rpc::{Framing, Stream};
+use exec_server_rpc::{ByteStream, Framing};
 use exec_server_sandbox::{BuildError, Built, Script};
 use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
@@ -85,7 +85,7 @@ impl fmt::Display for Principal {
 /// An authenticated byte stream. The dispatcher accepts nothing else.
 pub struct Authenticated {
     /// Both directions. The reader starts with any bytes that the handshake read too far.
-    pub(crate) stream: Stream,
+    pub(crate) stream: ByteStream,
     pub(crate) framing: Framing,
     /// The principal and its permissions.
     pub(crate) grant: Grant,
@@ -99,7 +99,7 @@ pub struct Authenticated {
 impl Authenticated {
     /// Declares a stream authenticated. Called by the doors after their checks, and by a program that embeds the server
     /// for its own use.
-    pub fn vouch(stream: Stream, framing: Framing, grant: Grant, label: impl Into<String>) -> Self {
+    pub fn vouch(stream: ByteStream, framing: Framing, grant: Grant, label: impl Into<String>) -> Self {
         Self { stream, framing, grant, label: label.into(), ends_session: false }
     }
 

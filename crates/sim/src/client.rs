@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use exec_server_rpc::Stream;
+use exec_server_rpc::ByteStream;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -198,7 +198,7 @@ impl ModelClient {
     }
 
     /// Opens a connection and sends `initialize`.
-    pub fn connect(this: &Rc<RefCell<Self>>, link: SimLink, stream: Stream, arrival: AttachMode) -> u32 {
+    pub fn connect(this: &Rc<RefCell<Self>>, link: SimLink, stream: ByteStream, arrival: AttachMode) -> u32 {
         let mut client = this.borrow_mut();
         client.next_connection += 1;
         let number = client.next_connection;

@@ -12,7 +12,7 @@ use exec_server_client::{
     transport::{BoxFuture, Connect, Connection},
 };
 use exec_server_protocol::limits;
-use exec_server_rpc::{Framing, Role};
+use exec_server_rpc::{Framing, WebSocketRole};
 use tokio::time::Instant;
 
 use crate::{
@@ -152,7 +152,7 @@ impl Dialer {
             });
         }
         state.current = Some(link);
-        let framing = Framing::WebSocket { role: Role::Client, max: limits::MESSAGE_BYTES };
+        let framing = Framing::WebSocket { role: WebSocketRole::Client, max: limits::MESSAGE_BYTES };
         Ok(Connection { stream: ours, framing, carrier: None })
     }
 

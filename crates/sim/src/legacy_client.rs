@@ -9,7 +9,7 @@ use std::{
 };
 
 use exec_server_protocol::base64;
-use exec_server_rpc::Stream;
+use exec_server_rpc::ByteStream;
 use serde_json::{Value, json};
 
 use crate::{
@@ -62,7 +62,7 @@ impl MessageHandler for LegacyListener {
 }
 
 impl LegacyClient {
-    pub fn new(name: String, link: SimLink, stream: Stream, context: WorldContext) -> Rc<RefCell<Self>> {
+    pub fn new(name: String, link: SimLink, stream: ByteStream, context: WorldContext) -> Rc<RefCell<Self>> {
         let legacy_client =
             Self { name, context, link, wire: None, calls: BTreeMap::new(), next_call: 0, processes: BTreeMap::new() };
         let legacy_client = Rc::new(RefCell::new(legacy_client));

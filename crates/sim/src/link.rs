@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
-use exec_server_rpc::{Stream, TcpProbe};
+use exec_server_rpc::{ByteStream, TcpProbe};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep_until},
@@ -103,12 +103,12 @@ struct LinkPipe {
 
 impl SimLink {
     /// A link and its two ends: the client's and the server's.
-    pub fn new(quality: LinkQuality) -> (Self, Stream, Stream) {
+    pub fn new(quality: LinkQuality) -> (Self, ByteStream, ByteStream) {
         let (up, down) = (LinkPipe::new(quality), LinkPipe::new(quality));
         let shared = Arc::new(Mutex::new(LinkState { up, down, void_since: None, last_received: Instant::now() }));
         let end = |read: Direction, write: Direction| {
             let reader = LinkReader { shared: shared.clone(), direction: read, sleep: None };
-            let mut stream = Stream::new(reader, LinkWriter { shared: shared.clone(), direction: write });
+            let mut stream = ByteStream::new(reader, LinkWriter { shared: shared.clone(), direction: write });
             // Answers like the kernel: a peer that only stalls still acknowledges, a peer behind a dead line does not.
             let asked = shared.clone();
             stream.probe = Some(TcpProbe::from_fn(move || {

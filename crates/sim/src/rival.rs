@@ -43,7 +43,11 @@ impl MessageHandler for RivalListener {
 
 impl Rival {
     /// Takes a session from the attached connection.
-    pub fn take(session: &str, context: &WorldContext, accept: impl FnOnce(exec_server_rpc::Stream) -> bool) -> Self {
+    pub fn take(
+        session: &str,
+        context: &WorldContext,
+        accept: impl FnOnce(exec_server_rpc::ByteStream) -> bool,
+    ) -> Self {
         context.trace.line(format_args!("rival takes session {session}"));
         let requests =
             [("initialize", json!({"clientName": "rival", "resumeSessionId": session, "takeover": true}), None)];
@@ -51,7 +55,7 @@ impl Rival {
     }
 
     /// Sends requests before the handshake, and invalid handshakes.
-    pub fn send_early(context: &WorldContext, accept: impl FnOnce(exec_server_rpc::Stream) -> bool) -> Self {
+    pub fn send_early(context: &WorldContext, accept: impl FnOnce(exec_server_rpc::ByteStream) -> bool) -> Self {
         context.trace.line(format_args!("rival speaks out of turn"));
         let requests = [
             ("process/list", json!({}), Some("notInitialized")),
@@ -66,7 +70,7 @@ impl Rival {
     fn send_requests(
         requests: Vec<(&'static str, Value, Option<&'static str>)>,
         context: &WorldContext,
-        accept: impl FnOnce(exec_server_rpc::Stream) -> bool,
+        accept: impl FnOnce(exec_server_rpc::ByteStream) -> bool,
     ) -> Self {
         let (link, ours, theirs) = SimLink::new(LinkQuality::GOOD);
         accept(theirs);

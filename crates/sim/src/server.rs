@@ -10,7 +10,7 @@ use std::{
 };
 
 use exec_server_protocol::limits;
-use exec_server_rpc::{Framing, Role, Stream};
+use exec_server_rpc::{ByteStream, Framing, WebSocketRole};
 use exec_server_server::{
     access::Grant,
     core::{Authenticated, Config, Core},
@@ -88,7 +88,7 @@ impl Server {
     }
 
     /// Serves a connection. If the server is not running, drops the connection and returns false.
-    pub fn accept(&self, stream: Stream) -> bool {
+    pub fn accept(&self, stream: ByteStream) -> bool {
         let mut state = self.lock();
         while let Some(ended) = state.connections.try_join_next() {
             if ended.is_err() {
@@ -96,7 +96,7 @@ impl Server {
             }
         }
         let Some(core) = state.core.clone() else { return false };
-        let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };
+        let framing = Framing::WebSocket { role: WebSocketRole::Server, max: limits::MESSAGE_BYTES };
         let connection = Authenticated::vouch(stream, framing, Grant::owner(), "simulated");
         state.connections.spawn(async move { core.serve(connection).await });
         true

@@ -7,7 +7,7 @@ use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
 use bytes::Bytes;
 use exec_server_protocol::limits;
-use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Role, Stream};
+use exec_server_rpc::{ByteStream, Framing, InboundFrame, Outbox, Receiver, WebSocketRole};
 use serde_json::Value;
 use tokio::{sync::Notify, task::JoinSet};
 
@@ -39,14 +39,14 @@ enum OutgoingFrame {
     Pong(Bytes),
 }
 
-const FRAMING: Framing = Framing::WebSocket { role: Role::Client, max: limits::MESSAGE_BYTES };
+const FRAMING: Framing = Framing::WebSocket { role: WebSocketRole::Client, max: limits::MESSAGE_BYTES };
 
 impl WireConnection {
     /// Starts to send and to receive.
-    pub fn new(number: u32, stream: Stream, handler: impl MessageHandler) -> Self {
+    pub fn new(number: u32, stream: ByteStream, handler: impl MessageHandler) -> Self {
         let queue = Rc::new(SendQueue::default());
         let mut tasks = JoinSet::new();
-        let Stream { reader, mut writer, leftover, .. } = stream;
+        let ByteStream { reader, mut writer, leftover, .. } = stream;
         let outgoing = queue.clone();
         tasks.spawn_local(async move {
             let mut outbox = Outbox::new(FRAMING);
@@ -68,15 +68,15 @@ impl WireConnection {
             let mut receiver = Receiver::new(FRAMING, reader, leftover);
             loop {
                 match receiver.recv().await {
-                    Ok(Inbound::Message(text)) => match serde_json::from_slice(&text) {
+                    Ok(InboundFrame::Message(text)) => match serde_json::from_slice(&text) {
                         Ok(message) => handler.on_message(number, message),
                         Err(error) => return handler.on_end(number, &format!("not JSON: {error}")),
                     },
-                    Ok(Inbound::Ping(payload)) => {
+                    Ok(InboundFrame::Ping(payload)) => {
                         handler.on_ping(number);
                         incoming.push(OutgoingFrame::Pong(payload));
                     }
-                    Ok(Inbound::Pong(_)) => {}
+                    Ok(InboundFrame::Pong(_)) => {}
                     Err(closed) => return handler.on_end(number, &closed.to_string()),
                 }
             }

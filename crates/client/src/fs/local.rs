@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use exec_server_fs::{self as files, Cancel, JobQueue, View};
 use exec_server_protocol::limits;
-use exec_server_rpc::pool::Buffer;
+use exec_server_rpc::pool::PooledBuffer;
 use tokio::{sync::oneshot, task};
 
 use super::{
@@ -305,12 +305,12 @@ impl ReadAt for LocalFile {
 
     fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, FileError>> {
         let file = Arc::clone(&self.file);
-        let block = |mut bytes: Buffer, block: files::ReadBlock| {
+        let block = |mut bytes: PooledBuffer, block: files::ReadBlock| {
             bytes.fill(block.len);
             Block { bytes: bytes.freeze(), hole: block.hole, eof: block.eof }
         };
         Box::pin(async move {
-            let mut bytes = Buffer::with_room(len);
+            let mut bytes = PooledBuffer::with_room(len);
             if let Some(read) = file.read_block_now(&mut bytes.spare()[..len], offset) {
                 return Ok(block(bytes, read));
             }

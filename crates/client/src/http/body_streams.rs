@@ -17,7 +17,7 @@ use exec_server_protocol::{
     failure::{self, Kind},
     http as wire, limits,
 };
-use exec_server_rpc::Closed;
+use exec_server_rpc::CloseReason;
 
 use crate::error::Error;
 
@@ -87,8 +87,8 @@ impl BodyStreams {
 
     /// Handles a piece. A piece without a stream is ignored. A piece that breaks a rule fails its stream. An oversized piece, which no
     /// correct server sends, closes the link.
-    pub(crate) fn receive(&self, delta: wire::BodyDeltaParams<'_>) -> Result<(), Closed> {
-        const TOO_LARGE: Closed = Closed::Protocol("a piece of an HTTP body is larger than 1 MiB");
+    pub(crate) fn receive(&self, delta: wire::BodyDeltaParams<'_>) -> Result<(), CloseReason> {
+        const TOO_LARGE: CloseReason = CloseReason::Protocol("a piece of an HTTP body is larger than 1 MiB");
         // Check the length before decoding. The text can stand for up to two bytes more than the limit, so the bytes are checked again.
         if delta.delta_base64.len() > base64::encoded_len(limits::HTTP_DELTA_BYTES) {
             return Err(TOO_LARGE);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use exec_server_protocol::method;
-use exec_server_rpc::Closed;
+use exec_server_rpc::CloseReason;
 
 use super::{
     ConnectionState, Generation, Session,
@@ -16,7 +16,7 @@ use crate::{
 
 impl Session {
     /// Sends acknowledgements and pings until the link ends. Returns why the link ended.
-    pub(super) async fn maintain_link(&self, link: &ServerLink) -> Arc<Closed> {
+    pub(super) async fn maintain_link(&self, link: &ServerLink) -> Arc<CloseReason> {
         let closed = link.raw.closed();
         tokio::pin!(closed);
         let mut pings = server_link::ping_interval();

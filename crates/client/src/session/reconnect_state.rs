@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use exec_server_rpc::Closed;
+use exec_server_rpc::CloseReason;
 
 use crate::{
     backoff::Backoff,
@@ -34,7 +34,7 @@ impl ReconnectState {
     }
 
     /// Records the end of a link that lasted this long.
-    pub(super) fn handle_end(&mut self, lasted: Duration, closed: &Closed) {
+    pub(super) fn handle_end(&mut self, lasted: Duration, closed: &CloseReason) {
         if lasted >= SETTLED {
             (self.backoff, self.violations) = (self.fresh.clone(), 0);
         }
@@ -49,8 +49,8 @@ impl ReconnectState {
 
     /// Whether another client has taken the session over, judged by how the link ended. A ghost explains one such end, so the flag is
     /// cleared here.
-    pub(super) fn is_taken(&mut self, closed: &Closed) -> bool {
-        matches!(closed, Closed::Peer { code: TAKEN, .. }) && !std::mem::take(&mut self.has_ghost)
+    pub(super) fn is_taken(&mut self, closed: &CloseReason) -> bool {
+        matches!(closed, CloseReason::Peer { code: TAKEN, .. }) && !std::mem::take(&mut self.has_ghost)
     }
 
     pub(super) fn is_hopeless(&self) -> bool {

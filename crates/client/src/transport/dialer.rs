@@ -6,7 +6,7 @@ use std::{io, path::Path, time::Duration};
 
 use exec_server_protocol::limits;
 use exec_server_rpc::{
-    Framing, Role, Stream,
+    ByteStream, Framing, WebSocketRole,
     handshake::{self, HandshakeError},
 };
 use zeroize::Zeroizing;
@@ -60,7 +60,7 @@ impl Dialer {
             }
         }
         let tcp = net::tcp(addresses).await.map_err(|error| self.unreachable(&error))?;
-        let mut stream = Stream::from(tcp);
+        let mut stream = ByteStream::from(tcp);
         if socket.scheme == WebSocketScheme::Tls {
             let secured = tls::secure(&self.tls, stream, &socket.host).await;
             stream = secured.map_err(|error| self.failed(error.failure(), chain(&error)))?;
@@ -73,13 +73,13 @@ impl Dialer {
         self.upgrade(stream.into(), "localhost", &socket.path_and_query).await
     }
 
-    async fn upgrade(&self, stream: Stream, host: &str, path_and_query: &str) -> Result<Connection, Error> {
+    async fn upgrade(&self, stream: ByteStream, host: &str, path_and_query: &str) -> Result<Connection, Error> {
         let token = self.token.as_ref().or(self.target.token());
         let bearer = token.map(|token| Zeroizing::new(["Bearer ", token.reveal()].concat()));
         let headers: Vec<(&str, &str)> = bearer.iter().map(|bearer| ("Authorization", bearer.as_str())).collect();
         let upgraded = handshake::connect(stream, host, path_and_query, &headers).await;
         let stream = upgraded.map_err(|error| self.not_upgraded(error))?;
-        let framing = Framing::WebSocket { role: Role::Client, max: limits::MESSAGE_BYTES };
+        let framing = Framing::WebSocket { role: WebSocketRole::Client, max: limits::MESSAGE_BYTES };
         Ok(Connection { stream, framing, carrier: None })
     }
 

@@ -9,7 +9,7 @@
 
 use std::{future::Future, pin::Pin, time::Duration};
 
-use exec_server_rpc::{Framing, Stream};
+use exec_server_rpc::{ByteStream, Framing};
 
 use crate::error::Error;
 
@@ -57,7 +57,7 @@ pub trait Connect: Send + Sync + 'static {
 /// An open connection on which no message was sent yet.
 pub struct Connection {
     /// The byte stream.
-    pub stream: Stream,
+    pub stream: ByteStream,
     /// How messages are framed on the stream.
     pub framing: Framing,
     /// The carrier of the connection, such as a program. It ends with the connection.

@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_rpc::Stream;
+use exec_server_rpc::ByteStream;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions},
@@ -79,7 +79,7 @@ pub(super) struct RunningProgram {
 }
 
 /// Starts a program with pipes for stdin, stdout and stderr. Must be called inside a tokio runtime.
-pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(Stream, RunningProgram)> {
+pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(ByteStream, RunningProgram)> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     if scope == EndScope::Group {
         command.process_group(0);
@@ -110,7 +110,7 @@ pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(Stream
     let exited = exec_server_rpc::register(ending.pidfd.try_clone()?, Interest::READABLE)?;
     // These calls also make this program's ends of the pipes nonblocking. The other ends are separate open file descriptions and stay
     // blocking.
-    let stream = Stream::new(pipe::Receiver::from_owned_fd(stdout)?, pipe::Sender::from_owned_fd(stdin)?);
+    let stream = ByteStream::new(pipe::Receiver::from_owned_fd(stdout)?, pipe::Sender::from_owned_fd(stdin)?);
     let stderr = pipe::Receiver::from_owned_fd(stderr)?;
     let mut draining = JoinSet::new();
     let stderr_tail = Arc::clone(&tail);

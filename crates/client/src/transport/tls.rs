@@ -39,7 +39,7 @@ pub(super) use without::{refusal, secure};
 mod with_rustls {
     use std::{io, path::PathBuf, sync::Arc};
 
-    use exec_server_rpc::Stream;
+    use exec_server_rpc::ByteStream;
     use rustls::{
         AlertDescription, CertificateError, ClientConfig, InvalidMessage, RootCertStore,
         crypto::aws_lc_rs::default_provider,
@@ -90,19 +90,23 @@ mod with_rustls {
     }
 
     /// Does the TLS handshake on a new connection to `host`. Has no timeout.
-    pub(in crate::transport) async fn secure(tls: &Tls, stream: Stream, host: &str) -> Result<Stream, TlsError> {
+    pub(in crate::transport) async fn secure(
+        tls: &Tls,
+        stream: ByteStream,
+        host: &str,
+    ) -> Result<ByteStream, TlsError> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| TlsError::Name)?;
         let tls = tls.clone();
         // Reads files, including the system's authorities, which blocks.
         let config = tokio::task::spawn_blocking(move || config(&tls)).await.map_err(|_| TlsError::Cancelled)??;
-        let Stream { reader, writer, probe, .. } = stream;
+        let ByteStream { reader, writer, probe, .. } = stream;
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, tokio::io::join(reader, writer));
         let secured = connecting.await.map_err(|error| match refusal(&error) {
             Some(reason) => TlsError::Refused { reason },
             None => TlsError::Handshake(error),
         })?;
         let (reader, writer) = tokio::io::split(secured);
-        Ok(Stream { probe, is_private: true, ..Stream::new(reader, writer) })
+        Ok(ByteStream { probe, is_private: true, ..ByteStream::new(reader, writer) })
     }
 
     fn config(tls: &Tls) -> Result<ClientConfig, TlsError> {
@@ -207,7 +211,7 @@ mod with_rustls {
 mod without {
     use std::io;
 
-    use exec_server_rpc::Stream;
+    use exec_server_rpc::ByteStream;
 
     use super::Tls;
     use crate::error::ConnectFailure;
@@ -223,7 +227,11 @@ mod without {
         }
     }
 
-    pub(in crate::transport) async fn secure(tls: &Tls, _: Stream, _: &str) -> Result<Stream, TlsNotBuiltError> {
+    pub(in crate::transport) async fn secure(
+        tls: &Tls,
+        _: ByteStream,
+        _: &str,
+    ) -> Result<ByteStream, TlsNotBuiltError> {
         tracing::debug!(ca_file = ?tls.ca_file, client_cert = tls.client_cert.is_some(), "no TLS in this program");
         Err(TlsNotBuiltError)
     }

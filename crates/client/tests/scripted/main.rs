@@ -38,7 +38,7 @@ use exec_server_client::{
     Builder, Client, ConnectFailure, Error, Process, Start,
     transport::{BoxFuture, Connect, Connection},
 };
-use exec_server_rpc::{Framing, Role, memory};
+use exec_server_rpc::{Framing, WebSocketRole, memory};
 use tokio::{sync::mpsc, time::timeout};
 
 pub(crate) use peer::{Kind, Peer};
@@ -165,7 +165,7 @@ pub(crate) fn narrow(capacity: usize, max: usize) -> (Scripted, Door) {
 /// A server with WebSocket framing, after the upgrade.
 pub(crate) fn websocket() -> (Scripted, Door) {
     let framing = |role| Framing::WebSocket { role, max: LINE_MAX };
-    with_framing(1 << 20, framing(Role::Client), framing(Role::Server))
+    with_framing(1 << 20, framing(WebSocketRole::Client), framing(WebSocketRole::Server))
 }
 
 /// A server whose links can die without a close.

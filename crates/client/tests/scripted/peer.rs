@@ -7,7 +7,7 @@ use std::{
 };
 
 use exec_server_client::protocol::{base64, capabilities::ServerCapabilities, message};
-use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Stream, TcpProbe};
+use exec_server_rpc::{ByteStream, Framing, InboundFrame, Outbox, Receiver, TcpProbe};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt as _},
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Peer {
 }
 
 impl Peer {
-    pub(super) fn new(stream: Stream, framing: Framing) -> Self {
+    pub(super) fn new(stream: ByteStream, framing: Framing) -> Self {
         let receiver = Receiver::new(framing, stream.reader, stream.leftover);
         let outbox = Outbox::new(framing);
         let (kind, acks, dead_since) = (super::peer::CURRENT, VecDeque::new(), Arc::default());
@@ -98,14 +98,14 @@ impl Peer {
     pub(crate) async fn recv(&mut self) -> Option<Value> {
         loop {
             match within(self.receiver.recv()).await {
-                Ok(Inbound::Message(bytes)) => {
+                Ok(InboundFrame::Message(bytes)) => {
                     return Some(serde_json::from_slice(message::detach(&bytes).0).unwrap());
                 }
-                Ok(Inbound::Ping(payload)) => {
+                Ok(InboundFrame::Ping(payload)) => {
                     self.outbox.pong(&payload);
                     within(self.outbox.flush_to(&mut self.writer)).await.ok();
                 }
-                Ok(Inbound::Pong(_)) => {}
+                Ok(InboundFrame::Pong(_)) => {}
                 Err(_) => return None,
             }
         }
@@ -114,7 +114,7 @@ impl Peer {
     /// The next message as bytes.
     pub(crate) async fn recv_bytes(&mut self) -> Vec<u8> {
         match within(self.receiver.recv()).await {
-            Ok(Inbound::Message(bytes)) => bytes.to_vec(),
+            Ok(InboundFrame::Message(bytes)) => bytes.to_vec(),
             other => panic!("a message, not {other:?}"),
         }
     }

@@ -6,7 +6,7 @@ use exec_server_client::{
     Error, ErrorKind,
     transport::{Connect as _, Connection, Dialer, Token},
 };
-use exec_server_rpc::{Framing, Inbound, Outbox, Receiver, Role, handshake};
+use exec_server_rpc::{Framing, InboundFrame, Outbox, Receiver, WebSocketRole, handshake};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpListener, UnixListener},
@@ -34,13 +34,13 @@ pub(crate) async fn serve(mut socket: impl AsyncRead + AsyncWrite + Unpin + Send
         "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
          Sec-WebSocket-Accept: {accept}\r\n\r\n"
     );
-    let framing = Framing::WebSocket { role: Role::Server, max: 1 << 20 };
+    let framing = Framing::WebSocket { role: WebSocketRole::Server, max: 1 << 20 };
     let mut outbox = Outbox::new(framing);
     outbox.message(5, |buf| buf.extend_from_slice(b"hello"));
     socket.write_all(answer.as_bytes()).await.unwrap();
     outbox.flush_to(&mut socket).await.unwrap();
     let mut receiver = Receiver::new(framing, Box::new(socket), Default::default());
-    let Ok(Inbound::Message(message)) = receiver.recv().await else { panic!("a message") };
+    let Ok(InboundFrame::Message(message)) = receiver.recv().await else { panic!("a message") };
     (head, String::from_utf8(message.to_vec()).unwrap())
 }
 
@@ -49,7 +49,7 @@ pub(crate) async fn greet(connection: Connection) {
     let Connection { stream, framing, carrier } = connection;
     assert!(carrier.is_none());
     let mut receiver = Receiver::new(framing, stream.reader, stream.leftover);
-    assert_eq!(receiver.recv().await.unwrap(), Inbound::Message("hello".into()));
+    assert_eq!(receiver.recv().await.unwrap(), InboundFrame::Message("hello".into()));
     let mut writer = stream.writer;
     let mut outbox = Outbox::new(framing);
     outbox.message(2, |buf| buf.extend_from_slice(b"hi"));

@@ -7,7 +7,7 @@ use std::{ffi::OsString, io, os::unix::ffi::OsStringExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
-    Framing, Role, Stream,
+    ByteStream, Framing, WebSocketRole,
     handshake::{self, HandshakeError},
     url::{self, InvalidUrl},
 };
@@ -32,9 +32,9 @@ pub enum ConnectError {
 /// Connects and upgrades, without a timeout. `max` is the largest inbound message in bytes.
 ///
 /// In a `unix:` path, `%XX` stands for one byte, so that a path can contain a question mark.
-pub async fn open(url: &str, max: usize) -> Result<(Stream, Framing), ConnectError> {
+pub async fn open(url: &str, max: usize) -> Result<(ByteStream, Framing), ConnectError> {
     let url = url.split_once('#').map_or(url, |(url, _)| url);
-    let framing = Framing::WebSocket { role: Role::Client, max };
+    let framing = Framing::WebSocket { role: WebSocketRole::Client, max };
     if let Some(rest) = url.strip_prefix("ws://") {
         let (authority, target) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         let (host, port) = url::split_authority(authority, 80)?;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use exec_server_rpc::{
-    Closed, Framing, Inbound, Outbox, Receiver, Stream,
+    ByteStream, CloseReason, Framing, InboundFrame, Outbox, Receiver,
     calls::PendingError,
     client::{CallError, RawClient},
     memory,
@@ -30,8 +30,8 @@ struct Server {
 impl Server {
     async fn recv(&mut self) -> Value {
         match self.receiver.recv().await.unwrap() {
-            Inbound::Message(bytes) => serde_json::from_slice(&bytes).unwrap(),
-            Inbound::Ping(_) | Inbound::Pong(_) => panic!("lines have no control frames"),
+            InboundFrame::Message(bytes) => serde_json::from_slice(&bytes).unwrap(),
+            InboundFrame::Ping(_) | InboundFrame::Pong(_) => panic!("lines have no control frames"),
         }
     }
 
@@ -47,7 +47,7 @@ fn pair() -> (RawClient, Server) {
     (RawClient::new(near, LINES), Server { receiver, outbox: Outbox::new(LINES), writer: far.writer })
 }
 
-fn disconnected(error: CallError) -> Arc<Closed> {
+fn disconnected(error: CallError) -> Arc<CloseReason> {
     match error {
         CallError::Pending(PendingError::Disconnected(closed)) => closed,
         other => panic!("{other:?}"),
@@ -90,7 +90,7 @@ async fn stdio_connection_reports_parse_errors() {
         let (client, mut server) = pair();
         server.writer.write_all(bad.as_bytes()).await.unwrap();
         let closed = disconnected(client.call("any", &()).await.unwrap_err());
-        assert!(matches!(*closed, Closed::Protocol("malformed message")), "{closed:?}");
+        assert!(matches!(*closed, CloseReason::Protocol("malformed message")), "{closed:?}");
     }
 }
 
@@ -107,9 +107,9 @@ async fn an_answer_before_the_end_wins_and_every_other_call_fails() {
     };
     let (first, second, ()) = tokio::join!(client.call("first", &()), client.call("second", &()), serve);
     assert_eq!(first.unwrap().get(), "null");
-    assert!(matches!(*disconnected(second.unwrap_err()), Closed::Eof));
-    assert!(matches!(*disconnected(client.call("third", &()).await.unwrap_err()), Closed::Eof));
-    assert!(matches!(*client.closed().await, Closed::Eof));
+    assert!(matches!(*disconnected(second.unwrap_err()), CloseReason::Eof));
+    assert!(matches!(*disconnected(client.call("third", &()).await.unwrap_err()), CloseReason::Eof));
+    assert!(matches!(*client.closed().await, CloseReason::Eof));
     assert_eq!(notifications.recv().await.unwrap().method, "last");
     assert!(notifications.recv().await.is_none());
     assert!(client.notifications().recv().await.is_none());
@@ -237,10 +237,10 @@ impl AsyncWrite for Broken {
 async fn no_call_hangs_on_a_half_open_link() {
     // Reads never complete while `far` lives.
     let (near, far) = memory(64);
-    let client = RawClient::new(Stream::new(near.reader, Broken), LINES);
+    let client = RawClient::new(ByteStream::new(near.reader, Broken), LINES);
     for _ in 0..2 {
         let closed = disconnected(client.call("any", &()).await.unwrap_err());
-        assert!(matches!(&*closed, Closed::Io(error) if error.kind() == io::ErrorKind::BrokenPipe), "{closed:?}");
+        assert!(matches!(&*closed, CloseReason::Io(error) if error.kind() == io::ErrorKind::BrokenPipe), "{closed:?}");
     }
     drop(far);
 }
@@ -249,5 +249,5 @@ async fn no_call_hangs_on_a_half_open_link() {
 async fn dropping_the_client_ends_the_connection() {
     let (client, mut server) = pair();
     drop(client);
-    assert!(matches!(server.receiver.recv().await, Err(Closed::Eof)));
+    assert!(matches!(server.receiver.recv().await, Err(CloseReason::Eof)));
 }

@@ -1,14 +1,14 @@
 //! A receiver gets exactly what an outbox sends, for all slice sizes, cancellations and partial writes.
 
 use bytes::Bytes;
-use exec_server_rpc::{Closed, Framing, Inbound, Message, Outbox, Role};
+use exec_server_rpc::{CloseReason, EncodedMessage, Framing, InboundFrame, Outbox, WebSocketRole};
 use proptest::prelude::*;
 
 use crate::slices::{self, Sink, Source};
 
 const MAX: usize = 96 * 1024 * 1024;
 
-fn ws(role: Role) -> Framing {
+fn ws(role: WebSocketRole) -> Framing {
     Framing::WebSocket { role, max: MAX }
 }
 
@@ -63,7 +63,7 @@ fn round_trip(
     ops: &[Op],
     written: &[usize],
     read: &[usize],
-) -> (Vec<Inbound>, Closed) {
+) -> (Vec<InboundFrame>, CloseReason) {
     carry(Outbox::new(send), receive, ops, written, read)
 }
 
@@ -73,15 +73,16 @@ fn carry(
     ops: &[Op],
     written: &[usize],
     read: &[usize],
-) -> (Vec<Inbound>, Closed) {
+) -> (Vec<InboundFrame>, CloseReason) {
     let mut sink = Sink::new(written);
     for op in ops {
         match op {
             Op::Message { payload, hint } => outbox.message(*hint, |buf| buf.extend_from_slice(payload)),
-            Op::Encoded(payload) => outbox.encoded(Message::text(payload.clone())),
+            Op::Encoded(payload) => outbox.encoded(EncodedMessage::text(payload.clone())),
             Op::Attached { payload, head } => {
                 let (head, attached) = payload.split_at(*head);
-                outbox.encoded(Message { head: head.to_vec(), attached: Some(Bytes::copy_from_slice(attached)) });
+                outbox
+                    .encoded(EncodedMessage { head: head.to_vec(), attached: Some(Bytes::copy_from_slice(attached)) });
             }
             Op::Ping(payload) => outbox.ping(payload),
             Op::Pong(payload) => outbox.pong(payload),
@@ -103,17 +104,17 @@ proptest! {
         ops in prop::collection::vec(op(), 1..12), written in sizes(), read in sizes(), to_server in any::<bool>(),
         is_private in any::<bool>(),
     ) {
-        let (send, receive) = if to_server { (Role::Client, Role::Server) } else { (Role::Server, Role::Client) };
+        let (send, receive) = if to_server { (WebSocketRole::Client, WebSocketRole::Server) } else { (WebSocketRole::Server, WebSocketRole::Client) };
         let outbox = if is_private { Outbox::unmasked(ws(send)) } else { Outbox::new(ws(send)) };
         let (received, closed) = carry(outbox, ws(receive), &ops, &written, &read);
-        let expected: Vec<Inbound> = ops.into_iter().filter_map(|op| match op {
-            Op::Message { payload, .. } | Op::Encoded(payload) | Op::Attached { payload, .. } => Some(Inbound::Message(payload.into())),
-            Op::Ping(payload) => Some(Inbound::Ping(payload.into())),
-            Op::Pong(payload) => Some(Inbound::Pong(payload.into())),
+        let expected: Vec<InboundFrame> = ops.into_iter().filter_map(|op| match op {
+            Op::Message { payload, .. } | Op::Encoded(payload) | Op::Attached { payload, .. } => Some(InboundFrame::Message(payload.into())),
+            Op::Ping(payload) => Some(InboundFrame::Ping(payload.into())),
+            Op::Pong(payload) => Some(InboundFrame::Pong(payload.into())),
             Op::Flush(_) => None,
         }).collect();
         prop_assert_eq!(received, expected);
-        prop_assert!(matches!(closed, Closed::Eof));
+        prop_assert!(matches!(closed, CloseReason::Eof));
     }
 
     #[test]
@@ -124,13 +125,13 @@ proptest! {
         let ops: Vec<Op> =
             lines.iter().map(|line| Op::Message { payload: line.clone().into_bytes(), hint: 0 }).collect();
         let (received, closed) = round_trip(framing, framing, &ops, &written, &read);
-        let expected: Vec<Inbound> = lines
+        let expected: Vec<InboundFrame> = lines
             .iter()
             .filter(|line| !line.trim().is_empty())
-            .map(|line| Inbound::Message(line.strip_suffix('\r').unwrap_or(line).to_owned().into()))
+            .map(|line| InboundFrame::Message(line.strip_suffix('\r').unwrap_or(line).to_owned().into()))
             .collect();
         prop_assert_eq!(received, expected);
-        prop_assert!(matches!(closed, Closed::Eof));
+        prop_assert!(matches!(closed, CloseReason::Eof));
     }
 
     #[test]
@@ -146,27 +147,29 @@ proptest! {
             })
             .collect();
         let (received, closed) = round_trip(framing, framing, &ops, &written, &read);
-        let expected: Vec<Inbound> = messages
+        let expected: Vec<InboundFrame> = messages
             .iter()
-            .flat_map(|bytes| [Inbound::Message(bytes.clone().into()), Inbound::Message("{}".into())])
+            .flat_map(|bytes| [InboundFrame::Message(bytes.clone().into()), InboundFrame::Message("{}".into())])
             .collect();
         prop_assert_eq!(received, expected);
-        prop_assert!(matches!(closed, Closed::Eof));
+        prop_assert!(matches!(closed, CloseReason::Eof));
     }
 
     #[test]
     fn arbitrary_bytes_never_panic_the_receiver(bytes in prop::collection::vec(any::<u8>(), 0..400), read in sizes()) {
-        for framing in [ws(Role::Server), ws(Role::Client), Framing::Lines { max: 64 }] {
+        for framing in [ws(WebSocketRole::Server), ws(WebSocketRole::Client), Framing::Lines { max: 64 }] {
             let mut receiver = Source::new(bytes.clone(), &read).receiver(framing);
             slices::recv_all(&mut receiver);
-            prop_assert!(matches!(slices::recv(&mut receiver), Err(Closed::Eof)), "after the end there is only the end");
+            prop_assert!(matches!(slices::recv(&mut receiver), Err(CloseReason::Eof)), "after the end there is only the end");
         }
     }
 }
 
 #[test]
 fn a_key_is_zero_only_where_nobody_reads_along() {
-    for (mut outbox, is_zero) in [(Outbox::new(ws(Role::Client)), false), (Outbox::unmasked(ws(Role::Client)), true)] {
+    for (mut outbox, is_zero) in
+        [(Outbox::new(ws(WebSocketRole::Client)), false), (Outbox::unmasked(ws(WebSocketRole::Client)), true)]
+    {
         let mut sink = Sink::new(&[1000]);
         for _ in 0..3 {
             outbox.message(2, |buf| buf.extend_from_slice(b"{}"));
@@ -181,7 +184,9 @@ fn a_key_is_zero_only_where_nobody_reads_along() {
 #[test]
 fn a_large_message_leaves_in_frames_of_8_mib_and_arrives_whole() {
     let payload: Vec<u8> = (0..20 * 1024 * 1024).map(|i| (i % 253) as u8).collect();
-    for (send, receive) in [(Role::Server, Role::Client), (Role::Client, Role::Server)] {
+    for (send, receive) in
+        [(WebSocketRole::Server, WebSocketRole::Client), (WebSocketRole::Client, WebSocketRole::Server)]
+    {
         let mut outbox = Outbox::new(ws(send));
         outbox.message(10, |buf| buf.extend_from_slice(b"before"));
         outbox.message(payload.len(), |buf| buf.extend_from_slice(&payload));
@@ -193,18 +198,18 @@ fn a_large_message_leaves_in_frames_of_8_mib_and_arrives_whole() {
         slices::flush(&mut outbox, &mut Sink::new(&[1000]));
         assert!(outbox.capacity() <= 256 * 1024, "and behind a small one a small buffer");
 
-        let mask = if send == Role::Client { 4 } else { 0 };
+        let mask = if send == WebSocketRole::Client { 4 } else { 0 };
         let overhead = (2 + mask) + 3 * (10 + mask) + (2 + mask);
         assert_eq!(sink.bytes.len(), 6 + payload.len() + 5 + overhead);
         let mut receiver = Source::new(sink.bytes, &[1_000_003]).receiver(ws(receive));
         let (received, closed) = slices::recv_all(&mut receiver);
-        assert!(matches!(closed, Closed::Eof));
+        assert!(matches!(closed, CloseReason::Eof));
         assert!(
             received
                 == [
-                    Inbound::Message(Bytes::from_static(b"before")),
-                    Inbound::Message(payload.clone().into()),
-                    Inbound::Ping(Bytes::from_static(b"after")),
+                    InboundFrame::Message(Bytes::from_static(b"before")),
+                    InboundFrame::Message(payload.clone().into()),
+                    InboundFrame::Ping(Bytes::from_static(b"after")),
                 ]
         );
     }
@@ -212,37 +217,37 @@ fn a_large_message_leaves_in_frames_of_8_mib_and_arrives_whole() {
 
 #[test]
 fn a_message_keeps_no_more_memory_than_its_neighbours_need() {
-    let mut outbox = Outbox::new(ws(Role::Server));
+    let mut outbox = Outbox::new(ws(WebSocketRole::Server));
     let large = vec![b'x'; 2 * 1024 * 1024];
     outbox.message(large.len(), |buf| buf.extend_from_slice(&large));
     outbox.message(5, |buf| buf.extend_from_slice(b"small"));
     let mut sink = Sink::new(&[usize::MAX]);
     slices::flush(&mut outbox, &mut sink);
-    let mut receiver = Source::new(sink.bytes, &[usize::MAX]).receiver(ws(Role::Client));
-    let Ok(Inbound::Message(first)) = slices::recv(&mut receiver) else { panic!("the large message comes first") };
+    let mut receiver = Source::new(sink.bytes, &[usize::MAX]).receiver(ws(WebSocketRole::Client));
+    let Ok(InboundFrame::Message(first)) = slices::recv(&mut receiver) else { panic!("the large message comes first") };
     assert!(first == large);
     assert!(first.is_unique(), "the receiver does not share the large buffer");
-    assert_eq!(slices::recv(&mut receiver).unwrap(), Inbound::Message(Bytes::from_static(b"small")));
+    assert_eq!(slices::recv(&mut receiver).unwrap(), InboundFrame::Message(Bytes::from_static(b"small")));
 }
 
 #[test]
 fn nothing_follows_a_close_frame() {
-    let mut outbox = Outbox::new(ws(Role::Server));
+    let mut outbox = Outbox::new(ws(WebSocketRole::Server));
     outbox.close(1001, &"é".repeat(100));
     outbox.message(1, |_| panic!("not encoded"));
     outbox.ping(b"");
     outbox.close(1000, "");
     let mut sink = Sink::new(&[5]);
     slices::flush(&mut outbox, &mut sink);
-    let (received, closed) = slices::recv_all(&mut Source::new(sink.bytes, &[3]).receiver(ws(Role::Client)));
+    let (received, closed) = slices::recv_all(&mut Source::new(sink.bytes, &[3]).receiver(ws(WebSocketRole::Client)));
     assert!(received.is_empty());
-    let Closed::Peer { code: 1001, reason } = closed else { panic!("{closed:?}") };
+    let CloseReason::Peer { code: 1001, reason } = closed else { panic!("{closed:?}") };
     assert_eq!(reason, "é".repeat(61), "a long reason is cut between characters");
 }
 
 #[test]
 fn an_outbox_that_never_runs_empty_stays_bounded() {
-    let mut outbox = Outbox::new(ws(Role::Client));
+    let mut outbox = Outbox::new(ws(WebSocketRole::Client));
     let mut sink = Sink::new(&[64 * 1024]);
     let payload = vec![b'y'; 64 * 1024];
     for _ in 0..8 {
@@ -256,7 +261,7 @@ fn an_outbox_that_never_runs_empty_stays_bounded() {
     }
     assert!(outbox.capacity() <= 4 * 1024 * 1024, "{}", outbox.capacity());
     slices::flush(&mut outbox, &mut sink);
-    let (received, _) = slices::recv_all(&mut Source::new(sink.bytes, &[100_000]).receiver(ws(Role::Server)));
+    let (received, _) = slices::recv_all(&mut Source::new(sink.bytes, &[100_000]).receiver(ws(WebSocketRole::Server)));
     assert_eq!(received.len(), 208);
-    assert!(received.iter().all(|inbound| *inbound == Inbound::Message(payload.clone().into())));
+    assert!(received.iter().all(|inbound| *inbound == InboundFrame::Message(payload.clone().into())));
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use exec_server_rpc::{Closed, Framing, Inbound, Outbox, Receiver, Role, Stream, client};
+use exec_server_rpc::{ByteStream, CloseReason, Framing, InboundFrame, Outbox, Receiver, WebSocketRole, client};
 use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio_tungstenite::{
@@ -27,7 +27,7 @@ struct Ours {
 }
 
 impl Ours {
-    fn new(stream: Stream, framing: Framing) -> Self {
+    fn new(stream: ByteStream, framing: Framing) -> Self {
         let receiver = Receiver::new(framing, stream.reader, stream.leftover);
         Self { receiver, outbox: Outbox::new(framing), writer: stream.writer }
     }
@@ -69,12 +69,12 @@ async fn our_client() -> (Ours, WebSocketStream<TcpStream>) {
 /// Our server with a tungstenite client.
 async fn our_server() -> (Ours, WebSocketStream<TcpStream>) {
     let (theirs, ours) = sockets().await;
-    let mut stream = Stream::from(ours);
+    let mut stream = ByteStream::from(ours);
     let (theirs, _) =
         tokio::join!(tokio_tungstenite::client_async_with_config("ws://h/", theirs, Some(strict())), async {
             upgrade::accept(&mut stream).await
         });
-    (Ours::new(stream, Framing::WebSocket { role: Role::Server, max: MAX }), theirs.unwrap().0)
+    (Ours::new(stream, Framing::WebSocket { role: WebSocketRole::Server, max: MAX }), theirs.unwrap().0)
 }
 
 /// Runs every exchange in one role.
@@ -82,10 +82,10 @@ async fn check(mut ours: Ours, mut theirs: WebSocketStream<TcpStream>) {
     ours.send("hällo").await;
     assert_eq!(theirs.next().await.unwrap().unwrap(), Message::text("hällo"));
     theirs.send(Message::text("text")).await.unwrap();
-    assert_eq!(ours.receiver.recv().await.unwrap(), Inbound::Message("text".into()));
+    assert_eq!(ours.receiver.recv().await.unwrap(), InboundFrame::Message("text".into()));
 
     theirs.send(Message::Ping("p".into())).await.unwrap();
-    assert_eq!(ours.receiver.recv().await.unwrap(), Inbound::Ping("p".into()));
+    assert_eq!(ours.receiver.recv().await.unwrap(), InboundFrame::Ping("p".into()));
     ours.outbox.pong(b"p");
     ours.flush().await;
     assert_eq!(theirs.next().await.unwrap().unwrap(), Message::Pong("p".into()));
@@ -95,14 +95,14 @@ async fn check(mut ours: Ours, mut theirs: WebSocketStream<TcpStream>) {
     assert!(received.unwrap().unwrap() == Message::text(large.clone()), "20 MiB went out in frames of 8 MiB");
     let (sent, received) = tokio::join!(theirs.send(Message::text(large.clone())), ours.receiver.recv());
     sent.unwrap();
-    assert!(received.unwrap() == Inbound::Message(large.into()), "20 MiB came in as one frame");
+    assert!(received.unwrap() == InboundFrame::Message(large.into()), "20 MiB came in as one frame");
 
     ours.outbox.close(1001, "going");
     ours.flush().await;
     let Message::Close(Some(close)) = theirs.next().await.unwrap().unwrap() else { panic!("a close frame") };
     assert_eq!((close.code, close.reason.as_str()), (CloseCode::Away, "going"));
     theirs.flush().await.ok(); // Fails if the answer to the close was already sent.
-    assert!(matches!(ours.receiver.recv().await, Err(Closed::Peer { code: 1001, .. })));
+    assert!(matches!(ours.receiver.recv().await, Err(CloseReason::Peer { code: 1001, .. })));
 }
 
 #[tokio::test]
@@ -121,7 +121,7 @@ async fn our_server_and_another_client_understand_each_other() {
 async fn websocket_connection_accepts_binary_jsonrpc_message() {
     for (mut ours, mut theirs) in [our_client().await, our_server().await] {
         theirs.send(Message::binary(&b"{}"[..])).await.unwrap();
-        assert_eq!(ours.receiver.recv().await.unwrap(), Inbound::Message("{}".into()));
+        assert_eq!(ours.receiver.recv().await.unwrap(), InboundFrame::Message("{}".into()));
     }
 }
 
@@ -132,7 +132,7 @@ async fn websocket_connection_sends_configured_ping() {
         ours.flush().await;
         assert_eq!(theirs.next().await.unwrap().unwrap(), Message::Ping(Bytes::new()));
         theirs.flush().await.unwrap();
-        assert_eq!(ours.receiver.recv().await.unwrap(), Inbound::Pong(Bytes::new()));
+        assert_eq!(ours.receiver.recv().await.unwrap(), InboundFrame::Pong(Bytes::new()));
     }
 }
 
@@ -142,7 +142,7 @@ async fn websocket_connection_reports_server_close() {
     let frame = CloseFrame { code: CloseCode::Policy, reason: "no".into() };
     theirs.send(Message::Close(Some(frame))).await.unwrap();
     let closed = ours.receiver.recv().await.unwrap_err();
-    assert!(matches!(&closed, Closed::Peer { code: 1008, reason } if reason == "no"), "{closed:?}");
+    assert!(matches!(&closed, CloseReason::Peer { code: 1008, reason } if reason == "no"), "{closed:?}");
 }
 
 #[tokio::test]
@@ -157,7 +157,7 @@ async fn websocket_connection_keeps_outbound_message_while_send_is_backpressured
         theirs.send(Message::Pong(Bytes::new())).await.unwrap();
         tokio::select! {
             biased;
-            inbound = ours.receiver.recv() => assert_eq!(inbound.unwrap(), Inbound::Pong(Bytes::new())),
+            inbound = ours.receiver.recv() => assert_eq!(inbound.unwrap(), InboundFrame::Pong(Bytes::new())),
             result = ours.outbox.flush_to(&mut ours.writer) => panic!("16 MiB do not fit: {result:?}"),
         }
     }
@@ -182,7 +182,7 @@ async fn the_raw_client_answers_pings_and_closes_and_ignores_pongs() {
     theirs.send(Message::Ping("asked".into())).await.unwrap();
     assert_eq!(theirs.next().await.unwrap().unwrap(), Message::Pong("asked".into()));
     theirs.send(Message::Close(Some(CloseFrame { code: CloseCode::Restart, reason: "".into() }))).await.unwrap();
-    assert!(matches!(*client.closed().await, Closed::Peer { code: 1012, .. }));
+    assert!(matches!(*client.closed().await, CloseReason::Peer { code: 1012, .. }));
     let Message::Close(Some(answer)) = theirs.next().await.unwrap().unwrap() else { panic!("a close frame") };
     assert_eq!(answer.code, CloseCode::Restart);
 }
@@ -195,7 +195,7 @@ async fn the_raw_client_connects_over_a_unix_socket_and_passes_the_token() {
     let listener = UnixListener::bind(&path).unwrap();
     let url = format!("unix://{}?token=abc", path.to_str().unwrap().replace('?', "%3F"));
     let (client, (head, mut stream)) = tokio::join!(client::connect(&url), async {
-        let mut stream = Stream::from(listener.accept().await.unwrap().0);
+        let mut stream = ByteStream::from(listener.accept().await.unwrap().0);
         (upgrade::accept(&mut stream).await, stream)
     });
     std::fs::remove_dir_all(&dir).unwrap();
@@ -203,8 +203,8 @@ async fn the_raw_client_connects_over_a_unix_socket_and_passes_the_token() {
     let client = client.unwrap();
     client.notify("hello", &()).await.unwrap();
     client.close().await;
-    let framing = Framing::WebSocket { role: Role::Server, max: MAX };
+    let framing = Framing::WebSocket { role: WebSocketRole::Server, max: MAX };
     let mut receiver = Receiver::new(framing, stream.reader, std::mem::take(&mut stream.leftover));
-    assert_eq!(receiver.recv().await.unwrap(), Inbound::Message(r#"{"method":"hello","params":null}"#.into()));
-    assert!(matches!(receiver.recv().await, Err(Closed::Peer { code: 1000, .. })));
+    assert_eq!(receiver.recv().await.unwrap(), InboundFrame::Message(r#"{"method":"hello","params":null}"#.into()));
+    assert!(matches!(receiver.recv().await, Err(CloseReason::Peer { code: 1000, .. })));
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use exec_server_rpc::{Closed, Framing, Inbound, Outbox, Receiver};
+use exec_server_rpc::{CloseReason, Framing, InboundFrame, Outbox, Receiver};
 use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -118,12 +118,12 @@ fn cancelling<T>(mut start: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Receives one message, with a cancellation at every await.
-pub(crate) fn recv(receiver: &mut Receiver) -> Result<Inbound, Closed> {
+pub(crate) fn recv(receiver: &mut Receiver) -> Result<InboundFrame, CloseReason> {
     cancelling(|| receiver.recv().now_or_never())
 }
 
 /// Receives until the connection is closed.
-pub(crate) fn recv_all(receiver: &mut Receiver) -> (Vec<Inbound>, Closed) {
+pub(crate) fn recv_all(receiver: &mut Receiver) -> (Vec<InboundFrame>, CloseReason) {
     let mut received = Vec::new();
     loop {
         match recv(receiver) {

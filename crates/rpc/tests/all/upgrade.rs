@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 use exec_server_rpc::{
-    Framing, Inbound, Receiver, Role, Stream,
+    ByteStream, Framing, InboundFrame, Receiver, WebSocketRole,
     handshake::{self, HandshakeError},
     memory,
 };
@@ -11,7 +11,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-pub(crate) async fn read_head(stream: &mut Stream) -> String {
+pub(crate) async fn read_head(stream: &mut ByteStream) -> String {
     let mut head = BytesMut::new();
     while !head.ends_with(b"\r\n\r\n") {
         assert_ne!(stream.reader.read_buf(&mut head).await.unwrap(), 0, "the request is complete");
@@ -20,7 +20,7 @@ pub(crate) async fn read_head(stream: &mut Stream) -> String {
 }
 
 /// Answers an upgrade request like a server. Returns the request head.
-pub(crate) async fn accept(stream: &mut Stream) -> String {
+pub(crate) async fn accept(stream: &mut ByteStream) -> String {
     let head = read_head(stream).await;
     let key = head.lines().find_map(|line| line.strip_prefix("Sec-WebSocket-Key: ")).expect("a key");
     stream.writer.write_all(response(key).as_bytes()).await.unwrap();
@@ -36,7 +36,7 @@ fn response(key: &str) -> String {
 }
 
 /// Connects to a server that sends the result of `answer`, which gets the key.
-async fn against(answer: impl FnOnce(&str) -> Vec<u8>) -> Result<Stream, HandshakeError> {
+async fn against(answer: impl FnOnce(&str) -> Vec<u8>) -> Result<ByteStream, HandshakeError> {
     let (client, mut server) = memory(64 * 1024);
     let serve = async {
         let head = read_head(&mut server).await;
@@ -57,9 +57,9 @@ async fn frames_that_come_with_the_response_are_not_lost() {
     let stream = against(|key| [response(key).replace("n: U", "n: keep-alive, U").as_bytes(), b"\x81\x02hi"].concat())
         .await
         .unwrap();
-    let framing = Framing::WebSocket { role: Role::Client, max: 100 };
+    let framing = Framing::WebSocket { role: WebSocketRole::Client, max: 100 };
     let mut receiver = Receiver::new(framing, stream.reader, stream.leftover);
-    assert_eq!(receiver.recv().await.unwrap(), Inbound::Message("hi".into()));
+    assert_eq!(receiver.recv().await.unwrap(), InboundFrame::Message("hi".into()));
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn a_tcp_probe_tells_the_last_acknowledgement_and_does_not_hold_the_socket
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (client, accepted) =
         tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async { listener.accept().await.unwrap().0 });
-    let (near, mut far) = (Stream::from(client.unwrap()), Stream::from(accepted));
+    let (near, mut far) = (ByteStream::from(client.unwrap()), ByteStream::from(accepted));
     let probe = near.probe.clone().expect("TCP has a probe");
     assert!(probe.last_ack_ms().is_some_and(|ms| ms < 60_000));
 

@@ -4,7 +4,7 @@
 //! becomes an [`Authenticated`], and the core serves nothing else. So no route can skip the door.
 //!
 //! ```compile_fail
-//! # async fn serve(core: std::sync::Arc<exec_server_server::core::Core>, stream: exec_server_rpc::Stream) {
+//! # async fn serve(core: std::sync::Arc<exec_server_server::core::Core>, stream: exec_server_rpc::ByteStream) {
 //! core.serve(stream).await; // A bare stream has no principal.
 //! # }
 //! ```
@@ -35,7 +35,7 @@ use std::{
 
 use bytes::BytesMut;
 use exec_server_protocol::limits;
-use exec_server_rpc::{Framing, Role, Stream};
+use exec_server_rpc::{ByteStream, Framing, WebSocketRole};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
     net::{TcpStream, UnixStream},
@@ -360,10 +360,10 @@ fn label(peer: SocketAddr) -> String {
     format!("exec-server websocket {peer}")
 }
 
-fn websocket(mut stream: Stream, leftover: BytesMut, grant: Grant, label: String) -> Authenticated {
+fn websocket(mut stream: ByteStream, leftover: BytesMut, grant: Grant, label: String) -> Authenticated {
     // Copy the bytes: a slice would keep the whole buffer of the head alive as long as the connection.
     stream.leftover = BytesMut::from(&leftover[..]);
-    let framing = Framing::WebSocket { role: Role::Server, max: limits::MESSAGE_BYTES };
+    let framing = Framing::WebSocket { role: WebSocketRole::Server, max: limits::MESSAGE_BYTES };
     Authenticated::vouch(stream, framing, grant, label)
 }
 

@@ -17,7 +17,7 @@ use std::{
 };
 
 use exec_server_protocol::limits;
-use exec_server_rpc::{Framing, Stream};
+use exec_server_rpc::{ByteStream, Framing};
 use tokio::{
     net::TcpListener,
     task::{JoinError, JoinSet},
@@ -252,7 +252,7 @@ async fn serve_dial(core: Arc<Core>, door: Arc<Door>, socket: UnixSocket) {
 }
 
 async fn serve_stdio(core: Arc<Core>, ends_session: bool) {
-    let stream: Stream = exec_server_rpc::stdio();
+    let stream: ByteStream = exec_server_rpc::stdio();
     let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
     // Only the process that started us has our standard streams, so the peer is the owner.
     let mut connection = Authenticated::vouch(stream, framing, Grant::owner(), "stdio");

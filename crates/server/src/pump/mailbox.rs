@@ -20,7 +20,7 @@ use exec_server_protocol::{
     method::{Family, Method},
     process as wire,
 };
-use exec_server_rpc::Message;
+use exec_server_rpc::EncodedMessage;
 use serde::Serialize;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit},
@@ -83,7 +83,7 @@ impl Default for Mailbox {
 
 #[derive(Default)]
 pub(super) struct Mail {
-    pub(super) answers: VecDeque<Message>,
+    pub(super) answers: VecDeque<EncodedMessage>,
     answer_bytes: usize,
     /// Pieces of HTTP bodies, each with its slot.
     pub(super) deltas: VecDeque<Delta>,
@@ -132,7 +132,7 @@ impl Mailbox {
         Arc::new(Self { incoming, metrics, slots: Semaphore::new(slots), ..Self::default() })
     }
 
-    pub(crate) fn answer(&self, message: Message) {
+    pub(crate) fn answer(&self, message: EncodedMessage) {
         let mut mail = lock(&self.mail);
         if !mail.is_shut {
             mail.answer_bytes += message.len();
@@ -351,14 +351,14 @@ impl Reply {
     pub(crate) fn result(self, result: &impl Serialize) {
         let mut message = Vec::new();
         message::encode_result(&mut message, &self.id, result);
-        self.mailbox.answer(Message::text(message));
+        self.mailbox.answer(EncodedMessage::text(message));
     }
 
     /// Answers with attached bytes. Only for a peer that understands them.
     pub(crate) fn result_attached(self, result: &impl Serialize, attached: Bytes) {
         let mut head = Vec::new();
         message::attach(&mut head, |out| message::encode_result(out, &self.id, result));
-        self.mailbox.answer(Message { head, attached: Some(attached) });
+        self.mailbox.answer(EncodedMessage { head, attached: Some(attached) });
     }
 
     pub(crate) fn fail(self, failure: &Failure) {
@@ -366,7 +366,7 @@ impl Reply {
         encode_failure(&mut message, &self.id, failure);
         self.mailbox.metrics.failed(failure.kind());
         tracing::debug!(parent: &self.asked.span, kind = failure.kind().as_str(), "refused");
-        self.mailbox.answer(Message::text(message));
+        self.mailbox.answer(EncodedMessage::text(message));
     }
 
     /// Answers a start in the peer's protocol generation.

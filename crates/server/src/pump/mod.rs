@@ -445,7 +445,7 @@ impl Drop for Pump {
 
 #[cfg(test)]
 mod tests {
-    use exec_server_rpc::Message;
+    use exec_server_rpc::EncodedMessage;
 
     use super::*;
 
@@ -460,7 +460,7 @@ mod tests {
             mailbox.delta(vec![b'd'; QUANTUM_BYTES], mailbox.place_for_delta().await);
         }
         for left in [2, 1, 0] {
-            mailbox.answer(Message::text(vec![b'a'; 2 * BATCH_BYTES]));
+            mailbox.answer(EncodedMessage::text(vec![b'a'; 2 * BATCH_BYTES]));
             pump.fill(Instant::now());
             assert_eq!(pump.deltas.len(), left);
             pump.outbox.flush_to(&mut pump.writer).await.unwrap();

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_rpc::{Stream, TcpProbe};
+use exec_server_rpc::{ByteStream, TcpProbe};
 use rustls::{
     ServerConfig, SupportedProtocolVersion,
     crypto::aws_lc_rs::default_provider,
@@ -171,9 +171,9 @@ impl Tls {
     }
 
     /// Does the TLS handshake. The caller must set a deadline.
-    pub(crate) async fn accept(&self, stream: Stream) -> io::Result<Secured> {
+    pub(crate) async fn accept(&self, stream: ByteStream) -> io::Result<Secured> {
         let loaded = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
-        let Stream { reader, writer, probe, .. } = stream;
+        let ByteStream { reader, writer, probe, .. } = stream;
         let acceptor = TlsAcceptor::from(Arc::clone(&loaded.config));
         let socket = acceptor.accept(tokio::io::join(reader, writer)).await?;
         let shown = socket.get_ref().1.peer_certificates().and_then(|chain| chain.first());
@@ -209,9 +209,9 @@ impl OwnNames {
 
 impl Secured {
     /// Splits into reader and writer, and keeps the TCP probe of the socket below TLS.
-    pub(crate) fn into_stream(self) -> Stream {
+    pub(crate) fn into_stream(self) -> ByteStream {
         let (reader, writer) = tokio::io::split(self.socket);
-        Stream { probe: self.probe, is_private: true, ..Stream::new(reader, writer) }
+        ByteStream { probe: self.probe, is_private: true, ..ByteStream::new(reader, writer) }
     }
 }
 

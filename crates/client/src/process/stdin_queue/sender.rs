@@ -12,7 +12,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use exec_server_protocol::{base64, command, failure::Kind, process as wire};
 use exec_server_rpc::{
     calls::PendingError,
-    client::{CallError, Sent},
+    client::{CallError, SentRequest},
 };
 use serde_json::value::RawValue;
 use tokio::time;
@@ -228,7 +228,7 @@ impl<'a> StdinSender<'a> {
     }
 }
 
-async fn send(input: &StdinQueue, link: &ServerLink, item: &StdinItem) -> Result<Sent, CallError> {
+async fn send(input: &StdinQueue, link: &ServerLink, item: &StdinItem) -> Result<SentRequest, CallError> {
     let key = &input.key;
     match item {
         StdinItem::Write { bytes, .. } if input.generation == Generation::V0 => {

@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc};
 use bytes::Bytes;
 use exec_server_fs::{self as files, Cancel, Draft, View, WriteOptions};
 use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
-use exec_server_rpc::pool::Buffer;
+use exec_server_rpc::pool::PooledBuffer;
 
 use super::{Errand, from_wire, links, one_of, path, to_wire, write_result};
 use crate::{
@@ -71,8 +71,8 @@ async fn read_block(
     errand.context.peer.mailbox.room_for_answers().await;
     let (read, offset, holes) = (file.clone(), params.offset, params.holes);
     let is_attached = errand.context.peer.manners().attached;
-    let mut bytes = Buffer::with_room(len);
-    let result = move |mut bytes: Buffer, block: files::ReadBlock| {
+    let mut bytes = PooledBuffer::with_room(len);
+    let result = move |mut bytes: PooledBuffer, block: files::ReadBlock| {
         bytes.fill(block.len);
         let hole = (block.hole > 0).then_some(block.hole);
         let chunk = if is_attached { String::new() } else { base64::encode(bytes.filled()) };
