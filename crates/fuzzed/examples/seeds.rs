@@ -8,7 +8,10 @@ use std::{fs, path::PathBuf};
 use exec_server_fuzzed::TARGETS;
 use exec_server_holder::{
     TerminalSize,
-    wire::{FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, WriteStatus},
+    control::{
+        AnnouncedSegment, CommandStatus, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage, ToHolder,
+        WriteStatus,
+    },
 };
 use exec_server_log::{ControlBlock, Exit, LogWriter, OutputStream, SegmentPool};
 use exec_server_rpc::{Framing, Outbox, WebSocketRole};
@@ -122,7 +125,7 @@ fn packets() -> Vec<Vec<u8>> {
         cwd: b"/".to_vec(),
         tty: Some(TerminalSize { rows: 24, cols: 80 }),
         timeout_ms: Some(5),
-        overflow: Overflow::DropOldest,
+        overflow: OverflowPolicy::DropOldest,
         cap_bytes: 1 << 24,
         meta: b"{}".to_vec(),
         ..StartSpec::default()
@@ -148,7 +151,7 @@ fn packets() -> Vec<Vec<u8>> {
         FromHolder::Welcome { version: 1, epoch: 9, ttl_ms: 1, detached_ms: 2, info: b"{}".to_vec() },
         FromHolder::Refused { version: 1, epoch: 9 },
         FromHolder::Process(Box::new(ProcessInfo { meta: b"{}".to_vec(), ..ProcessInfo::default() })),
-        FromHolder::Segment(SegmentInfo {
+        FromHolder::Segment(AnnouncedSegment {
             slot: 0,
             id: 1 << 32 | 1,
             base_seq: 1,
@@ -158,9 +161,9 @@ fn packets() -> Vec<Vec<u8>> {
         }),
         FromHolder::Ready,
         FromHolder::Started { req: 1, slot: 0, pid: 2 },
-        FromHolder::StartFailed { req: 1, stage: Stage::Exec, errno: 2, detail: b"sh".to_vec() },
+        FromHolder::StartFailed { req: 1, stage: StartStage::Exec, errno: 2, detail: b"sh".to_vec() },
         FromHolder::Written { req: 2, status: WriteStatus::Accepted, done: 5 },
-        FromHolder::Done { req: 3, status: Status::Failed(5) },
+        FromHolder::Done { req: 3, status: CommandStatus::Failed(5) },
         FromHolder::Spilled { slot: 0, segment: 1 },
         FromHolder::Dropped { slot: 0, segment: 1 },
         FromHolder::Retired { segment: 1 },

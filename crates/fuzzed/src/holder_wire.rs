@@ -6,9 +6,9 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use exec_server_holder::{
+    control::{self, FromHolder, ToHolder},
     roll,
     tombstone::Tombstone,
-    wire::{self, FromHolder, ToHolder},
 };
 use rustix::{
     fs::{MemfdFlags, SealFlags},
@@ -45,24 +45,24 @@ pub fn check(data: &[u8]) {
 
 /// Sends the packet over a socket: by itself, and as a body in a memfd that another packet announces.
 fn over_a_socket(data: &[u8]) {
-    if data.is_empty() || data.len() > wire::MESSAGE_MAX {
+    if data.is_empty() || data.len() > control::MESSAGE_MAX {
         return;
     }
     let (near, far) = pair();
     rustix::net::send(&near, data, SendFlags::DONTWAIT).unwrap();
     let expected = FromHolder::decode(data).ok();
-    let received = wire::recv(&far);
+    let received = control::recv(&far);
     if data.get(1) == Some(&255) {
         assert!(received.is_err(), "a body in a memfd that did not come");
     } else {
         assert_eq!(received.ok().flatten().map(|(message, _)| message), expected);
     }
-    assert!(wire::recv(&far).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock));
+    assert!(control::recv(&far).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock));
     let body = memfd(data);
     let mut envelope = vec![1, 255];
     envelope.extend_from_slice(&(data.len() as u64).to_le_bytes());
     send_with(&near, &envelope, &body);
-    let received = wire::recv(&far).ok().flatten().map(|(message, _)| message);
+    let received = control::recv(&far).ok().flatten().map(|(message, _)| message);
     assert!(received.is_none() || received == expected);
 }
 

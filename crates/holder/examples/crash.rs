@@ -28,8 +28,9 @@ use std::{
 };
 
 use exec_server_holder::{
-    Config, Confine, Holder, Limits, Spawner, roll, spawner,
-    wire::{self, FromHolder, StartSpec, ToHolder},
+    Config, Confine, Holder, Limits, Spawner,
+    control::{self, FromHolder, StartSpec, ToHolder},
+    roll, spawner,
 };
 use exec_server_log::{Cursor, LogEvent, ReadStep, RecoveredLog, SegmentChain, failpoint, load, recover, survey};
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
@@ -203,7 +204,7 @@ struct Life {
 
 impl Life {
     fn send(&self, message: &ToHolder<'_>) {
-        wire::send(&self.socket, message, &[]).unwrap();
+        control::send(&self.socket, message, &[]).unwrap();
     }
 
     /// Releases the oldest segment on disk.
@@ -218,7 +219,7 @@ impl Life {
         self.now += 1_000_000;
         self.holder.turn(self.now);
         loop {
-            match wire::recv(&self.socket) {
+            match control::recv(&self.socket) {
                 Ok(Some((FromHolder::Spilled { slot, segment }, _))) => {
                     say(format_args!("spilled {slot} {segment}"));
                     self.on_disk[slot as usize].push(segment);
@@ -246,7 +247,7 @@ fn live(seed: u64, step: u64, dir: &Path) {
         dir: File::open(dir).unwrap().into(),
         secret,
         info: Vec::new(),
-        limits: Limits { ttl_ms: wire::TTL_NONE, free_floor_bytes: 0, ..Limits::default() },
+        limits: Limits { ttl_ms: control::TTL_NONE, free_floor_bytes: 0, ..Limits::default() },
         nofile: None,
         exclusive: false,
         confine: Confine::default(),
@@ -254,9 +255,9 @@ fn live(seed: u64, step: u64, dir: &Path) {
     let scripts = Scripts::default();
     let holder = Holder::new(config, theirs, scripts.clone(), 0).unwrap();
     let mut life = Life { holder, socket, on_disk: [Vec::new(), Vec::new()], now: 0 };
-    life.send(&ToHolder::Hello { version: wire::VERSION, secret, epoch: 1 });
+    life.send(&ToHolder::Hello { version: control::VERSION, secret, epoch: 1 });
     // Detach, so that the output spills to disk.
-    life.send(&ToHolder::Detach { ttl_ms: wire::TTL_NONE });
+    life.send(&ToHolder::Detach { ttl_ms: control::TTL_NONE });
     for req in 1..=2 {
         let argv = vec![b"script".to_vec()];
         life.send(&ToHolder::Start {

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use exec_server_log::Segment;
 
 use crate::context::Context;
+use crate::control::FromHolder;
 use crate::process::{self, Process};
-use crate::wire::FromHolder;
 
 /// How long the controller may accept no message. Children are not read during this time.
 const STALL_NS: u64 = 10_000_000_000;

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use exec_server_log::failpoint;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use crate::wire::TTL_NONE;
+use crate::control::TTL_NONE;
 
 /// Name of the file in the session's directory.
 pub const ARCHIVE_NAME: &str = "archived";

@@ -25,10 +25,10 @@ use exec_server_session::{LeaseState, Ttl};
 
 use crate::Spawner;
 use crate::archive::Clock;
+use crate::control::{FromHolder, TTL_NONE};
 use crate::holder::Holder;
 use crate::process::{Phase, Process};
 use crate::reap;
-use crate::wire::{FromHolder, TTL_NONE};
 
 /// Progress of the archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

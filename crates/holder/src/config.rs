@@ -27,7 +27,7 @@ pub struct Config {
 /// Time and resource limits of a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Time to live of a detached session, until a controller sets another. [`crate::wire::TTL_NONE`]: no limit.
+    /// Time to live of a detached session, until a controller sets another. [`crate::control::TTL_NONE`]: no limit.
     pub ttl_ms: u64,
     /// Maximum size of the disk segments of one process.
     pub disk_quota_bytes: u64,
@@ -40,7 +40,7 @@ pub struct Limits {
     /// Maximum memory of one process tree, in bytes.
     pub memory_max: Option<u64>,
     /// How long the holder keeps running after its session is detached and all processes have closed. A client that
-    /// reconnects within this time finds the logs in memory. [`crate::wire::TTL_NONE`]: the holder never leaves.
+    /// reconnects within this time finds the logs in memory. [`crate::control::TTL_NONE`]: the holder never leaves.
     pub archive_after_ms: u64,
 }
 

@@ -13,11 +13,11 @@ use rustix::process::Resource;
 
 use crate::Config;
 use crate::cgroup::{Group, Groups};
+use crate::control::{CommandStatus, FromHolder};
 use crate::controller::{Controller, Sending};
 use crate::lent::Lent;
 use crate::poller::Poller;
 use crate::spill::Spill;
-use crate::wire::{FromHolder, Status};
 
 /// How long free segments are kept for reuse after the last one was returned.
 const TRIM_NS: u64 = 2_000_000_000;
@@ -99,7 +99,7 @@ impl Context {
     }
 
     /// Answers a request, if the controller that sent it is still connected.
-    pub(crate) fn done(&mut self, req: Option<u32>, status: Status) {
+    pub(crate) fn done(&mut self, req: Option<u32>, status: CommandStatus) {
         if let Some(req) = req {
             self.send(&FromHolder::Done { req, status });
         }

@@ -16,8 +16,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::control::{self, Datagram, FromHolder};
 use crate::poller::{EventFlags, Interest, Poller};
-use crate::wire::{self, Datagram, FromHolder};
 
 /// Maximum number of queued messages. At this bound, the holder stops everything that produces messages. Each message
 /// is small (a few hundred bytes) and may keep an fd open. A single turn can exceed the bound by a few messages at
@@ -154,10 +154,10 @@ impl Controller {
     pub(crate) fn recv(&mut self, buf: &mut Vec<u8>) -> Option<Datagram> {
         let link = self.link.as_mut().filter(|link| !link.is_read_out)?;
         link.is_unheard = false;
-        match wire::recv_or_leave(link.socket.as_fd(), buf) {
+        match control::recv_or_leave(link.socket.as_fd(), buf) {
             Ok(Some(datagram)) => Some(datagram),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            Err(error) if wire::is_shortage(&error) => {
+            Err(error) if control::is_shortage(&error) => {
                 link.is_unheard = true;
                 None
             }
@@ -188,7 +188,7 @@ impl Controller {
 impl Link {
     /// Whether a failed send may succeed later.
     fn must_wait(&mut self, error: &io::Error) -> bool {
-        let is_shortage = wire::is_shortage(error);
+        let is_shortage = control::is_shortage(error);
         self.is_unsent |= is_shortage;
         is_shortage || error.kind() == io::ErrorKind::WouldBlock
     }
@@ -196,5 +196,5 @@ impl Link {
 
 fn send(socket: &OwnedFd, bytes: &[u8], fds: &[Arc<OwnedFd>]) -> io::Result<()> {
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-    wire::send_raw(socket, bytes, &fds)
+    control::send_raw(socket, bytes, &fds)
 }

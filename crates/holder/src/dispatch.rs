@@ -14,11 +14,11 @@ use exec_server_session::AttachMode;
 
 use crate::Spawner;
 use crate::births::Wanted;
+use crate::control::{CommandStatus, FromHolder, ToHolder, WriteStatus};
 use crate::ending::Reason;
 use crate::holder::{Holder, ttl};
 use crate::input::Part;
 use crate::process::{Phase, Process};
-use crate::wire::{FromHolder, Status, ToHolder, WriteStatus};
 
 impl<S: Spawner> Holder<S> {
     /// Runs one command.
@@ -54,7 +54,7 @@ impl<S: Spawner> Holder<S> {
             }
             ToHolder::CloseStdin { req, slot } => match self.processes.get_mut(&slot) {
                 Some(process) => process.handle_close_stdin(req, &mut self.cx),
-                None => self.cx.done(Some(req), Status::UnknownProcess),
+                None => self.cx.done(Some(req), CommandStatus::UnknownProcess),
             },
             ToHolder::Signal { req, slot, signal } => self.act(req, slot, |process| process.signal(signal)),
             ToHolder::Resize { req, slot, rows, cols } => {
@@ -63,7 +63,7 @@ impl<S: Spawner> Holder<S> {
             ToHolder::Terminate { req, slot, grace_ms } => {
                 let status = match self.processes.get_mut(&slot) {
                     Some(process) => process.terminate(grace_ms, &mut self.cx),
-                    None => Status::UnknownProcess,
+                    None => CommandStatus::UnknownProcess,
                 };
                 self.cx.done(Some(req), status);
             }
@@ -115,11 +115,11 @@ impl<S: Spawner> Holder<S> {
 
     fn forget(&mut self, req: u32, slot: u32) {
         let status = match self.processes.get(&slot).map(|process| process.phase) {
-            None => Status::UnknownProcess,
-            Some(Phase::Closed) => Status::Ok,
-            Some(Phase::Running | Phase::Draining | Phase::Exited) => Status::NotClosed,
+            None => CommandStatus::UnknownProcess,
+            Some(Phase::Closed) => CommandStatus::Ok,
+            Some(Phase::Running | Phase::Draining | Phase::Exited) => CommandStatus::NotClosed,
         };
-        if status == Status::Ok
+        if status == CommandStatus::Ok
             && let Some(process) = self.processes.remove(&slot)
         {
             process.forget(&mut self.cx);
@@ -127,19 +127,19 @@ impl<S: Spawner> Holder<S> {
         self.cx.done(Some(req), status);
     }
 
-    fn act(&mut self, req: u32, slot: u32, act: impl FnOnce(&mut Process) -> Status) {
-        let status = self.processes.get_mut(&slot).map_or(Status::UnknownProcess, act);
+    fn act(&mut self, req: u32, slot: u32, act: impl FnOnce(&mut Process) -> CommandStatus) {
+        let status = self.processes.get_mut(&slot).map_or(CommandStatus::UnknownProcess, act);
         self.cx.done(Some(req), status);
     }
 }
 
-fn resize(process: &mut Process, size: TerminalSize) -> Status {
+fn resize(process: &mut Process, size: TerminalSize) -> CommandStatus {
     match (&process.child, process.is_tty) {
-        (_, false) => Status::NotATerminal,
-        (None, true) => Status::NotRunning,
+        (_, false) => CommandStatus::NotATerminal,
+        (None, true) => CommandStatus::NotRunning,
         (Some(child), true) => match child.resize(size) {
-            Ok(()) => Status::Ok,
-            Err(error) => Status::Failed(error.raw_os_error().unwrap_or(0)),
+            Ok(()) => CommandStatus::Ok,
+            Err(error) => CommandStatus::Failed(error.raw_os_error().unwrap_or(0)),
         },
     }
 }

@@ -17,9 +17,9 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::control::{self, ToHolder};
 use crate::poller::{EventFlags, Interest, Poller};
 use crate::spawner::{self, SECRET_NAME, SOCKET_NAME};
-use crate::wire::{self, ToHolder};
 
 /// Maximum number of connections without a `Hello`. One more closes the oldest.
 const CANDIDATES_MAX: usize = 8;
@@ -127,7 +127,7 @@ impl Door {
         }
         let mut known = Vec::new();
         for candidate in std::mem::take(&mut self.candidates) {
-            match wire::recv_raw(&candidate.socket, buf) {
+            match control::recv_raw(&candidate.socket, buf) {
                 Ok(Some(hello)) => known.extend(self.check(candidate.socket, hello.bytes(buf))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && now_ns < candidate.until_ns => {
                     self.candidates.push(candidate);

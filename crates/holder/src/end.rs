@@ -18,11 +18,11 @@ use rustix::io::Errno;
 
 use crate::cgroup::Group;
 use crate::context::Context;
+use crate::control::CommandStatus;
 use crate::denial;
 use crate::grip;
 use crate::poller::EventFlags;
 use crate::process::{Phase, Process, Source, stream_fd};
-use crate::wire::Status;
 
 /// Upper bound for the output read from a terminal after the leader's death: more than a terminal can hold (64 KiB each
 /// way). Reading stops earlier, when the terminal is empty. A bound is needed because the kernel does not report how
@@ -134,11 +134,13 @@ impl Process {
     }
 
     /// Ends the process on request. Returns the state in which the request found it.
-    pub(crate) fn terminate(&mut self, grace_ms: Option<u32>, cx: &mut Context) -> Status {
+    pub(crate) fn terminate(&mut self, grace_ms: Option<u32>, cx: &mut Context) -> CommandStatus {
         let found = match self.phase {
-            Phase::Running => Status::Ok,
-            Phase::Draining | Phase::Exited if self.outputs.iter().any(|output| output.is_open) => Status::StreamsHeld,
-            Phase::Draining | Phase::Exited | Phase::Closed => Status::NotRunning,
+            Phase::Running => CommandStatus::Ok,
+            Phase::Draining | Phase::Exited if self.outputs.iter().any(|output| output.is_open) => {
+                CommandStatus::StreamsHeld
+            }
+            Phase::Draining | Phase::Exited | Phase::Closed => CommandStatus::NotRunning,
         };
         match grace_ms {
             Some(ms) if self.phase == Phase::Running => self.ask(ms, cx),
@@ -148,15 +150,15 @@ impl Process {
     }
 
     /// Sends a signal to the process group.
-    pub(crate) fn signal(&mut self, signal: i32) -> Status {
+    pub(crate) fn signal(&mut self, signal: i32) -> CommandStatus {
         let Some(child) = self.child.as_ref().filter(|_| self.phase == Phase::Running) else {
-            return Status::NotRunning;
+            return CommandStatus::NotRunning;
         };
         match child.signal_group(signal) {
-            Ok(()) => Status::Ok,
+            Ok(()) => CommandStatus::Ok,
             Err(error) => match error.raw_os_error() {
-                Some(errno) if errno == Errno::SRCH.raw_os_error() => Status::NotRunning,
-                other => Status::Failed(other.unwrap_or(0)),
+                Some(errno) if errno == Errno::SRCH.raw_os_error() => CommandStatus::NotRunning,
+                other => CommandStatus::Failed(other.unwrap_or(0)),
             },
         }
     }

@@ -19,13 +19,13 @@ use crate::archive::Clock;
 use crate::archiving::Archiving;
 use crate::births::Wanted;
 use crate::context::Context;
+use crate::control::{ARCHIVES, CommandStatus, FromHolder, OLDEST_VERSION, TTL_NONE, VERSION};
 use crate::door::{Door, Known};
 use crate::ending::{Ending, Reason};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Phase, Process, Source};
 use crate::reap::{self, Dead};
 use crate::roll::{self, Enrolled};
-use crate::wire::{ARCHIVES, FromHolder, OLDEST_VERSION, Status, TTL_NONE, VERSION};
 use crate::{Config, Confine, Limits, Spawner, end};
 
 /// Maximum number of commands per turn, so that a flood of commands does not starve the children.
@@ -305,7 +305,7 @@ impl<S: Spawner> Holder<S> {
                 let mut message = Vec::new();
                 refused.encode(&mut message);
                 // An error does not matter: the peer also sees the EOF that follows.
-                crate::wire::send_raw(&socket, &message, &[]).ok();
+                crate::control::send_raw(&socket, &message, &[]).ok();
                 continue;
             }
             self.cx.controller.lose();
@@ -491,7 +491,7 @@ impl<S: Spawner> Holder<S> {
         self.cx.spill.shut_down();
         ending.clean(&self.dir);
         if let Reason::Command { req } = ending.reason {
-            self.cx.done(Some(req), Status::Ok);
+            self.cx.done(Some(req), CommandStatus::Ok);
         }
         self.cx.controller.flush();
         true

@@ -14,10 +14,10 @@ use exec_server_session::{StdinLedger, WriteBegin};
 use rustix::io::Errno;
 
 use crate::context::Context;
+use crate::control::{CommandStatus, FromHolder, WriteStatus};
 use crate::line::UnfinishedLine;
 use crate::poller::Interest;
 use crate::process::{Phase, Process};
-use crate::wire::{FromHolder, Status, WriteStatus};
 
 #[derive(Default)]
 pub(crate) struct Input {
@@ -122,7 +122,7 @@ impl Process {
     /// Closes stdin after the current part.
     pub(crate) fn handle_close_stdin(&mut self, req: u32, cx: &mut Context) {
         if !self.takes_input() {
-            return cx.done(Some(req), Status::StdinClosed);
+            return cx.done(Some(req), CommandStatus::StdinClosed);
         }
         self.input.closing = Some(Some(req));
         self.push(cx);
@@ -153,7 +153,7 @@ impl Process {
             answer(part.req, WriteStatus::StdinClosed, done, cx);
         }
         if let Some(req) = self.input.closing.take() {
-            cx.done(req, Status::Ok);
+            cx.done(req, CommandStatus::Ok);
         }
         if let Some(stdin) = self.child.as_mut().and_then(exec_server_process::Child::take_stdin) {
             drop(stdin);
@@ -233,15 +233,15 @@ impl Process {
             Ok(CloseStdinOutcome::Closed) => {
                 self.input.is_open = false;
                 self.input.interest = Interest::default();
-                Status::Ok
+                CommandStatus::Ok
             }
             // The terminal stays open: the EOF character ends one read, not the stream.
-            Ok(CloseStdinOutcome::EofSent) => Status::Ok,
-            Ok(CloseStdinOutcome::RawMode) => Status::RawMode,
-            Ok(CloseStdinOutcome::NotOpen) => Status::StdinClosed,
+            Ok(CloseStdinOutcome::EofSent) => CommandStatus::Ok,
+            Ok(CloseStdinOutcome::RawMode) => CommandStatus::RawMode,
+            Ok(CloseStdinOutcome::NotOpen) => CommandStatus::StdinClosed,
             // Retried when the terminal accepts more input.
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-            Err(error) => Status::Failed(error.raw_os_error().unwrap_or(0)),
+            Err(error) => CommandStatus::Failed(error.raw_os_error().unwrap_or(0)),
         };
         if let Some(req) = self.input.closing.take() {
             cx.done(req, status);

@@ -4,11 +4,11 @@
 //! session. A holder is one epoll thread ([`run`]) that drives a [`Holder`]. The holder spawns children, reads their
 //! pipes and terminals straight into logs in shared memory (crate `log`), writes each byte of their stdin exactly once
 //! (`session::StdinLedger`), reaps them, and enforces their timeouts and the session's lease (`session::Lease`). One
-//! *controller*, the server, sends commands over a `SOCK_SEQPACKET` socket ([`wire`]) and maps the logs. The controller
-//! may die at any moment and another server may replace it: no state of the session lives in the controller.
+//! *controller*, the server, sends commands over a `SOCK_SEQPACKET` socket ([`control`]) and maps the logs. The
+//! controller may die at any moment and another server may replace it: no state of the session lives in the controller.
 //!
 //! ```text
-//!            wire (control messages, descriptors)            pipes, terminals
+//!          control (messages and their descriptors)          pipes, terminals
 //!   server ◀───────────────────────────────────▶ Holder ◀──────────────────────▶ children
 //!      └── maps ── log segments, control block ──┘  └── spill thread ──▶ DIR/SLOT-ID.seg
 //! ```
@@ -37,6 +37,7 @@ mod births;
 pub mod cgroup;
 mod config;
 mod context;
+pub mod control;
 mod controller;
 mod denial;
 mod dispatch;
@@ -60,7 +61,6 @@ pub mod spawner;
 mod spill;
 mod title;
 pub mod tombstone;
-pub mod wire;
 
 pub use config::{Config, Confine, Forker, Limits, Spawner};
 pub use exec_server_process::{ChildUser, TerminalSize};

@@ -28,9 +28,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::context::Context;
+use crate::control::{FromHolder, OverflowPolicy};
 use crate::poller::EventFlags;
 use crate::process::{Phase, Process, stream_fd};
-use crate::wire::{FromHolder, Overflow};
 
 /// Bytes per read of a terminal. A terminal holds no more.
 const TERMINAL_BYTES: usize = 4096;
@@ -281,7 +281,7 @@ impl Process {
             // The child waits only until the segment is on disk, so it is not reported as blocked.
             return Step::Full(BlockReason::No);
         };
-        let may_drop = self.overflow == Overflow::DropOldest || self.is_oldest_followed(cx);
+        let may_drop = self.overflow == OverflowPolicy::DropOldest || self.is_oldest_followed(cx);
         if may_drop && self.drop_oldest(cx) {
             return Step::Freed;
         }

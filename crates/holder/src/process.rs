@@ -21,10 +21,10 @@ use exec_server_process::{Child, Spawn, SpawnError, StdinMode, StdioMode};
 use crate::Confine;
 use crate::cgroup::Group;
 use crate::context::Context;
+use crate::control::{AnnouncedSegment, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage};
 use crate::input::Input;
 use crate::poller::{EventFlags, Interest};
 use crate::roll::Enrolled;
-use crate::wire::{FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec};
 
 /// The fd of a process that an epoll token stands for. A token is `slot << 8 | source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) struct Process {
     pub(crate) exit_interest: Interest,
     /// Why output is not read. `Some(No)` while a segment is being written to disk.
     pub(crate) paused: Option<BlockReason>,
-    pub(crate) overflow: Overflow,
+    pub(crate) overflow: OverflowPolicy,
     /// Every reader that follows the log has taken the events up to this one. 0 while no reader follows.
     pub(crate) followed_seq: u64,
     pub(crate) cap_bytes: u64,
@@ -104,7 +104,7 @@ pub(crate) struct Timing {
 
 /// Why a start failed, as reported to the server.
 pub(crate) struct StartFailure {
-    pub(crate) stage: Stage,
+    pub(crate) stage: StartStage,
     pub(crate) errno: i32,
     pub(crate) detail: Vec<u8>,
 }
@@ -201,7 +201,7 @@ impl Process {
             input: Input::new(false),
             exit_interest: Interest::default(),
             paused: None,
-            overflow: Overflow::default(),
+            overflow: OverflowPolicy::default(),
             followed_seq: 0,
             cap_bytes: SEGMENT_BYTES as u64,
             timing: Timing::default(),
@@ -329,7 +329,7 @@ pub(crate) fn announce(slot: u32, info: &exec_server_log::SegmentInfo, fd: Optio
     if fd.is_some() {
         cx.lent.lend(info.id);
     }
-    let message = FromHolder::Segment(SegmentInfo {
+    let message = FromHolder::Segment(AnnouncedSegment {
         slot,
         id: info.id,
         base_seq: info.base_seq,
@@ -375,14 +375,16 @@ impl From<SpawnError> for StartFailure {
     fn from(error: SpawnError) -> Self {
         let errno = error.raw_os_error().unwrap_or(0);
         let (stage, detail) = match error {
-            SpawnError::EmptyArgv => (Stage::Input, b"argv".to_vec()),
-            SpawnError::NulByte { what } => (Stage::Input, what.as_bytes().to_vec()),
-            SpawnError::BadDescriptor { number } => (Stage::Input, number.to_string().into_bytes()),
-            SpawnError::Cwd { path, .. } => (Stage::Cwd, path.into_bytes()),
-            SpawnError::Exec { program, .. } => (Stage::Exec, program.into_bytes()),
-            SpawnError::Setup { stage: exec_server_process::SpawnStage::Sandbox, .. } => (Stage::Sandbox, Vec::new()),
-            SpawnError::Resources { what, .. } => (Stage::Resources, what.as_bytes().to_vec()),
-            other => (Stage::Resources, other.to_string().into_bytes()),
+            SpawnError::EmptyArgv => (StartStage::Input, b"argv".to_vec()),
+            SpawnError::NulByte { what } => (StartStage::Input, what.as_bytes().to_vec()),
+            SpawnError::BadDescriptor { number } => (StartStage::Input, number.to_string().into_bytes()),
+            SpawnError::Cwd { path, .. } => (StartStage::Cwd, path.into_bytes()),
+            SpawnError::Exec { program, .. } => (StartStage::Exec, program.into_bytes()),
+            SpawnError::Setup { stage: exec_server_process::SpawnStage::Sandbox, .. } => {
+                (StartStage::Sandbox, Vec::new())
+            }
+            SpawnError::Resources { what, .. } => (StartStage::Resources, what.as_bytes().to_vec()),
+            other => (StartStage::Resources, other.to_string().into_bytes()),
         };
         Self { stage, errno, detail }
     }
@@ -392,7 +394,7 @@ impl StartFailure {
     /// No slot or no fd is left for another process.
     pub(crate) fn exhausted(what: &str) -> Self {
         Self {
-            stage: Stage::Resources,
+            stage: StartStage::Resources,
             errno: rustix::io::Errno::MFILE.raw_os_error(),
             detail: what.as_bytes().to_vec(),
         }
@@ -400,6 +402,6 @@ impl StartFailure {
 
     pub(crate) fn io(what: &str, error: &io::Error) -> Self {
         let errno = error.raw_os_error().unwrap_or(0);
-        Self { stage: Stage::Resources, errno, detail: what.as_bytes().to_vec() }
+        Self { stage: StartStage::Resources, errno, detail: what.as_bytes().to_vec() }
     }
 }

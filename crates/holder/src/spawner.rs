@@ -30,7 +30,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use self::guard::Guard;
 use self::strays::Strays;
-use crate::wire;
+use crate::control;
 use crate::{Confine, Forker, Holder, Limits, inherited, reap, run, title};
 
 pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin};
@@ -118,7 +118,7 @@ impl SpawnerHandle {
 
     fn ask(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
-            match wire::send_raw(&self.socket, message, fds) {
+            match control::send_raw(&self.socket, message, fds) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_writable()?,
                 other => return other,
             }
@@ -196,7 +196,7 @@ fn serve(socket: OwnedFd) {
         if !is_asked {
             continue;
         }
-        match wire::recv_raw(&socket, &mut buf) {
+        match control::recv_raw(&socket, &mut buf) {
             Ok(Some(mut datagram)) => {
                 let fds = std::mem::take(&mut datagram.fds);
                 let request = datagram.bytes(&buf).to_vec();

@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use exec_server_holder::control::{self, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::spawner::SECRET_NAME;
-use exec_server_holder::wire::{self, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::{Config, Confine, Holder, Limits, Spawner};
 use exec_server_log::{BlockReason, ControlBlock, LogStatus, SEGMENT_BYTES};
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
@@ -65,8 +65,8 @@ fn want_of_a_page_is_no_end_of_the_stream() {
     };
     let script = Script::default();
     let mut holder = Holder::new(config, theirs, script.clone(), 0).expect("a holder");
-    let send = |message: &ToHolder<'_>| wire::send(&ours, message, &[]).expect("room");
-    send(&ToHolder::Hello { version: wire::VERSION, secret: SECRET, epoch: 1 });
+    let send = |message: &ToHolder<'_>| control::send(&ours, message, &[]).expect("room");
+    send(&ToHolder::Hello { version: control::VERSION, secret: SECRET, epoch: 1 });
     let argv = vec![b"script".to_vec()];
     let spec = StartSpec { argv, cwd: b"/".to_vec(), cap_bytes: 1 << 24, ..StartSpec::default() };
     send(&ToHolder::Start { req: 1, spec });
@@ -75,7 +75,7 @@ fn want_of_a_page_is_no_end_of_the_stream() {
         let start = Instant::now();
         loop {
             holder.turn(now_ns);
-            while let Ok(Some((message, mut fds))) = wire::recv(&ours) {
+            while let Ok(Some((message, mut fds))) = control::recv(&ours) {
                 if matches!(message, FromHolder::Welcome { .. }) {
                     control = Some(ControlBlock::open(fds.remove(0)).expect("its layout"));
                 }

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::spawner::{self, ExecError, NewHolder, SpawnerHandle, exec_spawner, fork_spawner};
-use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
 use exec_server_holder::{Limits, TerminalSize};
 use exec_server_log::{BlockReason, ControlBlock};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -89,7 +89,7 @@ impl Link {
     }
 
     fn hello(&mut self, epoch: u64) {
-        self.send(&ToHolder::Hello { version: wire::VERSION, secret: SECRET, epoch });
+        self.send(&ToHolder::Hello { version: control::VERSION, secret: SECRET, epoch });
         match self.recv() {
             Some((FromHolder::Welcome { info, .. }, mut fds)) => {
                 assert_eq!((info.len(), fds.len()), (INFO_BYTES, 2));
@@ -102,14 +102,14 @@ impl Link {
     }
 
     fn send(&self, message: &ToHolder<'_>) {
-        wire::send(&self.socket, message, &[]).expect("the holder reads");
+        control::send(&self.socket, message, &[]).expect("the holder reads");
     }
 
     /// Receives the next message. Returns `None` at EOF.
     fn recv(&mut self) -> Option<(FromHolder, Vec<OwnedFd>)> {
         let start = Instant::now();
         loop {
-            match wire::recv(&self.socket) {
+            match control::recv(&self.socket) {
                 Ok(message) => return message,
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
             }
@@ -158,7 +158,7 @@ impl Link {
             FromHolder::Done { req: 77, status } => Some(status),
             _ => None,
         });
-        assert_eq!(status, Status::Ok);
+        assert_eq!(status, CommandStatus::Ok);
         while self.recv().is_some() {}
     }
 }
@@ -374,7 +374,7 @@ fn terminate_reaches_daemons(spawner: &SpawnerHandle) {
             FromHolder::Done { req: 5, status } => Some(status),
             _ => None,
         });
-        assert_eq!(status, Status::StreamsHeld);
+        assert_eq!(status, CommandStatus::StreamsHeld);
         wait_for(|| is_gone(daemon));
         // `Forget` succeeds only when the process has closed.
         wait_for(|| {
@@ -383,7 +383,7 @@ fn terminate_reaches_daemons(spawner: &SpawnerHandle) {
                 FromHolder::Done { req: 6, status } => Some(status),
                 _ => None,
             });
-            status == Status::Ok
+            status == CommandStatus::Ok
         });
         link.send(&ToHolder::Detach { ttl_ms: 0 });
         while link.recv().is_some() {}

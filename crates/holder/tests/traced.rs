@@ -8,8 +8,8 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use exec_server_holder::control::{self, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::spawner::SECRET_NAME;
-use exec_server_holder::wire::{self, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::{Config, Confine, Forker, Holder, Limits, Turn};
 use exec_server_log::{ControlBlock, LogStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -84,7 +84,7 @@ impl Rig {
         };
         let holder = Holder::new(config, theirs, Forker, 0).expect("a holder");
         let mut rig = Self { holder, socket, control: None, pid: None, now: 0, last: None, _dir: dir };
-        rig.send(&ToHolder::Hello { version: wire::VERSION, secret: SECRET, epoch: 1 });
+        rig.send(&ToHolder::Hello { version: control::VERSION, secret: SECRET, epoch: 1 });
         let argv = ["sleep", "1000"].map(|word| word.as_bytes().to_vec()).to_vec();
         let env = vec![b"PATH=/usr/bin:/bin".to_vec()];
         let spec = StartSpec { argv, env, cwd: b"/".to_vec(), cap_bytes: 1 << 24, ..StartSpec::default() };
@@ -94,12 +94,12 @@ impl Rig {
     }
 
     fn send(&self, message: &ToHolder<'_>) {
-        wire::send(&self.socket, message, &[]).expect("room");
+        control::send(&self.socket, message, &[]).expect("room");
     }
 
     fn turn(&mut self) {
         self.last = Some(self.holder.turn(self.now));
-        while let Ok(Some((message, mut fds))) = wire::recv(&self.socket) {
+        while let Ok(Some((message, mut fds))) = control::recv(&self.socket) {
             match message {
                 FromHolder::Welcome { .. } => {
                     self.control = Some(ControlBlock::open(fds.remove(0)).expect("its layout"));

@@ -162,7 +162,7 @@ pub struct LeftClock {
 /// The files that a session without a holder should have on disk.
 #[derive(Clone, Debug)]
 pub struct ArchiveFiles {
-    /// Time-to-live while detached; [`exec_server_holder::wire::TTL_NONE`] = unlimited.
+    /// Time-to-live while detached; [`exec_server_holder::control::TTL_NONE`] = unlimited.
     pub ttl_ms: u64,
     /// How long the session has been detached; `None` while a client is attached.
     pub detached_for: Option<Duration>,

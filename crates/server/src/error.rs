@@ -5,7 +5,7 @@
 
 use std::{io, time::Duration};
 
-use exec_server_holder::wire::Stage;
+use exec_server_holder::control::StartStage;
 use exec_server_protocol::{
     failure::{INVALID_REQUEST, Kind},
     limits,
@@ -169,29 +169,37 @@ impl Failure {
     /// Converts a holder's report of a failed start.
     ///
     /// `search_path` is the path in which a program without a slash was searched.
-    pub(crate) fn start(meta: &Meta, search_path: Option<String>, stage: Stage, errno: i32, detail: &[u8]) -> Self {
+    pub(crate) fn start(
+        meta: &Meta,
+        search_path: Option<String>,
+        stage: StartStage,
+        errno: i32,
+        detail: &[u8],
+    ) -> Self {
         let program = meta.program();
         let source = io::Error::from_raw_os_error(errno);
         match stage {
-            Stage::Input => {
+            StartStage::Input => {
                 Self::InvalidParams { reason: format!("start `{program}`: {}", String::from_utf8_lossy(detail)) }
             }
-            Stage::Resources => Self::Resources { program, source },
-            Stage::Cwd => Self::Cwd { program, cwd: meta.cwd.clone(), source },
-            Stage::Exec if errno == Errno::TOOBIG.raw_os_error() => {
+            StartStage::Resources => Self::Resources { program, source },
+            StartStage::Cwd => Self::Cwd { program, cwd: meta.cwd.clone(), source },
+            StartStage::Exec if errno == Errno::TOOBIG.raw_os_error() => {
                 let most = sizes::total_bytes();
                 let reason = format!(
                     "start `{program}`: argv and environment are too large; the kernel's limit is {most} bytes"
                 );
                 Self::InvalidParams { reason }
             }
-            Stage::Exec => match search_path {
+            StartStage::Exec => match search_path {
                 Some(search_path) if source.kind() == io::ErrorKind::NotFound => {
                     Self::NotInPath { program, search_path, source }
                 }
                 Some(_) | None => Self::Program { program, source },
             },
-            Stage::Sandbox => Self::NotEnforceable { what: format!("the child could not confine itself: {source}") },
+            StartStage::Sandbox => {
+                Self::NotEnforceable { what: format!("the child could not confine itself: {source}") }
+            }
         }
     }
 

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder};
+use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder};
 use exec_server_log::{ControlBlock, SegmentInfo, SegmentLocation};
 use exec_server_protocol::process::CloseStdinStatus;
 use tokio::{
@@ -93,7 +93,7 @@ struct Message {
 impl Message {
     fn send(&self, socket: &OwnedFd) -> io::Result<()> {
         let fds = self.confined.as_ref().map(|confined| confined.kit.parts().1).unwrap_or_default();
-        wire::send_raw(socket, &self.bytes, &fds)
+        control::send_raw(socket, &self.bytes, &fds)
     }
 }
 
@@ -127,7 +127,7 @@ pub(crate) enum Waiter {
         session: Weak<Session>,
     },
     Stdin(Weak<Process>),
-    Done(oneshot::Sender<Status>),
+    Done(oneshot::Sender<CommandStatus>),
 }
 
 /// A request that could not be sent: its waiter, and the error.
@@ -159,7 +159,7 @@ pub(crate) enum Shortage {
 
 /// Whether the error is temporary.
 pub(crate) fn passes(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::WouldBlock || wire::is_shortage(error)
+    error.kind() == io::ErrorKind::WouldBlock || control::is_shortage(error)
 }
 
 /// Whether the other end is closed.
@@ -172,11 +172,11 @@ fn is_short_of_descriptors(error: &io::Error) -> bool {
 }
 
 /// A status that the holder will send. The request is already sent; dropping this only ignores the reply.
-pub(crate) struct Answer(oneshot::Receiver<Status>);
+pub(crate) struct Answer(oneshot::Receiver<CommandStatus>);
 
 impl Answer {
     /// `None` if the holder is dead.
-    pub(crate) async fn get(self) -> Option<Status> {
+    pub(crate) async fn get(self) -> Option<CommandStatus> {
         self.0.await.ok()
     }
 }
@@ -355,7 +355,7 @@ impl Link {
 
     /// Sends a message now or queues it. An error means that it will never be sent.
     fn post(&self, message: Message) -> io::Result<()> {
-        if message.bytes.len() > wire::LARGE_MAX {
+        if message.bytes.len() > control::LARGE_MAX {
             return Err(rustix::io::Errno::MSGSIZE.into());
         }
         if self.broken.load(Ordering::Acquire) {
@@ -410,7 +410,7 @@ impl Link {
         shortage: Shortage,
         mut process: impl FnMut(Arc<Process>),
     ) -> io::Result<Welcome> {
-        self.send(&ToHolder::Hello { version: wire::VERSION, secret, epoch });
+        self.send(&ToHolder::Hello { version: control::VERSION, secret, epoch });
         let mut welcome = None;
         let mut slots: BTreeMap<u32, Arc<Process>> = BTreeMap::new();
         loop {
@@ -418,7 +418,7 @@ impl Link {
             match message {
                 FromHolder::Welcome { version, info, ttl_ms, detached_ms, .. } if fds.len() == 2 => {
                     self.version.set(version).ok(); // As for `control` below.
-                    if version >= wire::ARCHIVES {
+                    if version >= control::ARCHIVES {
                         self.send(&ToHolder::AllowArchive);
                     }
                     let bell = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
@@ -468,7 +468,7 @@ impl Link {
         let socket = self.socket()?;
         loop {
             let mut ready = socket.readable().await?;
-            match wire::recv(socket.get_ref()) {
+            match control::recv(socket.get_ref()) {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
@@ -655,7 +655,12 @@ impl Waiter {
     }
 }
 
-fn push_segment(process: &Process, maps: &Arc<Maps>, info: &wire::SegmentInfo, fd: Option<OwnedFd>) -> io::Result<()> {
+fn push_segment(
+    process: &Process,
+    maps: &Arc<Maps>,
+    info: &control::AnnouncedSegment,
+    fd: Option<OwnedFd>,
+) -> io::Result<()> {
     let mapping = match (info.on_disk, fd) {
         (true, _) => None,
         (false, Some(fd)) => Some(maps.map(info, fd)?),
@@ -673,12 +678,16 @@ fn push_segment(process: &Process, maps: &Arc<Maps>, info: &wire::SegmentInfo, f
     Ok(())
 }
 
-fn close_status(status: Status) -> CloseStdinStatus {
+fn close_status(status: CommandStatus) -> CloseStdinStatus {
     match status {
-        Status::RawMode => CloseStdinStatus::RawMode,
-        Status::UnknownProcess => CloseStdinStatus::UnknownProcess,
-        Status::StdinClosed | Status::NotRunning | Status::StreamsHeld => CloseStdinStatus::StdinClosed,
-        Status::Ok | Status::NotATerminal | Status::NotClosed | Status::Failed(_) => CloseStdinStatus::Accepted,
+        CommandStatus::RawMode => CloseStdinStatus::RawMode,
+        CommandStatus::UnknownProcess => CloseStdinStatus::UnknownProcess,
+        CommandStatus::StdinClosed | CommandStatus::NotRunning | CommandStatus::StreamsHeld => {
+            CloseStdinStatus::StdinClosed
+        }
+        CommandStatus::Ok | CommandStatus::NotATerminal | CommandStatus::NotClosed | CommandStatus::Failed(_) => {
+            CloseStdinStatus::Accepted
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use exec_server_holder::wire::{DIGESTS, ToHolder, WriteStatus};
+use exec_server_holder::control::{DIGESTS, ToHolder, WriteStatus};
 use exec_server_log::{ControlBlock, Cursor, LogStatus, ReadStep, SegmentChain, SegmentInfo, SegmentLocation};
 use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
 use tokio::time::Instant;

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::wire::{StartSpec, TTL_NONE, ToHolder};
+use exec_server_holder::control::{StartSpec, TTL_NONE, ToHolder};
 use exec_server_protocol::limits;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;

@@ -111,7 +111,7 @@ impl World {
             free_floor_percent: 0,
             ttl_ms: 120_000,
             // Disable archiving: a world has no server that serves archived sessions from files.
-            archive_after_ms: exec_server_holder::wire::TTL_NONE,
+            archive_after_ms: exec_server_holder::control::TTL_NONE,
             ..Limits::default()
         };
         let holders = Holders::new(limits, gate.clone())?;

@@ -27,7 +27,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::request::LAYOUT;
 use super::{SpawnerHandle, fork_serving, pair};
-use crate::{title, wire};
+use crate::{control, title};
 
 /// The first argument of a program that is to become a spawner.
 pub const ARGUMENT: &str = "--spawner";
@@ -160,7 +160,7 @@ fn introduce(socket: &OwnedFd) -> io::Result<()> {
     let mut message = GREETING.to_vec();
     message.extend_from_slice(&LAYOUT.to_le_bytes());
     message.extend_from_slice(&rustix::process::getpid().as_raw_nonzero().get().to_le_bytes());
-    wire::send_raw(socket, &message, &[])
+    control::send_raw(socket, &message, &[])
 }
 
 fn read_greeting(socket: &OwnedFd) -> io::Result<Greeting> {
@@ -171,7 +171,7 @@ fn read_greeting(socket: &OwnedFd) -> io::Result<Greeting> {
         return Ok(Greeting::Silence);
     }
     let mut buf = Vec::new();
-    let Some(datagram) = wire::recv_raw(socket, &mut buf)? else { return Ok(Greeting::Ended) };
+    let Some(datagram) = control::recv_raw(socket, &mut buf)? else { return Ok(Greeting::Ended) };
     let fields = datagram.bytes(&buf).strip_prefix(GREETING).and_then(<[u8]>::split_first_chunk::<4>);
     let Some((layout, pid)) = fields else { return Ok(Greeting::Other) };
     let Ok(pid) = <[u8; 4]>::try_from(pid) else { return Ok(Greeting::Other) };

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use super::NewHolder;
 use crate::cgroup::SessionGroup;
-use crate::wire::DecodeError;
+use crate::control::DecodeError;
 use crate::{ChildUser, Config, Confine, Limits};
 
 /// Version of the request layout. The spawner sends it in its greeting.

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::request::LAYOUT;
 use super::{SpawnerHandle, isolate, name, pair};
-use crate::wire;
+use crate::control;
 
 /// The request kind. 1 is a holder, 3 a guard.
 pub(super) const KIND: u8 = 2;
@@ -42,7 +42,7 @@ impl SpawnerHandle {
             return Err(failed(rustix::io::Errno::TIMEDOUT.into()));
         }
         let mut buf = Vec::new();
-        let answer = wire::recv_raw(&ours, &mut buf).map_err(failed)?;
+        let answer = control::recv_raw(&ours, &mut buf).map_err(failed)?;
         let Some(mut answer) = answer else { return Err(failed(io::ErrorKind::UnexpectedEof.into())) };
         let mut fds = std::mem::take(&mut answer.fds);
         match (answer.bytes(&buf), fds.len()) {
@@ -80,15 +80,15 @@ fn answer(script: &Script, reply: OwnedFd) {
     let Ok([reply]) = isolate([reply]) else { return };
     // An error is ignored: if the answer cannot be sent, the server is gone.
     match build(script) {
-        Ok(Built { user: None, mounts, root }) => wire::send_raw(&reply, &[MADE], &[mounts.as_fd(), root.as_fd()]),
+        Ok(Built { user: None, mounts, root }) => control::send_raw(&reply, &[MADE], &[mounts.as_fd(), root.as_fd()]),
         Ok(Built { user: Some(user), mounts, root }) => {
-            wire::send_raw(&reply, &[MADE_WITH_USER], &[user.as_fd(), mounts.as_fd(), root.as_fd()])
+            control::send_raw(&reply, &[MADE_WITH_USER], &[user.as_fd(), mounts.as_fd(), root.as_fd()])
         }
         Err(BuildError { what, source }) => {
             let mut message = vec![FAILED];
             message.extend(source.raw_os_error().unwrap_or(0).to_le_bytes());
             message.extend(what.bytes().take(1024));
-            wire::send_raw(&reply, &message, &[])
+            control::send_raw(&reply, &message, &[])
         }
     }
     .ok();

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 
 use exec_server_holder::archive::Clock;
-use exec_server_holder::wire::{FromHolder, Status, TTL_NONE, ToHolder};
+use exec_server_holder::control::{CommandStatus, FromHolder, TTL_NONE, ToHolder};
 use exec_server_holder::{Config, Limits, roll};
 use exec_server_log as log;
 
@@ -25,7 +25,7 @@ fn ended(limits: Limits) -> (Rig, u32, Vec<u8>) {
 }
 
 fn run_one(rig: &mut Rig, meta: &[u8]) -> (u32, Vec<u8>) {
-    let slot = rig.start(exec_server_holder::wire::StartSpec { meta: meta.to_vec(), ..spec() });
+    let slot = rig.start(exec_server_holder::control::StartSpec { meta: meta.to_vec(), ..spec() });
     let driver = rig.driver();
     let bytes = pattern(1_300_000);
     for part in bytes.chunks(60_000) {
@@ -99,7 +99,7 @@ fn a_session_whose_processes_have_closed_is_left_to_its_files_and_taken_up_again
     assert_eq!((rig.server.log(slot).gap_bytes, rig.server.log(slot).exit.expect("an exit").code), (0, 3));
     let third = rig.start(spec());
     assert!(![slot, second].contains(&third), "a slot whose files are there is not given out");
-    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), Status::Ok);
+    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok);
     rig.holder.wait_for_disk();
     assert!(!rig.files().iter().any(|name| name.starts_with(&format!("{slot}-"))), "{:?}", rig.files());
 }

@@ -1,9 +1,9 @@
 //! The lease and the end of the session.
 
 use exec_server_holder::cgroup::SessionGroup;
+use exec_server_holder::control::{CommandStatus, FromHolder, StartSpec, TTL_NONE, ToHolder};
 use exec_server_holder::spawner::SECRET_NAME;
 use exec_server_holder::tombstone::{Ended, Tombstone};
-use exec_server_holder::wire::{FromHolder, StartSpec, Status, TTL_NONE, ToHolder};
 use exec_server_holder::{Confine, Limits};
 
 use crate::support::{MS, Rig, Source, open_dir, shell, spec};
@@ -30,7 +30,7 @@ fn end_kills_all_answers_and_leaves_nothing() {
     let req = rig.server.req();
     rig.server.send(&ToHolder::End { req });
     until_ended(&mut rig);
-    assert!(rig.server.inbox.contains(&FromHolder::Done { req, status: Status::Ok }));
+    assert!(rig.server.inbox.contains(&FromHolder::Done { req, status: CommandStatus::Ok }));
     assert!(!rig.dir.path().exists());
     for pid in pids {
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());

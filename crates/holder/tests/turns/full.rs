@@ -3,8 +3,8 @@
 use std::mem::MaybeUninit;
 
 use exec_server_holder::Limits;
+use exec_server_holder::control::{self, CommandStatus, FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder};
 use exec_server_holder::roll::{self, ROLL_NAME};
-use exec_server_holder::wire::{self, FromHolder, Overflow, StartSpec, Status, TTL_NONE, ToHolder};
 use exec_server_log::BlockReason;
 use exec_server_process::ScriptDriver;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -14,7 +14,7 @@ use crate::support::{MIB, Rig, Source, pattern, spec};
 
 const CAP: u64 = 2 * MIB;
 
-fn small(overflow: Overflow) -> StartSpec {
+fn small(overflow: OverflowPolicy) -> StartSpec {
     StartSpec { cap_bytes: CAP, overflow, ..spec() }
 }
 
@@ -50,7 +50,7 @@ fn feed_until_blocked(rig: &mut Rig, slot: u32, data: &[u8], at: &mut usize, why
 #[test]
 fn attached_and_full_blocks_the_child_until_something_is_taken() {
     let mut rig = limited(1 << 30);
-    let slot = rig.start(small(Overflow::Block));
+    let slot = rig.start(small(OverflowPolicy::Block));
     let (data, mut at) = (pattern(12 << 20), 0);
     feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
     let retained = rig.server.log(slot).bytes.len();
@@ -84,7 +84,7 @@ fn on_a_full_log(full: Full) -> (Rig, u32, Vec<u8>, usize) {
         Full::Disk => on_a_full_disk(),
         Full::Memory | Full::Quota => {
             let mut rig = limited(if matches!(full, Full::Quota) { 3 * MIB } else { 1 << 30 });
-            let slot = rig.start(small(Overflow::Block));
+            let slot = rig.start(small(OverflowPolicy::Block));
             let (data, mut at) = (pattern(12 << 20), 0);
             if matches!(full, Full::Quota) {
                 rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
@@ -117,7 +117,7 @@ fn exit_of_a_blocked_child_is_told_with_its_tail_whatever_is_full() {
         assert!(log.bytes == data[..at], "{full:?}");
         assert_eq!((log.order.as_slice(), log.gap_bytes), (["output", "exited", "closed"].as_slice(), 0), "{full:?}");
         assert_eq!(blocked(&rig, slot), BlockReason::No, "{full:?}");
-        assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), Status::Ok, "{full:?}");
+        assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok, "{full:?}");
     }
 }
 
@@ -224,7 +224,7 @@ fn paused_stream_that_ends_is_read_to_its_end_and_wakes_nobody_after_that() {
 #[test]
 fn detached_and_full_goes_to_disk_and_comes_back_whole() {
     let mut rig = limited(1 << 30);
-    let slot = rig.start(small(Overflow::Block));
+    let slot = rig.start(small(OverflowPolicy::Block));
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (data, mut at, driver) = (pattern(12 << 20), 0, rig.driver());
     rig.until(|_| {
@@ -250,7 +250,7 @@ fn detached_and_full_goes_to_disk_and_comes_back_whole() {
 #[test]
 fn quota_blocks_and_attaching_keeps_to_the_memory_rule() {
     let mut rig = limited(3 * MIB);
-    let slot = rig.start(small(Overflow::Block));
+    let slot = rig.start(small(OverflowPolicy::Block));
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (data, mut at) = (pattern(12 << 20), 0);
     feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::Quota);
@@ -270,7 +270,7 @@ fn quota_blocks_and_attaching_keeps_to_the_memory_rule() {
 #[test]
 fn blocked_child_is_read_again_when_its_client_leaves() {
     let mut rig = limited(1 << 30);
-    let slot = rig.start(small(Overflow::Block));
+    let slot = rig.start(small(OverflowPolicy::Block));
     let (data, mut at) = (pattern(6 << 20), 0);
     feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
@@ -285,7 +285,7 @@ fn blocked_child_is_read_again_when_its_client_leaves() {
 #[test]
 fn raised_cap_lets_a_blocked_child_go_on() {
     let mut rig = limited(1 << 30);
-    let slot = rig.start(small(Overflow::Block));
+    let slot = rig.start(small(OverflowPolicy::Block));
     let (data, mut at) = (pattern(4 << 20), 0);
     feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::MemoryCap);
     rig.server.send(&ToHolder::Cap { slot, bytes: 16 * MIB });
@@ -301,7 +301,7 @@ fn raised_cap_lets_a_blocked_child_go_on() {
 fn drop_oldest_never_blocks_and_counts_what_it_dropped() {
     for is_attached in [true, false] {
         let mut rig = limited(3 * MIB);
-        let slot = rig.start(small(Overflow::DropOldest));
+        let slot = rig.start(small(OverflowPolicy::DropOldest));
         if !is_attached {
             rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
         }
@@ -337,7 +337,7 @@ fn on_a_full_disk() -> (Rig, u32, Vec<u8>, usize) {
     let limits =
         Limits { free_floor_bytes: u64::MAX / 2, free_floor_percent: 100, ttl_ms: TTL_NONE, ..Limits::default() };
     let mut rig = Rig::build(Source::default(), limits);
-    let slot = rig.start(small(Overflow::Block));
+    let slot = rig.start(small(OverflowPolicy::Block));
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (data, mut at) = (pattern(12 << 20), 0);
     feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::DiskFull);
@@ -367,9 +367,9 @@ fn disk_that_rests_wakes_nobody_while_nothing_may_be_done() {
     let (mut rig, ..) = on_a_full_disk();
     // Send requests without reading the answers, until the holder stops reading.
     for req in 0..100_000 {
-        if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
+        if control::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
             rig.holder.turn(0);
-            if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
+            if control::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
                 break;
             }
         }
@@ -384,7 +384,7 @@ fn disk_that_rests_wakes_nobody_while_nothing_may_be_done() {
 /// Starts a process that writes more than its cap and then ends, in a detached session. Returns its slot.
 #[track_caller]
 fn spill_one(rig: &mut Rig) -> u32 {
-    let slot = rig.start(small(Overflow::Block));
+    let slot = rig.start(small(OverflowPolicy::Block));
     let (data, mut at, driver) = (pattern(6 << 20), 0, rig.driver());
     rig.until(|_| {
         feed(&driver, &data, &mut at);

@@ -3,11 +3,11 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait with a deadline of their own")]
 
 mod archive;
-mod control;
+mod control_messages;
+mod controllers;
 mod ending;
 mod full;
 mod life;
 mod random;
 mod stdin;
 mod support;
-mod wire;

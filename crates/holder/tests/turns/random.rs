@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use exec_server_holder::Limits;
-use exec_server_holder::wire::{FromHolder, Overflow, StartSpec, TTL_NONE, ToHolder};
+use exec_server_holder::control::{FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder};
 use proptest::prelude::*;
 
 use crate::support::{MIB, Rig, Source, pattern, spec};
@@ -39,7 +39,7 @@ static DATA: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(24 << 20));
 /// The holder may lag behind the writer. After this many turns without progress, the child counts as blocked.
 const PATIENCE: usize = 40;
 
-fn check(overflow: Overflow, quota: u64, ops: Vec<Op>) -> Result<(), TestCaseError> {
+fn check(overflow: OverflowPolicy, quota: u64, ops: Vec<Op>) -> Result<(), TestCaseError> {
     let limits = Limits { disk_quota_bytes: quota, free_floor_bytes: 0, ttl_ms: TTL_NONE, ..Limits::default() };
     let mut rig = Rig::build(Source::default(), limits);
     let slot = rig.start(StartSpec { cap_bytes: MIB, overflow, ..spec() });
@@ -81,7 +81,7 @@ fn check(overflow: Overflow, quota: u64, ops: Vec<Op>) -> Result<(), TestCaseErr
     if log.gap_bytes == 0 {
         prop_assert!(log.bytes == data[..at]);
     }
-    prop_assert!(overflow == Overflow::DropOldest || dropped == 0);
+    prop_assert!(overflow == OverflowPolicy::DropOldest || dropped == 0);
     prop_assert_eq!(&log.order[log.order.len() - 2..], ["exited", "closed"]);
     Ok(())
 }
@@ -106,7 +106,7 @@ fn end_of_a_full_log_is_its_last_event() {
         Op::Attach,
     ];
     for _ in 0..10 {
-        check(Overflow::DropOldest, 2 * MIB, ops.to_vec()).expect("nothing is lost that was not counted");
+        check(OverflowPolicy::DropOldest, 2 * MIB, ops.to_vec()).expect("nothing is lost that was not counted");
     }
 }
 
@@ -119,7 +119,7 @@ proptest! {
         quota_mib in 0..6_u64,
         ops in proptest::collection::vec(op(), 1..40),
     ) {
-        let overflow = if is_dropping { Overflow::DropOldest } else { Overflow::Block };
+        let overflow = if is_dropping { OverflowPolicy::DropOldest } else { OverflowPolicy::Block };
         check(overflow, quota_mib * MIB, ops)?;
     }
 }

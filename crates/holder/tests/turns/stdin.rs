@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use exec_server_holder::wire::{StartSpec, Status, ToHolder, WriteStatus};
+use exec_server_holder::control::{CommandStatus, StartSpec, ToHolder, WriteStatus};
 use exec_server_process::{ScriptDriver, TerminalSize};
 
 use crate::support::{Rig, pattern, shell, spec};
@@ -69,7 +69,7 @@ fn retry_by_a_new_controller_in_the_middle_of_a_part_enters_once() {
     rig.until(|rig| {
         drain(&driver, &mut inbox);
         rig.server.inbox.iter().any(
-            |message| matches!(message, exec_server_holder::wire::FromHolder::Written { req, .. } if *req == again),
+            |message| matches!(message, exec_server_holder::control::FromHolder::Written { req, .. } if *req == again),
         )
     });
     assert_eq!(rig.written(again), (WriteStatus::Accepted, 112_000));
@@ -106,8 +106,8 @@ fn done_write_stays_accepted_after_stdin_is_closed_and_another_is_refused() {
     let slot = rig.start(open());
     let req = part(&mut rig, slot, Some(KEY), b"abc", 0..3);
     assert_eq!(rig.written(req), (WriteStatus::Accepted, 3));
-    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), Status::Ok);
-    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), Status::StdinClosed);
+    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::Ok);
+    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::StdinClosed);
     let req = part(&mut rig, slot, Some(KEY), b"abc", 0..3);
     assert_eq!(rig.written(req), (WriteStatus::Accepted, 3));
     let req = part(&mut rig, slot, None, b"abc", 0..3);
@@ -175,7 +175,7 @@ fn close_waits_behind_the_part_in_hand() {
     let close = rig.server.req();
     rig.server.send(&ToHolder::CloseStdin { req: close, slot });
     assert_eq!(rig.written(second).0, WriteStatus::Accepted);
-    assert_eq!(rig.answer(close), Status::Ok);
+    assert_eq!(rig.answer(close), CommandStatus::Ok);
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     assert_eq!(rig.server.log(slot).bytes.trim_ascii(), b"112000");
 }
@@ -185,12 +185,12 @@ fn closing_a_terminal_sends_its_eof_character_or_says_raw() {
     let mut rig = Rig::scripted();
     let slot = rig.start(StartSpec { tty: Some(TerminalSize::default()), ..spec() });
     let driver = rig.driver();
-    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), Status::Ok);
+    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::Ok);
     let mut got = Vec::new();
     drain(&driver, &mut got);
     assert_eq!(got, [4]);
     driver.set_canonical(false);
-    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), Status::RawMode);
+    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::RawMode);
     let req = part(&mut rig, slot, None, b"still", 0..5);
     assert_eq!(rig.written(req).0, WriteStatus::Accepted);
 }

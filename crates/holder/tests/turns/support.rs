@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use exec_server_holder::wire::{self, FromHolder, StartSpec, Status, ToHolder, WriteStatus};
+use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder, WriteStatus};
 use exec_server_holder::{Config, Confine, Holder, Limits, Spawner, Turn};
 use exec_server_log::{
     self as log, ControlBlock, Cursor, Exit, LogEvent, MappedSegment, ReadStep, SegmentChain, SegmentLocation,
@@ -110,11 +110,11 @@ impl Server {
     }
 
     pub(crate) fn send(&mut self, message: &ToHolder<'_>) {
-        wire::send(&self.socket, message, &[]).expect("the holder reads");
+        control::send(&self.socket, message, &[]).expect("the holder reads");
     }
 
     pub(crate) fn hello(&mut self, epoch: u64) {
-        self.send(&ToHolder::Hello { version: wire::VERSION, secret: SECRET, epoch });
+        self.send(&ToHolder::Hello { version: control::VERSION, secret: SECRET, epoch });
     }
 
     pub(crate) fn req(&mut self) -> u32 {
@@ -125,7 +125,7 @@ impl Server {
     /// Receives all pending messages and reads every log to its end.
     pub(crate) fn absorb(&mut self) {
         while !self.is_lost {
-            match wire::recv(&self.socket) {
+            match control::recv(&self.socket) {
                 Ok(Some((message, fds))) => self.take(message, fds),
                 Ok(None) => self.is_lost = true,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
@@ -265,7 +265,7 @@ impl Rig {
     }
 
     pub(crate) fn real() -> Self {
-        let limits = Limits { ttl_ms: wire::TTL_NONE, ..Limits::default() };
+        let limits = Limits { ttl_ms: control::TTL_NONE, ..Limits::default() };
         let mut rig = Self::build(Source { is_real: true, ..Source::default() }, limits);
         rig.tick = MS;
         rig
@@ -353,14 +353,14 @@ impl Rig {
 
     /// Sends a request and returns the status of the answer.
     #[track_caller]
-    pub(crate) fn ask(&mut self, message: impl FnOnce(u32) -> ToHolder<'static>) -> Status {
+    pub(crate) fn ask(&mut self, message: impl FnOnce(u32) -> ToHolder<'static>) -> CommandStatus {
         let req = self.server.req();
         self.server.send(&message(req));
         self.answer(req)
     }
 
     #[track_caller]
-    pub(crate) fn answer(&mut self, req: u32) -> Status {
+    pub(crate) fn answer(&mut self, req: u32) -> CommandStatus {
         match self
             .until_message(|message| matches!(message, FromHolder::Done { req: answered, .. } if *answered == req))
         {

@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use exec_server_holder::wire::{Overflow, StartSpec};
+use exec_server_holder::control::{OverflowPolicy, StartSpec};
 use exec_server_protocol::{
     command,
     path::{PathArg, PathError},
@@ -38,7 +38,7 @@ pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: R
             arg0: params.arg0.map(String::into_bytes),
             env,
             tty: params.tty.then_some(DEFAULT_SIZE),
-            overflow: Overflow::Block,
+            overflow: OverflowPolicy::Block,
             cap_bytes: config.reference_cap_bytes(),
             ..StartSpec::default()
         },

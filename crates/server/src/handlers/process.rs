@@ -7,7 +7,7 @@ use std::{
 
 use exec_server_holder::{
     TerminalSize,
-    wire::{Overflow, StartSpec, Status, ToHolder},
+    control::{CommandStatus, OverflowPolicy, StartSpec, ToHolder},
 };
 use exec_server_protocol::{
     Empty, limits,
@@ -149,8 +149,8 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
                 timeout_ms: params.timeout_ms,
                 idle_timeout_ms: params.idle_timeout_ms,
                 overflow: match params.overflow.unwrap_or(config.overflow) {
-                    wire::Overflow::Block => Overflow::Block,
-                    wire::Overflow::DropOldest => Overflow::DropOldest,
+                    wire::Overflow::Block => OverflowPolicy::Block,
+                    wire::Overflow::DropOldest => OverflowPolicy::DropOldest,
                 },
                 cap_bytes: if context.peer.manners().ack {
                     config.memory_cap_bytes
@@ -250,7 +250,10 @@ pub(super) async fn terminate_running(process: &Process, grace: Option<Duration>
     let slot = process.slot();
     let grace_ms = grace.map(|grace| u32::try_from(grace.as_millis()).unwrap_or(u32::MAX));
     let status = process.link().status(|req| ToHolder::Terminate { req, slot, grace_ms }).get().await?;
-    Some(wire::TerminateResult { running: status == Status::Ok, streams_held: status == Status::StreamsHeld })
+    Some(wire::TerminateResult {
+        running: status == CommandStatus::Ok,
+        streams_held: status == CommandStatus::StreamsHeld,
+    })
 }
 
 /// `process/forget`: drops a closed process and its log.

@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use exec_server_holder::wire::SegmentInfo;
+use exec_server_holder::control::AnnouncedSegment;
 use exec_server_log::{MappedSegment, memfd_of};
 
 use crate::process::lock;
@@ -33,7 +33,7 @@ pub(crate) struct Lent {
 
 impl Maps {
     /// Maps a new segment, from the cache if possible.
-    pub(super) fn map(self: &Arc<Self>, info: &SegmentInfo, fd: OwnedFd) -> io::Result<Arc<Lent>> {
+    pub(super) fn map(self: &Arc<Self>, info: &AnnouncedSegment, fd: OwnedFd) -> io::Result<Arc<Lent>> {
         let memfd = memfd_of(info.id);
         let is_it = |mapping: &Arc<MappedSegment>| (mapping.id(), mapping.slot()) == (info.id, info.slot);
         let mapping = match self.take(memfd).filter(is_it) {

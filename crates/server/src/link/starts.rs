@@ -9,7 +9,7 @@
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
-use exec_server_holder::wire::{self, Stage, ToHolder};
+use exec_server_holder::control::{self, StartStage, ToHolder};
 
 use super::{Link, Waiter};
 use crate::{
@@ -50,7 +50,13 @@ impl Link {
         session.follow_new(&process);
     }
 
-    pub(super) fn handle_start_failed(&self, session: &Session, req: u32, (stage, errno): (Stage, i32), detail: &[u8]) {
+    pub(super) fn handle_start_failed(
+        &self,
+        session: &Session,
+        req: u32,
+        (stage, errno): (StartStage, i32),
+        detail: &[u8],
+    ) {
         match self.waiter(req) {
             Some(Waiter::Withdrawn { meta, gate, .. }) => session.handle_start_failed(&meta.process_id, &gate),
             Some(Waiter::Start { meta, gate, reply, confined, search_path, .. }) => {
@@ -86,7 +92,7 @@ impl Link {
             if self.unsend(req) {
                 self.waiter(req);
                 session.handle_start_failed(&meta.process_id, &gate);
-            } else if self.version.get().is_some_and(|version| *version >= wire::WITHDRAWALS) {
+            } else if self.version.get().is_some_and(|version| *version >= control::WITHDRAWALS) {
                 self.send(&ToHolder::Withdraw { req });
             }
             reply.fail(&failure);

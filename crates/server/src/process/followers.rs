@@ -9,7 +9,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use exec_server_holder::wire::{FOLLOWERS, ToHolder};
+use exec_server_holder::control::{FOLLOWERS, ToHolder};
 
 use super::{OWNER, Process, lock};
 

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::wire::ToHolder;
+use exec_server_holder::control::ToHolder;
 use tokio::time::Instant;
 
 use super::{Entry, Session, short, ttl_ms};

@@ -10,7 +10,7 @@
 
 use std::{future::poll_fn, io, sync::Arc, task::Poll};
 
-use exec_server_holder::wire::SANDBOXES;
+use exec_server_holder::control::SANDBOXES;
 
 use super::{Gate, Launch, Session};
 use crate::{

@@ -15,7 +15,7 @@ use std::{
 use exec_server_protocol::limits;
 use tokio::{sync::Semaphore, task::unconstrained, time::Instant};
 
-use exec_server_holder::wire::ToHolder;
+use exec_server_holder::control::ToHolder;
 
 use super::ttl_ms;
 use crate::{connection::Peer, link::Link, process::Process, pump::Order};

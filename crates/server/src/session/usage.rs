@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use exec_server_holder::wire::{FOLLOWERS, ToHolder};
+use exec_server_holder::control::{FOLLOWERS, ToHolder};
 use tokio::time::Instant;
 
 use super::{Session, table::State};

@@ -15,9 +15,9 @@ use exec_server_holder::{
     Confine, Limits,
     archive::{ARCHIVE_NAME, Clock},
     cgroup::{Root, SessionGroup},
+    control::TTL_NONE,
     roll::{self, ROLL_NAME},
     spawner::{self, NewHolder, SECRET_NAME, SOCKET_NAME, SpawnerHandle},
-    wire::TTL_NONE,
 };
 use exec_server_sandbox::{BuildError, Built, Script};
 use sha2::{Digest as _, Sha256};

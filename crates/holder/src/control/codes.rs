@@ -2,9 +2,9 @@
 //!
 //! A code is never reused for another meaning. Decoding an unknown code is an error.
 
-use super::{DecodeError, Overflow, Stage, Status, WriteStatus};
+use super::{CommandStatus, DecodeError, OverflowPolicy, StartStage, WriteStatus};
 
-impl Stage {
+impl StartStage {
     pub(super) fn code(self) -> u8 {
         match self {
             Self::Input => 1,
@@ -52,7 +52,7 @@ impl WriteStatus {
     }
 }
 
-impl Status {
+impl CommandStatus {
     pub(super) fn code(self) -> (u8, i32) {
         match self {
             Self::Ok => (1, 0),
@@ -83,7 +83,7 @@ impl Status {
     }
 }
 
-impl Overflow {
+impl OverflowPolicy {
     pub(super) fn code(self) -> u8 {
         match self {
             Self::Block => 0,

@@ -1,7 +1,8 @@
 //! Encoding and decoding of control messages.
 
-use exec_server_holder::wire::{
-    FromHolder, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, WriteStatus,
+use exec_server_holder::control::{
+    AnnouncedSegment, CommandStatus, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage, ToHolder,
+    WriteStatus,
 };
 use exec_server_process::TerminalSize;
 use proptest::prelude::*;
@@ -16,7 +17,7 @@ fn every_command() -> Vec<ToHolder<'static>> {
         pipe_stdin: true,
         timeout_ms: Some(5),
         idle_timeout_ms: Some(6),
-        overflow: Overflow::DropOldest,
+        overflow: OverflowPolicy::DropOldest,
         cap_bytes: 7,
         meta: vec![8; 9],
     };
@@ -51,7 +52,7 @@ fn every_command() -> Vec<ToHolder<'static>> {
 }
 
 fn every_message() -> Vec<FromHolder> {
-    let segment = SegmentInfo { slot: 1, id: 2, base_seq: 3, base_offset: 4, on_disk: true, sealed: false };
+    let segment = AnnouncedSegment { slot: 1, id: 2, base_seq: 3, base_offset: 4, on_disk: true, sealed: false };
     let process = ProcessInfo { slot: 1, pid: 2, tty: true, running: true, meta: vec![3], ..ProcessInfo::default() };
     let mut all = vec![
         FromHolder::Welcome { version: 1, epoch: 2, ttl_ms: 3, detached_ms: 4, info: vec![5] },
@@ -65,14 +66,14 @@ fn every_message() -> Vec<FromHolder> {
         FromHolder::Retired { segment: 1 },
         FromHolder::Expired,
     ];
-    for stage in [Stage::Input, Stage::Resources, Stage::Cwd, Stage::Exec] {
+    for stage in [StartStage::Input, StartStage::Resources, StartStage::Cwd, StartStage::Exec] {
         all.push(FromHolder::StartFailed { req: 1, stage, errno: -2, detail: vec![3] });
     }
     use WriteStatus as W;
     for status in [W::Accepted, W::StdinClosed, W::UnknownProcess, W::Mismatch, W::Busy] {
         all.push(FromHolder::Written { req: 1, status, done: 2 });
     }
-    use Status as S;
+    use CommandStatus as S;
     let errors = [S::UnknownProcess, S::NotATerminal, S::StdinClosed, S::RawMode, S::NotClosed, S::Failed(5)];
     for status in [S::Ok, S::NotRunning, S::StreamsHeld].into_iter().chain(errors) {
         all.push(FromHolder::Done { req: 1, status });

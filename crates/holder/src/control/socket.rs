@@ -92,14 +92,14 @@ pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datag
 /// would make the kernel drop those fds, and a log without its segments would be lost. The peek creates its own copies
 /// of the fds, so the second receive needs none.
 pub(crate) fn recv_or_leave(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
-    let looked = recv_with(socket, buf, RecvFlags::PEEK);
-    let is_left = looked.as_ref().is_err_and(|error| is_shortage(error) || error.kind() == io::ErrorKind::WouldBlock);
-    if !is_left && !matches!(looked, Ok(None)) {
+    let peeked = recv_with(socket, buf, RecvFlags::PEEK);
+    let is_left = peeked.as_ref().is_err_and(|error| is_shortage(error) || error.kind() == io::ErrorKind::WouldBlock);
+    if !is_left && !matches!(peeked, Ok(None)) {
         // Discard the message: the peek has already copied its bytes and fds, so empty buffers are enough.
         let mut ancillary = RecvAncillaryBuffer::default();
         recvmsg(socket, &mut [], &mut ancillary, RecvFlags::DONTWAIT)?;
     }
-    looked
+    peeked
 }
 
 fn recv_with(socket: BorrowedFd<'_>, buf: &mut Vec<u8>, extra: RecvFlags) -> io::Result<Option<Datagram>> {

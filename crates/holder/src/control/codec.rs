@@ -6,8 +6,8 @@
 use exec_server_process::TerminalSize;
 
 use super::{
-    FromHolder, OLDEST_VERSION, Overflow, ProcessInfo, SegmentInfo, Stage, StartSpec, Status, ToHolder, VERSION,
-    WriteStatus,
+    AnnouncedSegment, CommandStatus, FromHolder, OLDEST_VERSION, OverflowPolicy, ProcessInfo, StartSpec, StartStage,
+    ToHolder, VERSION, WriteStatus,
 };
 
 /// Why a message could not be decoded.
@@ -39,7 +39,7 @@ pub(super) const HEADER: usize = 2;
 impl ToHolder<'_> {
     /// Appends the encoded message to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let mut w = Out(out);
+        let mut w = FieldWriter(out);
         match self {
             Self::Hello { version, secret, epoch } => w.kind(1).u32(*version).raw(secret).u64(*epoch),
             Self::Attach => w.kind(2),
@@ -77,7 +77,7 @@ impl ToHolder<'_> {
 impl<'a> ToHolder<'a> {
     /// Decodes one complete message.
     pub fn decode(message: &'a [u8]) -> Result<Self, DecodeError> {
-        let (kind, mut r) = In::open(message)?;
+        let (kind, mut r) = FieldReader::open(message)?;
         let decoded = match kind {
             1 => Self::Hello { version: r.u32()?, secret: r.array()?, epoch: r.u64()? },
             2 => Self::Attach,
@@ -126,7 +126,7 @@ impl<'a> ToHolder<'a> {
 impl FromHolder {
     /// Appends the encoded message to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let mut w = Out(out);
+        let mut w = FieldWriter(out);
         match self {
             Self::Welcome { version, epoch, ttl_ms, detached_ms, info } => {
                 w.kind(1).u32(*version).u64(*epoch).u64(*ttl_ms).u64(*detached_ms).bytes(info)
@@ -155,7 +155,7 @@ impl FromHolder {
 
     /// Decodes one complete message.
     pub fn decode(message: &[u8]) -> Result<Self, DecodeError> {
-        let (kind, mut r) = In::open(message)?;
+        let (kind, mut r) = FieldReader::open(message)?;
         let decoded = match kind {
             1 => Self::Welcome {
                 version: r.u32()?,
@@ -171,12 +171,12 @@ impl FromHolder {
             6 => Self::Started { req: r.u32()?, slot: r.u32()?, pid: r.u32()? },
             7 => Self::StartFailed {
                 req: r.u32()?,
-                stage: Stage::from_code(r.u8()?)?,
+                stage: StartStage::from_code(r.u8()?)?,
                 errno: r.i32()?,
                 detail: r.bytes()?.to_vec(),
             },
             8 => Self::Written { req: r.u32()?, status: WriteStatus::from_code(r.u8()?)?, done: r.u64()? },
-            9 => Self::Done { req: r.u32()?, status: Status::from_code(r.u8()?, r.i32()?)? },
+            9 => Self::Done { req: r.u32()?, status: CommandStatus::from_code(r.u8()?, r.i32()?)? },
             10 => Self::Spilled { slot: r.u32()?, segment: r.u64()? },
             11 => Self::Dropped { slot: r.u32()?, segment: r.u64()? },
             12 => Self::Expired,
@@ -190,9 +190,9 @@ impl FromHolder {
 }
 
 /// Writes fields. Each method returns the writer, so that an encoder reads like the layout.
-struct Out<'a>(&'a mut Vec<u8>);
+struct FieldWriter<'a>(&'a mut Vec<u8>);
 
-impl Out<'_> {
+impl FieldWriter<'_> {
     fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.extend_from_slice(bytes);
         self
@@ -257,16 +257,16 @@ impl Out<'_> {
         self.u8(u8::from(process.running)).u64(process.cap_bytes).u8(process.overflow.code()).bytes(&process.meta)
     }
 
-    fn segment(&mut self, segment: &SegmentInfo) -> &mut Self {
+    fn segment(&mut self, segment: &AnnouncedSegment) -> &mut Self {
         self.u32(segment.slot).u64(segment.id).u64(segment.base_seq).u64(segment.base_offset);
         self.u8(u8::from(segment.on_disk)).u8(u8::from(segment.sealed))
     }
 }
 
 /// Reads fields from the front of a message.
-struct In<'a>(&'a [u8]);
+struct FieldReader<'a>(&'a [u8]);
 
-impl<'a> In<'a> {
+impl<'a> FieldReader<'a> {
     fn open(message: &'a [u8]) -> Result<(u8, Self), DecodeError> {
         let &[layout, kind, ref fields @ ..] = message else { return Err(DecodeError::Short) };
         if !(OLDEST_VERSION..=VERSION).contains(&u32::from(layout)) {
@@ -349,7 +349,7 @@ impl<'a> In<'a> {
             pipe_stdin: self.bool("pipe_stdin")?,
             timeout_ms: self.option()?,
             idle_timeout_ms: self.option()?,
-            overflow: Overflow::from_code(self.u8()?)?,
+            overflow: OverflowPolicy::from_code(self.u8()?)?,
             cap_bytes: self.u64()?,
             meta: self.bytes()?.to_vec(),
         })
@@ -363,13 +363,13 @@ impl<'a> In<'a> {
             stdin_open: self.bool("stdin_open")?,
             running: self.bool("running")?,
             cap_bytes: self.u64()?,
-            overflow: Overflow::from_code(self.u8()?)?,
+            overflow: OverflowPolicy::from_code(self.u8()?)?,
             meta: self.bytes()?.to_vec(),
         })
     }
 
-    fn segment(&mut self) -> Result<SegmentInfo, DecodeError> {
-        Ok(SegmentInfo {
+    fn segment(&mut self) -> Result<AnnouncedSegment, DecodeError> {
+        Ok(AnnouncedSegment {
             slot: self.u32()?,
             id: self.u64()?,
             base_seq: self.u64()?,

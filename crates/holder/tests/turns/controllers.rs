@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
-use exec_server_holder::wire::{self, FromHolder, ProcessInfo, StartSpec, Status, ToHolder};
+use exec_server_holder::control::{self, CommandStatus, FromHolder, ProcessInfo, StartSpec, ToHolder};
 use exec_server_holder::{Config, Holder, spawner};
 use rustix::fs::inotify;
 
@@ -48,21 +48,21 @@ fn stale_epoch_is_refused_with_the_present_one_and_a_wrong_secret_with_nothing()
     let mut stale = Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
     stale.hello(1);
     let mut wrong = Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
-    wrong.send(&ToHolder::Hello { version: wire::VERSION, secret: [8; 32], epoch: 9 });
+    wrong.send(&ToHolder::Hello { version: control::VERSION, secret: [8; 32], epoch: 9 });
     let mut newer = Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
-    newer.send(&ToHolder::Hello { version: wire::VERSION + 1, secret: SECRET, epoch: 9 });
+    newer.send(&ToHolder::Hello { version: control::VERSION + 1, secret: SECRET, epoch: 9 });
     rig.until(|_| {
         for server in [&mut stale, &mut wrong, &mut newer] {
             server.absorb();
         }
         stale.is_lost && wrong.is_lost && newer.is_lost
     });
-    let refused = FromHolder::Refused { version: wire::VERSION, epoch: 1 };
+    let refused = FromHolder::Refused { version: control::VERSION, epoch: 1 };
     for server in [&stale, &newer] {
         assert_eq!(server.inbox, std::slice::from_ref(&refused));
     }
     assert!(wrong.inbox.is_empty());
-    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot: 0 }), Status::UnknownProcess);
+    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot: 0 }), CommandStatus::UnknownProcess);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn socket_is_listened_to_before_it_is_there() {
 #[test]
 fn silent_connections_are_dropped_and_do_not_lock_others_out() {
     let mut rig = Rig::scripted();
-    rig.server.send(&ToHolder::Detach { ttl_ms: wire::TTL_NONE });
+    rig.server.send(&ToHolder::Detach { ttl_ms: control::TTL_NONE });
     let dir = open_dir(&rig.dir);
     let mut silent: Vec<Server> = (0..20)
         .map(|_| {
@@ -129,7 +129,7 @@ fn nonsense_costs_the_connection_and_nothing_else() {
     let mut rig = Rig::scripted();
     let slot = rig.start(spec());
     for (epoch, message) in (2..).zip(corpus) {
-        wire::send_raw(&rig.server.socket, message, &[]).expect("room");
+        control::send_raw(&rig.server.socket, message, &[]).expect("room");
         rig.until(|rig| rig.server.is_lost);
         drop(rig.adopt(epoch));
         rig.until_message(|message| matches!(message, FromHolder::Ready));
@@ -150,9 +150,9 @@ fn controller_that_does_not_read_stops_the_children_and_loses_nothing() {
     let driver = rig.driver();
     // Requests whose answers are not read fill the socket and then the queue.
     for req in 0..100_000_u32 {
-        if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
+        if control::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
             rig.holder.turn(0);
-            if wire::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
+            if control::send(&rig.server.socket, &ToHolder::Forget { req, slot: 9 }, &[]).is_err() {
                 break;
             }
         }
@@ -239,7 +239,7 @@ fn fifty_controllers_in_the_middle_of_a_stream_lose_and_repeat_nothing() {
 #[test]
 fn controller_that_stops_reading_during_its_adoption_is_given_up() {
     let mut rig = Rig::scripted();
-    rig.server.send(&ToHolder::SetTtl { ttl_ms: wire::TTL_NONE });
+    rig.server.send(&ToHolder::SetTtl { ttl_ms: control::TTL_NONE });
     for _ in 0..400 {
         rig.start(StartSpec { meta: vec![0; 1000], ..spec() });
     }

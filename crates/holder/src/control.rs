@@ -22,8 +22,8 @@
 //! segment whose `Return` never comes is freed by the holder and not reused.
 
 mod codec;
+mod codes;
 mod socket;
-mod words;
 
 use exec_server_process::TerminalSize;
 
@@ -205,7 +205,7 @@ pub struct StartSpec {
     /// Kills the process after this long without output.
     pub idle_timeout_ms: Option<u64>,
     /// The policy for a full log.
-    pub overflow: Overflow,
+    pub overflow: OverflowPolicy,
     /// Bytes of segments in memory before the child blocks (attached) or its output spills to disk (detached).
     pub cap_bytes: u64,
     /// Opaque to the holder. Sent back in `Process` at adoption.
@@ -214,7 +214,7 @@ pub struct StartSpec {
 
 /// The policy for a full log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Overflow {
+pub enum OverflowPolicy {
     /// The child waits until a reader has taken events.
     #[default]
     Block,
@@ -251,7 +251,7 @@ pub enum FromHolder {
     /// At adoption: a process of the session. Fd: its pidfd, if it runs and is a real child.
     Process(Box<ProcessInfo>),
     /// A segment of a log, in order. Fd: its memfd unless `on_disk`.
-    Segment(SegmentInfo),
+    Segment(AnnouncedSegment),
     /// The adoption is complete. Live messages follow.
     Ready,
     /// The process runs. Fd: its pidfd, if it is a real child.
@@ -265,7 +265,7 @@ pub enum FromHolder {
     StartFailed {
         req: u32,
         /// Where the start failed.
-        stage: Stage,
+        stage: StartStage,
         /// The errno, or 0 if the request itself is invalid.
         errno: i32,
         /// The object that failed: program, directory or resource, as bytes.
@@ -279,7 +279,7 @@ pub enum FromHolder {
         done: u64,
     },
     /// The answer to every other request.
-    Done { req: u32, status: Status },
+    Done { req: u32, status: CommandStatus },
     /// The segment is now on disk, in the file `disk_name(slot, segment)`. The server should send `Return` for its
     /// memory.
     Spilled { slot: u32, segment: u64 },
@@ -313,14 +313,14 @@ pub struct ProcessInfo {
     pub running: bool,
     /// The current memory cap.
     pub cap_bytes: u64,
-    pub overflow: Overflow,
+    pub overflow: OverflowPolicy,
     /// The opaque record of the process's start.
     pub meta: Vec<u8>,
 }
 
 /// One segment of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SegmentInfo {
+pub struct AnnouncedSegment {
     pub slot: u32,
     /// The segment's id. Never reused by a holder.
     pub id: u64,
@@ -336,7 +336,7 @@ pub struct SegmentInfo {
 
 /// Where a start failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum StartStage {
     /// The request itself is invalid: no program, or a NUL byte.
     Input,
     /// No slot, fd or memory was left, or a process limit was reached.
@@ -368,7 +368,7 @@ pub enum WriteStatus {
 
 /// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum CommandStatus {
     /// Success. For `Terminate`: the process was running.
     Ok,
     /// The process has exited.
