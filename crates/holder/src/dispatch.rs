@@ -1,7 +1,7 @@
 //! Runs the commands of the controller.
 //!
 //! Finds the process that a command names and calls it. Consecutive starts are collected and spawned together
-//! ([`births`](crate::births)).
+//! ([`spawn_batch`](crate::spawn_batch)).
 //!
 //! Failure path: an invalid message, or one that is not allowed at this point, closes the controller's connection and
 //! does not affect the session.
@@ -13,19 +13,19 @@ use exec_server_sandbox::Kit;
 use exec_server_session::AttachMode;
 
 use crate::Spawner;
-use crate::births::Wanted;
 use crate::control::{CommandStatus, FromHolder, ToHolder, WriteStatus};
 use crate::ending::Reason;
 use crate::holder::{Holder, ttl};
 use crate::input::Part;
 use crate::process::{Phase, Process};
+use crate::spawn_batch::PendingStart;
 
 impl<S: Spawner> Holder<S> {
     /// Runs one command.
     pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
         let message = ToHolder::decode(message);
         if !matches!(message, Ok(ToHolder::Start { .. } | ToHolder::StartConfined { .. } | ToHolder::Withdraw { .. })) {
-            self.give_birth();
+            self.spawn_pending();
         }
         let Ok(message) = message else { return self.cx.controller.refuse() };
         match message {
@@ -38,15 +38,15 @@ impl<S: Spawner> Holder<S> {
             }
             ToHolder::SetTtl { ttl_ms } => self.lease.set_ttl(ttl(ttl_ms)),
             ToHolder::SetOrphanTtl { ttl_ms } => self.orphan_ttl = ttl(ttl_ms),
-            ToHolder::Start { req, spec } => self.want(Wanted { req, spec, sandbox: None }),
+            ToHolder::Start { req, spec } => self.enqueue_start(PendingStart { req, spec, sandbox: None }),
             ToHolder::StartConfined { req, kit, spec } => match Kit::from_parts(kit, fds) {
-                Some(kit) => self.want(Wanted { req, spec, sandbox: Some(kit) }),
+                Some(kit) => self.enqueue_start(PendingStart { req, spec, sandbox: Some(kit) }),
                 None => {
-                    self.give_birth();
+                    self.spawn_pending();
                     self.cx.controller.lose();
                 }
             },
-            ToHolder::Withdraw { req } => self.withdraw(req),
+            ToHolder::Withdraw { req } => self.handle_withdraw(req),
             ToHolder::Write { req, slot, key, digest, total, offset, data } => {
                 let part =
                     Part { req: Some(req), key, digest, total, offset, data: data.to_vec(), at: 0, is_cut: false };

@@ -17,7 +17,6 @@ use exec_server_session::{Lease, Ttl};
 use crate::adoption::Adoption;
 use crate::archive::Clock;
 use crate::archiving::Archiving;
-use crate::births::Wanted;
 use crate::context::Context;
 use crate::control::{ARCHIVES, CommandStatus, FromHolder, OLDEST_VERSION, TTL_NONE, VERSION};
 use crate::door::{Door, Known};
@@ -26,6 +25,7 @@ use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Phase, Process, Source};
 use crate::reap::{self, Dead};
 use crate::roll::{self, Enrolled};
+use crate::spawn_batch::PendingStart;
 use crate::{Config, Confine, Limits, Spawner, end};
 
 /// Maximum number of commands per turn, so that a flood of commands does not starve the children.
@@ -59,7 +59,7 @@ pub struct Holder<S: Spawner> {
     pub(crate) processes: BTreeMap<u32, Process>,
     pub(crate) spawner: S,
     /// Start requests collected while `hear` reads commands. Empty again when `hear` returns.
-    pub(crate) wanted: Vec<Wanted>,
+    pub(crate) pending_starts: Vec<PendingStart>,
     /// Earliest deadline of a process when the deadlines were last collected. May be too early, never too late.
     next_process_deadline: Option<u64>,
     pub(crate) ending: Option<Ending>,
@@ -122,7 +122,7 @@ impl<S: Spawner> Holder<S> {
             lease: Lease::new(ttl(config.limits.ttl_ms), now_ns),
             processes,
             spawner,
-            wanted: Vec::new(),
+            pending_starts: Vec::new(),
             next_process_deadline: None,
             ending: None,
             signals,
@@ -287,7 +287,7 @@ impl<S: Spawner> Holder<S> {
             let fds = std::mem::take(&mut datagram.fds);
             self.dispatch(datagram.bytes(&buf), fds);
         }
-        self.give_birth();
+        self.spawn_pending();
         self.buf = buf;
     }
 

@@ -33,7 +33,6 @@
 mod adoption;
 pub mod archive;
 mod archiving;
-mod births;
 pub mod cgroup;
 mod config;
 mod context;
@@ -57,6 +56,7 @@ mod process;
 mod reap;
 pub mod roll;
 mod run;
+mod spawn_batch;
 pub mod spawner;
 mod spill;
 mod title;
