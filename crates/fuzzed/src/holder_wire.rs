@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use exec_server_holder::{
     control::{self, FromHolder, ToHolder},
-    roll,
+    manifest,
     tombstone::Tombstone,
 };
 use rustix::{
@@ -36,9 +36,9 @@ pub fn check(data: &[u8]) {
         assert_eq!(Tombstone::decode(&stone.encode()), Some(stone));
     }
     if let Ok(text) = std::str::from_utf8(data)
-        && let Some(processes) = roll::decode(text)
+        && let Some(processes) = manifest::decode(text)
     {
-        assert_eq!(roll::decode(&roll::encode(&processes)), Some(processes));
+        assert_eq!(manifest::decode(&manifest::encode(&processes)), Some(processes));
     }
     over_a_socket(data);
 }

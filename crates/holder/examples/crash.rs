@@ -30,7 +30,7 @@ use std::{
 use exec_server_holder::{
     Config, Confine, Holder, Limits, Spawner,
     control::{self, FromHolder, StartSpec, ToHolder},
-    roll, spawner,
+    manifest, spawner,
 };
 use exec_server_log::{Cursor, LogEvent, ReadStep, RecoveredLog, SegmentChain, failpoint, load, recover, survey};
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
@@ -106,10 +106,11 @@ fn check(dir: &Path, seed: u64, said: &str) -> u64 {
     let fd: OwnedFd = File::open(dir).unwrap().into();
     let files = segment_files(dir);
     if !files.is_empty() {
-        let text = std::fs::read_to_string(dir.join(roll::ROLL_NAME)).expect("a segment, and no roll that names it");
-        let enrolled = roll::decode(&text).expect("a whole roll");
+        let text =
+            std::fs::read_to_string(dir.join(manifest::MANIFEST_NAME)).expect("a segment, and no roll that names it");
+        let entries = manifest::decode(&text).expect("a whole roll");
         for slot in files {
-            assert!(enrolled.iter().any(|process| process.slot == slot), "slot {slot} is not on the roll");
+            assert!(entries.iter().any(|process| process.slot == slot), "slot {slot} is not on the roll");
         }
     }
     let mut bytes = 0;

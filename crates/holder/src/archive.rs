@@ -3,8 +3,8 @@
 //!
 //! Format: the time to live in milliseconds (`-` = no limit), then the time of the detach in nanoseconds of
 //! CLOCK_MONOTONIC (`-` = a client is attached). A session does not outlive a reboot, so the clock means the same for
-//! every reader. The processes themselves are in the manifest ([`roll`](crate::roll)). Used by the holder and the
-//! server.
+//! every reader. The processes themselves are in the manifest ([`manifest`](crate::manifest)). Used by the holder and
+//! the server.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

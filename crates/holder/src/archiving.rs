@@ -183,8 +183,8 @@ impl<S: Spawner> Holder<S> {
             Ttl::Nanos(ns) => ns / 1_000_000,
             Ttl::None => TTL_NONE,
         };
-        let roll = self.roll();
-        self.cx.spill.begin_archive(roll, Clock { ttl_ms, detached_ns });
+        let manifest = self.encode_manifest();
+        self.cx.spill.begin_archive(manifest, Clock { ttl_ms, detached_ns });
         self.archiving.step = Step::Writing;
     }
 

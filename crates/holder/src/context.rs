@@ -60,7 +60,7 @@ pub(crate) struct Context {
     /// At least one process is to be killed at the end of this turn.
     pub(crate) has_kills: bool,
     /// A process started, ended or was forgotten since the manifest was last written.
-    pub(crate) is_roll_stale: bool,
+    pub(crate) is_manifest_stale: bool,
     /// The server's reader sleeps and waits for something that this turn has appended.
     is_wake_due: bool,
     trim_at: Option<u64>,
@@ -83,7 +83,7 @@ impl Context {
             now_ns,
             has_new_deadline: false,
             has_kills: false,
-            is_roll_stale: true,
+            is_manifest_stale: true,
             is_wake_due: false,
             trim_at: None,
         })

@@ -105,7 +105,7 @@ impl Process {
             return self.retry_later(cx);
         };
         self.phase = Phase::Exited;
-        cx.is_roll_stale = true;
+        cx.is_manifest_stale = true;
         cx.wake(is_due);
         self.close_input(cx);
         if let Some(child) = &mut self.child {
@@ -126,7 +126,7 @@ impl Process {
             return self.retry_later(cx);
         };
         self.phase = Phase::Closed;
-        cx.is_roll_stale = true;
+        cx.is_manifest_stale = true;
         self.paused = None;
         cx.wake(is_due);
         self.child = None;

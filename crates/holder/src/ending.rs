@@ -15,9 +15,9 @@ use rustix::fs::AtFlags;
 use rustix::time::ClockId;
 
 use crate::archive::ARCHIVE_NAME;
+use crate::manifest::MANIFEST_NAME;
 use crate::process::{Phase, Process};
 use crate::reap;
-use crate::roll::ROLL_NAME;
 use crate::spawner::SOCKET_NAME;
 use crate::tombstone::{Ended, Tombstone};
 
@@ -92,7 +92,7 @@ impl Ending {
                 // Without the tombstone, the server can only report that the session is gone.
                 self.tombstone.write(dir).ok();
                 remove_files(dir, |name| {
-                    let names = [SOCKET_NAME, ROLL_NAME, ARCHIVE_NAME];
+                    let names = [SOCKET_NAME, MANIFEST_NAME, ARCHIVE_NAME];
                     names.iter().any(|known| name == known.as_bytes()) || name.ends_with(b".seg")
                 });
             }

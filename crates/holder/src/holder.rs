@@ -21,10 +21,10 @@ use crate::context::Context;
 use crate::control::{ARCHIVES, CommandStatus, FromHolder, OLDEST_VERSION, TTL_NONE, VERSION};
 use crate::door::{Door, Known};
 use crate::ending::{Ending, Reason};
+use crate::manifest::{self, ManifestEntry};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Phase, Process, Source};
 use crate::reap::{self, Dead};
-use crate::roll::{self, Enrolled};
 use crate::spawn_batch::PendingStart;
 use crate::{Config, Confine, Limits, Spawner, end};
 
@@ -351,7 +351,7 @@ impl<S: Spawner> Holder<S> {
         self.adoption = None;
         // Write the current log positions to the manifest: if this holder is killed now, the next server knows them
         // from nowhere else.
-        self.cx.is_roll_stale = true;
+        self.cx.is_manifest_stale = true;
         self.cx.lent.taint();
         if let Ttl::Nanos(ns) = self.orphan_ttl {
             self.orphan_ends_at = Some(self.cx.now_ns.saturating_add(ns));
@@ -378,7 +378,7 @@ impl<S: Spawner> Holder<S> {
             (Ok(()), None) => self.cx.spill.unlink(outcome.slot, outcome.id),
             // Writes now pause until the retry time, and the `reconsider` calls below report the reason. The manifest
             // that came with this segment may not have been written either, so it is due again.
-            (Err(_), _) => self.cx.is_roll_stale = true,
+            (Err(_), _) => self.cx.is_manifest_stale = true,
         }
         // Continue after the slot that was just served, so that one busy process does not keep the disk from the
         // others.
@@ -393,16 +393,17 @@ impl<S: Spawner> Holder<S> {
     /// Hands the disk jobs of this turn to the spill thread, with a new manifest of the processes if the last one is
     /// stale.
     fn hand_to_disk(&mut self) {
-        let is_due = self.cx.spill.needs_roll(self.cx.is_roll_stale);
-        let roll = is_due.then(|| self.roll());
-        self.cx.is_roll_stale &= !is_due;
-        self.cx.spill.hand_over(roll);
+        let is_due = self.cx.spill.needs_manifest(self.cx.is_manifest_stale);
+        let manifest = is_due.then(|| self.encode_manifest());
+        self.cx.is_manifest_stale &= !is_due;
+        self.cx.spill.hand_over(manifest);
     }
 
     /// Encodes the current manifest of the processes.
-    pub(crate) fn roll(&self) -> String {
-        let processes: Vec<Enrolled> = self.processes.values().map(|process| process.enrolled(&self.cx)).collect();
-        roll::encode(&processes)
+    pub(crate) fn encode_manifest(&self) -> String {
+        let processes: Vec<ManifestEntry> =
+            self.processes.values().map(|process| process.manifest_entry(&self.cx)).collect();
+        manifest::encode(&processes)
     }
 
     /// Ends the holder but not the session, which from now on consists of its files only.
@@ -533,15 +534,15 @@ fn restore(dir: &OwnedFd, cx: &mut Context) -> io::Result<BTreeMap<u32, Process>
     if Clock::read(dir)?.is_none() {
         return Ok(processes);
     }
-    for enrolled in roll::read(dir)?.unwrap_or_default() {
-        let recovered = exec_server_log::survey(dir.as_fd(), enrolled.slot)?;
-        let slot = enrolled.slot;
-        if let Some(writer) = LogWriter::restore(&cx.control, slot, &enrolled.status, &recovered) {
+    for entry in manifest::read(dir)?.unwrap_or_default() {
+        let recovered = exec_server_log::survey(dir.as_fd(), entry.slot)?;
+        let slot = entry.slot;
+        if let Some(writer) = LogWriter::restore(&cx.control, slot, &entry.status, &recovered) {
             cx.spill.take_over(writer.disk_segments());
-            processes.insert(slot, Process::restored(enrolled, writer));
+            processes.insert(slot, Process::restore(entry, writer));
         }
     }
-    cx.is_roll_stale = processes.is_empty();
+    cx.is_manifest_stale = processes.is_empty();
     Ok(processes)
 }
 

@@ -23,8 +23,8 @@ use crate::cgroup::Group;
 use crate::context::Context;
 use crate::control::{AnnouncedSegment, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage};
 use crate::input::Input;
+use crate::manifest::ManifestEntry;
 use crate::poller::{EventFlags, Interest};
-use crate::roll::Enrolled;
 
 /// The fd of a process that an epoll token stands for. A token is `slot << 8 | source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +176,7 @@ impl Process {
             group,
         };
         cx.has_new_deadline |= process.deadline_ns().is_some();
-        cx.is_roll_stale = true;
+        cx.is_manifest_stale = true;
         match process.watch_exit(cx).and_then(|()| process.watch(cx)) {
             Ok(()) => Ok(process),
             Err(error) => {
@@ -188,10 +188,10 @@ impl Process {
     }
 
     /// Restores a closed process of an earlier holder, with its whole log on disk.
-    pub(crate) fn restored(enrolled: Enrolled, writer: LogWriter) -> Self {
+    pub(crate) fn restore(entry: ManifestEntry, writer: LogWriter) -> Self {
         Self {
-            slot: enrolled.slot,
-            pid: enrolled.pid,
+            slot: entry.slot,
+            pid: entry.pid,
             is_tty: false,
             child: None,
             group: None,
@@ -210,7 +210,7 @@ impl Process {
             is_confined: false,
             was_asked: false,
             is_restored: true,
-            meta: enrolled.meta.into_boxed_slice(),
+            meta: entry.meta.into_boxed_slice(),
         }
     }
 
@@ -230,8 +230,8 @@ impl Process {
 
     /// The manifest entry of this process. The log position comes from shared memory; that is safe because the holder
     /// bases no decision on it and only passes it on to a later server.
-    pub(crate) fn enrolled(&self, cx: &Context) -> Enrolled {
-        Enrolled { slot: self.slot, pid: self.pid, status: cx.control.status(self.slot), meta: self.meta.to_vec() }
+    pub(crate) fn manifest_entry(&self, cx: &Context) -> ManifestEntry {
+        ManifestEntry { slot: self.slot, pid: self.pid, status: cx.control.status(self.slot), meta: self.meta.to_vec() }
     }
 
     /// The opaque record of the process's start.
@@ -305,7 +305,7 @@ impl Process {
     /// Releases the log and its files.
     pub(crate) fn forget(self, cx: &mut Context) {
         cx.left_groups.extend(self.group);
-        cx.is_roll_stale = true;
+        cx.is_manifest_stale = true;
         for (info, memory) in self.writer.into_segments() {
             match memory {
                 Some(segment) => cx.dispose(segment),

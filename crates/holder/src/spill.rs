@@ -6,13 +6,13 @@
 //!
 //! ```text
 //!   epoll thread ── Job::Write (one at a time), Job::Unlink ──▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
-//!        ├───────── Job::Roll, or with a write ───────────────────▶ ├───── write, rename ──▶ DIR/processes
+//!        ├───────── Job::Manifest, or with a write ───────────────▶ ├───── write, rename ──▶ DIR/processes
 //!        ▲                                                        │
 //!        └───────────────── Outcome, eventfd ─────────────────────┘
 //! ```
 //!
-//! A segment is written only after the manifest that lists its process (see [`roll`]), so the next server can offer the
-//! file even if this holder is killed. If the manifest cannot be written, the segment that depends on it fails. The
+//! A segment is written only after the manifest that lists its process (see [`manifest`]), so the next server can offer
+//! the file even if this holder is killed. If the manifest cannot be written, the segment that depends on it fails. The
 //! manifest is removed with the last segment file: the holder would no longer update it, but a server would trust it.
 //! Without a manifest, the server reports the processes of a killed holder as lost, which is correct.
 //!
@@ -34,7 +34,7 @@ use rustix::event::EventfdFlags;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::archive::{self, Clock};
-use crate::{Limits, roll};
+use crate::{Limits, manifest};
 
 /// How long no write is attempted after one has failed.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -56,7 +56,7 @@ pub(crate) struct Spill {
     /// Number of segment files that are written and not removed.
     files: usize,
     /// A manifest is on disk, or about to be written.
-    has_roll: bool,
+    has_manifest: bool,
     /// The manifest stays even without segment files, because the holder is about to leave.
     is_archived: bool,
     /// Number of archive jobs whose result has not been taken.
@@ -99,9 +99,9 @@ struct Queue {
 }
 
 enum Job {
-    /// Writes a segment. If the manifest on disk is stale, `roll` is the new one, which is written first.
+    /// Writes a segment. If the manifest on disk is stale, `manifest` is the new one, which is written first.
     Write {
-        roll: Option<String>,
+        manifest: Option<String>,
         slot: u32,
         id: u64,
         bytes: Vec<u8>,
@@ -111,13 +111,13 @@ enum Job {
         slot: u32,
         id: u64,
     },
-    Roll {
+    Manifest {
         text: String,
     },
-    UnlinkRoll,
+    UnlinkManifest,
     /// Writes the final manifest, then the session's clock.
     Archive {
-        roll: String,
+        manifest: String,
         clock: Clock,
     },
     UnlinkArchive,
@@ -128,9 +128,11 @@ impl Job {
     fn removes_of(&self) -> Option<u32> {
         match self {
             Self::Unlink { slot, .. } => Some(*slot),
-            Self::Write { .. } | Self::Roll { .. } | Self::UnlinkRoll | Self::Archive { .. } | Self::UnlinkArchive => {
-                None
-            }
+            Self::Write { .. }
+            | Self::Manifest { .. }
+            | Self::UnlinkManifest
+            | Self::Archive { .. }
+            | Self::UnlinkArchive => None,
         }
     }
 }
@@ -150,7 +152,7 @@ impl Spill {
             writing: None,
             due: Vec::new(),
             files: 0,
-            has_roll: false,
+            has_manifest: false,
             is_archived: false,
             archiving: 0,
             buffer: Vec::new(),
@@ -200,7 +202,7 @@ impl Spill {
         let id = segment.id();
         let floor = (self.limits.free_floor_bytes, self.limits.free_floor_percent);
         self.writing = Some(slot);
-        self.due.push(Job::Write { roll: None, slot, id, bytes, floor });
+        self.due.push(Job::Write { manifest: None, slot, id, bytes, floor });
     }
 
     /// The slots whose files are being written or removed. No new process may use them yet.
@@ -219,28 +221,28 @@ impl Spill {
     }
 
     /// Whether a manifest must be written: segment files exist, and the manifest is missing or stale.
-    pub(crate) fn needs_roll(&self, is_stale: bool) -> bool {
-        self.has_files() && (is_stale || !self.has_roll)
+    pub(crate) fn needs_manifest(&self, is_stale: bool) -> bool {
+        self.has_files() && (is_stale || !self.has_manifest)
     }
 
     /// Hands the jobs of this turn to the thread. If a segment is to be written, the manifest goes with it, otherwise
     /// before the other jobs. In the second case, a forgotten process is out of the manifest before its files are
     /// removed, so that a kill in between does not bring it back. The slot stays busy until the files are gone.
-    pub(crate) fn hand_over(&mut self, mut roll: Option<String>) {
-        self.has_roll |= roll.is_some();
-        if self.has_roll && !self.has_files() && !self.is_archived {
-            self.has_roll = false;
-            self.due.push(Job::UnlinkRoll);
+    pub(crate) fn hand_over(&mut self, mut manifest: Option<String>) {
+        self.has_manifest |= manifest.is_some();
+        if self.has_manifest && !self.has_files() && !self.is_archived {
+            self.has_manifest = false;
+            self.due.push(Job::UnlinkManifest);
         }
-        if self.due.is_empty() && roll.is_none() {
+        if self.due.is_empty() && manifest.is_none() {
             return;
         }
         let has_thread = self.start_thread().is_ok();
         let mut queue = self.shared.lock();
         let has_write = self.due.iter().any(|job| matches!(job, Job::Write { .. }));
         // A manifest is due only if files exist, and writing them has normally started the thread already.
-        if let Some(text) = roll.take_if(|_| !has_write).filter(|_| has_thread) {
-            queue.push_roll(text);
+        if let Some(text) = manifest.take_if(|_| !has_write).filter(|_| has_thread) {
+            queue.push_manifest(text);
         }
         for mut job in self.due.drain(..) {
             match &mut job {
@@ -249,7 +251,7 @@ impl Spill {
                     remove(&self.shared.dir, &disk_name(*slot, *id));
                     continue;
                 }
-                Job::Write { roll: first, .. } => *first = roll.take(),
+                Job::Write { manifest: first, .. } => *first = manifest.take(),
                 // Without a thread this job would never finish, so report a failure. Only a holder without any file on
                 // disk can get here.
                 Job::Archive { .. } if !has_thread => {
@@ -258,7 +260,11 @@ impl Spill {
                     rustix::io::write(&self.shared.eventfd, &1_u64.to_ne_bytes()).ok();
                     continue;
                 }
-                Job::Unlink { .. } | Job::Roll { .. } | Job::UnlinkRoll | Job::Archive { .. } | Job::UnlinkArchive => {}
+                Job::Unlink { .. }
+                | Job::Manifest { .. }
+                | Job::UnlinkManifest
+                | Job::Archive { .. }
+                | Job::UnlinkArchive => {}
             }
             queue.jobs.push_back(job);
         }
@@ -275,16 +281,16 @@ impl Spill {
     /// Takes over the files and the manifest that an earlier holder of the session left.
     pub(crate) fn take_over(&mut self, files: usize) {
         self.files += files;
-        self.has_roll = true;
+        self.has_manifest = true;
         self.due.push(Job::UnlinkArchive);
     }
 
     /// Schedules the final manifest and the session's clock for the end of this turn.
-    pub(crate) fn begin_archive(&mut self, roll: String, clock: Clock) {
-        self.has_roll = true;
+    pub(crate) fn begin_archive(&mut self, manifest: String, clock: Clock) {
+        self.has_manifest = true;
         self.is_archived = true;
         self.archiving += 1;
-        self.due.push(Job::Archive { roll, clock });
+        self.due.push(Job::Archive { manifest, clock });
     }
 
     /// Cancels the archive: the holder stays.
@@ -368,14 +374,14 @@ impl Drop for Spill {
 impl Queue {
     /// Appends a manifest after all jobs. Drops an older manifest that is still queued, unless a segment write behind
     /// it needs it.
-    fn push_roll(&mut self, text: String) {
+    fn push_manifest(&mut self, text: String) {
         let is_write = |job: &Job| matches!(job, Job::Write { .. });
         let from = self.jobs.iter().rposition(is_write).map_or(0, |at| at + 1);
-        let older = self.jobs.iter().skip(from).position(|job| matches!(job, Job::Roll { .. }));
+        let older = self.jobs.iter().skip(from).position(|job| matches!(job, Job::Manifest { .. }));
         if let Some(at) = older {
             self.jobs.remove(from + at);
         }
-        self.jobs.push_back(Job::Roll { text });
+        self.jobs.push_back(Job::Manifest { text });
     }
 }
 
@@ -402,24 +408,24 @@ impl Shared {
     }
 
     fn run(&self) {
-        let mut without_roll = None;
+        let mut manifest_error = None;
         while let Some(job) = self.next() {
             match job {
-                Job::Roll { text } => without_roll = roll::write(&self.dir, &text).err(),
-                Job::UnlinkRoll => remove(&self.dir, roll::ROLL_NAME),
+                Job::Manifest { text } => manifest_error = manifest::write(&self.dir, &text).err(),
+                Job::UnlinkManifest => remove(&self.dir, manifest::MANIFEST_NAME),
                 Job::UnlinkArchive => remove(&self.dir, archive::ARCHIVE_NAME),
-                Job::Archive { roll, clock } => {
-                    let written = roll::write(&self.dir, &roll).and_then(|()| clock.write(&self.dir));
+                Job::Archive { manifest, clock } => {
+                    let written = manifest::write(&self.dir, &manifest).and_then(|()| clock.write(&self.dir));
                     self.lock().archived.push(written.is_ok());
                     // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
                     rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
                 }
                 Job::Unlink { slot, id } => remove(&self.dir, &disk_name(slot, id)),
-                Job::Write { roll, slot, id, bytes, floor } => {
-                    if let Some(text) = roll {
-                        without_roll = roll::write(&self.dir, &text).err();
+                Job::Write { manifest, slot, id, bytes, floor } => {
+                    if let Some(text) = manifest {
+                        manifest_error = manifest::write(&self.dir, &text).err();
                     }
-                    let result = match without_roll.take() {
+                    let result = match manifest_error.take() {
                         Some(error) => Err(error),
                         None => write(&self.dir, &disk_name(slot, id), &bytes, floor),
                     };

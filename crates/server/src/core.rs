@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::roll::Enrolled;
+use exec_server_holder::manifest::ManifestEntry;
 use exec_server_log::RecoveredLog;
 use exec_server_protocol::limits;
 use exec_server_rpc::{ByteStream, Framing};
@@ -145,7 +145,7 @@ pub struct Remains {
     /// The session record.
     pub record: Vec<u8>,
     /// The processes, each with the readable part of its log.
-    pub logs: Vec<(Enrolled, RecoveredLog)>,
+    pub logs: Vec<(ManifestEntry, RecoveredLog)>,
     /// The session's clock, if the holder archived the session.
     pub clock: Option<LeftClock>,
 }
@@ -167,7 +167,7 @@ pub struct ArchiveFiles {
     /// How long the session has been detached; `None` while a client is attached.
     pub detached_for: Option<Duration>,
     /// The processes to keep. If empty, only the session record stays.
-    pub processes: Vec<Enrolled>,
+    pub processes: Vec<ManifestEntry>,
     /// File names of the segments to keep. All other segment files are removed.
     pub segments: BTreeSet<String>,
 }

@@ -84,7 +84,7 @@ impl Story {
     fn kill_server(&mut self) {
         self.server.kill();
         let roll = self.dir().join("processes");
-        // The holder writes the roll again when it loses the server. From then on the roll contains the total number of bytes.
+        // The holder writes the manifest again when it loses the server. From then on the manifest contains the total number of bytes.
         wait_for("the roll", || fs::read_to_string(&roll).is_ok_and(|text| text.contains(&format!(" {BYTES} "))));
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use exec_server_holder::archive::Clock;
 use exec_server_holder::control::{CommandStatus, FromHolder, TTL_NONE, ToHolder};
-use exec_server_holder::{Config, Limits, roll};
+use exec_server_holder::{Config, Limits, manifest};
 use exec_server_log as log;
 
 use crate::support::{self, MIB, MS, Rig, SECRET, Server, Source, open_dir, pattern, spec};
@@ -84,9 +84,9 @@ fn a_session_whose_processes_have_closed_is_left_to_its_files_and_taken_up_again
 
     let dir = open_dir(&rig.dir);
     assert_eq!(Clock::read(&dir).expect("readable"), Some(Clock { ttl_ms: TTL_NONE, detached_ns: Some(0) }));
-    let enrolled = roll::read(&dir).expect("readable").expect("a roll");
-    assert_eq!(enrolled.iter().map(|one| one.slot).collect::<Vec<_>>(), [slot, second]);
-    for one in &enrolled {
+    let entries = manifest::read(&dir).expect("readable").expect("a roll");
+    assert_eq!(entries.iter().map(|one| one.slot).collect::<Vec<_>>(), [slot, second]);
+    for one in &entries {
         let recovered = log::recover(dir.as_fd(), one.slot).expect("readable");
         assert!(recovered.is_whole(&one.status), "{recovered:?}");
     }
@@ -111,9 +111,9 @@ fn without_a_server_the_holder_leaves_by_itself() {
     rig.turn();
     wait(&mut rig);
     until_ended(&mut rig);
-    let enrolled = roll::read(open_dir(&rig.dir)).expect("readable").expect("a roll");
+    let entries = manifest::read(open_dir(&rig.dir)).expect("readable").expect("a roll");
     let recovered = log::recover(open_dir(&rig.dir).as_fd(), slot).expect("readable");
-    assert!(recovered.is_whole(&enrolled[0].status));
+    assert!(recovered.is_whole(&entries[0].status));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use exec_server_holder::Limits;
 use exec_server_holder::control::{self, CommandStatus, FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder};
-use exec_server_holder::roll::{self, ROLL_NAME};
+use exec_server_holder::manifest::{self, MANIFEST_NAME};
 use exec_server_log::BlockReason;
 use exec_server_process::ScriptDriver;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -424,7 +424,7 @@ fn slot_is_given_to_another_process_when_its_files_are_gone_and_so_named() {
     }
     // The process is removed from the manifest first, so that a kill in between does not bring it back. Then its files
     // go.
-    assert_eq!(names.first().map(String::as_str), Some(ROLL_NAME), "{names:?}");
+    assert_eq!(names.first().map(String::as_str), Some(MANIFEST_NAME), "{names:?}");
     assert!(names.len() == files + 1 && names.iter().skip(1).all(|name| is_of(first, name)), "{names:?}");
     assert_eq!(rig.start(spec()), first);
 }
@@ -433,12 +433,12 @@ fn slot_is_given_to_another_process_when_its_files_are_gone_and_so_named() {
 fn roll_goes_with_the_last_file_and_comes_back_with_the_next() {
     let mut rig = limited(1 << 30);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
-    let enrolled = |rig: &Rig| {
-        let text = std::fs::read_to_string(rig.dir.path().join(ROLL_NAME)).expect("a roll");
-        roll::decode(&text).expect("a whole one").iter().map(|process| process.slot).collect::<Vec<_>>()
+    let entries = |rig: &Rig| {
+        let text = std::fs::read_to_string(rig.dir.path().join(MANIFEST_NAME)).expect("a roll");
+        manifest::decode(&text).expect("a whole one").iter().map(|process| process.slot).collect::<Vec<_>>()
     };
     let first = spill_one(&mut rig);
-    assert_eq!(enrolled(&rig), [first]);
+    assert_eq!(entries(&rig), [first]);
     rig.server.release(first);
     rig.turn();
     rig.holder.wait_for_disk();
@@ -446,5 +446,5 @@ fn roll_goes_with_the_last_file_and_comes_back_with_the_next() {
     let second = rig.start(spec());
     assert_eq!(rig.files(), ["sock"]);
     let third = spill_one(&mut rig);
-    assert_eq!(enrolled(&rig), [first, second, third]);
+    assert_eq!(entries(&rig), [first, second, third]);
 }

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
-use exec_server_holder::roll::Enrolled;
+use exec_server_holder::manifest::ManifestEntry;
 use exec_server_log::{ControlBlock, LogStatus, RecoveredLog, SegmentLocation};
 
 use super::{Birth, Lost, Position, Process, lock};
@@ -89,11 +89,11 @@ impl Process {
         *lock(&self.link) = link;
     }
 
-    /// The process's entry in the roll, and the names of its segment files.
-    pub(crate) fn enrolled(&self) -> (Enrolled, Vec<String>) {
+    /// The process's entry in the manifest, and the names of its segment files.
+    pub(crate) fn enrolled(&self) -> (ManifestEntry, Vec<String>) {
         let files = self.chain().segments().map(|segment| exec_server_log::disk_name(self.slot, segment.id)).collect();
         let meta = serde_json::to_vec(&self.meta).expect("a record of strings and numbers serializes");
-        (Enrolled { slot: self.slot, pid: self.pid, status: self.status(), meta }, files)
+        (ManifestEntry { slot: self.slot, pid: self.pid, status: self.status(), meta }, files)
     }
 
     /// Records that output was released: the log now begins at this number and offset, or is empty. Does nothing if a

@@ -3,9 +3,9 @@
 //! ```text
 //!  holder sends Archived ──▶ detached and no start pending: Leave ──▶ EOF ──▶ archived ──▶ a start: another holder
 //! ```
-//! Decides when a holder may leave, and keeps the files correct afterwards. The server rewrites the roll (the file that
+//! Decides when a holder may leave, and keeps the files correct afterwards. The server rewrites the manifest (the file that
 //! lists the processes) and the clock when a process is forgotten, when output is taken, and when a client attaches or
-//! detaches. It removes unneeded segment files only after it has written the roll that no longer names them. A kill in
+//! detaches. It removes unneeded segment files only after it has written the manifest that no longer names them. A kill in
 //! between leaves too many files, never too few.
 //!
 //! Failure path: the sweep retries a file that cannot be written.
@@ -111,7 +111,7 @@ impl Session {
         }
     }
 
-    /// Writes the roll and the clock as they are now. Blocking; the caller holds `turn`.
+    /// Writes the manifest and the clock as they are now. Blocking; the caller holds `turn`.
     fn write_archive(&self) -> io::Result<()> {
         // Clear the flag before taking the snapshot: a later change sets it again and schedules another write.
         self.archive.is_stale.store(false, Ordering::Release);

@@ -16,7 +16,7 @@ use exec_server_holder::{
     archive::{ARCHIVE_NAME, Clock},
     cgroup::{Root, SessionGroup},
     control::TTL_NONE,
-    roll::{self, ROLL_NAME},
+    manifest::{self, MANIFEST_NAME},
     spawner::{self, NewHolder, SECRET_NAME, SOCKET_NAME, SpawnerHandle},
 };
 use exec_server_sandbox::{BuildError, Built, Script};
@@ -143,13 +143,13 @@ fn record(dir: BorrowedFd<'_>) -> io::Result<Found> {
     Ok(sessions::read_small(dir, "record")?.map_or(Found::Dead, Found::Record))
 }
 
-/// Collects the files of a dead holder: the spilled logs of the processes that its process list (`roll`) names.
+/// Collects the files of a dead holder: the spilled logs of the processes that its process list (`manifest`) names.
 fn remains(dir: BorrowedFd<'_>) -> io::Result<Found> {
-    let (Some(record), Some(roll)) = (sessions::read_small(dir, "record")?, roll::read(dir)?) else {
+    let (Some(record), Some(manifest)) = (sessions::read_small(dir, "record")?, manifest::read(dir)?) else {
         return Ok(Found::Dead);
     };
     let mut logs = Vec::new();
-    for enrolled in roll {
+    for enrolled in manifest {
         let recovered = exec_server_log::survey(dir, enrolled.slot)?;
         logs.push((enrolled, recovered));
     }
@@ -247,11 +247,11 @@ impl Holders for Spawned {
         if files.processes.is_empty() {
             // Remove the secret first: without a secret, `find` looks only at the record.
             sessions::remove_file(dir.as_fd(), SECRET_NAME)?;
-            for name in [ROLL_NAME, ARCHIVE_NAME, SOCKET_NAME] {
+            for name in [MANIFEST_NAME, ARCHIVE_NAME, SOCKET_NAME] {
                 sessions::remove_file(dir.as_fd(), name)?;
             }
         } else {
-            roll::write(&dir, &roll::encode(&files.processes))?;
+            manifest::write(&dir, &manifest::encode(&files.processes))?;
             let since = files.detached_for.map(|long| u64::try_from(long.as_nanos()).unwrap_or(u64::MAX));
             let detached_ns = since.map(|long| monotonic_ns().saturating_sub(long));
             Clock { ttl_ms: files.ttl_ms, detached_ns }.write(&dir)?;
@@ -271,7 +271,7 @@ impl Holders for Spawned {
     fn unmake(&self, session: &str) {
         let dir = self.state.open_session_dir(session);
         if let Ok(dir) = dir.as_ref()
-            && roll::read(dir).is_ok_and(|roll| roll.is_some())
+            && manifest::read(dir).is_ok_and(|manifest| manifest.is_some())
         {
             // The session is archived, and `find` reaches its files only if there is a secret. So replace the secret
             // instead of removing it. The holder sees a secret that is not its own and knows that it was given up.

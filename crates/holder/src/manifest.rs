@@ -13,17 +13,17 @@ use exec_server_log::{Exit, LogStatus, failpoint};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 /// Name of the file in the session's directory.
-pub const ROLL_NAME: &str = "processes";
+pub const MANIFEST_NAME: &str = "processes";
 
 /// The file is written under this name and then renamed, so that a reader finds either the whole file or none.
 const UNFINISHED_NAME: &str = "processes.new";
 
 /// More than a session with 4096 processes needs, with 4 KiB of arguments each in hexadecimal.
-const ROLL_MAX_BYTES: u64 = 64 << 20;
+const MANIFEST_MAX_BYTES: u64 = 64 << 20;
 
 /// The manifest entry of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Enrolled {
+pub struct ManifestEntry {
     /// The slot of the process: the first part of the names of its segment files.
     pub slot: u32,
     pub pid: u32,
@@ -34,19 +34,19 @@ pub struct Enrolled {
 }
 
 /// Encodes the content of the file.
-pub fn encode(processes: &[Enrolled]) -> String {
+pub fn encode(processes: &[ManifestEntry]) -> String {
     processes.iter().map(encode_one).collect()
 }
 
 /// Decodes the content of a file. `None` if it is malformed.
-pub fn decode(text: &str) -> Option<Vec<Enrolled>> {
+pub fn decode(text: &str) -> Option<Vec<ManifestEntry>> {
     text.lines().map(decode_one).collect()
 }
 
 /// Reads the file from the session's directory. `None` if it does not exist or is malformed.
-pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<Enrolled>>> {
+pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<ManifestEntry>>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = match rustix::fs::openat(dir.as_fd(), ROLL_NAME, flags, Mode::empty()) {
+    let file = match rustix::fs::openat(dir.as_fd(), MANIFEST_NAME, flags, Mode::empty()) {
         Ok(file) => std::fs::File::from(file),
         Err(rustix::io::Errno::NOENT) => return Ok(None),
         Err(error) => return Err(error.into()),
@@ -54,7 +54,7 @@ pub fn read(dir: impl AsFd) -> io::Result<Option<Vec<Enrolled>>> {
     let mut text = String::new();
     // Fail if the file is too long. A truncated manifest would not decode, and the output that it names would be
     // deleted with the session.
-    if file.take(ROLL_MAX_BYTES).read_to_string(&mut text)? as u64 == ROLL_MAX_BYTES {
+    if file.take(MANIFEST_MAX_BYTES).read_to_string(&mut text)? as u64 == MANIFEST_MAX_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the roll of its processes is too long"));
     }
     Ok(decode(&text))
@@ -69,7 +69,7 @@ pub fn write(dir: impl AsFd, text: &str) -> io::Result<()> {
     let written = io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes());
     let renamed = written.and_then(|()| {
         failpoint::step("roll rename");
-        Ok(rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), ROLL_NAME)?)
+        Ok(rustix::fs::renameat(dir.as_fd(), UNFINISHED_NAME, dir.as_fd(), MANIFEST_NAME)?)
     });
     if renamed.is_err() {
         // Readers ignore the unfinished file, so it does not matter if it cannot be removed.
@@ -78,8 +78,8 @@ pub fn write(dir: impl AsFd, text: &str) -> io::Result<()> {
     renamed
 }
 
-fn encode_one(process: &Enrolled) -> String {
-    let Enrolled { slot, pid, status, meta } = process;
+fn encode_one(process: &ManifestEntry) -> String {
+    let ManifestEntry { slot, pid, status, meta } = process;
     let LogStatus { next_seq, first_seq, released_seq, released_offset, written, dropped, exited, closed_seq, .. } =
         status;
     let (exited_seq, exit) = exited.map_or((0, String::new()), |(seq, exit)| (seq, hex(&exit.encode())));
@@ -91,7 +91,7 @@ fn encode_one(process: &Enrolled) -> String {
     )
 }
 
-fn decode_one(line: &str) -> Option<Enrolled> {
+fn decode_one(line: &str) -> Option<ManifestEntry> {
     let mut words = line.split(' ');
     let (slot, pid) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let mut number = || words.next()?.parse::<u64>().ok();
@@ -111,7 +111,7 @@ fn decode_one(line: &str) -> Option<Enrolled> {
         status.exited = Some((exited_seq, Exit::decode(&unhex(exit)?)?));
     }
     let meta = unhex(words.next()?.strip_prefix(':')?)?;
-    words.next().is_none().then_some(Enrolled { slot, pid, status, meta })
+    words.next().is_none().then_some(ManifestEntry { slot, pid, status, meta })
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -135,13 +135,16 @@ mod tests {
     fn what_is_written_is_read_back() {
         let exit = Exit { code: 137, signal: Some(9), cause: ExitCause::Signal, ..Exit::default() };
         let processes = [
-            Enrolled {
+            ManifestEntry {
                 slot: 7,
                 pid: 4711,
                 status: LogStatus { next_seq: 9, written: 100, exited: Some((7, exit)), ..LogStatus::default() },
                 meta: b"\x00\xff id".to_vec(),
             },
-            Enrolled { status: LogStatus { closed_seq: Some(3), ..LogStatus::default() }, ..Enrolled::default() },
+            ManifestEntry {
+                status: LogStatus { closed_seq: Some(3), ..LogStatus::default() },
+                ..ManifestEntry::default()
+            },
         ];
         assert_eq!(decode(&encode(&processes)).as_deref(), Some(&processes[..]));
         assert_eq!(decode(""), Some(Vec::new()));
@@ -149,7 +152,7 @@ mod tests {
 
     #[test]
     fn other_text_is_no_roll() {
-        let whole = encode(&[Enrolled::default()]);
+        let whole = encode(&[ManifestEntry::default()]);
         assert!(decode(&whole).is_some());
         for cut in 1..whole.len() - 2 {
             assert_eq!(decode(&whole[..cut]), None, "{:?}", &whole[..cut]);
