@@ -15,7 +15,7 @@ use crate::Config;
 use crate::cgroup::{Group, Groups};
 use crate::control::{CommandStatus, FromHolder};
 use crate::controller::{Controller, Sending};
-use crate::lent::Lent;
+use crate::lent_segments::LentSegments;
 use crate::poller::Poller;
 use crate::spill::Spill;
 
@@ -40,7 +40,7 @@ pub(crate) struct Context {
     /// Wakes the server's reader. Written only when the log says that a reader sleeps.
     pub(crate) eventfd: Arc<OwnedFd>,
     pub(crate) pool: SegmentPool,
-    pub(crate) lent: Lent,
+    pub(crate) lent_segments: LentSegments,
     pub(crate) spill: Spill,
     pub(crate) controller: Controller,
     pub(crate) groups: Groups,
@@ -72,7 +72,7 @@ impl Context {
             control: ControlBlock::create()?,
             eventfd: Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             pool: SegmentPool::new(),
-            lent: Lent::default(),
+            lent_segments: LentSegments::default(),
             spill: Spill::new(&config.dir, config.limits)?,
             controller: Controller::default(),
             groups: Groups::new(config.confine.group.clone(), config.limits),
@@ -128,12 +128,12 @@ impl Context {
 
     /// Takes over the memory of a segment that has left its log.
     pub(crate) fn dispose(&mut self, segment: Segment) {
-        let freed = self.lent.dispose(&mut self.pool, segment);
+        let freed = self.lent_segments.dispose(&mut self.pool, segment);
         self.retire(freed);
     }
 
     pub(crate) fn handle_return(&mut self, id: u64) {
-        let freed = self.lent.handle_return(&mut self.pool, id);
+        let freed = self.lent_segments.handle_return(&mut self.pool, id);
         self.retire(freed);
     }
 

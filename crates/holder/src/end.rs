@@ -20,9 +20,9 @@ use crate::cgroup::Group;
 use crate::context::Context;
 use crate::control::CommandStatus;
 use crate::denial;
-use crate::grip;
 use crate::poller::EventFlags;
 use crate::process::{Phase, Process, Source, stream_fd};
+use crate::stream_holders;
 
 /// Upper bound for the output read from a terminal after the leader's death: more than a terminal can hold (64 KiB each
 /// way). Reading stops earlier, when the terminal is empty. A bound is needed because the kernel does not report how
@@ -283,8 +283,11 @@ pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx:
         |process: &&mut Process| process.group.as_ref().is_some_and(Group::kill) && process.phase == Phase::Running;
     let (grouped, walked): (Vec<&mut Process>, Vec<&mut Process>) = due.drain(..).partition(is_done);
     let killed = Child::kill_all(walked.iter().filter_map(|process| process.child.as_ref()));
-    let held =
-        if cx.is_exclusive { grip::kill_holders(walked.iter().flat_map(|process| process.held_streams())) } else { 0 };
+    let held = if cx.is_exclusive {
+        stream_holders::kill_holders(walked.iter().flat_map(|process| process.held_streams()))
+    } else {
+        0
+    };
     let again_at = match killed {
         // The processes that were found may have forked before they died, so look again later.
         Ok(killed) if killed.complete && held == 0 => None,

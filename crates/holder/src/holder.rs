@@ -352,7 +352,7 @@ impl<S: Spawner> Holder<S> {
         // Write the current log positions to the manifest: if this holder is killed now, the next server knows them
         // from nowhere else.
         self.cx.is_manifest_stale = true;
-        self.cx.lent.taint();
+        self.cx.lent_segments.taint();
         if let Ttl::Nanos(ns) = self.orphan_ttl {
             self.orphan_ends_at = Some(self.cx.now_ns.saturating_add(ns));
         }

@@ -327,7 +327,7 @@ pub(crate) fn announce(slot: u32, info: &exec_server_log::SegmentInfo, fd: Optio
         return;
     }
     if fd.is_some() {
-        cx.lent.lend(info.id);
+        cx.lent_segments.lend(info.id);
     }
     let message = FromHolder::Segment(AnnouncedSegment {
         slot,

@@ -18,16 +18,16 @@ use rustix::process::{PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal}
 
 /// Kills every descendant that has one of these streams open. Returns how many there were.
 pub(crate) fn kill_holders<'a>(streams: impl Iterator<Item = BorrowedFd<'a>>) -> usize {
-    let targets: Vec<PathBuf> = streams.filter_map(target).collect();
-    if targets.is_empty() {
+    let link_targets: Vec<PathBuf> = streams.filter_map(link_target).collect();
+    if link_targets.is_empty() {
         return 0;
     }
     let descendants = descendants_of(getpid()).unwrap_or_default();
-    descendants.iter().filter(|member| !member.is_zombie && kill_if_holder(member, &targets)).count()
+    descendants.iter().filter(|member| !member.is_zombie && kill_if_holding(member, &link_targets)).count()
 }
 
 /// The link target that the other end of a stream has under `/proc/PID/fd`.
-fn target(stream: BorrowedFd<'_>) -> Option<PathBuf> {
+fn link_target(stream: BorrowedFd<'_>) -> Option<PathBuf> {
     match rustix::pty::ptsname(stream, Vec::new()) {
         Ok(slave) => Some(PathBuf::from(slave.into_string().ok()?)),
         // Both ends of a pipe have the same inode number, and so the same link target.
@@ -35,10 +35,10 @@ fn target(stream: BorrowedFd<'_>) -> Option<PathBuf> {
     }
 }
 
-fn kill_if_holder(member: &TreeMember, targets: &[PathBuf]) -> bool {
+fn kill_if_holding(member: &TreeMember, link_targets: &[PathBuf]) -> bool {
     // Open the pidfd first. If the pid is reused after that, the signal fails and does not hit an unrelated process.
     let Ok(process) = pidfd_open(member.pid, PidfdFlags::empty()) else { return false };
     let Ok(fds) = fs::read_dir(format!("/proc/{}/fd", member.pid.as_raw_nonzero())) else { return false };
-    let is_target = |fd: fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|path| targets.contains(&path));
+    let is_target = |fd: fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|path| link_targets.contains(&path));
     fds.flatten().any(is_target) && pidfd_send_signal(process.as_fd(), Signal::KILL).is_ok()
 }

@@ -12,7 +12,7 @@ use exec_server_log::{Segment, SegmentPool};
 const PARKED_MAX: usize = 8;
 
 #[derive(Default)]
-pub(crate) struct Lent {
+pub(crate) struct LentSegments {
     /// Announced to the current controller and not returned.
     lent: HashSet<u64>,
     /// Announced to an earlier controller that disconnected without returning them. They may stay mapped indefinitely.
@@ -21,7 +21,7 @@ pub(crate) struct Lent {
     parked: VecDeque<Segment>,
 }
 
-impl Lent {
+impl LentSegments {
     /// Records that the segment was announced to the current controller.
     pub(crate) fn lend(&mut self, id: u64) {
         self.lent.insert(id);
