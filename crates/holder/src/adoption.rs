@@ -34,7 +34,7 @@ impl Adoption {
     pub(crate) fn turn(&mut self, processes: &BTreeMap<u32, Process>, cx: &mut Context) -> bool {
         if cx.controller.is_congested() {
             if cx.now_ns >= self.stalls_at {
-                cx.controller.lose();
+                cx.controller.mark_lost();
             }
             return false;
         }
@@ -50,14 +50,14 @@ impl Adoption {
                     cx.send_with(&FromHolder::Process(Box::new(process.info())), process.pidfd());
                     self.segments = Some(0);
                 }
-                Some(told) => self.tell_segments(process, told, cx),
+                Some(sent) => self.send_segments(process, sent, cx),
             }
         }
         false
     }
 
-    fn tell_segments(&mut self, process: &Process, told: usize, cx: &mut Context) {
-        for (number, info) in process.writer.segments().enumerate().skip(told) {
+    fn send_segments(&mut self, process: &Process, sent: usize, cx: &mut Context) {
+        for (number, info) in process.writer.segments().enumerate().skip(sent) {
             if cx.controller.is_congested() {
                 self.segments = Some(number);
                 return;

@@ -99,7 +99,7 @@ impl<S: Spawner> Holder<S> {
             }
             Step::Writing => false,
             // Wait while connections have not sent `Hello` yet: the next server may be among them.
-            Step::Told { .. } if !self.cx.controller.is_connected() => !self.door.has_candidates(),
+            Step::Told { .. } if !self.cx.controller.is_connected() => !self.listener.has_pending(),
             Step::Told { again_at } => {
                 if now_ns >= again_at {
                     self.tell_archived();
@@ -160,7 +160,7 @@ impl<S: Spawner> Holder<S> {
             let (on_disk, in_memory) = (process.writer.disk_segments(), process.writer.memory_segments());
             in_memory == 0 || !self.cx.spill.is_quota_full(on_disk + in_memory - 1)
         };
-        self.processes.values().all(is_within) && self.door.is_secret_in(self.dir())
+        self.processes.values().all(is_within) && self.listener.is_secret_in(self.dir())
     }
 
     /// Spills the next segment. After the last segment, writes the manifest and the clock.

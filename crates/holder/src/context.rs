@@ -14,7 +14,7 @@ use rustix::process::Resource;
 use crate::Config;
 use crate::cgroup::{Group, Groups};
 use crate::control::{CommandStatus, FromHolder};
-use crate::controller::{Controller, Sending};
+use crate::controller::{Controller, SendOutcome};
 use crate::lent_segments::LentSegments;
 use crate::poller::Poller;
 use crate::spill::Spill;
@@ -95,7 +95,7 @@ impl Context {
 
     pub(crate) fn send_with(&mut self, message: &FromHolder, fd: Option<Arc<OwnedFd>>) {
         // A message wakes the server too: the server reads the logs after each message.
-        self.is_wake_due &= self.controller.send(message, fd.as_slice()) != Sending::Sent;
+        self.is_wake_due &= self.controller.send(message, fd.as_slice()) != SendOutcome::Sent;
     }
 
     /// Answers a request, if the controller that sent it is still connected.

@@ -30,25 +30,25 @@ const SHORT_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Default)]
 pub(crate) struct Controller {
-    link: Option<Link>,
+    link: Option<ControllerLink>,
     /// Epoch of the last controller. A new one must have a higher epoch.
     epoch: u64,
     is_lost: bool,
 }
 
-struct Link {
+struct ControllerLink {
     socket: OwnedFd,
     interest: Interest,
-    queue: VecDeque<Outgoing>,
+    queue: VecDeque<QueuedMessage>,
     /// Nothing more is read: the holder has seen EOF or an invalid message.
-    is_read_out: bool,
+    is_read_done: bool,
     /// A send failed because of a shortage in the kernel. Retry after a delay.
-    is_unsent: bool,
+    is_send_delayed: bool,
     /// A receive or an epoll registration failed because of a shortage. Retry after a delay.
-    is_unheard: bool,
+    is_recv_delayed: bool,
 }
 
-struct Outgoing {
+struct QueuedMessage {
     bytes: Vec<u8>,
     /// Shared with their owners, because `dup` would fail when fds are short.
     fds: Vec<Arc<OwnedFd>>,
@@ -56,11 +56,11 @@ struct Outgoing {
 
 /// The result of sending a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sending {
+pub(crate) enum SendOutcome {
     /// The message is in the controller's socket.
     Sent,
     /// The message is queued, or was dropped because no controller is connected.
-    Not,
+    NotSent,
 }
 
 impl Controller {
@@ -74,27 +74,27 @@ impl Controller {
 
     /// Replaces the connection and closes the old one.
     pub(crate) fn replace(&mut self, socket: OwnedFd, epoch: u64) {
-        let link = Link {
+        let link = ControllerLink {
             socket,
             interest: Interest::default(),
             queue: VecDeque::new(),
-            is_read_out: false,
-            is_unsent: false,
-            is_unheard: false,
+            is_read_done: false,
+            is_send_delayed: false,
+            is_recv_delayed: false,
         };
         (self.link, self.epoch, self.is_lost) = (Some(link), epoch, false);
     }
 
-    pub(crate) fn lose(&mut self) {
+    pub(crate) fn mark_lost(&mut self) {
         self.is_lost = self.link.is_some();
     }
 
     /// Marks the connection as lost because of an invalid message. Its remaining commands are ignored.
-    pub(crate) fn refuse(&mut self) {
+    pub(crate) fn reject(&mut self) {
         if let Some(link) = &mut self.link {
-            link.is_read_out = true;
+            link.is_read_done = true;
         }
-        self.lose();
+        self.mark_lost();
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -116,53 +116,53 @@ impl Controller {
     }
 
     /// Sends a message now or queues it. Drops it if no controller is connected.
-    pub(crate) fn send(&mut self, message: &FromHolder, fds: &[Arc<OwnedFd>]) -> Sending {
-        let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return Sending::Not };
+    pub(crate) fn send(&mut self, message: &FromHolder, fds: &[Arc<OwnedFd>]) -> SendOutcome {
+        let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return SendOutcome::NotSent };
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
         let sent =
             if link.queue.is_empty() { send(&link.socket, &bytes, fds) } else { Err(io::ErrorKind::WouldBlock.into()) };
-        let Err(error) = sent else { return Sending::Sent };
+        let Err(error) = sent else { return SendOutcome::Sent };
         if !link.must_wait(&error) {
-            self.lose();
-            return Sending::Not;
+            self.mark_lost();
+            return SendOutcome::NotSent;
         }
-        link.queue.push_back(Outgoing { bytes, fds: fds.to_vec() });
-        Sending::Not
+        link.queue.push_back(QueuedMessage { bytes, fds: fds.to_vec() });
+        SendOutcome::NotSent
     }
 
     /// Sends queued messages until the socket is full.
     pub(crate) fn flush(&mut self) {
         let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return };
-        link.is_unsent = false;
+        link.is_send_delayed = false;
         while let Some(message) = link.queue.front() {
             match send(&link.socket, &message.bytes, &message.fds) {
                 Ok(()) => drop(link.queue.pop_front()),
                 Err(error) if link.must_wait(&error) => return,
-                Err(_) => return self.lose(),
+                Err(_) => return self.mark_lost(),
             }
         }
     }
 
     /// Whether a receive failed because of a shortage and should be retried.
-    pub(crate) fn is_unheard(&self) -> bool {
-        self.link.as_ref().is_some_and(|link| link.is_unheard)
+    pub(crate) fn is_recv_delayed(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.is_recv_delayed)
     }
 
     /// Receives the next command, if there is one. A command whose fds do not fit into this process stays in the
     /// socket.
     pub(crate) fn recv(&mut self, buf: &mut Vec<u8>) -> Option<Datagram> {
-        let link = self.link.as_mut().filter(|link| !link.is_read_out)?;
-        link.is_unheard = false;
+        let link = self.link.as_mut().filter(|link| !link.is_read_done)?;
+        link.is_recv_delayed = false;
         match control::recv_or_leave(link.socket.as_fd(), buf) {
             Ok(Some(datagram)) => Some(datagram),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Err(error) if control::is_shortage(&error) => {
-                link.is_unheard = true;
+                link.is_recv_delayed = true;
                 None
             }
             Ok(None) | Err(_) => {
-                self.refuse();
+                self.reject();
                 None
             }
         }
@@ -172,24 +172,24 @@ impl Controller {
     pub(crate) fn watch(&mut self, poller: &Poller, token: u64, may_read: bool) {
         let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return };
         let mut want = EventFlags::empty();
-        want.set(EventFlags::IN, may_read && !link.is_unheard);
-        want.set(EventFlags::OUT, !link.queue.is_empty() && !link.is_unsent);
+        want.set(EventFlags::IN, may_read && !link.is_recv_delayed);
+        want.set(EventFlags::OUT, !link.queue.is_empty() && !link.is_send_delayed);
         // If the socket cannot be watched, poll it after a delay.
-        link.is_unheard |= poller.set(&mut link.interest, link.socket.as_fd(), token, want).is_err();
+        link.is_recv_delayed |= poller.set(&mut link.interest, link.socket.as_fd(), token, want).is_err();
     }
 
     /// When to retry after a shortage, which no event reports.
     pub(crate) fn deadline_ns(&self, now_ns: u64) -> Option<u64> {
-        let waits = self.link.as_ref().is_some_and(|link| link.is_unsent || link.is_unheard);
+        let waits = self.link.as_ref().is_some_and(|link| link.is_send_delayed || link.is_recv_delayed);
         waits.then(|| now_ns.saturating_add(SHORT_RETRY_NS))
     }
 }
 
-impl Link {
+impl ControllerLink {
     /// Whether a failed send may succeed later.
     fn must_wait(&mut self, error: &io::Error) -> bool {
         let is_shortage = control::is_shortage(error);
-        self.is_unsent |= is_shortage;
+        self.is_send_delayed |= is_shortage;
         is_shortage || error.kind() == io::ErrorKind::WouldBlock
     }
 }

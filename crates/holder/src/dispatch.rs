@@ -27,9 +27,9 @@ impl<S: Spawner> Holder<S> {
         if !matches!(message, Ok(ToHolder::Start { .. } | ToHolder::StartConfined { .. } | ToHolder::Withdraw { .. })) {
             self.spawn_pending();
         }
-        let Ok(message) = message else { return self.cx.controller.refuse() };
+        let Ok(message) = message else { return self.cx.controller.reject() };
         match message {
-            ToHolder::Hello { .. } => self.cx.controller.refuse(),
+            ToHolder::Hello { .. } => self.cx.controller.reject(),
             ToHolder::Attach => self.attach(),
             ToHolder::Detach { ttl_ms } => {
                 self.lease.set_ttl(ttl(ttl_ms));
@@ -43,7 +43,7 @@ impl<S: Spawner> Holder<S> {
                 Some(kit) => self.enqueue_start(PendingStart { req, spec, sandbox: Some(kit) }),
                 None => {
                     self.spawn_pending();
-                    self.cx.controller.lose();
+                    self.cx.controller.mark_lost();
                 }
             },
             ToHolder::Withdraw { req } => self.handle_withdraw(req),

@@ -19,7 +19,7 @@ use crate::archive::Clock;
 use crate::archiving::Archiving;
 use crate::context::Context;
 use crate::control::{ARCHIVES, CommandStatus, FromHolder, OLDEST_VERSION, TTL_NONE, VERSION};
-use crate::door::{Door, Known};
+use crate::controller_listener::{AuthenticatedConnection, ControllerListener};
 use crate::ending::{Ending, Reason};
 use crate::manifest::{self, ManifestEntry};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
@@ -39,7 +39,7 @@ const RING_EVENTS: usize = 8;
 
 // Epoll tokens of `Holder::poller`.
 const CONTROLLER: u64 = 1;
-const DOOR: u64 = 2;
+const LISTENER: u64 = 2;
 const CHILDREN: u64 = 3;
 const SPILL: u64 = 4;
 const SIGNALS: u64 = 5;
@@ -52,13 +52,13 @@ pub struct Holder<S: Spawner> {
     children: Interest,
     /// Registration of the spill thread's eventfd in `poller`.
     spill: Interest,
-    pub(crate) door: Door,
+    pub(crate) listener: ControllerListener,
     /// Present while the holder sends its whole state to a new controller.
     adoption: Option<Adoption>,
     pub(crate) lease: Lease,
     pub(crate) processes: BTreeMap<u32, Process>,
     pub(crate) spawner: S,
-    /// Start requests collected while `hear` reads commands. Empty again when `hear` returns.
+    /// Start requests collected while `receive_commands` reads commands. Empty again when `receive_commands` returns.
     pub(crate) pending_starts: Vec<PendingStart>,
     /// Earliest deadline of a process when the deadlines were last collected. May be too early, never too late.
     next_process_deadline: Option<u64>,
@@ -66,7 +66,7 @@ pub struct Holder<S: Spawner> {
     /// A signalfd for SIGCHLD. Only in an exclusive process.
     signals: Option<OwnedFd>,
     /// A child has died that may be a stray, that is, a descendant that is not a leader.
-    has_deaths: bool,
+    has_dead_children: bool,
     /// How long the session may outlive its server.
     pub(crate) orphan_ttl: Ttl,
     /// When `orphan_ttl` runs out. Set only while no server is connected.
@@ -105,8 +105,8 @@ impl<S: Spawner> Holder<S> {
     pub fn new(config: Config, controller: OwnedFd, spawner: S, now_ns: u64) -> io::Result<Self> {
         let poller = Poller::new()?;
         let mut cx = Context::new(&config, now_ns)?;
-        let mut door = Door::open(&config.dir, config.secret, &poller, DOOR)?;
-        door.admit(controller, &poller, now_ns);
+        let mut listener = ControllerListener::open(&config.dir, config.secret, &poller, LISTENER)?;
+        listener.add_pending(controller, &poller, now_ns);
         let signals = config.exclusive.then(reap::child_signals).transpose()?;
         if let Some(signals) = &signals {
             poller.set(&mut Interest::default(), signals.as_fd(), SIGNALS, EventFlags::IN)?;
@@ -117,7 +117,7 @@ impl<S: Spawner> Holder<S> {
             cx,
             children: Interest::default(),
             spill: Interest::default(),
-            door,
+            listener,
             adoption: None,
             lease: Lease::new(ttl(config.limits.ttl_ms), now_ns),
             processes,
@@ -126,7 +126,7 @@ impl<S: Spawner> Holder<S> {
             next_process_deadline: None,
             ending: None,
             signals,
-            has_deaths: false,
+            has_dead_children: false,
             orphan_ttl: Ttl::None,
             orphan_ends_at: None,
             archiving: Archiving::default(),
@@ -168,12 +168,12 @@ impl<S: Spawner> Holder<S> {
         }
         let ready = self.ready.iter().fold(0_u64, |all, event| all | 1 << event.token);
         let is_ready = |token: u64| ready & 1 << token != 0;
-        if is_ready(CONTROLLER) || self.cx.controller.is_unheard() {
+        if is_ready(CONTROLLER) || self.cx.controller.is_recv_delayed() {
             self.cx.controller.flush();
             self.handle_commands();
         }
-        if is_ready(DOOR) || self.door.deadline_ns().is_some_and(|at| now_ns >= at) {
-            self.handle_door();
+        if is_ready(LISTENER) || self.listener.deadline_ns().is_some_and(|at| now_ns >= at) {
+            self.handle_listener();
         }
         if self.ending.is_none() && self.may_work() {
             if is_ready(SPILL) {
@@ -185,9 +185,9 @@ impl<S: Spawner> Holder<S> {
             self.handle_deadlines();
         }
         if is_ready(SIGNALS) {
-            self.hear_deaths();
+            self.handle_child_signal();
         }
-        if self.has_deaths {
+        if self.has_dead_children {
             self.reap_strays();
         }
         self.finish(now_ns)
@@ -219,10 +219,10 @@ impl<S: Spawner> Holder<S> {
             self.adoption = None;
         }
         if self.cx.controller.is_lost() {
-            self.handle_last_commands();
+            self.handle_remaining_commands();
         }
         if self.cx.controller.take_lost() {
-            self.handle_loss();
+            self.handle_controller_loss();
             if self.is_abandoned() {
                 self.end(Reason::Abandoned);
             }
@@ -230,7 +230,7 @@ impl<S: Spawner> Holder<S> {
         self.cx.ring();
         self.cx.take_groups();
         self.is_leaving = self.is_leaving || self.archive();
-        self.hand_to_disk();
+        self.submit_disk_jobs();
         self.cx.trim();
         if self.is_leaving && self.ending.is_none() {
             self.leave();
@@ -268,19 +268,19 @@ impl<S: Spawner> Holder<S> {
     }
 
     fn handle_commands(&mut self) {
-        self.hear(COMMANDS_MAX, Self::may_work);
+        self.receive_commands(COMMANDS_MAX, Self::may_work);
     }
 
     /// Handles what a lost controller sent before it disconnected, even if messages to it are still queued: its
     /// commands may contain `End`.
-    fn handle_last_commands(&mut self) {
-        self.hear(LAST_COMMANDS_MAX, |_| true);
+    fn handle_remaining_commands(&mut self) {
+        self.receive_commands(LAST_COMMANDS_MAX, |_| true);
     }
 
-    fn hear(&mut self, most: usize, may_go_on: impl Fn(&Self) -> bool) {
+    fn receive_commands(&mut self, most: usize, may_continue: impl Fn(&Self) -> bool) {
         let mut buf = std::mem::take(&mut self.buf);
         for _ in 0..most {
-            if !may_go_on(self) || self.ending.is_some() || self.is_leaving {
+            if !may_continue(self) || self.ending.is_some() || self.is_leaving {
                 break;
             }
             let Some(mut datagram) = self.cx.controller.recv(&mut buf) else { break };
@@ -294,13 +294,15 @@ impl<S: Spawner> Holder<S> {
     /// Whether no server will ever connect: the server that created this holder could not use it and removed its
     /// secret, and nothing has been started.
     fn is_abandoned(&self) -> bool {
-        self.processes.values().all(|process| process.is_restored) && !self.door.is_secret_in(&self.dir)
+        self.processes.values().all(|process| process.is_restored) && !self.listener.is_secret_in(&self.dir)
     }
 
-    fn handle_door(&mut self) {
-        for Known { socket, version, epoch } in self.door.turn(&self.poller, &mut self.buf, self.cx.now_ns) {
-            let is_spoken = (OLDEST_VERSION..=VERSION).contains(&version);
-            if !is_spoken || epoch <= self.cx.controller.epoch() || self.ending.is_some() {
+    fn handle_listener(&mut self) {
+        for AuthenticatedConnection { socket, version, epoch } in
+            self.listener.turn(&self.poller, &mut self.buf, self.cx.now_ns)
+        {
+            let is_supported = (OLDEST_VERSION..=VERSION).contains(&version);
+            if !is_supported || epoch <= self.cx.controller.epoch() || self.ending.is_some() {
                 let refused = FromHolder::Refused { version: VERSION, epoch: self.cx.controller.epoch() };
                 let mut message = Vec::new();
                 refused.encode(&mut message);
@@ -308,15 +310,15 @@ impl<S: Spawner> Holder<S> {
                 crate::control::send_raw(&socket, &message, &[]).ok();
                 continue;
             }
-            self.cx.controller.lose();
+            self.cx.controller.mark_lost();
             if self.cx.controller.take_lost() {
-                self.handle_loss();
+                self.handle_controller_loss();
             }
             self.archiving.handle_new_controller();
             (self.orphan_ttl, self.orphan_ends_at) = (Ttl::None, None);
             let is_first = self.cx.controller.epoch() == 0;
             self.cx.controller.replace(socket, epoch);
-            self.welcome(epoch);
+            self.send_welcome(epoch);
             if is_first {
                 // The server that created this holder is connected. Attach now: otherwise the time to live could run
                 // out before the server's first `Attach` or `Detach`, however late that comes.
@@ -325,7 +327,7 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    fn welcome(&mut self, epoch: u64) {
+    fn send_welcome(&mut self, epoch: u64) {
         let detached_ns = match self.lease.state() {
             exec_server_session::LeaseState::Detached { since_ns } => self.cx.now_ns.saturating_sub(since_ns),
             exec_server_session::LeaseState::Attached { .. } | exec_server_session::LeaseState::Expired => 0,
@@ -347,7 +349,7 @@ impl<S: Spawner> Holder<S> {
     }
 
     /// Handles the loss of the controller: detaches the session, and the current time to live runs.
-    fn handle_loss(&mut self) {
+    fn handle_controller_loss(&mut self) {
         self.adoption = None;
         // Write the current log positions to the manifest: if this holder is killed now, the next server knows them
         // from nowhere else.
@@ -392,7 +394,7 @@ impl<S: Spawner> Holder<S> {
 
     /// Hands the disk jobs of this turn to the spill thread, with a new manifest of the processes if the last one is
     /// stale.
-    fn hand_to_disk(&mut self) {
+    fn submit_disk_jobs(&mut self) {
         let is_due = self.cx.spill.needs_manifest(self.cx.is_manifest_stale);
         let manifest = is_due.then(|| self.encode_manifest());
         self.cx.is_manifest_stale &= !is_due;
@@ -460,11 +462,11 @@ impl<S: Spawner> Holder<S> {
         }
     }
 
-    fn hear_deaths(&mut self) {
+    fn handle_child_signal(&mut self) {
         if let Some(signals) = &self.signals {
             // One read consumes one signal. Further pending signals only cause another check.
             rustix::io::read(signals, &mut [0; 128]).ok();
-            self.has_deaths = true;
+            self.has_dead_children = true;
         }
     }
 
@@ -478,7 +480,7 @@ impl<S: Spawner> Holder<S> {
                 None => Dead::Stray,
             }
         };
-        self.has_deaths = reap::reap_strays(whose);
+        self.has_dead_children = reap::reap_strays(whose);
     }
 
     fn is_over(&mut self, now_ns: u64) -> bool {
@@ -522,7 +524,7 @@ impl<S: Spawner> Holder<S> {
         let may_work = self.may_work() && self.ending.is_none();
         let archive = self.archiving.deadline_ns();
         let work = [self.next_process_deadline, self.cx.spill.deadline_ns(), archive].map(|at| at.filter(|_| may_work));
-        let others = [adoption, ending, lease, orphan, self.door.deadline_ns(), self.cx.deadline_ns()];
+        let others = [adoption, ending, lease, orphan, self.listener.deadline_ns(), self.cx.deadline_ns()];
         work.into_iter().chain(others).flatten().min()
     }
 }

@@ -7,8 +7,8 @@
 //! - A foreign uid, a wrong secret, a first message other than `Hello`, or no message until the deadline: the
 //!   connection is closed. Nothing else happens.
 //! - No fd is free: the listener pauses briefly, so that the holder does not spin.
-//! - The secret in the directory is not this holder's: `Door::open` fails. The session has another holder, or wants
-//!   none.
+//! - The secret in the directory is not this holder's: `ControllerListener::open` fails. The session has another
+//!   holder, or wants none.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ use crate::poller::{EventFlags, Interest, Poller};
 use crate::spawner::{self, SECRET_NAME, SOCKET_NAME};
 
 /// Maximum number of connections without a `Hello`. One more closes the oldest.
-const CANDIDATES_MAX: usize = 8;
+const PENDING_MAX: usize = 8;
 
 /// How long a connection may wait before its `Hello`: far longer than a server needs to connect under load.
 const HELLO_NS: u64 = 30_000_000_000;
@@ -30,28 +30,28 @@ const HELLO_NS: u64 = 30_000_000_000;
 /// How long the listener pauses when `accept` fails.
 const REST_NS: u64 = 100_000_000;
 
-pub(crate) struct Door {
+pub(crate) struct ControllerListener {
     listener: OwnedFd,
     interest: Interest,
     token: u64,
     rests_until: Option<u64>,
-    candidates: Vec<Candidate>,
+    pending: Vec<PendingConnection>,
     secret: [u8; 32],
 }
 
-struct Candidate {
+struct PendingConnection {
     socket: OwnedFd,
     until_ns: u64,
 }
 
 /// A connection that has presented the right secret.
-pub(crate) struct Known {
+pub(crate) struct AuthenticatedConnection {
     pub(crate) socket: OwnedFd,
     pub(crate) version: u32,
     pub(crate) epoch: u64,
 }
 
-impl Door {
+impl ControllerListener {
     /// Creates the path socket in `dir`. `poller` reports its events, and those of unauthenticated connections, under
     /// `token`.
     pub(crate) fn open(dir: &OwnedFd, secret: [u8; 32], poller: &Poller, token: u64) -> io::Result<Self> {
@@ -59,15 +59,15 @@ impl Door {
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let mut interest = Interest::default();
         poller.set(&mut interest, listener.as_fd(), token, EventFlags::IN)?;
-        let door = Self { listener, interest, token, rests_until: None, candidates: Vec::new(), secret };
+        let created = Self { listener, interest, token, rests_until: None, pending: Vec::new(), secret };
         // The name contains our pid, because another holder of this session may do the same at this moment.
         let unfinished = format!("{SOCKET_NAME}.{}", std::process::id());
-        let opened = door.listen(dir, &unfinished);
-        if opened.is_err() {
+        let listening = created.listen(dir, &unfinished);
+        if listening.is_err() {
             // The holder fails, so this name is of no use. ENOENT is fine.
             rustix::fs::unlinkat(dir, &unfinished, AtFlags::empty()).ok();
         }
-        opened.map(|()| door)
+        listening.map(|()| created)
     }
 
     /// Listens before it renames the socket into place: a server that finds the socket can connect at once, and does
@@ -105,19 +105,19 @@ impl Door {
     }
 
     /// Adds a connection that has not sent `Hello` yet.
-    pub(crate) fn admit(&mut self, socket: OwnedFd, poller: &Poller, now_ns: u64) {
-        if self.candidates.len() >= CANDIDATES_MAX {
-            self.candidates.remove(0);
+    pub(crate) fn add_pending(&mut self, socket: OwnedFd, poller: &Poller, now_ns: u64) {
+        if self.pending.len() >= PENDING_MAX {
+            self.pending.remove(0);
         }
         let mut interest = Interest::default();
         // A socket that cannot be watched is dropped; its peer sees EOF.
         if poller.set(&mut interest, socket.as_fd(), self.token, EventFlags::IN).is_ok() {
-            self.candidates.push(Candidate { socket, until_ns: now_ns.saturating_add(HELLO_NS) });
+            self.pending.push(PendingConnection { socket, until_ns: now_ns.saturating_add(HELLO_NS) });
         }
     }
 
     /// Accepts pending connections, and returns those that have sent `Hello` with the right secret.
-    pub(crate) fn turn(&mut self, poller: &Poller, buf: &mut Vec<u8>, now_ns: u64) -> Vec<Known> {
+    pub(crate) fn turn(&mut self, poller: &Poller, buf: &mut Vec<u8>, now_ns: u64) -> Vec<AuthenticatedConnection> {
         if self.rests_until.is_some_and(|until| now_ns >= until) {
             self.rests_until = None;
             self.watch(poller, EventFlags::IN);
@@ -125,39 +125,39 @@ impl Door {
         if self.rests_until.is_none() {
             self.accept(poller, now_ns);
         }
-        let mut known = Vec::new();
-        for candidate in std::mem::take(&mut self.candidates) {
-            match control::recv_raw(&candidate.socket, buf) {
-                Ok(Some(hello)) => known.extend(self.check(candidate.socket, hello.bytes(buf))),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && now_ns < candidate.until_ns => {
-                    self.candidates.push(candidate);
+        let mut authenticated = Vec::new();
+        for connection in std::mem::take(&mut self.pending) {
+            match control::recv_raw(&connection.socket, buf) {
+                Ok(Some(hello)) => authenticated.extend(self.check(connection.socket, hello.bytes(buf))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && now_ns < connection.until_ns => {
+                    self.pending.push(connection);
                 }
                 Ok(None) | Err(_) => {}
             }
         }
-        for Known { socket, .. } in &known {
+        for AuthenticatedConnection { socket, .. } in &authenticated {
             // From now on `Controller` watches this socket, under another token. An error means that it is not
             // registered.
             poller.forget(socket.as_fd()).ok();
         }
-        known
+        authenticated
     }
 
     /// Whether a connection is open that has not sent `Hello` yet.
-    pub(crate) fn has_candidates(&self) -> bool {
-        !self.candidates.is_empty()
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// The next deadline: a `Hello` timeout, or the end of the listener's pause.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
-        let silent = self.candidates.iter().map(|candidate| candidate.until_ns).min();
+        let silent = self.pending.iter().map(|connection| connection.until_ns).min();
         silent.into_iter().chain(self.rests_until).min()
     }
 
     fn accept(&mut self, poller: &Poller, now_ns: u64) {
         loop {
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) if is_our_uid(&socket) => self.admit(socket, poller, now_ns),
+                Ok(socket) if is_our_uid(&socket) => self.add_pending(socket, poller, now_ns),
                 Ok(_) | Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
                 Err(_) => {
@@ -173,10 +173,10 @@ impl Door {
         poller.set(&mut self.interest, self.listener.as_fd(), self.token, want).ok();
     }
 
-    fn check(&self, socket: OwnedFd, message: &[u8]) -> Option<Known> {
+    fn check(&self, socket: OwnedFd, message: &[u8]) -> Option<AuthenticatedConnection> {
         match ToHolder::decode(message) {
-            Ok(ToHolder::Hello { version, secret, epoch }) if is_equal(&secret, &self.secret) => {
-                Some(Known { socket, version, epoch })
+            Ok(ToHolder::Hello { version, secret, epoch }) if is_equal_constant_time(&secret, &self.secret) => {
+                Some(AuthenticatedConnection { socket, version, epoch })
             }
             Ok(_) | Err(_) => None,
         }
@@ -189,7 +189,7 @@ fn is_our_uid(socket: &OwnedFd) -> bool {
 }
 
 /// Compares in constant time.
-fn is_equal(left: &[u8; 32], right: &[u8; 32]) -> bool {
+fn is_equal_constant_time(left: &[u8; 32], right: &[u8; 32]) -> bool {
     let difference = left.iter().zip(right).fold(0, |all, (l, r)| std::hint::black_box(all | (l ^ r)));
     difference == 0
 }
