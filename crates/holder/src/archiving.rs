@@ -27,7 +27,7 @@ use crate::Spawner;
 use crate::archive::Clock;
 use crate::control::{FromHolder, TTL_NONE};
 use crate::holder::Holder;
-use crate::process::{Phase, Process};
+use crate::process::{Process, ProcessPhase};
 use crate::reap;
 
 /// Progress of the archive.
@@ -145,7 +145,10 @@ impl<S: Spawner> Holder<S> {
             && self.may_work()
             && matches!(self.lease.state(), LeaseState::Detached { .. })
             && !self.processes.is_empty()
-            && self.processes.values().all(|process| process.phase == Phase::Closed && !process.input.has_ledger())
+            && self
+                .processes
+                .values()
+                .all(|process| process.phase == ProcessPhase::Closed && !process.input.has_ledger())
             && !(self.cx.is_exclusive && reap::has_children())
     }
 

@@ -8,21 +8,21 @@
 use exec_server_process::ChildExit;
 
 /// The error texts of `EPERM`, `EACCES` and `EROFS`, in lower case.
-const WORDS: [&[u8]; 3] = [b"operation not permitted", b"permission denied", b"read-only file system"];
+const DENIAL_TEXTS: [&[u8]; 3] = [b"operation not permitted", b"permission denied", b"read-only file system"];
 
 /// Checks the exit status first, and calls `written` for the output only if the process failed. `written` yields the
 /// last output of each stream.
-pub(crate) fn is_likely<W: Iterator<Item = Vec<u8>>>(exited: &ChildExit, written: impl FnOnce() -> W) -> bool {
+pub(crate) fn is_denial_likely<W: Iterator<Item = Vec<u8>>>(exited: &ChildExit, written: impl FnOnce() -> W) -> bool {
     if exited.signal.map(i32::from) == Some(libc::SIGSYS) {
         return true;
     }
-    exited.code != 0 && written().any(|text| has_word(&text))
+    exited.code != 0 && written().any(|text| has_denial_text(&text))
 }
 
-fn has_word(text: &[u8]) -> bool {
+fn has_denial_text(text: &[u8]) -> bool {
     let begins =
         |at: usize, word: &[u8]| text.get(at..at + word.len()).is_some_and(|here| here.eq_ignore_ascii_case(word));
-    (0..text.len()).any(|at| WORDS.iter().any(|word| begins(at, word)))
+    (0..text.len()).any(|at| DENIAL_TEXTS.iter().any(|word| begins(at, word)))
 }
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ mod tests {
 
     fn likely(code: i32, signal: Option<u8>, texts: &[&str]) -> bool {
         let exited = ChildExit { code, signal, user_ms: 0, system_ms: 0, max_rss_bytes: 0 };
-        is_likely(&exited, || texts.iter().map(|text| text.as_bytes().to_vec()))
+        is_denial_likely(&exited, || texts.iter().map(|text| text.as_bytes().to_vec()))
     }
 
     #[test]

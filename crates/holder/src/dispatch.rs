@@ -16,8 +16,8 @@ use crate::Spawner;
 use crate::control::{CommandStatus, FromHolder, ToHolder, WriteStatus};
 use crate::ending::Reason;
 use crate::holder::{Holder, ttl};
-use crate::input::Part;
-use crate::process::{Phase, Process};
+use crate::input::WritePart;
+use crate::process::{Process, ProcessPhase};
 use crate::spawn_batch::PendingStart;
 
 impl<S: Spawner> Holder<S> {
@@ -49,16 +49,16 @@ impl<S: Spawner> Holder<S> {
             ToHolder::Withdraw { req } => self.handle_withdraw(req),
             ToHolder::Write { req, slot, key, digest, total, offset, data } => {
                 let part =
-                    Part { req: Some(req), key, digest, total, offset, data: data.to_vec(), at: 0, is_cut: false };
+                    WritePart { req: Some(req), key, digest, total, offset, data: data.to_vec(), at: 0, is_cut: false };
                 self.write(slot, part);
             }
             ToHolder::CloseStdin { req, slot } => match self.processes.get_mut(&slot) {
                 Some(process) => process.handle_close_stdin(req, &mut self.cx),
                 None => self.cx.done(Some(req), CommandStatus::UnknownProcess),
             },
-            ToHolder::Signal { req, slot, signal } => self.act(req, slot, |process| process.signal(signal)),
+            ToHolder::Signal { req, slot, signal } => self.run_on_process(req, slot, |process| process.signal(signal)),
             ToHolder::Resize { req, slot, rows, cols } => {
-                self.act(req, slot, |process| resize(process, TerminalSize { rows, cols }));
+                self.run_on_process(req, slot, |process| resize(process, TerminalSize { rows, cols }));
             }
             ToHolder::Terminate { req, slot, grace_ms } => {
                 let status = match self.processes.get_mut(&slot) {
@@ -101,7 +101,7 @@ impl<S: Spawner> Holder<S> {
         self.handle_attachment();
     }
 
-    fn write(&mut self, slot: u32, part: Part) {
+    fn write(&mut self, slot: u32, part: WritePart) {
         match self.processes.get_mut(&slot) {
             Some(process) => process.handle_write(part, &mut self.cx),
             None => {
@@ -116,8 +116,8 @@ impl<S: Spawner> Holder<S> {
     fn forget(&mut self, req: u32, slot: u32) {
         let status = match self.processes.get(&slot).map(|process| process.phase) {
             None => CommandStatus::UnknownProcess,
-            Some(Phase::Closed) => CommandStatus::Ok,
-            Some(Phase::Running | Phase::Draining | Phase::Exited) => CommandStatus::NotClosed,
+            Some(ProcessPhase::Closed) => CommandStatus::Ok,
+            Some(ProcessPhase::Running | ProcessPhase::Draining | ProcessPhase::Exited) => CommandStatus::NotClosed,
         };
         if status == CommandStatus::Ok
             && let Some(process) = self.processes.remove(&slot)
@@ -127,8 +127,8 @@ impl<S: Spawner> Holder<S> {
         self.cx.done(Some(req), status);
     }
 
-    fn act(&mut self, req: u32, slot: u32, act: impl FnOnce(&mut Process) -> CommandStatus) {
-        let status = self.processes.get_mut(&slot).map_or(CommandStatus::UnknownProcess, act);
+    fn run_on_process(&mut self, req: u32, slot: u32, command: impl FnOnce(&mut Process) -> CommandStatus) {
+        let status = self.processes.get_mut(&slot).map_or(CommandStatus::UnknownProcess, command);
         self.cx.done(Some(req), status);
     }
 }

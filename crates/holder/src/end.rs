@@ -21,7 +21,7 @@ use crate::context::Context;
 use crate::control::CommandStatus;
 use crate::denial;
 use crate::poller::EventFlags;
-use crate::process::{Phase, Process, Source, stream_fd};
+use crate::process::{Process, ProcessFd, ProcessPhase, stream_fd};
 use crate::stream_holders;
 
 /// Upper bound for the output read from a terminal after the leader's death: more than a terminal can hold (64 KiB each
@@ -42,8 +42,8 @@ const KILL_RETRY_NS: u64 = 1_000_000_000;
 impl Process {
     /// Handles the leader's exit: its exit fd is ready.
     pub(crate) fn handle_exit(&mut self, cx: &mut Context) {
-        if self.phase == Phase::Running {
-            self.phase = Phase::Draining;
+        if self.phase == ProcessPhase::Running {
+            self.phase = ProcessPhase::Draining;
             self.measure_tails();
         }
         self.unwatch_exit(cx);
@@ -60,7 +60,7 @@ impl Process {
         if let Some(fd) = stream_fd(child, output.stream) {
             // Unregister the fd before it is closed, because another stream may get its number. An error means that it
             // is not registered.
-            let token = Source::First.token(self.slot);
+            let token = ProcessFd::First.token(self.slot);
             cx.children.set(&mut output.interest, fd, token, EventFlags::empty()).ok();
         }
         match output.stream {
@@ -73,7 +73,7 @@ impl Process {
 
     /// Whether the tail has been read, so that `Exited` can be appended.
     pub(crate) fn is_drained(&self) -> bool {
-        self.phase == Phase::Draining && self.outputs.iter().all(|output| output.tail == 0)
+        self.phase == ProcessPhase::Draining && self.outputs.iter().all(|output| output.tail == 0)
     }
 
     /// Takes every step of the end that is possible now, and updates which events are watched.
@@ -81,7 +81,7 @@ impl Process {
         if self.is_drained() {
             self.finish_exit(cx);
         }
-        if self.phase == Phase::Exited && self.outputs.iter().all(|output| !output.is_open) {
+        if self.phase == ProcessPhase::Exited && self.outputs.iter().all(|output| !output.is_open) {
             self.finish_close(cx);
         }
         // Announce the segment after the events are appended, so that the server finds `Exited` and `Closed` in it.
@@ -100,11 +100,11 @@ impl Process {
             Ok(None) => return self.retry_in(REAP_AGAIN_NS, cx),
             Err(_) => ChildExit { code: -1, signal: None, user_ms: 0, system_ms: 0, max_rss_bytes: 0 },
         };
-        let exit = self.exit_of(exited);
+        let exit = self.build_exit(exited);
         let Ok(is_due) = self.writer.append_exited(&cx.control, &mut cx.pool, exit) else {
             return self.retry_later(cx);
         };
-        self.phase = Phase::Exited;
+        self.phase = ProcessPhase::Exited;
         cx.is_manifest_stale = true;
         cx.wake(is_due);
         self.close_input(cx);
@@ -114,7 +114,7 @@ impl Process {
         if self.killed.is_some() {
             // If the process has not closed by then, a process outside its tree holds the streams. The kill was meant
             // for that process as well, so kill again.
-            self.timing.kill_at.get_or_insert(cx.now_ns.saturating_add(KILL_AGAIN_NS));
+            self.deadlines.kill_at.get_or_insert(cx.now_ns.saturating_add(KILL_AGAIN_NS));
             cx.has_new_deadline = true;
         }
     }
@@ -125,7 +125,7 @@ impl Process {
         let Ok(is_due) = self.writer.append_closed(&cx.control, &mut cx.pool) else {
             return self.retry_later(cx);
         };
-        self.phase = Phase::Closed;
+        self.phase = ProcessPhase::Closed;
         cx.is_manifest_stale = true;
         self.paused = None;
         cx.wake(is_due);
@@ -136,14 +136,14 @@ impl Process {
     /// Ends the process on request. Returns the state in which the request found it.
     pub(crate) fn terminate(&mut self, grace_ms: Option<u32>, cx: &mut Context) -> CommandStatus {
         let found = match self.phase {
-            Phase::Running => CommandStatus::Ok,
-            Phase::Draining | Phase::Exited if self.outputs.iter().any(|output| output.is_open) => {
+            ProcessPhase::Running => CommandStatus::Ok,
+            ProcessPhase::Draining | ProcessPhase::Exited if self.outputs.iter().any(|output| output.is_open) => {
                 CommandStatus::StreamsHeld
             }
-            Phase::Draining | Phase::Exited | Phase::Closed => CommandStatus::NotRunning,
+            ProcessPhase::Draining | ProcessPhase::Exited | ProcessPhase::Closed => CommandStatus::NotRunning,
         };
         match grace_ms {
-            Some(ms) if self.phase == Phase::Running => self.ask(ms, cx),
+            Some(ms) if self.phase == ProcessPhase::Running => self.terminate_gracefully(ms, cx),
             _ => self.kill(ExitCause::Terminated, cx),
         }
         found
@@ -151,7 +151,7 @@ impl Process {
 
     /// Sends a signal to the process group.
     pub(crate) fn signal(&mut self, signal: i32) -> CommandStatus {
-        let Some(child) = self.child.as_ref().filter(|_| self.phase == Phase::Running) else {
+        let Some(child) = self.child.as_ref().filter(|_| self.phase == ProcessPhase::Running) else {
             return CommandStatus::NotRunning;
         };
         match child.signal_group(signal) {
@@ -166,7 +166,7 @@ impl Process {
     /// Marks the process for a kill of everything that belongs to it. The kill happens at the end of this turn,
     /// together with all other due kills, because the expensive part is one walk over all processes of the host.
     pub(crate) fn kill(&mut self, cause: ExitCause, cx: &mut Context) {
-        if self.phase == Phase::Running {
+        if self.phase == ProcessPhase::Running {
             self.killed.get_or_insert(cause);
         }
         // No process holds the streams of a closed process. Processes that still run in its control group live until
@@ -178,7 +178,7 @@ impl Process {
     /// Streams that identify processes which outlived the leader. Empty while the leader runs: a living tree is found
     /// without searching the fds of every process.
     fn held_streams(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let is_wanted = self.phase != Phase::Running;
+        let is_wanted = self.phase != ProcessPhase::Running;
         let open = self.outputs.iter().filter(move |output| output.is_open && is_wanted);
         open.filter_map(|output| stream_fd(self.child.as_ref()?, output.stream))
     }
@@ -186,15 +186,15 @@ impl Process {
     /// Acts on the deadlines that have passed.
     pub(crate) fn handle_deadline(&mut self, cx: &mut Context) {
         let is_due = |at: u64| cx.now_ns >= at;
-        if self.phase == Phase::Closed || !self.deadline_ns().is_some_and(is_due) {
+        if self.phase == ProcessPhase::Closed || !self.deadline_ns().is_some_and(is_due) {
             return;
         }
-        let timing = &mut self.timing;
-        let is_timeout = timing.timeout_at.take_if(|at| is_due(*at)).is_some();
-        let is_heard = self.paused.is_none();
-        let is_idle = timing.idle.take_if(|(_, at)| is_heard && is_due(*at)).is_some();
-        let is_over = timing.kill_at.take_if(|at| is_due(*at)).is_some();
-        let is_retry = timing.retry_at.take_if(|at| is_due(*at)).is_some();
+        let deadlines = &mut self.deadlines;
+        let is_timeout = deadlines.timeout_at.take_if(|at| is_due(*at)).is_some();
+        let is_read = self.paused.is_none();
+        let is_idle = deadlines.idle.take_if(|(_, at)| is_read && is_due(*at)).is_some();
+        let is_over = deadlines.kill_at.take_if(|at| is_due(*at)).is_some();
+        let is_retry = deadlines.retry_at.take_if(|at| is_due(*at)).is_some();
         if is_timeout {
             self.kill(ExitCause::Timeout, cx);
         } else if is_idle {
@@ -210,12 +210,12 @@ impl Process {
 
     /// Sends SIGTERM now, and kills when the grace period is over. A repeated request can only shorten the grace
     /// period.
-    fn ask(&mut self, grace_ms: u32, cx: &mut Context) {
+    fn terminate_gracefully(&mut self, grace_ms: u32, cx: &mut Context) {
         let at = cx.now_ns.saturating_add(u64::from(grace_ms) * 1_000_000);
-        self.timing.kill_at = Some(self.timing.kill_at.map_or(at, |before| before.min(at)));
+        self.deadlines.kill_at = Some(self.deadlines.kill_at.map_or(at, |before| before.min(at)));
         cx.has_new_deadline = true;
         self.killed.get_or_insert(ExitCause::Terminated);
-        if !std::mem::replace(&mut self.was_asked, true)
+        if !std::mem::replace(&mut self.was_sigterm_sent, true)
             && let Some(child) = &self.child
         {
             // If SIGTERM cannot be sent, the kill at the end of the grace period still happens.
@@ -223,13 +223,13 @@ impl Process {
         }
     }
 
-    fn exit_of(&self, exited: ChildExit) -> Exit {
+    fn build_exit(&self, exited: ChildExit) -> Exit {
         let hit = self.group.as_ref().map_or_else(LimitsHit::default, Group::hit);
         let was_killed = exited.signal.map(i32::from) == Some(libc::SIGKILL);
         let cause = match (self.killed, exited.signal) {
             (None, Some(_)) if was_killed && hit.memory => ExitCause::OutOfMemory,
             (Some(cause), Some(_)) => cause,
-            (Some(cause), None) if self.was_asked => cause,
+            (Some(cause), None) if self.was_sigterm_sent => cause,
             (None, Some(_)) => ExitCause::Signal,
             (Some(_) | None, None) => ExitCause::Exit,
         };
@@ -241,12 +241,12 @@ impl Process {
             system_ms: exited.system_ms,
             max_rss_bytes: exited.max_rss_bytes,
             hit,
-            is_denied: self.is_confined && denial::is_likely(&exited, || self.last_words()),
+            is_denied: self.is_confined && denial::is_denial_likely(&exited, || self.last_output()),
         }
     }
 
     /// The last output of each stream.
-    fn last_words(&self) -> impl Iterator<Item = Vec<u8>> {
+    fn last_output(&self) -> impl Iterator<Item = Vec<u8>> {
         self.outputs.iter().map(|output| self.writer.recent_output(output.stream))
     }
 
@@ -265,7 +265,7 @@ impl Process {
 
     fn unwatch_exit(&mut self, cx: &mut Context) {
         let fd = self.child.as_ref().map(Child::exit_fd);
-        let token = Source::Exit.token(self.slot);
+        let token = ProcessFd::Exit.token(self.slot);
         if fd.is_some_and(|fd| cx.children.set(&mut self.exit_interest, fd, token, EventFlags::empty()).is_err()) {
             self.retry_later(cx);
         }
@@ -279,8 +279,9 @@ pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx:
     let mut due: Vec<&mut Process> = processes.filter(|process| process.is_kill_due).collect();
     // Killing the control group is enough only while the leader runs. A dead leader's streams may be held by a process
     // in another group that received them, so search for such processes too.
-    let is_done =
-        |process: &&mut Process| process.group.as_ref().is_some_and(Group::kill) && process.phase == Phase::Running;
+    let is_done = |process: &&mut Process| {
+        process.group.as_ref().is_some_and(Group::kill) && process.phase == ProcessPhase::Running
+    };
     let (grouped, walked): (Vec<&mut Process>, Vec<&mut Process>) = due.drain(..).partition(is_done);
     let killed = Child::kill_all(walked.iter().filter_map(|process| process.child.as_ref()));
     let held = if cx.is_exclusive {
@@ -296,11 +297,11 @@ pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx:
     };
     for process in walked {
         process.is_kill_due = false;
-        process.timing.kill_at = again_at;
+        process.deadlines.kill_at = again_at;
     }
     for process in grouped {
         process.is_kill_due = false;
-        process.timing.kill_at = None;
+        process.deadlines.kill_at = None;
     }
     cx.has_new_deadline = true;
 }

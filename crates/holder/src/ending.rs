@@ -16,7 +16,7 @@ use rustix::time::ClockId;
 
 use crate::archive::ARCHIVE_NAME;
 use crate::manifest::MANIFEST_NAME;
-use crate::process::{Phase, Process};
+use crate::process::{Process, ProcessPhase};
 use crate::reap;
 use crate::spawner::SOCKET_NAME;
 use crate::tombstone::{Ended, Tombstone};
@@ -49,7 +49,7 @@ impl Ending {
         Child::kill_all(processes.values().filter_map(|process| process.child.as_ref())).ok();
         let ended = |process: &Process| Ended {
             pid: process.pid,
-            was_running: process.phase != Phase::Closed,
+            was_running: process.phase != ProcessPhase::Closed,
             meta: process.meta().to_vec(),
         };
         let now = rustix::time::clock_gettime(ClockId::Realtime);

@@ -23,7 +23,7 @@ use crate::controller_listener::{AuthenticatedConnection, ControllerListener};
 use crate::ending::{Ending, Reason};
 use crate::manifest::{self, ManifestEntry};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
-use crate::process::{Phase, Process, Source};
+use crate::process::{Process, ProcessFd, ProcessPhase};
 use crate::reap::{self, Dead};
 use crate::spawn_batch::PendingStart;
 use crate::{Config, Confine, Limits, Spawner, end};
@@ -363,7 +363,7 @@ impl<S: Spawner> Holder<S> {
             self.lease.handle_unused(self.cx.now_ns);
         }
         for process in self.processes.values_mut() {
-            process.input.orphan();
+            process.input.handle_controller_loss();
             // Followers of this log reconnect through the next server, which reports their position again.
             process.followed_seq = 0;
         }
@@ -431,17 +431,17 @@ impl<S: Spawner> Holder<S> {
             if count % RING_EVENTS == RING_EVENTS - 1 {
                 self.cx.ring();
             }
-            let Some((slot, source)) = Source::from_token(token) else { continue };
+            let Some((slot, source)) = ProcessFd::from_token(token) else { continue };
             let Some(process) = self.processes.get_mut(&slot) else { continue };
             match source {
-                Source::Exit => process.handle_exit(&mut self.cx),
-                Source::Stdin => process.push(&mut self.cx),
-                Source::First | Source::Second => {
+                ProcessFd::Exit => process.handle_exit(&mut self.cx),
+                ProcessFd::Stdin => process.write_pending(&mut self.cx),
+                ProcessFd::First | ProcessFd::Second => {
                     if flags.contains(EventFlags::OUT) {
-                        process.push(&mut self.cx);
+                        process.write_pending(&mut self.cx);
                     }
                     if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-                        process.handle_readable(usize::from(source == Source::Second), flags, &mut self.cx);
+                        process.handle_readable(usize::from(source == ProcessFd::Second), flags, &mut self.cx);
                     }
                 }
             }
@@ -475,8 +475,8 @@ impl<S: Spawner> Holder<S> {
             let mut leaders = self.processes.values().filter(|process| process.is_unreaped());
             match leaders.find(|process| process.pid == pid.unsigned_abs()).map(|process| process.phase) {
                 // The next turn handles this exit, at the latest when the controller accepts messages again.
-                Some(Phase::Running) => Dead::Leader,
-                Some(Phase::Draining | Phase::Exited | Phase::Closed) => Dead::Kept,
+                Some(ProcessPhase::Running) => Dead::Leader,
+                Some(ProcessPhase::Draining | ProcessPhase::Exited | ProcessPhase::Closed) => Dead::Kept,
                 None => Dead::Stray,
             }
         };

@@ -15,19 +15,19 @@ use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::control::{CommandStatus, FromHolder, WriteStatus};
-use crate::line::UnfinishedLine;
 use crate::poller::Interest;
-use crate::process::{Phase, Process};
+use crate::process::{Process, ProcessPhase};
+use crate::unfinished_line::UnfinishedLine;
 
 #[derive(Default)]
-pub(crate) struct Input {
+pub(crate) struct ChildStdin {
     /// Whether stdin accepts writes.
     pub(crate) is_open: bool,
     pub(crate) interest: Interest,
     /// Created by the first write with a key.
     ledger: Option<Box<StdinLedger>>,
-    current: Option<Part>,
-    next: Option<Part>,
+    current: Option<WritePart>,
+    next: Option<WritePart>,
     /// The line that the terminal has received so far, without its end.
     line: UnfinishedLine,
     /// A `CloseStdin` that waits until no part is left. The inner value is the request to answer, if its controller is
@@ -36,7 +36,7 @@ pub(crate) struct Input {
 }
 
 /// One part of a write.
-pub(crate) struct Part {
+pub(crate) struct WritePart {
     /// The request to answer. `None` if the controller that sent it has disconnected.
     pub(crate) req: Option<u32>,
     pub(crate) key: Option<[u8; 16]>,
@@ -53,7 +53,7 @@ pub(crate) struct Part {
     pub(crate) is_cut: bool,
 }
 
-impl Part {
+impl WritePart {
     /// Bytes of the whole write that have been written to the child. Valid once the part has been started.
     fn done(&self) -> u64 {
         self.offset.saturating_add(self.at as u64)
@@ -64,7 +64,7 @@ impl Part {
     }
 }
 
-impl Input {
+impl ChildStdin {
     /// Whether a write with a key was made. Such a write may be repeated.
     pub(crate) fn has_ledger(&self) -> bool {
         self.ledger.is_some()
@@ -75,13 +75,13 @@ impl Input {
     }
 
     /// Whether a part or a close waits until the child accepts more input.
-    pub(crate) fn wants_out(&self) -> bool {
+    pub(crate) fn waits_for_child(&self) -> bool {
         self.current.is_some() || self.closing.is_some()
     }
 
     /// Handles the loss of the controller: the current part and a pending close continue without an answer. A part that
     /// has not started is dropped.
-    pub(crate) fn orphan(&mut self) {
+    pub(crate) fn handle_controller_loss(&mut self) {
         self.next = None;
         if let Some(part) = &mut self.current {
             part.req = None;
@@ -98,7 +98,7 @@ impl Input {
 
 impl Process {
     /// Handles one part of a write.
-    pub(crate) fn handle_write(&mut self, part: Part, cx: &mut Context) {
+    pub(crate) fn handle_write(&mut self, part: WritePart, cx: &mut Context) {
         let known = part.key.and_then(|key| self.input.ledger.as_ref()?.progress(key));
         let done = known.map_or(0, |known| known.done);
         let is_whole = part.key.is_none() || part.end() <= part.total;
@@ -106,7 +106,7 @@ impl Process {
             Some(known) if !known.is_same(part.total, part.digest) => WriteStatus::Mismatch,
             Some(known) if known.done >= part.end() => WriteStatus::Accepted,
             Some(_) | None if !is_whole => WriteStatus::Mismatch,
-            Some(_) | None if !self.takes_input() => WriteStatus::StdinClosed,
+            Some(_) | None if !self.accepts_input() => WriteStatus::StdinClosed,
             Some(_) | None => match &self.input.current {
                 None => return self.begin(part, cx),
                 Some(current) if current.req.is_none() && self.input.next.is_none() => {
@@ -116,22 +116,22 @@ impl Process {
                 Some(_) => WriteStatus::Busy,
             },
         };
-        answer(part.req, status, done, cx);
+        send_written(part.req, status, done, cx);
     }
 
     /// Closes stdin after the current part.
     pub(crate) fn handle_close_stdin(&mut self, req: u32, cx: &mut Context) {
-        if !self.takes_input() {
+        if !self.accepts_input() {
             return cx.done(Some(req), CommandStatus::StdinClosed);
         }
         self.input.closing = Some(Some(req));
-        self.push(cx);
+        self.write_pending(cx);
     }
 
     /// Writes as much as the child accepts.
-    pub(crate) fn push(&mut self, cx: &mut Context) {
+    pub(crate) fn write_pending(&mut self, cx: &mut Context) {
         while let Some(part) = self.input.current.take() {
-            if let Some(waiting) = self.push_part(part, cx) {
+            if let Some(waiting) = self.write_part(part, cx) {
                 self.input.current = Some(waiting);
                 return self.settle(cx);
             }
@@ -140,7 +140,7 @@ impl Process {
             }
         }
         if self.input.closing.is_some() {
-            self.close_now(cx);
+            self.close_after_writes(cx);
         }
         self.settle(cx);
     }
@@ -149,8 +149,8 @@ impl Process {
     pub(crate) fn close_input(&mut self, cx: &mut Context) {
         self.input.is_open = false;
         for part in [self.input.current.take(), self.input.next.take()].into_iter().flatten() {
-            let done = self.done_of(&part);
-            answer(part.req, WriteStatus::StdinClosed, done, cx);
+            let done = self.bytes_done(&part);
+            send_written(part.req, WriteStatus::StdinClosed, done, cx);
         }
         if let Some(req) = self.input.closing.take() {
             cx.done(req, CommandStatus::Ok);
@@ -161,23 +161,23 @@ impl Process {
         }
     }
 
-    fn takes_input(&self) -> bool {
-        self.input.is_open && self.input.closing.is_none() && self.phase == Phase::Running
+    fn accepts_input(&self) -> bool {
+        self.input.is_open && self.input.closing.is_none() && self.phase == ProcessPhase::Running
     }
 
-    fn begin(&mut self, part: Part, cx: &mut Context) {
+    fn begin(&mut self, part: WritePart, cx: &mut Context) {
         self.start(part, cx);
-        self.push(cx);
+        self.write_pending(cx);
     }
 
     /// Makes the part the current one, and skips the bytes that an earlier attempt has written.
-    fn start(&mut self, mut part: Part, cx: &mut Context) {
+    fn start(&mut self, mut part: WritePart, cx: &mut Context) {
         let done = match part.key.map(|key| self.input.ledger().begin(key, part.total, part.digest)) {
             None => part.offset,
             Some(WriteBegin::New) => 0,
             Some(WriteBegin::Continue { done }) => done,
             Some(WriteBegin::Done) => part.total,
-            Some(WriteBegin::Mismatch { .. }) => return answer(part.req, WriteStatus::Mismatch, 0, cx),
+            Some(WriteBegin::Mismatch { .. }) => return send_written(part.req, WriteStatus::Mismatch, 0, cx),
         };
         match done.checked_sub(part.offset).map(|skip| usize::try_from(skip).unwrap_or(usize::MAX)) {
             Some(skip) => {
@@ -185,15 +185,15 @@ impl Process {
                 self.input.current = Some(part);
             }
             // The part starts beyond `done`, so it would leave a gap.
-            None => answer(part.req, WriteStatus::Mismatch, done, cx),
+            None => send_written(part.req, WriteStatus::Mismatch, done, cx),
         }
     }
 
     /// Writes until the part is done or the child accepts no more. Returns a part that must wait.
-    fn push_part(&mut self, mut part: Part, cx: &mut Context) -> Option<Part> {
+    fn write_part(&mut self, mut part: WritePart, cx: &mut Context) -> Option<WritePart> {
         while let Some(rest) = part.data.get(part.at..).filter(|rest| !rest.is_empty()) {
             let Some(fd) = self.child.as_ref().and_then(exec_server_process::Child::stdin) else {
-                answer(part.req, WriteStatus::StdinClosed, part.done(), cx);
+                send_written(part.req, WriteStatus::StdinClosed, part.done(), cx);
                 return None;
             };
             // Read the modes right before the write: the program may change them at any time.
@@ -213,20 +213,20 @@ impl Process {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Some(part),
                 Err(_) => {
-                    answer(part.req, WriteStatus::StdinClosed, part.done(), cx);
+                    send_written(part.req, WriteStatus::StdinClosed, part.done(), cx);
                     self.close_input(cx);
                     return None;
                 }
             }
         }
-        let done = self.done_of(&part).max(part.done());
+        let done = self.bytes_done(&part).max(part.done());
         // Servers that send no digest do not know the status `Cut`.
         let is_cut = part.is_cut && part.digest.is_some();
-        answer(part.req, if is_cut { WriteStatus::Cut } else { WriteStatus::Accepted }, done, cx);
+        send_written(part.req, if is_cut { WriteStatus::Cut } else { WriteStatus::Accepted }, done, cx);
         None
     }
 
-    fn close_now(&mut self, cx: &mut Context) {
+    fn close_after_writes(&mut self, cx: &mut Context) {
         let Some(child) = &mut self.child else { return };
         let outcome = child.close_stdin();
         let status = match outcome {
@@ -248,13 +248,13 @@ impl Process {
         }
     }
 
-    fn done_of(&self, part: &Part) -> u64 {
+    fn bytes_done(&self, part: &WritePart) -> u64 {
         let known = part.key.and_then(|key| self.input.ledger.as_ref()?.progress(key));
         known.map_or(part.done(), |known| known.done)
     }
 }
 
-fn answer(req: Option<u32>, status: WriteStatus, done: u64, cx: &mut Context) {
+fn send_written(req: Option<u32>, status: WriteStatus, done: u64, cx: &mut Context) {
     if let Some(req) = req {
         cx.send(&FromHolder::Written { req, status, done });
     }

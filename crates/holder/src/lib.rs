@@ -47,7 +47,6 @@ mod holder;
 pub mod inherited;
 mod input;
 mod lent_segments;
-mod line;
 pub mod manifest;
 mod orphans;
 mod output;
@@ -61,6 +60,7 @@ mod spill;
 mod stream_holders;
 mod title;
 pub mod tombstone;
+mod unfinished_line;
 
 pub use config::{Config, Confine, Forker, Limits, Spawner};
 pub use exec_server_process::{ChildUser, TerminalSize};

@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::control::{FromHolder, OverflowPolicy};
 use crate::poller::EventFlags;
-use crate::process::{Phase, Process, stream_fd};
+use crate::process::{Process, ProcessPhase, stream_fd};
 
 /// Bytes per read of a terminal. A terminal holds no more.
 const TERMINAL_BYTES: usize = 4096;
@@ -50,18 +50,18 @@ const SPILL_AHEAD: usize = 2;
 /// the largest size that a user may set (1 MiB), once at the leader's exit and again when the last writer has gone.
 const RESERVE_SEGMENTS: usize = 4;
 
-enum Step {
+enum ReliefOutcome {
     /// The policy freed a segment.
     Freed,
     /// The child must not be read. Contains the reason.
     Full(BlockReason),
 }
 
-enum Read {
+enum ReadOutcome {
     Bytes(usize),
     Nothing,
     /// No memory is available to read into.
-    Short,
+    NoMemory,
     Ended,
 }
 
@@ -96,13 +96,13 @@ impl Process {
                 return self.pause(blocked, cx);
             }
             match self.read_record(index, cx) {
-                Read::Bytes(n) => left = left.saturating_sub(n),
-                Read::Nothing => return,
-                Read::Short => {
+                ReadOutcome::Bytes(n) => left = left.saturating_sub(n),
+                ReadOutcome::Nothing => return,
+                ReadOutcome::NoMemory => {
                     self.retry_later(cx);
                     return self.pause(BlockReason::MemoryCap, cx);
                 }
-                Read::Ended => return self.end_stream(index, cx),
+                ReadOutcome::Ended => return self.end_stream(index, cx),
             }
             if self.is_drained() {
                 self.finish_exit(cx);
@@ -112,7 +112,7 @@ impl Process {
 
     /// Checks again whether a paused child can be read. For a child that is not paused, spills ahead.
     pub(crate) fn reconsider(&mut self, cx: &mut Context) {
-        if self.phase == Phase::Closed {
+        if self.phase == ProcessPhase::Closed {
             return;
         }
         if self.paused.is_none() {
@@ -121,7 +121,7 @@ impl Process {
         match self.make_room(cx) {
             Ok(()) => {
                 self.paused = None;
-                if let Some((span, at)) = &mut self.timing.idle {
+                if let Some((span, at)) = &mut self.deadlines.idle {
                     // The idle timeout starts again now, because the holder could not see output while it did not read.
                     *at = cx.now_ns.saturating_add(*span);
                     cx.has_new_deadline = true;
@@ -164,7 +164,8 @@ impl Process {
     /// Whether the unread output of a stream is finite: it is the rest of the leader's tail, or the stream has no
     /// writer.
     fn is_final(&self, index: usize) -> bool {
-        let has_tail = self.phase == Phase::Draining && self.outputs.get(index).is_some_and(|output| output.tail > 0);
+        let has_tail =
+            self.phase == ProcessPhase::Draining && self.outputs.get(index).is_some_and(|output| output.tail > 0);
         has_tail || self.poll(index).contains(PollFlags::HUP)
     }
 
@@ -178,41 +179,43 @@ impl Process {
     }
 
     fn is_open(&self, index: usize) -> bool {
-        self.phase != Phase::Closed && self.outputs.get(index).is_some_and(|output| output.is_open)
+        self.phase != ProcessPhase::Closed && self.outputs.get(index).is_some_and(|output| output.is_open)
     }
 
     /// Reads once, straight into the log.
-    fn read_record(&mut self, index: usize, cx: &mut Context) -> Read {
-        let (Some(output), Some(child)) = (self.outputs.get_mut(index), &self.child) else { return Read::Nothing };
-        let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { return Read::Nothing };
+    fn read_record(&mut self, index: usize, cx: &mut Context) -> ReadOutcome {
+        let (Some(output), Some(child)) = (self.outputs.get_mut(index), &self.child) else {
+            return ReadOutcome::Nothing;
+        };
+        let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { return ReadOutcome::Nothing };
         // The caller has made room, so this does not take a new segment.
-        let Ok(mut room) = self.writer.room(&mut cx.pool) else { return Read::Nothing };
+        let Ok(mut room) = self.writer.room(&mut cx.pool) else { return ReadOutcome::Nothing };
         let buf = if self.is_tty {
-            let Ok(buf) = room.backed(TERMINAL_BYTES) else { return Read::Short };
+            let Ok(buf) = room.backed(TERMINAL_BYTES) else { return ReadOutcome::NoMemory };
             buf
         } else {
             room.buf
         };
         let n = match rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut *buf)) {
-            Ok(0) => return Read::Ended,
+            Ok(0) => return ReadOutcome::Ended,
             Ok(n) => n,
             Err(Errno::AGAIN) => {
                 output.tail = 0;
-                return Read::Nothing;
+                return ReadOutcome::Nothing;
             }
             // The kernel could not allocate a page of the segment. A pipe still holds the bytes. A terminal would lose
             // them, so `backed` allocates its pages before the read.
-            Err(Errno::FAULT | Errno::NOMEM) => return Read::Short,
+            Err(Errno::FAULT | Errno::NOMEM) => return ReadOutcome::NoMemory,
             // EIO is the normal end of a terminal. Any other error is permanent too.
-            Err(_) => return Read::Ended,
+            Err(_) => return ReadOutcome::Ended,
         };
         output.tail = output.tail.saturating_sub(n as u64);
         let is_due = self.writer.commit(&cx.control, output.stream, n);
         cx.wake(is_due);
-        if let Some((span, at)) = &mut self.timing.idle {
+        if let Some((span, at)) = &mut self.deadlines.idle {
             *at = cx.now_ns.saturating_add(*span);
         }
-        Read::Bytes(n)
+        ReadOutcome::Bytes(n)
     }
 
     /// Ensures that a record can be appended within the cap.
@@ -220,7 +223,7 @@ impl Process {
         if !self.begin_record(cx) {
             // Try only once: a mapped segment is free only when the server returns it, and a spilled one only when it
             // is on disk.
-            let is_freed = matches!(self.relieve(cx), Step::Freed) && self.begin_record(cx);
+            let is_freed = matches!(self.apply_overflow_policy(cx), ReliefOutcome::Freed) && self.begin_record(cx);
             if !is_freed {
                 self.retry_later(cx);
                 return Err(BlockReason::MemoryCap);
@@ -228,9 +231,9 @@ impl Process {
         }
         self.announce(cx);
         while self.writer.memory_segments() > self.cap_segments() {
-            match self.relieve(cx) {
-                Step::Freed => {}
-                Step::Full(blocked) => return Err(blocked),
+            match self.apply_overflow_policy(cx) {
+                ReliefOutcome::Freed => {}
+                ReliefOutcome::Full(blocked) => return Err(blocked),
             }
         }
         self.spill_ahead(cx);
@@ -269,7 +272,7 @@ impl Process {
     }
 
     /// Applies the overflow policy once.
-    fn relieve(&mut self, cx: &mut Context) -> Step {
+    fn apply_overflow_policy(&mut self, cx: &mut Context) -> ReliefOutcome {
         let blocked = if cx.is_attached {
             BlockReason::MemoryCap
         } else if cx.spill.is_quota_full(self.writer.disk_segments()) {
@@ -279,13 +282,13 @@ impl Process {
         } else {
             self.spill_oldest(cx);
             // The child waits only until the segment is on disk, so it is not reported as blocked.
-            return Step::Full(BlockReason::No);
+            return ReliefOutcome::Full(BlockReason::No);
         };
         let may_drop = self.overflow == OverflowPolicy::DropOldest || self.is_oldest_followed(cx);
         if may_drop && self.drop_oldest(cx) {
-            return Step::Freed;
+            return ReliefOutcome::Freed;
         }
-        Step::Full(blocked)
+        ReliefOutcome::Full(blocked)
     }
 
     /// Whether no client is attached, and all readers that follow the log have taken the oldest segment, so that
@@ -305,7 +308,7 @@ impl Process {
     /// Begins to spill the oldest sealed segment, if the disk is idle.
     fn spill_oldest(&mut self, cx: &mut Context) {
         // The log of a closed process does not grow, so it stays in memory.
-        if self.phase == Phase::Closed || !cx.spill.is_idle() {
+        if self.phase == ProcessPhase::Closed || !cx.spill.is_idle() {
             return;
         }
         if let Some(segment) = self.writer.oldest_sealed_in_memory() {
@@ -338,7 +341,7 @@ impl Process {
     }
 
     pub(crate) fn retry_in(&mut self, ns: u64, cx: &mut Context) {
-        self.timing.retry_at = Some(cx.now_ns.saturating_add(ns));
+        self.deadlines.retry_at = Some(cx.now_ns.saturating_add(ns));
         cx.has_new_deadline = true;
     }
 }

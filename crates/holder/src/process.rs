@@ -22,13 +22,13 @@ use crate::Confine;
 use crate::cgroup::Group;
 use crate::context::Context;
 use crate::control::{AnnouncedSegment, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage};
-use crate::input::Input;
+use crate::input::ChildStdin;
 use crate::manifest::ManifestEntry;
 use crate::poller::{EventFlags, Interest};
 
 /// The fd of a process that an epoll token stands for. A token is `slot << 8 | source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum ProcessFd {
     Exit,
     /// Stdout, or the terminal in both directions.
     First,
@@ -45,11 +45,11 @@ pub(crate) struct Process {
     /// The control group of the process, if the session has groups. Returned to the session when the process has
     /// closed.
     pub(crate) group: Option<Group>,
-    pub(crate) phase: Phase,
+    pub(crate) phase: ProcessPhase,
     pub(crate) writer: LogWriter,
     /// Stdout and stderr. With a terminal, the first is the terminal and the second is never open.
-    pub(crate) outputs: [Output; 2],
-    pub(crate) input: Input,
+    pub(crate) outputs: [ChildOutput; 2],
+    pub(crate) input: ChildStdin,
     pub(crate) exit_interest: Interest,
     /// Why output is not read. `Some(No)` while a segment is being written to disk.
     pub(crate) paused: Option<BlockReason>,
@@ -57,7 +57,7 @@ pub(crate) struct Process {
     /// Every reader that follows the log has taken the events up to this one. 0 while no reader follows.
     pub(crate) followed_seq: u64,
     pub(crate) cap_bytes: u64,
-    pub(crate) timing: Timing,
+    pub(crate) deadlines: ProcessDeadlines,
     /// Why the holder ended the process, if it did.
     pub(crate) killed: Option<ExitCause>,
     /// The process tree is to be killed at the end of this turn.
@@ -65,14 +65,14 @@ pub(crate) struct Process {
     /// The process runs in a sandbox, which may be why it fails.
     pub(crate) is_confined: bool,
     /// The holder has sent SIGTERM, so a normal exit also counts as caused by the holder.
-    pub(crate) was_asked: bool,
+    pub(crate) was_sigterm_sent: bool,
     /// The process belonged to an earlier holder of the session. Only its log is left.
     pub(crate) is_restored: bool,
     meta: Box<[u8]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum ProcessPhase {
     Running,
     /// The leader is dead. The output that its streams held at that moment is being read.
     Draining,
@@ -82,7 +82,7 @@ pub(crate) enum Phase {
     Closed,
 }
 
-pub(crate) struct Output {
+pub(crate) struct ChildOutput {
     pub(crate) stream: OutputStream,
     pub(crate) is_open: bool,
     /// Bytes that were in the stream when the leader died and must still be read before `Exited`.
@@ -92,7 +92,7 @@ pub(crate) struct Output {
 
 /// The deadlines of a process, in monotonic nanoseconds.
 #[derive(Default)]
-pub(crate) struct Timing {
+pub(crate) struct ProcessDeadlines {
     pub(crate) timeout_at: Option<u64>,
     /// Idle timeout and its deadline. Does not run while the holder does not read.
     pub(crate) idle: Option<(u64, u64)>,
@@ -109,7 +109,7 @@ pub(crate) struct StartFailure {
     pub(crate) detail: Vec<u8>,
 }
 
-impl Source {
+impl ProcessFd {
     pub(crate) fn token(self, slot: u32) -> u64 {
         let source = match self {
             Self::Exit => 0,
@@ -149,27 +149,27 @@ impl Process {
             slot,
             pid: child.pid().as_raw_nonzero().get().unsigned_abs(),
             is_tty,
-            phase: Phase::Running,
+            phase: ProcessPhase::Running,
             writer: LogWriter::new(slot),
             outputs: [
-                Output::new(if is_tty { OutputStream::Pty } else { OutputStream::Stdout }, true),
-                Output::new(OutputStream::Stderr, !is_tty),
+                ChildOutput::new(if is_tty { OutputStream::Pty } else { OutputStream::Stdout }, true),
+                ChildOutput::new(OutputStream::Stderr, !is_tty),
             ],
-            input: Input::new(child.stdin().is_some()),
+            input: ChildStdin::new(child.stdin().is_some()),
             exit_interest: Interest::default(),
             paused: None,
             overflow: spec.overflow,
             followed_seq: 0,
             cap_bytes: spec.cap_bytes,
-            timing: Timing {
+            deadlines: ProcessDeadlines {
                 timeout_at: after(spec.timeout_ms).map(|ns| cx.now_ns.saturating_add(ns)),
                 idle,
-                ..Timing::default()
+                ..ProcessDeadlines::default()
             },
             killed: None,
             is_kill_due: false,
             is_confined,
-            was_asked: false,
+            was_sigterm_sent: false,
             is_restored: false,
             meta: spec.meta.into_boxed_slice(),
             child: Some(child),
@@ -195,20 +195,20 @@ impl Process {
             is_tty: false,
             child: None,
             group: None,
-            phase: Phase::Closed,
+            phase: ProcessPhase::Closed,
             writer,
-            outputs: [Output::new(OutputStream::Stdout, false), Output::new(OutputStream::Stderr, false)],
-            input: Input::new(false),
+            outputs: [ChildOutput::new(OutputStream::Stdout, false), ChildOutput::new(OutputStream::Stderr, false)],
+            input: ChildStdin::new(false),
             exit_interest: Interest::default(),
             paused: None,
             overflow: OverflowPolicy::default(),
             followed_seq: 0,
             cap_bytes: SEGMENT_BYTES as u64,
-            timing: Timing::default(),
+            deadlines: ProcessDeadlines::default(),
             killed: None,
             is_kill_due: false,
             is_confined: false,
-            was_asked: false,
+            was_sigterm_sent: false,
             is_restored: true,
             meta: entry.meta.into_boxed_slice(),
         }
@@ -220,7 +220,7 @@ impl Process {
             slot: self.slot,
             pid: self.pid,
             tty: self.is_tty,
-            stdin_open: self.phase == Phase::Running && self.input.is_open,
+            stdin_open: self.phase == ProcessPhase::Running && self.input.is_open,
             running: self.is_unreaped(),
             cap_bytes: self.cap_bytes,
             overflow: self.overflow,
@@ -246,7 +246,7 @@ impl Process {
 
     /// Whether the leader has not been reaped, so that its pid is not reused.
     pub(crate) fn is_unreaped(&self) -> bool {
-        matches!(self.phase, Phase::Running | Phase::Draining)
+        matches!(self.phase, ProcessPhase::Running | ProcessPhase::Draining)
     }
 
     /// How many segments this process may have in memory, at least one.
@@ -266,22 +266,22 @@ impl Process {
     /// Updates which events of the streams are watched.
     pub(crate) fn watch(&mut self, cx: &Context) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
-        let wants_out = self.input.wants_out();
+        let waits_for_child = self.input.waits_for_child();
         // Nothing can be read before the retry, not even into the reserve. A watched HUP would be reported
         // continuously.
-        let is_short = self.paused.is_some() && self.timing.retry_at.is_some();
-        for (output, source) in self.outputs.iter_mut().zip([Source::First, Source::Second]) {
+        let is_short = self.paused.is_some() && self.deadlines.retry_at.is_some();
+        for (output, source) in self.outputs.iter_mut().zip([ProcessFd::First, ProcessFd::Second]) {
             let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { continue };
             let mut want = EventFlags::empty();
             want.set(EventFlags::IN, self.paused.is_none() || (output.tail > 0 && !is_short));
             // HUP means that no writer is left. The rest is then finite and is read into the reserve.
             want.set(EventFlags::HUP, self.paused.is_some() && !is_short);
-            want.set(EventFlags::OUT, self.is_tty && wants_out);
+            want.set(EventFlags::OUT, self.is_tty && waits_for_child);
             cx.children.set(&mut output.interest, fd, source.token(self.slot), want)?;
         }
         if let Some(fd) = child.stdin().filter(|_| !self.is_tty) {
-            let want = if wants_out { EventFlags::OUT } else { EventFlags::empty() };
-            cx.children.set(&mut self.input.interest, fd, Source::Stdin.token(self.slot), want)?;
+            let want = if waits_for_child { EventFlags::OUT } else { EventFlags::empty() };
+            cx.children.set(&mut self.input.interest, fd, ProcessFd::Stdin.token(self.slot), want)?;
         }
         Ok(())
     }
@@ -289,17 +289,17 @@ impl Process {
     /// Watches for the leader's exit while it runs.
     pub(crate) fn watch_exit(&mut self, cx: &Context) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
-        let want = if self.phase == Phase::Running { EventFlags::IN } else { EventFlags::empty() };
-        cx.children.set(&mut self.exit_interest, child.exit_fd(), Source::Exit.token(self.slot), want)
+        let want = if self.phase == ProcessPhase::Running { EventFlags::IN } else { EventFlags::empty() };
+        cx.children.set(&mut self.exit_interest, child.exit_fd(), ProcessFd::Exit.token(self.slot), want)
     }
 
     /// The earliest deadline.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
-        if self.phase == Phase::Closed {
+        if self.phase == ProcessPhase::Closed {
             return None;
         }
-        let idle = self.timing.idle.filter(|_| self.paused.is_none()).map(|(_, at)| at);
-        [self.timing.timeout_at, idle, self.timing.kill_at, self.timing.retry_at].into_iter().flatten().min()
+        let idle = self.deadlines.idle.filter(|_| self.paused.is_none()).map(|(_, at)| at);
+        [self.deadlines.timeout_at, idle, self.deadlines.kill_at, self.deadlines.retry_at].into_iter().flatten().min()
     }
 
     /// Releases the log and its files.
@@ -315,7 +315,7 @@ impl Process {
     }
 }
 
-impl Output {
+impl ChildOutput {
     fn new(stream: OutputStream, is_open: bool) -> Self {
         Self { stream, is_open, tail: 0, interest: Interest::default() }
     }
@@ -350,7 +350,7 @@ pub(crate) fn stream_fd(child: &Child, stream: OutputStream) -> Option<BorrowedF
 }
 
 /// Translates a start request into a `Spawn`.
-pub(crate) fn describe(
+pub(crate) fn build_spawn(
     spec: &StartSpec,
     nofile: Option<(u64, u64)>,
     confine: &Confine,
