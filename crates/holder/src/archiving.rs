@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!            all closed, detached              on disk               manifest, clock written       no server, or it sent `Leave`
-//!  Waiting ───────── after a while ──▶ Spilling ──────▶ Writing ───────────────────────▶ Told ──────────────▶ the holder ends
+//!  Waiting ───────── after a while ──▶ Spilling ──────▶ Writing ───────────────────────▶ Reported ──────────▶ the holder ends
 //!     ▲                                   │                │                             │
 //!     └───────── attached, a start, a server that does not know archives ────────────────┘
 //! ```
@@ -24,7 +24,7 @@
 use exec_server_session::{LeaseState, Ttl};
 
 use crate::Spawner;
-use crate::archive::Clock;
+use crate::archive_file::LeaseClock;
 use crate::control::{FromHolder, TTL_NONE};
 use crate::holder::Holder;
 use crate::process::{Process, ProcessPhase};
@@ -32,7 +32,7 @@ use crate::reap;
 
 /// Progress of the archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Step {
+enum ArchiveStep {
     /// The session has not been idle for long enough.
     #[default]
     Waiting,
@@ -41,19 +41,19 @@ enum Step {
     /// The spill thread is writing the manifest and the clock.
     Writing,
     /// Everything is on disk and the server, if connected, has been informed. `again_at` is when to inform it again.
-    Told { again_at: u64 },
+    Reported { again_at: u64 },
 }
 
 #[derive(Default)]
-pub(crate) struct Archiving {
+pub(crate) struct ArchiveProgress {
     /// The current or last server has sent `AllowArchive`, so it can serve a session without a holder.
     is_allowed: bool,
-    step: Step,
-    /// When the archive may start. Used in `Step::Waiting` only.
+    step: ArchiveStep,
+    /// When the archive may start. Used in `ArchiveStep::Waiting` only.
     due_at: Option<u64>,
 }
 
-impl Archiving {
+impl ArchiveProgress {
     /// A new server has taken over. It may be of another release, so it must send `AllowArchive` itself.
     pub(crate) fn handle_new_controller(&mut self) {
         self.is_allowed = false;
@@ -65,9 +65,9 @@ impl Archiving {
 
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         match self.step {
-            Step::Waiting => self.due_at,
-            Step::Told { again_at } => Some(again_at),
-            Step::Spilling | Step::Writing => None,
+            ArchiveStep::Waiting => self.due_at,
+            ArchiveStep::Reported { again_at } => Some(again_at),
+            ArchiveStep::Spilling | ArchiveStep::Writing => None,
         }
     }
 }
@@ -77,32 +77,32 @@ impl<S: Spawner> Holder<S> {
     /// holder.
     pub(crate) fn archive(&mut self) -> bool {
         if !self.may_archive() {
-            self.give_up_archive();
+            self.cancel_archive();
             return false;
         }
         let now_ns = self.cx.now_ns;
         match self.archiving.step {
-            Step::Waiting => {
+            ArchiveStep::Waiting => {
                 let after_ns = self.archive_after_ns();
                 let due_at = *self.archiving.due_at.get_or_insert(now_ns.saturating_add(after_ns));
                 if now_ns >= due_at && self.has_room_on_disk() {
-                    self.archiving.step = Step::Spilling;
+                    self.archiving.step = ArchiveStep::Spilling;
                     self.spill_for_archive();
                 } else if now_ns >= due_at {
                     self.archiving.due_at = Some(now_ns.saturating_add(after_ns.max(RETRY_NS)));
                 }
                 false
             }
-            Step::Spilling => {
+            ArchiveStep::Spilling => {
                 self.spill_for_archive();
                 false
             }
-            Step::Writing => false,
+            ArchiveStep::Writing => false,
             // Wait while connections have not sent `Hello` yet: the next server may be among them.
-            Step::Told { .. } if !self.cx.controller.is_connected() => !self.listener.has_pending(),
-            Step::Told { again_at } => {
+            ArchiveStep::Reported { .. } if !self.cx.controller.is_connected() => !self.listener.has_pending(),
+            ArchiveStep::Reported { again_at } => {
                 if now_ns >= again_at {
-                    self.tell_archived();
+                    self.report_archived();
                 }
                 false
             }
@@ -112,7 +112,7 @@ impl<S: Spawner> Holder<S> {
     /// Handles `Leave`. Commands arrive in order, so everything that the server sent before is done; only disk jobs may
     /// still be under way. If the session has become busy since `Archived`, the holder answers `Staying`.
     pub(crate) fn handle_leave(&mut self) {
-        self.is_leaving = matches!(self.archiving.step, Step::Told { .. }) && self.may_archive();
+        self.is_leaving = matches!(self.archiving.step, ArchiveStep::Reported { .. }) && self.may_archive();
         if !self.is_leaving {
             self.cx.send(&FromHolder::Staying);
         }
@@ -120,19 +120,19 @@ impl<S: Spawner> Holder<S> {
 
     /// Handles the result of writing the manifest and the clock.
     pub(crate) fn handle_archive_written(&mut self, is_written: bool) {
-        if self.archiving.step != Step::Writing {
+        if self.archiving.step != ArchiveStep::Writing {
             return;
         }
         if is_written {
-            self.tell_archived();
+            self.report_archived();
         } else {
-            self.give_up_archive();
+            self.cancel_archive();
         }
     }
 
-    fn tell_archived(&mut self) {
+    fn report_archived(&mut self) {
         let again_at = self.cx.now_ns.saturating_add(self.archive_after_ns().max(RETRY_NS));
-        self.archiving.step = Step::Told { again_at };
+        self.archiving.step = ArchiveStep::Reported { again_at };
         self.cx.send(&FromHolder::Archived);
     }
 
@@ -187,15 +187,15 @@ impl<S: Spawner> Holder<S> {
             Ttl::None => TTL_NONE,
         };
         let manifest = self.encode_manifest();
-        self.cx.spill.begin_archive(manifest, Clock { ttl_ms, detached_ns });
-        self.archiving.step = Step::Writing;
+        self.cx.spill.begin_archive(manifest, LeaseClock { ttl_ms, detached_ns });
+        self.archiving.step = ArchiveStep::Writing;
     }
 
-    fn give_up_archive(&mut self) {
-        if matches!(self.archiving.step, Step::Writing | Step::Told { .. }) {
+    fn cancel_archive(&mut self) {
+        if matches!(self.archiving.step, ArchiveStep::Writing | ArchiveStep::Reported { .. }) {
             self.cx.spill.end_archive();
         }
-        self.archiving = Archiving { is_allowed: self.archiving.is_allowed, ..Archiving::default() };
+        self.archiving = ArchiveProgress { is_allowed: self.archiving.is_allowed, ..ArchiveProgress::default() };
     }
 }
 

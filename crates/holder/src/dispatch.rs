@@ -14,10 +14,10 @@ use exec_server_session::AttachMode;
 
 use crate::Spawner;
 use crate::control::{CommandStatus, FromHolder, ToHolder, WriteStatus};
-use crate::ending::Reason;
 use crate::holder::{Holder, ttl};
 use crate::input::WritePart;
 use crate::process::{Process, ProcessPhase};
+use crate::session_end::EndReason;
 use crate::spawn_batch::PendingStart;
 
 impl<S: Spawner> Holder<S> {
@@ -88,7 +88,7 @@ impl<S: Spawner> Holder<S> {
             ToHolder::Used { is_going_on: false } => self.lease.handle_unused(self.cx.now_ns),
             ToHolder::Return { segment } => self.cx.handle_return(segment),
             ToHolder::Forget { req, slot } => self.forget(req, slot),
-            ToHolder::End { req } => self.end(Reason::Command { req }),
+            ToHolder::End { req } => self.end(EndReason::Command { req }),
             ToHolder::AllowArchive => self.archiving.allow(),
             ToHolder::Leave => self.handle_leave(),
         }

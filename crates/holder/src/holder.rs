@@ -15,18 +15,18 @@ use exec_server_process::IgnoredSignals;
 use exec_server_session::{Lease, Ttl};
 
 use crate::adoption::Adoption;
-use crate::archive::Clock;
-use crate::archiving::Archiving;
+use crate::archive_file::LeaseClock;
+use crate::archiving::ArchiveProgress;
 use crate::context::Context;
 use crate::control::{ARCHIVES, CommandStatus, FromHolder, OLDEST_VERSION, TTL_NONE, VERSION};
 use crate::controller_listener::{AuthenticatedConnection, ControllerListener};
-use crate::ending::{Ending, Reason};
 use crate::manifest::{self, ManifestEntry};
 use crate::poller::{EventFlags, Interest, Poller, Ready};
 use crate::process::{Process, ProcessFd, ProcessPhase};
-use crate::reap::{self, Dead};
+use crate::reap::{self, DeadChild};
+use crate::session_end::{EndReason, SessionEnd};
 use crate::spawn_batch::PendingStart;
-use crate::{Config, Confine, Limits, Spawner, end};
+use crate::{Config, Confine, Limits, Spawner, process_end};
 
 /// Maximum number of commands per turn, so that a flood of commands does not starve the children.
 const COMMANDS_MAX: usize = 64;
@@ -62,7 +62,7 @@ pub struct Holder<S: Spawner> {
     pub(crate) pending_starts: Vec<PendingStart>,
     /// Earliest deadline of a process when the deadlines were last collected. May be too early, never too late.
     next_process_deadline: Option<u64>,
-    pub(crate) ending: Option<Ending>,
+    pub(crate) ending: Option<SessionEnd>,
     /// A signalfd for SIGCHLD. Only in an exclusive process.
     signals: Option<OwnedFd>,
     /// A child has died that may be a stray, that is, a descendant that is not a leader.
@@ -72,7 +72,7 @@ pub struct Holder<S: Spawner> {
     /// When `orphan_ttl` runs out. Set only while no server is connected.
     orphan_ends_at: Option<u64>,
     /// Progress towards an archived session, which needs no holder.
-    pub(crate) archiving: Archiving,
+    pub(crate) archiving: ArchiveProgress,
     /// The server now serves the session's files. The holder ends with this turn.
     pub(crate) is_leaving: bool,
     pub(crate) limits: Limits,
@@ -129,7 +129,7 @@ impl<S: Spawner> Holder<S> {
             has_dead_children: false,
             orphan_ttl: Ttl::None,
             orphan_ends_at: None,
-            archiving: Archiving::default(),
+            archiving: ArchiveProgress::default(),
             is_leaving: false,
             limits: config.limits,
             dir: config.dir,
@@ -197,17 +197,17 @@ impl<S: Spawner> Holder<S> {
     /// next.
     fn finish(&mut self, now_ns: u64) -> Turn {
         if std::mem::take(&mut self.cx.has_kills) {
-            end::kill_due(self.processes.values_mut(), &mut self.cx);
+            process_end::kill_due(self.processes.values_mut(), &mut self.cx);
         }
         let is_orphan_over = self.orphan_ends_at.is_some_and(|at| now_ns >= at);
         if self.ending.is_none() && (self.lease.poll_expired(now_ns) || is_orphan_over) {
             if self.is_abandoned() {
                 // Nothing was started here and the secret is gone. This holder must not end the session, which may
                 // have another holder by now.
-                self.end(Reason::Abandoned);
+                self.end(EndReason::Abandoned);
             } else {
                 self.cx.send(&FromHolder::Expired);
-                self.end(Reason::Expiry);
+                self.end(EndReason::Expiry);
             }
         }
         if self.cx.controller.deadline_ns(now_ns).is_some() {
@@ -224,7 +224,7 @@ impl<S: Spawner> Holder<S> {
         if self.cx.controller.take_lost() {
             self.handle_controller_loss();
             if self.is_abandoned() {
-                self.end(Reason::Abandoned);
+                self.end(EndReason::Abandoned);
             }
         }
         self.cx.ring();
@@ -247,15 +247,15 @@ impl<S: Spawner> Holder<S> {
     }
 
     /// Starts to end the session.
-    pub(crate) fn end(&mut self, reason: Reason) {
+    pub(crate) fn end(&mut self, reason: EndReason) {
         if self.ending.is_none() {
             // Kills all processes in one step where the host supports it; then the holder only has to reap them. The
             // control group belongs to the session. An abandoned holder may share it with its successor, so it kills
             // only its own processes.
-            if reason != Reason::Abandoned {
+            if reason != EndReason::Abandoned {
                 self.cx.groups.kill_all();
             }
-            self.ending = Some(Ending::begin(reason, &self.processes, self.cx.now_ns));
+            self.ending = Some(SessionEnd::begin(reason, &self.processes, self.cx.now_ns));
         }
     }
 
@@ -471,16 +471,16 @@ impl<S: Spawner> Holder<S> {
     }
 
     fn reap_strays(&mut self) {
-        let whose = |pid: i32| {
+        let classify = |pid: i32| {
             let mut leaders = self.processes.values().filter(|process| process.is_unreaped());
             match leaders.find(|process| process.pid == pid.unsigned_abs()).map(|process| process.phase) {
                 // The next turn handles this exit, at the latest when the controller accepts messages again.
-                Some(ProcessPhase::Running) => Dead::Leader,
-                Some(ProcessPhase::Draining | ProcessPhase::Exited | ProcessPhase::Closed) => Dead::Kept,
-                None => Dead::Stray,
+                Some(ProcessPhase::Running) => DeadChild::Leader,
+                Some(ProcessPhase::Draining | ProcessPhase::Exited | ProcessPhase::Closed) => DeadChild::BlockedLeader,
+                None => DeadChild::Stray,
             }
         };
-        self.has_dead_children = reap::reap_strays(whose);
+        self.has_dead_children = reap::reap_strays(classify);
     }
 
     fn is_over(&mut self, now_ns: u64) -> bool {
@@ -488,12 +488,12 @@ impl<S: Spawner> Holder<S> {
         if !ending.is_over(&mut self.processes, self.cx.is_exclusive, now_ns) {
             return false;
         }
-        if ending.reason != Reason::Abandoned {
+        if ending.reason != EndReason::Abandoned {
             self.cx.groups.remove();
         }
         self.cx.spill.shut_down();
         ending.clean(&self.dir);
-        if let Reason::Command { req } = ending.reason {
+        if let EndReason::Command { req } = ending.reason {
             self.cx.done(Some(req), CommandStatus::Ok);
         }
         self.cx.controller.flush();
@@ -516,7 +516,7 @@ impl<S: Spawner> Holder<S> {
 
     fn deadline_ns(&self) -> Option<u64> {
         let adoption = self.adoption.as_ref().map(Adoption::deadline_ns);
-        let ending = self.ending.as_ref().map(Ending::deadline_ns);
+        let ending = self.ending.as_ref().map(SessionEnd::deadline_ns);
         // Count only deadlines that the next turn will act on. A past deadline that no turn clears would make the
         // caller spin without waiting.
         let [lease, orphan] =
@@ -533,7 +533,7 @@ impl<S: Spawner> Holder<S> {
 /// are incomplete is left out; the server sees that it is missing.
 fn restore(dir: &OwnedFd, cx: &mut Context) -> io::Result<BTreeMap<u32, Process>> {
     let mut processes = BTreeMap::new();
-    if Clock::read(dir)?.is_none() {
+    if LeaseClock::read(dir)?.is_none() {
         return Ok(processes);
     }
     for entry in manifest::read(dir)?.unwrap_or_default() {

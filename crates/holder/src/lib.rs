@@ -31,7 +31,7 @@
 #![expect(unsafe_code, reason = "fork, signal dispositions and process attributes have no safe wrapper")]
 
 mod adoption;
-pub mod archive;
+pub mod archive_file;
 mod archiving;
 pub mod cgroup;
 mod config;
@@ -41,8 +41,6 @@ mod controller;
 mod controller_listener;
 mod denial;
 mod dispatch;
-mod end;
-mod ending;
 mod holder;
 pub mod inherited;
 mod input;
@@ -52,8 +50,10 @@ mod orphans;
 mod output;
 mod poller;
 mod process;
+mod process_end;
 mod reap;
 mod run;
+mod session_end;
 mod spawn_batch;
 pub mod spawner;
 mod spill;

@@ -1,7 +1,7 @@
 //! One process of the session, from its start until it is forgotten.
 //!
 //! This file has the record and its phases. Reading is in [`output`](crate::output), stdin in [`input`](crate::input),
-//! exit and kill in [`end`](crate::end). A process does not depend on other processes.
+//! exit and kill in [`process_end`](crate::process_end). A process does not depend on other processes.
 //!
 //! Terms: the *leader* is the child that the holder spawned, as opposed to the child's descendants. The *tail* is the
 //! output that is still in the streams when the leader dies. The *slot* is the number of the process in the session.

@@ -31,25 +31,25 @@ pub(crate) fn child_signals() -> io::Result<OwnedFd> {
 
 /// The kind of a dead child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Dead {
+pub(crate) enum DeadChild {
     /// A leader that will be reaped within a turn or two.
     Leader,
     /// A leader whose tail cannot be read now. It stays unreaped for an unknown time.
-    Kept,
+    BlockedLeader,
     Stray,
 }
 
 /// Reaps dead children that are not leaders. Returns true if the first dead child that the kernel reports is a leader
 /// that will be reaped soon. The caller must then call again later: to find the dead children behind that leader, this
 /// function would have to walk over all processes of the host.
-pub(crate) fn reap_strays(whose: impl Fn(i32) -> Dead) -> bool {
+pub(crate) fn reap_strays(classify: impl Fn(i32) -> DeadChild) -> bool {
     loop {
         let Some(pid) = peek_dead() else { return false };
-        match whose(pid.as_raw_pid()) {
-            Dead::Stray => reap(pid),
-            Dead::Leader => return true,
-            Dead::Kept => {
-                reap_by_walk(|pid| whose(pid) != Dead::Stray);
+        match classify(pid.as_raw_pid()) {
+            DeadChild::Stray => reap(pid),
+            DeadChild::Leader => return true,
+            DeadChild::BlockedLeader => {
+                reap_by_walk(|pid| classify(pid) != DeadChild::Stray);
                 return false;
             }
         }

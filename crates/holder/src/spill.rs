@@ -33,7 +33,7 @@ use exec_server_log::{SEGMENT_BYTES, Segment, disk_name, failpoint};
 use rustix::event::EventfdFlags;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use crate::archive::{self, Clock};
+use crate::archive_file::{self, LeaseClock};
 use crate::{Limits, manifest};
 
 /// How long no write is attempted after one has failed.
@@ -118,7 +118,7 @@ enum Job {
     /// Writes the final manifest, then the session's clock.
     Archive {
         manifest: String,
-        clock: Clock,
+        clock: LeaseClock,
     },
     UnlinkArchive,
 }
@@ -286,7 +286,7 @@ impl Spill {
     }
 
     /// Schedules the final manifest and the session's clock for the end of this turn.
-    pub(crate) fn begin_archive(&mut self, manifest: String, clock: Clock) {
+    pub(crate) fn begin_archive(&mut self, manifest: String, clock: LeaseClock) {
         self.has_manifest = true;
         self.is_archived = true;
         self.archiving += 1;
@@ -413,7 +413,7 @@ impl Shared {
             match job {
                 Job::Manifest { text } => manifest_error = manifest::write(&self.dir, &text).err(),
                 Job::UnlinkManifest => remove(&self.dir, manifest::MANIFEST_NAME),
-                Job::UnlinkArchive => remove(&self.dir, archive::ARCHIVE_NAME),
+                Job::UnlinkArchive => remove(&self.dir, archive_file::ARCHIVE_NAME),
                 Job::Archive { manifest, clock } => {
                     let written = manifest::write(&self.dir, &manifest).and_then(|()| clock.write(&self.dir));
                     self.lock().archived.push(written.is_ok());

@@ -18,12 +18,12 @@ const UNFINISHED_NAME: &str = "expired.new";
 pub struct Tombstone {
     /// When the session expired, as Unix time in seconds.
     pub unix_seconds: u64,
-    pub processes: Vec<Ended>,
+    pub processes: Vec<ExpiredProcess>,
 }
 
 /// A process of an expired session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ended {
+pub struct ExpiredProcess {
     pub pid: u32,
     /// True if the expiry killed the process, false if it had closed before.
     pub was_running: bool,
@@ -75,7 +75,7 @@ impl Tombstone {
     }
 }
 
-fn decode_process(line: &str) -> Option<Ended> {
+fn decode_process(line: &str) -> Option<ExpiredProcess> {
     let mut words = line.split(' ');
     let pid = words.next()?.parse().ok()?;
     let was_running = match words.next()? {
@@ -86,7 +86,7 @@ fn decode_process(line: &str) -> Option<Ended> {
     let hex = words.next()?.as_bytes();
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     let meta = hex.chunks(2).map(byte).collect::<Option<_>>()?;
-    Some(Ended { pid, was_running, meta })
+    Some(ExpiredProcess { pid, was_running, meta })
 }
 
 #[cfg(test)]
@@ -98,8 +98,8 @@ mod tests {
         let stone = Tombstone {
             unix_seconds: 1_700_000_000,
             processes: vec![
-                Ended { pid: 7, was_running: true, meta: b"\x00\xffid".to_vec() },
-                Ended { pid: 8, was_running: false, meta: Vec::new() },
+                ExpiredProcess { pid: 7, was_running: true, meta: b"\x00\xffid".to_vec() },
+                ExpiredProcess { pid: 8, was_running: false, meta: Vec::new() },
             ],
         };
         assert_eq!(Tombstone::decode(&stone.encode()), Some(stone));

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use exec_server_holder::archive::Clock;
+use exec_server_holder::archive_file::LeaseClock;
 use exec_server_holder::control::{CommandStatus, FromHolder, TTL_NONE, ToHolder};
 use exec_server_holder::{Config, Limits, manifest};
 use exec_server_log as log;
@@ -83,7 +83,7 @@ fn a_session_whose_processes_have_closed_is_left_to_its_files_and_taken_up_again
     until_ended(&mut rig);
 
     let dir = open_dir(&rig.dir);
-    assert_eq!(Clock::read(&dir).expect("readable"), Some(Clock { ttl_ms: TTL_NONE, detached_ns: Some(0) }));
+    assert_eq!(LeaseClock::read(&dir).expect("readable"), Some(LeaseClock { ttl_ms: TTL_NONE, detached_ns: Some(0) }));
     let entries = manifest::read(&dir).expect("readable").expect("a roll");
     assert_eq!(entries.iter().map(|one| one.slot).collect::<Vec<_>>(), [slot, second]);
     for one in &entries {
@@ -182,7 +182,7 @@ fn a_client_that_comes_back_before_the_holder_leaves_keeps_it() {
     rig.server.send(&ToHolder::Leave);
     rig.until_message(|message| *message == FromHolder::Staying);
     rig.holder.wait_for_disk();
-    assert_eq!(Clock::read(open_dir(&rig.dir)).expect("readable"), None);
+    assert_eq!(LeaseClock::read(open_dir(&rig.dir)).expect("readable"), None);
     let next = rig.start(spec());
     assert_ne!(next, slot);
 }

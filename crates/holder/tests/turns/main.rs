@@ -5,9 +5,9 @@
 mod archive;
 mod control_messages;
 mod controllers;
-mod ending;
 mod full;
 mod life;
 mod random;
+mod session_end;
 mod stdin;
 mod support;

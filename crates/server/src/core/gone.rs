@@ -1,6 +1,6 @@
 //! Remembers why a session is gone, for clients that ask for it later.
 
-use exec_server_holder::tombstone::{Ended, Tombstone};
+use exec_server_holder::tombstone::{ExpiredProcess, Tombstone};
 
 use crate::{error::Failure, process::Meta};
 
@@ -23,7 +23,8 @@ impl Gone {
         let Some(tombstone) = Tombstone::decode(text) else {
             return Self::Expired { when: "at an unknown time".to_owned(), processes: Vec::new() };
         };
-        let name = |ended: &Ended| serde_json::from_slice::<Meta>(&ended.meta).ok().map(|meta| meta.process_id);
+        let name =
+            |ended: &ExpiredProcess| serde_json::from_slice::<Meta>(&ended.meta).ok().map(|meta| meta.process_id);
         let processes = tombstone.processes.iter().filter_map(name).collect();
         Self::Expired { when: format!("at unix time {}", tombstone.unix_seconds), processes }
     }

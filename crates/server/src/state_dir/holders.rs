@@ -13,7 +13,7 @@ use std::{
 
 use exec_server_holder::{
     Confine, Limits,
-    archive::{ARCHIVE_NAME, Clock},
+    archive_file::{ARCHIVE_NAME, LeaseClock},
     cgroup::{Root, SessionGroup},
     control::TTL_NONE,
     manifest::{self, MANIFEST_NAME},
@@ -153,7 +153,7 @@ fn remains(dir: BorrowedFd<'_>) -> io::Result<Found> {
         let recovered = exec_server_log::survey(dir, enrolled.slot)?;
         logs.push((enrolled, recovered));
     }
-    let clock = Clock::read(dir)?.map(|clock| LeftClock {
+    let clock = LeaseClock::read(dir)?.map(|clock| LeftClock {
         ttl: (clock.ttl_ms != TTL_NONE).then(|| Duration::from_millis(clock.ttl_ms)),
         detached_for: clock.detached_ns.map(|since| Duration::from_nanos(monotonic_ns().saturating_sub(since))),
     });
@@ -254,7 +254,7 @@ impl Holders for Spawned {
             manifest::write(&dir, &manifest::encode(&files.processes))?;
             let since = files.detached_for.map(|long| u64::try_from(long.as_nanos()).unwrap_or(u64::MAX));
             let detached_ns = since.map(|long| monotonic_ns().saturating_sub(long));
-            Clock { ttl_ms: files.ttl_ms, detached_ns }.write(&dir)?;
+            LeaseClock { ttl_ms: files.ttl_ms, detached_ns }.write(&dir)?;
         }
         sessions::remove_segments(dir.as_fd(), |name| !files.segments.contains(name))
     }

@@ -3,7 +3,7 @@
 use exec_server_holder::cgroup::SessionGroup;
 use exec_server_holder::control::{CommandStatus, FromHolder, StartSpec, TTL_NONE, ToHolder};
 use exec_server_holder::spawner::SECRET_NAME;
-use exec_server_holder::tombstone::{Ended, Tombstone};
+use exec_server_holder::tombstone::{ExpiredProcess, Tombstone};
 use exec_server_holder::{Confine, Limits};
 
 use crate::support::{MS, Rig, Source, open_dir, shell, spec};
@@ -55,7 +55,7 @@ fn expiry_kills_all_and_leaves_a_tombstone() {
     assert_eq!(rig.files(), ["expired"]);
     let stone = Tombstone::read(open_dir(&rig.dir)).expect("readable").expect("there");
     let pid = driver.pid().as_raw_nonzero().get().unsigned_abs();
-    assert_eq!(stone.processes, [Ended { pid, was_running: true, meta: b"id".to_vec() }]);
+    assert_eq!(stone.processes, [ExpiredProcess { pid, was_running: true, meta: b"id".to_vec() }]);
     assert!(stone.unix_seconds > 1_600_000_000);
 }
 

@@ -22,14 +22,14 @@ const UNFINISHED_NAME: &str = "archived.new";
 
 /// The lease's clock of a session without a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Clock {
+pub struct LeaseClock {
     /// Time to live of the detached session. [`TTL_NONE`]: no limit.
     pub ttl_ms: u64,
     /// When the session was detached. `None` while a client is attached.
     pub detached_ns: Option<u64>,
 }
 
-impl Clock {
+impl LeaseClock {
     fn encode(self) -> String {
         let number = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
         format!("{} {}\n", number(Some(self.ttl_ms).filter(|ms| *ms != TTL_NONE)), number(self.detached_ns))
@@ -79,18 +79,18 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         for clock in [
-            Clock { ttl_ms: 5, detached_ns: Some(7) },
-            Clock { ttl_ms: TTL_NONE, detached_ns: None },
-            Clock { ttl_ms: 0, detached_ns: Some(0) },
+            LeaseClock { ttl_ms: 5, detached_ns: Some(7) },
+            LeaseClock { ttl_ms: TTL_NONE, detached_ns: None },
+            LeaseClock { ttl_ms: 0, detached_ns: Some(0) },
         ] {
-            assert_eq!(Clock::decode(&clock.encode()), Some(clock));
+            assert_eq!(LeaseClock::decode(&clock.encode()), Some(clock));
         }
     }
 
     #[test]
     fn other_text_is_not_a_clock() {
         for text in ["", "1 2", "1\n", "x 1\n", "1 x\n", "1 2 3\n", "-1 2\n"] {
-            assert_eq!(Clock::decode(text), None, "{text:?}");
+            assert_eq!(LeaseClock::decode(text), None, "{text:?}");
         }
     }
 }

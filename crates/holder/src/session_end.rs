@@ -14,19 +14,19 @@ use exec_server_process::Child;
 use rustix::fs::AtFlags;
 use rustix::time::ClockId;
 
-use crate::archive::ARCHIVE_NAME;
+use crate::archive_file::ARCHIVE_NAME;
 use crate::manifest::MANIFEST_NAME;
 use crate::process::{Process, ProcessPhase};
 use crate::reap;
 use crate::spawner::SOCKET_NAME;
-use crate::tombstone::{Ended, Tombstone};
+use crate::tombstone::{ExpiredProcess, Tombstone};
 
 /// First and longest pause between two checks whether all processes are dead.
 const PAUSE_NS: (u64, u64) = (1_000_000, 100_000_000);
 
 /// Why the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum EndReason {
     /// The controller sent `End`. `req` names the answer.
     Command { req: u32 },
     /// The time to live has passed.
@@ -35,19 +35,19 @@ pub(crate) enum Reason {
     Abandoned,
 }
 
-pub(crate) struct Ending {
-    pub(crate) reason: Reason,
+pub(crate) struct SessionEnd {
+    pub(crate) reason: EndReason,
     tombstone: Tombstone,
     pause_ns: u64,
     again_at: u64,
 }
 
-impl Ending {
+impl SessionEnd {
     /// Kills every process of the session.
-    pub(crate) fn begin(reason: Reason, processes: &BTreeMap<u32, Process>, now_ns: u64) -> Self {
+    pub(crate) fn begin(reason: EndReason, processes: &BTreeMap<u32, Process>, now_ns: u64) -> Self {
         // Errors are ignored: `is_over` finds the processes that this call missed.
         Child::kill_all(processes.values().filter_map(|process| process.child.as_ref())).ok();
-        let ended = |process: &Process| Ended {
+        let ended = |process: &Process| ExpiredProcess {
             pid: process.pid,
             was_running: process.phase != ProcessPhase::Closed,
             meta: process.meta().to_vec(),
@@ -82,13 +82,13 @@ impl Ending {
     /// Removes the session's files, depending on the reason.
     pub(crate) fn clean(&self, dir: &OwnedFd) {
         match self.reason {
-            Reason::Command { .. } => {
+            EndReason::Command { .. } => {
                 remove_files(dir, |_| true);
                 // Fails if the directory contains other entries. The server cleans up its state directory.
                 remove_directory(dir).ok();
             }
-            Reason::Abandoned => {}
-            Reason::Expiry => {
+            EndReason::Abandoned => {}
+            EndReason::Expiry => {
                 // Without the tombstone, the server can only report that the session is gone.
                 self.tombstone.write(dir).ok();
                 remove_files(dir, |name| {
