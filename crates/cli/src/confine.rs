@@ -6,7 +6,7 @@ use std::{ffi::OsString, path::Path, sync::Arc};
 use anyhow::{Context as _, bail};
 use exec_server_holder::{
     ChildUser, Confine, Limits,
-    cgroup::{self, Enforced},
+    cgroup::{self, EnforcedLimits},
 };
 use exec_server_sandbox::FileUser;
 use exec_server_server::state_dir::{SpawnedConfig, shared_name};
@@ -41,8 +41,8 @@ pub(crate) fn settings(
     state_dir: &Path,
     original_nofile: Option<(u64, u64)>,
 ) -> SpawnedConfig {
-    let cgroups = cgroup::find(&shared_name(state_dir));
-    let enforced = cgroups.as_ref().map(cgroup::Root::enforced).unwrap_or_default();
+    let cgroups = cgroup::find_root(&shared_name(state_dir));
+    let enforced = cgroups.as_ref().map(cgroup::CgroupRoot::enforced).unwrap_or_default();
     tracing::debug!(?enforced, "control groups");
     let (pids_max, memory_max) = (args.max_pids.0, args.max_memory.0);
     SpawnedConfig {
@@ -61,7 +61,12 @@ pub(crate) fn settings(
 }
 
 /// Per-process rlimits that replace those requested limits that no control group enforces.
-fn instead(enforced: Enforced, pids: Option<u64>, memory: Option<u64>, run_as: Option<&RunAs>) -> Vec<(u32, u64)> {
+fn instead(
+    enforced: EnforcedLimits,
+    pids: Option<u64>,
+    memory: Option<u64>,
+    run_as: Option<&RunAs>,
+) -> Vec<(u32, u64)> {
     let mut limits = Vec::new();
     if let Some(pids) = pids.filter(|_| !enforced.pids) {
         let is_root = run_as.map_or_else(|| rustix::process::geteuid().as_raw(), |run_as| run_as.user.uid) == 0;

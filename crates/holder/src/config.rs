@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use exec_server_process::{Child, ChildUser, Spawn, SpawnError};
 
-use crate::cgroup::SessionGroup;
+use crate::cgroup::SessionCgroup;
 
 /// The configuration that a holder gets when it is created.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub struct Limits {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Confine {
     /// The session's control group. Empty if the host does not let us create one.
-    pub group: SessionGroup,
+    pub group: SessionCgroup,
     /// The user that children run as. `None`: the holder's own user.
     pub user: Option<ChildUser>,
     /// Resource limits of each child, for hosts without a control group that enforces them: resource (`RLIMIT_…`) and

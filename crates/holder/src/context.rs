@@ -12,7 +12,7 @@ use rustix::event::EventfdFlags;
 use rustix::process::Resource;
 
 use crate::Config;
-use crate::cgroup::{Group, Groups};
+use crate::cgroup::{ProcessCgroup, ProcessCgroups};
 use crate::control::{CommandStatus, FromHolder};
 use crate::controller::{Controller, SendOutcome};
 use crate::lent_segments::LentSegments;
@@ -43,10 +43,10 @@ pub(crate) struct Context {
     pub(crate) lent_segments: LentSegments,
     pub(crate) spill: Spill,
     pub(crate) controller: Controller,
-    pub(crate) groups: Groups,
+    pub(crate) cgroups: ProcessCgroups,
     /// Control groups of processes that closed in this turn. Handled after the reader is woken, to keep the wake-up
     /// fast.
-    pub(crate) left_groups: Vec<Group>,
+    pub(crate) released_cgroups: Vec<ProcessCgroup>,
     /// Watches the fds of all children. A separate epoll instance, so that the holder can ignore all of them at once.
     pub(crate) children: Poller,
     /// A client is attached: a full log blocks its child and does not spill to disk.
@@ -75,8 +75,8 @@ impl Context {
             lent_segments: LentSegments::default(),
             spill: Spill::new(&config.dir, config.limits)?,
             controller: Controller::default(),
-            groups: Groups::new(config.confine.group.clone(), config.limits),
-            left_groups: Vec::new(),
+            cgroups: ProcessCgroups::new(config.confine.group.clone(), config.limits),
+            released_cgroups: Vec::new(),
             children: Poller::new()?,
             is_attached: false,
             is_exclusive: config.exclusive,
@@ -120,9 +120,9 @@ impl Context {
     }
 
     /// Takes back the control groups of processes that have closed.
-    pub(crate) fn take_groups(&mut self) {
-        for group in std::mem::take(&mut self.left_groups) {
-            self.groups.give_back(group);
+    pub(crate) fn recycle_cgroups(&mut self) {
+        for group in std::mem::take(&mut self.released_cgroups) {
+            self.cgroups.release(group);
         }
     }
 

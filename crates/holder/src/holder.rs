@@ -228,7 +228,7 @@ impl<S: Spawner> Holder<S> {
             }
         }
         self.cx.ring();
-        self.cx.take_groups();
+        self.cx.recycle_cgroups();
         self.is_leaving = self.is_leaving || self.archive();
         self.submit_disk_jobs();
         self.cx.trim();
@@ -253,7 +253,7 @@ impl<S: Spawner> Holder<S> {
             // control group belongs to the session. An abandoned holder may share it with its successor, so it kills
             // only its own processes.
             if reason != EndReason::Abandoned {
-                self.cx.groups.kill_all();
+                self.cx.cgroups.kill_all();
             }
             self.ending = Some(SessionEnd::begin(reason, &self.processes, self.cx.now_ns));
         }
@@ -410,7 +410,7 @@ impl<S: Spawner> Holder<S> {
 
     /// Ends the holder but not the session, which from now on consists of its files only.
     fn leave(&mut self) {
-        self.cx.groups.remove();
+        self.cx.cgroups.remove();
         self.cx.spill.shut_down();
         self.cx.controller.flush();
     }
@@ -489,7 +489,7 @@ impl<S: Spawner> Holder<S> {
             return false;
         }
         if ending.reason != EndReason::Abandoned {
-            self.cx.groups.remove();
+            self.cx.cgroups.remove();
         }
         self.cx.spill.shut_down();
         ending.clean(&self.dir);

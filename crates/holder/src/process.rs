@@ -19,7 +19,7 @@ use exec_server_log::{BlockReason, ExitCause, LogWriter, OutputStream, SEGMENT_B
 use exec_server_process::{Child, Spawn, SpawnError, StdinMode, StdioMode};
 
 use crate::Confine;
-use crate::cgroup::Group;
+use crate::cgroup::ProcessCgroup;
 use crate::context::Context;
 use crate::control::{AnnouncedSegment, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage};
 use crate::input::ChildStdin;
@@ -44,7 +44,7 @@ pub(crate) struct Process {
     pub(crate) child: Option<Child>,
     /// The control group of the process, if the session has groups. Returned to the session when the process has
     /// closed.
-    pub(crate) group: Option<Group>,
+    pub(crate) group: Option<ProcessCgroup>,
     pub(crate) phase: ProcessPhase,
     pub(crate) writer: LogWriter,
     /// Stdout and stderr. With a terminal, the first is the terminal and the second is never open.
@@ -137,7 +137,7 @@ impl Process {
     pub(crate) fn new(
         slot: u32,
         child: Child,
-        (group, is_confined): (Option<Group>, bool),
+        (group, is_confined): (Option<ProcessCgroup>, bool),
         spec: StartSpec,
         cx: &mut Context,
     ) -> io::Result<Self> {
@@ -181,7 +181,7 @@ impl Process {
             Ok(()) => Ok(process),
             Err(error) => {
                 // Dropping the child kills it. The control group is reused or removed once it is empty.
-                cx.left_groups.extend(process.group.take());
+                cx.released_cgroups.extend(process.group.take());
                 Err(error)
             }
         }
@@ -304,7 +304,7 @@ impl Process {
 
     /// Releases the log and its files.
     pub(crate) fn forget(self, cx: &mut Context) {
-        cx.left_groups.extend(self.group);
+        cx.released_cgroups.extend(self.group);
         cx.is_manifest_stale = true;
         for (info, memory) in self.writer.into_segments() {
             match memory {

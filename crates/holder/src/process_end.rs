@@ -16,7 +16,7 @@ use exec_server_log::{BlockReason, Exit, ExitCause, LimitsHit, OutputStream};
 use exec_server_process::{Child, ChildExit};
 use rustix::io::Errno;
 
-use crate::cgroup::Group;
+use crate::cgroup::ProcessCgroup;
 use crate::context::Context;
 use crate::control::CommandStatus;
 use crate::denial;
@@ -130,7 +130,7 @@ impl Process {
         self.paused = None;
         cx.wake(is_due);
         self.child = None;
-        cx.left_groups.extend(self.group.take());
+        cx.released_cgroups.extend(self.group.take());
     }
 
     /// Ends the process on request. Returns the state in which the request found it.
@@ -224,7 +224,7 @@ impl Process {
     }
 
     fn build_exit(&self, exited: ChildExit) -> Exit {
-        let hit = self.group.as_ref().map_or_else(LimitsHit::default, Group::hit);
+        let hit = self.group.as_ref().map_or_else(LimitsHit::default, ProcessCgroup::hit);
         let was_killed = exited.signal.map(i32::from) == Some(libc::SIGKILL);
         let cause = match (self.killed, exited.signal) {
             (None, Some(_)) if was_killed && hit.memory => ExitCause::OutOfMemory,
@@ -280,7 +280,7 @@ pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx:
     // Killing the control group is enough only while the leader runs. A dead leader's streams may be held by a process
     // in another group that received them, so search for such processes too.
     let is_done = |process: &&mut Process| {
-        process.group.as_ref().is_some_and(Group::kill) && process.phase == ProcessPhase::Running
+        process.group.as_ref().is_some_and(ProcessCgroup::kill) && process.phase == ProcessPhase::Running
     };
     let (grouped, walked): (Vec<&mut Process>, Vec<&mut Process>) = due.drain(..).partition(is_done);
     let killed = Child::kill_all(walked.iter().filter_map(|process| process.child.as_ref()));

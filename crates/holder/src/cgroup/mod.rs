@@ -1,8 +1,8 @@
 //! Control groups: limit the processes of a session as a whole, and kill them in one step.
 //!
-//! `place` finds where groups can be created. This file has the group of one session, as the server uses it. `group`
-//! has the groups of the session's processes, as the holder uses them. If the host does not let us create groups,
-//! everything works without them.
+//! `root` finds where groups can be created. This file has the group of one session, as the server uses it.
+//! `process_cgroups` has the groups of the session's processes, as the holder uses them. If the host does not let us
+//! create groups, everything works without them.
 //!
 //! ```text
 //! <our own group>/exec-server-NAME/        created by the server, removed when empty
@@ -14,8 +14,8 @@
 //! A group exists in up to two hierarchies: the unified one (`cgroup.kill`, and the controllers that were delegated to
 //! us), and the version 1 hierarchy of the `pids` controller if the unified one lacks that controller.
 
-mod group;
-mod place;
+mod process_cgroups;
+mod root;
 
 use std::fs;
 use std::io;
@@ -24,15 +24,15 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-pub(crate) use group::{Group, Groups};
-pub use place::{Root, find};
+pub(crate) use process_cgroups::{ProcessCgroup, ProcessCgroups};
+pub use root::{CgroupRoot, find_root};
 
 /// Larger than any file that is read here. Each has a few lines of a word and a number.
 const SMALL_BYTES: usize = 1024;
 
 /// The hierarchy that a directory belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hierarchy {
+pub enum CgroupHierarchy {
     /// Version 2: one tree for all controllers.
     Unified,
     /// Version 1, controller `pids`.
@@ -41,7 +41,7 @@ pub enum Hierarchy {
 
 /// Which features the groups in a place support.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Enforced {
+pub struct EnforcedLimits {
     /// All processes in a group can be killed in one step.
     pub kill: bool,
     /// The number of processes and threads can be limited.
@@ -52,16 +52,16 @@ pub struct Enforced {
 
 /// The group of one session, in each hierarchy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SessionGroup {
-    dirs: Vec<(Hierarchy, PathBuf)>,
+pub struct SessionCgroup {
+    dirs: Vec<(CgroupHierarchy, PathBuf)>,
 }
 
-impl SessionGroup {
-    pub(crate) fn new(dirs: Vec<(Hierarchy, PathBuf)>) -> Self {
+impl SessionCgroup {
+    pub(crate) fn new(dirs: Vec<(CgroupHierarchy, PathBuf)>) -> Self {
         Self { dirs }
     }
 
-    pub(crate) fn dir(&self, wanted: Hierarchy) -> Option<&Path> {
+    pub(crate) fn dir(&self, wanted: CgroupHierarchy) -> Option<&Path> {
         self.dirs.iter().find(|(hierarchy, _)| *hierarchy == wanted).map(|(_, dir)| dir.as_path())
     }
 
@@ -70,8 +70,8 @@ impl SessionGroup {
         let mut text = Vec::new();
         for (hierarchy, dir) in &self.dirs {
             text.extend_from_slice(match hierarchy {
-                Hierarchy::Unified => b"u ",
-                Hierarchy::Pids => b"p ",
+                CgroupHierarchy::Unified => b"u ",
+                CgroupHierarchy::Pids => b"p ",
             });
             text.extend_from_slice(dir.as_os_str().as_bytes());
             text.push(b'\n');
@@ -83,8 +83,8 @@ impl SessionGroup {
     pub fn decode(text: &[u8]) -> Self {
         let line = |line: &[u8]| {
             let (hierarchy, dir) = match line {
-                [b'u', b' ', dir @ ..] => (Hierarchy::Unified, dir),
-                [b'p', b' ', dir @ ..] => (Hierarchy::Pids, dir),
+                [b'u', b' ', dir @ ..] => (CgroupHierarchy::Unified, dir),
+                [b'p', b' ', dir @ ..] => (CgroupHierarchy::Pids, dir),
                 _ => return None,
             };
             dir.starts_with(b"/").then(|| (hierarchy, PathBuf::from(std::ffi::OsStr::from_bytes(dir))))
@@ -94,14 +94,14 @@ impl SessionGroup {
 
     /// Kills all processes in the group in one step. Returns whether that was possible.
     pub fn kill(&self) -> bool {
-        self.dir(Hierarchy::Unified).is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
+        self.dir(CgroupHierarchy::Unified).is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
     }
 
     /// Whether the group has no processes or does not exist.
     pub fn is_empty(&self) -> bool {
         self.dirs.iter().all(|(hierarchy, dir)| match hierarchy {
-            Hierarchy::Unified => !is_populated(dir),
-            Hierarchy::Pids => read_number(&dir.join("pids.current")).unwrap_or(0) == 0,
+            CgroupHierarchy::Unified => !is_populated(dir),
+            CgroupHierarchy::Pids => read_number(&dir.join("pids.current")).unwrap_or(0) == 0,
         })
     }
 
@@ -137,12 +137,12 @@ fn read_number(file: &Path) -> Option<u64> {
     read_small(file, |text| text.trim().parse().ok())?
 }
 
-/// Reads a small kernel file with one `read` and passes its text to `look`.
-fn read_small<T>(file: &Path, look: impl FnOnce(&str) -> T) -> Option<T> {
+/// Reads a small kernel file with one `read` and passes its text to `parse`.
+fn read_small<T>(file: &Path, parse: impl FnOnce(&str) -> T) -> Option<T> {
     let file = rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut bytes = [0; SMALL_BYTES];
     let len = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut bytes)).ok()?;
-    std::str::from_utf8(bytes.get(..len)?).ok().map(look)
+    std::str::from_utf8(bytes.get(..len)?).ok().map(parse)
 }
 
 /// The number after `word` in a text of `word number` lines.
@@ -151,7 +151,7 @@ fn value_of(text: &str, word: &str) -> Option<u64> {
 }
 
 /// Creates a directory if it does not exist.
-fn make(dir: &Path) -> io::Result<()> {
+fn create_if_missing(dir: &Path) -> io::Result<()> {
     match fs::create_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
@@ -164,10 +164,10 @@ mod tests {
 
     #[test]
     fn a_session_group_survives_its_text() {
-        let dirs = vec![(Hierarchy::Unified, "/a/b c".into()), (Hierarchy::Pids, "/d".into())];
-        let group = SessionGroup::new(dirs);
-        assert_eq!(SessionGroup::decode(&group.encode()), group);
-        assert_eq!(SessionGroup::decode(b"u relative\nx /y\n\nnonsense"), SessionGroup::default());
+        let dirs = vec![(CgroupHierarchy::Unified, "/a/b c".into()), (CgroupHierarchy::Pids, "/d".into())];
+        let group = SessionCgroup::new(dirs);
+        assert_eq!(SessionCgroup::decode(&group.encode()), group);
+        assert_eq!(SessionCgroup::decode(b"u relative\nx /y\n\nnonsense"), SessionCgroup::default());
     }
 
     #[test]
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_group_that_is_gone_is_empty_and_cannot_be_killed() {
-        let gone = SessionGroup::new(vec![(Hierarchy::Unified, "/nonexistent/x".into())]);
+        let gone = SessionCgroup::new(vec![(CgroupHierarchy::Unified, "/nonexistent/x".into())]);
         assert!(gone.is_empty() && !gone.kill());
         gone.remove();
     }

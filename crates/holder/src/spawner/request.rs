@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 
 use super::NewHolder;
-use crate::cgroup::SessionGroup;
+use crate::cgroup::SessionCgroup;
 use crate::control::DecodeError;
 use crate::{ChildUser, Config, Confine, Limits};
 
@@ -97,7 +97,7 @@ pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<Config, DecodeError
             archive_after_ms,
         },
         nofile: (has_nofile != 0).then_some((soft, hard)),
-        confine: Confine { group: SessionGroup::decode(group), user, rlimits },
+        confine: Confine { group: SessionCgroup::decode(group), user, rlimits },
         exclusive: true,
     })
 }
@@ -124,7 +124,7 @@ mod tests {
     fn a_request_survives_its_bytes_and_every_cut_is_an_error_or_a_shorter_record() {
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("open"));
         let confine = Confine {
-            group: SessionGroup::decode(b"u /a/b\np /c\n"),
+            group: SessionCgroup::decode(b"u /a/b\np /c\n"),
             user: Some(ChildUser { uid: 1, gid: 2, groups: vec![3, 4] }),
             rlimits: vec![(6, 100)],
         };

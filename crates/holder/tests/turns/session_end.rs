@@ -1,6 +1,6 @@
 //! The lease and the end of the session.
 
-use exec_server_holder::cgroup::SessionGroup;
+use exec_server_holder::cgroup::SessionCgroup;
 use exec_server_holder::control::{CommandStatus, FromHolder, StartSpec, TTL_NONE, ToHolder};
 use exec_server_holder::spawner::SECRET_NAME;
 use exec_server_holder::tombstone::{ExpiredProcess, Tombstone};
@@ -126,7 +126,7 @@ fn one_that_nobody_can_find_leaves_the_group_to_the_holder_after_it() {
     // A plain directory in place of a control group: writes to the kernel end up in plain files.
     let group = tempfile::tempdir().expect("a directory");
     let build = || {
-        let group = SessionGroup::decode(format!("u {}\n", group.path().display()).as_bytes());
+        let group = SessionCgroup::decode(format!("u {}\n", group.path().display()).as_bytes());
         Rig::confined(Source::default(), Limits::default(), Confine { group, ..Confine::default() })
     };
     let was_killed = || group.path().join("cgroup.kill").exists();

@@ -14,7 +14,7 @@ use std::{
 use exec_server_holder::{
     Confine, Limits,
     archive_file::{ARCHIVE_NAME, LeaseClock},
-    cgroup::{Root, SessionGroup},
+    cgroup::{CgroupRoot, SessionCgroup},
     control::TTL_NONE,
     manifest::{self, MANIFEST_NAME},
     spawner::{self, NewHolder, SECRET_NAME, SOCKET_NAME, SpawnerHandle},
@@ -47,7 +47,7 @@ pub struct SpawnedConfig {
     /// RLIMIT_NOFILE (soft, hard) before the server raised its own. Children get it back.
     pub original_nofile: Option<(u64, u64)>,
     /// Where sessions get their control groups. `None`: sessions have no control group.
-    pub cgroups: Option<Root>,
+    pub cgroups: Option<CgroupRoot>,
     /// Other confinement of children. Its `group` is replaced with the group of the session.
     pub confine: Confine,
     /// The program to start as a new spawner when the old one has died. `None`: a dead spawner is not replaced.
@@ -99,17 +99,17 @@ impl Spawned {
 
     /// Creates the control group of a session. Its path is written to the session's directory before the holder is
     /// created, so that a server that finds the holder dead also finds the group to kill.
-    fn make_group(&self, session: &str, dir: &OwnedFd) -> io::Result<SessionGroup> {
-        let Some(root) = &self.config.cgroups else { return Ok(SessionGroup::default()) };
+    fn make_group(&self, session: &str, dir: &OwnedFd) -> io::Result<SessionCgroup> {
+        let Some(root) = &self.config.cgroups else { return Ok(SessionCgroup::default()) };
         // The name is a hash of the session id: all users can read group names, and the id gives access to the session.
         let group = root.session(&hex(&Sha256::digest(session)[..8]))?;
         sessions::write_beside(dir.as_fd(), Path::new(GROUP_NAME), &group.encode())?;
         Ok(group)
     }
 
-    fn group_of(&self, session: &str) -> SessionGroup {
+    fn group_of(&self, session: &str) -> SessionCgroup {
         let text = self.state.open_session_dir(session).and_then(|dir| sessions::read_small(dir.as_fd(), GROUP_NAME));
-        text.ok().flatten().map_or_else(SessionGroup::default, |text| SessionGroup::decode(&text))
+        text.ok().flatten().map_or_else(SessionCgroup::default, |text| SessionCgroup::decode(&text))
     }
 
     fn find(&self, session: &str) -> io::Result<Found> {
@@ -291,7 +291,7 @@ impl Holders for Spawned {
 
     fn bury(&self, session: &str) {
         let group = self.group_of(session);
-        if group == SessionGroup::default() {
+        if group == SessionCgroup::default() {
             return;
         }
         group.kill();

@@ -13,7 +13,7 @@ use exec_server_log::LimitsHit;
 use exec_server_process::Spawn;
 use rustix::fs::{Mode, OFlags};
 
-use super::{Hierarchy, SessionGroup, is_populated, make, read_number, read_small, value_of};
+use super::{CgroupHierarchy, SessionCgroup, create_if_missing, is_populated, read_number, read_small, value_of};
 use crate::Limits;
 
 /// Maximum number of empty groups kept for later processes: as many as are often started at a time. Creating and
@@ -22,19 +22,19 @@ const SPARE_MAX: usize = 32;
 
 /// All groups of a session. Creates none if the session has no control group.
 #[derive(Debug, Default)]
-pub(crate) struct Groups {
-    session: SessionGroup,
+pub(crate) struct ProcessCgroups {
+    session: SessionCgroup,
     limits: Limits,
     next: u64,
-    spare: Vec<Group>,
+    spare: Vec<ProcessCgroup>,
     /// Groups of ended processes whose descendants still run.
-    lingering: Vec<Group>,
+    lingering: Vec<ProcessCgroup>,
 }
 
 /// The control group of one process.
 #[derive(Debug)]
-pub(crate) struct Group {
-    dirs: Vec<(Hierarchy, PathBuf)>,
+pub(crate) struct ProcessCgroup {
+    dirs: Vec<(CgroupHierarchy, PathBuf)>,
     has_memory_limit: bool,
     /// The event files that count refused forks (`pids.events`) and OOM kills (`memory.events`), if they exist.
     pids_events: Option<PathBuf>,
@@ -42,23 +42,23 @@ pub(crate) struct Group {
     /// The group was killed once. Some kernels (seen on 6.18) also kill processes that start in such a group later.
     was_killed: Cell<bool>,
     /// Counter values from before the current process.
-    seen: Counts,
+    earlier_counts: LimitCounts,
 }
 
 /// The kernel's counters of limit violations in a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
+struct LimitCounts {
     pids: u64,
     oom_kills: u64,
 }
 
-impl Groups {
-    pub(crate) fn new(session: SessionGroup, limits: Limits) -> Self {
+impl ProcessCgroups {
+    pub(crate) fn new(session: SessionCgroup, limits: Limits) -> Self {
         Self { session, limits, next: 0, spare: Vec::new(), lingering: Vec::new() }
     }
 
     /// Returns an empty group with its limits set. `None` if this session has no groups.
-    pub(crate) fn take(&mut self) -> io::Result<Option<Group>> {
+    pub(crate) fn take(&mut self) -> io::Result<Option<ProcessCgroup>> {
         if self.session.dirs.is_empty() {
             return Ok(None);
         }
@@ -72,11 +72,11 @@ impl Groups {
         let name = self.next.to_string();
         self.next += 1;
         let dirs = self.session.dirs.iter().map(|(hierarchy, dir)| (*hierarchy, dir.join(&name))).collect();
-        Group::make(dirs, self.limits).map(Some)
+        ProcessCgroup::create(dirs, self.limits).map(Some)
     }
 
     /// Takes back the group of a process that has ended or failed to start.
-    pub(crate) fn give_back(&mut self, group: Group) {
+    pub(crate) fn release(&mut self, group: ProcessCgroup) {
         if group.is_empty() { self.keep(group) } else { self.lingering.push(group) }
     }
 
@@ -90,9 +90,9 @@ impl Groups {
         self.session.remove();
     }
 
-    fn keep(&mut self, mut group: Group) {
+    fn keep(&mut self, mut group: ProcessCgroup) {
         if self.spare.len() < SPARE_MAX && !group.was_killed.get() {
-            group.seen = group.counts();
+            group.earlier_counts = group.counts();
             self.spare.push(group);
         } else {
             group.remove();
@@ -100,28 +100,28 @@ impl Groups {
     }
 
     fn collect(&mut self) {
-        let (empty, rest) = std::mem::take(&mut self.lingering).into_iter().partition(Group::is_empty);
+        let (empty, rest) = std::mem::take(&mut self.lingering).into_iter().partition(ProcessCgroup::is_empty);
         self.lingering = rest;
-        let empty: Vec<Group> = empty;
+        let empty: Vec<ProcessCgroup> = empty;
         empty.into_iter().for_each(|group| self.keep(group));
     }
 }
 
-impl Group {
+impl ProcessCgroup {
     /// Makes the child start in this group.
-    pub(crate) fn let_in(&self, spawn: &mut Spawn) -> io::Result<()> {
+    pub(crate) fn apply_to(&self, spawn: &mut Spawn) -> io::Result<()> {
         // Until its exec, a child shares memory with the holder and with other children on their way to exec. At the
         // memory limit, the kernel kills every process that shares the child's memory, unless it is stopped.
         spawn.alone = self.has_memory_limit;
         for (hierarchy, dir) in &self.dirs {
             match hierarchy {
-                Hierarchy::Unified => {
+                CgroupHierarchy::Unified => {
                     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                     spawn.cgroup_dir = Some(rustix::fs::open(dir, flags, Mode::empty())?);
                 }
                 // Not `cgroup.procs`: to move a whole process, the kernel takes the lock that starting in the group
                 // avoids.
-                Hierarchy::Pids => {
+                CgroupHierarchy::Pids => {
                     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
                     spawn.cgroups.push(rustix::fs::open(dir.join("tasks"), flags, Mode::empty())?);
                 }
@@ -133,14 +133,14 @@ impl Group {
     /// Kills all processes in the group in one step. Returns whether that was possible.
     pub(crate) fn kill(&self) -> bool {
         self.was_killed.set(true);
-        let dir = self.dir(Hierarchy::Unified);
+        let dir = self.dir(CgroupHierarchy::Unified);
         dir.is_some_and(|dir| fs::write(dir.join("cgroup.kill"), "1").is_ok())
     }
 
     /// Whether the group has no processes.
     pub(crate) fn is_empty(&self) -> bool {
         // A process is in both hierarchies, and started in the unified one if it exists, so checking one is enough.
-        match self.dir(Hierarchy::Unified) {
+        match self.dir(CgroupHierarchy::Unified) {
             Some(dir) => !is_populated(dir),
             None => self.dirs.iter().all(|(_, dir)| read_number(&dir.join("pids.current")).unwrap_or(0) == 0),
         }
@@ -149,17 +149,17 @@ impl Group {
     /// The limits that the current process or its descendants have hit.
     pub(crate) fn hit(&self) -> LimitsHit {
         let now = self.counts();
-        LimitsHit { pids: now.pids > self.seen.pids, memory: now.oom_kills > self.seen.oom_kills }
+        LimitsHit { pids: now.pids > self.earlier_counts.pids, memory: now.oom_kills > self.earlier_counts.oom_kills }
     }
 
-    fn make(dirs: Vec<(Hierarchy, PathBuf)>, limits: Limits) -> io::Result<Self> {
+    fn create(dirs: Vec<(CgroupHierarchy, PathBuf)>, limits: Limits) -> io::Result<Self> {
         let mut group = Self {
             dirs,
             has_memory_limit: limits.memory_max.is_some(),
             pids_events: None,
             memory_events: None,
             was_killed: Cell::default(),
-            seen: Counts::default(),
+            earlier_counts: LimitCounts::default(),
         };
         if let Err(error) = group.set_up(limits) {
             group.remove();
@@ -172,7 +172,7 @@ impl Group {
 
     fn set_up(&self, limits: Limits) -> io::Result<()> {
         for (_, dir) in &self.dirs {
-            make(dir)?;
+            create_if_missing(dir)?;
             set(dir, "pids.max", limits.pids_max)?;
             set(dir, "memory.max", limits.memory_max)?;
             // Without this, a process over its memory limit would be swapped out, not killed.
@@ -192,15 +192,15 @@ impl Group {
         }
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> LimitCounts {
         let read = |file: &Option<PathBuf>, word: &str| {
             let value = |text: &str| value_of(text, word);
             file.as_ref().and_then(|file| read_small(file, value)?).unwrap_or(0)
         };
-        Counts { pids: read(&self.pids_events, "max"), oom_kills: read(&self.memory_events, "oom_kill") }
+        LimitCounts { pids: read(&self.pids_events, "max"), oom_kills: read(&self.memory_events, "oom_kill") }
     }
 
-    fn dir(&self, wanted: Hierarchy) -> Option<&Path> {
+    fn dir(&self, wanted: CgroupHierarchy) -> Option<&Path> {
         self.dirs.iter().find(|(hierarchy, _)| *hierarchy == wanted).map(|(_, dir)| dir.as_path())
     }
 }
@@ -220,14 +220,14 @@ mod tests {
     use super::*;
 
     /// A plain directory in place of a cgroup hierarchy. Plain files contain what the kernel would report.
-    fn session(dir: &Path) -> SessionGroup {
-        SessionGroup::new(vec![(Hierarchy::Unified, dir.to_owned())])
+    fn session(dir: &Path) -> SessionCgroup {
+        SessionCgroup::new(vec![(CgroupHierarchy::Unified, dir.to_owned())])
     }
 
     #[test]
     fn a_group_is_used_again_when_it_is_empty_and_counts_from_there() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut groups = Groups::new(session(dir.path()), Limits::default());
+        let mut groups = ProcessCgroups::new(session(dir.path()), Limits::default());
         fs::create_dir(dir.path().join("0")).expect("a directory");
         for name in ["0/pids.events", "0/memory.events"] {
             fs::write(dir.path().join(name), "").expect("write");
@@ -237,7 +237,7 @@ mod tests {
         fs::write(&events, "populated 1\n").expect("write");
         fs::write(dir.path().join("0/pids.events"), "max 3\n").expect("write");
         assert_eq!(group.hit(), LimitsHit { pids: true, memory: false });
-        groups.give_back(group);
+        groups.release(group);
         let second = groups.take().expect("made").expect("there is a place");
         assert_ne!(second.dirs, first, "somebody is still in the first");
         fs::write(&events, "populated 0\n").expect("write");
@@ -251,17 +251,17 @@ mod tests {
     #[test]
     fn a_group_that_was_killed_is_not_used_again() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut groups = Groups::new(session(dir.path()), Limits::default());
+        let mut groups = ProcessCgroups::new(session(dir.path()), Limits::default());
         let group = groups.take().expect("made").expect("there is a place");
         let first = group.dirs.clone();
         group.kill();
-        groups.give_back(group);
+        groups.release(group);
         assert_ne!(groups.take().expect("made").expect("there is a place").dirs, first);
     }
 
     #[test]
     fn without_a_place_no_group_is_made() {
-        let mut groups = Groups::new(SessionGroup::default(), Limits::default());
+        let mut groups = ProcessCgroups::new(SessionCgroup::default(), Limits::default());
         assert!(groups.take().expect("nothing to fail").is_none());
         assert!(!groups.kill_all());
     }
@@ -270,11 +270,11 @@ mod tests {
     fn limits_are_set_where_the_controller_is() {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join("pids.max"), "max").expect("write");
-        let dirs = vec![(Hierarchy::Unified, dir.path().to_owned())];
+        let dirs = vec![(CgroupHierarchy::Unified, dir.path().to_owned())];
         let limits = Limits { pids_max: Some(7), memory_max: Some(9), ..Limits::default() };
-        let group = Group::make(dirs, limits).expect("set");
+        let group = ProcessCgroup::create(dirs, limits).expect("set");
         let mut spawn = Spawn::new(Vec::new());
-        group.let_in(&mut spawn).expect("the directory opens");
+        group.apply_to(&mut spawn).expect("the directory opens");
         assert!(spawn.alone, "where its memory is limited nobody else may be in ours");
         assert!(fs::read_to_string(dir.path().join("pids.max")).expect("read").starts_with('7'));
         assert!(!dir.path().join("memory.max").exists());

@@ -10,38 +10,38 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use super::{Enforced, Hierarchy, SessionGroup, make};
+use super::{CgroupHierarchy, EnforcedLimits, SessionCgroup, create_if_missing};
 
 /// Group for the server and its holders, if the group in which the server was started must contain only groups: the
 /// kernel passes controllers down only from a group without processes.
 const SUPERVISOR: &str = "supervisor";
 
 /// Maximum attempts to create a session's group while the end of another session removes the parent directory.
-const TRIES: usize = 16;
+const ATTEMPTS_MAX: usize = 16;
 
 /// The parent directories for the groups of all sessions of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Root {
-    dirs: Vec<(Hierarchy, PathBuf)>,
+pub struct CgroupRoot {
+    dirs: Vec<(CgroupHierarchy, PathBuf)>,
     controllers: Vec<&'static str>,
-    enforced: Enforced,
+    enforced: EnforcedLimits,
 }
 
 /// The directories of the group that this process is in.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Own {
+struct OwnCgroup {
     unified: Option<PathBuf>,
     pids: Option<PathBuf>,
 }
 
 /// Finds a place for groups under `name`. `None` if the host does not let us create any group.
-pub fn find(name: &str) -> Option<Root> {
+pub fn find_root(name: &str) -> Option<CgroupRoot> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
-    let own = Own::parse(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
-    Root::below(own, name)
+    let own = OwnCgroup::parse(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+    CgroupRoot::below(own, name)
 }
 
-impl Own {
+impl OwnCgroup {
     fn parse(cgroup: &str, mountinfo: &str) -> Self {
         let path_of = |is_wanted: &dyn Fn(&str) -> bool| {
             cgroup.lines().find_map(|line| {
@@ -70,27 +70,27 @@ impl Own {
     }
 }
 
-impl Root {
-    fn below(own: Own, name: &str) -> Option<Self> {
-        let (mut dirs, mut controllers, mut enforced) = (Vec::new(), Vec::new(), Enforced::default());
+impl CgroupRoot {
+    fn below(own: OwnCgroup, name: &str) -> Option<Self> {
+        let (mut dirs, mut controllers, mut enforced) = (Vec::new(), Vec::new(), EnforcedLimits::default());
         if let Some(base) = own.unified.map(without_supervisor) {
             let dir = base.join(name);
             // The file exists only if this kernel can kill a group. The root group has no such file.
-            if make(&dir).is_ok() && dir.join("cgroup.kill").exists() {
-                controllers = hand_down(&base);
-                enforced = Enforced {
+            if create_if_missing(&dir).is_ok() && dir.join("cgroup.kill").exists() {
+                controllers = enable_controllers(&base);
+                enforced = EnforcedLimits {
                     kill: true,
                     pids: controllers.contains(&"pids"),
                     memory: controllers.contains(&"memory"),
                 };
-                dirs.push((Hierarchy::Unified, dir));
+                dirs.push((CgroupHierarchy::Unified, dir));
             }
         }
         if let Some(base) = own.pids.filter(|_| !enforced.pids) {
             let dir = base.join(name);
-            if make(&dir).is_ok() && dir.join("pids.current").exists() {
+            if create_if_missing(&dir).is_ok() && dir.join("pids.current").exists() {
                 enforced.pids = true;
-                dirs.push((Hierarchy::Pids, dir));
+                dirs.push((CgroupHierarchy::Pids, dir));
             }
         }
         let root = Self { dirs, controllers, enforced };
@@ -99,32 +99,32 @@ impl Root {
         (!root.dirs.is_empty()).then_some(root)
     }
 
-    pub fn enforced(&self) -> Enforced {
+    pub fn enforced(&self) -> EnforcedLimits {
         self.enforced
     }
 
     /// Creates the group of a session.
-    pub fn session(&self, name: &str) -> io::Result<SessionGroup> {
+    pub fn session(&self, name: &str) -> io::Result<SessionCgroup> {
         let mut made = Vec::new();
         for (hierarchy, root) in &self.dirs {
             let dir = root.join(name);
-            if let Err(error) = self.make_session(*hierarchy, root, &dir) {
-                SessionGroup::new(made).remove();
+            if let Err(error) = self.create_session(*hierarchy, root, &dir) {
+                SessionCgroup::new(made).remove();
                 return Err(error);
             }
             made.push((*hierarchy, dir));
         }
-        Ok(SessionGroup::new(made))
+        Ok(SessionCgroup::new(made))
     }
 
-    fn make_session(&self, hierarchy: Hierarchy, root: &Path, dir: &Path) -> io::Result<()> {
+    fn create_session(&self, hierarchy: CgroupHierarchy, root: &Path, dir: &Path) -> io::Result<()> {
         let mut last = Ok(());
-        for _ in 0..TRIES {
-            make(root)?;
-            if hierarchy == Hierarchy::Unified {
+        for _ in 0..ATTEMPTS_MAX {
+            create_if_missing(root)?;
+            if hierarchy == CgroupHierarchy::Unified {
                 self.controllers.iter().try_for_each(|controller| enable(root, controller))?;
             }
-            last = make(dir);
+            last = create_if_missing(dir);
             // A session that ended at the same time removed the empty parent directory.
             if last.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
                 continue;
@@ -132,7 +132,7 @@ impl Root {
             break;
         }
         last?;
-        if hierarchy == Hierarchy::Unified {
+        if hierarchy == CgroupHierarchy::Unified {
             self.controllers.iter().try_for_each(|controller| enable(dir, controller))?;
         }
         Ok(())
@@ -155,7 +155,7 @@ fn without_supervisor(own: PathBuf) -> PathBuf {
 }
 
 /// Enables the controllers of a group for its child groups. Returns those that could be enabled.
-fn hand_down(base: &Path) -> Vec<&'static str> {
+fn enable_controllers(base: &Path) -> Vec<&'static str> {
     let has = fs::read_to_string(base.join("cgroup.controllers")).unwrap_or_default();
     let wanted = ["pids", "memory"].into_iter().filter(|name| has.split_whitespace().any(|word| word == *name));
     let mut was_moved = false;
@@ -191,7 +191,7 @@ fn move_aside(base: &Path) -> io::Result<()> {
         return Err(Errno::BUSY.into());
     }
     let dir = base.join(SUPERVISOR);
-    make(&dir)?;
+    create_if_missing(&dir)?;
     pids.iter().try_for_each(|pid| fs::write(dir.join("cgroup.procs"), pid.to_string()))
 }
 
@@ -208,8 +208,8 @@ mod tests {
                           32 1 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
 
     fn check(cgroup: &str, mountinfo: &str, unified: Option<&str>, pids: Option<&str>) {
-        let expected = Own { unified: unified.map(PathBuf::from), pids: pids.map(PathBuf::from) };
-        assert_eq!(Own::parse(cgroup, mountinfo), expected, "{cgroup}");
+        let expected = OwnCgroup { unified: unified.map(PathBuf::from), pids: pids.map(PathBuf::from) };
+        assert_eq!(OwnCgroup::parse(cgroup, mountinfo), expected, "{cgroup}");
     }
 
     #[test]
