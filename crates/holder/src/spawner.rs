@@ -10,13 +10,14 @@
 //!
 //! Failure paths:
 //! - The server ends: holders continue. The spawner reads EOF and exits. If the state directory was created for that
-//!   server alone, the spawner first waits until the last holder has ended, and removes the directory (`guard`).
+//!   server alone, the spawner first waits until the last holder has ended, and removes the directory
+//!   (`directory_guard`).
 //! - The spawner dies: holders do not need it, and the server starts another.
 //! - Forking or setting up a holder fails: the controller's end of the socket pair reads EOF before any `Welcome`.
 
+mod directory_guard;
 mod exec;
-mod guard;
-mod request;
+mod holder_request;
 mod strays;
 mod view;
 
@@ -28,8 +29,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use self::guard::Guard;
-use self::strays::Strays;
+use self::directory_guard::DirectoryGuard;
+use self::strays::StrayKiller;
 use crate::control;
 use crate::{Confine, Forker, Holder, Limits, inherited, reap, run, title};
 
@@ -112,11 +113,11 @@ impl SpawnerHandle {
     pub fn create(&self, new: NewHolder) -> io::Result<OwnedFd> {
         let (ours, theirs) = pair()?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        self.ask(&request::encode(&new), &[theirs.as_fd(), new.dir.as_fd()])?;
+        self.send_request(&holder_request::encode(&new), &[theirs.as_fd(), new.dir.as_fd()])?;
         Ok(ours)
     }
 
-    fn ask(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fn send_request(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
             match control::send_raw(&self.socket, message, fds) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_writable()?,
@@ -176,7 +177,7 @@ fn serve(socket: OwnedFd) {
     inherited::unblock_signals();
     let Ok(socket) = isolate([socket]).map(|[socket]| socket) else { return };
     let Ok(signals) = become_guardian() else { return };
-    let mut strays = Strays::default();
+    let mut strays = StrayKiller::default();
     let mut guards = Vec::new();
     // Allocate the buffer once for the life of the spawner. If a large buffer is freed, the allocator raises its mmap
     // threshold and takes the next one from its heap, where every page costs memory. Holders would inherit that state.
@@ -187,13 +188,13 @@ fn serve(socket: OwnedFd) {
         if polled.is_err_and(|error| error != rustix::io::Errno::INTR) {
             return;
         }
-        let [is_asked, is_told] = ready.map(|fd| !fd.revents().is_empty());
-        if is_told {
+        let [has_request, has_signal] = ready.map(|fd| !fd.revents().is_empty());
+        if has_signal {
             // One read consumes one signal. Further pending signals only cause another check.
             rustix::io::read(&signals, &mut [0; 128]).ok();
             strays.handle_death();
         }
-        if !is_asked {
+        if !has_request {
             continue;
         }
         match control::recv_raw(&socket, &mut buf) {
@@ -203,18 +204,18 @@ fn serve(socket: OwnedFd) {
                 // Wipe the secret, so that the next holder does not inherit it with the buffer.
                 buf.iter_mut().take(request.len()).for_each(|byte| *byte = 0);
                 let forked = match request.get(1) {
-                    Some(&guard::KIND) => {
-                        guards.extend(Guard::read(request.get(2..).unwrap_or_default(), fds));
+                    Some(&directory_guard::KIND) => {
+                        guards.extend(DirectoryGuard::read(request.get(2..).unwrap_or_default(), fds));
                         None
                     }
                     Some(&view::KIND) => view::fork_view(request.get(2..).unwrap_or_default(), fds),
                     Some(_) | None => fork_holder(request, fds),
                 };
                 if let Some(ours) = forked {
-                    strays.know(ours);
+                    strays.register(ours);
                 }
             }
-            Ok(None) => return guard::outlive_server(guards, &mut strays, &signals),
+            Ok(None) => return directory_guard::run_after_server(guards, &mut strays, &signals),
             // A bad request has no further effect. Its fds are closed.
             Err(_) => {}
         }
@@ -232,7 +233,7 @@ fn become_guardian() -> io::Result<OwnedFd> {
 /// Forks a holder. Returns its pid, in the spawner only.
 fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) -> Option<i32> {
     let Ok([controller, dir]) = <[OwnedFd; 2]>::try_from(fds) else { return None };
-    let decoded = request::decode(&request, dir);
+    let decoded = holder_request::decode(&request, dir);
     request.fill(0);
     drop(request);
     let Ok(mut config) = decoded else { return None };

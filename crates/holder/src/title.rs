@@ -19,7 +19,7 @@ const SPAWNER: &[u8] = b"exec-server spawner:";
 
 /// The memory that the kernel shows as command line and environment.
 #[derive(Debug, PartialEq, Eq)]
-struct Area {
+struct TitleArea {
     start: usize,
     /// Up to the end of the environment if the environment follows the arguments, otherwise up to the end of the
     /// arguments.
@@ -45,8 +45,8 @@ fn arguments() -> Vec<u8> {
         return title.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
     }
     // Skip the `--spawner` argument of a spawner that was started by path: the title says it already.
-    let is_told = |argument: &&[u8]| !argument.is_empty() && *argument != ARGUMENT.as_bytes();
-    let arguments = line.split(|byte| *byte == 0).filter(is_told);
+    let is_shown = |argument: &&[u8]| !argument.is_empty() && *argument != ARGUMENT.as_bytes();
+    let arguments = line.split(|byte| *byte == 0).filter(is_shown);
     arguments.flat_map(|argument| [b" ", argument].concat()).collect()
 }
 
@@ -68,12 +68,12 @@ fn set(title: &[u8]) {
 }
 
 /// Parses fields 48 to 51 of `/proc/PID/stat`: the start and end addresses of the arguments and of the environment.
-fn area(stat: &str) -> Option<Area> {
+fn area(stat: &str) -> Option<TitleArea> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(45).map(str::parse::<usize>);
     let mut address = || fields.next()?.ok();
     let (arg_start, arg_end, env_start, env_end) = (address()?, address()?, address()?, address()?);
     let end = if env_start == arg_end && env_end > env_start { env_end } else { arg_end };
-    (arg_start != 0 && end > arg_start).then_some(Area { start: arg_start, len: end - arg_start })
+    (arg_start != 0 && end > arg_start).then_some(TitleArea { start: arg_start, len: end - arg_start })
 }
 
 #[cfg(test)]
@@ -83,8 +83,8 @@ mod tests {
     #[test]
     fn the_area_ends_with_the_environment_where_that_follows_the_arguments() {
         let stat = |addresses: &str| format!("1 (a) b) S{} {addresses} 0\n", " 7".repeat(44));
-        assert_eq!(area(&stat("100 120 120 200")), Some(Area { start: 100, len: 100 }));
-        assert_eq!(area(&stat("100 120 128 200")), Some(Area { start: 100, len: 20 }));
+        assert_eq!(area(&stat("100 120 120 200")), Some(TitleArea { start: 100, len: 100 }));
+        assert_eq!(area(&stat("100 120 128 200")), Some(TitleArea { start: 100, len: 20 }));
         for bad in ["0 0 0 0", "100 100 0 0", "100 x 0 0", "100"] {
             assert_eq!(area(&stat(bad)), None, "{bad}");
         }

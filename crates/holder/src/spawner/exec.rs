@@ -25,7 +25,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::request::LAYOUT;
+use super::holder_request::LAYOUT;
 use super::{SpawnerHandle, fork_serving, pair};
 use crate::{control, title};
 
@@ -39,7 +39,7 @@ const GREETING: &[u8] = b"exec-server spawner ";
 const GREETING_WITHIN_S: i64 = 10;
 
 /// How much of a failed program's stderr an error shows.
-const SAID_MAX: usize = 1024;
+const STDERR_MAX: usize = 1024;
 
 /// Why a program did not become a spawner.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +48,7 @@ pub enum ExecError {
     #[error("start `{}`", program.display())]
     Start { program: PathBuf, source: io::Error },
     /// The program exited, or sent something other than the greeting.
-    #[error("`{}` is not an exec-server: {}", program.display(), Ended(*status, said))]
+    #[error("`{}` is not an exec-server: {}", program.display(), ForeignProgram(*status, said))]
     NotOurs {
         program: PathBuf,
         /// The exit status, if the program exited by itself.
@@ -73,9 +73,9 @@ pub enum ExecError {
 }
 
 /// Describes in an error message how a program that is not a spawner behaved.
-struct Ended<'a>(Option<ExitStatus>, &'a str);
+struct ForeignProgram<'a>(Option<ExitStatus>, &'a str);
 
-impl std::fmt::Display for Ended<'_> {
+impl std::fmt::Display for ForeignProgram<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Some(status) => write!(f, "it ended with {status}")?,
@@ -103,18 +103,24 @@ pub fn exec_spawner_for(program: &Path, whom: Option<&OsStr>) -> Result<SpawnerH
     let (ours, theirs) = pair().map_err(failed)?;
     let mut child = start(&path, whom, theirs).map_err(failed)?;
     let greeted = read_greeting(&ours);
-    if !matches!(greeted, Ok(Greeting::Is { .. })) {
+    if !matches!(greeted, Ok(GreetingOutcome::Received { .. })) {
         // An error means that the program has exited already.
         child.kill().ok();
     }
     // `wait` fails if the host ignores SIGCHLD or reaps all children. The program has exited in any case.
     let status = child.wait().ok();
     match greeted.map_err(failed)? {
-        Greeting::Is { layout, pid } if layout == LAYOUT => Ok(SpawnerHandle { socket: ours, pid }),
-        Greeting::Is { layout: theirs, .. } => Err(ExecError::Layout { program: path, theirs, ours: LAYOUT }),
-        Greeting::Ended => Err(ExecError::NotOurs { program: path, status, said: said(child.stderr.take()) }),
-        Greeting::Other => Err(ExecError::NotOurs { program: path, status: None, said: said(child.stderr.take()) }),
-        Greeting::Silence => Err(ExecError::Silent { program: path }),
+        GreetingOutcome::Received { layout, pid } if layout == LAYOUT => Ok(SpawnerHandle { socket: ours, pid }),
+        GreetingOutcome::Received { layout: theirs, .. } => {
+            Err(ExecError::Layout { program: path, theirs, ours: LAYOUT })
+        }
+        GreetingOutcome::Eof => {
+            Err(ExecError::NotOurs { program: path, status, said: read_stderr(child.stderr.take()) })
+        }
+        GreetingOutcome::Other => {
+            Err(ExecError::NotOurs { program: path, status: None, said: read_stderr(child.stderr.take()) })
+        }
+        GreetingOutcome::TimedOut => Err(ExecError::Silent { program: path }),
     }
 }
 
@@ -128,7 +134,7 @@ pub fn serve_stdin() -> Result<(), ExecError> {
         return Err(ExecError::NotASocket);
     }
     let socket = rustix::io::fcntl_dupfd_cloexec(stdin, 3).map_err(|errno| ExecError::Fork { source: errno.into() })?;
-    fork_serving(socket, introduce).map_err(|source| ExecError::Fork { source })?;
+    fork_serving(socket, send_greeting).map_err(|source| ExecError::Fork { source })?;
     Ok(())
 }
 
@@ -149,39 +155,39 @@ fn start(program: &Path, whom: Option<&OsStr>, socket: OwnedFd) -> io::Result<Ch
 }
 
 /// The result of waiting for a greeting.
-enum Greeting {
-    Is { layout: u32, pid: i32 },
+enum GreetingOutcome {
+    Received { layout: u32, pid: i32 },
     Other,
-    Ended,
-    Silence,
+    Eof,
+    TimedOut,
 }
 
-fn introduce(socket: &OwnedFd) -> io::Result<()> {
+fn send_greeting(socket: &OwnedFd) -> io::Result<()> {
     let mut message = GREETING.to_vec();
     message.extend_from_slice(&LAYOUT.to_le_bytes());
     message.extend_from_slice(&rustix::process::getpid().as_raw_nonzero().get().to_le_bytes());
     control::send_raw(socket, &message, &[])
 }
 
-fn read_greeting(socket: &OwnedFd) -> io::Result<Greeting> {
+fn read_greeting(socket: &OwnedFd) -> io::Result<GreetingOutcome> {
     let within = Timespec { tv_sec: GREETING_WITHIN_S, tv_nsec: 0 };
     // EINTR restarts the timeout, which is harmless.
     let wait = || rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&within));
     if rustix::io::retry_on_intr(wait)? == 0 {
-        return Ok(Greeting::Silence);
+        return Ok(GreetingOutcome::TimedOut);
     }
     let mut buf = Vec::new();
-    let Some(datagram) = control::recv_raw(socket, &mut buf)? else { return Ok(Greeting::Ended) };
+    let Some(datagram) = control::recv_raw(socket, &mut buf)? else { return Ok(GreetingOutcome::Eof) };
     let fields = datagram.bytes(&buf).strip_prefix(GREETING).and_then(<[u8]>::split_first_chunk::<4>);
-    let Some((layout, pid)) = fields else { return Ok(Greeting::Other) };
-    let Ok(pid) = <[u8; 4]>::try_from(pid) else { return Ok(Greeting::Other) };
-    Ok(Greeting::Is { layout: u32::from_le_bytes(*layout), pid: i32::from_le_bytes(pid) })
+    let Some((layout, pid)) = fields else { return Ok(GreetingOutcome::Other) };
+    let Ok(pid) = <[u8; 4]>::try_from(pid) else { return Ok(GreetingOutcome::Other) };
+    Ok(GreetingOutcome::Received { layout: u32::from_le_bytes(*layout), pid: i32::from_le_bytes(pid) })
 }
 
 /// Reads what is available on stderr, as one line. Never blocks, because another process may still hold the other end.
-fn said(stderr: Option<ChildStderr>) -> String {
+fn read_stderr(stderr: Option<ChildStderr>) -> String {
     let Some(mut stderr) = stderr else { return String::new() };
-    let mut bytes = vec![0; SAID_MAX];
+    let mut bytes = vec![0; STDERR_MAX];
     let read = rustix::io::ioctl_fionbio(&stderr, true).map_err(io::Error::from).and_then(|()| stderr.read(&mut bytes));
     bytes.truncate(read.unwrap_or(0));
     String::from_utf8_lossy(&bytes).trim().replace('\n', "; ")

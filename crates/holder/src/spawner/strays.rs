@@ -12,13 +12,13 @@ use exec_server_process::descendants_of;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process};
 
 #[derive(Default)]
-pub(super) struct Strays {
+pub(super) struct StrayKiller {
     holders: BTreeSet<i32>,
 }
 
-impl Strays {
+impl StrayKiller {
     /// Records a child that the spawner has forked.
-    pub(super) fn know(&mut self, holder: i32) {
+    pub(super) fn register(&mut self, holder: i32) {
         self.holders.insert(holder);
     }
 

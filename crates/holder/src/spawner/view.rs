@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use exec_server_sandbox::{BuildError, Built, Script, build};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::request::LAYOUT;
+use super::holder_request::LAYOUT;
 use super::{SpawnerHandle, isolate, name, pair};
 use crate::control;
 
@@ -34,7 +34,7 @@ impl SpawnerHandle {
         #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
         let mut message = vec![LAYOUT as u8, KIND];
         message.extend(script.encode());
-        self.ask(&message, &[theirs.as_fd()]).map_err(failed)?;
+        self.send_request(&message, &[theirs.as_fd()]).map_err(failed)?;
         drop(theirs);
         let within = Timespec { tv_sec: WITHIN_S, tv_nsec: 0 };
         let wait = || rustix::event::poll(&mut [PollFd::new(&ours, PollFlags::IN)], Some(&within));

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-use super::request::LAYOUT;
-use super::strays::Strays;
+use super::holder_request::LAYOUT;
+use super::strays::StrayKiller;
 use super::{LOCK_NAME, SpawnerHandle};
 
 /// The request kind. 1 is a holder, 2 a view.
@@ -24,14 +24,14 @@ pub(super) const KIND: u8 = 3;
 
 /// How often to check whether the directory is gone. A server that shuts down normally removes it right away, so the
 /// spawner checks often at first.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// Threshold and pause. A server that has been gone for longer than the threshold was killed, so checking once per pause
 /// is enough.
-const LOOK_LATER: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(1));
+const CHECK_LATER: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(1));
 
 /// One directory to remove.
-pub(super) struct Guard {
+pub(super) struct DirectoryGuard {
     dir: OwnedFd,
     /// How long to wait after the last holder has ended.
     after: Duration,
@@ -45,11 +45,11 @@ impl SpawnerHandle {
         let mut message = vec![LAYOUT as u8, KIND];
         let after_ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
         message.extend_from_slice(&after_ms.to_le_bytes());
-        self.ask(&message, &[dir])
+        self.send_request(&message, &[dir])
     }
 }
 
-impl Guard {
+impl DirectoryGuard {
     /// Decodes a request.
     pub(super) fn read(fields: &[u8], fds: Vec<OwnedFd>) -> Option<Self> {
         let [dir] = <[OwnedFd; 1]>::try_from(fds).ok()?;
@@ -57,7 +57,7 @@ impl Guard {
         Some(Self { dir, after })
     }
 
-    fn is_there(&self) -> bool {
+    fn exists(&self) -> bool {
         rustix::fs::fstat(&self.dir).is_ok_and(|stat| stat.st_nlink > 0)
     }
 
@@ -78,11 +78,11 @@ impl Guard {
 
 /// The main loop of the spawner after its server has ended: removes each directory when it is due, and returns when
 /// none is left.
-pub(super) fn outlive_server(mut guards: Vec<Guard>, strays: &mut Strays, signals: &OwnedFd) {
+pub(super) fn run_after_server(mut guards: Vec<DirectoryGuard>, strays: &mut StrayKiller, signals: &OwnedFd) {
     let begun = Instant::now();
     let mut quiet_since = None;
     loop {
-        guards.retain(Guard::is_there);
+        guards.retain(DirectoryGuard::exists);
         if strays.has_holders() {
             quiet_since = None;
         } else {
@@ -99,7 +99,7 @@ pub(super) fn outlive_server(mut guards: Vec<Guard>, strays: &mut Strays, signal
         if guards.is_empty() {
             return;
         }
-        let pause = if begun.elapsed() < LOOK_LATER.0 { LOOK_EVERY } else { LOOK_LATER.1 };
+        let pause = if begun.elapsed() < CHECK_LATER.0 { CHECK_EVERY } else { CHECK_LATER.1 };
         let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
         let mut ready = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         if rustix::event::poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0) {
