@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::Path, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use exec_server_holder::{
-    ChildUser, Confine, Limits,
+    ChildRestrictions, ChildUser, HolderLimits,
     cgroup::{self, EnforcedLimits},
 };
 use exec_server_sandbox::FileUser;
@@ -46,13 +46,13 @@ pub(crate) fn settings(
     tracing::debug!(?enforced, "control groups");
     let (pids_max, memory_max) = (args.max_pids.0, args.max_memory.0);
     SpawnedConfig {
-        limits: Limits { pids_max, memory_max, ..args.bounds.holder() },
+        limits: HolderLimits { pids_max, memory_max, ..args.bounds.holder() },
         original_nofile,
         cgroups,
-        confine: Confine {
+        confine: ChildRestrictions {
             user: run_as.map(|run_as| run_as.user.clone()),
             rlimits: instead(enforced, pids_max.filter(|pids| *pids != PIDS_MAX), memory_max, run_as),
-            ..Confine::default()
+            ..ChildRestrictions::default()
         },
         // Start the running binary even if its file was replaced: spawner and server must be the same build.
         respawn: Some("/proc/self/exe".into()),

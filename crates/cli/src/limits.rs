@@ -40,7 +40,7 @@ use Amount::{Bytes, Count, Time, Unbounded};
 
 /// All limits, those of processes first.
 pub(crate) fn all() -> Vec<Limit> {
-    let (core, held) = (Config::default(), holder::Limits::default());
+    let (core, held) = (Config::default(), holder::HolderLimits::default());
     let mut all = of_processes(&core, &held);
     all.extend(of_sessions(&core));
     all.extend(of_connections(&core));
@@ -52,7 +52,7 @@ pub(crate) fn all() -> Vec<Limit> {
     all
 }
 
-fn of_processes(core: &Config, held: &holder::Limits) -> Vec<Limit> {
+fn of_processes(core: &Config, held: &holder::HolderLimits) -> Vec<Limit> {
     vec![
         set(
             "output of a process in memory",

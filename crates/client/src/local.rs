@@ -23,7 +23,7 @@ use std::{
 };
 
 use exec_server_holder::{
-    Limits,
+    HolderLimits,
     spawner::{self, SpawnerHandle},
 };
 use exec_server_protocol::{SessionId, initialize::Ttl, limits};
@@ -127,7 +127,7 @@ impl Default for LocalConfig {
             environment: std::env::vars_os().collect(),
             cwd: std::env::current_dir().ok(),
             memory_cap_bytes: Config::default().memory_cap_bytes,
-            disk_quota_bytes: Limits::default().disk_quota_bytes,
+            disk_quota_bytes: HolderLimits::default().disk_quota_bytes,
         }
     }
 }
@@ -150,7 +150,8 @@ impl Local {
         // Creates directories and may start a program, which blocks.
         let opened = tokio::task::spawn_blocking(move || open(&setup)).await;
         let (state, spawner, private_dir) = opened.map_err(|error| failed(&error))??;
-        let limits = Limits { ttl_ms: FIRST_TTL_MS, disk_quota_bytes: config.disk_quota_bytes, ..Limits::default() };
+        let limits =
+            HolderLimits { ttl_ms: FIRST_TTL_MS, disk_quota_bytes: config.disk_quota_bytes, ..HolderLimits::default() };
         let holders = Spawned::new(Arc::new(state), spawner, SpawnedConfig { limits, ..SpawnedConfig::default() });
         let core = Core::new(core_config(&config), Arc::new(holders));
         core.adopt().await.map_err(|error| failed(&error))?;

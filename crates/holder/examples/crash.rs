@@ -28,7 +28,7 @@ use std::{
 };
 
 use exec_server_holder::{
-    Config, Confine, Holder, Limits, Spawner,
+    ChildRestrictions, ChildSpawner, Holder, HolderConfig, HolderLimits,
     control::{self, FromHolder, StartSpec, ToHolder},
     manifest, spawner,
 };
@@ -185,7 +185,7 @@ fn say(line: Arguments<'_>) {
 #[derive(Clone, Default)]
 struct Scripts(Arc<Mutex<Vec<ScriptDriver>>>);
 
-impl Spawner for Scripts {
+impl ChildSpawner for Scripts {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
         let (child, driver) =
             Child::scripted(spawn.stdio).map_err(|source| SpawnError::Resources { what: "script", source })?;
@@ -244,14 +244,14 @@ fn live(seed: u64, step: u64, dir: &Path) {
     let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     let secret = [7; 32];
     std::fs::write(dir.join(spawner::SECRET_NAME), secret).unwrap();
-    let config = Config {
+    let config = HolderConfig {
         dir: File::open(dir).unwrap().into(),
         secret,
         info: Vec::new(),
-        limits: Limits { ttl_ms: control::TTL_NONE, free_floor_bytes: 0, ..Limits::default() },
+        limits: HolderLimits { ttl_ms: control::TTL_NONE, free_floor_bytes: 0, ..HolderLimits::default() },
         nofile: None,
         exclusive: false,
-        confine: Confine::default(),
+        confine: ChildRestrictions::default(),
     };
     let scripts = Scripts::default();
     let holder = Holder::new(config, theirs, scripts.clone(), 0).unwrap();

@@ -1,13 +1,15 @@
-//! Sends the whole state of the session to a new controller: each process with its segments in order, then `Ready`.
+//! Sends the whole state of the session to a new controller: each process with its segments in order, then
+//! `ReadyEvent`.
 //!
-//! `Adoption` keeps the position in this list. Nothing else in the session changes until `Ready`, so the controller
-//! gets a consistent snapshot. The socket sets the pace. A controller that stops reading is dropped after a timeout.
+//! `Adoption` keeps the position in this list. Nothing else in the session changes until `ReadyEvent`, so the
+//! controller gets a consistent snapshot. The socket sets the pace. A controller that stops reading is dropped after a
+//! timeout.
 
 use std::collections::BTreeMap;
 
 use exec_server_log::Segment;
 
-use crate::context::Context;
+use crate::context::SessionContext;
 use crate::control::FromHolder;
 use crate::process::{self, Process};
 
@@ -31,7 +33,7 @@ impl Adoption {
     }
 
     /// Sends as much as the socket accepts. Returns true when everything has been sent.
-    pub(crate) fn turn(&mut self, processes: &BTreeMap<u32, Process>, cx: &mut Context) -> bool {
+    pub(crate) fn turn(&mut self, processes: &BTreeMap<u32, Process>, cx: &mut SessionContext) -> bool {
         if cx.controller.is_congested() {
             if cx.now_ns >= self.stalls_at {
                 cx.controller.mark_lost();
@@ -56,7 +58,7 @@ impl Adoption {
         false
     }
 
-    fn send_segments(&mut self, process: &Process, sent: usize, cx: &mut Context) {
+    fn send_segments(&mut self, process: &Process, sent: usize, cx: &mut SessionContext) {
         for (number, info) in process.writer.segments().enumerate().skip(sent) {
             if cx.controller.is_congested() {
                 self.segments = Some(number);

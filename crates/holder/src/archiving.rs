@@ -23,7 +23,7 @@
 
 use exec_server_session::{LeaseState, Ttl};
 
-use crate::Spawner;
+use crate::ChildSpawner;
 use crate::archive_file::LeaseClock;
 use crate::control::{FromHolder, TTL_NONE};
 use crate::holder::Holder;
@@ -72,7 +72,7 @@ impl ArchiveProgress {
     }
 }
 
-impl<S: Spawner> Holder<S> {
+impl<S: ChildSpawner> Holder<S> {
     /// Takes the steps that are possible in this turn. Returns true if everything is on disk and no server needs this
     /// holder.
     pub(crate) fn archive(&mut self) -> bool {

@@ -1,4 +1,4 @@
-//! The configuration of a holder, and the `Spawner` trait, which lets a simulation replace real children.
+//! The configuration of a holder, and the `ChildSpawner` trait, which lets a simulation replace real children.
 
 use std::os::fd::OwnedFd;
 
@@ -8,17 +8,17 @@ use crate::cgroup::SessionCgroup;
 
 /// The configuration that a holder gets when it is created.
 #[derive(Debug)]
-pub struct Config {
+pub struct HolderConfig {
     /// The session's directory, mode 0700. Contains the path socket, disk segments and the tombstone. Must exist.
     pub dir: OwnedFd,
     /// A controller must present this secret in `Hello`.
     pub secret: [u8; 32],
     /// Opaque record of the session. Every controller gets it in `Welcome`.
     pub info: Vec<u8>,
-    pub limits: Limits,
+    pub limits: HolderLimits,
     /// `RLIMIT_NOFILE` of the children (soft, hard). `None`: the children inherit the holder's limits.
     pub nofile: Option<(u64, u64)>,
-    pub confine: Confine,
+    pub confine: ChildRestrictions,
     /// True if this process serves no other purpose than this holder. The holder then reaps strays, and kills every
     /// descendant at the end of the session. Must be false if other code in the process has children, as in a test.
     pub exclusive: bool,
@@ -26,7 +26,7 @@ pub struct Config {
 
 /// Time and resource limits of a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct HolderLimits {
     /// Time to live of a detached session, until a controller sets another. [`crate::control::TTL_NONE`]: no limit.
     pub ttl_ms: u64,
     /// Maximum size of the disk segments of one process.
@@ -46,7 +46,7 @@ pub struct Limits {
 
 /// Restrictions that apply to all children.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Confine {
+pub struct ChildRestrictions {
     /// The session's control group. Empty if the host does not let us create one.
     pub group: SessionCgroup,
     /// The user that children run as. `None`: the holder's own user.
@@ -56,7 +56,7 @@ pub struct Confine {
     pub rlimits: Vec<(u32, u64)>,
 }
 
-impl Default for Limits {
+impl Default for HolderLimits {
     fn default() -> Self {
         Self {
             ttl_ms: 10 * 60 * 1000,
@@ -70,8 +70,8 @@ impl Default for Limits {
     }
 }
 
-/// Creates children: real ones (`Forker`) or scripted ones in a simulation.
-pub trait Spawner {
+/// Creates children: real ones (`OsSpawner`) or scripted ones in a simulation.
+pub trait ChildSpawner {
     /// Spawns one child.
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError>;
 
@@ -83,9 +83,9 @@ pub trait Spawner {
 
 /// Spawns real children.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Forker;
+pub struct OsSpawner;
 
-impl Spawner for Forker {
+impl ChildSpawner for OsSpawner {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
         spawn.spawn()
     }

@@ -11,7 +11,7 @@ use exec_server_log::{ControlBlock, Segment, SegmentPool};
 use rustix::event::EventfdFlags;
 use rustix::process::Resource;
 
-use crate::Config;
+use crate::HolderConfig;
 use crate::cgroup::{ProcessCgroup, ProcessCgroups};
 use crate::control::{CommandStatus, FromHolder};
 use crate::controller::{Controller, SendOutcome};
@@ -27,7 +27,7 @@ const TRIM_NS: u64 = 2_000_000_000;
 const FREE_FDS: u64 = 64;
 
 /// How many fds are available.
-pub(crate) struct Fds {
+pub(crate) struct FdBudget {
     /// Number of fds from the lowest free one up to the limit. The kernel hands out the lowest number first, so the
     /// numbers above it are taken to be free.
     pub(crate) free: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Fds {
     pub(crate) kept: u64,
 }
 
-pub(crate) struct Context {
+pub(crate) struct SessionContext {
     pub(crate) control: ControlBlock,
     /// Wakes the server's reader. Written only when the log says that a reader sleeps.
     pub(crate) eventfd: Arc<OwnedFd>,
@@ -66,8 +66,8 @@ pub(crate) struct Context {
     trim_at: Option<u64>,
 }
 
-impl Context {
-    pub(crate) fn new(config: &Config, now_ns: u64) -> io::Result<Self> {
+impl SessionContext {
+    pub(crate) fn new(config: &HolderConfig, now_ns: u64) -> io::Result<Self> {
         Ok(Self {
             control: ControlBlock::create()?,
             eventfd: Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
@@ -99,20 +99,20 @@ impl Context {
     }
 
     /// Answers a request, if the controller that sent it is still connected.
-    pub(crate) fn done(&mut self, req: Option<u32>, status: CommandStatus) {
+    pub(crate) fn send_done(&mut self, req: Option<u32>, status: CommandStatus) {
         if let Some(req) = req {
             self.send(&FromHolder::Done { req, status });
         }
     }
 
     /// Records that the server's reader must be woken, if the log reported that it sleeps.
-    pub(crate) fn wake(&mut self, is_due: bool) {
+    pub(crate) fn request_wake(&mut self, is_due: bool) {
         self.is_wake_due |= is_due;
     }
 
     /// Wakes the server's reader once for everything appended since the last call, so that an exit and its close travel
     /// together.
-    pub(crate) fn ring(&mut self) {
+    pub(crate) fn wake_reader(&mut self) {
         if std::mem::take(&mut self.is_wake_due) {
             // EAGAIN means that the counter is full, so a wake-up is already pending.
             rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
@@ -154,11 +154,11 @@ impl Context {
     }
 
     /// How many fds are left. `None` if none is left. Costs three system calls.
-    pub(crate) fn free_fds(&self) -> Option<Fds> {
+    pub(crate) fn free_fds(&self) -> Option<FdBudget> {
         let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let lowest = rustix::io::fcntl_dupfd_cloexec(&self.eventfd, 0).ok()?;
         let lowest = u64::from(lowest.as_raw_fd().unsigned_abs());
-        Some(Fds { free: limit.saturating_sub(lowest), kept: FREE_FDS.min(limit / 4) })
+        Some(FdBudget { free: limit.saturating_sub(lowest), kept: FREE_FDS.min(limit / 4) })
     }
 
     /// The two fds that go with `Welcome`.

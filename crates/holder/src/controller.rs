@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::control::{self, Datagram, FromHolder};
-use crate::poller::{EventFlags, Interest, Poller};
+use crate::poller::{EventFlags, PollInterest, Poller};
 
 /// Maximum number of queued messages. At this bound, the holder stops everything that produces messages. Each message
 /// is small (a few hundred bytes) and may keep an fd open. A single turn can exceed the bound by a few messages at
@@ -38,7 +38,7 @@ pub(crate) struct Controller {
 
 struct ControllerLink {
     socket: OwnedFd,
-    interest: Interest,
+    interest: PollInterest,
     queue: VecDeque<QueuedMessage>,
     /// Nothing more is read: the holder has seen EOF or an invalid message.
     is_read_done: bool,
@@ -76,7 +76,7 @@ impl Controller {
     pub(crate) fn replace(&mut self, socket: OwnedFd, epoch: u64) {
         let link = ControllerLink {
             socket,
-            interest: Interest::default(),
+            interest: PollInterest::default(),
             queue: VecDeque::new(),
             is_read_done: false,
             is_send_delayed: false,

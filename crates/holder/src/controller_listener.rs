@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::control::{self, ToHolder};
-use crate::poller::{EventFlags, Interest, Poller};
+use crate::poller::{EventFlags, PollInterest, Poller};
 use crate::spawner::{self, SECRET_NAME, SOCKET_NAME};
 
 /// Maximum number of connections without a `Hello`. One more closes the oldest.
@@ -32,7 +32,7 @@ const REST_NS: u64 = 100_000_000;
 
 pub(crate) struct ControllerListener {
     listener: OwnedFd,
-    interest: Interest,
+    interest: PollInterest,
     token: u64,
     rests_until: Option<u64>,
     pending: Vec<PendingConnection>,
@@ -57,7 +57,7 @@ impl ControllerListener {
     pub(crate) fn open(dir: &OwnedFd, secret: [u8; 32], poller: &Poller, token: u64) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let mut interest = Interest::default();
+        let mut interest = PollInterest::default();
         poller.set(&mut interest, listener.as_fd(), token, EventFlags::IN)?;
         let created = Self { listener, interest, token, rests_until: None, pending: Vec::new(), secret };
         // The name contains our pid, because another holder of this session may do the same at this moment.
@@ -109,7 +109,7 @@ impl ControllerListener {
         if self.pending.len() >= PENDING_MAX {
             self.pending.remove(0);
         }
-        let mut interest = Interest::default();
+        let mut interest = PollInterest::default();
         // A socket that cannot be watched is dropped; its peer sees EOF.
         if poller.set(&mut interest, socket.as_fd(), self.token, EventFlags::IN).is_ok() {
             self.pending.push(PendingConnection { socket, until_ns: now_ns.saturating_add(HELLO_NS) });

@@ -12,7 +12,7 @@ use exec_server_process::TerminalSize;
 use exec_server_sandbox::Kit;
 use exec_server_session::AttachMode;
 
-use crate::Spawner;
+use crate::ChildSpawner;
 use crate::control::{CommandStatus, FromHolder, ToHolder, WriteStatus};
 use crate::holder::{Holder, ttl};
 use crate::input::WritePart;
@@ -20,7 +20,7 @@ use crate::process::{Process, ProcessPhase};
 use crate::session_end::EndReason;
 use crate::spawn_batch::PendingStart;
 
-impl<S: Spawner> Holder<S> {
+impl<S: ChildSpawner> Holder<S> {
     /// Runs one command.
     pub(crate) fn dispatch(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
         let message = ToHolder::decode(message);
@@ -54,7 +54,7 @@ impl<S: Spawner> Holder<S> {
             }
             ToHolder::CloseStdin { req, slot } => match self.processes.get_mut(&slot) {
                 Some(process) => process.handle_close_stdin(req, &mut self.cx),
-                None => self.cx.done(Some(req), CommandStatus::UnknownProcess),
+                None => self.cx.send_done(Some(req), CommandStatus::UnknownProcess),
             },
             ToHolder::Signal { req, slot, signal } => self.run_on_process(req, slot, |process| process.signal(signal)),
             ToHolder::Resize { req, slot, rows, cols } => {
@@ -65,7 +65,7 @@ impl<S: Spawner> Holder<S> {
                     Some(process) => process.terminate(grace_ms, &mut self.cx),
                     None => CommandStatus::UnknownProcess,
                 };
-                self.cx.done(Some(req), status);
+                self.cx.send_done(Some(req), status);
             }
             ToHolder::Cap { slot, bytes } => {
                 if let Some(process) = self.processes.get_mut(&slot) {
@@ -124,12 +124,12 @@ impl<S: Spawner> Holder<S> {
         {
             process.forget(&mut self.cx);
         }
-        self.cx.done(Some(req), status);
+        self.cx.send_done(Some(req), status);
     }
 
     fn run_on_process(&mut self, req: u32, slot: u32, command: impl FnOnce(&mut Process) -> CommandStatus) {
         let status = self.processes.get_mut(&slot).map_or(CommandStatus::UnknownProcess, command);
-        self.cx.done(Some(req), status);
+        self.cx.send_done(Some(req), status);
     }
 }
 

@@ -17,16 +17,16 @@ use exec_server_session::{Lease, Ttl};
 use crate::adoption::Adoption;
 use crate::archive_file::LeaseClock;
 use crate::archiving::ArchiveProgress;
-use crate::context::Context;
+use crate::context::SessionContext;
 use crate::control::{ARCHIVES, CommandStatus, FromHolder, OLDEST_VERSION, TTL_NONE, VERSION};
 use crate::controller_listener::{AuthenticatedConnection, ControllerListener};
 use crate::manifest::{self, ManifestEntry};
-use crate::poller::{EventFlags, Interest, Poller, Ready};
+use crate::poller::{EventFlags, PollInterest, Poller, ReadyEvent};
 use crate::process::{Process, ProcessFd, ProcessPhase};
 use crate::reap::{self, DeadChild};
 use crate::session_end::{EndReason, SessionEnd};
 use crate::spawn_batch::PendingStart;
-use crate::{Config, Confine, Limits, Spawner, process_end};
+use crate::{ChildRestrictions, ChildSpawner, HolderConfig, HolderLimits, process_end};
 
 /// Maximum number of commands per turn, so that a flood of commands does not starve the children.
 const COMMANDS_MAX: usize = 64;
@@ -35,7 +35,7 @@ const COMMANDS_MAX: usize = 64;
 const LAST_COMMANDS_MAX: usize = 4096;
 
 /// Number of child events after which a waiting reader is woken, before the rest of the events are handled.
-const RING_EVENTS: usize = 8;
+const WAKE_EVENTS: usize = 8;
 
 // Epoll tokens of `Holder::poller`.
 const CONTROLLER: u64 = 1;
@@ -45,13 +45,13 @@ const SPILL: u64 = 4;
 const SIGNALS: u64 = 5;
 
 /// All state of one session's holder.
-pub struct Holder<S: Spawner> {
+pub struct Holder<S: ChildSpawner> {
     poller: Poller,
-    pub(crate) cx: Context,
+    pub(crate) cx: SessionContext,
     /// Registration of `cx.children` in `poller`.
-    children: Interest,
+    children: PollInterest,
     /// Registration of the spill thread's eventfd in `poller`.
-    spill: Interest,
+    spill: PollInterest,
     pub(crate) listener: ControllerListener,
     /// Present while the holder sends its whole state to a new controller.
     adoption: Option<Adoption>,
@@ -75,48 +75,48 @@ pub struct Holder<S: Spawner> {
     pub(crate) archiving: ArchiveProgress,
     /// The server now serves the session's files. The holder ends with this turn.
     pub(crate) is_leaving: bool,
-    pub(crate) limits: Limits,
+    pub(crate) limits: HolderLimits,
     dir: OwnedFd,
     info: Vec<u8>,
     pub(crate) nofile: Option<(u64, u64)>,
     /// The signals that this process ignores. Read once, because an exclusive holder never changes them. `None` if the
     /// process is not exclusive.
     pub(crate) ignored: Option<IgnoredSignals>,
-    pub(crate) confine: Confine,
+    pub(crate) confine: ChildRestrictions,
     buf: Vec<u8>,
     /// Kept between turns to avoid an allocation.
-    ready: Vec<Ready>,
+    ready: Vec<ReadyEvent>,
     /// `wait` has filled `ready`, so this turn need not poll again.
     has_waited: bool,
 }
 
 /// The result of one turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct TurnResult {
     /// The next turn must run at this time at the latest.
     pub next_deadline_ns: Option<u64>,
     /// The holder is done. Drop it.
     pub ended: bool,
 }
 
-impl<S: Spawner> Holder<S> {
+impl<S: ChildSpawner> Holder<S> {
     /// Creates the holder of a session. `controller` is a connected `SOCK_SEQPACKET` socket whose peer may send
     /// `Hello`.
-    pub fn new(config: Config, controller: OwnedFd, spawner: S, now_ns: u64) -> io::Result<Self> {
+    pub fn new(config: HolderConfig, controller: OwnedFd, spawner: S, now_ns: u64) -> io::Result<Self> {
         let poller = Poller::new()?;
-        let mut cx = Context::new(&config, now_ns)?;
+        let mut cx = SessionContext::new(&config, now_ns)?;
         let mut listener = ControllerListener::open(&config.dir, config.secret, &poller, LISTENER)?;
         listener.add_pending(controller, &poller, now_ns);
         let signals = config.exclusive.then(reap::child_signals).transpose()?;
         if let Some(signals) = &signals {
-            poller.set(&mut Interest::default(), signals.as_fd(), SIGNALS, EventFlags::IN)?;
+            poller.set(&mut PollInterest::default(), signals.as_fd(), SIGNALS, EventFlags::IN)?;
         }
         let processes = restore(&config.dir, &mut cx)?;
         Ok(Self {
             poller,
             cx,
-            children: Interest::default(),
-            spill: Interest::default(),
+            children: PollInterest::default(),
+            spill: PollInterest::default(),
             listener,
             adoption: None,
             lease: Lease::new(ttl(config.limits.ttl_ms), now_ns),
@@ -161,7 +161,7 @@ impl<S: Spawner> Holder<S> {
     }
 
     /// Runs one turn: handles ready events and due deadlines without blocking. `now_ns` must not go backwards.
-    pub fn turn(&mut self, now_ns: u64) -> Turn {
+    pub fn turn(&mut self, now_ns: u64) -> TurnResult {
         self.cx.now_ns = now_ns;
         if !std::mem::take(&mut self.has_waited) {
             self.poller.ready(&mut self.ready);
@@ -195,7 +195,7 @@ impl<S: Spawner> Holder<S> {
 
     /// Ends a turn: handles expiry, adoption, a lost controller and the end of the session, then decides what to watch
     /// next.
-    fn finish(&mut self, now_ns: u64) -> Turn {
+    fn finish(&mut self, now_ns: u64) -> TurnResult {
         if std::mem::take(&mut self.cx.has_kills) {
             process_end::kill_due(self.processes.values_mut(), &mut self.cx);
         }
@@ -227,23 +227,23 @@ impl<S: Spawner> Holder<S> {
                 self.end(EndReason::Abandoned);
             }
         }
-        self.cx.ring();
+        self.cx.wake_reader();
         self.cx.recycle_cgroups();
         self.is_leaving = self.is_leaving || self.archive();
         self.submit_disk_jobs();
         self.cx.trim();
         if self.is_leaving && self.ending.is_none() {
             self.leave();
-            return Turn { next_deadline_ns: None, ended: true };
+            return TurnResult { next_deadline_ns: None, ended: true };
         }
         if self.is_over(now_ns) {
-            return Turn { next_deadline_ns: None, ended: true };
+            return TurnResult { next_deadline_ns: None, ended: true };
         }
         if std::mem::take(&mut self.cx.has_new_deadline) {
             self.next_process_deadline = self.processes.values().filter_map(Process::deadline_ns).min();
         }
         self.watch();
-        Turn { next_deadline_ns: self.deadline_ns(), ended: false }
+        TurnResult { next_deadline_ns: self.deadline_ns(), ended: false }
     }
 
     /// Starts to end the session.
@@ -398,7 +398,7 @@ impl<S: Spawner> Holder<S> {
         let is_due = self.cx.spill.needs_manifest(self.cx.is_manifest_stale);
         let manifest = is_due.then(|| self.encode_manifest());
         self.cx.is_manifest_stale &= !is_due;
-        self.cx.spill.hand_over(manifest);
+        self.cx.spill.submit(manifest);
     }
 
     /// Encodes the current manifest of the processes.
@@ -422,14 +422,14 @@ impl<S: Spawner> Holder<S> {
     fn handle_children(&mut self) {
         let mut ready = std::mem::take(&mut self.ready);
         self.cx.children.ready(&mut ready);
-        for (count, Ready { token, flags }) in ready.drain(..).enumerate() {
+        for (count, ReadyEvent { token, flags }) in ready.drain(..).enumerate() {
             if self.cx.controller.is_congested() {
                 break;
             }
             // Collect wake-ups over a few events, so that an exit and the ends of its streams cause one. Do not collect
             // over more: each event may be a large amount of output.
-            if count % RING_EVENTS == RING_EVENTS - 1 {
-                self.cx.ring();
+            if count % WAKE_EVENTS == WAKE_EVENTS - 1 {
+                self.cx.wake_reader();
             }
             let Some((slot, source)) = ProcessFd::from_token(token) else { continue };
             let Some(process) = self.processes.get_mut(&slot) else { continue };
@@ -494,7 +494,7 @@ impl<S: Spawner> Holder<S> {
         self.cx.spill.shut_down();
         ending.clean(&self.dir);
         if let EndReason::Command { req } = ending.reason {
-            self.cx.done(Some(req), CommandStatus::Ok);
+            self.cx.send_done(Some(req), CommandStatus::Ok);
         }
         self.cx.controller.flush();
         true
@@ -531,7 +531,7 @@ impl<S: Spawner> Holder<S> {
 
 /// Restores the processes of an archived session. All are closed and have complete logs on disk. A process whose files
 /// are incomplete is left out; the server sees that it is missing.
-fn restore(dir: &OwnedFd, cx: &mut Context) -> io::Result<BTreeMap<u32, Process>> {
+fn restore(dir: &OwnedFd, cx: &mut SessionContext) -> io::Result<BTreeMap<u32, Process>> {
     let mut processes = BTreeMap::new();
     if LeaseClock::read(dir)?.is_none() {
         return Ok(processes);

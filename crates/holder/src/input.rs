@@ -13,9 +13,9 @@ use exec_server_process::CloseStdinOutcome;
 use exec_server_session::{StdinLedger, WriteBegin};
 use rustix::io::Errno;
 
-use crate::context::Context;
+use crate::context::SessionContext;
 use crate::control::{CommandStatus, FromHolder, WriteStatus};
-use crate::poller::Interest;
+use crate::poller::PollInterest;
 use crate::process::{Process, ProcessPhase};
 use crate::unfinished_line::UnfinishedLine;
 
@@ -23,7 +23,7 @@ use crate::unfinished_line::UnfinishedLine;
 pub(crate) struct ChildStdin {
     /// Whether stdin accepts writes.
     pub(crate) is_open: bool,
-    pub(crate) interest: Interest,
+    pub(crate) interest: PollInterest,
     /// Created by the first write with a key.
     ledger: Option<Box<StdinLedger>>,
     current: Option<WritePart>,
@@ -98,7 +98,7 @@ impl ChildStdin {
 
 impl Process {
     /// Handles one part of a write.
-    pub(crate) fn handle_write(&mut self, part: WritePart, cx: &mut Context) {
+    pub(crate) fn handle_write(&mut self, part: WritePart, cx: &mut SessionContext) {
         let known = part.key.and_then(|key| self.input.ledger.as_ref()?.progress(key));
         let done = known.map_or(0, |known| known.done);
         let is_whole = part.key.is_none() || part.end() <= part.total;
@@ -120,16 +120,16 @@ impl Process {
     }
 
     /// Closes stdin after the current part.
-    pub(crate) fn handle_close_stdin(&mut self, req: u32, cx: &mut Context) {
+    pub(crate) fn handle_close_stdin(&mut self, req: u32, cx: &mut SessionContext) {
         if !self.accepts_input() {
-            return cx.done(Some(req), CommandStatus::StdinClosed);
+            return cx.send_done(Some(req), CommandStatus::StdinClosed);
         }
         self.input.closing = Some(Some(req));
         self.write_pending(cx);
     }
 
     /// Writes as much as the child accepts.
-    pub(crate) fn write_pending(&mut self, cx: &mut Context) {
+    pub(crate) fn write_pending(&mut self, cx: &mut SessionContext) {
         while let Some(part) = self.input.current.take() {
             if let Some(waiting) = self.write_part(part, cx) {
                 self.input.current = Some(waiting);
@@ -146,18 +146,18 @@ impl Process {
     }
 
     /// Closes stdin because the child has exited or closed its end, and answers everything that waits.
-    pub(crate) fn close_input(&mut self, cx: &mut Context) {
+    pub(crate) fn close_input(&mut self, cx: &mut SessionContext) {
         self.input.is_open = false;
         for part in [self.input.current.take(), self.input.next.take()].into_iter().flatten() {
             let done = self.bytes_done(&part);
             send_written(part.req, WriteStatus::StdinClosed, done, cx);
         }
         if let Some(req) = self.input.closing.take() {
-            cx.done(req, CommandStatus::Ok);
+            cx.send_done(req, CommandStatus::Ok);
         }
         if let Some(stdin) = self.child.as_mut().and_then(exec_server_process::Child::take_stdin) {
             drop(stdin);
-            self.input.interest = Interest::default();
+            self.input.interest = PollInterest::default();
         }
     }
 
@@ -165,13 +165,13 @@ impl Process {
         self.input.is_open && self.input.closing.is_none() && self.phase == ProcessPhase::Running
     }
 
-    fn begin(&mut self, part: WritePart, cx: &mut Context) {
+    fn begin(&mut self, part: WritePart, cx: &mut SessionContext) {
         self.start(part, cx);
         self.write_pending(cx);
     }
 
     /// Makes the part the current one, and skips the bytes that an earlier attempt has written.
-    fn start(&mut self, mut part: WritePart, cx: &mut Context) {
+    fn start(&mut self, mut part: WritePart, cx: &mut SessionContext) {
         let done = match part.key.map(|key| self.input.ledger().begin(key, part.total, part.digest)) {
             None => part.offset,
             Some(WriteBegin::New) => 0,
@@ -190,7 +190,7 @@ impl Process {
     }
 
     /// Writes until the part is done or the child accepts no more. Returns a part that must wait.
-    fn write_part(&mut self, mut part: WritePart, cx: &mut Context) -> Option<WritePart> {
+    fn write_part(&mut self, mut part: WritePart, cx: &mut SessionContext) -> Option<WritePart> {
         while let Some(rest) = part.data.get(part.at..).filter(|rest| !rest.is_empty()) {
             let Some(fd) = self.child.as_ref().and_then(exec_server_process::Child::stdin) else {
                 send_written(part.req, WriteStatus::StdinClosed, part.done(), cx);
@@ -226,13 +226,13 @@ impl Process {
         None
     }
 
-    fn close_after_writes(&mut self, cx: &mut Context) {
+    fn close_after_writes(&mut self, cx: &mut SessionContext) {
         let Some(child) = &mut self.child else { return };
         let outcome = child.close_stdin();
         let status = match outcome {
             Ok(CloseStdinOutcome::Closed) => {
                 self.input.is_open = false;
-                self.input.interest = Interest::default();
+                self.input.interest = PollInterest::default();
                 CommandStatus::Ok
             }
             // The terminal stays open: the EOF character ends one read, not the stream.
@@ -244,7 +244,7 @@ impl Process {
             Err(error) => CommandStatus::Failed(error.raw_os_error().unwrap_or(0)),
         };
         if let Some(req) = self.input.closing.take() {
-            cx.done(req, status);
+            cx.send_done(req, status);
         }
     }
 
@@ -254,7 +254,7 @@ impl Process {
     }
 }
 
-fn send_written(req: Option<u32>, status: WriteStatus, done: u64, cx: &mut Context) {
+fn send_written(req: Option<u32>, status: WriteStatus, done: u64, cx: &mut SessionContext) {
     if let Some(req) = req {
         cx.send(&FromHolder::Written { req, status, done });
     }

@@ -62,8 +62,8 @@ mod title;
 pub mod tombstone;
 mod unfinished_line;
 
-pub use config::{Config, Confine, Forker, Limits, Spawner};
+pub use config::{ChildRestrictions, ChildSpawner, HolderConfig, HolderLimits, OsSpawner};
 pub use exec_server_process::{ChildUser, TerminalSize};
-pub use holder::{Holder, Turn};
+pub use holder::{Holder, TurnResult};
 pub use orphans::kill_orphans;
 pub use run::run;

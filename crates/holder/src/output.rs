@@ -27,7 +27,7 @@ use exec_server_log::{BlockReason, ReleasedSegment};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use crate::context::Context;
+use crate::context::SessionContext;
 use crate::control::{FromHolder, OverflowPolicy};
 use crate::poller::EventFlags;
 use crate::process::{Process, ProcessPhase, stream_fd};
@@ -67,7 +67,7 @@ enum ReadOutcome {
 
 impl Process {
     /// Handles a stream that is ready.
-    pub(crate) fn handle_readable(&mut self, index: usize, flags: EventFlags, cx: &mut Context) {
+    pub(crate) fn handle_readable(&mut self, index: usize, flags: EventFlags, cx: &mut SessionContext) {
         // HUP without IN is the EOF of a pipe, and needs no segment. A terminal must be read: its HUP may overtake
         // bytes that are still in the line discipline. A paused stream is watched for HUP only, so a missing IN means
         // nothing there; `has_hung_up` polls for it.
@@ -81,7 +81,7 @@ impl Process {
     }
 
     /// Reads a stream until it is empty, the limit per turn is reached, or the log is full.
-    pub(crate) fn read(&mut self, index: usize, cx: &mut Context) {
+    pub(crate) fn read(&mut self, index: usize, cx: &mut SessionContext) {
         let mut left = TURN_BYTES;
         // Make room only for an open stream: an event that was reported before the stream ended must not begin a
         // segment after the last event of the log.
@@ -111,7 +111,7 @@ impl Process {
     }
 
     /// Checks again whether a paused child can be read. For a child that is not paused, spills ahead.
-    pub(crate) fn reconsider(&mut self, cx: &mut Context) {
+    pub(crate) fn reconsider(&mut self, cx: &mut SessionContext) {
         if self.phase == ProcessPhase::Closed {
             return;
         }
@@ -134,7 +134,7 @@ impl Process {
     }
 
     /// Handles `Release`: the server no longer needs this segment.
-    pub(crate) fn handle_release(&mut self, id: u64, cx: &mut Context) {
+    pub(crate) fn handle_release(&mut self, id: u64, cx: &mut SessionContext) {
         match self.writer.release(&cx.control, id) {
             ReleasedSegment::Memory(segment) => cx.dispose(segment),
             ReleasedSegment::Disk => cx.spill.unlink(self.slot, id),
@@ -144,7 +144,7 @@ impl Process {
     }
 
     /// Handles a segment whose file has been written. Its memory becomes free once the server has returned it.
-    pub(crate) fn handle_spilled(&mut self, id: u64, cx: &mut Context) {
+    pub(crate) fn handle_spilled(&mut self, id: u64, cx: &mut SessionContext) {
         match self.writer.set_on_disk(id) {
             Some(segment) => {
                 cx.send(&FromHolder::Spilled { slot: self.slot, segment: id });
@@ -183,7 +183,7 @@ impl Process {
     }
 
     /// Reads once, straight into the log.
-    fn read_record(&mut self, index: usize, cx: &mut Context) -> ReadOutcome {
+    fn read_record(&mut self, index: usize, cx: &mut SessionContext) -> ReadOutcome {
         let (Some(output), Some(child)) = (self.outputs.get_mut(index), &self.child) else {
             return ReadOutcome::Nothing;
         };
@@ -211,7 +211,7 @@ impl Process {
         };
         output.tail = output.tail.saturating_sub(n as u64);
         let is_due = self.writer.commit(&cx.control, output.stream, n);
-        cx.wake(is_due);
+        cx.request_wake(is_due);
         if let Some((span, at)) = &mut self.deadlines.idle {
             *at = cx.now_ns.saturating_add(*span);
         }
@@ -219,7 +219,7 @@ impl Process {
     }
 
     /// Ensures that a record can be appended within the cap.
-    fn make_room(&mut self, cx: &mut Context) -> Result<(), BlockReason> {
+    fn make_room(&mut self, cx: &mut SessionContext) -> Result<(), BlockReason> {
         if !self.begin_record(cx) {
             // Try only once: a mapped segment is free only when the server returns it, and a spilled one only when it
             // is on disk.
@@ -241,7 +241,7 @@ impl Process {
     }
 
     /// Makes room beyond the cap, for output that is finite. Returns false if memory or fds are short.
-    fn use_reserve(&mut self, cx: &mut Context) -> bool {
+    fn use_reserve(&mut self, cx: &mut SessionContext) -> bool {
         if !self.begin_record(cx) {
             return false;
         }
@@ -255,7 +255,7 @@ impl Process {
     }
 
     /// Ensures that a segment for the next record exists. Returns false if memory or fds are short.
-    fn begin_record(&mut self, cx: &mut Context) -> bool {
+    fn begin_record(&mut self, cx: &mut SessionContext) -> bool {
         // The check costs system calls, so it is done only when a new segment needs an fd.
         let takes_fd = !self.writer.has_room() && !cx.pool.has_spare();
         if takes_fd && !self.may_take_fd(cx) {
@@ -266,13 +266,13 @@ impl Process {
 
     /// Whether the log may take one more fd. A process without any segment may use half of the reserve: otherwise it
     /// could not produce any output once starts have taken all other fds.
-    fn may_take_fd(&self, cx: &Context) -> bool {
+    fn may_take_fd(&self, cx: &SessionContext) -> bool {
         let is_only = self.writer.memory_segments() == 0;
         cx.free_fds().is_some_and(|fds| fds.free > if is_only { fds.kept / 2 } else { fds.kept })
     }
 
     /// Applies the overflow policy once.
-    fn apply_overflow_policy(&mut self, cx: &mut Context) -> ReliefOutcome {
+    fn apply_overflow_policy(&mut self, cx: &mut SessionContext) -> ReliefOutcome {
         let blocked = if cx.is_attached {
             BlockReason::MemoryCap
         } else if cx.spill.is_quota_full(self.writer.disk_segments()) {
@@ -293,12 +293,12 @@ impl Process {
 
     /// Whether no client is attached, and all readers that follow the log have taken the oldest segment, so that
     /// dropping it loses nothing for them.
-    fn is_oldest_followed(&self, cx: &Context) -> bool {
+    fn is_oldest_followed(&self, cx: &SessionContext) -> bool {
         !cx.is_attached && self.writer.oldest_sealed_seq().is_some_and(|seq| seq <= self.followed_seq)
     }
 
     /// Spills before the cap is reached, in the cases where a full log would spill.
-    fn spill_ahead(&mut self, cx: &mut Context) {
+    fn spill_ahead(&mut self, cx: &mut SessionContext) {
         let is_near = self.writer.memory_segments() + SPILL_AHEAD > self.cap_segments();
         if is_near && !cx.is_attached && !cx.spill.is_quota_full(self.writer.disk_segments()) {
             self.spill_oldest(cx);
@@ -306,7 +306,7 @@ impl Process {
     }
 
     /// Begins to spill the oldest sealed segment, if the disk is idle.
-    fn spill_oldest(&mut self, cx: &mut Context) {
+    fn spill_oldest(&mut self, cx: &mut SessionContext) {
         // The log of a closed process does not grow, so it stays in memory.
         if self.phase == ProcessPhase::Closed || !cx.spill.is_idle() {
             return;
@@ -316,7 +316,7 @@ impl Process {
         }
     }
 
-    fn drop_oldest(&mut self, cx: &mut Context) -> bool {
+    fn drop_oldest(&mut self, cx: &mut SessionContext) -> bool {
         let Some(dropped) = self.writer.drop_oldest(&cx.control) else { return false };
         cx.send(&FromHolder::Dropped { slot: self.slot, segment: dropped.id });
         match dropped.segment {
@@ -329,18 +329,18 @@ impl Process {
         true
     }
 
-    fn pause(&mut self, blocked: BlockReason, cx: &mut Context) {
+    fn pause(&mut self, blocked: BlockReason, cx: &mut SessionContext) {
         self.paused = Some(blocked);
         cx.control.set_blocked(self.slot, blocked);
         self.settle(cx);
     }
 
     /// Tries the process again after a delay.
-    pub(crate) fn retry_later(&mut self, cx: &mut Context) {
+    pub(crate) fn retry_later(&mut self, cx: &mut SessionContext) {
         self.retry_in(RETRY_NS, cx);
     }
 
-    pub(crate) fn retry_in(&mut self, ns: u64, cx: &mut Context) {
+    pub(crate) fn retry_in(&mut self, ns: u64, cx: &mut SessionContext) {
         self.deadlines.retry_at = Some(cx.now_ns.saturating_add(ns));
         cx.has_new_deadline = true;
     }

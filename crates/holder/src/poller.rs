@@ -25,11 +25,11 @@ pub(crate) struct Poller {
 /// The events that an fd is registered for, or `None` if it is not registered. The kernel reports hang-ups for every
 /// registered fd, so an fd that must not be reported is unregistered.
 #[derive(Default)]
-pub(crate) struct Interest(Option<EventFlags>);
+pub(crate) struct PollInterest(Option<EventFlags>);
 
 /// An event that is ready.
 #[derive(Clone, Copy)]
-pub(crate) struct Ready {
+pub(crate) struct ReadyEvent {
     pub(crate) token: u64,
     pub(crate) flags: EventFlags,
 }
@@ -42,7 +42,7 @@ impl Poller {
     /// Registers `fd` for `want`. An empty `want` unregisters it.
     pub(crate) fn set(
         &self,
-        interest: &mut Interest,
+        interest: &mut PollInterest,
         fd: BorrowedFd<'_>,
         token: u64,
         want: EventFlags,
@@ -59,18 +59,18 @@ impl Poller {
         Ok(())
     }
 
-    /// Unregisters an fd without its `Interest`.
+    /// Unregisters an fd without its `PollInterest`.
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::delete(&self.epoll, fd)?)
     }
 
     /// Fills `ready` with events that are ready now. Never blocks. Events that do not fit come first in the next call.
-    pub(crate) fn ready(&self, ready: &mut Vec<Ready>) {
+    pub(crate) fn ready(&self, ready: &mut Vec<ReadyEvent>) {
         self.wait(ready, Some(Duration::ZERO));
     }
 
     /// Waits until an event is ready or the timeout expires (with millisecond resolution), and fills `ready`.
-    pub(crate) fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) {
+    pub(crate) fn wait(&self, ready: &mut Vec<ReadyEvent>, timeout: Option<Duration>) {
         ready.clear();
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS_MAX];
         let timeout = timeout.map(|timeout| timeout.min(WAIT_MAX));
@@ -80,7 +80,7 @@ impl Poller {
         });
         // On EINTR `ready` stays empty, and the caller tries again in its next turn.
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
-            let found = |event: &mut epoll::Event| Ready { token: event.data.u64(), flags: event.flags };
+            let found = |event: &mut epoll::Event| ReadyEvent { token: event.data.u64(), flags: event.flags };
             ready.extend(events.iter_mut().map(found));
         }
     }

@@ -18,13 +18,13 @@ use std::sync::Arc;
 use exec_server_log::{BlockReason, ExitCause, LogWriter, OutputStream, SEGMENT_BYTES, Segment};
 use exec_server_process::{Child, Spawn, SpawnError, StdinMode, StdioMode};
 
-use crate::Confine;
+use crate::ChildRestrictions;
 use crate::cgroup::ProcessCgroup;
-use crate::context::Context;
+use crate::context::SessionContext;
 use crate::control::{AnnouncedSegment, FromHolder, OverflowPolicy, ProcessInfo, StartSpec, StartStage};
 use crate::input::ChildStdin;
 use crate::manifest::ManifestEntry;
-use crate::poller::{EventFlags, Interest};
+use crate::poller::{EventFlags, PollInterest};
 
 /// The fd of a process that an epoll token stands for. A token is `slot << 8 | source`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) struct Process {
     /// Stdout and stderr. With a terminal, the first is the terminal and the second is never open.
     pub(crate) outputs: [ChildOutput; 2],
     pub(crate) input: ChildStdin,
-    pub(crate) exit_interest: Interest,
+    pub(crate) exit_interest: PollInterest,
     /// Why output is not read. `Some(No)` while a segment is being written to disk.
     pub(crate) paused: Option<BlockReason>,
     pub(crate) overflow: OverflowPolicy,
@@ -87,7 +87,7 @@ pub(crate) struct ChildOutput {
     pub(crate) is_open: bool,
     /// Bytes that were in the stream when the leader died and must still be read before `Exited`.
     pub(crate) tail: u64,
-    pub(crate) interest: Interest,
+    pub(crate) interest: PollInterest,
 }
 
 /// The deadlines of a process, in monotonic nanoseconds.
@@ -139,7 +139,7 @@ impl Process {
         child: Child,
         (group, is_confined): (Option<ProcessCgroup>, bool),
         spec: StartSpec,
-        cx: &mut Context,
+        cx: &mut SessionContext,
     ) -> io::Result<Self> {
         cx.control.reset_slot(slot);
         let after = |ms: Option<u64>| ms.map(|ms| ms.saturating_mul(1_000_000));
@@ -156,7 +156,7 @@ impl Process {
                 ChildOutput::new(OutputStream::Stderr, !is_tty),
             ],
             input: ChildStdin::new(child.stdin().is_some()),
-            exit_interest: Interest::default(),
+            exit_interest: PollInterest::default(),
             paused: None,
             overflow: spec.overflow,
             followed_seq: 0,
@@ -199,7 +199,7 @@ impl Process {
             writer,
             outputs: [ChildOutput::new(OutputStream::Stdout, false), ChildOutput::new(OutputStream::Stderr, false)],
             input: ChildStdin::new(false),
-            exit_interest: Interest::default(),
+            exit_interest: PollInterest::default(),
             paused: None,
             overflow: OverflowPolicy::default(),
             followed_seq: 0,
@@ -230,7 +230,7 @@ impl Process {
 
     /// The manifest entry of this process. The log position comes from shared memory; that is safe because the holder
     /// bases no decision on it and only passes it on to a later server.
-    pub(crate) fn manifest_entry(&self, cx: &Context) -> ManifestEntry {
+    pub(crate) fn manifest_entry(&self, cx: &SessionContext) -> ManifestEntry {
         ManifestEntry { slot: self.slot, pid: self.pid, status: cx.control.status(self.slot), meta: self.meta.to_vec() }
     }
 
@@ -256,7 +256,7 @@ impl Process {
     }
 
     /// Announces new segments to the controller.
-    pub(crate) fn announce(&mut self, cx: &mut Context) {
+    pub(crate) fn announce(&mut self, cx: &mut SessionContext) {
         while let Some(info) = self.writer.take_fresh() {
             let fd = self.writer.segment(info.id).map(Segment::shared_fd);
             announce(self.slot, &info, fd, cx);
@@ -264,7 +264,7 @@ impl Process {
     }
 
     /// Updates which events of the streams are watched.
-    pub(crate) fn watch(&mut self, cx: &Context) -> io::Result<()> {
+    pub(crate) fn watch(&mut self, cx: &SessionContext) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let waits_for_child = self.input.waits_for_child();
         // Nothing can be read before the retry, not even into the reserve. A watched HUP would be reported
@@ -287,7 +287,7 @@ impl Process {
     }
 
     /// Watches for the leader's exit while it runs.
-    pub(crate) fn watch_exit(&mut self, cx: &Context) -> io::Result<()> {
+    pub(crate) fn watch_exit(&mut self, cx: &SessionContext) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
         let want = if self.phase == ProcessPhase::Running { EventFlags::IN } else { EventFlags::empty() };
         cx.children.set(&mut self.exit_interest, child.exit_fd(), ProcessFd::Exit.token(self.slot), want)
@@ -303,7 +303,7 @@ impl Process {
     }
 
     /// Releases the log and its files.
-    pub(crate) fn forget(self, cx: &mut Context) {
+    pub(crate) fn forget(self, cx: &mut SessionContext) {
         cx.released_cgroups.extend(self.group);
         cx.is_manifest_stale = true;
         for (info, memory) in self.writer.into_segments() {
@@ -317,12 +317,17 @@ impl Process {
 
 impl ChildOutput {
     fn new(stream: OutputStream, is_open: bool) -> Self {
-        Self { stream, is_open, tail: 0, interest: Interest::default() }
+        Self { stream, is_open, tail: 0, interest: PollInterest::default() }
     }
 }
 
 /// Announces one segment to the controller and records that it is lent.
-pub(crate) fn announce(slot: u32, info: &exec_server_log::SegmentInfo, fd: Option<Arc<OwnedFd>>, cx: &mut Context) {
+pub(crate) fn announce(
+    slot: u32,
+    info: &exec_server_log::SegmentInfo,
+    fd: Option<Arc<OwnedFd>>,
+    cx: &mut SessionContext,
+) {
     if !cx.controller.is_connected() {
         return;
     }
@@ -353,7 +358,7 @@ pub(crate) fn stream_fd(child: &Child, stream: OutputStream) -> Option<BorrowedF
 pub(crate) fn build_spawn(
     spec: &StartSpec,
     nofile: Option<(u64, u64)>,
-    confine: &Confine,
+    confine: &ChildRestrictions,
     dies_with_us: bool,
 ) -> Result<Spawn, SpawnError> {
     let text = |what, bytes: &[u8]| CString::new(bytes).map_err(|_nul| SpawnError::NulByte { what });

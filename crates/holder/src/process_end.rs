@@ -17,7 +17,7 @@ use exec_server_process::{Child, ChildExit};
 use rustix::io::Errno;
 
 use crate::cgroup::ProcessCgroup;
-use crate::context::Context;
+use crate::context::SessionContext;
 use crate::control::CommandStatus;
 use crate::denial;
 use crate::poller::EventFlags;
@@ -41,7 +41,7 @@ const KILL_RETRY_NS: u64 = 1_000_000_000;
 
 impl Process {
     /// Handles the leader's exit: its exit fd is ready.
-    pub(crate) fn handle_exit(&mut self, cx: &mut Context) {
+    pub(crate) fn handle_exit(&mut self, cx: &mut SessionContext) {
         if self.phase == ProcessPhase::Running {
             self.phase = ProcessPhase::Draining;
             self.measure_tails();
@@ -54,7 +54,7 @@ impl Process {
     }
 
     /// Closes a stream that has ended.
-    pub(crate) fn end_stream(&mut self, index: usize, cx: &mut Context) {
+    pub(crate) fn end_stream(&mut self, index: usize, cx: &mut SessionContext) {
         let (Some(output), Some(child)) = (self.outputs.get_mut(index), &mut self.child) else { return };
         (output.is_open, output.tail) = (false, 0);
         if let Some(fd) = stream_fd(child, output.stream) {
@@ -77,7 +77,7 @@ impl Process {
     }
 
     /// Takes every step of the end that is possible now, and updates which events are watched.
-    pub(crate) fn settle(&mut self, cx: &mut Context) {
+    pub(crate) fn settle(&mut self, cx: &mut SessionContext) {
         if self.is_drained() {
             self.finish_exit(cx);
         }
@@ -92,7 +92,7 @@ impl Process {
     }
 
     /// Reaps the leader and appends `Exited`. The memory cap does not apply: the event is one small record.
-    pub(crate) fn finish_exit(&mut self, cx: &mut Context) {
+    pub(crate) fn finish_exit(&mut self, cx: &mut SessionContext) {
         let Some(child) = &mut self.child else { return };
         let exited = match child.try_wait() {
             Ok(Some(exited)) => exited,
@@ -106,7 +106,7 @@ impl Process {
         };
         self.phase = ProcessPhase::Exited;
         cx.is_manifest_stale = true;
-        cx.wake(is_due);
+        cx.request_wake(is_due);
         self.close_input(cx);
         if let Some(child) = &mut self.child {
             child.release_slave();
@@ -119,7 +119,7 @@ impl Process {
         }
     }
 
-    fn finish_close(&mut self, cx: &mut Context) {
+    fn finish_close(&mut self, cx: &mut SessionContext) {
         // Clear the reason before `Closed` is published, so that no reader sees a closed process that is still blocked.
         cx.control.set_blocked(self.slot, BlockReason::No);
         let Ok(is_due) = self.writer.append_closed(&cx.control, &mut cx.pool) else {
@@ -128,13 +128,13 @@ impl Process {
         self.phase = ProcessPhase::Closed;
         cx.is_manifest_stale = true;
         self.paused = None;
-        cx.wake(is_due);
+        cx.request_wake(is_due);
         self.child = None;
         cx.released_cgroups.extend(self.group.take());
     }
 
     /// Ends the process on request. Returns the state in which the request found it.
-    pub(crate) fn terminate(&mut self, grace_ms: Option<u32>, cx: &mut Context) -> CommandStatus {
+    pub(crate) fn terminate(&mut self, grace_ms: Option<u32>, cx: &mut SessionContext) -> CommandStatus {
         let found = match self.phase {
             ProcessPhase::Running => CommandStatus::Ok,
             ProcessPhase::Draining | ProcessPhase::Exited if self.outputs.iter().any(|output| output.is_open) => {
@@ -165,7 +165,7 @@ impl Process {
 
     /// Marks the process for a kill of everything that belongs to it. The kill happens at the end of this turn,
     /// together with all other due kills, because the expensive part is one walk over all processes of the host.
-    pub(crate) fn kill(&mut self, cause: ExitCause, cx: &mut Context) {
+    pub(crate) fn kill(&mut self, cause: ExitCause, cx: &mut SessionContext) {
         if self.phase == ProcessPhase::Running {
             self.killed.get_or_insert(cause);
         }
@@ -184,7 +184,7 @@ impl Process {
     }
 
     /// Acts on the deadlines that have passed.
-    pub(crate) fn handle_deadline(&mut self, cx: &mut Context) {
+    pub(crate) fn handle_deadline(&mut self, cx: &mut SessionContext) {
         let is_due = |at: u64| cx.now_ns >= at;
         if self.phase == ProcessPhase::Closed || !self.deadline_ns().is_some_and(is_due) {
             return;
@@ -210,7 +210,7 @@ impl Process {
 
     /// Sends SIGTERM now, and kills when the grace period is over. A repeated request can only shorten the grace
     /// period.
-    fn terminate_gracefully(&mut self, grace_ms: u32, cx: &mut Context) {
+    fn terminate_gracefully(&mut self, grace_ms: u32, cx: &mut SessionContext) {
         let at = cx.now_ns.saturating_add(u64::from(grace_ms) * 1_000_000);
         self.deadlines.kill_at = Some(self.deadlines.kill_at.map_or(at, |before| before.min(at)));
         cx.has_new_deadline = true;
@@ -263,7 +263,7 @@ impl Process {
         }
     }
 
-    fn unwatch_exit(&mut self, cx: &mut Context) {
+    fn unwatch_exit(&mut self, cx: &mut SessionContext) {
         let fd = self.child.as_ref().map(Child::exit_fd);
         let token = ProcessFd::Exit.token(self.slot);
         if fd.is_some_and(|fd| cx.children.set(&mut self.exit_interest, fd, token, EventFlags::empty()).is_err()) {
@@ -275,7 +275,7 @@ impl Process {
 /// Kills all processes that are marked. Where a process has a control group, one write kills everything in it,
 /// including processes that left the tree. Otherwise, kills the process trees and any other process that holds their
 /// streams.
-pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx: &mut Context) {
+pub(crate) fn kill_due<'a>(processes: impl Iterator<Item = &'a mut Process>, cx: &mut SessionContext) {
     let mut due: Vec<&mut Process> = processes.filter(|process| process.is_kill_due).collect();
     // Killing the control group is enough only while the leader runs. A dead leader's streams may be held by a process
     // in another group that received them, so search for such processes too.

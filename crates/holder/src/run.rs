@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use rustix::time::ClockId;
 
-use crate::{Holder, Spawner};
+use crate::{ChildSpawner, Holder};
 
 /// Runs the holder until it reports its end: the session has ended, or the holder has left an archived session.
-pub fn run<S: Spawner>(mut holder: Holder<S>) {
+pub fn run<S: ChildSpawner>(mut holder: Holder<S>) {
     loop {
         let turn = holder.turn(monotonic_ns());
         if turn.ended {

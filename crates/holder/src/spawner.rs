@@ -32,7 +32,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use self::directory_guard::DirectoryGuard;
 use self::strays::StrayKiller;
 use crate::control;
-use crate::{Confine, Forker, Holder, Limits, inherited, reap, run, title};
+use crate::{ChildRestrictions, Holder, HolderLimits, OsSpawner, inherited, reap, run, title};
 
 pub use exec::{ARGUMENT, ExecError, exec_spawner, exec_spawner_for, serve_stdin};
 
@@ -69,10 +69,10 @@ pub struct NewHolder {
     pub secret: [u8; 32],
     /// Opaque record of the session.
     pub info: Vec<u8>,
-    pub limits: Limits,
+    pub limits: HolderLimits,
     /// `RLIMIT_NOFILE` for children (soft, hard), as it was before the server raised its own.
     pub original_nofile: Option<(u64, u64)>,
-    pub confine: Confine,
+    pub confine: ChildRestrictions,
 }
 
 /// Forks the spawner. Call it before any thread exists and before any secret is read, because the memory is copied into
@@ -246,7 +246,7 @@ fn fork_holder(mut request: Vec<u8>, fds: Vec<OwnedFd>) -> Option<i32> {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let [controller, dir] = become_holder(controller, config.dir)?;
         config.dir = dir;
-        let holder = Holder::new(config, controller, Forker, run::monotonic_ns())?;
+        let holder = Holder::new(config, controller, OsSpawner, run::monotonic_ns())?;
         run::run(holder);
         io::Result::Ok(())
     }));

@@ -5,10 +5,10 @@
 //! `output` decides which segment goes to disk and what a full disk means for a process.
 //!
 //! ```text
-//!   epoll thread ── Job::Write (one at a time), Job::Unlink ──▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
-//!        ├───────── Job::Manifest, or with a write ───────────────▶ ├───── write, rename ──▶ DIR/processes
+//!   epoll thread ── DiskJob::Write (one at a time), Unlink ─────▶ thread ── pwrite, unlink ──▶ DIR/SLOT-ID.seg
+//!        ├───────── DiskJob::Manifest, or with a write ───────────▶ ├───── write, rename ──▶ DIR/processes
 //!        ▲                                                        │
-//!        └───────────────── Outcome, eventfd ─────────────────────┘
+//!        └────────────── SpillOutcome, eventfd ───────────────────┘
 //! ```
 //!
 //! A segment is written only after the manifest that lists its process (see [`manifest`]), so the next server can offer
@@ -34,7 +34,7 @@ use rustix::event::EventfdFlags;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::archive_file::{self, LeaseClock};
-use crate::{Limits, manifest};
+use crate::{HolderLimits, manifest};
 
 /// How long no write is attempted after one has failed.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -47,12 +47,12 @@ const STACK_BYTES: usize = 64 * 1024;
 const PART_BYTES: usize = if cfg!(feature = "failpoints") { 150_001 } else { SEGMENT_BYTES };
 
 pub(crate) struct Spill {
-    shared: Arc<Shared>,
+    shared: Arc<SpillShared>,
     thread: Option<JoinHandle<()>>,
     /// The slot whose segment is being written, until the outcome is taken.
     writing: Option<u32>,
     /// Jobs decided in this turn. Handed to the thread at its end.
-    due: Vec<Job>,
+    due: Vec<DiskJob>,
     /// Number of segment files that are written and not removed.
     files: usize,
     /// A manifest is on disk, or about to be written.
@@ -65,40 +65,40 @@ pub(crate) struct Spill {
     buffer: Vec<u8>,
     /// The last write failed. No write begins before this time.
     rests_until: Option<u64>,
-    limits: Limits,
+    limits: HolderLimits,
 }
 
 /// The result of a segment write.
-pub(crate) struct Outcome {
+pub(crate) struct SpillOutcome {
     pub(crate) slot: u32,
     pub(crate) id: u64,
     pub(crate) result: io::Result<()>,
     bytes: Vec<u8>,
 }
 
-struct Shared {
+struct SpillShared {
     dir: OwnedFd,
     eventfd: OwnedFd,
-    queue: Mutex<Queue>,
+    queue: Mutex<SpillQueue>,
     wake: Condvar,
     /// Signalled when no job is left.
     idle: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    outcome: Option<Outcome>,
+struct SpillQueue {
+    jobs: VecDeque<DiskJob>,
+    outcome: Option<SpillOutcome>,
     /// The results of finished archive jobs: true if written.
     archived: Vec<bool>,
     /// The thread is working on a job.
     is_busy: bool,
     /// The slot of the file that the current job removes, if it removes one.
-    removes_of: Option<u32>,
+    removed_slot: Option<u32>,
     is_stopped: bool,
 }
 
-enum Job {
+enum DiskJob {
     /// Writes a segment. If the manifest on disk is stale, `manifest` is the new one, which is written first.
     Write {
         manifest: Option<String>,
@@ -123,9 +123,9 @@ enum Job {
     UnlinkArchive,
 }
 
-impl Job {
+impl DiskJob {
     /// The slot whose file this job removes.
-    fn removes_of(&self) -> Option<u32> {
+    fn removed_slot(&self) -> Option<u32> {
         match self {
             Self::Unlink { slot, .. } => Some(*slot),
             Self::Write { .. }
@@ -138,8 +138,8 @@ impl Job {
 }
 
 impl Spill {
-    pub(crate) fn new(dir: &OwnedFd, limits: Limits) -> io::Result<Self> {
-        let shared = Shared {
+    pub(crate) fn new(dir: &OwnedFd, limits: HolderLimits) -> io::Result<Self> {
+        let shared = SpillShared {
             dir: dir.try_clone()?,
             eventfd: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             queue: Mutex::default(),
@@ -202,15 +202,15 @@ impl Spill {
         let id = segment.id();
         let floor = (self.limits.free_floor_bytes, self.limits.free_floor_percent);
         self.writing = Some(slot);
-        self.due.push(Job::Write { manifest: None, slot, id, bytes, floor });
+        self.due.push(DiskJob::Write { manifest: None, slot, id, bytes, floor });
     }
 
     /// The slots whose files are being written or removed. No new process may use them yet.
     pub(crate) fn busy_slots(&self) -> BTreeSet<u32> {
-        let mut busy: BTreeSet<u32> = self.due.iter().filter_map(Job::removes_of).chain(self.writing).collect();
+        let mut busy: BTreeSet<u32> = self.due.iter().filter_map(DiskJob::removed_slot).chain(self.writing).collect();
         if self.thread.is_some() {
             let queue = self.shared.lock();
-            busy.extend(queue.jobs.iter().filter_map(Job::removes_of).chain(queue.removes_of));
+            busy.extend(queue.jobs.iter().filter_map(DiskJob::removed_slot).chain(queue.removed_slot));
         }
         busy
     }
@@ -228,18 +228,18 @@ impl Spill {
     /// Hands the jobs of this turn to the thread. If a segment is to be written, the manifest goes with it, otherwise
     /// before the other jobs. In the second case, a forgotten process is out of the manifest before its files are
     /// removed, so that a kill in between does not bring it back. The slot stays busy until the files are gone.
-    pub(crate) fn hand_over(&mut self, mut manifest: Option<String>) {
+    pub(crate) fn submit(&mut self, mut manifest: Option<String>) {
         self.has_manifest |= manifest.is_some();
         if self.has_manifest && !self.has_files() && !self.is_archived {
             self.has_manifest = false;
-            self.due.push(Job::UnlinkManifest);
+            self.due.push(DiskJob::UnlinkManifest);
         }
         if self.due.is_empty() && manifest.is_none() {
             return;
         }
         let has_thread = self.start_thread().is_ok();
         let mut queue = self.shared.lock();
-        let has_write = self.due.iter().any(|job| matches!(job, Job::Write { .. }));
+        let has_write = self.due.iter().any(|job| matches!(job, DiskJob::Write { .. }));
         // A manifest is due only if files exist, and writing them has normally started the thread already.
         if let Some(text) = manifest.take_if(|_| !has_write).filter(|_| has_thread) {
             queue.push_manifest(text);
@@ -247,24 +247,24 @@ impl Spill {
         for mut job in self.due.drain(..) {
             match &mut job {
                 // Remove the file here: to block once on the disk is better than to leave the file behind.
-                Job::Unlink { slot, id } if !has_thread => {
+                DiskJob::Unlink { slot, id } if !has_thread => {
                     remove(&self.shared.dir, &disk_name(*slot, *id));
                     continue;
                 }
-                Job::Write { manifest: first, .. } => *first = manifest.take(),
+                DiskJob::Write { manifest: first, .. } => *first = manifest.take(),
                 // Without a thread this job would never finish, so report a failure. Only a holder without any file on
                 // disk can get here.
-                Job::Archive { .. } if !has_thread => {
+                DiskJob::Archive { .. } if !has_thread => {
                     queue.archived.push(false);
                     // Cannot fail: the counter is never full.
                     rustix::io::write(&self.shared.eventfd, &1_u64.to_ne_bytes()).ok();
                     continue;
                 }
-                Job::Unlink { .. }
-                | Job::Manifest { .. }
-                | Job::UnlinkManifest
-                | Job::Archive { .. }
-                | Job::UnlinkArchive => {}
+                DiskJob::Unlink { .. }
+                | DiskJob::Manifest { .. }
+                | DiskJob::UnlinkManifest
+                | DiskJob::Archive { .. }
+                | DiskJob::UnlinkArchive => {}
             }
             queue.jobs.push_back(job);
         }
@@ -275,14 +275,14 @@ impl Spill {
     /// Schedules the removal of a segment's file for the end of this turn.
     pub(crate) fn unlink(&mut self, slot: u32, id: u64) {
         self.files = self.files.saturating_sub(1);
-        self.due.push(Job::Unlink { slot, id });
+        self.due.push(DiskJob::Unlink { slot, id });
     }
 
     /// Takes over the files and the manifest that an earlier holder of the session left.
     pub(crate) fn take_over(&mut self, files: usize) {
         self.files += files;
         self.has_manifest = true;
-        self.due.push(Job::UnlinkArchive);
+        self.due.push(DiskJob::UnlinkArchive);
     }
 
     /// Schedules the final manifest and the session's clock for the end of this turn.
@@ -290,13 +290,13 @@ impl Spill {
         self.has_manifest = true;
         self.is_archived = true;
         self.archiving += 1;
-        self.due.push(Job::Archive { manifest, clock });
+        self.due.push(DiskJob::Archive { manifest, clock });
     }
 
     /// Cancels the archive: the holder stays.
     pub(crate) fn end_archive(&mut self) {
         self.is_archived = false;
-        self.due.push(Job::UnlinkArchive);
+        self.due.push(DiskJob::UnlinkArchive);
     }
 
     /// The result of the last archive job, once no archive job is pending.
@@ -307,7 +307,7 @@ impl Spill {
     }
 
     /// Takes the result of a finished segment write. After a failure, writes pause until the retry time.
-    pub(crate) fn take_outcome(&mut self, now_ns: u64) -> Option<Outcome> {
+    pub(crate) fn take_outcome(&mut self, now_ns: u64) -> Option<SpillOutcome> {
         // EAGAIN is fine: nothing has finished.
         rustix::io::read(&self.shared.eventfd, &mut [0; 8]).ok();
         let mut outcome = self.shared.lock().outcome.take()?;
@@ -371,31 +371,31 @@ impl Drop for Spill {
     }
 }
 
-impl Queue {
+impl SpillQueue {
     /// Appends a manifest after all jobs. Drops an older manifest that is still queued, unless a segment write behind
     /// it needs it.
     fn push_manifest(&mut self, text: String) {
-        let is_write = |job: &Job| matches!(job, Job::Write { .. });
+        let is_write = |job: &DiskJob| matches!(job, DiskJob::Write { .. });
         let from = self.jobs.iter().rposition(is_write).map_or(0, |at| at + 1);
-        let older = self.jobs.iter().skip(from).position(|job| matches!(job, Job::Manifest { .. }));
+        let older = self.jobs.iter().skip(from).position(|job| matches!(job, DiskJob::Manifest { .. }));
         if let Some(at) = older {
             self.jobs.remove(from + at);
         }
-        self.jobs.push_back(Job::Manifest { text });
+        self.jobs.push_back(DiskJob::Manifest { text });
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl SpillShared {
+    fn lock(&self) -> MutexGuard<'_, SpillQueue> {
         // Poisoning is harmless: the queue is consistent at every point where a thread could panic under the lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<DiskJob> {
         let mut queue = self.lock();
         loop {
             let job = queue.jobs.pop_front();
-            (queue.is_busy, queue.removes_of) = (job.is_some(), job.as_ref().and_then(Job::removes_of));
+            (queue.is_busy, queue.removed_slot) = (job.is_some(), job.as_ref().and_then(DiskJob::removed_slot));
             if job.is_none() {
                 self.idle.notify_all();
             }
@@ -411,17 +411,17 @@ impl Shared {
         let mut manifest_error = None;
         while let Some(job) = self.next() {
             match job {
-                Job::Manifest { text } => manifest_error = manifest::write(&self.dir, &text).err(),
-                Job::UnlinkManifest => remove(&self.dir, manifest::MANIFEST_NAME),
-                Job::UnlinkArchive => remove(&self.dir, archive_file::ARCHIVE_NAME),
-                Job::Archive { manifest, clock } => {
+                DiskJob::Manifest { text } => manifest_error = manifest::write(&self.dir, &text).err(),
+                DiskJob::UnlinkManifest => remove(&self.dir, manifest::MANIFEST_NAME),
+                DiskJob::UnlinkArchive => remove(&self.dir, archive_file::ARCHIVE_NAME),
+                DiskJob::Archive { manifest, clock } => {
                     let written = manifest::write(&self.dir, &manifest).and_then(|()| clock.write(&self.dir));
                     self.lock().archived.push(written.is_ok());
                     // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
                     rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
                 }
-                Job::Unlink { slot, id } => remove(&self.dir, &disk_name(slot, id)),
-                Job::Write { manifest, slot, id, bytes, floor } => {
+                DiskJob::Unlink { slot, id } => remove(&self.dir, &disk_name(slot, id)),
+                DiskJob::Write { manifest, slot, id, bytes, floor } => {
                     if let Some(text) = manifest {
                         manifest_error = manifest::write(&self.dir, &text).err();
                     }
@@ -429,7 +429,7 @@ impl Shared {
                         Some(error) => Err(error),
                         None => write(&self.dir, &disk_name(slot, id), &bytes, floor),
                     };
-                    self.lock().outcome = Some(Outcome { slot, id, result, bytes });
+                    self.lock().outcome = Some(SpillOutcome { slot, id, result, bytes });
                     // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
                     rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
                 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use exec_server_holder::control::{self, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::spawner::SECRET_NAME;
-use exec_server_holder::{Config, Confine, Holder, Limits, Spawner};
+use exec_server_holder::{ChildRestrictions, ChildSpawner, Holder, HolderConfig, HolderLimits};
 use exec_server_log::{BlockReason, ControlBlock, LogStatus, SEGMENT_BYTES};
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
 use rustix::mm::{MprotectFlags, mprotect};
@@ -23,7 +23,7 @@ const PAGE: usize = 4096;
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<Option<ScriptDriver>>>);
 
-impl Spawner for Script {
+impl ChildSpawner for Script {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
         let (child, driver) =
             Child::scripted(spawn.stdio).map_err(|source| SpawnError::Resources { what: "script", source })?;
@@ -54,13 +54,13 @@ fn want_of_a_page_is_no_end_of_the_stream() {
     std::fs::write(dir.path().join(SECRET_NAME), SECRET).expect("the secret, as a server writes it");
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
-    let config = Config {
+    let config = HolderConfig {
         dir: OwnedFd::from(File::open(dir.path()).expect("the directory")),
         secret: SECRET,
         info: Vec::new(),
-        limits: Limits::default(),
+        limits: HolderLimits::default(),
         nofile: None,
-        confine: Confine::default(),
+        confine: ChildRestrictions::default(),
         exclusive: false,
     };
     let script = Script::default();

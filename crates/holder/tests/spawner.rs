@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::spawner::{self, ExecError, NewHolder, SpawnerHandle, exec_spawner, fork_spawner};
-use exec_server_holder::{Limits, TerminalSize};
+use exec_server_holder::{HolderLimits, TerminalSize};
 use exec_server_log::{BlockReason, ControlBlock};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
@@ -60,13 +60,13 @@ fn main() {
 }
 
 /// A connection to a holder.
-struct Link {
+struct TestLink {
     socket: OwnedFd,
     next_req: u32,
     control: Option<ControlBlock>,
 }
 
-impl Link {
+impl TestLink {
     fn create(handle: &SpawnerHandle, dir: &Path, ttl_ms: u64) -> Self {
         std::fs::write(dir.join(spawner::SECRET_NAME), SECRET).expect("the secret, as a server writes it");
         let limit = getrlimit(Resource::Nofile);
@@ -75,9 +75,9 @@ impl Link {
             dir: open(dir),
             secret: SECRET,
             info: vec![5; INFO_BYTES],
-            limits: Limits { ttl_ms, free_floor_bytes: 0, ..Limits::default() },
+            limits: HolderLimits { ttl_ms, free_floor_bytes: 0, ..HolderLimits::default() },
             original_nofile: Some((at_most(99, limit.current), at_most(199, limit.maximum))),
-            confine: exec_server_holder::Confine::default(),
+            confine: exec_server_holder::ChildRestrictions::default(),
         };
         let mut link = Self::new(handle.create(new).expect("create"));
         link.hello(1);
@@ -226,7 +226,7 @@ fn is_gone(pid: i32) -> bool {
 
 fn holder_is_a_process_of_its_own(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     let holder = holder_of(link.start("sleep 1000").expect("started"));
     assert_eq!(field(holder, "Name:"), "exec-holder");
     assert_eq!(field(spawner.pid(), "Name:"), "exec-spawner");
@@ -256,7 +256,7 @@ fn holder_is_a_process_of_its_own(spawner: &SpawnerHandle) {
 
 fn children_see_three_descriptors(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     let path = dir.path().join("seen");
     let script = format!(
         "{{ ulimit -Sn; ulimit -Hn; grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/$$/fd; \
@@ -281,7 +281,7 @@ fn end_leaves_no_descendant(spawner: &SpawnerHandle) {
     let parent = tempfile::tempdir().expect("a directory");
     let dir = parent.path().join("session");
     std::fs::create_dir(&dir).expect("a directory");
-    let mut link = Link::create(spawner, &dir, TTL_MS);
+    let mut link = TestLink::create(spawner, &dir, TTL_MS);
     // A daemon that has left its group, session and streams, and ignores the signals that can be ignored.
     let pids = parent.path().join("pids");
     let script = format!(
@@ -318,7 +318,7 @@ fn idle_processes_cost_little_memory(spawner: &SpawnerHandle) {
         sum("Private_Clean:") + sum("Private_Dirty:")
     };
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     let holder = holder_of(link.start("sleep 1000").expect("started"));
     let before = private_kib(holder);
     for _ in 0..200 {
@@ -333,7 +333,7 @@ fn idle_processes_cost_little_memory(spawner: &SpawnerHandle) {
 
 fn expired_session_ends_its_holder(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     let leader = link.start("sleep 1000").expect("started");
     let holder = holder_of(leader);
     link.send(&ToHolder::Detach { ttl_ms: 50 });
@@ -346,7 +346,7 @@ fn expired_session_ends_its_holder(spawner: &SpawnerHandle) {
 
 fn killed_holder_takes_its_leaders(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     let leader = link.start("exec sleep 1000").expect("started");
     let holder = rustix::process::Pid::from_raw(holder_of(leader)).expect("a pid");
     rustix::process::kill_process(holder, rustix::process::Signal::KILL).expect("it is ours");
@@ -357,7 +357,7 @@ fn killed_holder_takes_its_leaders(spawner: &SpawnerHandle) {
 fn terminate_reaches_daemons(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
     for is_tty in [false, true] {
-        let mut link = Link::create(spawner, dir.path(), TTL_MS);
+        let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
         let pids = dir.path().join(format!("pids-{is_tty}"));
         // The daemon has left the session and its parents are gone, so only the stream shows where it belongs.
         let script = format!("(setsid sh -c 'echo $$ >{0}; exec sleep 1000' &); sleep 0.01; exit 0", pids.display());
@@ -392,7 +392,7 @@ fn terminate_reaches_daemons(spawner: &SpawnerHandle) {
 
 fn one_terminate_is_enough_for_leader_and_daemon(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     let pids = dir.path().join("pids");
     let script = format!("(setsid sh -c 'echo $$ >{0}; exec sleep 1000' &); exec sleep 1000", pids.display());
     let leader = link.start(&script).expect("started");
@@ -408,7 +408,7 @@ fn one_terminate_is_enough_for_leader_and_daemon(spawner: &SpawnerHandle) {
 
 fn idle_holder_uses_no_processor_time(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     // Three cases: a dead leader whose streams are held, a process that has written output, and a silent process.
     let held = link.start("sleep 1000 & exit 0").expect("started");
     wait_for(|| is_gone(held.cast_signed()));
@@ -434,7 +434,7 @@ fn idle_holder_uses_no_processor_time(spawner: &SpawnerHandle) {
 
 fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     let holder = holder_of(link.start("exec sleep 1000").expect("started"));
     let before =
         rustix::process::prlimit(rustix::process::Pid::from_raw(holder), Resource::Nofile, getrlimit(Resource::Nofile));
@@ -461,22 +461,22 @@ fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
 
 fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     // The output is never released, and the cap allows more segments than there are fds.
     let spec = StartSpec { cap_bytes: 1 << 40, ..shell("read go; head -c 80000000 /dev/zero; exec sleep 1000") };
     link.ask(StartSpec { pipe_stdin: true, ..spec });
     let holder = holder_of(link.started().expect("started"));
     limit_descriptors(holder, Some(64));
     link.send(&ToHolder::Write { req: 7, slot: 0, key: None, digest: None, total: 3, offset: 0, data: b"go\n" });
-    let blocked = |link: &Link| link.control.as_ref().expect("mapped").status(0).blocked;
+    let blocked = |link: &TestLink| link.control.as_ref().expect("mapped").status(0).blocked;
     wait_for(|| blocked(&link) == BlockReason::MemoryCap);
     // Another server takes over.
-    let mut next = Link::new(spawner::connect(open(dir.path()).as_fd()).expect("the path socket"));
+    let mut next = TestLink::new(spawner::connect(open(dir.path()).as_fd()).expect("the path socket"));
     next.hello(2);
     drop(link);
     // Detached, the oldest segments spill to disk, which frees fds.
     next.send(&ToHolder::Detach { ttl_ms: TTL_MS });
-    let written = |link: &Link| link.control.as_ref().expect("mapped").status(0).written;
+    let written = |link: &TestLink| link.control.as_ref().expect("mapped").status(0).written;
     wait_for(|| written(&next) == 80_000_000);
     next.end();
     wait_for(|| is_gone(holder));
@@ -484,7 +484,7 @@ fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
 
 fn holder_outlives_spawner(spawner: SpawnerHandle) {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(&spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(&spawner, dir.path(), TTL_MS);
     let leader = link.start("sleep 1000").expect("started");
     let holder = holder_of(leader);
     let pid = spawner.pid();
@@ -496,7 +496,7 @@ fn holder_outlives_spawner(spawner: SpawnerHandle) {
     drop(link);
     let directory = open(dir.path());
     let socket = spawner::connect(directory.as_fd()).expect("the path socket");
-    let mut link = Link::new(socket);
+    let mut link = TestLink::new(socket);
     link.hello(2);
     assert!(!is_gone(leader.cast_signed()));
     link.end();
@@ -547,7 +547,7 @@ fn starts_are_refused_without_descriptors() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(64) }).expect("lower is allowed");
     let spawner = fork_spawner().expect("fork");
     let dir = tempfile::tempdir().expect("a directory");
-    let mut link = Link::create(&spawner, dir.path(), TTL_MS);
+    let mut link = TestLink::create(&spawner, dir.path(), TTL_MS);
     let mut started = 0;
     let errno = loop {
         match link.start("sleep 1000") {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use exec_server_holder::control::{self, FromHolder, StartSpec, ToHolder};
 use exec_server_holder::spawner::SECRET_NAME;
-use exec_server_holder::{Config, Confine, Forker, Holder, Limits, Turn};
+use exec_server_holder::{ChildRestrictions, Holder, HolderConfig, HolderLimits, OsSpawner, TurnResult};
 use exec_server_log::{ControlBlock, LogStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -57,12 +57,12 @@ impl Drop for Tracer {
 }
 
 struct Rig {
-    holder: Holder<Forker>,
+    holder: Holder<OsSpawner>,
     socket: OwnedFd,
     control: Option<ControlBlock>,
     pid: Option<u32>,
     now: u64,
-    last: Option<Turn>,
+    last: Option<TurnResult>,
     _dir: tempfile::TempDir,
 }
 
@@ -73,16 +73,16 @@ impl Rig {
         std::fs::write(dir.path().join(SECRET_NAME), SECRET).expect("the secret, as a server writes it");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
-        let config = Config {
+        let config = HolderConfig {
             dir: OwnedFd::from(File::open(dir.path()).expect("the directory")),
             secret: SECRET,
             info: Vec::new(),
-            limits: Limits::default(),
+            limits: HolderLimits::default(),
             nofile: None,
-            confine: Confine::default(),
+            confine: ChildRestrictions::default(),
             exclusive: false,
         };
-        let holder = Holder::new(config, theirs, Forker, 0).expect("a holder");
+        let holder = Holder::new(config, theirs, OsSpawner, 0).expect("a holder");
         let mut rig = Self { holder, socket, control: None, pid: None, now: 0, last: None, _dir: dir };
         rig.send(&ToHolder::Hello { version: control::VERSION, secret: SECRET, epoch: 1 });
         let argv = ["sleep", "1000"].map(|word| word.as_bytes().to_vec()).to_vec();

@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use exec_server_holder::Spawner;
+use exec_server_holder::ChildSpawner;
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
 use rustix::process::Signal;
 
@@ -204,7 +204,7 @@ impl ScriptSpawner {
     }
 }
 
-impl Spawner for ScriptSpawner {
+impl ChildSpawner for ScriptSpawner {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
         let words: Vec<String> = spawn.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let Some((name, steps)) = words.get(1).zip(words.get(2..)) else {

@@ -16,7 +16,7 @@ use std::{
     },
 };
 
-use exec_server_holder::{Config, Confine, Holder, Limits, spawner};
+use exec_server_holder::{ChildRestrictions, Holder, HolderConfig, HolderLimits, spawner};
 use exec_server_server::core::{self, Found};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -37,7 +37,7 @@ const SEGMENTS: u64 = 12;
 /// All holders of a world.
 pub struct Holders {
     root: tempfile::TempDir,
-    limits: Limits,
+    limits: HolderLimits,
     gate: IdleGate,
     state: Mutex<HoldersState>,
     /// Notified when `pending` has a new entry.
@@ -70,13 +70,13 @@ struct PendingHolder {
     session: String,
     death: Arc<Notify>,
     order: u64,
-    config: Config,
+    config: HolderConfig,
     controller: OwnedFd,
 }
 
 impl Holders {
     /// Creates an empty state directory without holders.
-    pub fn new(limits: Limits, gate: IdleGate) -> io::Result<Arc<Self>> {
+    pub fn new(limits: HolderLimits, gate: IdleGate) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             root: tempfile::tempdir()?,
             limits,
@@ -208,13 +208,13 @@ impl core::Holders for Holders {
         std::fs::write(entry.dir.join(spawner::SECRET_NAME), secret)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let config = Config {
+        let config = HolderConfig {
             dir: open_dir(&entry.dir)?,
             secret,
             info: info.to_vec(),
             limits: self.limits,
             nofile: None,
-            confine: Confine::default(),
+            confine: ChildRestrictions::default(),
             exclusive: false,
         };
         let mut state = self.lock();
@@ -274,7 +274,12 @@ impl core::Holders for Holders {
 }
 
 /// Turns a holder whenever its file descriptors or deadlines require it, until its session has ended.
-async fn drive(config: Config, controller: OwnedFd, spawner: ScriptSpawner, context: &WorldContext) -> io::Result<()> {
+async fn drive(
+    config: HolderConfig,
+    controller: OwnedFd,
+    spawner: ScriptSpawner,
+    context: &WorldContext,
+) -> io::Result<()> {
     let mut holder = Holder::new(config, controller, spawner, context.now_ns())?;
     let ready = exec_server_rpc::register(holder.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
     let (mut last_ns, mut turns) = (0, 0);

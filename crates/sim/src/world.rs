@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::Limits;
+use exec_server_holder::HolderLimits;
 use exec_server_server::core::{Config, Hook, SessionIds};
 use tokio::{
     task::LocalSet,
@@ -105,14 +105,14 @@ impl World {
         let context = WorldContext::new();
         let has_disk = has_disk(seed);
         let disk_quota_bytes = if has_disk { *rng.pick(&[2 << 20, 64 << 20, 64 << 20]) } else { 0 };
-        let limits = Limits {
+        let limits = HolderLimits {
             disk_quota_bytes,
             free_floor_bytes: 0,
             free_floor_percent: 0,
             ttl_ms: 120_000,
             // Disable archiving: a world has no server that serves archived sessions from files.
             archive_after_ms: exec_server_holder::control::TTL_NONE,
-            ..Limits::default()
+            ..HolderLimits::default()
         };
         let holders = Holders::new(limits, gate.clone())?;
         let sessions = AtomicU64::new(0);

@@ -81,8 +81,9 @@ impl Bounds {
     }
 
     /// The limits for holders.
-    pub(crate) fn holder(&self) -> holder::Limits {
-        let mut limits = holder::Limits { disk_quota_bytes: self.disk_per_process, ..holder::Limits::default() };
+    pub(crate) fn holder(&self) -> holder::HolderLimits {
+        let mut limits =
+            holder::HolderLimits { disk_quota_bytes: self.disk_per_process, ..holder::HolderLimits::default() };
         if self.disk_floor != limits.free_floor_bytes {
             // A floor given by the user is used exactly; the percentage applies only to the default.
             (limits.free_floor_bytes, limits.free_floor_percent) = (self.disk_floor, 100);

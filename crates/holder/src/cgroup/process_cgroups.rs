@@ -14,7 +14,7 @@ use exec_server_process::Spawn;
 use rustix::fs::{Mode, OFlags};
 
 use super::{CgroupHierarchy, SessionCgroup, create_if_missing, is_populated, read_number, read_small, value_of};
-use crate::Limits;
+use crate::HolderLimits;
 
 /// Maximum number of empty groups kept for later processes: as many as are often started at a time. Creating and
 /// removing a group costs half as much as a start. A spare group costs the kernel a few kilobytes.
@@ -24,7 +24,7 @@ const SPARE_MAX: usize = 32;
 #[derive(Debug, Default)]
 pub(crate) struct ProcessCgroups {
     session: SessionCgroup,
-    limits: Limits,
+    limits: HolderLimits,
     next: u64,
     spare: Vec<ProcessCgroup>,
     /// Groups of ended processes whose descendants still run.
@@ -53,7 +53,7 @@ struct LimitCounts {
 }
 
 impl ProcessCgroups {
-    pub(crate) fn new(session: SessionCgroup, limits: Limits) -> Self {
+    pub(crate) fn new(session: SessionCgroup, limits: HolderLimits) -> Self {
         Self { session, limits, next: 0, spare: Vec::new(), lingering: Vec::new() }
     }
 
@@ -152,7 +152,7 @@ impl ProcessCgroup {
         LimitsHit { pids: now.pids > self.earlier_counts.pids, memory: now.oom_kills > self.earlier_counts.oom_kills }
     }
 
-    fn create(dirs: Vec<(CgroupHierarchy, PathBuf)>, limits: Limits) -> io::Result<Self> {
+    fn create(dirs: Vec<(CgroupHierarchy, PathBuf)>, limits: HolderLimits) -> io::Result<Self> {
         let mut group = Self {
             dirs,
             has_memory_limit: limits.memory_max.is_some(),
@@ -170,7 +170,7 @@ impl ProcessCgroup {
         Ok(group)
     }
 
-    fn set_up(&self, limits: Limits) -> io::Result<()> {
+    fn set_up(&self, limits: HolderLimits) -> io::Result<()> {
         for (_, dir) in &self.dirs {
             create_if_missing(dir)?;
             set(dir, "pids.max", limits.pids_max)?;
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_group_is_used_again_when_it_is_empty_and_counts_from_there() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut groups = ProcessCgroups::new(session(dir.path()), Limits::default());
+        let mut groups = ProcessCgroups::new(session(dir.path()), HolderLimits::default());
         fs::create_dir(dir.path().join("0")).expect("a directory");
         for name in ["0/pids.events", "0/memory.events"] {
             fs::write(dir.path().join(name), "").expect("write");
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn a_group_that_was_killed_is_not_used_again() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut groups = ProcessCgroups::new(session(dir.path()), Limits::default());
+        let mut groups = ProcessCgroups::new(session(dir.path()), HolderLimits::default());
         let group = groups.take().expect("made").expect("there is a place");
         let first = group.dirs.clone();
         group.kill();
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn without_a_place_no_group_is_made() {
-        let mut groups = ProcessCgroups::new(SessionCgroup::default(), Limits::default());
+        let mut groups = ProcessCgroups::new(SessionCgroup::default(), HolderLimits::default());
         assert!(groups.take().expect("nothing to fail").is_none());
         assert!(!groups.kill_all());
     }
@@ -271,7 +271,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join("pids.max"), "max").expect("write");
         let dirs = vec![(CgroupHierarchy::Unified, dir.path().to_owned())];
-        let limits = Limits { pids_max: Some(7), memory_max: Some(9), ..Limits::default() };
+        let limits = HolderLimits { pids_max: Some(7), memory_max: Some(9), ..HolderLimits::default() };
         let group = ProcessCgroup::create(dirs, limits).expect("set");
         let mut spawn = Spawn::new(Vec::new());
         group.apply_to(&mut spawn).expect("the directory opens");

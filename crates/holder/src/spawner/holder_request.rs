@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use super::NewHolder;
 use crate::cgroup::SessionCgroup;
 use crate::control::DecodeError;
-use crate::{ChildUser, Config, Confine, Limits};
+use crate::{ChildRestrictions, ChildUser, HolderConfig, HolderLimits};
 
 /// Version of the request layout. The spawner sends it in its greeting.
 pub(super) const LAYOUT: u32 = 5;
@@ -56,7 +56,7 @@ pub(super) fn encode(new: &NewHolder) -> Vec<u8> {
     out
 }
 
-pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<Config, DecodeError> {
+pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<HolderConfig, DecodeError> {
     let mut rest = request.split_first_chunk::<2>().ok_or(DecodeError::Short)?.1;
     let secret = take(&mut rest)?;
     let mut fields = [0_u64; FIELDS];
@@ -83,11 +83,11 @@ pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<Config, DecodeError
     for _ in 0..take_count(&mut rest)? {
         rlimits.push((u32::from_le_bytes(take(&mut rest)?), u64::from_le_bytes(take(&mut rest)?)));
     }
-    Ok(Config {
+    Ok(HolderConfig {
         dir,
         secret,
         info: rest.to_vec(),
-        limits: Limits {
+        limits: HolderLimits {
             ttl_ms,
             disk_quota_bytes,
             free_floor_bytes,
@@ -97,7 +97,7 @@ pub(super) fn decode(request: &[u8], dir: OwnedFd) -> Result<Config, DecodeError
             archive_after_ms,
         },
         nofile: (has_nofile != 0).then_some((soft, hard)),
-        confine: Confine { group: SessionCgroup::decode(group), user, rlimits },
+        confine: ChildRestrictions { group: SessionCgroup::decode(group), user, rlimits },
         exclusive: true,
     })
 }
@@ -123,12 +123,12 @@ mod tests {
     #[test]
     fn a_request_survives_its_bytes_and_every_cut_is_an_error_or_a_shorter_record() {
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").expect("open"));
-        let confine = Confine {
+        let confine = ChildRestrictions {
             group: SessionCgroup::decode(b"u /a/b\np /c\n"),
             user: Some(ChildUser { uid: 1, gid: 2, groups: vec![3, 4] }),
             rlimits: vec![(6, 100)],
         };
-        let limits = Limits { pids_max: Some(5), ..Limits::default() };
+        let limits = HolderLimits { pids_max: Some(5), ..HolderLimits::default() };
         let new = NewHolder {
             dir: null(),
             secret: [7; 32],

@@ -5,26 +5,26 @@ use std::os::fd::AsFd;
 
 use exec_server_holder::archive_file::LeaseClock;
 use exec_server_holder::control::{CommandStatus, FromHolder, TTL_NONE, ToHolder};
-use exec_server_holder::{Config, Limits, manifest};
+use exec_server_holder::{HolderConfig, HolderLimits, manifest};
 use exec_server_log as log;
 
-use crate::support::{self, MIB, MS, Rig, SECRET, Server, Source, open_dir, pattern, spec};
+use crate::support::{self, HolderRig, MIB, MS, SECRET, TestServer, TestSpawner, open_dir, pattern, spec};
 
 const AFTER_MS: u64 = 500;
 
-fn limits() -> Limits {
-    Limits { ttl_ms: TTL_NONE, archive_after_ms: AFTER_MS, free_floor_bytes: 0, ..Limits::default() }
+fn limits() -> HolderLimits {
+    HolderLimits { ttl_ms: TTL_NONE, archive_after_ms: AFTER_MS, free_floor_bytes: 0, ..HolderLimits::default() }
 }
 
 /// Creates a holder whose server allows archives, with a closed process that wrote a little more than one segment.
-fn ended(limits: Limits) -> (Rig, u32, Vec<u8>) {
-    let mut rig = Rig::build(Source::default(), limits);
+fn ended(limits: HolderLimits) -> (HolderRig, u32, Vec<u8>) {
+    let mut rig = HolderRig::build(TestSpawner::default(), limits);
     rig.server.send(&ToHolder::AllowArchive);
     let (slot, bytes) = run_one(&mut rig, b"first");
     (rig, slot, bytes)
 }
 
-fn run_one(rig: &mut Rig, meta: &[u8]) -> (u32, Vec<u8>) {
+fn run_one(rig: &mut HolderRig, meta: &[u8]) -> (u32, Vec<u8>) {
     let slot = rig.start(exec_server_holder::control::StartSpec { meta: meta.to_vec(), ..spec() });
     let driver = rig.driver();
     let bytes = pattern(1_300_000);
@@ -39,32 +39,32 @@ fn run_one(rig: &mut Rig, meta: &[u8]) -> (u32, Vec<u8>) {
     (slot, bytes)
 }
 
-fn detach(rig: &mut Rig) {
+fn detach(rig: &mut HolderRig) {
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     rig.turn();
 }
 
 /// Lets the time pass after which a holder archives its session.
-fn wait(rig: &mut Rig) {
+fn wait(rig: &mut HolderRig) {
     rig.now += AFTER_MS * MS;
 }
 
 /// Runs turns until the holder has ended.
 #[track_caller]
-fn until_ended(rig: &mut Rig) {
+fn until_ended(rig: &mut HolderRig) {
     rig.until(|rig| rig.last.ended);
 }
 
 /// Creates the next holder for the same session, with a new server.
-fn next(rig: Rig) -> Rig {
-    let Rig { holder, source, now, dir, .. } = rig;
+fn next(rig: HolderRig) -> HolderRig {
+    let HolderRig { holder, source, now, dir, .. } = rig;
     drop(holder);
     let (ours, theirs) = support::pair();
-    let config = Config { limits: limits(), ..support::config(open_dir(&dir)) };
+    let config = HolderConfig { limits: limits(), ..support::config(open_dir(&dir)) };
     let holder = exec_server_holder::Holder::new(config, theirs, source.clone(), now).expect("a holder");
-    let server = Server::new(ours, open_dir(&dir));
-    let last = exec_server_holder::Turn { next_deadline_ns: None, ended: false };
-    let mut rig = Rig { holder, server, source, now, tick: 0, last, dir };
+    let server = TestServer::new(ours, open_dir(&dir));
+    let last = exec_server_holder::TurnResult { next_deadline_ns: None, ended: false };
+    let mut rig = HolderRig { holder, server, source, now, tick: 0, last, dir };
     rig.server.hello(1);
     rig.server.send(&ToHolder::AllowArchive);
     rig
@@ -118,7 +118,7 @@ fn without_a_server_the_holder_leaves_by_itself() {
 
 #[test]
 fn a_log_that_was_taken_as_a_whole_stays_known() {
-    let mut rig = Rig::build(Source::default(), limits());
+    let mut rig = HolderRig::build(TestSpawner::default(), limits());
     rig.server.send(&ToHolder::AllowArchive);
     let slot = rig.start(spec());
     rig.driver().close_all();
@@ -137,7 +137,7 @@ fn a_log_that_was_taken_as_a_whole_stays_known() {
 
 #[test]
 fn a_server_that_does_not_know_archives_keeps_its_holder() {
-    let mut rig = Rig::build(Source::default(), limits());
+    let mut rig = HolderRig::build(TestSpawner::default(), limits());
     let (slot, _) = run_one(&mut rig, b"id");
     detach(&mut rig);
     wait(&mut rig);
@@ -189,7 +189,7 @@ fn a_client_that_comes_back_before_the_holder_leaves_keeps_it() {
 
 #[test]
 fn a_full_quota_keeps_the_holder() {
-    let (mut rig, ..) = ended(Limits { disk_quota_bytes: MIB, ..limits() });
+    let (mut rig, ..) = ended(HolderLimits { disk_quota_bytes: MIB, ..limits() });
     detach(&mut rig);
     for _ in 0..5 {
         wait(&mut rig);

@@ -4,14 +4,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
 use exec_server_holder::control::{self, CommandStatus, FromHolder, ProcessInfo, StartSpec, ToHolder};
-use exec_server_holder::{Config, Holder, spawner};
+use exec_server_holder::{Holder, HolderConfig, spawner};
 use rustix::fs::inotify;
 
-use crate::support::{MIB, Rig, SECRET, Server, Source, config, open_dir, pair, pattern, spec};
+use crate::support::{HolderRig, MIB, SECRET, TestServer, TestSpawner, config, open_dir, pair, pattern, spec};
 
 #[test]
 fn new_controller_learns_everything_and_the_old_one_is_closed() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(StartSpec { meta: b"meta".to_vec(), pipe_stdin: true, ..spec() });
     let driver = rig.driver();
     driver.write_stdout(b"before").expect("room");
@@ -43,13 +43,13 @@ fn new_controller_learns_everything_and_the_old_one_is_closed() {
 
 #[test]
 fn stale_epoch_is_refused_with_the_present_one_and_a_wrong_secret_with_nothing() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let dir = open_dir(&rig.dir);
-    let mut stale = Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
+    let mut stale = TestServer::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
     stale.hello(1);
-    let mut wrong = Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
+    let mut wrong = TestServer::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
     wrong.send(&ToHolder::Hello { version: control::VERSION, secret: [8; 32], epoch: 9 });
-    let mut newer = Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
+    let mut newer = TestServer::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir));
     newer.send(&ToHolder::Hello { version: control::VERSION + 1, secret: SECRET, epoch: 9 });
     rig.until(|_| {
         for server in [&mut stale, &mut wrong, &mut newer] {
@@ -67,9 +67,9 @@ fn stale_epoch_is_refused_with_the_present_one_and_a_wrong_secret_with_nothing()
 
 #[test]
 fn one_whose_secret_is_not_there_does_not_take_the_door() {
-    let mut rig = Rig::scripted();
-    let late = Config { secret: [8; 32], ..config(open_dir(&rig.dir)) };
-    assert!(Holder::new(late, pair().1, Source::default(), 0).is_err(), "the session has another");
+    let mut rig = HolderRig::scripted();
+    let late = HolderConfig { secret: [8; 32], ..config(open_dir(&rig.dir)) };
+    assert!(Holder::new(late, pair().1, TestSpawner::default(), 0).is_err(), "the session has another");
     assert_eq!(rig.files(), ["sock"]);
     drop(rig.adopt(2));
     rig.until_message(|message| matches!(message, FromHolder::Ready));
@@ -82,7 +82,7 @@ fn socket_is_listened_to_before_it_is_there() {
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).expect("inotify");
     let kinds = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
     inotify::add_watch(&watch, dir.path(), kinds).expect("a watch");
-    let holder = Holder::new(config(open_dir(&dir)), pair().1, Source::default(), 0).expect("a holder");
+    let holder = Holder::new(config(open_dir(&dir)), pair().1, TestSpawner::default(), 0).expect("a holder");
     let mut space = [MaybeUninit::uninit(); 4096];
     let (mut events, mut seen) = (inotify::Reader::new(&watch, &mut space), Vec::new());
     while let Ok(event) = events.next() {
@@ -96,20 +96,20 @@ fn socket_is_listened_to_before_it_is_there() {
 
 #[test]
 fn silent_connections_are_dropped_and_do_not_lock_others_out() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::Detach { ttl_ms: control::TTL_NONE });
     let dir = open_dir(&rig.dir);
-    let mut silent: Vec<Server> = (0..20)
+    let mut silent: Vec<TestServer> = (0..20)
         .map(|_| {
             rig.turn();
-            Server::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir))
+            TestServer::new(spawner::connect(dir.as_fd()).expect("the path socket"), open_dir(&rig.dir))
         })
         .collect();
     drop(rig.adopt(2));
     rig.until_message(|message| matches!(message, FromHolder::Ready));
     rig.now += 31_000_000_000;
     rig.until(|_| {
-        silent.iter_mut().for_each(Server::absorb);
+        silent.iter_mut().for_each(TestServer::absorb);
         silent.iter().all(|server| server.is_lost)
     });
 }
@@ -126,7 +126,7 @@ fn nonsense_costs_the_connection_and_nothing_else() {
         &[1, 255, 0, 0, 0, 0, 0, 0, 0, 0],
         &[1, 5, 0, 0, 0, 0, 255, 255, 255, 255],
     ];
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
     for (epoch, message) in (2..).zip(corpus) {
         control::send_raw(&rig.server.socket, message, &[]).expect("room");
@@ -145,7 +145,7 @@ fn nonsense_costs_the_connection_and_nothing_else() {
 
 #[test]
 fn controller_that_does_not_read_stops_the_children_and_loses_nothing() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(StartSpec { cap_bytes: 1 << 40, ..spec() });
     let driver = rig.driver();
     // Requests whose answers are not read fill the socket and then the queue.
@@ -175,7 +175,7 @@ fn controller_that_does_not_read_stops_the_children_and_loses_nothing() {
 
 #[test]
 fn adoption_of_more_than_the_socket_holds_arrives_whole() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     for n in 0..300_u32 {
         assert_eq!(rig.start(StartSpec { meta: n.to_le_bytes().to_vec(), ..spec() }), n);
         rig.driver().write_stdout(&n.to_le_bytes()).expect("room");
@@ -197,7 +197,7 @@ fn adoption_of_more_than_the_socket_holds_arrives_whole() {
 
 #[test]
 fn fifty_controllers_in_the_middle_of_a_stream_lose_and_repeat_nothing() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(StartSpec { cap_bytes: 2 * MIB, ..spec() });
     let (driver, data, mut at) = (rig.driver(), pattern(40 << 20), 0);
     let mut epoch = 1;
@@ -238,7 +238,7 @@ fn fifty_controllers_in_the_middle_of_a_stream_lose_and_repeat_nothing() {
 
 #[test]
 fn controller_that_stops_reading_during_its_adoption_is_given_up() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::SetTtl { ttl_ms: control::TTL_NONE });
     for _ in 0..400 {
         rig.start(StartSpec { meta: vec![0; 1000], ..spec() });

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use exec_server_holder::Limits;
+use exec_server_holder::HolderLimits;
 use exec_server_holder::control::{self, CommandStatus, FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder};
 use exec_server_holder::manifest::{self, MANIFEST_NAME};
 use exec_server_log::BlockReason;
@@ -10,7 +10,7 @@ use exec_server_process::ScriptDriver;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify;
 
-use crate::support::{MIB, Rig, Source, pattern, spec};
+use crate::support::{HolderRig, MIB, TestSpawner, pattern, spec};
 
 const CAP: u64 = 2 * MIB;
 
@@ -18,9 +18,10 @@ fn small(overflow: OverflowPolicy) -> StartSpec {
     StartSpec { cap_bytes: CAP, overflow, ..spec() }
 }
 
-fn limited(quota: u64) -> Rig {
-    let limits = Limits { disk_quota_bytes: quota, ttl_ms: TTL_NONE, free_floor_bytes: 0, ..Limits::default() };
-    Rig::build(Source::default(), limits)
+fn limited(quota: u64) -> HolderRig {
+    let limits =
+        HolderLimits { disk_quota_bytes: quota, ttl_ms: TTL_NONE, free_floor_bytes: 0, ..HolderLimits::default() };
+    HolderRig::build(TestSpawner::default(), limits)
 }
 
 /// Writes as much as the pipe accepts.
@@ -33,13 +34,13 @@ fn feed(driver: &ScriptDriver, data: &[u8], at: &mut usize) {
     }
 }
 
-fn blocked(rig: &Rig, slot: u32) -> BlockReason {
+fn blocked(rig: &HolderRig, slot: u32) -> BlockReason {
     rig.server.control.as_ref().expect("mapped").status(slot).blocked
 }
 
 /// Writes until the holder reports that it no longer reads.
 #[track_caller]
-fn feed_until_blocked(rig: &mut Rig, slot: u32, data: &[u8], at: &mut usize, why: BlockReason) {
+fn feed_until_blocked(rig: &mut HolderRig, slot: u32, data: &[u8], at: &mut usize, why: BlockReason) {
     let driver = rig.driver();
     rig.until(|rig| {
         feed(&driver, data, at);
@@ -71,7 +72,7 @@ fn attached_and_full_blocks_the_child_until_something_is_taken() {
 
 /// Why a log is full.
 #[derive(Clone, Copy, Debug)]
-enum Full {
+enum FullReason {
     Memory,
     Quota,
     Disk,
@@ -79,14 +80,14 @@ enum Full {
 
 /// Creates a process that is blocked because its log is full. Returns its data and how much of it is written. Some of
 /// that is still in the pipe.
-fn on_a_full_log(full: Full) -> (Rig, u32, Vec<u8>, usize) {
+fn on_a_full_log(full: FullReason) -> (HolderRig, u32, Vec<u8>, usize) {
     let (mut rig, slot, data, mut at) = match full {
-        Full::Disk => on_a_full_disk(),
-        Full::Memory | Full::Quota => {
-            let mut rig = limited(if matches!(full, Full::Quota) { 3 * MIB } else { 1 << 30 });
+        FullReason::Disk => on_a_full_disk(),
+        FullReason::Memory | FullReason::Quota => {
+            let mut rig = limited(if matches!(full, FullReason::Quota) { 3 * MIB } else { 1 << 30 });
             let slot = rig.start(small(OverflowPolicy::Block));
             let (data, mut at) = (pattern(12 << 20), 0);
-            if matches!(full, Full::Quota) {
+            if matches!(full, FullReason::Quota) {
                 rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
                 feed_until_blocked(&mut rig, slot, &data, &mut at, BlockReason::Quota);
             } else {
@@ -106,7 +107,7 @@ fn on_a_full_log(full: Full) -> (Rig, u32, Vec<u8>, usize) {
 
 #[test]
 fn exit_of_a_blocked_child_is_told_with_its_tail_whatever_is_full() {
-    for full in [Full::Memory, Full::Quota, Full::Disk] {
+    for full in [FullReason::Memory, FullReason::Quota, FullReason::Disk] {
         let (mut rig, slot, data, at) = on_a_full_log(full);
         let driver = rig.driver();
         driver.die(9);
@@ -123,7 +124,7 @@ fn exit_of_a_blocked_child_is_told_with_its_tail_whatever_is_full() {
 
 #[test]
 fn exit_is_told_while_others_hold_a_full_log_and_the_close_when_they_are_gone() {
-    for full in [Full::Memory, Full::Quota, Full::Disk] {
+    for full in [FullReason::Memory, FullReason::Quota, FullReason::Disk] {
         let (mut rig, slot, data, mut at) = on_a_full_log(full);
         let driver = rig.driver();
         driver.exit(7);
@@ -146,13 +147,13 @@ fn exit_is_told_while_others_hold_a_full_log_and_the_close_when_they_are_gone() 
 }
 
 /// The last event in the log, which this reader has read.
-fn read_to(rig: &Rig, slot: u32) -> u64 {
+fn read_to(rig: &HolderRig, slot: u32) -> u64 {
     rig.server.control.as_ref().expect("mapped").status(slot).next_seq - 1
 }
 
 #[test]
 fn readers_that_follow_free_what_they_have_taken_and_nothing_more() {
-    for full in [Full::Quota, Full::Disk] {
+    for full in [FullReason::Quota, FullReason::Disk] {
         let (mut rig, slot, data, mut at) = on_a_full_log(full);
         let driver = rig.driver();
         // The readers have taken only the first event of the oldest segment, so the segment stays.
@@ -183,8 +184,8 @@ fn readers_that_follow_free_what_they_have_taken_and_nothing_more() {
 
 #[test]
 fn followed_log_is_kept_for_an_attached_client_and_when_the_server_is_lost() {
-    let (mut rig, slot, ..) = on_a_full_log(Full::Quota);
-    let dropped = |rig: &Rig| rig.server.control.as_ref().expect("mapped").status(slot).dropped;
+    let (mut rig, slot, ..) = on_a_full_log(FullReason::Quota);
+    let dropped = |rig: &HolderRig| rig.server.control.as_ref().expect("mapped").status(slot).dropped;
     rig.server.send(&ToHolder::Attach);
     rig.until(|rig| blocked(rig, slot) == BlockReason::MemoryCap);
     let seq = read_to(&rig, slot);
@@ -206,7 +207,7 @@ fn followed_log_is_kept_for_an_attached_client_and_when_the_server_is_lost() {
 
 #[test]
 fn paused_stream_that_ends_is_read_to_its_end_and_wakes_nobody_after_that() {
-    let (mut rig, slot, data, at) = on_a_full_log(Full::Quota);
+    let (mut rig, slot, data, at) = on_a_full_log(FullReason::Quota);
     let driver = rig.driver();
     // The child continues without its streams.
     driver.close_all();
@@ -332,11 +333,15 @@ fn drop_oldest_never_blocks_and_counts_what_it_dropped() {
 }
 
 /// Creates a process whose log waits for a full disk. Returns its data and how much of it is written.
-fn on_a_full_disk() -> (Rig, u32, Vec<u8>, usize) {
+fn on_a_full_disk() -> (HolderRig, u32, Vec<u8>, usize) {
     // A free-space floor above the size of any disk simulates a full disk.
-    let limits =
-        Limits { free_floor_bytes: u64::MAX / 2, free_floor_percent: 100, ttl_ms: TTL_NONE, ..Limits::default() };
-    let mut rig = Rig::build(Source::default(), limits);
+    let limits = HolderLimits {
+        free_floor_bytes: u64::MAX / 2,
+        free_floor_percent: 100,
+        ttl_ms: TTL_NONE,
+        ..HolderLimits::default()
+    };
+    let mut rig = HolderRig::build(TestSpawner::default(), limits);
     let slot = rig.start(small(OverflowPolicy::Block));
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     let (data, mut at) = (pattern(12 << 20), 0);
@@ -383,7 +388,7 @@ fn disk_that_rests_wakes_nobody_while_nothing_may_be_done() {
 
 /// Starts a process that writes more than its cap and then ends, in a detached session. Returns its slot.
 #[track_caller]
-fn spill_one(rig: &mut Rig) -> u32 {
+fn spill_one(rig: &mut HolderRig) -> u32 {
     let slot = rig.start(small(OverflowPolicy::Block));
     let (data, mut at, driver) = (pattern(6 << 20), 0, rig.driver());
     rig.until(|_| {
@@ -433,7 +438,7 @@ fn slot_is_given_to_another_process_when_its_files_are_gone_and_so_named() {
 fn roll_goes_with_the_last_file_and_comes_back_with_the_next() {
     let mut rig = limited(1 << 30);
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
-    let entries = |rig: &Rig| {
+    let entries = |rig: &HolderRig| {
         let text = std::fs::read_to_string(rig.dir.path().join(MANIFEST_NAME)).expect("a roll");
         manifest::decode(&text).expect("a whole one").iter().map(|process| process.slot).collect::<Vec<_>>()
     };

@@ -4,11 +4,11 @@ use exec_server_holder::control::{CommandStatus, FromHolder, StartSpec, StartSta
 use exec_server_log::ExitCause;
 use exec_server_process::TerminalSize;
 
-use crate::support::{MIB, MS, Rig, pattern, shell, spec};
+use crate::support::{HolderRig, MIB, MS, pattern, shell, spec};
 
 #[test]
 fn output_exit_and_close_arrive_in_order() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
     let driver = rig.driver();
     driver.write_stdout(b"one").expect("room");
@@ -27,7 +27,7 @@ fn output_exit_and_close_arrive_in_order() {
 
 #[test]
 fn real_child_delivers_both_streams_its_code_and_usage() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let slot = rig.start(shell("printf out; printf err >&2; exit 5"));
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     let log = rig.server.log(slot);
@@ -42,7 +42,7 @@ fn real_child_delivers_both_streams_its_code_and_usage() {
 
 #[test]
 fn starts_that_come_together_are_answered_in_order_and_before_what_follows_them() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let mut asked = Vec::new();
     for number in 0..20_u32 {
         let cwd = if number % 6 == 5 { b"/no/such/directory".to_vec() } else { b"/".to_vec() };
@@ -81,7 +81,7 @@ fn starts_that_come_together_are_answered_in_order_and_before_what_follows_them(
 
 #[test]
 fn large_output_of_a_real_child_arrives_whole() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let slot = rig.start(shell("head -c 40000000 /dev/zero | tr '\\0' x"));
     rig.until(|rig| {
         rig.server.release(slot);
@@ -94,7 +94,7 @@ fn large_output_of_a_real_child_arrives_whole() {
 
 #[test]
 fn terminal_output_written_before_the_exit_comes_before_it() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let tty = Some(TerminalSize { rows: 40, cols: 132 });
     let slot = rig.start(StartSpec { tty, ..shell("stty size; exit 7") });
     rig.until(|rig| rig.server.log(slot).closed.is_some());
@@ -106,7 +106,7 @@ fn terminal_output_written_before_the_exit_comes_before_it() {
 
 #[test]
 fn failed_start_says_what_failed_and_leaves_no_slot() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let cases: [(StartSpec, StartStage, i32, &[u8]); 4] = [
         (StartSpec { argv: vec![], ..spec() }, StartStage::Input, 0, b"argv"),
         (StartSpec { argv: vec![b"a\0b".to_vec()], ..spec() }, StartStage::Input, 0, b"argv"),
@@ -124,7 +124,7 @@ fn failed_start_says_what_failed_and_leaves_no_slot() {
 
 #[test]
 fn start_larger_than_a_datagram_travels_in_a_memfd() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let long = "x".repeat(100_000);
     let slot = rig.start(StartSpec { env: vec![format!("LONG={long}").into_bytes()], ..shell("printf %s \"$LONG\"") });
     rig.until(|rig| rig.server.log(slot).closed.is_some());
@@ -133,7 +133,7 @@ fn start_larger_than_a_datagram_travels_in_a_memfd() {
 
 #[test]
 fn timeout_kills_keeps_the_output_and_names_the_cause() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(StartSpec { timeout_ms: Some(500), ..spec() });
     let driver = rig.driver();
     driver.write_stdout(b"partial").expect("room");
@@ -151,7 +151,7 @@ fn timeout_kills_keeps_the_output_and_names_the_cause() {
 
 #[test]
 fn output_pushes_the_idle_timeout_ahead() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(StartSpec { idle_timeout_ms: Some(100), ..spec() });
     let driver = rig.driver();
     for step in 1..5 {
@@ -167,7 +167,7 @@ fn output_pushes_the_idle_timeout_ahead() {
 
 #[test]
 fn grace_asks_first_and_kills_when_it_is_over() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
     let driver = rig.driver();
     driver.on_signal(|_, _| {});
@@ -185,7 +185,7 @@ fn grace_asks_first_and_kills_when_it_is_over() {
 
 #[test]
 fn terminate_without_grace_kills_at_once_even_within_a_grace() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
     let driver = rig.driver();
     driver.on_signal(|_, _| {});
@@ -198,7 +198,7 @@ fn terminate_without_grace_kills_at_once_even_within_a_grace() {
 
 #[test]
 fn orderly_exit_after_our_sigterm_counts_as_terminated() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let slot = rig.start(shell("trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done"));
     rig.until(|rig| rig.server.log(slot).bytes == b"ready\n");
     assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(10_000) }), CommandStatus::Ok);
@@ -209,7 +209,7 @@ fn orderly_exit_after_our_sigterm_counts_as_terminated() {
 
 #[test]
 fn terminate_reaches_those_who_hold_the_streams_of_a_dead_leader() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let slot = rig.start(shell("sleep 1000 & echo started"));
     rig.until(|rig| rig.server.log(slot).exit.is_some());
     assert!(rig.server.log(slot).closed.is_none());
@@ -221,7 +221,7 @@ fn terminate_reaches_those_who_hold_the_streams_of_a_dead_leader() {
 
 #[test]
 fn output_in_the_pipe_at_a_kill_is_delivered() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let slot = rig.start(shell("head -c 50000 /dev/zero; touch done; sleep 1000"));
     rig.until(|rig| !rig.server.log(slot).bytes.is_empty());
     assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::Ok);
@@ -234,7 +234,7 @@ fn output_in_the_pipe_at_a_kill_is_delivered() {
 
 #[test]
 fn signals_and_sizes_reach_the_child() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let plain = rig.start(spec());
     let driver = rig.driver();
     driver.on_signal(|_, _| {});
@@ -254,7 +254,7 @@ fn signals_and_sizes_reach_the_child() {
 
 #[test]
 fn forgotten_process_frees_its_slot_and_a_running_one_is_not_forgotten() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
     assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), CommandStatus::NotClosed);
     let driver = rig.driver();
@@ -271,7 +271,7 @@ fn forgotten_process_frees_its_slot_and_a_running_one_is_not_forgotten() {
 
 #[test]
 fn nothing_is_announced_behind_the_last_event() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
     let driver = rig.driver();
     // Everything is ready at once, with the exit first. The exit handler reads both streams to EOF, so the events of

@@ -3,14 +3,14 @@
 
 use std::sync::LazyLock;
 
-use exec_server_holder::Limits;
+use exec_server_holder::HolderLimits;
 use exec_server_holder::control::{FromHolder, OverflowPolicy, StartSpec, TTL_NONE, ToHolder};
 use proptest::prelude::*;
 
-use crate::support::{MIB, Rig, Source, pattern, spec};
+use crate::support::{HolderRig, MIB, TestSpawner, pattern, spec};
 
 #[derive(Clone, Debug)]
-enum Op {
+enum HolderOp {
     Feed(usize),
     Attach,
     Detach,
@@ -21,16 +21,16 @@ enum Op {
     ReaderSleeps(usize),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = HolderOp> {
     prop_oneof![
-        6 => (1..3_000_000_usize).prop_map(Op::Feed),
-        1 => Just(Op::Attach),
-        2 => Just(Op::Detach),
-        3 => Just(Op::Release),
-        1 => (0..4_u64).prop_map(|mib| Op::Cap(mib * MIB)),
-        1 => Just(Op::NewController),
-        2 => (1..30_usize).prop_map(Op::Turns),
-        1 => (1..30_usize).prop_map(Op::ReaderSleeps),
+        6 => (1..3_000_000_usize).prop_map(HolderOp::Feed),
+        1 => Just(HolderOp::Attach),
+        2 => Just(HolderOp::Detach),
+        3 => Just(HolderOp::Release),
+        1 => (0..4_u64).prop_map(|mib| HolderOp::Cap(mib * MIB)),
+        1 => Just(HolderOp::NewController),
+        2 => (1..30_usize).prop_map(HolderOp::Turns),
+        1 => (1..30_usize).prop_map(HolderOp::ReaderSleeps),
     ]
 }
 
@@ -39,14 +39,15 @@ static DATA: LazyLock<Vec<u8>> = LazyLock::new(|| pattern(24 << 20));
 /// The holder may lag behind the writer. After this many turns without progress, the child counts as blocked.
 const PATIENCE: usize = 40;
 
-fn check(overflow: OverflowPolicy, quota: u64, ops: Vec<Op>) -> Result<(), TestCaseError> {
-    let limits = Limits { disk_quota_bytes: quota, free_floor_bytes: 0, ttl_ms: TTL_NONE, ..Limits::default() };
-    let mut rig = Rig::build(Source::default(), limits);
+fn check(overflow: OverflowPolicy, quota: u64, ops: Vec<HolderOp>) -> Result<(), TestCaseError> {
+    let limits =
+        HolderLimits { disk_quota_bytes: quota, free_floor_bytes: 0, ttl_ms: TTL_NONE, ..HolderLimits::default() };
+    let mut rig = HolderRig::build(TestSpawner::default(), limits);
     let slot = rig.start(StartSpec { cap_bytes: MIB, overflow, ..spec() });
     let (driver, data, mut at, mut epoch) = (rig.driver(), &*DATA, 0, 1);
     for op in ops {
         match op {
-            Op::Feed(len) => {
+            HolderOp::Feed(len) => {
                 let (end, mut idle) = ((at + len).min(data.len()), 0);
                 while at < end && idle < PATIENCE {
                     let fed = driver.write_stdout(&data[at..end.min(at + 65536)]).unwrap_or(0);
@@ -54,18 +55,18 @@ fn check(overflow: OverflowPolicy, quota: u64, ops: Vec<Op>) -> Result<(), TestC
                     rig.turn();
                 }
             }
-            Op::Attach => rig.server.send(&ToHolder::Attach),
-            Op::Detach => rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE }),
-            Op::Release => rig.server.release(slot),
-            Op::Cap(bytes) => rig.server.send(&ToHolder::Cap { slot, bytes }),
-            Op::NewController => {
+            HolderOp::Attach => rig.server.send(&ToHolder::Attach),
+            HolderOp::Detach => rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE }),
+            HolderOp::Release => rig.server.release(slot),
+            HolderOp::Cap(bytes) => rig.server.send(&ToHolder::Cap { slot, bytes }),
+            HolderOp::NewController => {
                 epoch += 1;
                 let old = rig.adopt(epoch);
                 rig.server.resume(old);
                 rig.until_message(|message| matches!(message, FromHolder::Ready));
             }
-            Op::Turns(n) => (0..n).for_each(|_| rig.turn()),
-            Op::ReaderSleeps(n) => (0..n).for_each(|_| rig.last = rig.holder.turn(rig.now)),
+            HolderOp::Turns(n) => (0..n).for_each(|_| rig.turn()),
+            HolderOp::ReaderSleeps(n) => (0..n).for_each(|_| rig.last = rig.holder.turn(rig.now)),
         }
     }
     driver.exit(0);
@@ -91,19 +92,19 @@ fn check(overflow: OverflowPolicy, quota: u64, ops: Vec<Op>) -> Result<(), TestC
 #[test]
 fn end_of_a_full_log_is_its_last_event() {
     let ops = [
-        Op::Feed(2_087_251),
-        Op::Release,
-        Op::Turns(27),
-        Op::Detach,
-        Op::Feed(2_125_797),
-        Op::ReaderSleeps(11),
-        Op::Attach,
-        Op::Feed(693_012),
-        Op::Feed(2_191_942),
-        Op::Turns(8),
-        Op::Detach,
-        Op::Feed(469_466),
-        Op::Attach,
+        HolderOp::Feed(2_087_251),
+        HolderOp::Release,
+        HolderOp::Turns(27),
+        HolderOp::Detach,
+        HolderOp::Feed(2_125_797),
+        HolderOp::ReaderSleeps(11),
+        HolderOp::Attach,
+        HolderOp::Feed(693_012),
+        HolderOp::Feed(2_191_942),
+        HolderOp::Turns(8),
+        HolderOp::Detach,
+        HolderOp::Feed(469_466),
+        HolderOp::Attach,
     ];
     for _ in 0..10 {
         check(OverflowPolicy::DropOldest, 2 * MIB, ops.to_vec()).expect("nothing is lost that was not counted");

@@ -4,20 +4,20 @@ use exec_server_holder::cgroup::SessionCgroup;
 use exec_server_holder::control::{CommandStatus, FromHolder, StartSpec, TTL_NONE, ToHolder};
 use exec_server_holder::spawner::SECRET_NAME;
 use exec_server_holder::tombstone::{ExpiredProcess, Tombstone};
-use exec_server_holder::{Confine, Limits};
+use exec_server_holder::{ChildRestrictions, HolderLimits};
 
-use crate::support::{MS, Rig, Source, open_dir, shell, spec};
+use crate::support::{HolderRig, MS, TestSpawner, open_dir, shell, spec};
 
 /// Runs turns until the holder has ended.
 #[track_caller]
-fn until_ended(rig: &mut Rig) {
+fn until_ended(rig: &mut HolderRig) {
     rig.until(|rig| rig.last.ended);
     rig.server.absorb();
 }
 
 #[test]
 fn end_kills_all_answers_and_leaves_nothing() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let mut pids = Vec::new();
     for _ in 0..3 {
         let req = rig.server.req();
@@ -39,7 +39,7 @@ fn end_kills_all_answers_and_leaves_nothing() {
 
 #[test]
 fn expiry_kills_all_and_leaves_a_tombstone() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     rig.start(StartSpec { meta: b"id".to_vec(), ..spec() });
     let driver = rig.driver();
     rig.server.send(&ToHolder::Detach { ttl_ms: 50 });
@@ -61,7 +61,7 @@ fn expiry_kills_all_and_leaves_a_tombstone() {
 
 #[test]
 fn clock_stands_still_while_attached_and_runs_when_the_controller_is_lost() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::SetTtl { ttl_ms: 100 });
     rig.now = 5000 * MS;
     rig.turn();
@@ -79,7 +79,7 @@ fn clock_stands_still_while_attached_and_runs_when_the_controller_is_lost() {
 
 #[test]
 fn an_orphan_ends_after_its_own_time_unless_another_server_comes() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::SetTtl { ttl_ms: TTL_NONE });
     rig.server.send(&ToHolder::SetOrphanTtl { ttl_ms: 100 });
     rig.now = 5000 * MS;
@@ -112,7 +112,7 @@ fn an_orphan_ends_after_its_own_time_unless_another_server_comes() {
 
 #[test]
 fn one_that_nobody_can_find_any_more_ends_with_its_link() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     std::fs::remove_file(rig.dir.path().join(SECRET_NAME)).expect("the secret was there");
     rig.turn();
     assert!(!rig.last.ended, "while its server is there nothing is lost");
@@ -127,7 +127,11 @@ fn one_that_nobody_can_find_leaves_the_group_to_the_holder_after_it() {
     let group = tempfile::tempdir().expect("a directory");
     let build = || {
         let group = SessionCgroup::decode(format!("u {}\n", group.path().display()).as_bytes());
-        Rig::confined(Source::default(), Limits::default(), Confine { group, ..Confine::default() })
+        HolderRig::confined(
+            TestSpawner::default(),
+            HolderLimits::default(),
+            ChildRestrictions { group, ..ChildRestrictions::default() },
+        )
     };
     let was_killed = || group.path().join("cgroup.kill").exists();
     let mut rig = build();
@@ -143,7 +147,7 @@ fn one_that_nobody_can_find_leaves_the_group_to_the_holder_after_it() {
 
 #[test]
 fn clock_of_one_that_nobody_can_find_does_not_end_the_session() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::Detach { ttl_ms: 50 });
     rig.turn();
     std::fs::write(rig.dir.path().join(SECRET_NAME), [8; 32]).expect("the next holder's");
@@ -154,7 +158,7 @@ fn clock_of_one_that_nobody_can_find_does_not_end_the_session() {
 
 #[test]
 fn one_with_a_process_lives_on_without_its_secret() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     rig.start(spec());
     std::fs::remove_file(rig.dir.path().join(SECRET_NAME)).expect("the secret was there");
     rig.lose_server();
@@ -164,7 +168,7 @@ fn one_with_a_process_lives_on_without_its_secret() {
 
 #[test]
 fn last_words_of_a_server_that_read_nothing_are_heard() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     // The answers to these requests exceed the socket and the holder's queue, so the holder stops reading.
     for req in 0..500 {
         rig.server.send(&ToHolder::Signal { req, slot: 7, signal: 1 });
@@ -179,7 +183,7 @@ fn last_words_of_a_server_that_read_nothing_are_heard() {
 
 #[test]
 fn session_without_a_time_to_live_never_expires() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     rig.server.send(&ToHolder::Detach { ttl_ms: TTL_NONE });
     rig.now = u64::MAX / 2;
     rig.turn();
@@ -188,7 +192,7 @@ fn session_without_a_time_to_live_never_expires() {
 
 #[test]
 fn clock_stands_still_while_others_use_the_session_and_starts_anew_behind_it() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     rig.start(spec());
     rig.server.send(&ToHolder::Detach { ttl_ms: 100 });
     rig.turn();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use exec_server_holder::control::{CommandStatus, StartSpec, ToHolder, WriteStatus};
 use exec_server_process::{ScriptDriver, TerminalSize};
 
-use crate::support::{Rig, pattern, shell, spec};
+use crate::support::{HolderRig, pattern, shell, spec};
 
 const KEY: [u8; 16] = [9; 16];
 
@@ -22,7 +22,7 @@ fn drain(driver: &ScriptDriver, into: &mut Vec<u8>) {
 }
 
 /// Sends one part and returns its request number.
-fn part(rig: &mut Rig, slot: u32, key: Option<[u8; 16]>, whole: &[u8], range: std::ops::Range<usize>) -> u32 {
+fn part(rig: &mut HolderRig, slot: u32, key: Option<[u8; 16]>, whole: &[u8], range: std::ops::Range<usize>) -> u32 {
     let req = rig.server.req();
     let (total, offset) = (whole.len() as u64, range.start as u64);
     rig.server.send(&ToHolder::Write { req, slot, key, digest: None, total, offset, data: &whole[range] });
@@ -31,7 +31,7 @@ fn part(rig: &mut Rig, slot: u32, key: Option<[u8; 16]>, whole: &[u8], range: st
 
 #[test]
 fn part_is_accepted_when_the_child_has_taken_it_all() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(open());
     let driver = rig.driver();
     let data = pattern(150_000);
@@ -51,7 +51,7 @@ fn part_is_accepted_when_the_child_has_taken_it_all() {
 
 #[test]
 fn retry_by_a_new_controller_in_the_middle_of_a_part_enters_once() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(open());
     let driver = rig.driver();
     let data = pattern(112_000);
@@ -84,7 +84,7 @@ fn retry_by_a_new_controller_in_the_middle_of_a_part_enters_once() {
 
 #[test]
 fn same_key_with_another_length_or_a_hole_is_a_mismatch() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(open());
     let data = pattern(100);
     let req = part(&mut rig, slot, Some(KEY), &data, 0..50);
@@ -102,7 +102,7 @@ fn same_key_with_another_length_or_a_hole_is_a_mismatch() {
 
 #[test]
 fn done_write_stays_accepted_after_stdin_is_closed_and_another_is_refused() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(open());
     let req = part(&mut rig, slot, Some(KEY), b"abc", 0..3);
     assert_eq!(rig.written(req), (WriteStatus::Accepted, 3));
@@ -116,7 +116,7 @@ fn done_write_stays_accepted_after_stdin_is_closed_and_another_is_refused() {
 
 #[test]
 fn writes_without_a_stdin_or_a_process_say_so() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
     let req = part(&mut rig, slot, None, b"x", 0..1);
     assert_eq!(rig.written(req), (WriteStatus::StdinClosed, 0));
@@ -132,7 +132,7 @@ fn writes_without_a_stdin_or_a_process_say_so() {
 #[test]
 fn child_that_closes_its_end_or_dies_ends_a_waiting_part() {
     for dies in [false, true] {
-        let mut rig = Rig::scripted();
+        let mut rig = HolderRig::scripted();
         let slot = rig.start(open());
         let driver = rig.driver();
         let data = pattern(112_000);
@@ -153,7 +153,7 @@ fn child_that_closes_its_end_or_dies_ends_a_waiting_part() {
 
 #[test]
 fn second_part_while_one_is_in_hand_is_busy() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(open());
     let data = pattern(112_000);
     part(&mut rig, slot, None, &data, 0..56_000);
@@ -164,7 +164,7 @@ fn second_part_while_one_is_in_hand_is_busy() {
 
 #[test]
 fn close_waits_behind_the_part_in_hand() {
-    let mut rig = Rig::real();
+    let mut rig = HolderRig::real();
     let slot = rig.start(StartSpec { pipe_stdin: true, ..shell("sleep 0.2; wc -c") });
     let data = pattern(112_000);
     let first = part(&mut rig, slot, None, &data, 0..56_000);
@@ -182,7 +182,7 @@ fn close_waits_behind_the_part_in_hand() {
 
 #[test]
 fn closing_a_terminal_sends_its_eof_character_or_says_raw() {
-    let mut rig = Rig::scripted();
+    let mut rig = HolderRig::scripted();
     let slot = rig.start(StartSpec { tty: Some(TerminalSize::default()), ..spec() });
     let driver = rig.driver();
     assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::Ok);

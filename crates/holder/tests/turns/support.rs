@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder, WriteStatus};
-use exec_server_holder::{Config, Confine, Holder, Limits, Spawner, Turn};
+use exec_server_holder::{ChildRestrictions, ChildSpawner, Holder, HolderConfig, HolderLimits, TurnResult};
 use exec_server_log::{
     self as log, ControlBlock, Cursor, Exit, LogEvent, MappedSegment, ReadStep, SegmentChain, SegmentLocation,
 };
@@ -22,12 +22,12 @@ pub(crate) const MIB: u64 = 1 << 20;
 
 /// Creates scripted or real children.
 #[derive(Clone, Default)]
-pub(crate) struct Source {
+pub(crate) struct TestSpawner {
     pub(crate) drivers: Arc<Mutex<Vec<ScriptDriver>>>,
     is_real: bool,
 }
 
-impl Spawner for Source {
+impl ChildSpawner for TestSpawner {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
         if self.is_real {
             return spawn.spawn();
@@ -61,7 +61,7 @@ impl AsRef<MappedSegment> for LentMapping {
 }
 
 /// The controller's side.
-pub(crate) struct Server {
+pub(crate) struct TestServer {
     pub(crate) socket: OwnedFd,
     dir: OwnedFd,
     pub(crate) inbox: VecDeque<FromHolder>,
@@ -72,14 +72,14 @@ pub(crate) struct Server {
     next_req: u32,
 }
 
-pub(crate) struct Rig {
-    pub(crate) holder: Holder<Source>,
-    pub(crate) server: Server,
-    pub(crate) source: Source,
+pub(crate) struct HolderRig {
+    pub(crate) holder: Holder<TestSpawner>,
+    pub(crate) server: TestServer,
+    pub(crate) source: TestSpawner,
     pub(crate) now: u64,
     /// Added to the time in each round of `until`.
     pub(crate) tick: u64,
-    pub(crate) last: Turn,
+    pub(crate) last: TurnResult,
     pub(crate) dir: tempfile::TempDir,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn shell(script: &str) -> StartSpec {
     }
 }
 
-impl Server {
+impl TestServer {
     pub(crate) fn new(socket: OwnedFd, dir: OwnedFd) -> Self {
         Self {
             socket,
@@ -259,31 +259,31 @@ impl LogView {
     }
 }
 
-impl Rig {
+impl HolderRig {
     pub(crate) fn scripted() -> Self {
-        Self::build(Source::default(), Limits { ttl_ms: 1000, ..Limits::default() })
+        Self::build(TestSpawner::default(), HolderLimits { ttl_ms: 1000, ..HolderLimits::default() })
     }
 
     pub(crate) fn real() -> Self {
-        let limits = Limits { ttl_ms: control::TTL_NONE, ..Limits::default() };
-        let mut rig = Self::build(Source { is_real: true, ..Source::default() }, limits);
+        let limits = HolderLimits { ttl_ms: control::TTL_NONE, ..HolderLimits::default() };
+        let mut rig = Self::build(TestSpawner { is_real: true, ..TestSpawner::default() }, limits);
         rig.tick = MS;
         rig
     }
 
-    pub(crate) fn build(source: Source, limits: Limits) -> Self {
-        Self::confined(source, limits, Confine::default())
+    pub(crate) fn build(source: TestSpawner, limits: HolderLimits) -> Self {
+        Self::confined(source, limits, ChildRestrictions::default())
     }
 
-    pub(crate) fn confined(source: Source, limits: Limits, confine: Confine) -> Self {
+    pub(crate) fn confined(source: TestSpawner, limits: HolderLimits, confine: ChildRestrictions) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join(exec_server_holder::spawner::SECRET_NAME), SECRET)
             .expect("the secret, as a server writes it");
         let (ours, theirs) = pair();
-        let config = Config { limits, confine, ..config(open_dir(&dir)) };
+        let config = HolderConfig { limits, confine, ..config(open_dir(&dir)) };
         let holder = Holder::new(config, theirs, source.clone(), 0).expect("a holder");
-        let server = Server::new(ours, open_dir(&dir));
-        let last = Turn { next_deadline_ns: None, ended: false };
+        let server = TestServer::new(ours, open_dir(&dir));
+        let last = TurnResult { next_deadline_ns: None, ended: false };
         let mut rig = Self { holder, server, source, now: 0, tick: 0, last, dir };
         rig.server.hello(1);
         rig.until_message(|message| matches!(message, FromHolder::Ready));
@@ -382,10 +382,10 @@ impl Rig {
 
     /// Connects a second server over the path socket, which adopts the session. Returns the old server.
     #[track_caller]
-    pub(crate) fn adopt(&mut self, epoch: u64) -> Server {
+    pub(crate) fn adopt(&mut self, epoch: u64) -> TestServer {
         let dir = open_dir(&self.dir);
         let socket = exec_server_holder::spawner::connect(dir.as_fd()).expect("the path socket");
-        let mut server = Server::new(socket, dir);
+        let mut server = TestServer::new(socket, dir);
         server.hello(epoch);
         std::mem::replace(&mut self.server, server)
     }
@@ -411,14 +411,14 @@ impl Rig {
 }
 
 /// A default configuration for a holder in this directory.
-pub(crate) fn config(dir: OwnedFd) -> Config {
-    Config {
+pub(crate) fn config(dir: OwnedFd) -> HolderConfig {
+    HolderConfig {
         dir,
         secret: SECRET,
         info: b"record".to_vec(),
-        limits: Limits::default(),
+        limits: HolderLimits::default(),
         nofile: None,
-        confine: Confine::default(),
+        confine: ChildRestrictions::default(),
         exclusive: false,
     }
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use exec_server_holder::{
-    Confine, Limits,
+    ChildRestrictions, HolderLimits,
     archive_file::{ARCHIVE_NAME, LeaseClock},
     cgroup::{CgroupRoot, SessionCgroup},
     control::TTL_NONE,
@@ -43,13 +43,13 @@ const LOOK_AGAIN: (u32, Duration) = (20, Duration::from_millis(10));
 #[derive(Clone, Debug, Default)]
 pub struct SpawnedConfig {
     /// Resource limits of each holder.
-    pub limits: Limits,
+    pub limits: HolderLimits,
     /// RLIMIT_NOFILE (soft, hard) before the server raised its own. Children get it back.
     pub original_nofile: Option<(u64, u64)>,
     /// Where sessions get their control groups. `None`: sessions have no control group.
     pub cgroups: Option<CgroupRoot>,
     /// Other confinement of children. Its `group` is replaced with the group of the session.
-    pub confine: Confine,
+    pub confine: ChildRestrictions,
     /// The program to start as a new spawner when the old one has died. `None`: a dead spawner is not replaced.
     pub respawn: Option<PathBuf>,
     /// Set if the state directory was made for this run alone. If the server is killed, the spawner removes the
@@ -189,7 +189,7 @@ impl Holders for Spawned {
                 info: info.to_vec(),
                 limits: self.config.limits,
                 original_nofile: self.config.original_nofile,
-                confine: Confine { group, ..self.config.confine.clone() },
+                confine: ChildRestrictions { group, ..self.config.confine.clone() },
             })
         });
         if made.is_err() {
