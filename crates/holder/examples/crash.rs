@@ -172,20 +172,20 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 
 fn die_when_due(name: &'static str) {
     if TAKEN.fetch_add(1, Ordering::SeqCst) + 1 == LAST.load(Ordering::SeqCst) {
-        say(format_args!("dies at {name}"));
+        print_line(format_args!("dies at {name}"));
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
     }
 }
 
 /// Prints a line with one write call, so that lines printed before the kill are complete.
-fn say(line: Arguments<'_>) {
+fn print_line(line: Arguments<'_>) {
     std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
 #[derive(Clone, Default)]
-struct Scripts(Arc<Mutex<Vec<ScriptDriver>>>);
+struct ScriptSpawner(Arc<Mutex<Vec<ScriptDriver>>>);
 
-impl ChildSpawner for Scripts {
+impl ChildSpawner for ScriptSpawner {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
         let (child, driver) =
             Child::scripted(spawn.stdio).map_err(|source| SpawnError::Resources { what: "script", source })?;
@@ -195,15 +195,15 @@ impl ChildSpawner for Scripts {
 }
 
 /// One run: a holder and the state of its controller.
-struct Life {
-    holder: Holder<Scripts>,
+struct CrashRun {
+    holder: Holder<ScriptSpawner>,
     socket: OwnedFd,
     /// Segments on disk by slot, oldest first.
     on_disk: [Vec<u64>; 2],
     now: u64,
 }
 
-impl Life {
+impl CrashRun {
     fn send(&self, message: &ToHolder<'_>) {
         control::send(&self.socket, message, &[]).unwrap();
     }
@@ -211,7 +211,7 @@ impl Life {
     /// Releases the oldest segment on disk.
     fn release(&mut self, slot: u32) {
         let segment = self.on_disk[slot as usize].remove(0);
-        say(format_args!("released {slot} {segment}"));
+        print_line(format_args!("released {slot} {segment}"));
         self.send(&ToHolder::Release { slot, segment });
     }
 
@@ -222,7 +222,7 @@ impl Life {
         loop {
             match control::recv(&self.socket) {
                 Ok(Some((FromHolder::Spilled { slot, segment }, _))) => {
-                    say(format_args!("spilled {slot} {segment}"));
+                    print_line(format_args!("spilled {slot} {segment}"));
                     self.on_disk[slot as usize].push(segment);
                     self.send(&ToHolder::Return { segment });
                 }
@@ -253,9 +253,9 @@ fn live(seed: u64, step: u64, dir: &Path) {
         exclusive: false,
         confine: ChildRestrictions::default(),
     };
-    let scripts = Scripts::default();
+    let scripts = ScriptSpawner::default();
     let holder = Holder::new(config, theirs, scripts.clone(), 0).unwrap();
-    let mut life = Life { holder, socket, on_disk: [Vec::new(), Vec::new()], now: 0 };
+    let mut life = CrashRun { holder, socket, on_disk: [Vec::new(), Vec::new()], now: 0 };
     life.send(&ToHolder::Hello { version: control::VERSION, secret, epoch: 1 });
     // Detach, so that the output spills to disk.
     life.send(&ToHolder::Detach { ttl_ms: control::TTL_NONE });
@@ -274,7 +274,7 @@ fn live(seed: u64, step: u64, dir: &Path) {
 
 /// Both processes write chunks of random length, alternating at random. From time to time a segment on disk is
 /// released, so that files are removed too.
-fn write_and_release(life: &mut Life, scripts: &Scripts, seed: u64) {
+fn write_and_release(life: &mut CrashRun, scripts: &ScriptSpawner, seed: u64) {
     let mut random = seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
     let mut next = |below: u64| {
         random ^= random << 13;

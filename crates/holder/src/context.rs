@@ -32,7 +32,7 @@ pub(crate) struct FdBudget {
     /// numbers above it are taken to be free.
     pub(crate) free: u64,
     /// How many of the free fds are reserved, that is, not for children and their output.
-    pub(crate) kept: u64,
+    pub(crate) reserved: u64,
 }
 
 pub(crate) struct SessionContext {
@@ -158,7 +158,7 @@ impl SessionContext {
         let limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let lowest = rustix::io::fcntl_dupfd_cloexec(&self.eventfd, 0).ok()?;
         let lowest = u64::from(lowest.as_raw_fd().unsigned_abs());
-        Some(FdBudget { free: limit.saturating_sub(lowest), kept: FREE_FDS.min(limit / 4) })
+        Some(FdBudget { free: limit.saturating_sub(lowest), reserved: FREE_FDS.min(limit / 4) })
     }
 
     /// The two fds that go with `Welcome`.

@@ -28,7 +28,7 @@ mod socket;
 use exec_server_process::TerminalSize;
 
 pub use codec::DecodeError;
-pub(crate) use socket::recv_or_leave;
+pub(crate) use socket::recv_if_fds_fit;
 pub use socket::{Datagram, is_shortage, recv, recv_raw, send, send_raw};
 
 /// The message layout of this build.

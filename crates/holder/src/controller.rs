@@ -154,7 +154,7 @@ impl Controller {
     pub(crate) fn recv(&mut self, buf: &mut Vec<u8>) -> Option<Datagram> {
         let link = self.link.as_mut().filter(|link| !link.is_read_done)?;
         link.is_recv_delayed = false;
-        match control::recv_or_leave(link.socket.as_fd(), buf) {
+        match control::recv_if_fds_fit(link.socket.as_fd(), buf) {
             Ok(Some(datagram)) => Some(datagram),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Err(error) if control::is_shortage(&error) => {
@@ -171,11 +171,11 @@ impl Controller {
     /// Updates which events of the socket are watched.
     pub(crate) fn watch(&mut self, poller: &Poller, token: u64, may_read: bool) {
         let Some(link) = self.link.as_mut().filter(|_| !self.is_lost) else { return };
-        let mut want = EventFlags::empty();
-        want.set(EventFlags::IN, may_read && !link.is_recv_delayed);
-        want.set(EventFlags::OUT, !link.queue.is_empty() && !link.is_send_delayed);
+        let mut events = EventFlags::empty();
+        events.set(EventFlags::IN, may_read && !link.is_recv_delayed);
+        events.set(EventFlags::OUT, !link.queue.is_empty() && !link.is_send_delayed);
         // If the socket cannot be watched, poll it after a delay.
-        link.is_recv_delayed |= poller.set(&mut link.interest, link.socket.as_fd(), token, want).is_err();
+        link.is_recv_delayed |= poller.set(&mut link.interest, link.socket.as_fd(), token, events).is_err();
     }
 
     /// When to retry after a shortage, which no event reports.

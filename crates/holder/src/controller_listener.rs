@@ -168,9 +168,9 @@ impl ControllerListener {
         }
     }
 
-    fn watch(&mut self, poller: &Poller, want: EventFlags) {
+    fn watch(&mut self, poller: &Poller, events: EventFlags) {
         // An error is ignored: the next `accept` shows it again.
-        poller.set(&mut self.interest, self.listener.as_fd(), self.token, want).ok();
+        poller.set(&mut self.interest, self.listener.as_fd(), self.token, events).ok();
     }
 
     fn check(&self, socket: OwnedFd, message: &[u8]) -> Option<AuthenticatedConnection> {

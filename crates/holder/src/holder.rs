@@ -236,7 +236,7 @@ impl<S: ChildSpawner> Holder<S> {
             self.leave();
             return TurnResult { next_deadline_ns: None, ended: true };
         }
-        if self.is_over(now_ns) {
+        if self.is_end_complete(now_ns) {
             return TurnResult { next_deadline_ns: None, ended: true };
         }
         if std::mem::take(&mut self.cx.has_new_deadline) {
@@ -354,7 +354,7 @@ impl<S: ChildSpawner> Holder<S> {
         // Write the current log positions to the manifest: if this holder is killed now, the next server knows them
         // from nowhere else.
         self.cx.is_manifest_stale = true;
-        self.cx.lent_segments.taint();
+        self.cx.lent_segments.handle_controller_loss();
         if let Ttl::Nanos(ns) = self.orphan_ttl {
             self.orphan_ends_at = Some(self.cx.now_ns.saturating_add(ns));
         }
@@ -483,16 +483,16 @@ impl<S: ChildSpawner> Holder<S> {
         self.has_dead_children = reap::reap_strays(classify);
     }
 
-    fn is_over(&mut self, now_ns: u64) -> bool {
+    fn is_end_complete(&mut self, now_ns: u64) -> bool {
         let Some(ending) = &mut self.ending else { return false };
-        if !ending.is_over(&mut self.processes, self.cx.is_exclusive, now_ns) {
+        if !ending.kill_and_reap(&mut self.processes, self.cx.is_exclusive, now_ns) {
             return false;
         }
         if ending.reason != EndReason::Abandoned {
             self.cx.cgroups.remove();
         }
         self.cx.spill.shut_down();
-        ending.clean(&self.dir);
+        ending.remove_session_files(&self.dir);
         if let EndReason::Command { req } = ending.reason {
             self.cx.send_done(Some(req), CommandStatus::Ok);
         }
@@ -508,10 +508,10 @@ impl<S: ChildSpawner> Holder<S> {
     fn watch(&mut self) {
         let may_work = self.may_work() && self.ending.is_none();
         self.cx.controller.watch(&self.poller, CONTROLLER, may_work);
-        let want = if may_work { EventFlags::IN } else { EventFlags::empty() };
+        let events = if may_work { EventFlags::IN } else { EventFlags::empty() };
         // On ENOMEM the next turn tries again.
-        self.poller.set(&mut self.children, self.cx.children.as_fd(), CHILDREN, want).ok();
-        self.poller.set(&mut self.spill, self.cx.spill.event_fd(), SPILL, want).ok();
+        self.poller.set(&mut self.children, self.cx.children.as_fd(), CHILDREN, events).ok();
+        self.poller.set(&mut self.spill, self.cx.spill.event_fd(), SPILL, events).ok();
     }
 
     fn deadline_ns(&self) -> Option<u64> {

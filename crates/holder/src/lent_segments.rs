@@ -16,7 +16,7 @@ pub(crate) struct LentSegments {
     /// Announced to the current controller and not returned.
     lent: HashSet<u64>,
     /// Announced to an earlier controller that disconnected without returning them. They may stay mapped indefinitely.
-    tainted: HashSet<u64>,
+    unreturned: HashSet<u64>,
     /// Segments that have left their log but are still in `lent`.
     parked: VecDeque<Segment>,
 }
@@ -31,7 +31,7 @@ impl LentSegments {
     /// informed.
     pub(crate) fn dispose(&mut self, pool: &mut SegmentPool, segment: Segment) -> Option<u64> {
         let id = segment.id();
-        if self.tainted.remove(&id) {
+        if self.unreturned.remove(&id) {
             return self.lent.remove(&id).then_some(id);
         }
         if !self.lent.contains(&id) {
@@ -53,10 +53,10 @@ impl LentSegments {
     }
 
     /// Handles the loss of the controller: segments that it may have mapped are never reused.
-    pub(crate) fn taint(&mut self) {
+    pub(crate) fn handle_controller_loss(&mut self) {
         for segment in self.parked.drain(..) {
             self.lent.remove(&segment.id());
         }
-        self.tainted.extend(self.lent.drain());
+        self.unreturned.extend(self.lent.drain());
     }
 }

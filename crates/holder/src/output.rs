@@ -268,7 +268,7 @@ impl Process {
     /// could not produce any output once starts have taken all other fds.
     fn may_take_fd(&self, cx: &SessionContext) -> bool {
         let is_only = self.writer.memory_segments() == 0;
-        cx.free_fds().is_some_and(|fds| fds.free > if is_only { fds.kept / 2 } else { fds.kept })
+        cx.free_fds().is_some_and(|fds| fds.free > if is_only { fds.reserved / 2 } else { fds.reserved })
     }
 
     /// Applies the overflow policy once.

@@ -39,23 +39,23 @@ impl Poller {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
-    /// Registers `fd` for `want`. An empty `want` unregisters it.
+    /// Registers `fd` for `events`. An empty `events` unregisters it.
     pub(crate) fn set(
         &self,
         interest: &mut PollInterest,
         fd: BorrowedFd<'_>,
         token: u64,
-        want: EventFlags,
+        events: EventFlags,
     ) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token);
         match interest.0 {
-            Some(have) if have == want => return Ok(()),
-            Some(_) if want.is_empty() => epoll::delete(&self.epoll, fd)?,
-            Some(_) => epoll::modify(&self.epoll, fd, data, want)?,
-            None if want.is_empty() => return Ok(()),
-            None => epoll::add(&self.epoll, fd, data, want)?,
+            Some(have) if have == events => return Ok(()),
+            Some(_) if events.is_empty() => epoll::delete(&self.epoll, fd)?,
+            Some(_) => epoll::modify(&self.epoll, fd, data, events)?,
+            None if events.is_empty() => return Ok(()),
+            None => epoll::add(&self.epoll, fd, data, events)?,
         }
-        interest.0 = (!want.is_empty()).then_some(want);
+        interest.0 = (!events.is_empty()).then_some(events);
         Ok(())
     }
 

@@ -272,16 +272,16 @@ impl Process {
         let is_short = self.paused.is_some() && self.deadlines.retry_at.is_some();
         for (output, source) in self.outputs.iter_mut().zip([ProcessFd::First, ProcessFd::Second]) {
             let Some(fd) = stream_fd(child, output.stream).filter(|_| output.is_open) else { continue };
-            let mut want = EventFlags::empty();
-            want.set(EventFlags::IN, self.paused.is_none() || (output.tail > 0 && !is_short));
+            let mut events = EventFlags::empty();
+            events.set(EventFlags::IN, self.paused.is_none() || (output.tail > 0 && !is_short));
             // HUP means that no writer is left. The rest is then finite and is read into the reserve.
-            want.set(EventFlags::HUP, self.paused.is_some() && !is_short);
-            want.set(EventFlags::OUT, self.is_tty && waits_for_child);
-            cx.children.set(&mut output.interest, fd, source.token(self.slot), want)?;
+            events.set(EventFlags::HUP, self.paused.is_some() && !is_short);
+            events.set(EventFlags::OUT, self.is_tty && waits_for_child);
+            cx.children.set(&mut output.interest, fd, source.token(self.slot), events)?;
         }
         if let Some(fd) = child.stdin().filter(|_| !self.is_tty) {
-            let want = if waits_for_child { EventFlags::OUT } else { EventFlags::empty() };
-            cx.children.set(&mut self.input.interest, fd, ProcessFd::Stdin.token(self.slot), want)?;
+            let events = if waits_for_child { EventFlags::OUT } else { EventFlags::empty() };
+            cx.children.set(&mut self.input.interest, fd, ProcessFd::Stdin.token(self.slot), events)?;
         }
         Ok(())
     }
@@ -289,8 +289,8 @@ impl Process {
     /// Watches for the leader's exit while it runs.
     pub(crate) fn watch_exit(&mut self, cx: &SessionContext) -> io::Result<()> {
         let Some(child) = &self.child else { return Ok(()) };
-        let want = if self.phase == ProcessPhase::Running { EventFlags::IN } else { EventFlags::empty() };
-        cx.children.set(&mut self.exit_interest, child.exit_fd(), ProcessFd::Exit.token(self.slot), want)
+        let events = if self.phase == ProcessPhase::Running { EventFlags::IN } else { EventFlags::empty() };
+        cx.children.set(&mut self.exit_interest, child.exit_fd(), ProcessFd::Exit.token(self.slot), events)
     }
 
     /// The earliest deadline.

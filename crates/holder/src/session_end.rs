@@ -45,7 +45,7 @@ pub(crate) struct SessionEnd {
 impl SessionEnd {
     /// Kills every process of the session.
     pub(crate) fn begin(reason: EndReason, processes: &BTreeMap<u32, Process>, now_ns: u64) -> Self {
-        // Errors are ignored: `is_over` finds the processes that this call missed.
+        // Errors are ignored: `kill_and_reap` finds the processes that this call missed.
         Child::kill_all(processes.values().filter_map(|process| process.child.as_ref())).ok();
         let ended = |process: &Process| ExpiredProcess {
             pid: process.pid,
@@ -65,7 +65,12 @@ impl SessionEnd {
     }
 
     /// Kills again (in an exclusive process) and reaps. Returns true when no process is left alive.
-    pub(crate) fn is_over(&mut self, processes: &mut BTreeMap<u32, Process>, is_exclusive: bool, now_ns: u64) -> bool {
+    pub(crate) fn kill_and_reap(
+        &mut self,
+        processes: &mut BTreeMap<u32, Process>,
+        is_exclusive: bool,
+        now_ns: u64,
+    ) -> bool {
         if now_ns < self.again_at {
             return false;
         }
@@ -80,7 +85,7 @@ impl SessionEnd {
     }
 
     /// Removes the session's files, depending on the reason.
-    pub(crate) fn clean(&self, dir: &OwnedFd) {
+    pub(crate) fn remove_session_files(&self, dir: &OwnedFd) {
         match self.reason {
             EndReason::Command { .. } => {
                 remove_files(dir, |_| true);

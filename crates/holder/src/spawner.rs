@@ -285,9 +285,9 @@ fn become_holder(controller: OwnedFd, dir: OwnedFd) -> io::Result<[OwnedFd; 2]> 
 
 /// Puts `/dev/null` on fds 0 to 2 and closes all other fds except the given ones, which may get new numbers.
 fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
-    let mut kept = Vec::with_capacity(N);
+    let mut raised = Vec::with_capacity(N);
     for fd in fds {
-        kept.push(rustix::io::fcntl_dupfd_cloexec(&fd, 3)?);
+        raised.push(rustix::io::fcntl_dupfd_cloexec(&fd, 3)?);
     }
     let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
     for number in 0..3 {
@@ -302,7 +302,7 @@ fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
     } else {
         drop(null)
     }
-    let mut numbers: Vec<RawFd> = kept.iter().map(AsRawFd::as_raw_fd).collect();
+    let mut numbers: Vec<RawFd> = raised.iter().map(AsRawFd::as_raw_fd).collect();
     numbers.sort_unstable();
     let mut from = 3;
     for number in numbers {
@@ -310,7 +310,7 @@ fn isolate<const N: usize>(fds: [OwnedFd; N]) -> io::Result<[OwnedFd; N]> {
         from = number + 1;
     }
     close_range(from, RawFd::MAX);
-    <[OwnedFd; N]>::try_from(kept).map_err(|_| rustix::io::Errno::INVAL.into())
+    <[OwnedFd; N]>::try_from(raised).map_err(|_| rustix::io::Errno::INVAL.into())
 }
 
 pub(crate) fn close_range(first: RawFd, last: RawFd) {

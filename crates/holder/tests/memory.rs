@@ -21,9 +21,9 @@ const SECRET: [u8; 32] = [7; 32];
 const PAGE: usize = 4096;
 
 #[derive(Clone, Default)]
-struct Script(Arc<Mutex<Option<ScriptDriver>>>);
+struct OneScript(Arc<Mutex<Option<ScriptDriver>>>);
 
-impl ChildSpawner for Script {
+impl ChildSpawner for OneScript {
     fn spawn(&mut self, spawn: Spawn) -> Result<Child, SpawnError> {
         let (child, driver) =
             Child::scripted(spawn.stdio).map_err(|source| SpawnError::Resources { what: "script", source })?;
@@ -63,7 +63,7 @@ fn want_of_a_page_is_no_end_of_the_stream() {
         confine: ChildRestrictions::default(),
         exclusive: false,
     };
-    let script = Script::default();
+    let script = OneScript::default();
     let mut holder = Holder::new(config, theirs, script.clone(), 0).expect("a holder");
     let send = |message: &ToHolder<'_>| control::send(&ours, message, &[]).expect("room");
     send(&ToHolder::Hello { version: control::VERSION, secret: SECRET, epoch: 1 });

@@ -134,11 +134,11 @@ impl TestLink {
     }
 
     fn start_on(&mut self, script: &str, is_tty: bool) -> Result<u32, i32> {
-        self.ask(StartSpec { tty: is_tty.then(TerminalSize::default), ..shell(script) });
+        self.send_start(StartSpec { tty: is_tty.then(TerminalSize::default), ..shell(script) });
         self.started()
     }
 
-    fn ask(&mut self, spec: StartSpec) {
+    fn send_start(&mut self, spec: StartSpec) {
         self.next_req += 1;
         self.send(&ToHolder::Start { req: self.next_req, spec });
     }
@@ -449,7 +449,7 @@ fn holder_without_descriptors_hears_later(spawner: &SpawnerHandle) {
     let mut spec = shell(&script);
     spec.env.push(format!("LONG={long}").into_bytes());
     let slept = switches(holder);
-    link.ask(spec);
+    link.send_start(spec);
     // The holder has tried, and retries after a delay.
     wait_for(|| switches(holder) > slept + 3);
     limit_descriptors(holder, before);
@@ -464,7 +464,7 @@ fn flood_leaves_descriptors(spawner: &SpawnerHandle) {
     let mut link = TestLink::create(spawner, dir.path(), TTL_MS);
     // The output is never released, and the cap allows more segments than there are fds.
     let spec = StartSpec { cap_bytes: 1 << 40, ..shell("read go; head -c 80000000 /dev/zero; exec sleep 1000") };
-    link.ask(StartSpec { pipe_stdin: true, ..spec });
+    link.send_start(StartSpec { pipe_stdin: true, ..spec });
     let holder = holder_of(link.started().expect("started"));
     limit_descriptors(holder, Some(64));
     link.send(&ToHolder::Write { req: 7, slot: 0, key: None, digest: None, total: 3, offset: 0, data: b"go\n" });
@@ -537,7 +537,7 @@ fn other_programs_are_no_spawners() {
     let error = exec_spawner(Path::new("/bin/false")).expect_err("it just ends");
     assert!(matches!(error, ExecError::NotOurs { status: Some(status), .. } if !status.success()), "{error}");
     let error = exec_spawner(Path::new("/bin/cat")).expect_err("it does not know the argument");
-    assert!(matches!(&error, ExecError::NotOurs { said, .. } if said.contains("cat")), "{error}");
+    assert!(matches!(&error, ExecError::NotOurs { stderr_text, .. } if stderr_text.contains("cat")), "{error}");
     // A person who types the argument gets an error.
     assert!(matches!(spawner::serve_stdin(), Err(ExecError::NotASocket)));
 }

@@ -56,7 +56,7 @@ impl Drop for Tracer {
     }
 }
 
-struct Rig {
+struct TracedRig {
     holder: Holder<OsSpawner>,
     socket: OwnedFd,
     control: Option<ControlBlock>,
@@ -66,7 +66,7 @@ struct Rig {
     _dir: tempfile::TempDir,
 }
 
-impl Rig {
+impl TracedRig {
     /// Creates a holder with one process that sleeps.
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
@@ -142,10 +142,10 @@ impl Rig {
 
 #[test]
 fn dead_leader_that_is_traced_is_asked_for_by_the_clock() {
-    let mut rig = Rig::new();
+    let mut rig = TracedRig::new();
     let tracer = Tracer::of(rig.pid.expect("started"));
     rig.send(&ToHolder::Terminate { req: 2, slot: 0, grace_ms: None });
-    rig.until(Rig::is_zombie);
+    rig.until(TracedRig::is_zombie);
     // The holder handles what is ready and then has nothing to do.
     rig.until(|rig| !rig.is_awake());
     assert!(rig.status().exited.is_none() && rig.is_zombie());
@@ -157,12 +157,12 @@ fn dead_leader_that_is_traced_is_asked_for_by_the_clock() {
 
 #[test]
 fn session_that_takes_long_to_end_does_not_look_at_its_clock() {
-    let mut rig = Rig::new();
+    let mut rig = TracedRig::new();
     let tracer = Tracer::of(rig.pid.expect("started"));
     rig.send(&ToHolder::Detach { ttl_ms: 50 });
     rig.turn();
     rig.send(&ToHolder::End { req: 2 });
-    rig.until(Rig::is_zombie);
+    rig.until(TracedRig::is_zombie);
     // The time to live has passed, but the session is already ending.
     rig.now += 100 * MS;
     rig.turn();

@@ -60,7 +60,7 @@ pub fn send(socket: impl AsFd, message: &ToHolder<'_>, fds: &[BorrowedFd<'_>]) -
 /// received later.
 pub fn recv(socket: impl AsFd) -> io::Result<Option<(FromHolder, Vec<OwnedFd>)>> {
     RECEIVED.with_borrow_mut(|buf| {
-        let Some(datagram) = recv_or_leave(socket.as_fd(), buf)? else { return Ok(None) };
+        let Some(datagram) = recv_if_fds_fit(socket.as_fd(), buf)? else { return Ok(None) };
         let message = FromHolder::decode(datagram.bytes(buf)).map_err(invalid)?;
         Ok(Some((message, datagram.fds)))
     })
@@ -91,7 +91,7 @@ pub fn recv_raw(socket: impl AsFd, buf: &mut Vec<u8>) -> io::Result<Option<Datag
 /// Receives a message, but leaves it in the socket if this process has no room for its fds. Peeks first: a plain receive
 /// would make the kernel drop those fds, and a log without its segments would be lost. The peek creates its own copies
 /// of the fds, so the second receive needs none.
-pub(crate) fn recv_or_leave(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
+pub(crate) fn recv_if_fds_fit(socket: BorrowedFd<'_>, buf: &mut Vec<u8>) -> io::Result<Option<Datagram>> {
     let peeked = recv_with(socket, buf, RecvFlags::PEEK);
     let is_left = peeked.as_ref().is_err_and(|error| is_shortage(error) || error.kind() == io::ErrorKind::WouldBlock);
     if !is_left && !matches!(peeked, Ok(None)) {

@@ -48,13 +48,13 @@ pub enum ExecError {
     #[error("start `{}`", program.display())]
     Start { program: PathBuf, source: io::Error },
     /// The program exited, or sent something other than the greeting.
-    #[error("`{}` is not an exec-server: {}", program.display(), ForeignProgram(*status, said))]
+    #[error("`{}` is not an exec-server: {}", program.display(), ForeignProgram(*status, stderr_text))]
     NotOurs {
         program: PathBuf,
         /// The exit status, if the program exited by itself.
         status: Option<ExitStatus>,
         /// The beginning of its output on stderr.
-        said: String,
+        stderr_text: String,
     },
     /// The program sent nothing within the time limit.
     #[error("`{}` did not become a spawner within {GREETING_WITHIN_S} s", program.display())]
@@ -96,12 +96,12 @@ pub fn exec_spawner(program: &Path) -> Result<SpawnerHandle, ExecError> {
 
 /// Like [`exec_spawner`], with one more argument: whom the spawner and its holders serve. It is for people who look at
 /// `ps`; the program does not read it.
-pub fn exec_spawner_for(program: &Path, whom: Option<&OsStr>) -> Result<SpawnerHandle, ExecError> {
+pub fn exec_spawner_for(program: &Path, served: Option<&OsStr>) -> Result<SpawnerHandle, ExecError> {
     let failed = |source| ExecError::Start { program: program.to_owned(), source };
     // The program starts in `/`, where a relative path would mean something else.
     let path = std::path::absolute(program).map_err(failed)?;
     let (ours, theirs) = pair().map_err(failed)?;
-    let mut child = start(&path, whom, theirs).map_err(failed)?;
+    let mut child = start(&path, served, theirs).map_err(failed)?;
     let greeted = read_greeting(&ours);
     if !matches!(greeted, Ok(GreetingOutcome::Received { .. })) {
         // An error means that the program has exited already.
@@ -115,10 +115,10 @@ pub fn exec_spawner_for(program: &Path, whom: Option<&OsStr>) -> Result<SpawnerH
             Err(ExecError::Layout { program: path, theirs, ours: LAYOUT })
         }
         GreetingOutcome::Eof => {
-            Err(ExecError::NotOurs { program: path, status, said: read_stderr(child.stderr.take()) })
+            Err(ExecError::NotOurs { program: path, status, stderr_text: read_stderr(child.stderr.take()) })
         }
         GreetingOutcome::Other => {
-            Err(ExecError::NotOurs { program: path, status: None, said: read_stderr(child.stderr.take()) })
+            Err(ExecError::NotOurs { program: path, status: None, stderr_text: read_stderr(child.stderr.take()) })
         }
         GreetingOutcome::TimedOut => Err(ExecError::Silent { program: path }),
     }
@@ -139,10 +139,10 @@ pub fn serve_stdin() -> Result<(), ExecError> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is how the one process that starts all others is started")]
-fn start(program: &Path, whom: Option<&OsStr>, socket: OwnedFd) -> io::Result<Child> {
+fn start(program: &Path, served: Option<&OsStr>, socket: OwnedFd) -> io::Result<Child> {
     Command::new(program)
         .arg(OsStr::new(ARGUMENT))
-        .args(whom)
+        .args(served)
         // Clear the environment. Holders do not need it, but would expose it to every process that may inspect them. So
         // the host's secrets stay in the host.
         .env_clear()

@@ -99,7 +99,7 @@ fn a_session_whose_processes_have_closed_is_left_to_its_files_and_taken_up_again
     assert_eq!((rig.server.log(slot).gap_bytes, rig.server.log(slot).exit.expect("an exit").code), (0, 3));
     let third = rig.start(spec());
     assert!(![slot, second].contains(&third), "a slot whose files are there is not given out");
-    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok);
     rig.holder.wait_for_disk();
     assert!(!rig.files().iter().any(|name| name.starts_with(&format!("{slot}-"))), "{:?}", rig.files());
 }

@@ -62,7 +62,7 @@ fn stale_epoch_is_refused_with_the_present_one_and_a_wrong_secret_with_nothing()
         assert_eq!(server.inbox, std::slice::from_ref(&refused));
     }
     assert!(wrong.inbox.is_empty());
-    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot: 0 }), CommandStatus::UnknownProcess);
+    assert_eq!(rig.request(|req| ToHolder::Forget { req, slot: 0 }), CommandStatus::UnknownProcess);
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn exit_of_a_blocked_child_is_told_with_its_tail_whatever_is_full() {
         assert!(log.bytes == data[..at], "{full:?}");
         assert_eq!((log.order.as_slice(), log.gap_bytes), (["output", "exited", "closed"].as_slice(), 0), "{full:?}");
         assert_eq!(blocked(&rig, slot), BlockReason::No, "{full:?}");
-        assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok, "{full:?}");
+        assert_eq!(rig.request(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok, "{full:?}");
     }
 }
 

@@ -171,8 +171,8 @@ fn grace_asks_first_and_kills_when_it_is_over() {
     let slot = rig.start(spec());
     let driver = rig.driver();
     driver.on_signal(|_, _| {});
-    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(200) }), CommandStatus::Ok);
-    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(900) }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: Some(200) }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: Some(900) }), CommandStatus::Ok);
     rig.now = 199 * MS;
     rig.turn();
     assert_eq!(driver.signals(), [libc::SIGTERM]);
@@ -189,11 +189,11 @@ fn terminate_without_grace_kills_at_once_even_within_a_grace() {
     let slot = rig.start(spec());
     let driver = rig.driver();
     driver.on_signal(|_, _| {});
-    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(60_000) }), CommandStatus::Ok);
-    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: Some(60_000) }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::Ok);
     assert_eq!(driver.signals(), [libc::SIGTERM, libc::SIGKILL]);
     rig.until(|rig| rig.server.log(slot).closed.is_some());
-    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::NotRunning);
+    assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::NotRunning);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn orderly_exit_after_our_sigterm_counts_as_terminated() {
     let mut rig = HolderRig::real();
     let slot = rig.start(shell("trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done"));
     rig.until(|rig| rig.server.log(slot).bytes == b"ready\n");
-    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: Some(10_000) }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: Some(10_000) }), CommandStatus::Ok);
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     let exit = rig.server.log(slot).exit.expect("exited");
     assert_eq!((exit.code, exit.signal, exit.cause), (3, None, ExitCause::Terminated));
@@ -213,8 +213,8 @@ fn terminate_reaches_those_who_hold_the_streams_of_a_dead_leader() {
     let slot = rig.start(shell("sleep 1000 & echo started"));
     rig.until(|rig| rig.server.log(slot).exit.is_some());
     assert!(rig.server.log(slot).closed.is_none());
-    assert_eq!(rig.ask(|req| ToHolder::Signal { req, slot, signal: libc::SIGINT }), CommandStatus::NotRunning);
-    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::StreamsHeld);
+    assert_eq!(rig.request(|req| ToHolder::Signal { req, slot, signal: libc::SIGINT }), CommandStatus::NotRunning);
+    assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::StreamsHeld);
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     assert_eq!(rig.server.log(slot).exit.expect("exited").code, 0);
 }
@@ -224,7 +224,7 @@ fn output_in_the_pipe_at_a_kill_is_delivered() {
     let mut rig = HolderRig::real();
     let slot = rig.start(shell("head -c 50000 /dev/zero; touch done; sleep 1000"));
     rig.until(|rig| !rig.server.log(slot).bytes.is_empty());
-    assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::Ok);
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     let log = rig.server.log(slot);
     let exit = log.exit.expect("exited");
@@ -238,17 +238,17 @@ fn signals_and_sizes_reach_the_child() {
     let plain = rig.start(spec());
     let driver = rig.driver();
     driver.on_signal(|_, _| {});
-    assert_eq!(rig.ask(|req| ToHolder::Signal { req, slot: plain, signal: libc::SIGUSR1 }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Signal { req, slot: plain, signal: libc::SIGUSR1 }), CommandStatus::Ok);
     assert_eq!(driver.signals(), [libc::SIGUSR1]);
-    assert_eq!(rig.ask(|req| ToHolder::Resize { req, slot: plain, rows: 1, cols: 2 }), CommandStatus::NotATerminal);
+    assert_eq!(rig.request(|req| ToHolder::Resize { req, slot: plain, rows: 1, cols: 2 }), CommandStatus::NotATerminal);
     let tty = rig.start(StartSpec { tty: Some(TerminalSize::default()), ..spec() });
-    assert_eq!(rig.ask(|req| ToHolder::Resize { req, slot: tty, rows: 50, cols: 100 }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Resize { req, slot: tty, rows: 50, cols: 100 }), CommandStatus::Ok);
     assert_eq!(rig.driver().resizes().last(), Some(&TerminalSize { rows: 50, cols: 100 }));
     for slot in [2, u32::MAX] {
-        assert_eq!(rig.ask(|req| ToHolder::Resize { req, slot, rows: 1, cols: 2 }), CommandStatus::UnknownProcess);
-        assert_eq!(rig.ask(|req| ToHolder::Signal { req, slot, signal: 1 }), CommandStatus::UnknownProcess);
-        assert_eq!(rig.ask(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::UnknownProcess);
-        assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), CommandStatus::UnknownProcess);
+        assert_eq!(rig.request(|req| ToHolder::Resize { req, slot, rows: 1, cols: 2 }), CommandStatus::UnknownProcess);
+        assert_eq!(rig.request(|req| ToHolder::Signal { req, slot, signal: 1 }), CommandStatus::UnknownProcess);
+        assert_eq!(rig.request(|req| ToHolder::Terminate { req, slot, grace_ms: None }), CommandStatus::UnknownProcess);
+        assert_eq!(rig.request(|req| ToHolder::Forget { req, slot }), CommandStatus::UnknownProcess);
     }
 }
 
@@ -256,7 +256,7 @@ fn signals_and_sizes_reach_the_child() {
 fn forgotten_process_frees_its_slot_and_a_running_one_is_not_forgotten() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(spec());
-    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), CommandStatus::NotClosed);
+    assert_eq!(rig.request(|req| ToHolder::Forget { req, slot }), CommandStatus::NotClosed);
     let driver = rig.driver();
     let data = pattern(20_000);
     driver.write_stdout(&data).expect("room");
@@ -264,7 +264,7 @@ fn forgotten_process_frees_its_slot_and_a_running_one_is_not_forgotten() {
     driver.close_all();
     rig.until(|rig| rig.server.log(slot).closed.is_some());
     assert_eq!(rig.server.log(slot).bytes, data);
-    assert_eq!(rig.ask(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::Forget { req, slot }), CommandStatus::Ok);
     assert_eq!(rig.start(StartSpec { cap_bytes: MIB, ..spec() }), slot);
     assert_eq!(rig.server.control.as_ref().expect("mapped").status(slot).next_seq, 1);
 }

@@ -106,8 +106,8 @@ fn done_write_stays_accepted_after_stdin_is_closed_and_another_is_refused() {
     let slot = rig.start(open());
     let req = part(&mut rig, slot, Some(KEY), b"abc", 0..3);
     assert_eq!(rig.written(req), (WriteStatus::Accepted, 3));
-    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::Ok);
-    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::StdinClosed);
+    assert_eq!(rig.request(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::StdinClosed);
     let req = part(&mut rig, slot, Some(KEY), b"abc", 0..3);
     assert_eq!(rig.written(req), (WriteStatus::Accepted, 3));
     let req = part(&mut rig, slot, None, b"abc", 0..3);
@@ -185,12 +185,12 @@ fn closing_a_terminal_sends_its_eof_character_or_says_raw() {
     let mut rig = HolderRig::scripted();
     let slot = rig.start(StartSpec { tty: Some(TerminalSize::default()), ..spec() });
     let driver = rig.driver();
-    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::Ok);
+    assert_eq!(rig.request(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::Ok);
     let mut got = Vec::new();
     drain(&driver, &mut got);
     assert_eq!(got, [4]);
     driver.set_canonical(false);
-    assert_eq!(rig.ask(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::RawMode);
+    assert_eq!(rig.request(|req| ToHolder::CloseStdin { req, slot }), CommandStatus::RawMode);
     let req = part(&mut rig, slot, None, b"still", 0..5);
     assert_eq!(rig.written(req).0, WriteStatus::Accepted);
 }

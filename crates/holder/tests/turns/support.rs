@@ -353,7 +353,7 @@ impl HolderRig {
 
     /// Sends a request and returns the status of the answer.
     #[track_caller]
-    pub(crate) fn ask(&mut self, message: impl FnOnce(u32) -> ToHolder<'static>) -> CommandStatus {
+    pub(crate) fn request(&mut self, message: impl FnOnce(u32) -> ToHolder<'static>) -> CommandStatus {
         let req = self.server.req();
         self.server.send(&message(req));
         self.answer(req)

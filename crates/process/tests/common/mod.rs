@@ -22,7 +22,7 @@ pub(crate) const PTY: StdioMode = StdioMode::Pty(TerminalSize { rows: 24, cols: 
 
 /// The output of a child and how it ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Finished {
+pub(crate) struct FinishedChild {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) pty: String,
@@ -54,12 +54,12 @@ pub(crate) fn c_string(text: impl Into<Vec<u8>>) -> CString {
 }
 
 /// Runs a child to its end.
-pub(crate) fn run(spawn: Spawn) -> Finished {
+pub(crate) fn run(spawn: Spawn) -> FinishedChild {
     finish(spawn.spawn().expect("the child starts"))
 }
 
 /// Reads every stream to its end and reaps.
-pub(crate) fn finish(mut child: Child) -> Finished {
+pub(crate) fn finish(mut child: Child) -> FinishedChild {
     let (mut stdout, mut stderr, mut pty) = (Vec::new(), Vec::new(), Vec::new());
     let exited = if let Some(master) = child.pty() {
         let master = master.try_clone_to_owned().expect("a descriptor is free");
@@ -84,7 +84,13 @@ pub(crate) fn finish(mut child: Child) -> Finished {
         wait_exit(&mut child)
     };
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("test children write UTF-8");
-    Finished { stdout: text(stdout), stderr: text(stderr), pty: text(pty), code: exited.code, signal: exited.signal }
+    FinishedChild {
+        stdout: text(stdout),
+        stderr: text(stderr),
+        pty: text(pty),
+        code: exited.code,
+        signal: exited.signal,
+    }
 }
 
 pub(crate) fn wait_exit(child: &mut Child) -> ChildExit {

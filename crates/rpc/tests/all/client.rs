@@ -21,13 +21,13 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 const LINES: Framing = Framing::Lines { max: 1 << 20 };
 
 /// The server's end.
-struct Server {
+struct ServerEnd {
     receiver: Receiver,
     outbox: Outbox,
     writer: Box<dyn AsyncWrite + Send + Unpin>,
 }
 
-impl Server {
+impl ServerEnd {
     async fn recv(&mut self) -> Value {
         match self.receiver.recv().await.unwrap() {
             InboundFrame::Message(bytes) => serde_json::from_slice(&bytes).unwrap(),
@@ -41,10 +41,10 @@ impl Server {
     }
 }
 
-fn pair() -> (RawClient, Server) {
+fn pair() -> (RawClient, ServerEnd) {
     let (near, far) = memory(64 * 1024);
     let receiver = Receiver::new(LINES, far.reader, far.leftover);
-    (RawClient::new(near, LINES), Server { receiver, outbox: Outbox::new(LINES), writer: far.writer })
+    (RawClient::new(near, LINES), ServerEnd { receiver, outbox: Outbox::new(LINES), writer: far.writer })
 }
 
 fn disconnected(error: CallError) -> Arc<CloseReason> {
@@ -217,9 +217,9 @@ async fn notifications_wait_for_a_slow_user_and_keep_their_order() {
 }
 
 /// Fails every write.
-struct Broken;
+struct BrokenWriter;
 
-impl AsyncWrite for Broken {
+impl AsyncWrite for BrokenWriter {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
         Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
     }
@@ -237,7 +237,7 @@ impl AsyncWrite for Broken {
 async fn no_call_hangs_on_a_half_open_link() {
     // Reads never complete while `far` lives.
     let (near, far) = memory(64);
-    let client = RawClient::new(ByteStream::new(near.reader, Broken), LINES);
+    let client = RawClient::new(ByteStream::new(near.reader, BrokenWriter), LINES);
     for _ in 0..2 {
         let closed = disconnected(client.call("any", &()).await.unwrap_err());
         assert!(matches!(&*closed, CloseReason::Io(error) if error.kind() == io::ErrorKind::BrokenPipe), "{closed:?}");

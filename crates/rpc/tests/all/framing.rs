@@ -4,7 +4,7 @@ use bytes::Bytes;
 use exec_server_rpc::{CloseReason, EncodedMessage, Framing, InboundFrame, Outbox, WebSocketRole};
 use proptest::prelude::*;
 
-use crate::slices::{self, Sink, Source};
+use crate::slices::{self, SlicedReader, SlicedWriter};
 
 const MAX: usize = 96 * 1024 * 1024;
 
@@ -13,7 +13,7 @@ fn ws(role: WebSocketRole) -> Framing {
 }
 
 #[derive(Debug, Clone)]
-enum Op {
+enum OutboxOp {
     Message {
         payload: Vec<u8>,
         hint: usize,
@@ -31,24 +31,24 @@ enum Op {
     Flush(usize),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = OutboxOp> {
     // Sizes around those at which the header grows.
     let size = prop_oneof![0usize..8, 120usize..132, 65_530usize..65_542, 0usize..5000];
     let payload =
         |size: usize, seed: u8| (0..size).map(move |i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
     let message = (size.clone(), any::<u8>(), prop_oneof![size.clone(), Just(0)])
-        .prop_map(move |(size, seed, hint)| Op::Message { payload: payload(size, seed), hint });
-    let encoded = (size.clone(), any::<u8>()).prop_map(move |(size, seed)| Op::Encoded(payload(size, seed)));
+        .prop_map(move |(size, seed, hint)| OutboxOp::Message { payload: payload(size, seed), hint });
+    let encoded = (size.clone(), any::<u8>()).prop_map(move |(size, seed)| OutboxOp::Encoded(payload(size, seed)));
     let attached = (size, any::<u8>(), 0usize..20)
-        .prop_map(move |(size, seed, head)| Op::Attached { payload: payload(size, seed), head: head.min(size) });
+        .prop_map(move |(size, seed, head)| OutboxOp::Attached { payload: payload(size, seed), head: head.min(size) });
     let control = prop::collection::vec(any::<u8>(), 0..126);
     prop_oneof![
         6 => message,
         3 => encoded,
         4 => attached,
-        1 => control.clone().prop_map(Op::Ping),
-        1 => control.prop_map(Op::Pong),
-        3 => (1usize..6).prop_map(Op::Flush),
+        1 => control.clone().prop_map(OutboxOp::Ping),
+        1 => control.prop_map(OutboxOp::Pong),
+        3 => (1usize..6).prop_map(OutboxOp::Flush),
     ]
 }
 
@@ -60,7 +60,7 @@ fn sizes() -> impl Strategy<Value = Vec<usize>> {
 fn round_trip(
     send: Framing,
     receive: Framing,
-    ops: &[Op],
+    ops: &[OutboxOp],
     written: &[usize],
     read: &[usize],
 ) -> (Vec<InboundFrame>, CloseReason) {
@@ -70,30 +70,30 @@ fn round_trip(
 fn carry(
     mut outbox: Outbox,
     receive: Framing,
-    ops: &[Op],
+    ops: &[OutboxOp],
     written: &[usize],
     read: &[usize],
 ) -> (Vec<InboundFrame>, CloseReason) {
-    let mut sink = Sink::new(written);
+    let mut sink = SlicedWriter::new(written);
     for op in ops {
         match op {
-            Op::Message { payload, hint } => outbox.message(*hint, |buf| buf.extend_from_slice(payload)),
-            Op::Encoded(payload) => outbox.encoded(EncodedMessage::text(payload.clone())),
-            Op::Attached { payload, head } => {
+            OutboxOp::Message { payload, hint } => outbox.message(*hint, |buf| buf.extend_from_slice(payload)),
+            OutboxOp::Encoded(payload) => outbox.encoded(EncodedMessage::text(payload.clone())),
+            OutboxOp::Attached { payload, head } => {
                 let (head, attached) = payload.split_at(*head);
                 outbox
                     .encoded(EncodedMessage { head: head.to_vec(), attached: Some(Bytes::copy_from_slice(attached)) });
             }
-            Op::Ping(payload) => outbox.ping(payload),
-            Op::Pong(payload) => outbox.pong(payload),
-            Op::Flush(polls) => slices::flush_some(&mut outbox, &mut sink, *polls),
+            OutboxOp::Ping(payload) => outbox.ping(payload),
+            OutboxOp::Pong(payload) => outbox.pong(payload),
+            OutboxOp::Flush(polls) => slices::flush_some(&mut outbox, &mut sink, *polls),
         }
     }
     let (before, waiting) = (sink.bytes.len(), outbox.len());
     slices::flush(&mut outbox, &mut sink);
     assert_eq!(sink.bytes.len(), before + waiting, "the length says what is left to write");
     assert!(outbox.is_empty());
-    slices::recv_all(&mut Source::new(sink.bytes, read).receiver(receive))
+    slices::recv_all(&mut SlicedReader::new(sink.bytes, read).receiver(receive))
 }
 
 proptest! {
@@ -108,10 +108,10 @@ proptest! {
         let outbox = if is_private { Outbox::unmasked(ws(send)) } else { Outbox::new(ws(send)) };
         let (received, closed) = carry(outbox, ws(receive), &ops, &written, &read);
         let expected: Vec<InboundFrame> = ops.into_iter().filter_map(|op| match op {
-            Op::Message { payload, .. } | Op::Encoded(payload) | Op::Attached { payload, .. } => Some(InboundFrame::Message(payload.into())),
-            Op::Ping(payload) => Some(InboundFrame::Ping(payload.into())),
-            Op::Pong(payload) => Some(InboundFrame::Pong(payload.into())),
-            Op::Flush(_) => None,
+            OutboxOp::Message { payload, .. } | OutboxOp::Encoded(payload) | OutboxOp::Attached { payload, .. } => Some(InboundFrame::Message(payload.into())),
+            OutboxOp::Ping(payload) => Some(InboundFrame::Ping(payload.into())),
+            OutboxOp::Pong(payload) => Some(InboundFrame::Pong(payload.into())),
+            OutboxOp::Flush(_) => None,
         }).collect();
         prop_assert_eq!(received, expected);
         prop_assert!(matches!(closed, CloseReason::Eof));
@@ -122,8 +122,8 @@ proptest! {
         lines in prop::collection::vec("[ a-zé{}\r]{0,300}", 1..12), written in sizes(), read in sizes(),
     ) {
         let framing = Framing::Lines { max: 4096 };
-        let ops: Vec<Op> =
-            lines.iter().map(|line| Op::Message { payload: line.clone().into_bytes(), hint: 0 }).collect();
+        let ops: Vec<OutboxOp> =
+            lines.iter().map(|line| OutboxOp::Message { payload: line.clone().into_bytes(), hint: 0 }).collect();
         let (received, closed) = round_trip(framing, framing, &ops, &written, &read);
         let expected: Vec<InboundFrame> = lines
             .iter()
@@ -139,11 +139,11 @@ proptest! {
         messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..12), written in sizes(), read in sizes(),
     ) {
         let framing = Framing::Lines { max: 300 };
-        let ops: Vec<Op> = messages
+        let ops: Vec<OutboxOp> = messages
             .iter()
             .flat_map(|bytes| {
-                let attached = Op::Attached { payload: bytes.clone(), head: bytes.len() / 2 };
-                [attached, Op::Message { payload: b"{}".to_vec(), hint: 0 }]
+                let attached = OutboxOp::Attached { payload: bytes.clone(), head: bytes.len() / 2 };
+                [attached, OutboxOp::Message { payload: b"{}".to_vec(), hint: 0 }]
             })
             .collect();
         let (received, closed) = round_trip(framing, framing, &ops, &written, &read);
@@ -158,7 +158,7 @@ proptest! {
     #[test]
     fn arbitrary_bytes_never_panic_the_receiver(bytes in prop::collection::vec(any::<u8>(), 0..400), read in sizes()) {
         for framing in [ws(WebSocketRole::Server), ws(WebSocketRole::Client), Framing::Lines { max: 64 }] {
-            let mut receiver = Source::new(bytes.clone(), &read).receiver(framing);
+            let mut receiver = SlicedReader::new(bytes.clone(), &read).receiver(framing);
             slices::recv_all(&mut receiver);
             prop_assert!(matches!(slices::recv(&mut receiver), Err(CloseReason::Eof)), "after the end there is only the end");
         }
@@ -170,7 +170,7 @@ fn a_key_is_zero_only_where_nobody_reads_along() {
     for (mut outbox, is_zero) in
         [(Outbox::new(ws(WebSocketRole::Client)), false), (Outbox::unmasked(ws(WebSocketRole::Client)), true)]
     {
-        let mut sink = Sink::new(&[1000]);
+        let mut sink = SlicedWriter::new(&[1000]);
         for _ in 0..3 {
             outbox.message(2, |buf| buf.extend_from_slice(b"{}"));
         }
@@ -191,17 +191,17 @@ fn a_large_message_leaves_in_frames_of_8_mib_and_arrives_whole() {
         outbox.message(10, |buf| buf.extend_from_slice(b"before"));
         outbox.message(payload.len(), |buf| buf.extend_from_slice(&payload));
         outbox.ping(b"after");
-        let mut sink = Sink::new(&[7, 3_000_000]);
+        let mut sink = SlicedWriter::new(&[7, 3_000_000]);
         slices::flush(&mut outbox, &mut sink);
         assert!(outbox.capacity() <= 1024 * 1024, "a large message leaves no large buffer");
         outbox.message(5, |buf| buf.extend_from_slice(b"small"));
-        slices::flush(&mut outbox, &mut Sink::new(&[1000]));
+        slices::flush(&mut outbox, &mut SlicedWriter::new(&[1000]));
         assert!(outbox.capacity() <= 256 * 1024, "and behind a small one a small buffer");
 
         let mask = if send == WebSocketRole::Client { 4 } else { 0 };
         let overhead = (2 + mask) + 3 * (10 + mask) + (2 + mask);
         assert_eq!(sink.bytes.len(), 6 + payload.len() + 5 + overhead);
-        let mut receiver = Source::new(sink.bytes, &[1_000_003]).receiver(ws(receive));
+        let mut receiver = SlicedReader::new(sink.bytes, &[1_000_003]).receiver(ws(receive));
         let (received, closed) = slices::recv_all(&mut receiver);
         assert!(matches!(closed, CloseReason::Eof));
         assert!(
@@ -221,9 +221,9 @@ fn a_message_keeps_no_more_memory_than_its_neighbours_need() {
     let large = vec![b'x'; 2 * 1024 * 1024];
     outbox.message(large.len(), |buf| buf.extend_from_slice(&large));
     outbox.message(5, |buf| buf.extend_from_slice(b"small"));
-    let mut sink = Sink::new(&[usize::MAX]);
+    let mut sink = SlicedWriter::new(&[usize::MAX]);
     slices::flush(&mut outbox, &mut sink);
-    let mut receiver = Source::new(sink.bytes, &[usize::MAX]).receiver(ws(WebSocketRole::Client));
+    let mut receiver = SlicedReader::new(sink.bytes, &[usize::MAX]).receiver(ws(WebSocketRole::Client));
     let Ok(InboundFrame::Message(first)) = slices::recv(&mut receiver) else { panic!("the large message comes first") };
     assert!(first == large);
     assert!(first.is_unique(), "the receiver does not share the large buffer");
@@ -237,9 +237,10 @@ fn nothing_follows_a_close_frame() {
     outbox.message(1, |_| panic!("not encoded"));
     outbox.ping(b"");
     outbox.close(1000, "");
-    let mut sink = Sink::new(&[5]);
+    let mut sink = SlicedWriter::new(&[5]);
     slices::flush(&mut outbox, &mut sink);
-    let (received, closed) = slices::recv_all(&mut Source::new(sink.bytes, &[3]).receiver(ws(WebSocketRole::Client)));
+    let (received, closed) =
+        slices::recv_all(&mut SlicedReader::new(sink.bytes, &[3]).receiver(ws(WebSocketRole::Client)));
     assert!(received.is_empty());
     let CloseReason::Peer { code: 1001, reason } = closed else { panic!("{closed:?}") };
     assert_eq!(reason, "é".repeat(61), "a long reason is cut between characters");
@@ -248,7 +249,7 @@ fn nothing_follows_a_close_frame() {
 #[test]
 fn an_outbox_that_never_runs_empty_stays_bounded() {
     let mut outbox = Outbox::new(ws(WebSocketRole::Client));
-    let mut sink = Sink::new(&[64 * 1024]);
+    let mut sink = SlicedWriter::new(&[64 * 1024]);
     let payload = vec![b'y'; 64 * 1024];
     for _ in 0..8 {
         outbox.message(payload.len(), |buf| buf.extend_from_slice(&payload));
@@ -261,7 +262,8 @@ fn an_outbox_that_never_runs_empty_stays_bounded() {
     }
     assert!(outbox.capacity() <= 4 * 1024 * 1024, "{}", outbox.capacity());
     slices::flush(&mut outbox, &mut sink);
-    let (received, _) = slices::recv_all(&mut Source::new(sink.bytes, &[100_000]).receiver(ws(WebSocketRole::Server)));
+    let (received, _) =
+        slices::recv_all(&mut SlicedReader::new(sink.bytes, &[100_000]).receiver(ws(WebSocketRole::Server)));
     assert_eq!(received.len(), 208);
     assert!(received.iter().all(|inbound| *inbound == InboundFrame::Message(payload.clone().into())));
 }

@@ -20,13 +20,13 @@ const MAX: usize = 96 * 1024 * 1024;
 const LARGE: usize = 20 * 1024 * 1024;
 
 /// Our end of a connection.
-struct Ours {
+struct OurEnd {
     receiver: Receiver,
     outbox: Outbox,
     writer: Box<dyn tokio::io::AsyncWrite + Send + Unpin>,
 }
 
-impl Ours {
+impl OurEnd {
     fn new(stream: ByteStream, framing: Framing) -> Self {
         let receiver = Receiver::new(framing, stream.reader, stream.leftover);
         Self { receiver, outbox: Outbox::new(framing), writer: stream.writer }
@@ -55,7 +55,7 @@ async fn sockets() -> (TcpStream, TcpStream) {
 }
 
 /// Our client with a tungstenite server.
-async fn our_client() -> (Ours, WebSocketStream<TcpStream>) {
+async fn our_client() -> (OurEnd, WebSocketStream<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("ws://{}/?token=t", listener.local_addr().unwrap());
     let (ours, theirs) = tokio::join!(client::open(&url, MAX), async {
@@ -63,22 +63,22 @@ async fn our_client() -> (Ours, WebSocketStream<TcpStream>) {
         tokio_tungstenite::accept_async_with_config(socket, Some(strict())).await.unwrap()
     });
     let (stream, framing) = ours.unwrap();
-    (Ours::new(stream, framing), theirs)
+    (OurEnd::new(stream, framing), theirs)
 }
 
 /// Our server with a tungstenite client.
-async fn our_server() -> (Ours, WebSocketStream<TcpStream>) {
+async fn our_server() -> (OurEnd, WebSocketStream<TcpStream>) {
     let (theirs, ours) = sockets().await;
     let mut stream = ByteStream::from(ours);
     let (theirs, _) =
         tokio::join!(tokio_tungstenite::client_async_with_config("ws://h/", theirs, Some(strict())), async {
             upgrade::accept(&mut stream).await
         });
-    (Ours::new(stream, Framing::WebSocket { role: WebSocketRole::Server, max: MAX }), theirs.unwrap().0)
+    (OurEnd::new(stream, Framing::WebSocket { role: WebSocketRole::Server, max: MAX }), theirs.unwrap().0)
 }
 
 /// Runs every exchange in one role.
-async fn check(mut ours: Ours, mut theirs: WebSocketStream<TcpStream>) {
+async fn check(mut ours: OurEnd, mut theirs: WebSocketStream<TcpStream>) {
     ours.send("hällo").await;
     assert_eq!(theirs.next().await.unwrap().unwrap(), Message::text("hällo"));
     theirs.send(Message::text("text")).await.unwrap();

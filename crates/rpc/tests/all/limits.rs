@@ -2,10 +2,10 @@
 
 use exec_server_rpc::{CloseReason, Framing, InboundFrame, WebSocketRole};
 
-use crate::slices::{self, Source};
+use crate::slices::{self, SlicedReader};
 
 fn lines(bytes: &[u8], max: usize) -> (Vec<String>, CloseReason) {
-    let (received, closed) = slices::recv_all(&mut Source::new(bytes, &[3]).receiver(Framing::Lines { max }));
+    let (received, closed) = slices::recv_all(&mut SlicedReader::new(bytes, &[3]).receiver(Framing::Lines { max }));
     let text = |inbound| match inbound {
         InboundFrame::Message(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
         InboundFrame::Ping(_) | InboundFrame::Pong(_) => panic!("lines have no control frames"),
@@ -61,7 +61,7 @@ fn a_line_that_is_not_utf8_ends_the_connection() {
 }
 
 fn frames(bytes: &[u8], role: WebSocketRole) -> (Vec<InboundFrame>, CloseReason) {
-    slices::recv_all(&mut Source::new(bytes, &[2]).receiver(Framing::WebSocket { role, max: 300 }))
+    slices::recv_all(&mut SlicedReader::new(bytes, &[2]).receiver(Framing::WebSocket { role, max: 300 }))
 }
 
 fn message(text: &'static str) -> InboundFrame {

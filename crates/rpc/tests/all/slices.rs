@@ -14,24 +14,24 @@ use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Returns `bytes` in slices. The sizes in `sizes` repeat.
-pub(crate) struct Source {
+pub(crate) struct SlicedReader {
     bytes: VecDeque<u8>,
-    sizes: Sizes,
+    sizes: SliceSizes,
 }
 
 /// Accepts bytes in slices. The sizes in `sizes` repeat.
-pub(crate) struct Sink {
+pub(crate) struct SlicedWriter {
     pub(crate) bytes: Vec<u8>,
-    sizes: Sizes,
+    sizes: SliceSizes,
 }
 
-struct Sizes {
+struct SliceSizes {
     sizes: Vec<usize>,
     next: usize,
     is_pending: bool,
 }
 
-impl Sizes {
+impl SliceSizes {
     fn new(sizes: &[usize]) -> Self {
         Self { sizes: sizes.to_vec(), next: 0, is_pending: false }
     }
@@ -47,9 +47,9 @@ impl Sizes {
     }
 }
 
-impl Source {
+impl SlicedReader {
     pub(crate) fn new(bytes: impl Into<Vec<u8>>, sizes: &[usize]) -> Self {
-        Self { bytes: bytes.into().into(), sizes: Sizes::new(sizes) }
+        Self { bytes: bytes.into().into(), sizes: SliceSizes::new(sizes) }
     }
 
     pub(crate) fn receiver(self, framing: Framing) -> Receiver {
@@ -57,13 +57,13 @@ impl Source {
     }
 }
 
-impl Sink {
+impl SlicedWriter {
     pub(crate) fn new(sizes: &[usize]) -> Self {
-        Self { bytes: Vec::new(), sizes: Sizes::new(sizes) }
+        Self { bytes: Vec::new(), sizes: SliceSizes::new(sizes) }
     }
 }
 
-impl AsyncRead for Source {
+impl AsyncRead for SlicedReader {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let Poll::Ready(size) = self.sizes.poll(cx) else { return Poll::Pending };
         let size = size.min(buf.remaining()).min(self.bytes.len());
@@ -73,7 +73,7 @@ impl AsyncRead for Source {
     }
 }
 
-impl AsyncWrite for Sink {
+impl AsyncWrite for SlicedWriter {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let Poll::Ready(size) = self.sizes.poll(cx) else { return Poll::Pending };
         let size = size.min(buf.len());
@@ -134,12 +134,12 @@ pub(crate) fn recv_all(receiver: &mut Receiver) -> (Vec<InboundFrame>, CloseReas
 }
 
 /// Flushes everything, with a cancellation at every await.
-pub(crate) fn flush(outbox: &mut Outbox, sink: &mut Sink) {
+pub(crate) fn flush(outbox: &mut Outbox, sink: &mut SlicedWriter) {
     cancelling(|| outbox.flush_to(sink).now_or_never()).unwrap();
 }
 
 /// Flushes for at most `polls` polls.
-pub(crate) fn flush_some(outbox: &mut Outbox, sink: &mut Sink, polls: usize) {
+pub(crate) fn flush_some(outbox: &mut Outbox, sink: &mut SlicedWriter, polls: usize) {
     for _ in 0..polls {
         if let Some(result) = outbox.flush_to(sink).now_or_never() {
             return result.unwrap();
