@@ -69,18 +69,18 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
             source(&name, &text, &mut broken);
             types.read(&name, &text);
         }
-        if name == "README.md" {
-            for run in faults::readme::missing(&text)? {
-                broken.push(format!(
-                    "{name}: the table of faults has no row for {run}; run `cargo xtask faults --list --readme`"
-                ));
-            }
-        }
         if name.ends_with("Cargo.toml") {
             arrows(&name, &text, &mut broken);
         }
     }
     types.check(&mut broken);
+    let page = faults::readme::PAGE;
+    let text = fs::read_to_string(root.join(page)).with_context(|| format!("read `{page}`"))?;
+    for run in faults::readme::missing(&text)? {
+        broken.push(format!(
+            "{page}: the table of faults has no row for {run}; run `cargo xtask faults --list --readme`"
+        ));
+    }
     for (rule, what, files) in faults::rules::rules(root)? {
         if files.is_empty() {
             broken.push(format!("{rule} ({what}) has no test among the promises"));

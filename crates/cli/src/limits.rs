@@ -1,8 +1,8 @@
 //! The list of all limits, each with its default, its flag, and the behaviour when it is reached.
 //!
-//! The help texts, defaults and ranges of the flags, `serve --print-config` and the table in the README are generated from this list. The
-//! limits of `mcp serve`, which has no such flags, are only in the README (see `tests`). This module enforces nothing; the other crates do,
-//! from the configuration that the flags produce.
+//! The help texts, defaults and ranges of the flags, `serve --print-config` and the table in `docs/reference/limits.md` are generated
+//! from this list. The limits of `mcp serve`, which has no such flags, are only in that table (see `tests`). This module enforces
+//! nothing; the other crates do, from the configuration that the flags produce.
 
 #[cfg(test)]
 mod tests;
@@ -79,7 +79,7 @@ fn of_processes(core: &Config, held: &holder::HolderLimits) -> Vec<Limit> {
         fixed(
             "program and arguments kept of a process",
             Bytes(wire::KEPT_ARGV_BYTES as u64),
-            "the process gets all of them; `process/list` has the beginning and says how long they are. What one argument and all together may have is the kernel's limit: `invalidParams`",
+            "the process gets all of them; `process/list` has the beginning and says how long they are. The kernel limits one argument and all together: `invalidParams`",
         ),
         fixed(
             "processes in one answer",
@@ -146,7 +146,7 @@ fn of_sessions(core: &Config) -> Vec<Limit> {
             "takeover-after",
             Time(core.takeover_after),
             (Time(Duration::from_millis(100)), Time(Duration::from_secs(600))),
-            "the session goes to whoever resumes it without `takeover`",
+            "the session goes to the next client that resumes it without `takeover`",
         ),
     ]
 }
@@ -185,7 +185,7 @@ fn of_connections(core: &Config) -> Vec<Limit> {
         fixed(
             "bytes of answers that a peer does not read",
             Bytes(wire::ANSWERS_WAITING_BYTES as u64),
-            "the peer is not read any more, nor at 8192 answers",
+            "the server stops reading from the peer; also at 8192 answers",
         ),
         set(
             "bytes of incoming messages, of all connections",
@@ -199,7 +199,7 @@ fn of_connections(core: &Config) -> Vec<Limit> {
             "ack-window",
             Bytes(core.ack_window_bytes),
             (Bytes(64 << 10), Bytes(1 << 30)),
-            "the process is not sent any more until the client acknowledges; at most `--memory-per-process` less 2 MiB",
+            "the server sends no more output of the process until the client acknowledges; at most `--memory-per-process` less 2 MiB",
         ),
     ]
 }
@@ -216,7 +216,7 @@ fn at_the_door() -> Vec<Limit> {
         fixed(
             "connections that have not proven who they are",
             Count(64),
-            "whoever comes takes the place of the oldest of the address that has most",
+            "a new connection replaces the oldest one of the address that has most",
         ),
         fixed(
             "failures of an address in a row of minutes",
@@ -352,7 +352,7 @@ fn of_http() -> Vec<Limit> {
         fixed(
             "pieces of streamed bodies that wait for the socket of a connection",
             Count(wire::HTTP_DELTAS_WAITING as u64),
-            "bodies are not read any more until the peer takes them",
+            "the server stops reading bodies until the peer takes them",
         ),
         fixed(
             "headers of an HTTP request, and of its answer",

@@ -1,4 +1,4 @@
-//! The chart for the README: bars side by side, as hand-written SVG.
+//! The chart for `docs/reference/benchmarks.md`: bars side by side, as hand-written SVG.
 //!
 //! Defines sizes and colours. All colours are mid-tones without a background, so that they are readable on light and dark pages.
 

@@ -54,7 +54,7 @@ pub(crate) struct Options {
     /// Writes `bench/results.json` and `bench/chart.svg` too.
     #[arg(long)]
     json: bool,
-    /// Writes the table into the README too, beside `--json`; groups that were not measured keep their rows.
+    /// Writes the table of `docs/reference/benchmarks.md` too, beside `--json`; groups that were not measured keep their rows.
     #[arg(long)]
     readme: bool,
     /// Measures this server too, which speaks the reference wire: ws://… or unix://…

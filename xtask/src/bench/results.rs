@@ -1,4 +1,4 @@
-//! The stored results: `bench/results.json`, the chart, and the table in the README between two markers.
+//! The stored results: `bench/results.json`, the chart, and the table in [`PAGE`] between two markers.
 //!
 //! Groups that were not measured in this run keep their old results, so that one group can be measured again alone.
 
@@ -12,6 +12,9 @@ use super::{
     GROUPS, chart,
     table::{Bars, Report, Row},
 };
+
+/// The page with the table, below the root of the repository.
+const PAGE: &str = "docs/reference/benchmarks.md";
 
 const BEGIN: &str = "<!-- bench: made by `cargo xtask bench --readme` -->\n";
 const END: &str = "<!-- end of bench -->\n";
@@ -45,10 +48,10 @@ pub(super) fn write(root: &Path, report: Report, quick: bool, readme: bool) -> R
     fs::write(root.join(CHART), chart::draw(&results.charts)).context("write the chart")?;
     println!("bench/results.json and {CHART} written");
     if readme {
-        let path = root.join("README.md");
-        let text = fs::read_to_string(&path)?;
-        fs::write(&path, into(&text, &results)?).context("write the README")?;
-        println!("README.md written");
+        let path = root.join(PAGE);
+        let text = fs::read_to_string(&path).with_context(|| format!("read `{PAGE}`"))?;
+        fs::write(&path, into(&text, &results)?).with_context(|| format!("write `{PAGE}`"))?;
+        println!("{PAGE} written");
     }
     Ok(())
 }
@@ -73,11 +76,12 @@ fn merge(old: Option<Results>, new: Report, quick: bool) -> Results {
     Results { kernel, cores, quick: quick || (keeps_old && old_quick), rows, charts }
 }
 
-/// The README with the table of these results.
+/// The page with the table of these results.
 fn into(text: &str, results: &Results) -> Result<String> {
-    let (before, rest) = text.split_once(BEGIN).context("the README has no table of the benchmark")?;
-    let (_, after) = rest.split_once(END).context("the README's table of the benchmark has no end")?;
-    ensure!(!after.contains(BEGIN), "the README has two tables of the benchmark");
+    let (before, rest) = text.split_once(BEGIN).with_context(|| format!("`{PAGE}` has no table of the benchmark"))?;
+    let (_, after) =
+        rest.split_once(END).with_context(|| format!("the table of the benchmark in `{PAGE}` has no end"))?;
+    ensure!(!after.contains(BEGIN), "`{PAGE}` has two tables of the benchmark");
     Ok(format!("{before}{BEGIN}{}{END}{after}", block(results)))
 }
 
@@ -88,8 +92,8 @@ fn block(results: &Results) -> String {
     let short = if results.quick { " A short run: its figures are rough." } else { "" };
     let table = |rows: &[&Row]| HEAD.to_owned() + &rows.iter().map(|row| line(row)).collect::<String>();
     format!(
-        "![Start, round trip, echo, output and files beside the machine itself and OpenSSH]({CHART})\n\n\
-         Measured on {cores} cores with Linux {kernel}, all sides of a ratio in the same run and by turns; a value is the median of the ratios of the rounds.{short}\n\
+        "![Start, round trip, echo, output and files beside the machine itself and OpenSSH](../../{CHART})\n\n\
+         Measured on {cores} cores with Linux {kernel}, both sides of a ratio in the same run, alternating; a value is the median of the ratios of all rounds.{short}\n\
          Of {} targets {} are met and {} are missed.\n\n{}\n\
          <details><summary>Further figures, without a target</summary>\n\n{}\n</details>\n",
         promised.len(),

@@ -68,7 +68,7 @@ pub(crate) struct Options {
     /// Says which runs there are.
     #[arg(long)]
     list: bool,
-    /// Writes what passed into the table of the README; with --list only a row for each run that has none.
+    /// Writes what passed into the table of `docs/reference/faults.md`; with --list only a row for each run that has none.
     #[arg(long, conflicts_with = "ci")]
     readme: bool,
     /// Only the soak (F25), for so many minutes: mixed load with faults at a low rate, growth of memory and descriptors.

@@ -1,4 +1,4 @@
-//! The table of the last full run in the README, between two markers.
+//! The table of the last full run in [`PAGE`], between two markers.
 //!
 //! The block has one row per run, in the order of the list. Below them, one line per set of runs names their seed and commit. Rows of runs
 //! that were not executed this time are kept; a run that was never executed says so.
@@ -9,6 +9,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Figures, RUNS};
 use crate::cargo;
+
+/// The page with the table, below the root of the repository.
+pub(crate) const PAGE: &str = "docs/reference/faults.md";
 
 const BEGIN: &str = "<!-- faults: made by `cargo xtask faults --readme` -->\n";
 const END: &str = "<!-- end of faults -->\n";
@@ -44,11 +47,11 @@ fn megabytes(bytes: &str) -> String {
 
 /// Replaces the rows of these runs, and notes their seed and commit.
 pub(super) fn write(root: &Path, new: &HashMap<&str, Vec<String>>, seed: u64) -> Result<()> {
-    let path = root.join("README.md");
-    let text = fs::read_to_string(&path)?;
+    let path = root.join(PAGE);
+    let text = fs::read_to_string(&path).with_context(|| format!("read `{PAGE}`"))?;
     let (before, old, after) = parts(&text)?;
     let block = block(old, new, &format!("seed {seed}, commit {}", commit()?));
-    fs::write(&path, format!("{before}{BEGIN}{block}{END}{after}")).context("write the README")
+    fs::write(&path, format!("{before}{BEGIN}{block}{END}{after}")).with_context(|| format!("write `{PAGE}`"))
 }
 
 /// The commit from which the program was built, as far as git knows.
@@ -59,8 +62,8 @@ fn commit() -> Result<String> {
         Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
     };
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    // The README may have changed, because it is what is being written.
-    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!README.md"])?;
+    // The page may have changed, because it is what is being written.
+    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ".", &format!(":!{PAGE}")])?;
     Ok(if changed.is_empty() { commit } else { format!("{commit} with changes") })
 }
 
@@ -93,7 +96,7 @@ fn notes(old: &str, new: &HashMap<&str, Vec<String>>, by: &str) -> String {
     lines.map(|(by, names)| format!("\n{NOTE}{by}: {}\n", names.join(", "))).collect()
 }
 
-/// The runs that have no row in this README.
+/// The runs that have no row in this page.
 pub(crate) fn missing(text: &str) -> Result<Vec<&'static str>> {
     let (_, block, _) = parts(text)?;
     Ok(RUNS.iter().map(|run| run.name).filter(|name| !block.lines().any(|line| of(line, name))).collect())
@@ -105,9 +108,9 @@ fn of(line: &str, name: &str) -> bool {
 
 /// The text before the block, the block, and the text after it.
 fn parts(text: &str) -> Result<(&str, &str, &str)> {
-    let (before, rest) = text.split_once(BEGIN).context("the README has no table of faults")?;
-    let (block, after) = rest.split_once(END).context("the README's table of faults has no end")?;
-    ensure!(!after.contains(BEGIN), "the README has two tables of faults");
+    let (before, rest) = text.split_once(BEGIN).with_context(|| format!("`{PAGE}` has no table of faults"))?;
+    let (block, after) = rest.split_once(END).with_context(|| format!("the table of faults in `{PAGE}` has no end"))?;
+    ensure!(!after.contains(BEGIN), "`{PAGE}` has two tables of faults");
     Ok((before, block, after))
 }
 

@@ -1,5 +1,5 @@
-//! Checks the list against the README, its own ranges, and the constants that must be in it. Contains the rows of `mcp serve`, which only
-//! the README shows.
+//! Checks the list against `docs/reference/limits.md`, its own ranges, and the constants that must be in it. Contains the rows of
+//! `mcp serve`, which only that page shows.
 
 use exec_server_mcp::serve::limits as mcp;
 
@@ -48,7 +48,7 @@ fn of_mcp_serve() -> Vec<Limit> {
         fixed(
             "`mcp serve`: bytes of output in one answer, of each stream",
             Bytes(mcp::OUTPUT_BYTES),
-            "`isError`; a call that names none gets 64KiB, and what is left out is said",
+            "`isError`; a call that names none gets 64KiB, and the answer says how much is missing",
         ),
         fixed("`mcp serve`: `wait_ms` of `read_output`", ms(mcp::WAIT_MS), "`isError`"),
         fixed(
@@ -59,7 +59,7 @@ fn of_mcp_serve() -> Vec<Limit> {
         fixed(
             "`mcp serve`: lines of a file in one answer",
             Count(mcp::LINES),
-            "`isError`; a call that names none gets 2000, and that there are more is said",
+            "`isError`; a call that names none gets 2000, and the answer says that there are more",
         ),
         fixed("`mcp serve`: bytes of a line of a file", Bytes(mcp::LINE_BYTES as u64), "it is cut and says so"),
         fixed(
@@ -79,7 +79,7 @@ fn of_mcp_serve() -> Vec<Limit> {
     ]
 }
 
-/// The limits table of the README.
+/// The limits table of `docs/reference/limits.md`.
 fn table() -> String {
     let mut text = "| what | default | flag of `serve` | at the limit |\n|---|---|---|---|\n".to_owned();
     for Limit { name, flag, default, at, .. } in all().into_iter().chain(of_mcp_serve()) {
@@ -90,17 +90,17 @@ fn table() -> String {
 }
 
 #[test]
-fn the_readme_has_every_limit_as_it_is() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
-    let readme = std::fs::read_to_string(path).expect("read README.md");
+fn limits_md_has_every_limit_as_it_is() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/limits.md");
+    let page = std::fs::read_to_string(path).expect("read limits.md");
     let (begin, end) =
-        ("<!-- limits: made by `UPDATE=1 cargo test -p exec-server readme_has` -->\n", "<!-- end of limits -->");
-    let (before, rest) = readme.split_once(begin).expect("README.md has the mark of the table");
-    let (table_now, after) = rest.split_once(end).expect("README.md has the mark of the table's end");
+        ("<!-- limits: made by `UPDATE=1 cargo test -p exec-server limits_md_has` -->\n", "<!-- end of limits -->");
+    let (before, rest) = page.split_once(begin).expect("limits.md has the mark of the table");
+    let (table_now, after) = rest.split_once(end).expect("limits.md has the mark of the table's end");
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(path, format!("{before}{begin}{}{end}{after}", table())).expect("write README.md");
+        std::fs::write(path, format!("{before}{begin}{}{end}{after}", table())).expect("write limits.md");
     } else {
-        assert_eq!(table_now, table(), "README.md is stale: UPDATE=1 cargo test -p exec-server readme_has");
+        assert_eq!(table_now, table(), "limits.md is stale: UPDATE=1 cargo test -p exec-server limits_md_has");
     }
 }
 

@@ -1,4 +1,4 @@
-//! All limits that a client of the server can reach. The README's table of limits is generated from them. Other modules enforce them.
+//! All limits that a client of the server can reach. The table in `docs/reference/limits.md` is generated from them. Other modules enforce them.
 
 use std::time::Duration;
 
