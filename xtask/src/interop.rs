@@ -58,7 +58,7 @@ struct Part {
 }
 
 const PARTS: &[Part] = &[
-    Part { name: "readme", what: "the README's script in Python", needs: &[], run: readme::run },
+    Part { name: "readme", what: "the guide's script in Python", needs: &[], run: readme::run },
     Part { name: "examples", what: "the examples in Python and Node", needs: &[], run: examples::run },
     Part {
         name: "streams",
