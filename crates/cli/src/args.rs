@@ -32,14 +32,20 @@ use rustix::fs::FileType;
 
 use crate::hints;
 
-pub(crate) use access::{Audit, AuditCommand, Create, Guard, Token, TokenCommand, TokenPlace};
-pub(crate) use bounds::Bounds;
-pub(crate) use client::{Attach, Connect, Forget, InheritArg, Kill, Logs, Prune, Ps, Run, Wait};
-pub(crate) use copy::{Copy, Named, Side};
-pub(crate) use files::{Cat, Files, FilesCommand, Grep, Ls, Mkdir, Rm, Stat, Tree, WatchFiles};
-pub(crate) use mcp::{Bridge, Call, Configured, List, Mcp, McpCommand, ServeMcp, Status};
-pub(crate) use sandbox::Confinement;
-pub(crate) use settings::{Origin, Setting};
+pub(crate) use access::{AccessArgs, AuditArgs, AuditCommand, TokenArgs, TokenCommand, TokenCreateArgs, TokenFileArgs};
+pub(crate) use bounds::LimitArgs;
+pub(crate) use client::{
+    AttachArgs, ConnectArgs, ForgetArgs, InheritArg, KillArgs, LogsArgs, PruneArgs, PsArgs, RunArgs, WaitArgs,
+};
+pub(crate) use copy::{CopyArgs, CopyPath, ServerName};
+pub(crate) use files::{
+    CatArgs, FilesArgs, FilesCommand, GrepArgs, LsArgs, MkdirArgs, RmArgs, StatArgs, TreeArgs, WatchArgs,
+};
+pub(crate) use mcp::{
+    BridgeArgs, McpArgs, McpCallArgs, McpCommand, McpConfigArgs, McpListArgs, McpServeArgs, McpStatusArgs,
+};
+pub(crate) use sandbox::SandboxArgs;
+pub(crate) use settings::{FlagSetting, ValueOrigin};
 pub(crate) use values::{Bound, Ttl};
 
 /// Set by the client for a server that it starts in the background.
@@ -115,37 +121,37 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a program, here or on a server: streams apart, exit code kept.
-    Run(Box<Run>),
+    Run(Box<RunArgs>),
     /// List the processes of all your sessions.
-    Ps(Ps),
+    Ps(PsArgs),
     /// Print what a process has written.
-    Logs(Logs),
+    Logs(LogsArgs),
     /// Connect this terminal to a running process.
-    Attach(Attach),
+    Attach(AttachArgs),
     /// End a process, or send it a signal.
-    Kill(Kill),
+    Kill(KillArgs),
     /// Wait for the end of a process and end with its exit code.
-    Wait(Wait),
+    Wait(WaitArgs),
     /// Drop an ended process and what it wrote.
-    Forget(Forget),
+    Forget(ForgetArgs),
     /// Drop all ended processes and what they wrote.
-    Prune(Prune),
+    Prune(PruneArgs),
     /// Copy files and trees to, from and between servers.
-    Cp(Copy),
+    Cp(CopyArgs),
     /// Look at, search, watch and change the files of a server.
-    Fs(Files),
+    Fs(FilesArgs),
     /// Run MCP servers on another machine, or offer it as one.
-    Mcp(Mcp),
+    Mcp(McpArgs),
     /// Serve processes over WebSocket, Unix sockets or standard streams. `exec-server --listen URL` means the same.
-    Serve(Box<Serve>),
+    Serve(Box<ServeArgs>),
     /// Carry standard input and output to the server of a state directory, starting it where none runs.
-    DialStdio(DialStdio),
+    DialStdio(DialStdioArgs),
     /// Make, list and revoke tokens that name who connects and what it may do.
-    Token(Token),
+    Token(TokenArgs),
     /// Check an audit log.
-    Audit(Audit),
+    Audit(AuditArgs),
     /// Say what this host can enforce and what not, and what to do about it.
-    Doctor(Doctor),
+    Doctor(DoctorArgs),
     /// Print the completions of a shell.
     #[command(after_help = COMPLETIONS_HELP)]
     Completions {
@@ -174,7 +180,7 @@ pub(crate) enum Shell {
 /// Flags of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_HELP)]
-pub(crate) struct Serve {
+pub(crate) struct ServeArgs {
     /// Where to listen: ws://IP:PORT, wss://IP:PORT, unix:///path or stdio; repeatable [default: ws://127.0.0.1:0]
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<ListenUrl>,
@@ -201,7 +207,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) guard: Guard,
+    pub(crate) guard: AccessArgs,
     /// Keep sessions and token in DIR [default: one per fixed address; a private one for port 0 and stdio]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
@@ -239,7 +245,7 @@ pub(crate) struct Serve {
     pub(crate) print_config: bool,
     /// What `--print-config` prints
     #[arg(skip)]
-    pub(crate) settings: Vec<Setting>,
+    pub(crate) settings: Vec<FlagSetting>,
     /// How long a private state directory, and the sessions in it whose clients asked for no time to live, stay after this server was
     /// killed; for tests, which cannot wait for a minute
     #[arg(long, hide = true, value_name = "DUR", value_parser = values::duration, default_value = "60s")]
@@ -249,13 +255,13 @@ pub(crate) struct Serve {
     pub(crate) detached: bool,
     /// Last, because flags after it would stand under its heading.
     #[command(flatten)]
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: LimitArgs,
 }
 
 /// Flags of `doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = DOCTOR_HELP)]
-pub(crate) struct Doctor {
+pub(crate) struct DoctorArgs {
     /// The state directory to look at [default: that of the user's own server]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
@@ -267,7 +273,7 @@ pub(crate) struct Doctor {
 /// Flags of `dial-stdio`.
 #[derive(Debug, Args)]
 #[command(after_help = DIAL_HELP)]
-pub(crate) struct DialStdio {
+pub(crate) struct DialStdioArgs {
     /// The server's state directory [default: one per user]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
@@ -297,7 +303,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-impl Serve {
+impl ServeArgs {
     /// The authentication rules of the listeners.
     pub(crate) fn terms(&self) -> Terms {
         Terms {
@@ -324,15 +330,15 @@ impl Serve {
 
 /// A command line that turns out to be wrong only because of the environment.
 #[derive(Debug)]
-pub(crate) struct Wrong(pub(crate) String);
+pub(crate) struct UsageError(pub(crate) String);
 
-impl fmt::Display for Wrong {
+impl fmt::Display for UsageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for UsageError {}
 
 /// Parses the command line; exits the program with help or a usage error.
 pub(crate) fn parse() -> Command {
@@ -369,7 +375,7 @@ pub(crate) fn grammar() -> clap::Command {
 }
 
 /// The connection flags of an incomplete command line, for its completion. Bash passes `=` as a separate word.
-pub(crate) fn connection(words: &[OsString]) -> Option<Connect> {
+pub(crate) fn connection(words: &[OsString]) -> Option<ConnectArgs> {
     let mut line: Vec<OsString> = vec!["exec-server".into(), "ps".into()];
     let mut words = words.iter().filter(|word| *word != "=");
     while let Some(word) = words.next() {
@@ -392,7 +398,7 @@ pub(crate) fn connection(words: &[OsString]) -> Option<Connect> {
 
 /// What a command needs at startup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum StartupRole {
     /// It is a server with its own holders.
     Serves,
     /// It may embed a server.
@@ -402,15 +408,15 @@ pub(crate) enum Role {
 }
 
 /// The role of this command, from its first argument only: the spawner must be forked before the arguments are parsed.
-pub(crate) fn role() -> Role {
+pub(crate) fn startup_role() -> StartupRole {
     let Some(first) = std::env::args_os().nth(1) else {
-        return if are_pipes() { Role::Serves } else { Role::Neither };
+        return if are_pipes() { StartupRole::Serves } else { StartupRole::Neither };
     };
     match first.as_encoded_bytes() {
-        b"run" | b"mcp" => Role::Runs,
-        b"serve" | b"exec-server" => Role::Serves,
-        word if word.starts_with(b"--") => Role::Serves,
-        _ => Role::Neither,
+        b"run" | b"mcp" => StartupRole::Runs,
+        b"serve" | b"exec-server" => StartupRole::Serves,
+        word if word.starts_with(b"--") => StartupRole::Serves,
+        _ => StartupRole::Neither,
     }
 }
 

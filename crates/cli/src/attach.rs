@@ -13,10 +13,10 @@ use exec_server_client::{Client, protocol::process::ProcessInfo};
 
 use crate::{
     args, codes,
-    connect::Visit,
-    env_token, ids, logs, runtime, say,
-    signals::Signals,
-    streams::{self, Carry, Input, Outcome, Role},
+    connect::ListingSession,
+    env_token, ids, logs, print, runtime,
+    signals::SignalStream,
+    streams::{self, InputMode, StreamForwarder, StreamOutcome, StreamRole},
     terminal::{self, Terminal},
 };
 
@@ -24,22 +24,22 @@ use crate::{
 const REPLAYED: u64 = 1024;
 
 /// Returns the exit code of the attached process.
-pub(crate) fn run(args: &args::Attach, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::AttachArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
-        let mut visit = Visit::begin(&args.connect, token).await?;
+        let mut listing = ListingSession::open(&args.connect, token).await?;
         // From here on the screen belongs to the process, so `streams` reports the state of the link instead.
-        visit.stop_notices();
-        let attached = match visit.find(&args.id) {
+        listing.stop_notices();
+        let attached = match listing.find(&args.id) {
             Ok((client, info)) => attach(client, info).await,
             Err(error) => Err(error.into()),
         };
-        visit.end().await;
+        listing.end().await;
         attached.map(ExitCode::from)
     })
 }
 
 async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
-    let signals = Signals::new().context("listen to signals")?;
+    let signals = SignalStream::new().context("listen to signals")?;
     let latest = info.next_seq.saturating_sub(1);
     // For an ended process the replay is all there is to show.
     let after = if info.tty || info.exited { latest.saturating_sub(REPLAYED) } else { latest };
@@ -54,19 +54,19 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
         // A terminal in line mode delivers a whole line at a time, so the user must also press Enter.
         let keys = if is_raw { "Ctrl-] twice" } else { "Ctrl-] twice and Enter" };
         let hint = format!("exec-server: attached to `{name}`; press {keys} to leave it running");
-        say::dim(hint);
+        print::dim(hint);
     }
-    let carry = Carry {
+    let forwarder = StreamForwarder {
         client: client.clone(),
         events: process.events_after(after),
         process: process.clone(),
         replayed_to: latest,
         // Ctrl-D in line mode closes the stdin of the process. The end of piped input and a lost terminal do not: other clients may still
         // write.
-        input: Input { is_read: true, closes: is_typed && !is_raw, has_keys: is_typed, is_raw },
+        input: InputMode { is_read: true, closes: is_typed && !is_raw, has_keys: is_typed, is_raw },
         signals,
         pending: Vec::new(),
-        role: Role::Guest,
+        role: StreamRole::Guest,
         terminal,
     };
     let redraw = async {
@@ -74,7 +74,7 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
             streams::redraw(&process, size).await;
         }
     };
-    let carrying = carry.run();
+    let carrying = forwarder.run();
     tokio::pin!(carrying);
     // The redraw runs beside `carrying`, which shows its output. If `carrying` ends first, the redraw is dropped.
     let carried = tokio::select! {
@@ -82,18 +82,18 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
         () = redraw => carrying.await,
     };
     match carried? {
-        Outcome::Ended(ended) => {
+        StreamOutcome::Ended(ended) => {
             ended.explain();
             Ok(ended.code())
         }
-        outcome @ (Outcome::Detached | Outcome::Left(_)) => {
+        outcome @ (StreamOutcome::Detached | StreamOutcome::Left(_)) => {
             if info.tty {
-                terminal::calm();
+                terminal::reset_screen();
             }
-            say::talk(format_args!(
+            print::message(format_args!(
                 "exec-server: detached; `{name}` goes on, `exec-server attach {name}` returns to it"
             ));
-            Ok(if let Outcome::Left(number) = outcome { codes::of_signal(number) } else { 0 })
+            Ok(if let StreamOutcome::Left(number) = outcome { codes::of_signal(number) } else { 0 })
         }
     }
 }

@@ -9,8 +9,8 @@ use anyhow::Context as _;
 use exec_server_server::audit::{self, Anchor, Expected, Report, VerifyError};
 
 use crate::{
-    args::{Audit, AuditCommand},
-    place, say,
+    args::{AuditArgs, AuditCommand},
+    print, state_location,
 };
 
 /// Exit code for a log that was changed, cut or replaced.
@@ -21,13 +21,13 @@ struct FoundAnchor {
     anchor: Anchor,
 }
 
-pub(crate) fn run(args: &Audit) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &AuditArgs) -> anyhow::Result<ExitCode> {
     match verify(&args.command) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => match error.downcast_ref() {
             None | Some(VerifyError::Io { .. }) => Err(error),
             Some(VerifyError::Broken { .. } | VerifyError::TailRemoved { .. } | VerifyError::Missing { .. }) => {
-                say::error(&error);
+                print::error(&error);
                 Ok(ExitCode::from(BROKEN))
             }
         },
@@ -46,46 +46,46 @@ fn verify(command: &AuditCommand) -> anyhow::Result<()> {
     if let Some(found) = &found {
         report = audit::verify(files, Expected { anchor: Some(&found.anchor), ..chain_alone })?;
     }
-    say::line(&format!("ok: {} lines, the last has the hash {}", report.lines, report.last));
-    say_what_was_checked(&report, found.as_ref(), after.is_some());
+    print::line(&format!("ok: {} lines, the last has the hash {}", report.lines, report.last));
+    report_checked(&report, found.as_ref(), after.is_some());
     if report.torn > 0 || report.unfinished_bytes > 0 {
         let last = if report.unfinished_bytes > 0 { "; the last line is unfinished" } else { "" };
-        say::talk(format_args!("{} lines were cut short by a crash{last}", report.torn));
+        print::message(format_args!("{} lines were cut short by a crash{last}", report.torn));
     }
     if report.lost > 0 {
-        say::talk(format_args!("{} records were lost while it could not be written", report.lost));
+        print::message(format_args!("{} records were lost while it could not be written", report.lost));
     }
     Ok(())
 }
 
 /// Prints which parts of the beginning and the end could be checked.
-fn say_what_was_checked(report: &Report, found: Option<&FoundAnchor>, is_after_given: bool) {
+fn report_checked(report: &Report, found: Option<&FoundAnchor>, is_after_given: bool) {
     if report.first_seq > 1 && !is_after_given {
         let (first, before) = (report.first_seq, report.first_seq - 1);
-        say::talk(format_args!(
+        print::message(format_args!(
             "it begins with number {first}; numbers 1 to {before} are in older files, which were not given"
         ));
-        say::talk(format_args!("it goes on from a log whose last hash is {}", report.after));
+        print::message(format_args!("it goes on from a log whose last hash is {}", report.after));
     }
     match found {
         Some(FoundAnchor { path, anchor }) => {
             let first = anchor.first.seq;
             if first > 1 {
-                say::talk(format_args!(
+                print::message(format_args!(
                     "lines before number {first} are older than the anchor: whether they were replaced cannot be checked"
                 ));
             }
             if report.is_older_part {
-                say::talk(format_args!(
+                print::message(format_args!(
                     "it ends with number {}, where the log went on in a newer file, which was not given",
                     report.last_seq
                 ));
             }
-            say::talk(format_args!("checked against the anchor `{}`", path.display()));
+            print::message(format_args!("checked against the anchor `{}`", path.display()));
         }
         None => {
             let named = report.anchor.as_ref().map(|path| format!(" (the log names `{}`)", path.display()));
-            say::talk(format_args!(
+            print::message(format_args!(
                 "no anchor was found{}: whether the end was cut off or the whole log replaced cannot be checked; pass --state-dir or --anchor",
                 named.unwrap_or_default()
             ));
@@ -98,7 +98,9 @@ fn find_anchor(files: &[PathBuf], state_dir: Option<&Path>, report: &Report) -> 
     let named = report.anchor.as_deref();
     let dirs = match state_dir {
         Some(dir) => vec![dir.to_owned()],
-        None => place::all_of_user().into_iter().chain(named.and_then(Path::parent).map(Path::to_owned)).collect(),
+        None => {
+            state_location::all_of_user().into_iter().chain(named.and_then(Path::parent).map(Path::to_owned)).collect()
+        }
     };
     let by_path = dirs.iter().flat_map(|dir| files.iter().rev().map(|file| Anchor::path_in(dir, file)));
     // A copy of a log has another path, so try the anchor that the log names. If the user gave a state directory, use only the file name of
@@ -112,7 +114,7 @@ fn find_anchor(files: &[PathBuf], state_dir: Option<&Path>, report: &Report) -> 
             Ok(None) => {}
             Ok(found) => return Ok(found),
             Err(error) if state_dir.is_some() => return Err(error),
-            Err(error) => say::talk(format_args!("{error:#}")),
+            Err(error) => print::message(format_args!("{error:#}")),
         }
     }
     match state_dir {

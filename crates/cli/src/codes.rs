@@ -3,7 +3,7 @@
 use exec_server_client::{ErrorKind, Exit};
 use exec_server_protocol::{failure::Kind, process::Cause};
 
-use crate::{args::Wrong, ids::NoProcess};
+use crate::{args::UsageError, ids::ProcessLookupError};
 
 /// No process matches the given id.
 pub(crate) const NO_PROCESS: u8 = 1;
@@ -54,8 +54,8 @@ pub(crate) fn of_start(error: &exec_server_client::Error) -> u8 {
 /// The exit code for a command that failed.
 pub(crate) fn of_error(error: &anyhow::Error) -> u8 {
     match () {
-        () if error.is::<NoProcess>() => NO_PROCESS,
-        () if error.is::<Wrong>() => USAGE,
+        () if error.is::<ProcessLookupError>() => NO_PROCESS,
+        () if error.is::<UsageError>() => USAGE,
         () => TROUBLE,
     }
 }

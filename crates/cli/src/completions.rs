@@ -24,7 +24,7 @@ use exec_server_client::environment;
 use exec_server_protocol::process::ProcessInfo;
 use tokio::time;
 
-use crate::{args, connect::Visit, env_token, ids, runtime, say};
+use crate::{args, connect::ListingSession, env_token, ids, print, runtime};
 
 /// The program name in scripts and manual pages.
 const NAME: &str = "exec-server";
@@ -36,7 +36,7 @@ const VARIABLE: &str = "EXEC_SERVER_COMPLETE";
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// The token from the environment, kept until a completion needs it.
-static TOKEN: Mutex<Option<env_token::Waiting>> = Mutex::new(None);
+static TOKEN: Mutex<Option<env_token::StoredToken>> = Mutex::new(None);
 
 /// Prints the completion script of a shell.
 pub(crate) fn completions(shell: args::Shell) -> anyhow::Result<ExitCode> {
@@ -48,17 +48,17 @@ pub(crate) fn completions(shell: args::Shell) -> anyhow::Result<ExitCode> {
     let mut text = Vec::new();
     // Refer to the program by name, not by path, so that the script keeps working after an update.
     shell.write_registration(VARIABLE, NAME, NAME, NAME, &mut text).context("write the script")?;
-    say::data(&text).context("write standard output")?;
+    print::data(&text).context("write standard output")?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Whether this process was started by a completion script.
-pub(crate) fn is_asked() -> bool {
+pub(crate) fn is_requested() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|shell| !shell.is_empty())
 }
 
 /// Prints the completions. Must be called before a second thread exists, because it removes an environment variable.
-pub(crate) fn answer(token: Option<env_token::Waiting>) -> ExitCode {
+pub(crate) fn answer(token: Option<env_token::StoredToken>) -> ExitCode {
     // Discard stderr: an error message would appear in the user's prompt.
     if let Ok(null) = OpenOptions::new().write(true).open("/dev/null") {
         rustix::stdio::dup2_stderr(null).ok();
@@ -145,9 +145,9 @@ fn listed() -> anyhow::Result<Vec<ProcessInfo>> {
     let token = TOKEN.lock().unwrap_or_else(PoisonError::into_inner).take();
     runtime::block_on(async {
         let asked = time::timeout(ANSWER_WITHIN, async {
-            let visit = Visit::begin(&connect, token).await?;
-            let all = visit.all().to_vec();
-            visit.end().await;
+            let listing = ListingSession::open(&connect, token).await?;
+            let all = listing.all().to_vec();
+            listing.end().await;
             anyhow::Ok(all)
         });
         asked.await?
@@ -164,6 +164,6 @@ pub(crate) fn man(command: Option<&str>) -> anyhow::Result<ExitCode> {
     };
     let mut text = Vec::new();
     clap_mangen::Man::new(page).render(&mut text).context("write the manual page")?;
-    say::data(&text).context("write standard output")?;
+    print::data(&text).context("write standard output")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -24,11 +24,11 @@ const OF_THE_USER: [&str; 3] = ["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "
 pub(crate) struct RunAs {
     user: ChildUser,
     /// Name, home and shell; `None` for a bare uid without an entry.
-    entry: Option<Entry>,
+    entry: Option<PasswdEntry>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct PasswdEntry {
     name: String,
     home: String,
     shell: String,
@@ -36,7 +36,7 @@ struct Entry {
 
 /// The settings of holders, from the flags and the abilities of the host.
 pub(crate) fn settings(
-    args: &args::Serve,
+    args: &args::ServeArgs,
     run_as: Option<&RunAs>,
     state_dir: &Path,
     original_nofile: Option<(u64, u64)>,
@@ -51,7 +51,7 @@ pub(crate) fn settings(
         cgroups,
         confine: ChildRestrictions {
             user: run_as.map(|run_as| run_as.user.clone()),
-            rlimits: instead(enforced, pids_max.filter(|pids| *pids != PIDS_MAX), memory_max, run_as),
+            rlimits: fallback_rlimits(enforced, pids_max.filter(|pids| *pids != PIDS_MAX), memory_max, run_as),
             ..ChildRestrictions::default()
         },
         // Start the running binary even if its file was replaced: spawner and server must be the same build.
@@ -61,7 +61,7 @@ pub(crate) fn settings(
 }
 
 /// Per-process rlimits that replace those requested limits that no control group enforces.
-fn instead(
+fn fallback_rlimits(
     enforced: EnforcedLimits,
     pids: Option<u64>,
     memory: Option<u64>,
@@ -119,7 +119,7 @@ impl RunAs {
         ids.sort_unstable();
         ids.dedup();
         let shell = if known[6].is_empty() { "/bin/sh" } else { &known[6] };
-        let entry = Entry { name: known[0].clone(), home: known[5].clone(), shell: shell.to_owned() };
+        let entry = PasswdEntry { name: known[0].clone(), home: known[5].clone(), shell: shell.to_owned() };
         Ok(Self { user: ChildUser { uid: number(&known[2])?, gid, groups: ids }, entry: Some(entry) })
     }
 

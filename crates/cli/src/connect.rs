@@ -15,10 +15,10 @@ use tokio::{task::JoinSet, time};
 
 use crate::{
     args,
-    dial::{self, PerUser},
+    dial::{self, PerUserConnect},
     env_token, hints,
-    ids::{self, NoProcess},
-    link, log, place, say, terminal,
+    ids::{self, ProcessLookupError},
+    link, log, print, state_location, terminal,
 };
 
 /// How long connecting to an unresponsive host or a busy server is retried. `--wait` does not shorten the timeout of one attempt.
@@ -41,17 +41,17 @@ const PER_USER_CONNECT: Duration = Duration::from_secs(20);
 const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// The time-to-live of a session without processes: enough time for the client to reconnect.
-pub(crate) const VISIT_TTL_MS: u64 = 10 * 60 * 1000;
+pub(crate) const SHORT_SESSION_TTL_MS: u64 = 10 * 60 * 1000;
 
 /// A server, and the credentials and options that are needed to connect to it.
 pub(crate) struct Server {
-    way: Way,
+    location: ServerLocation,
     /// `--wait`.
     wait: Option<Duration>,
     recover_for: Option<Duration>,
 }
 
-enum Way {
+enum ServerLocation {
     /// The user's own server, by its state directory.
     PerUser(PathBuf),
     /// Any other server, and a token for it if neither the URL nor a file provides one.
@@ -60,12 +60,15 @@ enum Way {
 
 impl Server {
     /// Chooses the server from flags, variables and names; `None` means this machine. Also starts logging as the flags request.
-    pub(crate) fn find(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn find(
+        args: &args::ConnectArgs,
+        token: Option<env_token::StoredToken>,
+    ) -> anyhow::Result<Option<Self>> {
         Self::find_with(args, token.map(read_token).transpose()?)
     }
 
     /// Like `find`, with a token that was read already.
-    pub(crate) fn find_with(args: &args::Connect, token: Option<Token>) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn find_with(args: &args::ConnectArgs, token: Option<Token>) -> anyhow::Result<Option<Self>> {
         if let Some(filter) = &args.log {
             log::init(filter, args::LogFormat::Text)?;
         }
@@ -75,15 +78,15 @@ impl Server {
     /// The servers of a copy, one per path; `None` for a local path. A server gets the token from the environment only if that token may be
     /// meant for it.
     pub(crate) fn find_all(
-        args: &args::Connect,
-        named: &[Option<args::Named<'_>>],
-        token: Option<env_token::Waiting>,
+        args: &args::ConnectArgs,
+        named: &[Option<args::ServerName<'_>>],
+        token: Option<env_token::StoredToken>,
     ) -> anyhow::Result<Vec<Option<Self>>> {
         if let Some(filter) = &args.log {
             log::init(filter, args::LogFormat::Text)?;
         }
         let token = token.map(read_token).transpose()?;
-        let find = |named: &Option<args::Named<'_>>| match named {
+        let find = |named: &Option<args::ServerName<'_>>| match named {
             Some(named) => {
                 let host = named.by.filter(|_| named.may_be_host).and_then(host_of_ssh);
                 Self::find_as(args, host.as_deref().or(named.by), token.clone().filter(|_| named.may_have_token))
@@ -93,7 +96,7 @@ impl Server {
         named.iter().map(find).collect()
     }
 
-    fn find_as(args: &args::Connect, asked: Option<&str>, token: Option<Token>) -> anyhow::Result<Option<Self>> {
+    fn find_as(args: &args::ConnectArgs, asked: Option<&str>, token: Option<Token>) -> anyhow::Result<Option<Self>> {
         let asked = match asked {
             Some(asked) => Some(asked.to_owned()),
             None => environment::value_of_variables(|name| env::var_os(name))?,
@@ -112,21 +115,29 @@ impl Server {
         if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
             spec.identity = Some(Identity { cert: cert.clone(), key: key.clone() });
         }
-        Ok(Some(Self { way: Way::Remote(Box::new(spec), token), wait: args.wait, recover_for: args.recover_for }))
+        Ok(Some(Self {
+            location: ServerLocation::Remote(Box::new(spec), token),
+            wait: args.wait,
+            recover_for: args.recover_for,
+        }))
     }
 
     /// The specification of a remote server, and the token for it if neither the URL nor a file provides one. `None` for the user's own
     /// server.
     pub(crate) fn spec(&self) -> Option<(&RemoteSpec, &Option<Token>)> {
-        match &self.way {
-            Way::PerUser(_) => None,
-            Way::Remote(spec, token) => Some((spec, token)),
+        match &self.location {
+            ServerLocation::PerUser(_) => None,
+            ServerLocation::Remote(spec, token) => Some((spec, token)),
         }
     }
 
     /// The user's own server on this machine.
-    pub(crate) fn per_user(args: &args::Connect) -> anyhow::Result<Self> {
-        Ok(Self { way: Way::PerUser(place::of_user(None)?), wait: args.wait, recover_for: args.recover_for })
+    pub(crate) fn per_user(args: &args::ConnectArgs) -> anyhow::Result<Self> {
+        Ok(Self {
+            location: ServerLocation::PerUser(state_location::of_user(None)?),
+            wait: args.wait,
+            recover_for: args.recover_for,
+        })
     }
 
     /// Connects. `set` adds the session options of the command.
@@ -142,9 +153,11 @@ impl Server {
         }
         let builder = set(builder);
         let opening = async {
-            match &self.way {
-                Way::PerUser(dir) => builder.connect_timeout(PER_USER_CONNECT).open(PerUser::new(dir.clone())).await,
-                Way::Remote(spec, token) => spec.connect(builder, token.clone()).await,
+            match &self.location {
+                ServerLocation::PerUser(dir) => {
+                    builder.connect_timeout(PER_USER_CONNECT).open(PerUserConnect::new(dir.clone())).await
+                }
+                ServerLocation::Remote(spec, token) => spec.connect(builder, token.clone()).await,
             }
         };
         self.announcing(opening).await
@@ -157,41 +170,41 @@ impl Server {
             return opened;
         }
         // While ssh asks for a password, a notice would end up in the middle of its prompt.
-        if !terminal::is_asking() {
+        if !terminal::is_reading_password() {
             match self.wait {
-                Some(wait) => say::dim(format_args!("exec-server: waiting up to {wait:?} for {}", self.address())),
-                None => say::dim(format_args!("exec-server: connecting to {}", self.address())),
+                Some(wait) => print::dim(format_args!("exec-server: waiting up to {wait:?} for {}", self.address())),
+                None => print::dim(format_args!("exec-server: connecting to {}", self.address())),
             }
         }
         opening.await
     }
 
     fn address(&self) -> String {
-        match &self.way {
-            Way::PerUser(dir) => format!("the server of `{}`", dir.display()),
-            Way::Remote(spec, _) => spec.target.to_string(),
+        match &self.location {
+            ServerLocation::PerUser(dir) => format!("the server of `{}`", dir.display()),
+            ServerLocation::Remote(spec, _) => spec.target.to_string(),
         }
     }
 
     /// How long the first connection may take. The `connect_timeout` of `environments.toml` bounds all attempts together.
     fn first_connect(&self) -> Duration {
-        match &self.way {
-            Way::PerUser(_) => PER_USER_CONNECT,
-            Way::Remote(spec, _) => spec.connect_timeout.unwrap_or(FIRST_CONNECT),
+        match &self.location {
+            ServerLocation::PerUser(_) => PER_USER_CONNECT,
+            ServerLocation::Remote(spec, _) => spec.connect_timeout.unwrap_or(FIRST_CONNECT),
         }
     }
 
     /// Whether the server can have anything to show. A per-user server is not started just to report that nothing runs.
-    fn is_worth_asking(&self) -> anyhow::Result<bool> {
-        match &self.way {
-            Way::PerUser(dir) => dial::has_something(dir),
-            Way::Remote(..) => Ok(true),
+    fn may_have_processes(&self) -> anyhow::Result<bool> {
+        match &self.location {
+            ServerLocation::PerUser(dir) => dial::is_in_use(dir),
+            ServerLocation::Remote(..) => Ok(true),
         }
     }
 }
 
 /// A short session on a server, used to look at the processes of all sessions there.
-pub(crate) struct Visit {
+pub(crate) struct ListingSession {
     server: Server,
     /// `None` if the server does not run and has nothing to show.
     client: Option<Client>,
@@ -202,20 +215,20 @@ pub(crate) struct Visit {
     notices: JoinSet<()>,
 }
 
-impl Visit {
+impl ListingSession {
     /// Connects to the chosen server, or to the user's own, and lists its processes.
-    pub(crate) async fn begin(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Self> {
+    pub(crate) async fn open(args: &args::ConnectArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<Self> {
         let server = match Server::find(args, token)? {
             Some(server) => server,
             None => Server::per_user(args)?,
         };
-        if !server.is_worth_asking()? {
+        if !server.may_have_processes()? {
             let notices = JoinSet::new();
             return Ok(Self { server, client: None, all: Vec::new(), adopting: Vec::new(), notices });
         }
-        let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
+        let client = server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?;
         let mut notices = JoinSet::new();
-        notices.spawn(link::notices(&client));
+        notices.spawn(link::report_on_stderr(&client));
         let ListResult { processes: all, adopting, .. } = client.listing(Scope::All).await.context("list processes")?;
         Ok(Self { server, client: Some(client), all, adopting, notices })
     }
@@ -229,7 +242,7 @@ impl Visit {
         &self.server
     }
 
-    /// `None` if the visit has not connected.
+    /// `None` if the session is not connected.
     pub(crate) fn client(&self) -> Option<&Client> {
         self.client.as_ref()
     }
@@ -239,10 +252,10 @@ impl Visit {
         self.client.iter().flat_map(|client| self.all.iter().map(move |info| (client, info)))
     }
 
-    /// Connects if the visit began without a server and one runs now.
+    /// Connects if the session began without a server and one runs now.
     pub(crate) async fn connect_again(&mut self) -> anyhow::Result<()> {
-        if self.client.is_none() && self.server.is_worth_asking()? {
-            self.client = Some(self.server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?);
+        if self.client.is_none() && self.server.may_have_processes()? {
+            self.client = Some(self.server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?);
         }
         Ok(())
     }
@@ -266,18 +279,18 @@ impl Visit {
     }
 
     /// Resolves an id or its prefix to a process, and returns the client to use for it.
-    pub(crate) fn find(&self, asked: &str) -> Result<(&Client, &ProcessInfo), NoProcess> {
-        let unknown = || NoProcess::Unknown { asked: asked.to_owned() };
+    pub(crate) fn find(&self, asked: &str) -> Result<(&Client, &ProcessInfo), ProcessLookupError> {
+        let unknown = || ProcessLookupError::Unknown { asked: asked.to_owned() };
         let found = ids::resolve(asked, &self.all).map_err(|error| match error {
-            NoProcess::Unknown { asked } if !self.adopting.is_empty() => {
-                NoProcess::Unlisted { asked, sessions: self.adopting.len() }
+            ProcessLookupError::Unknown { asked } if !self.adopting.is_empty() => {
+                ProcessLookupError::Unlisted { asked, sessions: self.adopting.len() }
             }
             error => error,
         });
         Ok((self.client.as_ref().ok_or_else(unknown)?, found?))
     }
 
-    /// Ends the session of this visit.
+    /// Ends the session.
     pub(crate) async fn end(self) {
         if let Some(client) = self.client {
             end(&client).await;
@@ -313,7 +326,7 @@ fn choose(asked: Option<&str>) -> anyhow::Result<Choice> {
     }
 }
 
-fn read_token(waiting: env_token::Waiting) -> anyhow::Result<Token> {
+fn read_token(waiting: env_token::StoredToken) -> anyhow::Result<Token> {
     let value = waiting.read().context("read the token back")?;
     Token::new(value.as_slice()).with_context(|| format!("use `{}`", env_token::NAME))
 }

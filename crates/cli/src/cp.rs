@@ -12,10 +12,10 @@ use std::{
 };
 
 use crate::{
-    args::{self, Side},
+    args::{self, CopyPath},
     codes,
-    connect::{self, Server, VISIT_TTL_MS},
-    env_token, ids, link, remote_path, runtime, say,
+    connect::{self, SHORT_SESSION_TTL_MS, Server},
+    env_token, ids, link, print, remote_path, runtime,
 };
 use anyhow::Context as _;
 use exec_server_client::{
@@ -24,10 +24,10 @@ use exec_server_client::{
     fs::{self, EntryKind},
     protocol::initialize::Ttl,
 };
-use progress::Progress;
+use progress::ProgressLine;
 
 /// Copies. Prints each file that failed; the exit code says whether all files were copied.
-pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::CopyArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     let is_shown = args.progress && io::stderr().is_terminal();
     runtime::block_on_here(async {
         let named = args.servers();
@@ -35,27 +35,27 @@ pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyho
         let last = args.paths.len() - 1;
         let ends = args.paths.iter().zip(servers).enumerate().map(|(at, (side, server))| {
             let flag = if at == last { "--to" } else { "--from" };
-            End::new(side, server, flag)
+            LocatedPath::new(side, server, flag)
         });
         // Check all ends before connecting to any server.
-        let ends = ends.collect::<Result<Vec<End<'_>>, _>>()?;
-        let mut sessions = Sessions::default();
+        let ends = ends.collect::<Result<Vec<LocatedPath<'_>>, _>>()?;
+        let mut sessions = ServerSessions::default();
         let mut places = Vec::new();
         for (end, named) in ends.iter().zip(&named) {
             places.push(sessions.open(end, *named).await?);
         }
         let target = places.pop().expect("the grammar asks for two paths");
-        let talk = Talk { line: is_shown.then(Progress::new).map(Mutex::new) };
+        let reporter = CopyReporter { line: is_shown.then(ProgressLine::new).map(Mutex::new) };
         let copying = async {
-            let counting = count(&places, &talk);
+            let counting = count(&places, &reporter);
             // Both futures are cancel-safe. `counting` never completes; it is dropped when the copy ends.
             tokio::select! {
-                code = copy_all(args, &places, &target, &talk) => code,
+                code = copy_all(args, &places, &target, &reporter) => code,
                 never = counting => match never {},
             }
         };
-        let code = link::telling(&sessions.clients(), |text| talk.say(text), copying).await;
-        talk.end();
+        let code = link::report_during(&sessions.clients(), |text| reporter.report(text), copying).await;
+        reporter.end();
         for client in sessions.clients() {
             connect::end(&client).await;
         }
@@ -64,19 +64,24 @@ pub(crate) fn run(args: &args::Copy, token: Option<env_token::Waiting>) -> anyho
 }
 
 /// Computes the total for the progress line, if there is one.
-async fn count(sources: &[CopyEndpoint], talk: &Talk) -> Infallible {
-    if talk.line.is_some()
+async fn count(sources: &[CopyEndpoint], reporter: &CopyReporter) -> Infallible {
+    if reporter.line.is_some()
         && let Some(total) = progress::count(sources).await
     {
-        talk.with(|line| line.set_total(total));
+        reporter.with(|line| line.set_total(total));
     }
     future::pending().await
 }
 
 /// Copies the sources one after the other. Returns the exit code of the worst result.
-async fn copy_all(args: &args::Copy, sources: &[CopyEndpoint], target: &CopyEndpoint, talk: &Talk) -> u8 {
+async fn copy_all(
+    args: &args::CopyArgs,
+    sources: &[CopyEndpoint],
+    target: &CopyEndpoint,
+    reporter: &CopyReporter,
+) -> u8 {
     if sources.len() > 1 && !is_directory(target).await {
-        talk.say(&format!(
+        reporter.report(&format!(
             "`{}` is not a directory; several sources need one to be copied into",
             target.path.display()
         ));
@@ -84,11 +89,11 @@ async fn copy_all(args: &args::Copy, sources: &[CopyEndpoint], target: &CopyEndp
     }
     let mut code = 0;
     for source in sources {
-        match cp::copy(source, target, args.recursive, talk).await {
+        match cp::copy(source, target, args.recursive, reporter).await {
             Ok(report) if report.failed == 0 => {}
             Ok(_) => code = codes::NOT_COPIED,
             Err(error) => {
-                talk.say(&error.to_string());
+                reporter.report(&error.to_string());
                 if error.is_connection() {
                     return codes::TROUBLE;
                 }
@@ -106,14 +111,18 @@ async fn is_directory(place: &CopyEndpoint) -> bool {
 
 /// One session per server, shared by all paths on that server.
 #[derive(Default)]
-struct Sessions<'a>(Vec<(args::Named<'a>, Client)>);
+struct ServerSessions<'a>(Vec<(args::ServerName<'a>, Client)>);
 
-impl<'a> Sessions<'a> {
+impl<'a> ServerSessions<'a> {
     /// Opens one end of the copy, connecting if its server has no session yet.
-    async fn open(&mut self, end: &End<'_>, named: Option<args::Named<'a>>) -> anyhow::Result<CopyEndpoint> {
+    async fn open(
+        &mut self,
+        end: &LocatedPath<'_>,
+        named: Option<args::ServerName<'a>>,
+    ) -> anyhow::Result<CopyEndpoint> {
         let (path, server, named) = match (end, named) {
-            (End::There(path, server), Some(named)) => (path, server, named),
-            (End::Here(path) | End::There(path, _), _) => {
+            (LocatedPath::There(path, server), Some(named)) => (path, server, named),
+            (LocatedPath::Here(path) | LocatedPath::There(path, _), _) => {
                 let path = env::current_dir().context("find the working directory")?.join(path);
                 return Ok(CopyEndpoint { files: Arc::new(fs::LocalFiles::new()), path });
             }
@@ -121,7 +130,7 @@ impl<'a> Sessions<'a> {
         let client = match self.0.iter().find(|(other, _)| *other == named) {
             Some((_, client)) => client.clone(),
             None => {
-                let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
+                let client = server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?;
                 self.0.push((named, client.clone()));
                 client
             }
@@ -135,49 +144,49 @@ impl<'a> Sessions<'a> {
     }
 }
 
-enum End<'a> {
+enum LocatedPath<'a> {
     Here(&'a Path),
     There(&'a Path, Server),
 }
 
-impl<'a> End<'a> {
-    fn new(side: &'a Side, server: Option<Server>, flag: &str) -> Result<Self, args::Wrong> {
+impl<'a> LocatedPath<'a> {
+    fn new(side: &'a CopyPath, server: Option<Server>, flag: &str) -> Result<Self, args::UsageError> {
         match (side, server) {
-            (Side::Here(path), _) => Ok(Self::Here(path)),
-            (Side::There(path) | Side::Named(_, path), Some(server)) => Ok(Self::There(path, server)),
-            (Side::There(path) | Side::Named(_, path), None) => {
+            (CopyPath::Here(path), _) => Ok(Self::Here(path)),
+            (CopyPath::There(path) | CopyPath::Named(_, path), Some(server)) => Ok(Self::There(path, server)),
+            (CopyPath::There(path) | CopyPath::Named(_, path), None) => {
                 let path = ids::clean(&path.to_string_lossy());
-                Err(args::Wrong(format!("`:{path}` is on a server: pass `--connect URL` or `{flag} URL`")))
+                Err(args::UsageError(format!("`:{path}` is on a server: pass `--connect URL` or `{flag} URL`")))
             }
         }
     }
 }
 
 /// Prints messages and the progress line.
-struct Talk {
+struct CopyReporter {
     /// `None` if no progress line is shown.
-    line: Option<Mutex<Progress>>,
+    line: Option<Mutex<ProgressLine>>,
 }
 
-impl Talk {
-    fn with(&self, change: impl FnOnce(&mut Progress)) {
+impl CopyReporter {
+    fn with(&self, change: impl FnOnce(&mut ProgressLine)) {
         if let Some(line) = &self.line {
             change(&mut line.lock().unwrap_or_else(PoisonError::into_inner));
         }
     }
 
     /// Prints a message above the progress line.
-    fn say(&self, text: &str) {
+    fn report(&self, text: &str) {
         self.with(|line| line.wipe());
-        say::talk(format_args!("exec-server: {}", ids::clean(text)));
+        print::message(format_args!("exec-server: {}", ids::clean(text)));
     }
 
     fn end(&self) {
-        self.with(Progress::finish);
+        self.with(ProgressLine::finish);
     }
 }
 
-impl CopyObserver for Talk {
+impl CopyObserver for CopyReporter {
     fn begun(&self, path: &Path, size: u64) {
         let name = ids::clean(&path.file_name().unwrap_or_default().to_string_lossy());
         self.with(|line| line.begin_file(name, size));
@@ -189,23 +198,23 @@ impl CopyObserver for Talk {
 
     fn done(&self, _: &Path, kind: EntryKind) {
         if kind == EntryKind::File {
-            self.with(Progress::add_file);
+            self.with(ProgressLine::add_file);
         }
     }
 
     fn left_out(&self, path: &Path) {
-        self.say(&format!("`{}` is neither a file, a directory nor a link: left out", path.display()));
+        self.report(&format!("`{}` is neither a file, a directory nor a link: left out", path.display()));
     }
 
     fn failed(&self, error: &cp::CopyError) {
-        self.say(&error.to_string());
+        self.report(&error.to_string());
     }
 
     fn waiting(&self, path: &Path, why: &str) {
-        self.say(&format!("waiting for `{}`: {why}", path.display()));
+        self.report(&format!("waiting for `{}`: {why}", path.display()));
     }
 
     fn unfinished(&self, tree: &Path, _: &Path) {
-        self.say(&format!("`{}` is not complete: the same command goes on with what is missing", tree.display()));
+        self.report(&format!("`{}` is not complete: the same command goes on with what is missing", tree.display()));
     }
 }

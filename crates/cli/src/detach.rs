@@ -11,24 +11,24 @@ use serde::Serialize;
 use crate::{
     args, codes, connect,
     connect::Server,
-    run, sandbox, say,
-    start::{self, Host, Place},
+    print, run, sandbox,
+    start::{self, ServerKind, TargetServer},
 };
 
 /// The output of `--json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Started<'a> {
+struct StartedJson<'a> {
     process_id: &'a str,
     session_id: Option<String>,
     pid: Option<u32>,
 }
 
 /// Starts the program on the given server, or on the user's own server if `server` is `None`.
-pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Result<u8> {
-    let (server, place) = match server {
-        Some(server) => (server, Place::Remote),
-        None => (Server::per_user(&args.connect)?, Place::PerUser),
+pub(crate) async fn run(args: &args::RunArgs, server: Option<Server>) -> anyhow::Result<u8> {
+    let (server, server_kind) = match server {
+        Some(server) => (server, ServerKind::Remote),
+        None => (Server::per_user(&args.connect)?, ServerKind::PerUser),
     };
     let client = server.open(|builder| builder.ttl(Ttl::Unlimited)).await?;
     if !client.server().capabilities.ttl {
@@ -37,8 +37,8 @@ pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Res
             client.address()
         );
     }
-    let host = Host { client: &client, place, spec: server.spec().map(|(spec, _)| spec) };
-    let prepared = async { start::prepare(args, host, run::name(args, &client).await?).await };
+    let target = TargetServer { client: &client, server_kind, spec: server.spec().map(|(spec, _)| spec) };
+    let prepared = async { start::prepare(args, target, run::name(args, &client).await?).await };
     let (started, grants) = match prepared.await {
         Ok(prepared) => (client.start(prepared.start).await, prepared.grants),
         Err(error) => {
@@ -62,32 +62,32 @@ pub(crate) async fn run(args: &args::Run, server: Option<Server>) -> anyhow::Res
             // Close the connection in order, so that no message is still in flight when we exit.
             client.close().await;
             if args.json {
-                let started = serde_json::to_string(&Started { process_id: &id, session_id, pid })?;
-                say::json(&format!("{started}\n")).ok(); // If stdout is closed, the reader has gone.
+                let started = serde_json::to_string(&StartedJson { process_id: &id, session_id, pid })?;
+                print::json(&format!("{started}\n")).ok(); // If stdout is closed, the reader has gone.
             } else {
-                say::line(&id);
+                print::line(&id);
             }
             Ok(0)
         }
         Err(error) => {
             connect::end(&client).await;
             let code = codes::of_start(&error);
-            run::say_not_started(error, args);
+            run::report_not_started(error, args);
             Ok(code)
         }
     }
 }
 
 /// Warns about output and sessions that the server will not keep.
-fn report_bounds(args: &args::Run, ttl: Option<Ttl>) {
+fn report_bounds(args: &args::RunArgs, ttl: Option<Ttl>) {
     if !args.drop_oldest && !args.keep_all {
-        say::talk(
+        print::message(
             "exec-server: at the disk quota the oldest output is dropped; with --keep-all the program waits instead",
         );
     }
     if let Some(Ttl::Ms(ms)) = ttl {
         let ttl = span(Duration::from_millis(ms));
-        say::talk(format_args!("exec-server: the server ends it after {ttl} without use (`--session-ttl` there)"));
+        print::message(format_args!("exec-server: the server ends it after {ttl} without use (`--session-ttl` there)"));
     }
 }
 

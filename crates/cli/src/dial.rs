@@ -45,18 +45,18 @@ const LOGIN_DIRECTORIES: [&str; 3] = [".local/bin", "bin", ".cargo/bin"];
 
 /// A `Connect` for the user's own server, which is started if it does not run.
 #[derive(Debug)]
-pub(crate) struct PerUser {
+pub(crate) struct PerUserConnect {
     /// The state directory of the server.
     dir: PathBuf,
 }
 
-impl PerUser {
+impl PerUserConnect {
     pub(crate) fn new(dir: PathBuf) -> Self {
         Self { dir }
     }
 }
 
-impl Connect for PerUser {
+impl Connect for PerUserConnect {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
             // `dial` has already waited for a starting server, so a retry would not help.
@@ -82,7 +82,7 @@ pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
     let end = Instant::now() + READY_WITHIN;
     let (mut server, mut starts): (Option<Child>, u32) = (None, 0);
     loop {
-        let Ok(found) = time::timeout_at(end, knock(dir)).await else {
+        let Ok(found) = time::timeout_at(end, try_connect(dir)).await else {
             bail!("the server of `{}` was not ready within {READY_WITHIN:?}; {hint}", dir.display());
         };
         if let Some(socket) = found? {
@@ -107,7 +107,7 @@ pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
 
 /// Whether the server of a state directory runs, or left sessions with processes that the next server would adopt. If neither, there is
 /// nothing to show and no reason to start a server.
-pub(crate) fn has_something(dir: &Path) -> anyhow::Result<bool> {
+pub(crate) fn is_in_use(dir: &Path) -> anyhow::Result<bool> {
     if is_locked(dir) {
         return Ok(true);
     }
@@ -121,7 +121,7 @@ pub(crate) fn has_something(dir: &Path) -> anyhow::Result<bool> {
 }
 
 /// Connects and waits for the greeting. Returns `None` if no running server answers.
-async fn knock(dir: &Path) -> anyhow::Result<Option<UnixStream>> {
+async fn try_connect(dir: &Path) -> anyhow::Result<Option<UnixStream>> {
     // Go through `/proc/self/fd`: the path of the directory may be too long for a socket address.
     let open = match File::open(dir) {
         Ok(open) => open,
@@ -131,19 +131,19 @@ async fn knock(dir: &Path) -> anyhow::Result<Option<UnixStream>> {
     let path = PathBuf::from(format!("/proc/self/fd/{}/dial.sock", open.as_raw_fd()));
     let mut socket = match UnixStream::connect(&path).await {
         Ok(socket) => socket,
-        Err(error) if is_nobody(&error) => return Ok(None),
+        Err(error) if is_unanswered(&error) => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("connect to the server of `{}`", dir.display())),
     };
     match socket.read_u8().await {
         Ok(b'\n') => Ok(Some(socket)),
         Ok(_) => bail!("the server of `{}` is not of this version; end it and try again", dir.display()),
-        Err(error) if is_nobody(&error) => Ok(None),
+        Err(error) if is_unanswered(&error) => Ok(None),
         Err(error) => Err(error).with_context(|| format!("hear the server of `{}`", dir.display())),
     }
 }
 
 /// Nothing listens on the socket, or the listener has just gone.
-fn is_nobody(error: &io::Error) -> bool {
+fn is_unanswered(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
     matches!(error.kind(), NotFound | ConnectionRefused | ConnectionReset | UnexpectedEof)
 }

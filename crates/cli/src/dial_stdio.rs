@@ -10,11 +10,11 @@ use tokio::{
     net::UnixStream,
 };
 
-use crate::{args, dial, place, runtime};
+use crate::{args, dial, runtime, state_location};
 
 /// Connects, starting the server if it does not run, and copies until either side ends.
-pub(crate) fn run(args: &args::DialStdio) -> anyhow::Result<ExitCode> {
-    let dir = place::of_user(args.state_dir.as_deref())?;
+pub(crate) fn run(args: &args::DialStdioArgs) -> anyhow::Result<ExitCode> {
+    let dir = state_location::of_user(args.state_dir.as_deref())?;
     runtime::block_on(async { carry(dial::dial(&dir).await?).await })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -97,24 +97,24 @@ pub(crate) fn fit(text: &str, room: usize) -> String {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Cell {
+pub(crate) struct TableCell {
     text: String,
     style: Style,
 }
 
-impl Cell {
+impl TableCell {
     pub(crate) fn styled(text: impl Into<String>, style: Style) -> Self {
         Self { text: text.into(), style }
     }
 }
 
-impl From<String> for Cell {
+impl From<String> for TableCell {
     fn from(text: String) -> Self {
         Self { text, ..Self::default() }
     }
 }
 
-impl From<&str> for Cell {
+impl From<&str> for TableCell {
     fn from(text: &str) -> Self {
         text.to_owned().into()
     }
@@ -122,7 +122,7 @@ impl From<&str> for Cell {
 
 /// Formats rows so that each column is as wide as its widest cell, with two spaces between columns. The last column is cut so that a line
 /// fits into `room` cells, but is never narrower than `least`. A `room` of 0 cuts nothing.
-pub(crate) fn table<const N: usize>(rows: &[[Cell; N]], palette: Palette, room: usize, least: usize) -> String {
+pub(crate) fn table<const N: usize>(rows: &[[TableCell; N]], palette: Palette, room: usize, least: usize) -> String {
     let widths: Vec<usize> = (0..N.saturating_sub(1))
         .map(|column| rows.iter().map(|row| width(&row[column].text)).max().unwrap_or_default())
         .collect();
@@ -219,7 +219,7 @@ mod tests {
         let rows = [
             ["NAME".into(), "SIZE".into(), "LAST".into()],
             ["日本".into(), "7".into(), "one two three".into()],
-            [Cell::styled("é", GREEN), "12".into(), "x".into()],
+            [TableCell::styled("é", GREEN), "12".into(), "x".into()],
         ];
         assert_eq!(table(&rows, PLAIN, 0, 4), "NAME  SIZE  LAST\n日本  7     one two three\né     12    x\n");
         assert_eq!(table(&rows, PLAIN, 20, 4).lines().nth(1), Some("日本  7     one two…"));

@@ -1,7 +1,7 @@
 //! `exec-server doctor`: reports what this host can enforce, what it cannot, and why. Only reads; changes nothing.
 
 mod host;
-mod state;
+mod state_dir;
 
 use std::process::ExitCode;
 
@@ -11,12 +11,12 @@ use serde::Serialize;
 use crate::{
     args,
     display::{self, Palette},
-    place, say,
+    print, state_location,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum State {
+enum CheckState {
     Fine,
     /// Works, but with a weaker guarantee.
     Weak,
@@ -28,7 +28,7 @@ enum State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     what: &'static str,
-    state: State,
+    state: CheckState,
     /// The observed value.
     seen: String,
     /// A remedy; empty if none is needed.
@@ -38,38 +38,38 @@ struct Finding {
 
 impl Finding {
     fn fine(what: &'static str, seen: impl Into<String>) -> Self {
-        Self { what, state: State::Fine, seen: seen.into(), advice: "" }
+        Self { what, state: CheckState::Fine, seen: seen.into(), advice: "" }
     }
 
     fn weak(what: &'static str, seen: impl Into<String>, advice: &'static str) -> Self {
-        Self { what, state: State::Weak, seen: seen.into(), advice }
+        Self { what, state: CheckState::Weak, seen: seen.into(), advice }
     }
 
     fn missing(what: &'static str, seen: impl Into<String>, advice: &'static str) -> Self {
-        Self { what, state: State::Missing, seen: seen.into(), advice }
+        Self { what, state: CheckState::Missing, seen: seen.into(), advice }
     }
 }
 
 /// Runs all checks and prints the findings. The exit code is 1 if something essential is missing.
-pub(crate) fn run(args: &args::Doctor) -> anyhow::Result<ExitCode> {
-    let dir = place::of_user(args.state_dir.as_deref())?;
-    let mut findings = host::look();
-    findings.extend(state::look(&dir));
+pub(crate) fn run(args: &args::DoctorArgs) -> anyhow::Result<ExitCode> {
+    let dir = state_location::of_user(args.state_dir.as_deref())?;
+    let mut findings = host::check();
+    findings.extend(state_dir::check(&dir));
     let text = if args.json {
         serde_json::to_string_pretty(&findings).context("write the findings")? + "\n"
     } else {
         findings.iter().map(|finding| line(finding, Palette::of_stdout())).collect()
     };
-    say::text(&text).context("write standard output")?;
-    let is_missing = findings.iter().any(|finding| finding.state == State::Missing);
+    print::text(&text).context("write standard output")?;
+    let is_missing = findings.iter().any(|finding| finding.state == CheckState::Missing);
     Ok(if is_missing { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
 fn line(finding: &Finding, palette: Palette) -> String {
     let (word, style) = match finding.state {
-        State::Fine => ("fine", display::GREEN),
-        State::Weak => ("weak", display::YELLOW),
-        State::Missing => ("MISSING", display::RED.bold()),
+        CheckState::Fine => ("fine", display::GREEN),
+        CheckState::Weak => ("weak", display::YELLOW),
+        CheckState::Missing => ("MISSING", display::RED.bold()),
     };
     let (word, what) = (palette.paint(style, &display::pad(word, 8)), display::pad(finding.what, 20));
     let mut text = format!("{word}{what}{}\n", finding.seen);

@@ -22,9 +22,9 @@ const ENV_START_FIELD: usize = 50;
 const ENV_END_FIELD: usize = 51;
 
 /// The token, stored in a memfd outside the memory of this process.
-pub(crate) struct Waiting(File);
+pub(crate) struct StoredToken(File);
 
-impl Waiting {
+impl StoredToken {
     /// Reads the token back. Call it after the fork.
     pub(crate) fn read(mut self) -> io::Result<Zeroizing<Vec<u8>>> {
         let mut value = Zeroizing::new(Vec::with_capacity(4096));
@@ -36,7 +36,7 @@ impl Waiting {
 
 /// Removes the variable in every upper/lower case spelling and returns the value of the exact one. Changes nothing if the variable is not
 /// set.
-pub(crate) fn take() -> anyhow::Result<Option<Waiting>> {
+pub(crate) fn take() -> anyhow::Result<Option<StoredToken>> {
     let is_there = std::env::vars_os().any(|(name, _)| name.eq_ignore_ascii_case(NAME));
     if !is_there {
         return Ok(None);
@@ -44,7 +44,7 @@ pub(crate) fn take() -> anyhow::Result<Option<Waiting>> {
     scrub().with_context(|| format!("remove `{NAME}` from the environment; pass `--token-file` instead"))
 }
 
-fn scrub() -> anyhow::Result<Option<Waiting>> {
+fn scrub() -> anyhow::Result<Option<StoredToken>> {
     let (start, end) = block()?;
     let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem")?;
     let size = usize::try_from(end - start)?;
@@ -61,7 +61,7 @@ fn scrub() -> anyhow::Result<Option<Waiting>> {
         if name == NAME.as_bytes() {
             let mut file = File::from(rustix::fs::memfd_create("exec-server-token", MemfdFlags::CLOEXEC)?);
             file.write_all(value)?;
-            waiting = Some(Waiting(file));
+            waiting = Some(StoredToken(file));
         }
         // The entry then starts with NUL, so it is empty and no longer a variable.
         memory.write_all_at(&vec![0; bytes.len()], start + entry.start as u64)?;

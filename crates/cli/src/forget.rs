@@ -25,11 +25,11 @@ use serde_json::json;
 
 use crate::{
     args, codes,
-    connect::{Server, Visit},
+    connect::{ListingSession, Server},
     display, env_token, ids,
-    ids::NoProcess,
-    kill::{self, How, keep_first},
-    runtime, say,
+    ids::ProcessLookupError,
+    kill::{self, KillMethod, keep_first},
+    print, runtime,
 };
 
 /// The time-to-live for an empty session: enough for a client to notice that its link is dead and to reconnect.
@@ -38,69 +38,69 @@ const EMPTY_TTL_MS: u64 = 30_000;
 /// Time between SIGTERM and SIGKILL for `forget -f`, the same as in `kill`.
 const GRACE: Duration = Duration::from_secs(5);
 
-pub(crate) fn run(args: &args::Forget, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::ForgetArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
-        let visit = Visit::begin(&args.connect, token).await?;
-        let mut forgetting = Forgetting::new(&visit);
+        let listing = ListingSession::open(&args.connect, token).await?;
+        let mut forget_run = ForgetRun::new(&listing);
         if args.ended {
-            for (client, info) in visit.each().filter(|(_, info)| info.closed) {
-                forgetting.forget(client, info).await;
+            for (client, info) in listing.each().filter(|(_, info)| info.closed) {
+                forget_run.forget(client, info).await;
             }
         }
         for id in &args.ids {
-            match visit.find(id) {
+            match listing.find(id) {
                 Ok((_, info)) if !info.closed && !args.force => {
-                    forgetting.note(Err(NoProcess::Running { asked: id.clone() }.into()));
+                    forget_run.record(Err(ProcessLookupError::Running { asked: id.clone() }.into()));
                 }
                 Ok((client, info)) => {
                     let ended = end(client, info).await;
                     if ended.is_ok() {
-                        forgetting.forget(client, info).await;
+                        forget_run.forget(client, info).await;
                     }
-                    forgetting.note(ended);
+                    forget_run.record(ended);
                 }
-                Err(error) => forgetting.note(Err(error.into())),
+                Err(error) => forget_run.record(Err(error.into())),
             }
         }
-        let (_, failed) = forgetting.finish().await;
-        visit.end().await;
+        let (_, failed) = forget_run.finish().await;
+        listing.end().await;
         failed.map_or(Ok(ExitCode::SUCCESS), Err)
     })
 }
 
 /// `prune`: forgets all ended processes and prints how much output that freed.
-pub(crate) fn prune(args: &args::Prune, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn prune(args: &args::PruneArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
-        let visit = Visit::begin(&args.connect, token).await?;
+        let listing = ListingSession::open(&args.connect, token).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let is_meant = |info: &ProcessInfo| {
             let age = now.saturating_sub(Duration::from_millis(info.started_at_ms));
             info.closed && args.older.is_none_or(|older| age >= older)
         };
-        let count = visit.each().filter(|(_, info)| is_meant(info)).count();
+        let count = listing.each().filter(|(_, info)| is_meant(info)).count();
         if !args.force && count > 0 && !is_confirmed(count) {
-            visit.end().await;
-            say::talk("exec-server: nothing was forgotten");
+            listing.end().await;
+            print::message("exec-server: nothing was forgotten");
             return Ok(ExitCode::from(codes::NOT_DONE));
         }
-        let mut forgetting = Forgetting::new(&visit);
-        for (client, info) in visit.each().filter(|(_, info)| is_meant(info)) {
-            if forgetting.forget(client, info).await && !args.json {
-                say::line(&ids::clean(info.process_id.as_str()));
+        let mut forget_run = ForgetRun::new(&listing);
+        for (client, info) in listing.each().filter(|(_, info)| is_meant(info)) {
+            if forget_run.forget(client, info).await && !args.json {
+                print::line(&ids::clean(info.process_id.as_str()));
             }
         }
-        let (done, failed) = forgetting.finish().await;
+        let (done, failed) = forget_run.finish().await;
         let freed = done.iter().map(|info| info.retained_bytes).sum();
         if args.json {
             let ids: Vec<&str> = done.iter().map(|info| info.process_id.as_str()).collect();
-            say::json(&format!("{}\n", json!({"forgotten": ids, "freedBytes": freed})))
+            print::json(&format!("{}\n", json!({"forgotten": ids, "freedBytes": freed})))
                 .context("write standard output")?;
         } else {
             let processes = if done.len() == 1 { "process" } else { "processes" };
             let freed = display::size(freed);
-            say::talk(format_args!("exec-server: forgot {} {processes}, freed {freed} of output", done.len()));
+            print::message(format_args!("exec-server: forgot {} {processes}, freed {freed} of output", done.len()));
         }
-        visit.end().await;
+        listing.end().await;
         failed.map_or(Ok(ExitCode::SUCCESS), Err)
     })
 }
@@ -123,25 +123,25 @@ fn is_confirmed(count: usize) -> bool {
 
 /// Ends a running process with all its descendants; does nothing if it has already ended.
 async fn end(client: &Client, info: &ProcessInfo) -> anyhow::Result<()> {
-    match kill::ask(client, info, How::Terminate { grace: GRACE, waits: true }).await? {
+    match kill::send(client, info, KillMethod::Terminate { grace: GRACE, waits: true }).await? {
         Some(ending) => ending.wait().await,
         None => Ok(()),
     }
 }
 
 /// The processes forgotten so far, and the first error.
-struct Forgetting<'a> {
-    visit: &'a Visit,
+struct ForgetRun<'a> {
+    listing: &'a ListingSession,
     done: Vec<&'a ProcessInfo>,
     failed: Option<anyhow::Error>,
 }
 
-impl<'a> Forgetting<'a> {
-    fn new(visit: &'a Visit) -> Self {
-        Self { visit, done: Vec::new(), failed: None }
+impl<'a> ForgetRun<'a> {
+    fn new(listing: &'a ListingSession) -> Self {
+        Self { listing, done: Vec::new(), failed: None }
     }
 
-    fn note(&mut self, done: anyhow::Result<()>) {
+    fn record(&mut self, done: anyhow::Result<()>) {
         self.failed = keep_first(self.failed.take(), done);
     }
 
@@ -151,7 +151,7 @@ impl<'a> Forgetting<'a> {
         match client.request::<ProcessForget>(&params).await {
             Err(error) if !codes::is_gone(&error) => {
                 let name = ids::clean(info.process_id.as_str());
-                self.note(Err(error).with_context(|| format!("forget `{name}`")));
+                self.record(Err(error).with_context(|| format!("forget `{name}`")));
                 false
             }
             Ok(_) | Err(_) => {
@@ -164,11 +164,11 @@ impl<'a> Forgetting<'a> {
     /// Shortens the time-to-live of sessions that are now empty, if the server does not do so itself. Returns the forgotten processes and
     /// the first error.
     async fn finish(self) -> (Vec<&'a ProcessInfo>, Option<anyhow::Error>) {
-        let client = self.visit.client().filter(|client| !client.server().capabilities.auto_forget);
+        let client = self.listing.client().filter(|client| !client.server().capabilities.auto_forget);
         if client.is_some() {
             let sessions = self.done.iter().map(|info| info.session_id.clone()).collect();
-            for session in emptied(self.visit, sessions).await {
-                shorten(self.visit.server(), &session).await;
+            for session in emptied(self.listing, sessions).await {
+                shorten(self.listing.server(), &session).await;
             }
         }
         (self.done, self.failed)
@@ -176,11 +176,11 @@ impl<'a> Forgetting<'a> {
 }
 
 /// The given sessions that no longer have a process; none if the listing fails.
-async fn emptied(visit: &Visit, mut sessions: BTreeSet<SessionId>) -> BTreeSet<SessionId> {
+async fn emptied(listing: &ListingSession, mut sessions: BTreeSet<SessionId>) -> BTreeSet<SessionId> {
     if sessions.is_empty() {
         return sessions;
     }
-    match visit.list().await {
+    match listing.list().await {
         Ok(all) => sessions.retain(|session| all.iter().all(|process| process.session_id != *session)),
         Err(_) => sessions.clear(), // The sessions still end by their own time-to-live.
     }

@@ -25,22 +25,22 @@ use futures_util::StreamExt as _;
 use crate::{
     args::{self, FilesCommand},
     codes,
-    connect::{self, Server, VISIT_TTL_MS},
-    env_token, ids, link, printable,
+    connect::{self, SHORT_SESSION_TTL_MS, Server},
+    env_token, ids, link, print, printable,
     remote_path::Roots,
-    runtime, say,
+    runtime,
 };
 
-pub(crate) fn run(args: &args::Files, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::FilesArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     match &args.command {
-        FilesCommand::Ls(args) => visit(&args.connect, token, |place| list::ls(place, args)),
-        FilesCommand::Cat(args) => visit(&args.connect, token, |place| cat(place, args)),
-        FilesCommand::Stat(args) => visit(&args.connect, token, |place| list::stat(place, args)),
-        FilesCommand::Tree(args) => visit(&args.connect, token, |place| list::tree(place, args)),
-        FilesCommand::Grep(args) => visit(&args.connect, token, |place| grep::run(place, args)),
-        FilesCommand::Watch(args) => visit(&args.connect, token, |place| watch::run(place, args)),
-        FilesCommand::Rm(args) => visit(&args.connect, token, |place| rm(place, args)),
-        FilesCommand::Mkdir(args) => visit(&args.connect, token, |place| mkdir(place, args)),
+        FilesCommand::Ls(args) => with_server(&args.connect, token, |remote| list::ls(remote, args)),
+        FilesCommand::Cat(args) => with_server(&args.connect, token, |remote| cat(remote, args)),
+        FilesCommand::Stat(args) => with_server(&args.connect, token, |remote| list::stat(remote, args)),
+        FilesCommand::Tree(args) => with_server(&args.connect, token, |remote| list::tree(remote, args)),
+        FilesCommand::Grep(args) => with_server(&args.connect, token, |remote| grep::run(remote, args)),
+        FilesCommand::Watch(args) => with_server(&args.connect, token, |remote| watch::run(remote, args)),
+        FilesCommand::Rm(args) => with_server(&args.connect, token, |remote| rm(remote, args)),
+        FilesCommand::Mkdir(args) => with_server(&args.connect, token, |remote| mkdir(remote, args)),
     }
 }
 
@@ -49,12 +49,12 @@ pub(crate) fn run(args: &args::Files, token: Option<env_token::Waiting>) -> anyh
 const REOPENED_MAX: u32 = 100;
 
 /// The files of a server, and the directory at which relative paths start.
-struct Place {
+struct ServerFiles {
     files: RemoteFiles,
     roots: Roots,
 }
 
-impl Place {
+impl ServerFiles {
     fn path(&self, path: &Path) -> PathBuf {
         // If the server does not announce its home directory, `~` is treated as an ordinary name.
         let whole = self.roots.resolve(path).unwrap_or_else(|_| self.roots.directory.join(path));
@@ -64,25 +64,25 @@ impl Place {
 }
 
 /// An error that stops a command: its output or its connection failed.
-enum Ended {
+enum FatalError {
     /// The reader of stdout has closed the pipe.
     ClosedPipe,
-    Trouble(anyhow::Error),
+    Failed(anyhow::Error),
 }
 
-impl From<anyhow::Error> for Ended {
+impl From<anyhow::Error> for FatalError {
     fn from(error: anyhow::Error) -> Self {
-        Self::Trouble(error)
+        Self::Failed(error)
     }
 }
 
-type Done = Result<u8, Ended>;
+type CommandResult = Result<u8, FatalError>;
 
 /// Connects to the server, runs `work` and ends the session.
-fn visit<F: Future<Output = Done>>(
-    args: &args::Connect,
-    token: Option<env_token::Waiting>,
-    work: impl FnOnce(Arc<Place>) -> F,
+fn with_server<F: Future<Output = CommandResult>>(
+    args: &args::ConnectArgs,
+    token: Option<env_token::StoredToken>,
+    work: impl FnOnce(Arc<ServerFiles>) -> F,
 ) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let (server, roots) = match Server::find(args, token)? {
@@ -92,64 +92,64 @@ fn visit<F: Future<Output = Done>>(
                 (Server::per_user(args)?, Some(Roots { directory: here, home: env::home_dir() }))
             }
         };
-        let client = server.open(|builder| builder.ttl(Ttl::Ms(VISIT_TTL_MS))).await?;
+        let client = server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?;
         let roots = match roots {
             Some(roots) => roots,
             None => Roots::of(&client).await?,
         };
-        let place = Arc::new(Place { files: RemoteFiles::new(client.clone()).with_owners(), roots });
-        let say = |text: &str| say::talk(format_args!("exec-server: {}", ids::clean(text)));
-        let done = link::telling(std::slice::from_ref(&client), say, work(place)).await;
+        let remote = Arc::new(ServerFiles { files: RemoteFiles::new(client.clone()).with_owners(), roots });
+        let report = |text: &str| print::message(format_args!("exec-server: {}", ids::clean(text)));
+        let done = link::report_during(std::slice::from_ref(&client), report, work(remote)).await;
         connect::end(&client).await;
         match done {
             Ok(code) => Ok(ExitCode::from(code)),
-            Err(Ended::ClosedPipe) => Ok(ExitCode::from(codes::CLOSED_PIPE)),
-            Err(Ended::Trouble(error)) => Err(error),
+            Err(FatalError::ClosedPipe) => Ok(ExitCode::from(codes::CLOSED_PIPE)),
+            Err(FatalError::Failed(error)) => Err(error),
         }
     })
 }
 
-async fn cat(place: Arc<Place>, args: &args::Cat) -> Done {
-    let mut troubles = Troubles::default();
+async fn cat(remote: Arc<ServerFiles>, args: &args::CatArgs) -> CommandResult {
+    let mut failures = FailureCount::default();
     for path in &args.paths {
-        match print(&place, &place.path(path)).await {
+        match print(&remote, &remote.path(path)).await {
             Ok(()) => {}
-            Err(Stopped::Ended(ended)) => return Err(ended),
-            Err(Stopped::File(error)) => troubles.add(error)?,
+            Err(PathError::Fatal(error)) => return Err(error),
+            Err(PathError::File(error)) => failures.add(error)?,
         }
     }
-    Ok(troubles.code())
+    Ok(failures.code())
 }
 
-/// Why a file was not printed to its end.
-enum Stopped {
+/// Why the work on one path stopped.
+enum PathError {
     File(FileError),
-    Ended(Ended),
+    Fatal(FatalError),
 }
 
-impl From<FileError> for Stopped {
+impl From<FileError> for PathError {
     fn from(error: FileError) -> Self {
         Self::File(error)
     }
 }
 
-impl From<Ended> for Stopped {
-    fn from(ended: Ended) -> Self {
-        Self::Ended(ended)
+impl From<FatalError> for PathError {
+    fn from(error: FatalError) -> Self {
+        Self::Fatal(error)
     }
 }
 
 /// Prints a file. A server restart loses open handles; then the file is opened again and printing continues at the same offset, provided
 /// the etag is unchanged.
-async fn print(place: &Place, path: &Path) -> Result<(), Stopped> {
-    let mut file: Arc<dyn ReadAt> = Arc::from(place.files.open(path, Links::Follow).await?);
+async fn print(remote: &ServerFiles, path: &Path) -> Result<(), PathError> {
+    let mut file: Arc<dyn ReadAt> = Arc::from(remote.files.open(path, Links::Follow).await?);
     let mut printed = 0;
     for _ in 0..REOPENED_MAX {
         let error = match print_from(&file, &mut printed).await {
-            Err(Stopped::File(error)) if error.kind == FileErrorKind::Closed => error,
+            Err(PathError::File(error)) if error.kind == FileErrorKind::Closed => error,
             done => return done,
         };
-        let again: Arc<dyn ReadAt> = Arc::from(place.files.open(path, Links::Follow).await?);
+        let again: Arc<dyn ReadAt> = Arc::from(remote.files.open(path, Links::Follow).await?);
         if again.etag() != file.etag() {
             let reason = "it was changed while its server was away; the rest is not printed".to_owned();
             return Err(FileError { kind: FileErrorKind::Changed, reason, ..error }.into());
@@ -160,7 +160,7 @@ async fn print(place: &Place, path: &Path) -> Result<(), Stopped> {
 }
 
 /// Prints the file from offset `printed` on, and advances `printed`.
-async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> Result<(), Stopped> {
+async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> Result<(), PathError> {
     let mut chunks = read_stream_from(Arc::clone(file), *printed);
     while let Some(chunk) = chunks.next().await {
         let bytes = chunk?;
@@ -170,58 +170,59 @@ async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> Result<(), Sto
     Ok(())
 }
 
-async fn rm(place: Arc<Place>, args: &args::Rm) -> Done {
-    let mut troubles = Troubles::default();
+async fn rm(remote: Arc<ServerFiles>, args: &args::RmArgs) -> CommandResult {
+    let mut failures = FailureCount::default();
     for path in &args.paths {
-        let path = place.path(path);
-        if !args.recursive && is_directory(&place, &path).await {
-            troubles.say(&format!("remove `{}`: it is a directory, and only `-r` removes directories", path.display()));
+        let path = remote.path(path);
+        if !args.recursive && is_directory(&remote, &path).await {
+            failures
+                .report(&format!("remove `{}`: it is a directory, and only `-r` removes directories", path.display()));
             continue;
         }
-        let removed = place.files.remove(&path, args.recursive, args.force, Links::Follow).await;
-        troubles.note(removed)?;
+        let removed = remote.files.remove(&path, args.recursive, args.force, Links::Follow).await;
+        failures.record(removed)?;
     }
-    Ok(troubles.code())
+    Ok(failures.code())
 }
 
 /// Whether the path itself is a directory, not a symlink to one. On an error it returns false; the operation that follows reports the
 /// error.
-async fn is_directory(place: &Place, path: &Path) -> bool {
-    let found = place.files.metadata(path, Links::Follow).await;
+async fn is_directory(remote: &ServerFiles, path: &Path) -> bool {
+    let found = remote.files.metadata(path, Links::Follow).await;
     found.is_ok_and(|found| found.kind == EntryKind::Directory && !found.is_symlink)
 }
 
-async fn mkdir(place: Arc<Place>, args: &args::Mkdir) -> Done {
-    let mut troubles = Troubles::default();
+async fn mkdir(remote: Arc<ServerFiles>, args: &args::MkdirArgs) -> CommandResult {
+    let mut failures = FailureCount::default();
     for path in &args.paths {
-        let made = place.files.create_directory(&place.path(path), args.parents, Links::Follow, args.mode).await;
-        troubles.note(made)?;
+        let made = remote.files.create_directory(&remote.path(path), args.parents, Links::Follow, args.mode).await;
+        failures.record(made)?;
     }
-    Ok(troubles.code())
+    Ok(failures.code())
 }
 
 /// Counts failed operations for the exit code. Each failure is printed at once.
 #[derive(Debug, Default)]
-struct Troubles {
+struct FailureCount {
     count: usize,
 }
 
-impl Troubles {
+impl FailureCount {
     /// Prints the error and continues; only a lost connection ends the command.
-    fn add(&mut self, error: FileError) -> Result<(), Ended> {
+    fn add(&mut self, error: FileError) -> Result<(), FatalError> {
         if error.kind == FileErrorKind::Disconnected {
-            return Err(Ended::Trouble(error.into()));
+            return Err(FatalError::Failed(error.into()));
         }
-        self.say(&error.to_string());
+        self.report(&error.to_string());
         Ok(())
     }
 
-    fn say(&mut self, text: &str) {
+    fn report(&mut self, text: &str) {
         self.count += 1;
-        say::talk(format_args!("exec-server: {}", ids::clean(text)));
+        print::message(format_args!("exec-server: {}", ids::clean(text)));
     }
 
-    fn note<T>(&mut self, done: Result<T, FileError>) -> Result<Option<T>, Ended> {
+    fn record<T>(&mut self, done: Result<T, FileError>) -> Result<Option<T>, FatalError> {
         match done {
             Ok(done) => Ok(Some(done)),
             Err(error) => self.add(error).map(|()| None),
@@ -234,16 +235,16 @@ impl Troubles {
 }
 
 /// Writes data to stdout.
-fn put(bytes: &[u8]) -> Result<(), Ended> {
-    match say::data(bytes) {
+fn put(bytes: &[u8]) -> Result<(), FatalError> {
+    match print::data(bytes) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Ended::ClosedPipe),
-        Err(error) => Err(Ended::Trouble(anyhow::Error::new(error).context("write standard output"))),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(FatalError::ClosedPipe),
+        Err(error) => Err(FatalError::Failed(anyhow::Error::new(error).context("write standard output"))),
     }
 }
 
 /// Writes one JSON object on one line.
-fn put_json(value: &serde_json::Value) -> Result<(), Ended> {
+fn put_json(value: &serde_json::Value) -> Result<(), FatalError> {
     put(json_line(value).as_bytes())
 }
 
@@ -261,12 +262,12 @@ fn is_terminal() -> bool {
 }
 
 /// Shows a path below `root` with the prefix that the user typed for `root`; without a prefix if the user typed none.
-fn as_asked(path: &Path, root: &Path, asked: Option<&Path>) -> PathBuf {
+fn as_typed(path: &Path, root: &Path, typed: Option<&Path>) -> PathBuf {
     let Ok(below) = path.strip_prefix(root) else { return path.to_owned() };
-    match asked {
+    match typed {
         None => below.to_owned(),
-        Some(asked) if below.as_os_str().is_empty() => asked.to_owned(),
-        Some(asked) => asked.join(below),
+        Some(typed) if below.as_os_str().is_empty() => typed.to_owned(),
+        Some(typed) => typed.join(below),
     }
 }
 
@@ -283,17 +284,17 @@ fn put_path(object: &mut serde_json::Map<String, serde_json::Value>, key: &str, 
 mod tests {
     use std::path::Path;
 
-    use super::{as_asked, shown};
+    use super::{as_typed, shown};
 
     #[test]
     fn paths_are_told_as_they_were_asked_for() {
-        let told = |path: &str, asked: Option<&str>| {
-            as_asked(Path::new(path), Path::new("/srv/app"), asked.map(Path::new)).display().to_string()
+        let shown_path = |path: &str, typed: Option<&str>| {
+            as_typed(Path::new(path), Path::new("/srv/app"), typed.map(Path::new)).display().to_string()
         };
-        assert_eq!(told("/srv/app/src/a", None), "src/a");
-        assert_eq!(told("/srv/app/src/a", Some("app")), "app/src/a");
-        assert_eq!(told("/srv/app", Some("../app")), "../app");
-        assert_eq!(told("/elsewhere", Some("app")), "/elsewhere");
+        assert_eq!(shown_path("/srv/app/src/a", None), "src/a");
+        assert_eq!(shown_path("/srv/app/src/a", Some("app")), "app/src/a");
+        assert_eq!(shown_path("/srv/app", Some("../app")), "../app");
+        assert_eq!(shown_path("/elsewhere", Some("app")), "/elsewhere");
     }
 
     #[test]

@@ -23,7 +23,7 @@ const SESSION_SHOWN: usize = 8;
 
 /// The typed id does not name exactly one suitable process.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NoProcess {
+pub(crate) enum ProcessLookupError {
     /// No process has that id.
     Unknown { asked: String },
     /// No listed process has that id, but the processes of some sessions are not known yet.
@@ -34,7 +34,7 @@ pub(crate) enum NoProcess {
     Running { asked: String },
 }
 
-impl fmt::Display for NoProcess {
+impl fmt::Display for ProcessLookupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown { asked } => write!(f, "no such process: `{}`; `exec-server ps` lists them", clean(asked)),
@@ -54,7 +54,7 @@ impl fmt::Display for NoProcess {
     }
 }
 
-impl std::error::Error for NoProcess {}
+impl std::error::Error for ProcessLookupError {}
 
 /// Generates an id that is easy to read and to type: the program name and a few random letters.
 pub(crate) fn generate(program: &str) -> ProcessId {
@@ -76,7 +76,7 @@ fn random() -> impl Iterator<Item = u8> {
 }
 
 /// Resolves what the user typed.
-pub(crate) fn resolve<'a>(asked: &str, all: &'a [ProcessInfo]) -> Result<&'a ProcessInfo, NoProcess> {
+pub(crate) fn resolve<'a>(asked: &str, all: &'a [ProcessInfo]) -> Result<&'a ProcessInfo, ProcessLookupError> {
     let named: Vec<&ProcessInfo> = all.iter().filter(|info| info.process_id.as_str() == asked).collect();
     if !named.is_empty() {
         return one(asked, &named);
@@ -128,8 +128,8 @@ fn beginning<'a>(id: &str, all: &[&'a ProcessInfo]) -> Vec<&'a ProcessInfo> {
 }
 
 /// The only match. Among several processes with the same id it is the only running one, else the latest.
-fn one<'a>(asked: &str, found: &[&'a ProcessInfo]) -> Result<&'a ProcessInfo, NoProcess> {
-    let Some(first) = found.first() else { return Err(NoProcess::Unknown { asked: asked.to_owned() }) };
+fn one<'a>(asked: &str, found: &[&'a ProcessInfo]) -> Result<&'a ProcessInfo, ProcessLookupError> {
+    let Some(first) = found.first() else { return Err(ProcessLookupError::Unknown { asked: asked.to_owned() }) };
     if found.iter().any(|info| info.process_id != first.process_id) {
         return Err(ambiguous(asked, found));
     }
@@ -142,9 +142,9 @@ fn one<'a>(asked: &str, found: &[&'a ProcessInfo]) -> Result<&'a ProcessInfo, No
     }
 }
 
-fn ambiguous(asked: &str, found: &[&ProcessInfo]) -> NoProcess {
+fn ambiguous(asked: &str, found: &[&ProcessInfo]) -> ProcessLookupError {
     let candidates = found.iter().map(|info| format!("{}/{}", short(info), clean(info.process_id.as_str()))).collect();
-    NoProcess::Ambiguous { asked: asked.to_owned(), candidates }
+    ProcessLookupError::Ambiguous { asked: asked.to_owned(), candidates }
 }
 
 #[cfg(test)]
@@ -200,11 +200,11 @@ mod tests {
             assert_eq!(found(asked).as_deref(), Ok(session), "{asked}");
         }
         for asked in ["", "/", "nothing", "s1/test", "/build", "x/build"] {
-            assert_eq!(found(asked), Err(NoProcess::Unknown { asked: asked.to_owned() }));
+            assert_eq!(found(asked), Err(ProcessLookupError::Unknown { asked: asked.to_owned() }));
         }
-        let Err(NoProcess::Ambiguous { candidates, .. }) = found("twice") else { panic!() };
+        let Err(ProcessLookupError::Ambiguous { candidates, .. }) = found("twice") else { panic!() };
         assert_eq!(candidates, ["s6-fffff/twice", "s7-ggggg/twice"]);
-        assert!(matches!(found("t"), Err(NoProcess::Ambiguous { .. })));
+        assert!(matches!(found("t"), Err(ProcessLookupError::Ambiguous { .. })));
         assert!(is_in_use("test", &all) && !is_in_use("build", &all));
     }
 

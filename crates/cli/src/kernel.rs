@@ -9,10 +9,10 @@ const GROUP_BY_PIDFD: (u32, u32) = (6, 9);
 
 /// Fails for a kernel below the floor. Otherwise returns what the kernel lacks, as a sentence for the log.
 pub(crate) fn check() -> anyhow::Result<Option<String>> {
-    judge(&rustix::system::uname().release().to_string_lossy())
+    check_release(&rustix::system::uname().release().to_string_lossy())
 }
 
-fn judge(release: &str) -> anyhow::Result<Option<String>> {
+fn check_release(release: &str) -> anyhow::Result<Option<String>> {
     let Some(version) = version(release) else {
         return Ok(Some(format!("the kernel's version `{release}` is not understood; 5.9 or newer is needed")));
     };
@@ -42,9 +42,9 @@ mod tests {
             ("6.18.44-x", false, false),
             ("odd", false, true),
         ] {
-            let judged = judge(release);
-            assert_eq!(judged.is_err(), refused, "{release}");
-            assert_eq!(judged.is_ok_and(|lack| lack.is_some()), lacks, "{release}");
+            let checked = check_release(release);
+            assert_eq!(checked.is_err(), refused, "{release}");
+            assert_eq!(checked.is_ok_and(|lack| lack.is_some()), lacks, "{release}");
         }
     }
 }

@@ -17,7 +17,7 @@ use exec_server_client::{
 use futures_util::future;
 use tokio::time::{self, Instant};
 
-use crate::{args, codes, connect::Visit, env_token, ids, logs, runtime, say};
+use crate::{args, codes, connect::ListingSession, env_token, ids, logs, print, runtime};
 
 /// How long the streams of an exited process may stay open before the command reports that and stops waiting.
 const STREAMS_WITHIN: Duration = Duration::from_secs(5);
@@ -26,30 +26,30 @@ const STREAMS_WITHIN: Duration = Duration::from_secs(5);
 const NOTICE_AFTER: Duration = Duration::from_secs(3);
 
 /// Handles each id in turn. An id that cannot be resolved does not stop the others.
-pub(crate) fn run(args: &args::Kill, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::KillArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
-        let visit = Visit::begin(&args.connect, token).await?;
+        let listing = ListingSession::open(&args.connect, token).await?;
         let (mut failed, mut endings) = (None, Vec::new());
         for id in &args.ids {
-            let asked = match visit.find(id) {
-                Ok((client, info)) => ask(client, info, how(args)).await,
+            let asked = match listing.find(id) {
+                Ok((client, info)) => send(client, info, method(args)).await,
                 Err(error) => Err(error.into()),
             };
             failed = keep_first(failed, asked.map(|ending| endings.extend(ending)));
         }
-        for ended in future::join_all(endings.into_iter().map(Ending::wait)).await {
+        for ended in future::join_all(endings.into_iter().map(SignalledProcess::wait)).await {
             failed = keep_first(failed, ended);
         }
-        visit.end().await;
+        listing.end().await;
         failed.map_or(Ok(ExitCode::SUCCESS), Err)
     })
 }
 
-fn how(args: &args::Kill) -> How<'_> {
+fn method(args: &args::KillArgs) -> KillMethod<'_> {
     match &args.signal {
         // Only SIGKILL is certain to end a process; a program can handle any other signal.
-        Some(signal) => How::Signal { name: signal, waits: !args.no_wait && is_kill(signal) },
-        None => How::Terminate { grace: args.grace, waits: !args.no_wait },
+        Some(signal) => KillMethod::Signal { name: signal, waits: !args.no_wait && is_kill(signal) },
+        None => KillMethod::Terminate { grace: args.grace, waits: !args.no_wait },
     }
 }
 
@@ -61,7 +61,7 @@ fn is_kill(name: &str) -> bool {
 pub(crate) fn keep_first(first: Option<anyhow::Error>, done: anyhow::Result<()>) -> Option<anyhow::Error> {
     match (first, done) {
         (Some(first), Err(error)) => {
-            crate::say::error(&error);
+            crate::print::error(&error);
             Some(first)
         }
         (first, done) => first.or(done.err()),
@@ -69,7 +69,7 @@ pub(crate) fn keep_first(first: Option<anyhow::Error>, done: anyhow::Result<()>)
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum How<'a> {
+pub(crate) enum KillMethod<'a> {
     /// Ends the process and its descendants: SIGTERM, then SIGKILL after the grace period.
     Terminate { grace: Duration, waits: bool },
     /// Sends one signal to the process group.
@@ -77,7 +77,7 @@ pub(crate) enum How<'a> {
 }
 
 /// A process that was signalled and is being waited for.
-pub(crate) struct Ending {
+pub(crate) struct SignalledProcess {
     process: Process,
     name: String,
     /// The number of the last event before the signal.
@@ -89,24 +89,28 @@ pub(crate) struct Ending {
 }
 
 /// Signals a process. Returns `None` if there is nothing to wait for.
-pub(crate) async fn ask(client: &Client, info: &ProcessInfo, how: How<'_>) -> anyhow::Result<Option<Ending>> {
+pub(crate) async fn send(
+    client: &Client,
+    info: &ProcessInfo,
+    method: KillMethod<'_>,
+) -> anyhow::Result<Option<SignalledProcess>> {
     if info.closed {
         return Ok(None);
     }
     let name = ids::clean(info.process_id.as_str());
     let (process_id, session_id) = (info.process_id.clone(), Some(info.session_id.clone()));
-    let (waits, until_closed, grace) = match how {
-        How::Terminate { grace, waits } => (waits, true, grace),
-        How::Signal { waits, .. } => (waits && !info.exited, false, Duration::ZERO),
+    let (waits, until_closed, grace) = match method {
+        KillMethod::Terminate { grace, waits } => (waits, true, grace),
+        KillMethod::Signal { waits, .. } => (waits && !info.exited, false, Duration::ZERO),
     };
     let after = info.next_seq.saturating_sub(1);
     let process = if waits { Some(logs::attach(client, info, after, false).await?) } else { None };
-    let done = match how {
-        How::Signal { name, .. } => {
+    let done = match method {
+        KillMethod::Signal { name, .. } => {
             let params = SignalParams { process_id, session_id, signal: name.to_owned() };
             client.request::<ProcessSignal>(&params).await.map(drop)
         }
-        How::Terminate { grace, .. } => {
+        KillMethod::Terminate { grace, .. } => {
             let grace_ms = (!grace.is_zero()).then(|| u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
             client.request::<ProcessTerminate>(&TerminateParams { process_id, session_id, grace_ms }).await.map(drop)
         }
@@ -116,10 +120,10 @@ pub(crate) async fn ask(client: &Client, info: &ProcessInfo, how: How<'_>) -> an
         done => done.with_context(|| format!("end `{name}`"))?,
     }
     let notice_at = Instant::now() + grace + NOTICE_AFTER;
-    Ok(process.map(|process| Ending { process, name, after, until_closed, notice_at }))
+    Ok(process.map(|process| SignalledProcess { process, name, after, until_closed, notice_at }))
 }
 
-impl Ending {
+impl SignalledProcess {
     /// Waits until the process has ended.
     pub(crate) async fn wait(self) -> anyhow::Result<()> {
         let mut events = self.process.events_after(self.after);
@@ -134,7 +138,7 @@ impl Ending {
             };
             match next {
                 Err(_) if streams_until.is_some() => {
-                    say::talk(format_args!(
+                    print::message(format_args!(
                         "exec-server: `{}` has ended, but a process that it started still holds its output open",
                         self.name
                     ));
@@ -142,7 +146,7 @@ impl Ending {
                 }
                 Err(_) => {
                     is_noticed = true;
-                    say::talk(format_args!(
+                    print::message(format_args!(
                         "exec-server: waiting for `{}` to end; Ctrl-C stops the waiting only",
                         self.name
                     ));

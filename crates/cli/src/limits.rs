@@ -21,22 +21,22 @@ pub(crate) struct Limit {
     /// The flag of `serve` that sets it, without the dashes.
     pub(crate) flag: Option<&'static str>,
     /// The value without the flag.
-    pub(crate) default: Amount,
+    pub(crate) default: LimitValue,
     /// The range that the flag accepts; `None` if the flag has a parser with its own rules.
-    pub(crate) range: Option<(Amount, Amount)>,
+    pub(crate) range: Option<(LimitValue, LimitValue)>,
     /// The behaviour when the limit is reached.
     pub(crate) at: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Amount {
+pub(crate) enum LimitValue {
     Bytes(u64),
     Time(Duration),
     Count(u64),
     Unbounded,
 }
 
-use Amount::{Bytes, Count, Time, Unbounded};
+use LimitValue::{Bytes, Count, Time, Unbounded};
 
 /// All limits, those of processes first.
 pub(crate) fn all() -> Vec<Limit> {
@@ -48,7 +48,7 @@ pub(crate) fn all() -> Vec<Limit> {
     all.extend(of_files());
     all.extend(of_searches());
     all.extend(of_http());
-    all.extend(at_the_door());
+    all.extend(of_admission());
     all
 }
 
@@ -204,7 +204,7 @@ fn of_connections(core: &Config) -> Vec<Limit> {
     ]
 }
 
-fn at_the_door() -> Vec<Limit> {
+fn of_admission() -> Vec<Limit> {
     vec![
         fixed(
             "descriptors that new work leaves free",
@@ -379,14 +379,14 @@ const RUNNING_MAX: u64 = 2048;
 const fn set(
     name: &'static str,
     flag: &'static str,
-    default: Amount,
-    range: (Amount, Amount),
+    default: LimitValue,
+    range: (LimitValue, LimitValue),
     at: &'static str,
 ) -> Limit {
     Limit { name, flag: Some(flag), default, range: Some(range), at }
 }
 
-const fn fixed(name: &'static str, default: Amount, at: &'static str) -> Limit {
+const fn fixed(name: &'static str, default: LimitValue, at: &'static str) -> Limit {
     Limit { name, flag: None, default, range: None, at }
 }
 
@@ -402,7 +402,7 @@ impl Limit {
 }
 
 /// Writes the value as the flags accept it, in the largest unit that is exact.
-impl fmt::Display for Amount {
+impl fmt::Display for LimitValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SIZES: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
         const TIMES: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];

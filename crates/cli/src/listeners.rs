@@ -10,7 +10,7 @@ use std::{
 
 use exec_server_server::{listen::ListenUrl, state_dir};
 
-use crate::{dial, place};
+use crate::{dial, state_location};
 
 const FILE: &str = "listeners";
 
@@ -40,22 +40,22 @@ pub(crate) fn read(dir: &Path) -> Option<Vec<Listener>> {
 pub(crate) fn find(url: &ListenUrl) -> anyhow::Result<PathBuf> {
     let text = url.to_string();
     let has_it = |dir: &PathBuf| read(dir).is_some_and(|all| all.iter().any(|listener| listener.url == text));
-    match known()?.into_iter().find(has_it) {
+    match state_directories()?.into_iter().find(has_it) {
         Some(dir) => Ok(dir),
-        None => place::of_listener(url),
+        None => state_location::of_listener(url),
     }
 }
 
 /// The sockets of running servers of this user that require a token.
-pub(crate) fn that_ask_for_tokens() -> anyhow::Result<Vec<String>> {
-    let running = known()?.into_iter().filter(|dir| dial::is_locked(dir));
+pub(crate) fn urls_with_tokens() -> anyhow::Result<Vec<String>> {
+    let running = state_directories()?.into_iter().filter(|dir| dial::is_locked(dir));
     let all = running.filter_map(|dir| read(&dir)).flatten();
     Ok(all.filter(|listener| listener.asks_for_token).map(|listener| listener.url).collect())
 }
 
 /// The state directories below the user's state home.
-fn known() -> anyhow::Result<Vec<PathBuf>> {
-    let home = place::state_home()?;
+fn state_directories() -> anyhow::Result<Vec<PathBuf>> {
+    let home = state_location::state_home()?;
     let Ok(entries) = fs::read_dir(home) else { return Ok(Vec::new()) };
     let mut all: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
     all.sort();

@@ -10,9 +10,9 @@ use tracing_subscriber::{EnvFilter, layer::SubscriberExt as _, util::SubscriberI
 use crate::{args::LogFormat, printable};
 
 /// Stderr with control characters escaped, because log lines can contain text from servers. The formatter writes whole lines.
-struct Screen;
+struct CleanStderr;
 
-impl io::Write for Screen {
+impl io::Write for CleanStderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let text = printable::clean_coloured(&String::from_utf8_lossy(bytes));
         io::Write::write_all(&mut io::stderr(), text.as_bytes())?;
@@ -30,7 +30,7 @@ pub(crate) fn init(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     match format {
         LogFormat::Text => tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(|| Screen)
+            .with_writer(|| CleanStderr)
             .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
             // Otherwise the subscriber would report a closed stderr on stderr, and panic.
             .log_internal_errors(false)

@@ -27,21 +27,21 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _, Stderr};
 
 use crate::{
     args, codes,
-    connect::Visit,
+    connect::ListingSession,
     env_token,
-    ids::{self, NoProcess},
+    ids::{self, ProcessLookupError},
     printable, runtime, stall,
-    streams::{Output, Role, say_gap},
+    streams::{OutputWriter, StreamRole, report_gap},
 };
 
 /// Bytes per read without `-f`: a few chunks, so that memory stays small for a log of any size.
 const READ_BYTES: u64 = 1 << 20;
 
-pub(crate) fn run(args: &args::Logs, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::LogsArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
-        let visit = Visit::begin(&args.connect, token).await?;
-        let shown = show(args, &visit).await;
-        visit.end().await;
+        let listing = ListingSession::open(&args.connect, token).await?;
+        let shown = show(args, &listing).await;
+        listing.end().await;
         match shown {
             Ok(()) => Ok(ExitCode::SUCCESS),
             // The reader of our stdout has gone.
@@ -51,9 +51,9 @@ pub(crate) fn run(args: &args::Logs, token: Option<env_token::Waiting>) -> anyho
     })
 }
 
-async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()> {
-    let [id] = &args.ids[..] else { return several::show(args, visit).await };
-    let (client, info) = visit.find(id)?;
+async fn show(args: &args::LogsArgs, listing: &ListingSession) -> anyhow::Result<()> {
+    let [id] = &args.ids[..] else { return several::show(args, listing).await };
+    let (client, info) = listing.find(id)?;
     let begin = start(args, info);
     let process = attach(client, info, begin.after, begin.hold).await?;
     if begin.reads {
@@ -68,7 +68,7 @@ async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()> {
         },
         (true, false) => {
             let (stdio, events) = (exec_server_rpc::stdio(), events());
-            let printing = Output::new(process.clone(), stdio.writer, Role::Guest).run(events);
+            let printing = OutputWriter::new(process.clone(), stdio.writer, StreamRole::Guest).run(events);
             let ended = tokio::select! {
                 ended = printing => ended?,
                 () = stall::watch(&process) => return Ok(()),
@@ -79,7 +79,7 @@ async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()> {
 }
 
 /// Where and how to begin with a log.
-struct Begin {
+struct LogStart {
     /// Only events with a higher number are pushed to us.
     after: u64,
     hold: bool,
@@ -89,18 +89,19 @@ struct Begin {
 
 /// Without `-f`, everything is fetched with reads, and pushed events are not used. With `-f` and `--tail`, the past is fetched with reads
 /// and later events are pushed.
-fn start(args: &args::Logs, info: &ProcessInfo) -> Begin {
+fn start(args: &args::LogsArgs, info: &ProcessInfo) -> LogStart {
     let last = info.next_seq.saturating_sub(1);
     match (args.follow, args.tail) {
-        (true, None) => Begin { after: args.since, hold: true, reads: false },
-        (true, Some(_)) => Begin { after: last.max(args.since), hold: true, reads: true },
-        (false, _) => Begin { after: last, hold: false, reads: true },
+        (true, None) => LogStart { after: args.since, hold: true, reads: false },
+        (true, Some(_)) => LogStart { after: last.max(args.since), hold: true, reads: true },
+        (false, _) => LogStart { after: last, hold: false, reads: true },
     }
 }
 
 /// Prints all events up to now. If reading fails half-way, what was read is printed first.
-async fn read(process: &Process, info: &ProcessInfo, args: &args::Logs) -> anyhow::Result<()> {
-    let mut to = Printed { stdout: exec_server_rpc::stdio().writer, stderr: tokio::io::stderr(), as_json: args.json };
+async fn read(process: &Process, info: &ProcessInfo, args: &args::LogsArgs) -> anyhow::Result<()> {
+    let mut to =
+        LogPrinter { stdout: exec_server_rpc::stdio().writer, stderr: tokio::io::stderr(), as_json: args.json };
     let read = read_to(&mut to, process, info, args).await;
     let flushed = to.flush().await;
     read?;
@@ -112,7 +113,7 @@ async fn read_to(
     to: &mut impl LogSink,
     process: &Process,
     info: &ProcessInfo,
-    args: &args::Logs,
+    args: &args::LogsArgs,
 ) -> anyhow::Result<()> {
     let name = ids::clean(info.process_id.as_str());
     let last = info.next_seq.saturating_sub(1);
@@ -120,7 +121,7 @@ async fn read_to(
         Some(lines) => tail::find(process, args.since, last, lines)
             .await
             .with_context(|| format!("find the last lines of `{name}`"))?,
-        None => tail::Beginning { after: args.since, skip: 0 },
+        None => tail::LogPosition { after: args.since, skip: 0 },
     };
     let mut after = beginning.after;
     let mut failure = None;
@@ -170,23 +171,23 @@ trait LogSink {
 }
 
 /// Prints the log of one process unchanged or as JSON.
-struct Printed<W> {
+struct LogPrinter<W> {
     stdout: W,
     stderr: Stderr,
     as_json: bool,
 }
 
-impl<W: AsyncWrite + Unpin> Printed<W> {
+impl<W: AsyncWrite + Unpin> LogPrinter<W> {
     async fn flush(&mut self) -> io::Result<()> {
         self.stdout.flush().await?;
         self.stderr.flush().await
     }
 }
 
-impl<W: AsyncWrite + Unpin> LogSink for Printed<W> {
+impl<W: AsyncWrite + Unpin> LogSink for LogPrinter<W> {
     async fn gap(&mut self, of: Gap) -> io::Result<()> {
         if !self.as_json {
-            say_gap(of.from_seq, of.to_seq, Some(of.bytes));
+            report_gap(of.from_seq, of.to_seq, Some(of.bytes));
             return Ok(());
         }
         self.stdout.write_all(json_line(&gap(of.from_seq, of.to_seq, Some(of.bytes))).as_bytes()).await
@@ -242,7 +243,9 @@ pub(crate) async fn attach(client: &Client, info: &ProcessInfo, after: u64, hold
     let options = Attach { session_id: Some(info.session_id.clone()), after, hold };
     match client.attach(&info.process_id, options).await {
         Ok(process) => Ok(process),
-        Err(error) if codes::is_gone(&error) => Err(NoProcess::Unknown { asked: info.process_id.to_string() }.into()),
+        Err(error) if codes::is_gone(&error) => {
+            Err(ProcessLookupError::Unknown { asked: info.process_id.to_string() }.into())
+        }
         Err(error) => Err(error).with_context(|| format!("attach to `{}`", ids::clean(info.process_id.as_str()))),
     }
 }

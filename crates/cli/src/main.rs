@@ -32,7 +32,7 @@ mod login;
 mod logs;
 mod mcp;
 mod notify;
-mod place;
+mod print;
 mod print_config;
 mod printable;
 mod ps;
@@ -40,12 +40,12 @@ mod remote_path;
 mod run;
 mod runtime;
 mod sandbox;
-mod say;
 mod schema;
 mod serve;
 mod signals;
 mod stall;
 mod start;
+mod state_location;
 mod streams;
 mod terminal;
 mod token;
@@ -66,14 +66,14 @@ fn main() -> ExitCode {
     }
     let token = match env_token::take() {
         Ok(token) => token,
-        Err(error) => return say::failed(&error),
+        Err(error) => return print::failed(&error),
     };
     if std::env::args_os().nth(1).is_some_and(|first| first == spawner::ARGUMENT) {
         // The client library in another program started us only as its spawner.
         let served = spawner::serve_stdin();
-        return served.map_or_else(|error| say::failed(&error.into()), |()| ExitCode::SUCCESS);
+        return served.map_or_else(|error| print::failed(&error.into()), |()| ExitCode::SUCCESS);
     }
-    if completions::is_asked() {
+    if completions::is_requested() {
         return completions::answer(token);
     }
     if args::is_detached() {
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     // Fork before any thread exists and before arguments are parsed. Only `serve` and commands that embed a server need a spawner.
     let spawner = match fork_spawner() {
         Ok(spawner) => spawner,
-        Err(error) => return say::failed(&anyhow::Error::new(error).context("fork the spawner")),
+        Err(error) => return print::failed(&anyhow::Error::new(error).context("fork the spawner")),
     };
     let outcome = match args::parse() {
         Command::Run(args) => run::run(&args, token),
@@ -107,17 +107,17 @@ fn main() -> ExitCode {
         Command::Man { command } => completions::man(command.as_deref()),
         Command::Schema => schema::run(),
     };
-    outcome.unwrap_or_else(|error| say::failed(&error))
+    outcome.unwrap_or_else(|error| print::failed(&error))
 }
 
 /// Forks the spawner of `serve`, or the spawner of an embedded server; other commands have none.
 fn fork_spawner() -> std::io::Result<Option<spawner::SpawnerHandle>> {
-    match args::role() {
-        args::Role::Serves => {
+    match args::startup_role() {
+        args::StartupRole::Serves => {
             inherited::unblock_signals();
             spawner::fork_spawner().map(Some)
         }
-        args::Role::Runs => local::embed().map(|()| None),
-        args::Role::Neither => Ok(None),
+        args::StartupRole::Runs => local::embed().map(|()| None),
+        args::StartupRole::Neither => Ok(None),
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     env_token,
 };
 
-pub(crate) fn run(args: &args::Mcp, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::McpArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     match &args.command {
         McpCommand::Bridge(args) => bridge::run(args, token),
         McpCommand::List(args) => manage::list(args, token),

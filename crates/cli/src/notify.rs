@@ -24,15 +24,15 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Call it once the server listens and has adopted the existing sessions.
 pub(crate) fn ready() {
-    tell("READY=1");
+    send_state("READY=1");
 }
 
 /// Call it when the server begins to drain.
 pub(crate) fn stopping() {
-    tell("STOPPING=1");
+    send_state("STOPPING=1");
 }
 
-fn tell(state: &str) {
+fn send_state(state: &str) {
     // A server that a client started in the background may have inherited this variable from another service.
     let Some(place) = env::var_os(NAME).filter(|_| !args::is_detached()) else { return };
     if let Err(error) = send(&place, state) {

@@ -7,12 +7,12 @@ use anyhow::Context as _;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    args::{Origin, Setting},
-    limits, say,
+    args::{FlagSetting, ValueOrigin},
+    limits, print,
 };
 
 /// Prints the settings of a server as JSON.
-pub(crate) fn run(settings: &[Setting]) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(settings: &[FlagSetting]) -> anyhow::Result<ExitCode> {
     let settings: Map<String, Value> =
         settings.iter().map(|setting| (setting.name.clone(), describe(setting))).collect();
     let fixed: Map<String, Value> = limits::all()
@@ -22,11 +22,11 @@ pub(crate) fn run(settings: &[Setting]) -> anyhow::Result<ExitCode> {
         .collect();
     let config = json!({"version": env!("CARGO_PKG_VERSION"), "settings": settings, "fixed": fixed});
     let text = serde_json::to_string_pretty(&config).context("write the settings")?;
-    say::data(format!("{text}\n").as_bytes()).context("write standard output")?;
+    print::data(format!("{text}\n").as_bytes()).context("write standard output")?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn describe(setting: &Setting) -> Value {
+fn describe(setting: &FlagSetting) -> Value {
     let value = match (setting.is_switch, setting.is_list, setting.values.as_slice()) {
         (true, _, values) => json!(values.first().is_some_and(|value| value == "true")),
         (_, true, values) => json!(values),
@@ -34,8 +34,8 @@ fn describe(setting: &Setting) -> Value {
         (_, _, [value, ..]) => json!(value),
     };
     let origin = match setting.origin {
-        Origin::Default => "default",
-        Origin::Flag => "flag",
+        ValueOrigin::Default => "default",
+        ValueOrigin::Flag => "flag",
     };
     let mut described = json!({"value": value, "origin": origin});
     if let Some(limit) = limits::all().into_iter().find(|limit| limit.flag == Some(&setting.name)) {

@@ -1,7 +1,7 @@
 //! `exec-server ps`: lists the processes of all sessions, as a table for people or as JSON for programs; with `-w` repeatedly.
 //!
 //! The table lists running processes first, and newer ones before older ones. JSON keeps the order of `process/list`. With `-w` on a
-//! terminal the table is drawn on the alternate screen; dropping `Screen` leaves it, however the command ends.
+//! terminal the table is drawn on the alternate screen; dropping `AlternateScreen` leaves it, however the command ends.
 
 use std::{
     fmt::Write as _,
@@ -17,10 +17,10 @@ use tokio::time::{self, Instant};
 
 use crate::{
     args, codes,
-    connect::Visit,
-    display::{self, Cell, Palette, Style},
-    env_token, ids, runtime, say,
-    signals::{Heard, Signals},
+    connect::ListingSession,
+    display::{self, Palette, Style, TableCell},
+    env_token, ids, print, runtime,
+    signals::{SignalEvent, SignalStream},
     terminal,
 };
 
@@ -36,11 +36,11 @@ const REDRAW_EVERY: Duration = Duration::from_secs(1);
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-pub(crate) fn run(args: &args::Ps, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::PsArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
-        let mut visit = Visit::begin(&args.connect, token).await?;
-        let shown = if args.watch { watch(args, &mut visit).await } else { once(args, &visit) };
-        visit.end().await;
+        let mut listing = ListingSession::open(&args.connect, token).await?;
+        let shown = if args.watch { watch(args, &mut listing).await } else { once(args, &listing) };
+        listing.end().await;
         match shown {
             Ok(code) => Ok(ExitCode::from(code)),
             // The reader of our stdout has gone.
@@ -50,14 +50,18 @@ pub(crate) fn run(args: &args::Ps, token: Option<env_token::Waiting>) -> anyhow:
     })
 }
 
-fn once(args: &args::Ps, visit: &Visit) -> anyhow::Result<u8> {
-    let shown = chosen(args, visit.all());
-    if let Some(notice) = unlisted(visit.adopting()) {
-        say::talk(format_args!("exec-server: {notice}"));
+fn once(args: &args::PsArgs, listing: &ListingSession) -> anyhow::Result<u8> {
+    let shown = chosen(args, listing.all());
+    if let Some(notice) = unlisted(listing.adopting()) {
+        print::message(format_args!("exec-server: {notice}"));
     }
     if shown.is_empty() && !args.json {
         if !args.quiet {
-            say::talk(if args.running { "exec-server: no running processes" } else { "exec-server: no processes" });
+            print::message(if args.running {
+                "exec-server: no running processes"
+            } else {
+                "exec-server: no processes"
+            });
         }
         return Ok(0);
     }
@@ -65,17 +69,17 @@ fn once(args: &args::Ps, visit: &Visit) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn print(args: &args::Ps, text: &str) -> anyhow::Result<()> {
-    let printed = if args.json { say::json(text) } else { say::text(text) };
+fn print(args: &args::PsArgs, text: &str) -> anyhow::Result<()> {
+    let printed = if args.json { print::json(text) } else { print::text(text) };
     printed.context("write standard output")
 }
 
 /// The processes that the flags select.
-fn chosen(args: &args::Ps, all: &[ProcessInfo]) -> Vec<ProcessInfo> {
+fn chosen(args: &args::PsArgs, all: &[ProcessInfo]) -> Vec<ProcessInfo> {
     all.iter().filter(|info| !(args.running && info.exited)).cloned().collect()
 }
 
-fn text(args: &args::Ps, mut shown: Vec<ProcessInfo>) -> anyhow::Result<String> {
+fn text(args: &args::PsArgs, mut shown: Vec<ProcessInfo>) -> anyhow::Result<String> {
     if args.json {
         return Ok(format!("{}\n", serde_json::to_string(&shown)?));
     }
@@ -93,7 +97,7 @@ fn sort(shown: &mut [ProcessInfo]) {
 
 /// Writes control sequences for our own screen. The table cells inside are cleaned one by one.
 fn put(text: &str) -> anyhow::Result<()> {
-    say::data(text.as_bytes()).context("write standard output")
+    print::data(text.as_bytes()).context("write standard output")
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
@@ -105,23 +109,24 @@ fn now() -> Duration {
 }
 
 /// Prints the table at every interval until a signal ends the command.
-async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
-    let mut signals = Signals::of_end().context("listen to signals")?;
-    let screen = if io::stdout().is_terminal() && !args.json && !args.quiet { Some(Screen::enter()?) } else { None };
-    let mut shown = chosen(args, visit.all());
+async fn watch(args: &args::PsArgs, session: &mut ListingSession) -> anyhow::Result<u8> {
+    let mut signals = SignalStream::for_ending().context("listen to signals")?;
+    let screen =
+        if io::stdout().is_terminal() && !args.json && !args.quiet { Some(AlternateScreen::enter()?) } else { None };
+    let mut shown = chosen(args, session.all());
     let mut is_first = true;
     loop {
         let next = Instant::now() + args.interval;
         match &screen {
-            Some(screen) => screen.draw(&shown, visit.client())?,
+            Some(screen) => screen.draw(&shown, session.client())?,
             None => {
                 let gap = if is_first || args.json || args.quiet { "" } else { "\n" };
                 print(args, &format!("{gap}{}", text(args, shown.clone())?))?;
             }
         }
         is_first = false;
-        visit.connect_again().await?;
-        let client = visit.client().cloned();
+        session.connect_again().await?;
+        let client = session.client().cloned();
         let listing = async {
             time::sleep_until(next).await;
             match &client {
@@ -134,8 +139,8 @@ async fn watch(args: &args::Ps, visit: &mut Visit) -> anyhow::Result<u8> {
             // All branches are cancel-safe, and `listing` is dropped only at the end.
             tokio::select! {
                 listed = &mut listing => break listed,
-                heard = signals.next() => {
-                    if let Heard::Signal(_, number) = heard {
+                event = signals.next() => {
+                    if let SignalEvent::Signal(_, number) = event {
                         return Ok(codes::of_signal(number));
                     }
                 }
@@ -163,9 +168,9 @@ fn status(client: Option<&Client>) -> String {
 }
 
 /// The alternate screen of the terminal. Dropping this leaves it.
-struct Screen(());
+struct AlternateScreen(());
 
-impl Screen {
+impl AlternateScreen {
     fn enter() -> anyhow::Result<Self> {
         put(ENTER)?;
         Ok(Self(()))
@@ -187,10 +192,10 @@ impl Screen {
     }
 }
 
-impl Drop for Screen {
+impl Drop for AlternateScreen {
     fn drop(&mut self) {
         // If the terminal is gone, there is nothing to restore.
-        say::data(LEAVE.as_bytes()).ok();
+        print::data(LEAVE.as_bytes()).ok();
     }
 }
 
@@ -230,21 +235,21 @@ fn unlisted(adopting: &[AdoptingSession]) -> Option<String> {
 
 /// Formats the table. If the width of the terminal is known, commands are cut to fit.
 fn table(all: &[ProcessInfo], now: Duration, width: usize, palette: Palette) -> String {
-    let mut rows = vec![HEADS.map(|head| Cell::styled(head, display::BOLD))];
+    let mut rows = vec![HEADS.map(|head| TableCell::styled(head, display::BOLD))];
     rows.extend(all.iter().map(|info| row(info, now)));
     display::table(&rows, palette, width, HEADS[6].len())
 }
 
-fn row(info: &ProcessInfo, now: Duration) -> [Cell; 7] {
+fn row(info: &ProcessInfo, now: Duration) -> [TableCell; 7] {
     let age = now.saturating_sub(Duration::from_millis(info.started_at_ms));
     let command: Vec<String> = info.argv.iter().map(|arg| ids::quoted(arg)).collect();
     [
         ids::clean(info.process_id.as_str()).into(),
         info.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string()).into(),
-        Cell::styled(state(info), state_style(info)),
+        TableCell::styled(state(info), state_style(info)),
         display::age(age).into(),
         display::short_size(info.output_bytes).into(),
-        Cell::styled(ids::short(info), display::DIM),
+        TableCell::styled(ids::short(info), display::DIM),
         display::fit(&command.join(" "), COMMAND_MAX).into(),
     ]
 }

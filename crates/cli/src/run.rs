@@ -15,17 +15,17 @@ use exec_server_client::{
 use crate::{
     args, codes, connect,
     connect::Server,
-    detach, env_token, hints, ids, runtime, sandbox, say,
-    signals::{Heard, Signals},
-    start::{self, Host, Place, Prepared},
-    streams::{Carry, Input, LinkNotice, Outcome, Role},
+    detach, env_token, hints, ids, print, runtime, sandbox,
+    signals::{SignalEvent, SignalStream},
+    start::{self, PreparedStart, ServerKind, TargetServer},
+    streams::{InputMode, LinkNotice, StreamForwarder, StreamOutcome, StreamRole},
     terminal::{self, Terminal},
 };
 
 /// Runs the program and returns its exit code.
-pub(crate) fn run(args: &args::Run, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::RunArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     if args.quiet {
-        say::be_quiet();
+        print::set_quiet();
     }
     let server = Server::find(&args.connect, token)?;
     runtime::block_on(async {
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &args::Run, token: Option<env_token::Waiting>) -> anyhow
 }
 
 /// The id given by `--name`, if no running process has it; without `--name` a generated one.
-pub(crate) async fn name(args: &args::Run, client: &Client) -> anyhow::Result<ProcessId> {
+pub(crate) async fn name(args: &args::RunArgs, client: &Client) -> anyhow::Result<ProcessId> {
     let Some(name) = &args.name else {
         return Ok(ids::generate(args.argv.first().map_or("", String::as_str)));
     };
@@ -57,36 +57,37 @@ pub(crate) async fn name(args: &args::Run, client: &Client) -> anyhow::Result<Pr
     Ok(name.as_str().into())
 }
 
-async fn embedded(args: &args::Run) -> anyhow::Result<u8> {
+async fn embedded(args: &args::RunArgs) -> anyhow::Result<u8> {
     let local = Local::start(LocalConfig { name: "exec-server run".to_owned(), ..LocalConfig::default() }).await?;
     let id = args.name.as_deref().map_or_else(|| ids::generate(&args.argv[0]), ProcessId::from);
-    let host = Host { client: local.client(), place: Place::Embedded, spec: None };
-    let code = match start::prepare(args, host, id).await {
-        Ok(prepared) => drive(args, local.client(), prepared, Place::Embedded).await,
+    let target = TargetServer { client: local.client(), server_kind: ServerKind::Embedded, spec: None };
+    let code = match start::prepare(args, target, id).await {
+        Ok(prepared) => drive(args, local.client(), prepared, ServerKind::Embedded).await,
         Err(error) => Err(error),
     };
     local.end().await;
-    Ok(say_end(code?, args))
+    Ok(report_end(code?, args))
 }
 
-async fn remote(args: &args::Run, server: &Server) -> anyhow::Result<u8> {
+async fn remote(args: &args::RunArgs, server: &Server) -> anyhow::Result<u8> {
     let client = server.open(|builder| builder).await?;
-    let host = Host { client: &client, place: Place::Remote, spec: server.spec().map(|(spec, _)| spec) };
-    let prepared = async { start::prepare(args, host, name(args, &client).await?).await };
+    let target =
+        TargetServer { client: &client, server_kind: ServerKind::Remote, spec: server.spec().map(|(spec, _)| spec) };
+    let prepared = async { start::prepare(args, target, name(args, &client).await?).await };
     let driven = match prepared.await {
-        Ok(prepared) => drive(args, &client, prepared, Place::Remote).await,
+        Ok(prepared) => drive(args, &client, prepared, ServerKind::Remote).await,
         Err(error) => Err(error),
     };
     match &driven {
         // The program keeps running, and it needs the session.
-        Ok(End::Left { .. }) => client.close().await,
-        Ok(End::Ended(_) | End::NotStarted(..)) | Err(_) => connect::end(&client).await,
+        Ok(RunEnd::Left { .. }) => client.close().await,
+        Ok(RunEnd::Ended(_) | RunEnd::NotStarted(..)) | Err(_) => connect::end(&client).await,
     }
-    Ok(say_end(driven?, args))
+    Ok(report_end(driven?, args))
 }
 
 /// How the command ended.
-enum End {
+enum RunEnd {
     Ended(u8),
     NotStarted(u8, Error),
     /// The program continues without us.
@@ -97,14 +98,19 @@ enum End {
 }
 
 /// Starts the program and runs it to its end.
-async fn drive(args: &args::Run, client: &Client, prepared: Prepared, place: Place) -> anyhow::Result<End> {
-    let Prepared { start, grants } = prepared;
+async fn drive(
+    args: &args::RunArgs,
+    client: &Client,
+    prepared: PreparedStart,
+    server_kind: ServerKind,
+) -> anyhow::Result<RunEnd> {
+    let PreparedStart { start, grants } = prepared;
     // Register the signal handlers before the start, so that a signal that arrives with the first instruction is not lost.
-    let mut signals = Signals::new().context("listen to signals")?;
+    let mut signals = SignalStream::new().context("listen to signals")?;
     let (process, pending) = match begin(client, start, &mut signals).await {
-        Begun::Started(process, pending) => (process, pending),
-        Begun::Failed(error) => return Ok(End::NotStarted(codes::of_start(&error), error)),
-        Begun::CalledOff(number) => return Ok(End::Ended(codes::of_signal(number))),
+        StartOutcome::Started(process, pending) => (process, pending),
+        StartOutcome::Failed(error) => return Ok(RunEnd::NotStarted(codes::of_start(&error), error)),
+        StartOutcome::CalledOff(number) => return Ok(RunEnd::Ended(codes::of_signal(number))),
     };
     if let Some(grants) = &grants {
         sandbox::report(grants, &process)?;
@@ -115,9 +121,14 @@ async fn drive(args: &args::Run, client: &Client, prepared: Prepared, place: Pla
     // The detach keys work only where leaving is possible, and only from a keyboard: a pipe may contain any bytes. A raw terminal has no
     // EOF except a hang-up.
     let is_raw = terminal.is_some();
-    let input = Input { is_read: !args.no_stdin, closes: !is_raw, has_keys: is_raw && place == Place::Remote, is_raw };
+    let input = InputMode {
+        is_read: !args.no_stdin,
+        closes: !is_raw,
+        has_keys: is_raw && server_kind == ServerKind::Remote,
+        is_raw,
+    };
     let id = process.id().clone();
-    let carry = Carry {
+    let forwarder = StreamForwarder {
         client: client.clone(),
         events: process.events(),
         process,
@@ -125,31 +136,31 @@ async fn drive(args: &args::Run, client: &Client, prepared: Prepared, place: Pla
         input,
         signals,
         pending,
-        role: Role::Owner,
+        role: StreamRole::Owner,
         terminal,
     };
-    match carry.run().await? {
-        Outcome::Ended(ended) => {
+    match forwarder.run().await? {
+        StreamOutcome::Ended(ended) => {
             ended.explain();
-            Ok(End::Ended(ended.code()))
+            Ok(RunEnd::Ended(ended.code()))
         }
-        Outcome::Detached => {
-            terminal::calm();
-            Ok(End::Left { id, code: 0 })
+        StreamOutcome::Detached => {
+            terminal::reset_screen();
+            Ok(RunEnd::Left { id, code: 0 })
         }
-        Outcome::Left(_) => Ok(End::Left { id, code: codes::TROUBLE }),
+        StreamOutcome::Left(_) => Ok(RunEnd::Left { id, code: codes::TROUBLE }),
     }
 }
 
-enum Begun {
+enum StartOutcome {
     /// The process, and the signals received in the meantime, which are to be passed on.
-    Started(Process, Vec<Heard>),
+    Started(Process, Vec<SignalEvent>),
     Failed(Error),
     /// A second signal arrived while the server did not answer.
     CalledOff(u8),
 }
 
-async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
+async fn begin(client: &Client, start: Start, signals: &mut SignalStream) -> StartOutcome {
     let starting = client.start(start);
     tokio::pin!(starting);
     let mut link = LinkNotice::new(client.watch_state(), false);
@@ -158,15 +169,15 @@ async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
         // All branches are cancel-safe; dropping `starting` cancels the start.
         tokio::select! {
             started = &mut starting => match started {
-                Ok(process) => return Begun::Started(process, pending),
-                Err(error) => return Begun::Failed(error),
+                Ok(process) => return StartOutcome::Started(process, pending),
+                Err(error) => return StartOutcome::Failed(error),
             },
-            heard = signals.next() => match heard {
-                Heard::Signal(_, number) if std::mem::replace(&mut has_signal, true) => return Begun::CalledOff(number),
-                Heard::Resized if pending.contains(&Heard::Resized) => {}
+            event = signals.next() => match event {
+                SignalEvent::Signal(_, number) if std::mem::replace(&mut has_signal, true) => return StartOutcome::CalledOff(number),
+                SignalEvent::Resized if pending.contains(&SignalEvent::Resized) => {}
                 // The start request may contain the old size.
-                Heard::Signal(..) | Heard::Resized => pending.push(heard),
-                Heard::Suspend | Heard::Continued => {}
+                SignalEvent::Signal(..) | SignalEvent::Resized => pending.push(event),
+                SignalEvent::Suspend | SignalEvent::Continued => {}
             },
             _ = link.watch() => {}
         }
@@ -174,26 +185,26 @@ async fn begin(client: &Client, start: Start, signals: &mut Signals) -> Begun {
 }
 
 /// Prints the final message, after the terminal was restored, and returns the exit code.
-fn say_end(end: End, args: &args::Run) -> u8 {
+fn report_end(end: RunEnd, args: &args::RunArgs) -> u8 {
     match end {
-        End::Ended(code) => code,
-        End::NotStarted(code, error) => {
-            say_not_started(error, args);
+        RunEnd::Ended(code) => code,
+        RunEnd::NotStarted(code, error) => {
+            report_not_started(error, args);
             code
         }
-        End::Left { id, code } => {
-            say::notice(format_args!("exec-server: left `{id}` running; `exec-server attach {id}` returns to it"));
+        RunEnd::Left { id, code } => {
+            print::notice(format_args!("exec-server: left `{id}` running; `exec-server attach {id}` returns to it"));
             code
         }
     }
 }
 
 /// Prints why the program could not be started, and a hint for a likely mistake.
-pub(crate) fn say_not_started(error: Error, args: &args::Run) {
+pub(crate) fn report_not_started(error: Error, args: &args::RunArgs) {
     let is_missing = error.server_kind() == Some(Kind::ProgramNotFound);
-    say::error(&error.into());
+    print::error(&error.into());
     if let Some(meant) = hints::shell_command(&args.argv).filter(|_| is_missing) {
-        say::talk(format_args!(
+        print::message(format_args!(
             "exec-server: one argument is the name of a program; for a shell command write `{meant}`"
         ));
     }

@@ -31,12 +31,12 @@ pub(crate) fn block_on_here<T>(command: impl Future<Output = anyhow::Result<T>>)
 
 fn on<T>(runtime: io::Result<Runtime>, command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let mut done = None;
-    until_end(runtime, Box::pin(async { done = Some(command.await) }))?;
+    run_to_end(runtime, Box::pin(async { done = Some(command.await) }))?;
     done.expect("the runtime was not left before the command ended")
 }
 
 /// Takes a boxed future, so that the runtime is compiled once and not again for the type of each command.
-fn until_end(runtime: io::Result<Runtime>, command: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
+fn run_to_end(runtime: io::Result<Runtime>, command: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
     let runtime = runtime.context("start the runtime")?;
     runtime.block_on(command);
     // A blocking thread may be stuck in a read of stdin, which cannot be interrupted.

@@ -11,7 +11,7 @@ use exec_server_client::{
     },
 };
 
-use crate::{args::Confinement, say};
+use crate::{args::SandboxArgs, print};
 
 /// The access that a program gets, as absolute paths on the server's host.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) struct Grants {
 
 impl Grants {
     /// The grants that the flags ask for. Relative directories are resolved against `base`.
-    pub(crate) fn new(args: &Confinement, cwd: &Path, base: &Path) -> Self {
+    pub(crate) fn new(args: &SandboxArgs, cwd: &Path, base: &Path) -> Self {
         let all = |dirs: &[PathBuf]| dirs.iter().map(|dir| absolute(dir, base)).collect();
         Self {
             cwd: cwd.to_owned(),
@@ -94,7 +94,7 @@ pub(crate) fn report(grants: &Grants, process: &Process) -> anyhow::Result<()> {
         Some(applied) if applied.file_system != AppliedFileSystem::View || applied.network != grants.network => {
             bail!("the server applied another sandbox than the one asked for: {applied:?}")
         }
-        Some(_) | None => say::talk(format_args!("exec-server: {}", grants.describe())),
+        Some(_) | None => print::message(format_args!("exec-server: {}", grants.describe())),
     }
     Ok(())
 }
@@ -108,9 +108,9 @@ fn absolute(dir: &Path, base: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn flags(read: &[&str], write: &[&str], no_network: bool) -> Confinement {
+    fn flags(read: &[&str], write: &[&str], no_network: bool) -> SandboxArgs {
         let paths = |dirs: &[&str]| dirs.iter().map(PathBuf::from).collect();
-        Confinement { sandbox: true, read: paths(read), write: paths(write), no_network }
+        SandboxArgs { sandbox: true, read: paths(read), write: paths(write), no_network }
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use crate::say;
+use crate::print;
 
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
-    say::line(exec_server_protocol::SCHEMA.trim_end());
+    print::line(exec_server_protocol::SCHEMA.trim_end());
     Ok(ExitCode::SUCCESS)
 }

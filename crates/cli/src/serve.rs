@@ -34,9 +34,8 @@ use tokio::{
 use crate::{
     args, confine, env_token, kernel,
     listeners::{self, Listener},
-    log, notify,
-    place::{self, Place},
-    runtime, say, signals,
+    log, notify, print, runtime, signals,
+    state_location::{self, StateLocation},
 };
 
 /// The name of the token among the credentials of a systemd service.
@@ -44,8 +43,8 @@ const CREDENTIAL: &str = "exec-server-token";
 
 /// Serves until a signal ends it.
 pub(crate) fn run(
-    mut args: Box<args::Serve>,
-    token: Option<env_token::Waiting>,
+    mut args: Box<args::ServeArgs>,
+    token: Option<env_token::StoredToken>,
     spawner: Option<SpawnerHandle>,
 ) -> anyhow::Result<ExitCode> {
     let spawner = spawner.context("`serve` is the first word of the command line")?;
@@ -59,27 +58,27 @@ pub(crate) fn run(
     exposure::check(&args.listen, &args.terms())?;
     // A sandboxed process of the same user must not be able to read the token from our memory.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
-    let place = Place::find(args.state_dir.as_deref(), &args.listen)?;
-    let state = Arc::new(StateDir::open(&place.path)?);
-    let ended = serve_from(&args, &place, token, &state, spawner);
+    let location = StateLocation::find(args.state_dir.as_deref(), &args.listen)?;
+    let state = Arc::new(StateDir::open(&location.path)?);
+    let ended = serve_from(&args, &location, token, &state, spawner);
     // Also after a failed start: no other server will find this directory again.
-    if place.is_private {
-        state.remove().with_context(|| format!("remove `{}`", place.path.display()))?;
+    if location.is_private {
+        state.remove().with_context(|| format!("remove `{}`", location.path.display()))?;
     }
     ended.map(|()| ExitCode::SUCCESS)
 }
 
 fn serve_from(
-    args: &args::Serve,
-    place: &Place,
-    token: Option<env_token::Waiting>,
+    args: &args::ServeArgs,
+    location: &StateLocation,
+    token: Option<env_token::StoredToken>,
     state: &Arc<StateDir>,
     spawner: SpawnerHandle,
 ) -> anyhow::Result<()> {
     let token = find_token(args, token, state)?;
     let audit = match &args.guard.audit {
         Some(file) => {
-            let anchors = place::of_anchors(place);
+            let anchors = state_location::of_anchors(location);
             if let Err(error) = &anchors {
                 tracing::warn!("the audit log has no anchor, so a cut end of it will not be noticed: {error:#}");
             }
@@ -92,11 +91,11 @@ fn serve_from(
     let tls = args.tls_files().map(Tls::load).transpose()?.map(Arc::new);
     let run_as = args.run_as.as_deref().map(confine::RunAs::find).transpose()?;
     let mut config = confine::settings(args, run_as.as_ref(), state.path(), raise_nofile());
-    config.remove_after = left_for(args, place);
+    config.remove_after = orphan_ttl(args, location);
     let cgroups = config.cgroups.clone();
     let holders = Arc::new(Spawned::new(Arc::clone(state), spawner, config));
     let runtime = runtime::new().context("start the runtime")?;
-    let ended = runtime.block_on(serve(args, place, (token, tls), holders, run_as.as_ref(), audit.clone()));
+    let ended = runtime.block_on(serve(args, location, (token, tls), holders, run_as.as_ref(), audit.clone()));
     audit.record(Record::of("server.stop"));
     audit.close();
     if let Some(cgroups) = cgroups {
@@ -108,17 +107,17 @@ fn serve_from(
 }
 
 async fn serve(
-    args: &args::Serve,
-    place: &Place,
+    args: &args::ServeArgs,
+    location: &StateLocation,
     (token, tls): (Option<Token>, Option<Arc<Tls>>),
     holders: Arc<Spawned>,
     run_as: Option<&confine::RunAs>,
     audit: Audit,
 ) -> anyhow::Result<()> {
     // Register the handlers before anything is visible from outside, so that an early signal drains too.
-    let mut signals = Signals::new()?;
-    let access = Arc::new(open_access(args, place, token.as_ref())?);
-    let config = Config { orphan_ttl: left_for(args, place), ..core_config(args, run_as, audit.clone())? };
+    let mut signals = ShutdownSignals::new()?;
+    let access = Arc::new(open_access(args, location, token.as_ref())?);
+    let config = Config { orphan_ttl: orphan_ttl(args, location), ..core_config(args, run_as, audit.clone())? };
     let core = Core::new(config, holders);
     let door = Door::new(DoorConfig {
         access: Arc::clone(&access),
@@ -127,19 +126,23 @@ async fn serve(
         token_beside_certificate: args.terms().auth == Some(Auth::Token),
     });
     let door = Arc::new(door.reporting(Arc::clone(&core) as _));
-    let config =
-        ServerConfig { dial_socket: Some(place.path.join("dial.sock")), stdio_ends_session: place.is_private, tls };
+    let config = ServerConfig {
+        dial_socket: Some(location.path.join("dial.sock")),
+        stdio_ends_session: location.is_private,
+        tls,
+    };
     let server = Server::bind(Arc::clone(&core), door, &args.listen, config)?;
     // The sockets are bound before this, so that clients queue in the backlog. Sessions are adopted before clients are accepted, so that
     // clients find their sessions.
     core.adopt().await.context("take over the sessions of the server before")?;
-    record_listeners(place, &server, &args.terms());
-    let notes = notes_for_people(args, place, &server, token.as_ref());
+    record_listeners(location, &server, &args.terms());
+    let notes = startup_notes(args, location, &server, token.as_ref());
     announce(&server, &args.terms(), token);
-    notes.iter().for_each(say::talk);
+    notes.iter().for_each(print::message);
     let mut tasks = JoinSet::new();
-    let watching =
-        access.watch(move |news| tell(&audit, &news)).context("start the thread that looks at the tokens")?;
+    let watching = access
+        .watch(move |news| report_token_change(&audit, &news))
+        .context("start the thread that looks at the tokens")?;
     tasks.spawn(watching);
     notify::ready();
     let stopped = async {
@@ -148,19 +151,19 @@ async fn serve(
     };
     let ended = server.run(stopped).await;
     tracing::debug!(?ended, "drained");
-    if args.kill_on_exit || place.is_private {
+    if args.kill_on_exit || location.is_private {
         core.end_all().await;
     }
     Ok(())
 }
 
 /// How long sessions of a private state directory stay after the server was killed.
-fn left_for(args: &args::Serve, place: &Place) -> Option<Duration> {
-    place.is_private.then_some(args.orphan_ttl)
+fn orphan_ttl(args: &args::ServeArgs, location: &StateLocation) -> Option<Duration> {
+    location.is_private.then_some(args.orphan_ttl)
 }
 
 /// Returns when a signal arrives, or when the server has been idle for long enough.
-async fn stop(core: &Core, signals: &mut Signals, idle: Option<Duration>) {
+async fn stop(core: &Core, signals: &mut ShutdownSignals, idle: Option<Duration>) {
     let idle = async {
         match idle {
             Some(long) => core.retire_after(long).await,
@@ -175,13 +178,16 @@ async fn stop(core: &Core, signals: &mut Signals, idle: Option<Duration>) {
 }
 
 /// The access rules: clients need the owner's token, an entry in the token file or a certificate; with `--auth none` everyone may connect.
-fn open_access(args: &args::Serve, place: &Place, token: Option<&Token>) -> anyhow::Result<Access> {
+fn open_access(args: &args::ServeArgs, location: &StateLocation, token: Option<&Token>) -> anyhow::Result<Access> {
     if args.terms().auth == Some(Auth::None) {
         return Ok(Access::open());
     }
-    let file = args.guard.tokens.clone().unwrap_or_else(|| place.path.join(TOKENS));
+    let file = args.guard.tokens.clone().unwrap_or_else(|| location.path.join(TOKENS));
     if args.guard.tokens.is_some() && !file.exists() {
-        say::talk(format_args!("warning: there is no `{}` yet; `exec-server token create` makes it", file.display()));
+        print::message(format_args!(
+            "warning: there is no `{}` yet; `exec-server token create` makes it",
+            file.display()
+        ));
         // Create an empty table, which means the same as a missing one. A sandbox can hide an existing file, but a sandboxed process could
         // create a missing one. If this fails, such a process cannot create it either, or the directory is missing too.
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file).map(drop).ok();
@@ -191,7 +197,7 @@ fn open_access(args: &args::Serve, place: &Place, token: Option<&Token>) -> anyh
 }
 
 /// Reports to the log and the audit log that the access of a principal has changed, or that the token file cannot be used.
-fn tell(audit: &Audit, news: &News) {
+fn report_token_change(audit: &Audit, news: &News) {
     match news {
         News::Changed(change) => {
             tracing::warn!(principal = change.principal, "access {}", change.what);
@@ -206,7 +212,7 @@ fn tell(audit: &Audit, news: &News) {
     }
 }
 
-fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>, audit: Audit) -> anyhow::Result<Config> {
+fn core_config(args: &args::ServeArgs, run_as: Option<&confine::RunAs>, audit: Audit) -> anyhow::Result<Config> {
     let environment: Vec<_> = env::vars_os().filter(|(name, _)| !name.eq_ignore_ascii_case(env_token::NAME)).collect();
     let mut config = Config {
         session_ttl_max: args.session_ttl.0,
@@ -228,14 +234,14 @@ fn core_config(args: &args::Serve, run_as: Option<&confine::RunAs>, audit: Audit
 
 /// Files that every sandbox hides, besides the state directory: token and key files, the token table, the audit log with its anchors, and
 /// our own sockets.
-fn secrets(args: &args::Serve) -> Vec<PathBuf> {
+fn secrets(args: &args::ServeArgs) -> Vec<PathBuf> {
     let socket = |url: &ListenUrl| match url {
         ListenUrl::Unix(path) => Some(path.clone()),
         _ => None,
     };
     let files = [&args.token_file, &args.tls_key, &args.guard.tokens, &args.guard.audit].into_iter().flatten().cloned();
     let credentials = env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
-    let anchors = args.guard.audit.as_ref().and_then(|_| place::anchors_of_user().ok());
+    let anchors = args.guard.audit.as_ref().and_then(|_| state_location::anchors_of_user().ok());
     absolute(files.chain(anchors).chain(args.listen.iter().filter_map(socket)).chain(credentials))
 }
 
@@ -244,23 +250,28 @@ fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
 }
 
 /// Records our sockets in the state directory. If this fails, only `token create` misses the information.
-fn record_listeners(place: &Place, server: &Server, terms: &Terms) {
+fn record_listeners(location: &StateLocation, server: &Server, terms: &Terms) {
     let listener = |url: &ListenUrl| Listener { url: url.to_string(), asks_for_token: terms.asks_for_token(url) };
     let all: Vec<Listener> = server.bound().iter().map(|bound| listener(&bound.url)).collect();
-    if let Err(error) = listeners::write(&place.path, &all) {
+    if let Err(error) = listeners::write(&location.path, &all) {
         tracing::warn!(%error, "cannot record the listeners in the state directory");
     }
 }
 
 /// Notes for stderr: the state directory, and a command that connects to this server. The token itself is printed only on stdout.
-fn notes_for_people(args: &args::Serve, place: &Place, server: &Server, token: Option<&Token>) -> Vec<String> {
+fn startup_notes(
+    args: &args::ServeArgs,
+    location: &StateLocation,
+    server: &Server,
+    token: Option<&Token>,
+) -> Vec<String> {
     let socket = server.bound().iter().map(|bound| &bound.url).find(|url| **url != ListenUrl::Stdio);
-    if args.detached || (socket.is_none() && !place.is_private) {
+    if args.detached || (socket.is_none() && !location.is_private) {
         return Vec::new();
     }
-    let state = format!("state: {}", place.path.display());
+    let state = format!("state: {}", location.path.display());
     let Some(url) = socket else { return vec![state] };
-    let kept = place.path.join("token");
+    let kept = location.path.join("token");
     let is_kept = |token: &Token| std::fs::read_to_string(&kept).is_ok_and(|text| text.trim() == token.reveal());
     let token = match (token.filter(|_| args.terms().asks_for_token(url)), &args.token_file) {
         (None, _) => String::new(),
@@ -278,9 +289,9 @@ fn announce(server: &Server, terms: &Terms, token: Option<Token>) {
     for bound in server.bound() {
         match (&bound.url, serves_stdio) {
             (ListenUrl::Stdio, _) => {}
-            (url, true) => say::talk(format_args!("listening: {url}")),
-            (url, false) if !terms.asks_for_token(url) => say::line(&url.to_string()),
-            (url, false) => say::line(&with_token(url, token.as_ref())),
+            (url, true) => print::message(format_args!("listening: {url}")),
+            (url, false) if !terms.asks_for_token(url) => print::line(&url.to_string()),
+            (url, false) => print::line(&with_token(url, token.as_ref())),
         }
     }
 }
@@ -304,13 +315,13 @@ pub(crate) fn percent_encode(text: &str) -> String {
 
 /// The owner's token, from the first source that has one; `None` if no listener requires one.
 fn find_token(
-    args: &args::Serve,
-    from_env: Option<env_token::Waiting>,
+    args: &args::ServeArgs,
+    from_env: Option<env_token::StoredToken>,
     state: &StateDir,
 ) -> anyhow::Result<Option<Token>> {
     let terms = args.terms();
     if args.listen.iter().any(|url| terms.is_open(url)) {
-        say::talk("warning: `--auth none`: every local user can run programs as you through this server");
+        print::message("warning: `--auth none`: every local user can run programs as you through this server");
     }
     let is_by_certificate = |url: &ListenUrl| matches!(url, ListenUrl::Wss(_)) && !terms.asks_for_token(url);
     if terms.auth == Some(Auth::None) || args.listen.iter().all(is_by_certificate) {
@@ -348,14 +359,14 @@ fn raise_nofile() -> Option<(u64, u64)> {
 }
 
 /// The signals that shut a server down.
-pub(crate) struct Signals {
+pub(crate) struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
     /// `None` if the parent process set SIGHUP to be ignored, as `nohup` does.
     hangup: Option<Signal>,
 }
 
-impl Signals {
+impl ShutdownSignals {
     /// Registers the handlers.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let hangup = if signals::ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) };

@@ -6,7 +6,7 @@ use rustix::process::Signal as Number;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum SignalEvent {
     /// A signal to pass on: its name and number.
     Signal(&'static str, u8),
     /// SIGWINCH: the terminal size has changed.
@@ -18,11 +18,11 @@ pub(crate) enum Heard {
 }
 
 /// As long as this exists, these signals no longer end or stop the program.
-pub(crate) struct Signals {
-    passed: Vec<(Signal, Heard)>,
+pub(crate) struct SignalStream {
+    streams: Vec<(Signal, SignalEvent)>,
 }
 
-impl Signals {
+impl SignalStream {
     /// Registers all handlers.
     pub(crate) fn new() -> io::Result<Self> {
         let named = [
@@ -33,31 +33,31 @@ impl Signals {
             (Number::USR1, "SIGUSR1"),
             (Number::USR2, "SIGUSR2"),
         ];
-        let mut passed = Vec::new();
+        let mut streams = Vec::new();
         for (number, name) in named {
-            hear_named(&mut passed, number, name)?;
+            register_named(&mut streams, number, name)?;
         }
-        passed.push((hear(Number::WINCH)?, Heard::Resized));
-        passed.push((hear(Number::TSTP)?, Heard::Suspend));
-        passed.push((hear(Number::CONT)?, Heard::Continued));
-        Ok(Self { passed })
+        streams.push((register(Number::WINCH)?, SignalEvent::Resized));
+        streams.push((register(Number::TSTP)?, SignalEvent::Suspend));
+        streams.push((register(Number::CONT)?, SignalEvent::Continued));
+        Ok(Self { streams })
     }
 
     /// Handles only the signals that ask a program to end; all others keep their default action.
-    pub(crate) fn of_end() -> io::Result<Self> {
-        let mut passed = Vec::new();
+    pub(crate) fn for_ending() -> io::Result<Self> {
+        let mut streams = Vec::new();
         for (number, name) in [(Number::INT, "SIGINT"), (Number::TERM, "SIGTERM"), (Number::HUP, "SIGHUP")] {
-            hear_named(&mut passed, number, name)?;
+            register_named(&mut streams, number, name)?;
         }
-        Ok(Self { passed })
+        Ok(Self { streams })
     }
 
     /// Waits for the next signal. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> Heard {
+    pub(crate) async fn next(&mut self) -> SignalEvent {
         future::poll_fn(|cx| {
-            for (signal, heard) in &mut self.passed {
+            for (signal, event) in &mut self.streams {
                 if signal.poll_recv(cx).is_ready() {
-                    return std::task::Poll::Ready(*heard);
+                    return std::task::Poll::Ready(*event);
                 }
             }
             std::task::Poll::Pending
@@ -79,16 +79,16 @@ pub(crate) fn ignores_hangup() -> bool {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
 }
 
-fn hear_named(passed: &mut Vec<(Signal, Heard)>, number: Number, name: &'static str) -> io::Result<()> {
+fn register_named(streams: &mut Vec<(Signal, SignalEvent)>, number: Number, name: &'static str) -> io::Result<()> {
     // If our parent set SIGHUP to be ignored, as `nohup` does, it is not passed on to the program either.
     if number == Number::HUP && ignores_hangup() {
         return Ok(());
     }
     let small = u8::try_from(number.as_raw()).unwrap_or_default();
-    passed.push((hear(number)?, Heard::Signal(name, small)));
+    streams.push((register(number)?, SignalEvent::Signal(name, small)));
     Ok(())
 }
 
-fn hear(number: Number) -> io::Result<Signal> {
+fn register(number: Number) -> io::Result<Signal> {
     signal(SignalKind::from_raw(number.as_raw()))
 }

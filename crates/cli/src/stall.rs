@@ -6,7 +6,7 @@ use std::time::Duration;
 use exec_server_client::{Process, protocol::process::Blocked};
 use tokio::time;
 
-use crate::{ids, say};
+use crate::{ids, print};
 
 /// How often the process is polled. If nothing has changed between two polls, that is reported.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ pub(crate) async fn watch(process: &Process) {
         match now.filter(|_| now == seen) {
             Some((blocked, _)) if !is_told => {
                 is_told = true;
-                say::talk(explain(process, blocked));
+                print::message(explain(process, blocked));
             }
             Some(_) => {}
             None => is_told = false,

@@ -31,7 +31,7 @@ const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Where a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ServerKind {
     /// On a server embedded in this process, which shares our directory and environment.
     Embedded,
     /// On the user's own server on this machine, which has a directory and environment of another shell.
@@ -41,33 +41,37 @@ pub(crate) enum Place {
 }
 
 /// The server on which a program runs.
-pub(crate) struct Host<'a> {
+pub(crate) struct TargetServer<'a> {
     pub(crate) client: &'a Client,
-    pub(crate) place: Place,
+    pub(crate) server_kind: ServerKind,
     /// The server's entry in `environments.toml`, if it has one.
     pub(crate) spec: Option<&'a RemoteSpec>,
 }
 
 /// A start request that is ready to be sent.
-pub(crate) struct Prepared {
+pub(crate) struct PreparedStart {
     pub(crate) start: Start,
     /// The grants of `--sandbox`.
     pub(crate) grants: Option<Grants>,
 }
 
 /// Builds the start that the flags describe. Asks the server where a default is only known there.
-pub(crate) async fn prepare(args: &args::Run, host: Host<'_>, id: ProcessId) -> anyhow::Result<Prepared> {
+pub(crate) async fn prepare(
+    args: &args::RunArgs,
+    target: TargetServer<'_>,
+    id: ProcessId,
+) -> anyhow::Result<PreparedStart> {
     let mut start =
         Start::new(args.argv.iter().map(String::as_str)).id(id).pipe_stdin(!args.no_stdin && !args.detach && !args.tty);
-    let directory = match host.place {
-        Place::Remote => there(args.cwd.as_deref(), host.client).await?,
-        Place::Embedded | Place::PerUser => Some(here(args.cwd.as_deref())?),
+    let directory = match target.server_kind {
+        ServerKind::Remote => remote_directory(args.cwd.as_deref(), target.client).await?,
+        ServerKind::Embedded | ServerKind::PerUser => Some(local_directory(args.cwd.as_deref())?),
     };
     if let Some(dir) = &directory {
         start = start.cwd(dir);
     }
-    start = environment(start, args.env_inherit, host.place);
-    for (name, value) in variables(args, &host).await? {
+    start = environment(start, args.env_inherit, target.server_kind);
+    for (name, value) in variables(args, &target).await? {
         start = start.env(name, value);
     }
     if args.tty {
@@ -90,36 +94,36 @@ pub(crate) async fn prepare(args: &args::Run, host: Host<'_>, id: ProcessId) -> 
     }
     let mut grants = None;
     if args.confinement.sandbox {
-        sandbox::check_server(host.client)?;
+        sandbox::check_server(target.client)?;
         let cwd = match directory {
             Some(dir) => PathArg::new(dir.to_string_lossy()).resolve()?,
-            None => server_directory(host.client).await?,
+            None => server_directory(target.client).await?,
         };
         // Locally, a path is relative to the shell's directory; on a server, to the directory in which the program starts.
-        let base = if host.place == Place::Remote { cwd.clone() } else { env::current_dir()? };
+        let base = if target.server_kind == ServerKind::Remote { cwd.clone() } else { env::current_dir()? };
         let granted = Grants::new(&args.confinement, &cwd, &base);
         start = start.sandbox(granted.to_policy());
         grants = Some(granted);
     }
     // Without `--detach` the session ends with the program. The server has to forget the process only if the user leaves it running with
     // the detach keys.
-    let is_served = host.client.server().capabilities.auto_forget;
+    let is_served = target.client.server().capabilities.auto_forget;
     start = start.auto_forget(args.rm && (args.detach || is_served));
-    Ok(Prepared { start, grants })
+    Ok(PreparedStart { start, grants })
 }
 
 /// The variables that are set for the program, later sources winning: `environments.toml`, the login shell, `--env`.
-async fn variables(args: &args::Run, host: &Host<'_>) -> anyhow::Result<BTreeMap<String, String>> {
+async fn variables(args: &args::RunArgs, target: &TargetServer<'_>) -> anyhow::Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
-    if let Some(spec) = host.spec {
+    if let Some(spec) = target.spec {
         all.extend(spec.env.iter().cloned());
     }
     if args.login {
-        let base = |start| environment(start, args.env_inherit, host.place);
-        all.extend(login::environment(host.client, base).await?);
+        let base = |start| environment(start, args.env_inherit, target.server_kind);
+        all.extend(login::environment(target.client, base).await?);
     }
-    if let Some(spec) = host.spec.filter(|spec| !spec.path.is_empty()) {
-        let info = host.client.environment_info().await.context("ask the server for its PATH")?;
+    if let Some(spec) = target.spec.filter(|spec| !spec.path.is_empty()) {
+        let info = target.client.environment_info().await.context("ask the server for its PATH")?;
         let path = all.get("PATH").cloned().or_else(|| info.search_path.clone());
         all.insert("PATH".to_owned(), search_path(&spec.path, &info, path)?);
     }
@@ -151,7 +155,7 @@ async fn server_directory(client: &Client) -> anyhow::Result<PathBuf> {
 }
 
 /// A directory on this machine. `~` is expanded too, in case the shell did not do it.
-pub(crate) fn here(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn local_directory(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let Some(given) = given else { return env::current_dir().context("find the working directory") };
     match remote_path::below_home(given) {
         None => std::path::absolute(given).with_context(|| format!("find `{}`", given.display())),
@@ -163,7 +167,7 @@ pub(crate) fn here(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 /// A directory on a server; `None` means the server's own.
-pub(crate) async fn there(given: Option<&Path>, client: &Client) -> anyhow::Result<Option<PathBuf>> {
+pub(crate) async fn remote_directory(given: Option<&Path>, client: &Client) -> anyhow::Result<Option<PathBuf>> {
     match given {
         None => Ok(None),
         Some(given) if given.to_string_lossy().starts_with("file:") => Ok(Some(given.to_owned())),
@@ -171,17 +175,17 @@ pub(crate) async fn there(given: Option<&Path>, client: &Client) -> anyhow::Resu
     }
 }
 
-fn environment(start: Start, asked: Option<InheritArg>, place: Place) -> Start {
-    let default = if place == Place::Remote { InheritArg::Core } else { InheritArg::All };
-    let inherit = match asked.unwrap_or(default) {
+fn environment(start: Start, requested: Option<InheritArg>, server_kind: ServerKind) -> Start {
+    let default = if server_kind == ServerKind::Remote { InheritArg::Core } else { InheritArg::All };
+    let inherit = match requested.unwrap_or(default) {
         InheritArg::All => Inherit::All,
         InheritArg::Core => Inherit::Core,
         InheritArg::None => Inherit::None,
     };
-    match place {
-        Place::Remote => start.inherit(inherit),
+    match server_kind {
+        ServerKind::Remote => start.inherit(inherit),
         // Our own variables go to our own program, so none of them has to be hidden.
-        Place::Embedded => start.env_policy(Some(EnvPolicy {
+        ServerKind::Embedded => start.env_policy(Some(EnvPolicy {
             inherit,
             ignore_default_excludes: true,
             exclude: Vec::new(),
@@ -189,12 +193,14 @@ fn environment(start: Start, asked: Option<InheritArg>, place: Place) -> Start {
             include_only: Vec::new(),
         })),
         // The per-user server has the environment of the command that started it, so ours has to be sent.
-        Place::PerUser => ours(inherit).fold(start.env_policy(None), |start, (name, value)| start.env(name, value)),
+        ServerKind::PerUser => {
+            own_variables(inherit).fold(start.env_policy(None), |start, (name, value)| start.env(name, value))
+        }
     }
 }
 
 /// Our variables, except the token. The protocol carries text, so variables that are not UTF-8 are left out.
-fn ours(inherit: Inherit) -> impl Iterator<Item = (String, String)> {
+fn own_variables(inherit: Inherit) -> impl Iterator<Item = (String, String)> {
     let text = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     text.filter(move |(name, _)| {
         let is_wanted = match inherit {

@@ -20,7 +20,7 @@ static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Resets what a full-screen program may have changed: alternate screen, hidden cursor, colours, mouse reports, bracketed paste,
 /// application keys.
-const CALM: &[u8] =
+const RESET_SCREEN: &[u8] =
     b"\x1b[?1049l\x1b[?25h\x1b[0m\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?1l\x1b>";
 
 /// Clears the screen.
@@ -41,19 +41,19 @@ impl Terminal {
         make_raw()?;
         let default = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            give_back();
+            restore();
             default(info);
         }));
         Ok(Some(Self(())))
     }
 
     /// Restores the modes for a while, for example during a suspend.
-    pub(crate) fn give_back(&self) {
-        give_back();
+    pub(crate) fn restore(&self) {
+        restore();
     }
 
     /// Returns to raw mode after other programs used the terminal and may have changed its modes.
-    pub(crate) fn take_again(&self) {
+    pub(crate) fn make_raw_again(&self) {
         // Ignore the error: the terminal may have gone.
         make_raw().ok();
     }
@@ -61,7 +61,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        give_back();
+        restore();
     }
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn is_raw() -> bool {
 }
 
 /// Whether another program, such as ssh, is reading a password from our terminal: then echo is off.
-pub(crate) fn is_asking() -> bool {
+pub(crate) fn is_reading_password() -> bool {
     let echoes = |modes: Termios| modes.local_modes.contains(termios::LocalModes::ECHO);
     !is_raw() && termios::tcgetattr(io::stdin()).is_ok_and(|modes| !echoes(modes))
 }
@@ -92,8 +92,8 @@ pub(crate) fn clear() {
 }
 
 /// Resets what a program that continues without us has changed on our screen.
-pub(crate) fn calm() {
-    write(CALM);
+pub(crate) fn reset_screen() {
+    write(RESET_SCREEN);
 }
 
 /// Records which screen the program draws on.
@@ -147,7 +147,7 @@ fn make_raw() -> anyhow::Result<()> {
     made.context("make the terminal raw")
 }
 
-fn give_back() {
+fn restore() {
     if let Some(modes) = before().take() {
         // Ignore the error, because the terminal may have gone. Do not drain: output stopped with Ctrl-S would block us forever.
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &modes).ok();

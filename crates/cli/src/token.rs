@@ -19,23 +19,23 @@ use exec_server_server::{
 use serde_json::json;
 
 use crate::{
-    args::{Create, Token, TokenCommand, TokenPlace},
-    listeners, place, say,
+    args::{TokenArgs, TokenCommand, TokenCreateArgs, TokenFileArgs},
+    listeners, print, state_location,
 };
 
 /// Exit code if the named entry does not exist, or exists already.
 const NO_ENTRY: u8 = 1;
 
-pub(crate) fn run(args: &Token) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &TokenArgs) -> anyhow::Result<ExitCode> {
     let done = match &args.command {
         TokenCommand::Create(args) => create(args),
-        TokenCommand::List { json, place } => list(&file(place)?, *json),
-        TokenCommand::Revoke { name, place } => revoke(&file(place)?, name),
+        TokenCommand::List { json, location } => list(&file(location)?, *json),
+        TokenCommand::Revoke { name, location } => revoke(&file(location)?, name),
     };
     match done {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) if matches!(error.downcast_ref(), Some(FileError::Exists { .. } | FileError::Unknown { .. })) => {
-            say::error(&error);
+            print::error(&error);
             Ok(ExitCode::from(NO_ENTRY))
         }
         Err(error) => Err(error),
@@ -43,19 +43,19 @@ pub(crate) fn run(args: &Token) -> anyhow::Result<ExitCode> {
 }
 
 /// The path of the token file that the flags select.
-fn file(place: &TokenPlace) -> anyhow::Result<PathBuf> {
-    match &place.tokens {
+fn file(location: &TokenFileArgs) -> anyhow::Result<PathBuf> {
+    match &location.tokens {
         Some(file) => std::path::absolute(file).with_context(|| format!("find `{}`", file.display())),
-        None => Ok(state_dir(place)?.join(TOKENS)),
+        None => Ok(state_dir(location)?.join(TOKENS)),
     }
 }
 
 /// The state directory of the server that the flags select.
-fn state_dir(place: &TokenPlace) -> anyhow::Result<PathBuf> {
-    match (&place.listen, &place.connect) {
+fn state_dir(location: &TokenFileArgs) -> anyhow::Result<PathBuf> {
+    match (&location.listen, &location.connect) {
         (Some(url), _) => listeners::find(url),
         (None, Some(url)) => listeners::find(&local_listener(url)?),
-        (None, None) => place::of_user(place.state_dir.as_deref()),
+        (None, None) => state_location::of_user(location.state_dir.as_deref()),
     }
 }
 
@@ -70,9 +70,9 @@ fn local_listener(url: &str) -> anyhow::Result<ListenUrl> {
     })
 }
 
-fn create(args: &Create) -> anyhow::Result<()> {
-    let path = file(&args.place)?;
-    if let (None, Some(dir)) = (&args.place.tokens, path.parent()) {
+fn create(args: &TokenCreateArgs) -> anyhow::Result<()> {
+    let path = file(&args.location)?;
+    if let (None, Some(dir)) = (&args.location.tokens, path.parent()) {
         // The directory may not exist if the server has never run.
         DirBuilder::new()
             .recursive(true)
@@ -101,14 +101,14 @@ fn create(args: &Create) -> anyhow::Result<()> {
         Some(out) => {
             let shown = args.out.as_deref().unwrap_or(Path::new("")).display().to_string();
             out.write(token.reveal())?;
-            say::talk(format_args!("`{}` is in `{}`; its token is in `{shown}`", args.name, path.display()));
+            print::message(format_args!("`{}` is in `{}`; its token is in `{shown}`", args.name, path.display()));
         }
         None => {
-            say::talk(format_args!("`{}` is in `{}`; its token is shown only now", args.name, path.display()));
-            say::line(token.reveal());
+            print::message(format_args!("`{}` is in `{}`; its token is shown only now", args.name, path.display()));
+            print::line(token.reveal());
         }
     }
-    if let (None, Some(dir)) = (&args.place.tokens, path.parent()) {
+    if let (None, Some(dir)) = (&args.location.tokens, path.parent()) {
         warn_of_no_use(dir)?;
     }
     Ok(())
@@ -117,16 +117,16 @@ fn create(args: &Create) -> anyhow::Result<()> {
 /// Warns if the server does not require a token.
 fn warn_of_no_use(dir: &Path) -> anyhow::Result<()> {
     let Some(all) = listeners::read(dir) else {
-        say::talk(format_args!("note: no server has used `{}` yet; is it the one you mean?", dir.display()));
+        print::message(format_args!("note: no server has used `{}` yet; is it the one you mean?", dir.display()));
         return Ok(());
     };
     if all.iter().any(|listener| listener.asks_for_token) {
         return Ok(());
     }
     let urls: Vec<&str> = all.iter().map(|listener| listener.url.as_str()).collect();
-    say::talk(format_args!("warning: the server at {} asks for no token", urls.join(", ")));
-    for url in listeners::that_ask_for_tokens()? {
-        say::talk(format_args!("  a server that does: --listen {url}"));
+    print::message(format_args!("warning: the server at {} asks for no token", urls.join(", ")));
+    for url in listeners::urls_with_tokens()? {
+        print::message(format_args!("  a server that does: --listen {url}"));
     }
     Ok(())
 }
@@ -163,7 +163,7 @@ impl Drop for NewFile {
 
 fn revoke(path: &Path, name: &str) -> anyhow::Result<()> {
     TokenFile::revoke(path, name)?;
-    say::talk(format_args!("`{name}` is revoked in `{}`", path.display()));
+    print::message(format_args!("`{name}` is revoked in `{}`", path.display()));
     Ok(())
 }
 
@@ -183,7 +183,7 @@ fn list(path: &Path, as_json: bool) -> anyhow::Result<()> {
                 })
             })
             .collect();
-        say::line(&serde_json::to_string_pretty(&entries)?);
+        print::line(&serde_json::to_string_pretty(&entries)?);
         return Ok(());
     }
     let mut rows = vec![["NAME", "KIND", "STATE", "EXPIRES", "SCOPES", "ROOTS"].map(str::to_owned)];
@@ -202,7 +202,7 @@ fn list(path: &Path, as_json: bool) -> anyhow::Result<()> {
         (0..6).map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
     for row in rows {
         let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        say::line(cells.join("  ").trim_end());
+        print::line(cells.join("  ").trim_end());
     }
     Ok(())
 }

@@ -5,27 +5,27 @@ use std::process::ExitCode;
 use exec_server_client::{Client, Event, Events, Exit, protocol::process::ProcessInfo};
 use serde_json::json;
 
-use crate::{args, codes, connect::Visit, env_token, kill::keep_first, logs, runtime, say, stall};
+use crate::{args, codes, connect::ListingSession, env_token, kill::keep_first, logs, print, runtime, stall};
 
 /// Waits for all processes in the given order and returns the exit code of the last one.
-pub(crate) fn run(args: &args::Wait, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::WaitArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
-        let visit = Visit::begin(&args.connect, token).await?;
+        let listing = ListingSession::open(&args.connect, token).await?;
         let (mut failed, mut code) = (None, 0);
         for id in &args.ids {
-            let ended = match visit.find(id) {
+            let ended = match listing.find(id) {
                 Ok((client, info)) => ended(client, info).await.map(|exit| (info, exit)),
                 Err(error) => Err(error.into()),
             };
             let done = ended.map(|(info, exit)| {
                 code = codes::of_exit(&exit);
                 if args.json {
-                    say::json(&format!("{}\n", described(info, &exit))).ok(); // If stdout is closed, the reader has gone.
+                    print::json(&format!("{}\n", described(info, &exit))).ok(); // If stdout is closed, the reader has gone.
                 }
             });
             failed = keep_first(failed, done);
         }
-        visit.end().await;
+        listing.end().await;
         failed.map_or(Ok(ExitCode::from(code)), Err)
     })
 }

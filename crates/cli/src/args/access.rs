@@ -39,7 +39,7 @@ Examples:
 
 /// Flags of `serve` about access and its record.
 #[derive(Debug, Args)]
-pub(crate) struct Guard {
+pub(crate) struct AccessArgs {
     /// Named tokens and certificates, and what each may do; see `exec-server token` [default: tokens.toml in the state directory]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
@@ -54,7 +54,7 @@ pub(crate) struct Guard {
     audit_mode: AuditMode,
 }
 
-impl Guard {
+impl AccessArgs {
     /// What happens when the audit log cannot be written.
     pub(crate) fn audit_mode(&self) -> Mode {
         match self.audit_mode {
@@ -73,7 +73,7 @@ enum AuditMode {
 /// `exec-server token …`.
 #[derive(Debug, Args)]
 #[command(after_help = TOKEN_HELP)]
-pub(crate) struct Token {
+pub(crate) struct TokenArgs {
     #[command(subcommand)]
     pub(crate) command: TokenCommand,
 }
@@ -83,27 +83,27 @@ pub(crate) struct Token {
 pub(crate) enum TokenCommand {
     /// Make a token and print it, the only time that it is seen.
     #[command(after_help = TOKEN_HELP)]
-    Create(Create),
+    Create(TokenCreateArgs),
     /// List names, rights and dates.
     List {
         /// As JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
-        place: TokenPlace,
+        location: TokenFileArgs,
     },
     /// Revoke a token or certificate, and disconnect the clients that use it.
     Revoke {
         /// The name
         name: String,
         #[command(flatten)]
-        place: TokenPlace,
+        location: TokenFileArgs,
     },
 }
 
 /// Flags of `token create`.
 #[derive(Debug, Args)]
-pub(crate) struct Create {
+pub(crate) struct TokenCreateArgs {
     /// Name by which the server identifies the bearer
     pub(crate) name: String,
     /// Scopes: exec, stdin, signal, fs-read, fs-write, http, metrics; repeatable [default: all]
@@ -126,13 +126,13 @@ pub(crate) struct Create {
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) place: TokenPlace,
+    pub(crate) location: TokenFileArgs,
 }
 
 /// Which server of this machine, and so which file.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
-pub(crate) struct TokenPlace {
+pub(crate) struct TokenFileArgs {
     /// The state directory of the server [default: that of the user's own server]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
@@ -150,7 +150,7 @@ pub(crate) struct TokenPlace {
 /// `exec-server audit …`.
 #[derive(Debug, Args)]
 #[command(after_help = AUDIT_HELP)]
-pub(crate) struct Audit {
+pub(crate) struct AuditArgs {
     #[command(subcommand)]
     pub(crate) command: AuditCommand,
 }

@@ -8,12 +8,12 @@ use exec_server_protocol::process::Overflow;
 use exec_server_server::core::Config;
 
 use super::values;
-use crate::limits::{self, Amount};
+use crate::limits::{self, LimitValue};
 
 /// Limits that users set.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits")]
-pub(crate) struct Bounds {
+pub(crate) struct LimitArgs {
     #[arg(long, value_name = "SIZE")]
     memory_per_process: u64,
     #[arg(long, value_name = "SIZE")]
@@ -50,11 +50,11 @@ enum OverflowArg {
     DropOldest,
 }
 
-impl Bounds {
+impl LimitArgs {
     /// Checks that involve more than one flag.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.dead_after <= self.ping_every {
-            let (dead, ping) = (Amount::Time(self.dead_after), Amount::Time(self.ping_every));
+            let (dead, ping) = (LimitValue::Time(self.dead_after), LimitValue::Time(self.ping_every));
             return Err(format!(
                 "--dead-after ({dead}) must be longer than --ping-every ({ping}), or a peer is dead before it was asked"
             ));
@@ -101,9 +101,13 @@ pub(super) fn describe(mut serve: clap::Command) -> clap::Command {
             let arg = arg.help(help).required(false).default_value(default);
             match limit.range {
                 None => arg,
-                Some((Amount::Bytes(least), Amount::Bytes(most))) => arg.value_parser(values::size_within(least, most)),
-                Some((Amount::Time(least), Amount::Time(most))) => arg.value_parser(values::time_within(least, most)),
-                Some((Amount::Count(least), Amount::Count(most))) => {
+                Some((LimitValue::Bytes(least), LimitValue::Bytes(most))) => {
+                    arg.value_parser(values::size_within(least, most))
+                }
+                Some((LimitValue::Time(least), LimitValue::Time(most))) => {
+                    arg.value_parser(values::time_within(least, most))
+                }
+                Some((LimitValue::Count(least), LimitValue::Count(most))) => {
                     arg.value_parser(values::count_within(least, most))
                 }
                 Some((least, most)) => unreachable!("a range of two kinds: {least} and {most}"),

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use super::{Confinement, values};
+use super::{SandboxArgs, values};
 
 const RUN_HELP: &str = "\
 Without a server the program runs here, in this directory, with this environment. On a server it \
@@ -128,7 +128,7 @@ Examples:
 /// Where the server is and how to get in.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
-pub(crate) struct Connect {
+pub(crate) struct ConnectArgs {
     /// The server: ws://, wss://, unix://, ssh://user@host, stdio:COMMAND, or a name of environments.toml
     /// [default: $EXEC_SERVER_URL, then $CODEX_EXEC_SERVER_URL, else this machine]
     #[arg(long, value_name = "URL|NAME")]
@@ -173,7 +173,7 @@ pub(crate) enum InheritArg {
 /// Flags of `run`.
 #[derive(Debug, Args)]
 #[command(after_help = RUN_HELP)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     /// Give the program a terminal
     #[arg(short = 't', long)]
     pub(crate) tty: bool,
@@ -233,12 +233,12 @@ pub(crate) struct Run {
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) argv: Vec<String>,
     #[command(flatten)]
-    pub(crate) confinement: Confinement,
+    pub(crate) confinement: SandboxArgs,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
-impl Run {
+impl RunArgs {
     /// Translates `-v` into a log level, unless `--log` is given.
     pub(super) fn apply_verbosity(&mut self) {
         if self.connect.log.is_none() {
@@ -255,7 +255,7 @@ impl Run {
 /// Flags of `ps`.
 #[derive(Debug, Args)]
 #[command(after_help = PS_HELP)]
-pub(crate) struct Ps {
+pub(crate) struct PsArgs {
     /// Only those that have not ended
     #[arg(short = 'r', long)]
     pub(crate) running: bool,
@@ -272,13 +272,13 @@ pub(crate) struct Ps {
     #[arg(long, value_name = "DUR", default_value = "1s", requires = "watch", value_parser = values::interval)]
     pub(crate) interval: Duration,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `logs`.
 #[derive(Debug, Args)]
 #[command(after_help = LOGS_HELP)]
-pub(crate) struct Logs {
+pub(crate) struct LogsArgs {
     /// Follow until the process has ended and its output is complete
     #[arg(short = 'f', long)]
     pub(crate) follow: bool,
@@ -295,23 +295,23 @@ pub(crate) struct Logs {
     #[arg(required = true, value_name = "ID")]
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `attach`.
 #[derive(Debug, Args)]
 #[command(after_help = ATTACH_HELP)]
-pub(crate) struct Attach {
+pub(crate) struct AttachArgs {
     /// The process: its id, the beginning of it, or SESSION/ID
     pub(crate) id: String,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `kill`.
 #[derive(Debug, Args)]
 #[command(after_help = KILL_HELP)]
-pub(crate) struct Kill {
+pub(crate) struct KillArgs {
     /// Send this signal, and nothing else; `-9` and `-KILL` mean the same as `-s KILL`
     #[arg(short = 's', long, value_name = "SIG", value_parser = values::signal)]
     pub(crate) signal: Option<String>,
@@ -326,13 +326,13 @@ pub(crate) struct Kill {
     #[arg(required = true, value_name = "ID")]
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `wait`.
 #[derive(Debug, Args)]
 #[command(after_help = WAIT_HELP)]
-pub(crate) struct Wait {
+pub(crate) struct WaitArgs {
     /// Print an object a process: how it ended
     #[arg(long)]
     pub(crate) json: bool,
@@ -340,13 +340,13 @@ pub(crate) struct Wait {
     #[arg(required = true, value_name = "ID")]
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `forget`.
 #[derive(Debug, Args)]
 #[command(after_help = FORGET_HELP)]
-pub(crate) struct Forget {
+pub(crate) struct ForgetArgs {
     /// End those that run first, with all they started
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
@@ -357,13 +357,13 @@ pub(crate) struct Forget {
     #[arg(required_unless_present = "ended", value_name = "ID")]
     pub(crate) ids: Vec<String>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `prune`.
 #[derive(Debug, Args)]
 #[command(after_help = PRUNE_HELP)]
-pub(crate) struct Prune {
+pub(crate) struct PruneArgs {
     /// Do not ask
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
@@ -374,5 +374,5 @@ pub(crate) struct Prune {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }

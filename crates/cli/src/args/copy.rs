@@ -11,7 +11,7 @@ use clap::{
     builder::{OsStringValueParser, TypedValueParser as _},
 };
 
-use super::client::Connect;
+use super::client::ConnectArgs;
 
 const CP_HELP: &str = "\
 A path with `:` before it is on the server: `:/etc/hosts`. Without a slash at its beginning it is \
@@ -51,7 +51,7 @@ Examples:
 /// Flags of `cp`.
 #[derive(Debug, Args)]
 #[command(after_help = CP_HELP)]
-pub(crate) struct Copy {
+pub(crate) struct CopyArgs {
     /// Copy directories with all that is in them
     #[arg(short = 'r', long)]
     pub(crate) recursive: bool,
@@ -67,14 +67,14 @@ pub(crate) struct Copy {
     /// Sources, then the destination: PATH here, :PATH on the server, HOST:PATH or ssh://HOST/PATH
     #[arg(value_names = ["SRC", "DST"], num_args = 2.., required = true)]
     #[arg(value_parser = OsStringValueParser::new().try_map(side))]
-    pub(crate) paths: Vec<Side>,
+    pub(crate) paths: Vec<CopyPath>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// One end of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum CopyPath {
     /// On this machine.
     Here(PathBuf),
     /// On the server that a flag or the environment names.
@@ -83,7 +83,7 @@ pub(crate) enum Side {
     Named(String, PathBuf),
 }
 
-impl Side {
+impl CopyPath {
     fn path(&self) -> &Path {
         let (Self::Here(path) | Self::There(path) | Self::Named(_, path)) = self;
         path
@@ -96,7 +96,7 @@ impl Side {
 
 /// How the server of a path was named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Named<'a> {
+pub(crate) struct ServerName<'a> {
     /// The name from a flag or the path; `None` if the environment decides.
     pub(crate) by: Option<&'a str>,
     /// Whether a name that is not in `environments.toml` is an ssh host.
@@ -105,23 +105,23 @@ pub(crate) struct Named<'a> {
     pub(crate) may_have_token: bool,
 }
 
-impl Copy {
-    pub(crate) fn sources(&self) -> &[Side] {
+impl CopyArgs {
+    pub(crate) fn sources(&self) -> &[CopyPath] {
         self.paths.split_last().map_or(&[], |(_, sources)| sources)
     }
 
-    pub(crate) fn target(&self) -> &Side {
+    pub(crate) fn target(&self) -> &CopyPath {
         self.paths.last().expect("the grammar asks for two paths")
     }
 
     /// The servers of the sources, and of the target as the last one.
-    pub(crate) fn servers(&self) -> Vec<Option<Named<'_>>> {
+    pub(crate) fn servers(&self) -> Vec<Option<ServerName<'_>>> {
         let is_between_two = self.is_between_two();
         self.ends()
             .map(|(side, own)| {
-                side.is_there().then(|| Named {
+                side.is_there().then(|| ServerName {
                     by: own.or(self.connect.connect.as_deref()),
-                    may_be_host: matches!(side, Side::Named(..)),
+                    may_be_host: matches!(side, CopyPath::Named(..)),
                     may_have_token: own.is_none() || !is_between_two,
                 })
             })
@@ -129,12 +129,12 @@ impl Copy {
     }
 
     /// Each path with the server name that takes precedence over `--connect`.
-    fn ends(&self) -> impl Iterator<Item = (&Side, Option<&str>)> {
+    fn ends(&self) -> impl Iterator<Item = (&CopyPath, Option<&str>)> {
         let last = self.paths.len() - 1;
         self.paths.iter().enumerate().map(move |(at, side)| match side {
-            Side::Named(server, _) => (side, Some(server.as_str())),
-            Side::Here(_) | Side::There(_) if at == last => (side, self.to.as_deref()),
-            Side::Here(_) | Side::There(_) => (side, self.from.as_deref()),
+            CopyPath::Named(server, _) => (side, Some(server.as_str())),
+            CopyPath::Here(_) | CopyPath::There(_) if at == last => (side, self.to.as_deref()),
+            CopyPath::Here(_) | CopyPath::There(_) => (side, self.from.as_deref()),
         })
     }
 
@@ -153,10 +153,10 @@ impl Copy {
             (&self.paths[self.paths.len() - 1..], &self.to, "--to", "DST"),
         ];
         for (sides, own, flag, name) in of_flag {
-            if own.is_none() || sides.iter().any(|side| matches!(side, Side::There(_))) {
+            if own.is_none() || sides.iter().any(|side| matches!(side, CopyPath::There(_))) {
                 continue;
             }
-            if let Some(Side::Here(path)) = sides.first() {
+            if let Some(CopyPath::Here(path)) = sides.first() {
                 let path = path.display();
                 return Err(format!(
                     "{flag} names the server of {name}, and `{path}` is on this machine; write `:{path}`"
@@ -164,7 +164,7 @@ impl Copy {
             }
             return Err(format!("{flag} names the server of {name}, and so does the path; leave one out"));
         }
-        if !self.paths.iter().any(Side::is_there) {
+        if !self.paths.iter().any(CopyPath::is_there) {
             let target = self.target().path().display();
             return Err(format!("neither path is on a server; write `:` before the one that is, such as `:{target}`"));
         }
@@ -185,17 +185,17 @@ impl Copy {
     }
 }
 
-fn side(text: OsString) -> Result<Side, &'static str> {
+fn side(text: OsString) -> Result<CopyPath, &'static str> {
     match text.as_bytes() {
         b"" => Err("it is empty; write `.` for this directory"),
         b":" => Err("it is empty; write `:.` for the server's own directory"),
-        [b':', rest @ ..] => Ok(Side::There(PathBuf::from(OsStr::from_bytes(rest)))),
-        bytes => named(bytes).unwrap_or_else(|| Ok(Side::Here(PathBuf::from(&text)))),
+        [b':', rest @ ..] => Ok(CopyPath::There(PathBuf::from(OsStr::from_bytes(rest)))),
+        bytes => named(bytes).unwrap_or_else(|| Ok(CopyPath::Here(PathBuf::from(&text)))),
     }
 }
 
 /// Parses `HOST:PATH` or `ssh://HOST/PATH`; `None` for a local path. As with scp, a slash before the colon makes the path local.
-fn named(bytes: &[u8]) -> Option<Result<Side, &'static str>> {
+fn named(bytes: &[u8]) -> Option<Result<CopyPath, &'static str>> {
     let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
     if let Some(rest) = bytes.strip_prefix(b"ssh://") {
         let slash = rest.iter().position(|byte| *byte == b'/');
@@ -205,7 +205,7 @@ fn named(bytes: &[u8]) -> Option<Result<Side, &'static str>> {
         let Ok(host) = std::str::from_utf8(host) else { return Some(Err("its host is not UTF-8")) };
         // As in git URLs, `/~` after the host means a home directory.
         let below = if below.starts_with(b"/~") { &below[1..] } else { below };
-        return Some(Ok(Side::Named(format!("ssh://{host}"), path(below))));
+        return Some(Ok(CopyPath::Named(format!("ssh://{host}"), path(below))));
     }
     let colon = bytes.iter().position(|byte| *byte == b':')?;
     let (host, below) = (&bytes[..colon], &bytes[colon + 1..]);
@@ -216,12 +216,12 @@ fn named(bytes: &[u8]) -> Option<Result<Side, &'static str>> {
         return Some(Err("only ssh://HOST/PATH has both server and path; pass --from or --to URL, and `:PATH`"));
     }
     let host = std::str::from_utf8(host).ok()?;
-    Some(Ok(Side::Named(host.to_owned(), if below.is_empty() { PathBuf::from("~") } else { path(below) })))
+    Some(Ok(CopyPath::Named(host.to_owned(), if below.is_empty() { PathBuf::from("~") } else { path(below) })))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Side;
+    use super::CopyPath;
     use crate::args::{Command, tests::parse};
 
     #[test]
@@ -274,8 +274,8 @@ mod tests {
             Ok(Command::Cp(copy)) => copy.paths,
             other => panic!("{line}: {other:?}"),
         };
-        let (here, there) = (|path: &str| Side::Here(path.into()), |path: &str| Side::There(path.into()));
-        let named = |server: &str, path: &str| Side::Named(server.to_owned(), path.into());
+        let (here, there) = (|path: &str| CopyPath::Here(path.into()), |path: &str| CopyPath::There(path.into()));
+        let named = |server: &str, path: &str| CopyPath::Named(server.to_owned(), path.into());
         assert_eq!(sides("f host:dir/"), [here("f"), named("host", "dir/")]);
         assert_eq!(sides("f me@host:/dir"), [here("f"), named("me@host", "/dir")]);
         assert_eq!(sides("host: f"), [named("host", "~"), here("f")]);

@@ -7,7 +7,7 @@ use clap::{
     builder::{OsStringValueParser, TypedValueParser as _},
 };
 
-use super::{client::Connect, values};
+use super::{client::ConnectArgs, values};
 
 const FS_HELP: &str = "\
 Paths are the server's: without a slash at the beginning they are below its own directory, and `~` is its home directory (in quotes, \
@@ -117,7 +117,7 @@ Examples:
 /// Flags of `fs`.
 #[derive(Debug, Args)]
 #[command(after_help = FS_HELP, arg_required_else_help = true)]
-pub(crate) struct Files {
+pub(crate) struct FilesArgs {
     #[command(subcommand)]
     pub(crate) command: FilesCommand,
 }
@@ -126,27 +126,27 @@ pub(crate) struct Files {
 #[derive(Debug, Subcommand)]
 pub(crate) enum FilesCommand {
     /// List directories.
-    Ls(Ls),
+    Ls(LsArgs),
     /// Print files.
-    Cat(Cat),
+    Cat(CatArgs),
     /// Say what is known of files.
-    Stat(Stat),
+    Stat(StatArgs),
     /// Show a directory with all that is below it.
-    Tree(Tree),
+    Tree(TreeArgs),
     /// Search files and trees for a regular expression.
-    Grep(Box<Grep>),
+    Grep(Box<GrepArgs>),
     /// Tell what changes below a directory, or of a file.
-    Watch(WatchFiles),
+    Watch(WatchArgs),
     /// Remove files, links and directories.
-    Rm(Rm),
+    Rm(RmArgs),
     /// Make directories.
-    Mkdir(Mkdir),
+    Mkdir(MkdirArgs),
 }
 
 /// Flags of `fs ls`.
 #[derive(Debug, Args)]
 #[command(after_help = LS_HELP, disable_help_flag = true)]
-pub(crate) struct Ls {
+pub(crate) struct LsArgs {
     /// With mode, owner, group, size and local time of modification
     #[arg(short = 'l', long)]
     pub(crate) long: bool,
@@ -169,24 +169,24 @@ pub(crate) struct Ls {
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `fs cat`.
 #[derive(Debug, Args)]
 #[command(after_help = CAT_HELP)]
-pub(crate) struct Cat {
+pub(crate) struct CatArgs {
     /// The files
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `fs stat`.
 #[derive(Debug, Args)]
 #[command(after_help = STAT_HELP)]
-pub(crate) struct Stat {
+pub(crate) struct StatArgs {
     /// Describe what a link leads to
     #[arg(short = 'L', long)]
     pub(crate) dereference: bool,
@@ -197,13 +197,13 @@ pub(crate) struct Stat {
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `fs tree`.
 #[derive(Debug, Args)]
 #[command(after_help = TREE_HELP)]
-pub(crate) struct Tree {
+pub(crate) struct TreeArgs {
     /// Levels below PATH
     #[arg(short = 'L', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(crate) depth: Option<u64>,
@@ -220,13 +220,13 @@ pub(crate) struct Tree {
     #[arg(value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `fs grep`.
 #[derive(Debug, Args)]
 #[command(after_help = GREP_HELP)]
-pub(crate) struct Grep {
+pub(crate) struct GrepArgs {
     /// Letters match in either case
     #[arg(short = 'i', long)]
     pub(crate) ignore_case: bool,
@@ -279,13 +279,13 @@ pub(crate) struct Grep {
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `fs watch`.
 #[derive(Debug, Args)]
 #[command(after_help = WATCH_HELP)]
-pub(crate) struct WatchFiles {
+pub(crate) struct WatchArgs {
     /// End after the first changes
     #[arg(long)]
     pub(crate) once: bool,
@@ -305,13 +305,13 @@ pub(crate) struct WatchFiles {
     #[arg(value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `fs rm`.
 #[derive(Debug, Args)]
 #[command(after_help = RM_HELP)]
-pub(crate) struct Rm {
+pub(crate) struct RmArgs {
     /// Directories with all that is in them; without it no directory is removed, not even an empty one
     #[arg(short = 'r', long)]
     pub(crate) recursive: bool,
@@ -322,13 +322,13 @@ pub(crate) struct Rm {
     #[arg(value_name = "PATH", required = true, value_parser = OsStringValueParser::new().try_map(removable))]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `fs mkdir`.
 #[derive(Debug, Args)]
 #[command(after_help = MKDIR_HELP)]
-pub(crate) struct Mkdir {
+pub(crate) struct MkdirArgs {
     /// Parents too, and no trouble where it is there
     #[arg(short = 'p', long)]
     pub(crate) parents: bool,
@@ -339,7 +339,7 @@ pub(crate) struct Mkdir {
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Parses a path to remove. Refuses the root, and a path that is empty or ends in `.` or `..`: it means the current directory or one

@@ -6,9 +6,9 @@ mod serve;
 
 use clap::{Args, Subcommand};
 
-pub(crate) use bridge::Bridge;
-pub(crate) use manage::{Call, Configured, List, Status};
-pub(crate) use serve::ServeMcp;
+pub(crate) use bridge::BridgeArgs;
+pub(crate) use manage::{McpCallArgs, McpConfigArgs, McpListArgs, McpStatusArgs};
+pub(crate) use serve::McpServeArgs;
 
 const MCP_HELP: &str = "\
 Exit codes: see the help of each command, such as `exec-server mcp call --help`
@@ -22,7 +22,7 @@ Examples:
 /// Flags of `mcp`.
 #[derive(Debug, Args)]
 #[command(after_help = MCP_HELP)]
-pub(crate) struct Mcp {
+pub(crate) struct McpArgs {
     #[command(subcommand)]
     pub(crate) command: McpCommand,
 }
@@ -31,13 +31,13 @@ pub(crate) struct Mcp {
 #[derive(Debug, Subcommand)]
 pub(crate) enum McpCommand {
     /// Be an MCP server on standard streams whose process runs on the executor.
-    Bridge(Bridge),
+    Bridge(BridgeArgs),
     /// List the servers of a configuration with their tools.
-    List(List),
+    List(McpListArgs),
     /// Say how the servers of a configuration are, without starting one.
-    Status(Status),
+    Status(McpStatusArgs),
     /// Call a tool of a server.
-    Call(Call),
+    Call(McpCallArgs),
     /// Offer the executor itself as an MCP server.
-    Serve(ServeMcp),
+    Serve(McpServeArgs),
 }

@@ -7,7 +7,7 @@ use clap::Args;
 /// Flags of `run` that confine the program.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sandbox")]
-pub(crate) struct Confinement {
+pub(crate) struct SandboxArgs {
     /// Confine the program: it can read system directories and its working directory, and write nowhere
     #[arg(long)]
     pub(crate) sandbox: bool,

@@ -4,7 +4,7 @@ use clap::{ArgAction, ArgMatches, Command, parser::ValueSource};
 
 /// One flag with its effective value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Setting {
+pub(crate) struct FlagSetting {
     /// The name without the dashes.
     pub(crate) name: String,
     /// The given values or the default; empty if there is none.
@@ -13,17 +13,17 @@ pub(crate) struct Setting {
     pub(crate) is_switch: bool,
     /// Whether it can be repeated.
     pub(crate) is_list: bool,
-    pub(crate) origin: Origin,
+    pub(crate) origin: ValueOrigin,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum ValueOrigin {
     Default,
     Flag,
 }
 
 /// The visible flags of a command, in the order of its help.
-pub(super) fn read(command: &Command, matches: &ArgMatches) -> Vec<Setting> {
+pub(super) fn read(command: &Command, matches: &ArgMatches) -> Vec<FlagSetting> {
     let visible = command.get_arguments().filter(|arg| !arg.is_hide_set());
     let mut settings = Vec::new();
     for arg in visible {
@@ -33,14 +33,14 @@ pub(super) fn read(command: &Command, matches: &ArgMatches) -> Vec<Setting> {
         };
         let id = arg.get_id().as_str();
         let raw = matches.get_raw(id).into_iter().flatten();
-        settings.push(Setting {
+        settings.push(FlagSetting {
             name: name.to_owned(),
             values: raw.map(|value| value.to_string_lossy().into_owned()).collect(),
             is_switch: matches!(arg.get_action(), ArgAction::SetTrue),
             is_list: matches!(arg.get_action(), ArgAction::Append),
             origin: match matches.value_source(id) {
-                Some(ValueSource::CommandLine) => Origin::Flag,
-                Some(_) | None => Origin::Default,
+                Some(ValueSource::CommandLine) => ValueOrigin::Flag,
+                Some(_) | None => ValueOrigin::Default,
             },
         });
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use exec_server_protocol::limits;
 use exec_server_server::access::Floor;
 
-use crate::limits::Amount;
+use crate::limits::LimitValue;
 
 /// The maximum of `--concurrent-requests`: as many as may wait.
 pub(super) const CONCURRENT_MAX: usize = limits::STARTS_WAITING;
@@ -136,7 +136,7 @@ pub(super) fn size_within(
     least: u64,
     most: u64,
 ) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
-    move |text| within(size(text)?, least, most, Amount::Bytes)
+    move |text| within(size(text)?, least, most, LimitValue::Bytes)
 }
 
 /// Durations from `least` to `most`.
@@ -144,7 +144,7 @@ pub(super) fn time_within(
     least: Duration,
     most: Duration,
 ) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
-    move |text| within(duration_or_zero(text)?, least, most, Amount::Time)
+    move |text| within(duration_or_zero(text)?, least, most, LimitValue::Time)
 }
 
 /// Whole numbers from `least` to `most`.
@@ -154,13 +154,13 @@ pub(super) fn count_within(
 ) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
     move |text| {
         let number = text.parse().map_err(|_| format!("must be a whole number from {least} to {most}"))?;
-        within(number, least, most, Amount::Count)
+        within(number, least, most, LimitValue::Count)
     }
 }
 
-fn within<T: PartialOrd>(value: T, least: T, most: T, say: fn(T) -> Amount) -> Result<T, String> {
+fn within<T: PartialOrd>(value: T, least: T, most: T, to_value: fn(T) -> LimitValue) -> Result<T, String> {
     if value < least || value > most {
-        return Err(format!("must be from {} to {}", say(least), say(most)));
+        return Err(format!("must be from {} to {}", to_value(least), to_value(most)));
     }
     Ok(value)
 }

@@ -36,7 +36,7 @@ const LISTINGS: usize = 16;
 const ENTRIES_MAX: usize = 5_000_000;
 
 /// One terminal line that is redrawn in place.
-pub(super) struct Progress {
+pub(super) struct ProgressLine {
     began: Instant,
     drawn: Option<Instant>,
     files: u64,
@@ -51,7 +51,7 @@ pub(super) struct Progress {
     name: String,
 }
 
-impl Progress {
+impl ProgressLine {
     pub(super) fn new() -> Self {
         Self {
             began: Instant::now(),
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn the_line_says_how_far_it_is_and_how_long_it_takes() {
-        let mut line = Progress::new();
+        let mut line = ProgressLine::new();
         line.begin_file("big".to_owned(), 2 << 30);
         line.set_total(2 << 30);
         line.bytes = 512 * MIB;
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn no_fraction_is_shown_before_the_total_is_known_and_none_falls_afterwards() {
-        let mut line = Progress::new();
+        let mut line = ProgressLine::new();
         line.begin_file("first".to_owned(), MIB);
         line.bytes = MIB;
         assert_eq!(line.text(seconds(1)), "[      counting      ]  1.0 MiB  1.0 MiB/s  0 files  first");
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_speed_is_that_of_the_last_seconds() {
-        let mut line = Progress::new();
+        let mut line = ProgressLine::new();
         line.set_total(1000 * MIB);
         // An interrupted copy had already transferred the first part.
         line.bytes = 900 * MIB;

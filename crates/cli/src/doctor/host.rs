@@ -20,7 +20,7 @@ const LEAST_NOFILE: u64 = 256;
 const GOOD_NOFILE: u64 = 4096;
 
 /// All checks that do not depend on a state directory.
-pub(super) fn look() -> Vec<Finding> {
+pub(super) fn check() -> Vec<Finding> {
     vec![
         kernel(),
         pidfd(),

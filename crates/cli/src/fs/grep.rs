@@ -7,16 +7,18 @@ use std::{
 };
 
 use exec_server_client::{
-    fs::{Cut, FileError, FileErrorKind, SearchLine, SearchParams, SearchSummary},
+    fs::{Cut, FileErrorKind, SearchLine, SearchParams, SearchSummary},
     protocol::{base64, path::PathArg},
 };
 use serde_json::{Map, Value, json};
 
-use super::{Done, Ended, Place, as_asked, is_terminal, json_line, put, put_json, put_path, shown};
+use super::{
+    CommandResult, FatalError, PathError, ServerFiles, as_typed, is_terminal, json_line, put, put_json, put_path, shown,
+};
 use crate::{
     args, codes,
     display::{self, Palette},
-    ids, say,
+    ids, print,
 };
 
 /// Exit code if nothing matched.
@@ -25,20 +27,20 @@ const NO_MATCH: u8 = 1;
 /// Maximum bytes printed of one line.
 const LINE_BYTES: u64 = 64 << 10;
 
-pub(super) async fn run(place: Arc<Place>, args: &args::Grep) -> Done {
+pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::GrepArgs) -> CommandResult {
     let here = [PathBuf::from(".")];
     let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
     let (mut matches, mut has_failed) = (0, false);
     for path in paths {
-        let asked = (!args.paths.is_empty()).then_some(path.as_path());
-        match one(&place, args, path, asked, args.max_matches.saturating_sub(matches)).await {
+        let typed = (!args.paths.is_empty()).then_some(path.as_path());
+        match one(&remote, args, path, typed, args.max_matches.saturating_sub(matches)).await {
             Ok(found) => matches += found,
-            Err(Trouble::Ended(ended)) => return Err(ended),
-            Err(Trouble::File(error)) if error.kind == FileErrorKind::Disconnected => {
-                return Err(Ended::Trouble(error.into()));
+            Err(PathError::Fatal(error)) => return Err(error),
+            Err(PathError::File(error)) if error.kind == FileErrorKind::Disconnected => {
+                return Err(FatalError::Failed(error.into()));
             }
-            Err(Trouble::File(error)) => {
-                say::talk(format_args!("exec-server: {}", ids::clean(&error.to_string())));
+            Err(PathError::File(error)) => {
+                print::message(format_args!("exec-server: {}", ids::clean(&error.to_string())));
                 if error.kind == FileErrorKind::InvalidPattern {
                     // The pattern is part of the command line.
                     return Ok(codes::USAGE);
@@ -54,47 +56,36 @@ pub(super) async fn run(place: Arc<Place>, args: &args::Grep) -> Done {
     })
 }
 
-enum Trouble {
-    File(FileError),
-    Ended(Ended),
-}
-
-impl From<FileError> for Trouble {
-    fn from(error: FileError) -> Self {
-        Self::File(error)
-    }
-}
-
-impl From<Ended> for Trouble {
-    fn from(ended: Ended) -> Self {
-        Self::Ended(ended)
-    }
-}
-
 /// Searches one path. Returns the number of matching lines.
-async fn one(place: &Place, args: &args::Grep, path: &Path, asked: Option<&Path>, most: u64) -> Result<u64, Trouble> {
-    let full = place.path(path);
-    let mut search = place.files.search(&full, params(args, most)).await?;
-    let mut printer = Printer { args, is_terminal: is_terminal(), palette: Palette::of_stdout(), last: None };
+async fn one(
+    remote: &ServerFiles,
+    args: &args::GrepArgs,
+    path: &Path,
+    typed: Option<&Path>,
+    most: u64,
+) -> Result<u64, PathError> {
+    let full = remote.path(path);
+    let mut search = remote.files.search(&full, params(args, most)).await?;
+    let mut printer = MatchPrinter { args, is_terminal: is_terminal(), palette: Palette::of_stdout(), last: None };
     while let Some(found) = search.next().await? {
         let mut text = Vec::new();
         for line in found {
-            let told = as_asked(&line.path, &full, asked);
+            let shown_path = as_typed(&line.path, &full, typed);
             // If the path is a file, stripping the root leaves nothing: print the path as given.
-            let told = if told.as_os_str().is_empty() { path.to_owned() } else { told };
-            printer.print(&mut text, &told, &line);
+            let shown_path = if shown_path.as_os_str().is_empty() { path.to_owned() } else { shown_path };
+            printer.print(&mut text, &shown_path, &line);
         }
         put(&text)?;
     }
     let Some(summary) = search.summary() else { return Ok(0) };
-    say_what_is_missing(summary);
+    report_missing(summary);
     if args.json {
         put_json(&json!({ "summary": summary }))?;
     }
     Ok(summary.matches)
 }
 
-fn params(args: &args::Grep, most: u64) -> SearchParams {
+fn params(args: &args::GrepArgs, most: u64) -> SearchParams {
     let mut params = SearchParams::new(PathArg::new("/"), args.pattern.clone());
     (params.literal, params.ignore_case, params.word) = (args.fixed_strings, args.ignore_case, args.word_regexp);
     params.before = args.before_context.or(args.context);
@@ -116,15 +107,15 @@ fn params(args: &args::Grep, most: u64) -> SearchParams {
     params
 }
 
-struct Printer<'a> {
-    args: &'a args::Grep,
+struct MatchPrinter<'a> {
+    args: &'a args::GrepArgs,
     is_terminal: bool,
     palette: Palette,
     /// Path and line number of the previous line.
     last: Option<(PathBuf, u64)>,
 }
 
-impl Printer<'_> {
+impl MatchPrinter<'_> {
     fn print(&mut self, text: &mut Vec<u8>, path: &Path, line: &SearchLine) {
         let args = self.args;
         if args.json {
@@ -163,7 +154,7 @@ impl Printer<'_> {
     }
 }
 
-impl Printer<'_> {
+impl MatchPrinter<'_> {
     fn name(&self, path: &Path) -> Vec<u8> {
         self.palette.paint_bytes(display::MAGENTA, &shown(path.as_os_str().as_bytes(), self.is_terminal))
     }
@@ -203,9 +194,9 @@ fn line_json(path: &Path, line: &SearchLine) -> Value {
 }
 
 /// Reports what was not searched and what was cut. Skipped binary files are not mentioned.
-fn say_what_is_missing(summary: &SearchSummary) {
+fn report_missing(summary: &SearchSummary) {
     for error in &summary.scan.errors {
-        say::talk(format_args!(
+        print::message(format_args!(
             "exec-server: search `{}`: {}",
             ids::clean(error.path.as_str()),
             ids::clean(&error.message)
@@ -213,16 +204,16 @@ fn say_what_is_missing(summary: &SearchSummary) {
     }
     let more = summary.scan.error_count.saturating_sub(summary.scan.errors.len() as u64);
     if more > 0 {
-        say::talk(format_args!("exec-server: {more} more could not be searched"));
+        print::message(format_args!("exec-server: {more} more could not be searched"));
     }
     for (count, what) in [(summary.large, "too large"), (summary.long_lines, "with lines that are too long")] {
         if count > 0 {
-            say::talk(format_args!("exec-server: files {what}, not searched to their end: {count}"));
+            print::message(format_args!("exec-server: files {what}, not searched to their end: {count}"));
         }
     }
     if summary.scan.truncated {
         let cuts: Vec<&str> = summary.scan.truncated_by.iter().map(|cut| cut_word(*cut)).collect();
-        say::talk(format_args!("exec-server: there may be more; the bound that was met: {}", cuts.join(", ")));
+        print::message(format_args!("exec-server: there may be more; the bound that was met: {}", cuts.join(", ")));
     }
 }
 

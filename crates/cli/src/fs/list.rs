@@ -14,19 +14,20 @@ use exec_server_client::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    Done, Ended, Place, Troubles, as_asked, grep::cut_word, is_terminal, json_line, put, put_json, put_path, shown,
+    CommandResult, FailureCount, FatalError, ServerFiles, as_typed, grep::cut_word, is_terminal, json_line, put,
+    put_json, put_path, shown,
 };
 use crate::{
     args, codes,
     display::{self, Palette, Style},
-    ids, say,
+    ids, print,
 };
 
 /// Maximum number of names in a tree.
 const TREE_NAMES: u64 = 50_000;
 
 /// One entry of a listing.
-struct Row {
+struct FileRow {
     name: PathBuf,
     kind: EntryKind,
     size: u64,
@@ -36,13 +37,13 @@ struct Row {
     target: Option<OsString>,
 }
 
-pub(super) async fn ls(place: Arc<Place>, args: &args::Ls) -> Done {
-    let mut troubles = Troubles::default();
+pub(super) async fn ls(remote: Arc<ServerFiles>, args: &args::LsArgs) -> CommandResult {
+    let mut failures = FailureCount::default();
     let here = [PathBuf::from(".")];
     let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
     let mut is_first = true;
     for path in paths {
-        let Some(rows) = troubles.note(rows(&place, path, args.all).await)? else { continue };
+        let Some(rows) = failures.record(rows(&remote, path, args.all).await)? else { continue };
         if args.json {
             put_json(&rows.iter().map(row_json).collect())?;
             continue;
@@ -54,18 +55,18 @@ pub(super) async fn ls(place: Arc<Place>, args: &args::Ls) -> Done {
         is_first = false;
         put(&listing(&rows, args))?;
     }
-    Ok(troubles.code())
+    Ok(failures.code())
 }
 
 /// The entries of a directory. For any other path, one row with the path itself.
-async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, FileError> {
-    let full = place.path(path);
-    let found = place.files.metadata(&full, Links::Follow).await;
+async fn rows(remote: &ServerFiles, path: &Path, all: bool) -> Result<Vec<FileRow>, FileError> {
+    let full = remote.path(path);
+    let found = remote.files.metadata(&full, Links::Follow).await;
     let is_directory = found.as_ref().is_ok_and(|found| found.kind == EntryKind::Directory);
     if !is_directory {
         // For a dangling symlink, show the link itself.
-        let found = place.files.metadata(&full, Links::Itself).await.or(found)?;
-        return Ok(vec![Row {
+        let found = remote.files.metadata(&full, Links::Itself).await.or(found)?;
+        return Ok(vec![FileRow {
             name: path.to_owned(),
             kind: found.kind,
             size: found.size,
@@ -77,13 +78,13 @@ async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, FileErr
     }
     let (mut rows, mut after) = (Vec::new(), None);
     loop {
-        let page = place.files.list(&full, after, Links::Follow).await?;
+        let page = remote.files.list(&full, after, Links::Follow).await?;
         after = page.entries.last().map(|entry| entry.name.clone());
         for entry in page.entries {
             if all || !entry.name.as_bytes().starts_with(b".") {
                 let (name, target) = (PathBuf::from(entry.name), entry.target);
                 let (kind, size, mode, modified) = (entry.kind, entry.size, entry.mode, entry.modified);
-                rows.push(Row { name, kind, size, mode, modified, owner: entry.owner, target });
+                rows.push(FileRow { name, kind, size, mode, modified, owner: entry.owner, target });
             }
         }
         if !page.more || after.is_none() {
@@ -92,10 +93,11 @@ async fn rows(place: &Place, path: &Path, all: bool) -> Result<Vec<Row>, FileErr
     }
 }
 
-fn listing(rows: &[Row], args: &args::Ls) -> Vec<u8> {
+fn listing(rows: &[FileRow], args: &args::LsArgs) -> Vec<u8> {
     let (is_terminal, palette) = (is_terminal(), Palette::of_stdout());
-    let size = |row: &Row| if args.human { display::short_size(row.size) } else { row.size.to_string() };
-    let widest = |cell: &dyn Fn(&Row) -> String| rows.iter().map(|row| display::width(&cell(row))).max().unwrap_or(0);
+    let size = |row: &FileRow| if args.human { display::short_size(row.size) } else { row.size.to_string() };
+    let widest =
+        |cell: &dyn Fn(&FileRow) -> String| rows.iter().map(|row| display::width(&cell(row))).max().unwrap_or(0);
     let [user, group] = if args.long { [widest(&user), widest(&group)] } else { [0, 0] };
     let size_width = if args.long { widest(&size) } else { 0 };
     let mut text = Vec::new();
@@ -135,18 +137,18 @@ fn style(kind: EntryKind, mode: u32) -> Style {
 }
 
 /// The name of the owner, or the uid if it has no name. Cleaned, because it comes from the server.
-fn user(row: &Row) -> String {
+fn user(row: &FileRow) -> String {
     let name = |owner: &Owner| owner.user.as_deref().map_or_else(|| owner.uid.to_string(), ids::clean);
     row.owner.as_ref().map(name).unwrap_or_default()
 }
 
 /// The name of the group, or the gid if it has no name.
-fn group(row: &Row) -> String {
+fn group(row: &FileRow) -> String {
     let name = |owner: &Owner| owner.group.as_deref().map_or_else(|| owner.gid.to_string(), ids::clean);
     row.owner.as_ref().map(name).unwrap_or_default()
 }
 
-fn row_json(row: &Row) -> Value {
+fn row_json(row: &FileRow) -> Value {
     let mut object = Map::new();
     put_path(&mut object, "name", &row.name);
     object.insert("kind".to_owned(), json!(row.kind));
@@ -162,27 +164,27 @@ fn row_json(row: &Row) -> Value {
     Value::Object(object)
 }
 
-pub(super) async fn stat(place: Arc<Place>, args: &args::Stat) -> Done {
-    let mut troubles = Troubles::default();
+pub(super) async fn stat(remote: Arc<ServerFiles>, args: &args::StatArgs) -> CommandResult {
+    let mut failures = FailureCount::default();
     let links = if args.dereference { Links::Follow } else { Links::Itself };
     for path in &args.paths {
-        let full = place.path(path);
+        let full = remote.path(path);
         // Only the last component must not be followed; symlinks in its parent directories are.
         let full = match (links, full.parent(), full.file_name()) {
-            (Links::Itself, Some(parent), Some(name)) => match place.files.canonicalize(parent).await {
+            (Links::Itself, Some(parent), Some(name)) => match remote.files.canonicalize(parent).await {
                 Ok(parent) => parent.join(name),
                 Err(_) => full,
             },
             _ => full,
         };
-        let Some(found) = troubles.note(place.files.metadata(&full, links).await)? else { continue };
+        let Some(found) = failures.record(remote.files.metadata(&full, links).await)? else { continue };
         if args.json {
             put_json(&stat_json(path, &found))?;
         } else {
             put(&stat_text(path, &found))?;
         }
     }
-    Ok(troubles.code())
+    Ok(failures.code())
 }
 
 fn stat_json(path: &Path, found: &Metadata) -> Value {
@@ -235,9 +237,9 @@ fn owner_text(owner: &Owner) -> String {
     format!("{}, {}", part(&owner.user, owner.uid), part(&owner.group, owner.gid))
 }
 
-pub(super) async fn tree(place: Arc<Place>, args: &args::Tree) -> Done {
+pub(super) async fn tree(remote: Arc<ServerFiles>, args: &args::TreeArgs) -> CommandResult {
     let path = args.path.clone().unwrap_or_else(|| PathBuf::from("."));
-    let full = place.path(&path);
+    let full = remote.path(&path);
     let scan = ScanParams {
         hidden: args.all,
         ignore_rules: Some(args.ignore_rules),
@@ -245,19 +247,19 @@ pub(super) async fn tree(place: Arc<Place>, args: &args::Tree) -> Done {
         ..ScanParams::default()
     };
     let params = GlobParams { scan, max_results: Some(TREE_NAMES), ..GlobParams::new(PathArg::new("/"), "**") };
-    let mut troubles = Troubles::default();
-    let Some(found) = troubles.note(place.files.glob(&full, params).await)? else { return Ok(troubles.code()) };
+    let mut failures = FailureCount::default();
+    let Some(found) = failures.record(remote.files.glob(&full, params).await)? else { return Ok(failures.code()) };
     if !args.json {
         put(&[&shown(path.as_os_str().as_bytes(), is_terminal()), b"\n".as_slice()].concat())?;
     }
-    let asked = args.path.as_deref();
+    let typed = args.path.as_deref();
     let depth = |path: &Path| path.strip_prefix(&full).unwrap_or(path).iter().count();
     let lines = branches(&found.entries.iter().map(|(path, ..)| depth(path)).collect::<Vec<_>>());
     let mut text = Vec::new();
     for ((entry, kind, size, modified), line) in found.entries.iter().zip(lines) {
         if args.json {
             let mut object = Map::new();
-            put_path(&mut object, "path", &as_asked(entry, &full, asked));
+            put_path(&mut object, "path", &as_typed(entry, &full, typed));
             object.insert("kind".to_owned(), json!(kind));
             object.insert("size".to_owned(), json!(size));
             object.insert("modifiedAtMs".to_owned(), json!(modified));
@@ -274,7 +276,7 @@ pub(super) async fn tree(place: Arc<Place>, args: &args::Tree) -> Done {
         });
     }
     put(&text)?;
-    said_if_cut(&found.summary, args.depth, &mut troubles)
+    report_if_cut(&found.summary, args.depth, &mut failures)
 }
 
 /// The line art before each name of a tree. `depths` lists the entries in order, a directory before its contents. It is processed from last
@@ -306,9 +308,9 @@ fn branches(depths: &[usize]) -> Vec<String> {
 }
 
 /// Reports what the tree does not show. A cut at the depth that the user asked for is not reported.
-fn said_if_cut(summary: &ScanSummary, depth: Option<u64>, troubles: &mut Troubles) -> Result<u8, Ended> {
+fn report_if_cut(summary: &ScanSummary, depth: Option<u64>, failures: &mut FailureCount) -> Result<u8, FatalError> {
     for error in &summary.errors {
-        say::talk(format_args!(
+        print::message(format_args!(
             "exec-server: look into `{}`: {}",
             ids::clean(error.path.as_str()),
             ids::clean(&error.message)
@@ -321,10 +323,10 @@ fn said_if_cut(summary: &ScanSummary, depth: Option<u64>, troubles: &mut Trouble
         .map(|cut| cut_word(*cut))
         .collect();
     if !cuts.is_empty() {
-        say::talk(format_args!("exec-server: not all is shown; the bound that was met: {}", cuts.join(", ")));
+        print::message(format_args!("exec-server: not all is shown; the bound that was met: {}", cuts.join(", ")));
     }
     let is_whole = cuts.is_empty() && summary.error_count == 0;
-    Ok(if is_whole { troubles.code() } else { codes::NOT_COPIED })
+    Ok(if is_whole { failures.code() } else { codes::NOT_COPIED })
 }
 
 fn millis(moment: Moment) -> i64 {

@@ -8,44 +8,44 @@ use exec_server_client::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{Done, Place, Troubles, as_asked, is_terminal, json_line, put, put_path, shown};
-use crate::{args, codes, say};
+use super::{CommandResult, FailureCount, ServerFiles, as_typed, is_terminal, json_line, put, put_path, shown};
+use crate::{args, codes, print};
 
-pub(super) async fn run(place: Arc<Place>, args: &args::WatchFiles) -> Done {
+pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::WatchArgs) -> CommandResult {
     let path = args.path.clone().unwrap_or_else(|| PathBuf::from("."));
-    let full = place.path(&path);
+    let full = remote.path(&path);
     let mut params = WatchParams::new(PathArg::new("/"), "");
     params.recursive = Some(!args.flat);
     params.exclude.clone_from(&args.exclude);
-    let mut troubles = Troubles::default();
-    let Some(mut watch) = troubles.note(place.files.watch(&full, params).await)? else { return Ok(troubles.code()) };
-    say::talk(format_args!("exec-server: watching, directories: {}", watch.directories));
+    let mut failures = FailureCount::default();
+    let Some(mut watch) = failures.record(remote.files.watch(&full, params).await)? else { return Ok(failures.code()) };
+    print::message(format_args!("exec-server: watching, directories: {}", watch.directories));
     let mut unwatched = 0;
     loop {
         if watch.unwatched > unwatched {
             unwatched = watch.unwatched;
-            say::talk(format_args!(
+            print::message(format_args!(
                 "exec-server: not watched, because of a bound of the server or its host: {unwatched}"
             ));
         }
-        let Some(told) = troubles.note(watch.next(args.settle).await)? else { return Ok(troubles.code()) };
-        watch.unwatched = told.unwatched;
+        let Some(update) = failures.record(watch.next(args.settle).await)? else { return Ok(failures.code()) };
+        watch.unwatched = update.unwatched;
         let mut text = Vec::new();
-        if told.overflow {
+        if update.overflow {
             text.extend_from_slice(if args.json { b"{\"overflow\":true}\n" } else { b"overflow\n" });
         }
-        for change in told.changes {
-            let change = Change { path: as_asked(&change.path, &full, args.path.as_deref()), ..change };
+        for change in update.changes {
+            let change = Change { path: as_typed(&change.path, &full, args.path.as_deref()), ..change };
             line(&mut text, &change, args.json);
         }
         put(&text)?;
-        match told.ended {
+        match update.ended {
             Some(WatchEnd::RootRemoved) => {
-                say::talk("exec-server: what was watched was removed or moved away");
+                print::message("exec-server: what was watched was removed or moved away");
                 return Ok(codes::NOT_COPIED);
             }
             Some(WatchEnd::Failed) => {
-                say::talk("exec-server: the server's host tells nothing more of changes");
+                print::message("exec-server: the server's host tells nothing more of changes");
                 return Ok(codes::TROUBLE);
             }
             None if args.once => return Ok(0),

@@ -108,7 +108,7 @@ fn limits_md_has_every_limit_as_it_is() {
 fn a_default_lies_in_its_range_and_a_flag_has_one_limit() {
     let all = all();
     for limit in &all {
-        let number = |amount: Amount| match amount {
+        let number = |amount: LimitValue| match amount {
             Bytes(n) | Count(n) => u128::from(n),
             Time(time) => time.as_millis(),
             Unbounded => u128::MAX,

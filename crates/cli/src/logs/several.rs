@@ -16,11 +16,11 @@ use tokio::{
 use super::{LogSink, attach, closed, exited, gap, is_broken_pipe, json_line, output, read_to, start};
 use crate::{
     args,
-    connect::Visit,
+    connect::ListingSession,
     display::{self, Palette, Style},
     ids,
     kill::keep_first,
-    streams::say_gap,
+    streams::report_gap,
 };
 use exec_server_protocol::process::{Gap, Stream};
 
@@ -31,11 +31,11 @@ const LINE_MAX: usize = 1 << 20;
 const STYLES: [Style; 5] = [display::CYAN, display::YELLOW, display::GREEN, display::MAGENTA, display::BLUE];
 
 /// Prints the logs of all processes that the user named.
-pub(super) async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()> {
+pub(super) async fn show(args: &args::LogsArgs, listing: &ListingSession) -> anyhow::Result<()> {
     let mut failed = None;
     let mut found: Vec<(&Client, &ProcessInfo)> = Vec::new();
     for id in &args.ids {
-        match visit.find(id) {
+        match listing.find(id) {
             Ok((client, info)) => found.push((client, info)),
             Err(error) => failed = keep_first(failed, Err(error.into())),
         }
@@ -46,7 +46,7 @@ pub(super) async fn show(args: &args::Logs, visit: &Visit) -> anyhow::Result<()>
     let sinks = found.iter().zip(&names).enumerate().map(|(at, (of, name))| {
         let style = STYLES[at % STYLES.len()];
         let id = of.1.process_id.as_str();
-        (of, Lines { id, ..Lines::new(&stdout, name, widest, style, args.json) })
+        (of, LinePrinter { id, ..LinePrinter::new(&stdout, name, widest, style, args.json) })
     });
     let mut done = Vec::new();
     if args.follow {
@@ -86,10 +86,10 @@ fn names(found: &[(&Client, &ProcessInfo)]) -> Vec<String> {
 }
 
 async fn one<W: AsyncWrite + Unpin>(
-    args: &args::Logs,
+    args: &args::LogsArgs,
     client: &Client,
     info: &ProcessInfo,
-    mut sink: Lines<'_, W>,
+    mut sink: LinePrinter<'_, W>,
 ) -> anyhow::Result<()> {
     let begin = start(args, info);
     let process = attach(client, info, begin.after, begin.hold).await?;
@@ -103,7 +103,11 @@ async fn one<W: AsyncWrite + Unpin>(
     if args.follow { follow(process, begin.after, sink).await } else { Ok(()) }
 }
 
-async fn follow<W: AsyncWrite + Unpin>(process: Process, after: u64, mut sink: Lines<'_, W>) -> anyhow::Result<()> {
+async fn follow<W: AsyncWrite + Unpin>(
+    process: Process,
+    after: u64,
+    mut sink: LinePrinter<'_, W>,
+) -> anyhow::Result<()> {
     let mut events = process.events_after(after);
     while let Some(event) = events.next().await {
         match event {
@@ -121,7 +125,7 @@ async fn follow<W: AsyncWrite + Unpin>(process: Process, after: u64, mut sink: L
 }
 
 /// Collects and prints the lines of one process.
-struct Lines<'a, W> {
+struct LinePrinter<'a, W> {
     stdout: &'a Mutex<W>,
     id: &'a str,
     /// The prefixes for lines on stdout and stderr.
@@ -131,7 +135,7 @@ struct Lines<'a, W> {
     open: [Vec<u8>; 2],
 }
 
-impl<'a, W: AsyncWrite + Unpin> Lines<'a, W> {
+impl<'a, W: AsyncWrite + Unpin> LinePrinter<'a, W> {
     fn new(stdout: &'a Mutex<W>, name: &'a str, widest: usize, style: Style, as_json: bool) -> Self {
         let padded = format!("{name}{} |", " ".repeat(widest - display::width(name)));
         let prefixes = [Palette::of_stdout(), Palette::of_stderr()].map(|palette| palette.paint(style, &padded) + " ");
@@ -142,7 +146,7 @@ impl<'a, W: AsyncWrite + Unpin> Lines<'a, W> {
         if self.as_json {
             return self.event(gap(from_seq, to_seq, bytes)).await;
         }
-        say_gap(from_seq, to_seq, bytes);
+        report_gap(from_seq, to_seq, bytes);
         Ok(())
     }
 
@@ -195,7 +199,7 @@ impl<'a, W: AsyncWrite + Unpin> Lines<'a, W> {
     }
 }
 
-impl<W: AsyncWrite + Unpin> LogSink for Lines<'_, W> {
+impl<W: AsyncWrite + Unpin> LogSink for LinePrinter<'_, W> {
     async fn gap(&mut self, gap: Gap) -> io::Result<()> {
         self.missing(gap.from_seq, gap.to_seq, Some(gap.bytes)).await
     }

@@ -18,30 +18,30 @@ const GROWTH: u64 = 8;
 
 /// A position in a log: after event `after`, and `skip` bytes into the next event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Beginning {
+pub(super) struct LogPosition {
     pub(super) after: u64,
     pub(super) skip: usize,
 }
 
 /// Finds the beginning of the last `lines` lines, looking only at events after `since` up to `last`.
-pub(super) async fn find(process: &Process, since: u64, last: u64, lines: usize) -> anyhow::Result<Beginning> {
+pub(super) async fn find(process: &Process, since: u64, last: u64, lines: usize) -> anyhow::Result<LogPosition> {
     if lines == 0 {
-        return Ok(Beginning { after: last.max(since), skip: 0 });
+        return Ok(LogPosition { after: last.max(since), skip: 0 });
     }
     let mut window = FIRST_WINDOW;
     loop {
         let after = last.saturating_sub(window).max(since);
         let mut ends = LineEnds::new(lines);
-        look(process, after, last, &mut ends).await?;
+        scan(process, after, last, &mut ends).await?;
         match ends.beginning() {
             Some(beginning) => return Ok(beginning),
-            None if after == since => return Ok(Beginning { after: since, skip: 0 }),
+            None if after == since => return Ok(LogPosition { after: since, skip: 0 }),
             None => window = window.saturating_mul(GROWTH),
         }
     }
 }
 
-async fn look(process: &Process, mut after: u64, last: u64, ends: &mut LineEnds) -> anyhow::Result<()> {
+async fn scan(process: &Process, mut after: u64, last: u64, ends: &mut LineEnds) -> anyhow::Result<()> {
     while after < last {
         let read = process.read(after, Some(READ_BYTES), Duration::ZERO).await?;
         for chunk in read.chunks.iter().take_while(|chunk| chunk.seq <= last) {
@@ -83,10 +83,10 @@ impl LineEnds {
     }
 
     /// `None` if there are fewer lines than requested.
-    fn beginning(&self) -> Option<Beginning> {
+    fn beginning(&self) -> Option<LogPosition> {
         let needed = self.lines + usize::from(self.is_at_end);
         let (seq, skip) = *self.at.get(self.at.len().checked_sub(needed)?)?;
-        Some(Beginning { after: seq - 1, skip })
+        Some(LogPosition { after: seq - 1, skip })
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
         for (at, chunk) in chunks.iter().enumerate() {
             ends.add(at as u64 + 1, chunk.as_bytes());
         }
-        let Beginning { after, skip } = ends.beginning()?;
+        let LogPosition { after, skip } = ends.beginning()?;
         Some(chunks[usize::try_from(after).expect("small")..].concat()[skip..].to_owned())
     }
 

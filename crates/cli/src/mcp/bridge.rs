@@ -1,8 +1,8 @@
 //! `exec-server mcp bridge`: an MCP server on our standard streams whose process runs on an executor, or on this machine.
 //!
 //! ```text
-//!  MCP client ──stdin──▶ carry ──writes by id──▶ executor ──▶ MCP server
-//!             ◀─stdout──       ◀──log, cursor───          ◀──
+//!  MCP client ──stdin──▶ bridge ──writes by id──▶ executor ──▶ MCP server
+//!             ◀─stdout──        ◀──log, cursor───          ◀──
 //! ```
 //! Bytes are copied unchanged and messages are never parsed. The client library delivers each byte once and in order, through cut links and
 //! restarts of the executor, so the same holds for every message. Stdout carries only what the server wrote.
@@ -12,8 +12,8 @@
 //! - The session is lost or output is missing: the bridge ends, because half a message is worse than none.
 //! - The bridge itself dies: the executor ends the server after the session's time-to-live (`--keep`).
 
-mod carry;
-mod talk;
+mod forward;
+mod stderr;
 
 use std::process::ExitCode;
 
@@ -31,19 +31,19 @@ use exec_server_mcp::{
 use crate::{
     args, codes, connect,
     connect::Server,
-    env_token, ids, link, runtime, say,
-    signals::{Heard, Signals},
-    start::{self, Place},
-    streams::Ended,
+    env_token, ids, link, print, runtime,
+    signals::{SignalEvent, SignalStream},
+    start::{self, ServerKind},
+    streams::OutputEnd,
 };
-use carry::{Carried, Carry, Why};
+use forward::{BridgeForwarder, BridgeOutcome, EndReason};
 
 /// Copies until either side ends, then ends the session.
-pub(crate) fn run(args: &args::Bridge, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::BridgeArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     let server = Server::find(&args.connect, token)?;
     runtime::block_on_here(async {
         // Before anything is started, so that an early signal also ends it.
-        let signals = Signals::of_end().context("listen to signals")?;
+        let signals = SignalStream::for_ending().context("listen to signals")?;
         let code = match server {
             None => embedded(args, signals).await?,
             Some(server) => remote(args, &server, signals).await?,
@@ -54,8 +54,8 @@ pub(crate) fn run(args: &args::Bridge, token: Option<env_token::Waiting>) -> any
 
 /// Runs the MCP server on an executor embedded in this program. It ends soon after us, even with `--keep`, because no later bridge
 /// could resume it.
-async fn embedded(args: &args::Bridge, signals: Signals) -> anyhow::Result<u8> {
-    let start = build(args, Place::Embedded)?;
+async fn embedded(args: &args::BridgeArgs, signals: SignalStream) -> anyhow::Result<u8> {
+    let start = build(args, ServerKind::Embedded)?;
     let local =
         Local::start(LocalConfig { name: "exec-server mcp bridge".to_owned(), ..LocalConfig::default() }).await?;
     let end = drive(local.client(), start, signals).await;
@@ -63,8 +63,8 @@ async fn embedded(args: &args::Bridge, signals: Signals) -> anyhow::Result<u8> {
     code(end)
 }
 
-async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> anyhow::Result<u8> {
-    let start = build(args, Place::Remote)?;
+async fn remote(args: &args::BridgeArgs, server: &Server, mut signals: SignalStream) -> anyhow::Result<u8> {
+    let start = build(args, ServerKind::Remote)?;
     let keep_ms = u64::try_from(args.keep.as_millis()).unwrap_or(u64::MAX);
     let opening = server.open(|builder| builder.ttl(Ttl::Ms(keep_ms)));
     // Both futures are cancel-safe. A half-opened session has no process and ends by its time-to-live.
@@ -73,17 +73,17 @@ async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> a
         number = signal(&mut signals) => return Ok(codes::of_signal(number)),
     };
     if !client.server().capabilities.ttl {
-        say::talk(format_args!(
+        print::message(format_args!(
             "exec-server: the executor at {} does not know `--keep`; it decides itself how long it waits for this bridge",
             client.address()
         ));
     }
-    let talk = |text: &str| say::talk(format_args!("exec-server: {text}"));
-    let end = link::telling(std::slice::from_ref(&client), talk, drive(&client, start, signals)).await;
+    let report = |text: &str| print::message(format_args!("exec-server: {text}"));
+    let end = link::report_during(std::slice::from_ref(&client), report, drive(&client, start, signals)).await;
     // A lost session cannot be ended, and it no longer contains anything. If only the MCP server was lost to us, it may still run in a live
     // session, so end that.
     if !matches!(client.state(), ConnectionState::Lost { .. }) && !connect::try_end(&client).await {
-        say::talk(format_args!(
+        print::message(format_args!(
             "exec-server: {} cannot be reached; it ends the MCP server when the time of `--keep` is over",
             client.address()
         ));
@@ -92,31 +92,31 @@ async fn remote(args: &args::Bridge, server: &Server, mut signals: Signals) -> a
 }
 
 /// Builds the start request, with the environment that every MCP server on an executor gets.
-fn build(args: &args::Bridge, place: Place) -> anyhow::Result<Start> {
+fn build(args: &args::BridgeArgs, server_kind: ServerKind) -> anyhow::Result<Start> {
     let id = ids::generate(args.argv.first().map_or("", String::as_str));
     let mut start = Start::new(args.argv.iter().map(String::as_str))
         .id(id)
         .pipe_stdin(true)
         // Override the executor's default: it is better that the server waits than that a message is lost.
         .overflow(Overflow::Block);
-    match (args.cwd.as_deref(), place) {
-        (None, Place::Remote) => {}
+    match (args.cwd.as_deref(), server_kind) {
+        (None, ServerKind::Remote) => {}
         // Checked before connecting, when the working directory of the server is not known yet, so a relative path cannot be resolved.
-        (Some(given), Place::Remote) => {
+        (Some(given), ServerKind::Remote) => {
             if !given.is_absolute() && !given.to_string_lossy().starts_with("file:") {
                 anyhow::bail!("`--cwd {}` is relative; on a server it must be absolute", given.display());
             }
             start = start.cwd(given);
         }
-        (given, Place::Embedded | Place::PerUser) => start = start.cwd(start::here(given)?),
+        (given, ServerKind::Embedded | ServerKind::PerUser) => start = start.cwd(start::local_directory(given)?),
     }
     let ours: Variables = std::env::vars_os().collect();
     for (name, value) in &args.env {
         if value.is_none() && !ours.contains_key(std::ffi::OsStr::new(name)) {
-            say::talk(format_args!("exec-server: `--env {name}`: it is not set here, and so not there"));
+            print::message(format_args!("exec-server: `--env {name}`: it is not set here, and so not there"));
         }
     }
-    let LaunchEnv { policy, env } = environment(&args.env, &args.env_remote, place, &ours)?;
+    let LaunchEnv { policy, env } = environment(&args.env, &args.env_remote, server_kind, &ours)?;
     start = start.env_policy(Some(policy));
     Ok(env.into_iter().fold(start, |start, (name, value)| start.env(name, value)))
 }
@@ -126,10 +126,10 @@ fn build(args: &args::Bridge, place: Place) -> anyhow::Result<Start> {
 fn environment(
     given: &[(String, Option<String>)],
     remote: &[String],
-    place: Place,
+    server_kind: ServerKind,
     ours: &Variables,
 ) -> anyhow::Result<LaunchEnv> {
-    let is_there = place == Place::Remote;
+    let is_there = server_kind == ServerKind::Remote;
     let mut stdio = StdioConfig::default();
     for (name, value) in given {
         match value {
@@ -149,62 +149,66 @@ fn environment(
 }
 
 /// How the bridge ended.
-enum End {
+enum BridgeEnd {
     NotStarted(Error),
-    Carried(Carried),
+    Finished(BridgeOutcome),
     /// The state of the MCP server is unknown.
     Lost(anyhow::Error),
 }
 
 /// Starts the MCP server and runs it to its end.
-async fn drive(client: &Client, start: Start, mut signals: Signals) -> End {
+async fn drive(client: &Client, start: Start, mut signals: SignalStream) -> BridgeEnd {
     let started: Result<Process, Error> = tokio::select! {
         started = client.start(start) => started,
         // Dropping the future cancels the start. If the server was started anyway, it ends with the session.
-        number = signal(&mut signals) => return End::Carried(Carried::Asked(Why::Signal(number))),
+        number = signal(&mut signals) => return BridgeEnd::Finished(BridgeOutcome::Asked(EndReason::Signal(number))),
     };
     let process = match started {
         Ok(process) => process,
-        Err(error) => return End::NotStarted(error),
+        Err(error) => return BridgeEnd::NotStarted(error),
     };
-    let carried = Carry::new(client, process, signals).run().await;
-    carried.map_or_else(
+    let outcome = BridgeForwarder::new(client, process, signals).run().await;
+    outcome.map_or_else(
         |error| {
             let address = client.address();
-            End::Lost(error.context(format!("the MCP server at {address} is lost; start it again from the MCP client")))
+            BridgeEnd::Lost(
+                error.context(format!("the MCP server at {address} is lost; start it again from the MCP client")),
+            )
         },
-        End::Carried,
+        BridgeEnd::Finished,
     )
 }
 
 /// Returns the exit code, and prints what the code alone does not say.
-fn code(end: End) -> anyhow::Result<u8> {
+fn code(end: BridgeEnd) -> anyhow::Result<u8> {
     Ok(match end {
-        End::NotStarted(error) => {
+        BridgeEnd::NotStarted(error) => {
             let code = codes::of_start(&error);
-            say::error(&error.into());
+            print::error(&error.into());
             code
         }
-        End::Carried(Carried::Ended(exit)) => {
-            let ended = Ended { exit: Some(exit), stdout_closed: false };
+        BridgeEnd::Finished(BridgeOutcome::Ended(exit)) => {
+            let ended = OutputEnd { exit: Some(exit), stdout_closed: false };
             ended.explain();
             ended.code()
         }
-        End::Carried(Carried::Asked(why)) => match why {
-            Why::Input => 0,
-            Why::Output(None) => codes::CLOSED_PIPE,
-            Why::Output(Some(error)) => return Err(anyhow::Error::new(error).context("write standard output")),
-            Why::Signal(number) => codes::of_signal(number),
-            Why::Refused(error) => return Err(anyhow::Error::new(error).context("pass a message to the MCP server")),
+        BridgeEnd::Finished(BridgeOutcome::Asked(reason)) => match reason {
+            EndReason::Input => 0,
+            EndReason::Output(None) => codes::CLOSED_PIPE,
+            EndReason::Output(Some(error)) => return Err(anyhow::Error::new(error).context("write standard output")),
+            EndReason::Signal(number) => codes::of_signal(number),
+            EndReason::Refused(error) => {
+                return Err(anyhow::Error::new(error).context("pass a message to the MCP server"));
+            }
         },
-        End::Lost(error) => return Err(error),
+        BridgeEnd::Lost(error) => return Err(error),
     })
 }
 
 /// Waits for the next signal that asks us to end, and returns its number. Cancel-safe.
-async fn signal(signals: &mut Signals) -> u8 {
+async fn signal(signals: &mut SignalStream) -> u8 {
     loop {
-        if let Heard::Signal(_, number) = signals.next().await {
+        if let SignalEvent::Signal(_, number) = signals.next().await {
             return number;
         }
     }
@@ -221,15 +225,15 @@ mod tests {
         let ours: Variables =
             [("TZ", "UTC"), ("A", "a"), ("B", "b")].map(|(name, value)| (name.into(), value.into())).into();
         let given = [("A".to_owned(), None), ("C".to_owned(), Some("c".to_owned()))];
-        let there = environment(&given, &[], Place::Remote, &ours).expect("made");
+        let there = environment(&given, &[], ServerKind::Remote, &ours).expect("made");
         assert_eq!((there.policy.inherit, there.policy.ignore_default_excludes), (Inherit::Core, true));
         assert_eq!(there.env.into_iter().collect::<Vec<_>>(), [("A", "a"), ("C", "c")].map(texts));
-        let more = environment(&[], &["API_KEY".to_owned()], Place::Remote, &ours).expect("made").policy;
+        let more = environment(&[], &["API_KEY".to_owned()], ServerKind::Remote, &ours).expect("made").policy;
         assert_eq!(more.inherit, Inherit::All);
         for name in ["PATH", "TZ", "TERM", "API_KEY"] {
             assert!(more.include_only.contains(&name.to_owned()), "{name}");
         }
-        let here = environment(&[], &["B".to_owned()], Place::Embedded, &ours).expect("made");
+        let here = environment(&[], &["B".to_owned()], ServerKind::Embedded, &ours).expect("made");
         assert_eq!(here.policy.inherit, Inherit::None);
         assert_eq!(here.env.into_iter().collect::<Vec<_>>(), [("B", "b"), ("TZ", "UTC")].map(texts));
     }

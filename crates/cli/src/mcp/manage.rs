@@ -40,16 +40,16 @@ use tokio::{
 use crate::{
     args, codes,
     connect::Server,
-    env_token, ids, runtime, say,
-    signals::{self, Heard, Signals},
+    env_token, ids, print, runtime,
+    signals::{self, SignalEvent, SignalStream},
 };
 
 /// Maximum size of the arguments of a call.
 const ARGUMENTS_MAX: u64 = 16 << 20; // 16 MiB
 
 /// Lists the servers with their tools.
-pub(crate) fn list(args: &args::List, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
-    let mut setup = Setup::new(&args.configured, token)?;
+pub(crate) fn list(args: &args::McpListArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
+    let mut setup = ManagerSetup::new(&args.configured, token)?;
     if let Some(unknown) = args.servers.iter().find(|name| !setup.config.servers.contains_key(*name)) {
         return Ok(no_server(unknown, &setup.config));
     }
@@ -58,20 +58,20 @@ pub(crate) fn list(args: &args::List, token: Option<env_token::Waiting>) -> anyh
     }
     let config = setup.config.clone();
     let json = args.json;
-    let looked = run(setup, None, async |manager| {
+    let outcome = run(setup, None, async |manager| {
         // A required server that fails is reported like the others.
         manager.start_all().await.ok();
-        look(manager, json).await
+        collect_listing(manager, json).await
     })?;
-    let listing = match looked {
-        Ended::Done(listing) => listing,
-        Ended::Signal(number) => return Ok(ExitCode::from(codes::of_signal(number))),
+    let listing = match outcome {
+        WorkOutcome::Done(listing) => listing,
+        WorkOutcome::Signal(number) => return Ok(ExitCode::from(codes::of_signal(number))),
     };
     let mut failed = false;
     for status in listing.status.values() {
         if let ServerStatus::Failed { reason } | ServerStatus::AuthenticationRequired { reason } = status {
             failed = true;
-            say::talk(format_args!("exec-server: {}", reason));
+            print::message(format_args!("exec-server: {}", reason));
         }
     }
     let text = if args.json { listing.json(&config) } else { listing.table(&config) };
@@ -79,8 +79,8 @@ pub(crate) fn list(args: &args::List, token: Option<env_token::Waiting>) -> anyh
 }
 
 /// Prints the state of the servers without starting them.
-pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
-    let setup = Setup::new(&args.configured, token)?;
+pub(crate) fn status(args: &args::McpStatusArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
+    let setup = ManagerSetup::new(&args.configured, token)?;
     let mut failed = false;
     let mut rows = Vec::new();
     let mut all = Vec::new();
@@ -88,7 +88,7 @@ pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> 
     let states = manager.status();
     for (name, server) in &setup.config.servers {
         // If the environment of a server does not exist, that is known without starting anything.
-        let state = match (setup.places.find(&server.placement), states.get(name)) {
+        let state = match (setup.environments.find(&server.placement), states.get(name)) {
             (Err(error), Some(ServerStatus::NotStarted)) => {
                 ServerStatus::Failed { reason: format!("MCP server `{name}`: {error}") }
             }
@@ -96,7 +96,7 @@ pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> 
         };
         failed |= matches!(state, ServerStatus::Failed { .. });
         if let Some(reason) = state.reason() {
-            say::talk(format_args!("exec-server: {}", reason));
+            print::message(format_args!("exec-server: {}", reason));
         }
         let target = show::target(server);
         rows.push([name.clone(), state.word().to_owned(), show::environment(server), target.clone()]);
@@ -115,9 +115,9 @@ pub(crate) fn status(args: &args::Status, token: Option<env_token::Waiting>) -> 
 }
 
 /// Calls a tool.
-pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn call(args: &args::McpCallArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     let arguments = args.arguments.as_deref().map(arguments).transpose()?;
-    let mut setup = Setup::new(&args.configured, token)?;
+    let mut setup = ManagerSetup::new(&args.configured, token)?;
     if !setup.config.servers.contains_key(&args.server) {
         return Ok(no_server(&args.server, &setup.config));
     }
@@ -128,16 +128,16 @@ pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyh
         call.on_progress = Some(Arc::new(|step| {
             let total = step.total.map(|total| format!("/{total}")).unwrap_or_default();
             let words = step.message.map(|words| format!(": {}", ids::clean(&words))).unwrap_or_default();
-            say::talk(format_args!("exec-server: {}{total}{words}", step.progress));
+            print::message(format_args!("exec-server: {}{total}{words}", step.progress));
         }));
     }
     // If stdin carries the arguments, the user cannot answer questions on it.
     let asks = ask::can_ask() && args.arguments.as_deref() != Some("-");
-    let elicit = asks.then(|| Arc::new(Asks::new()) as Arc<dyn Elicit>);
+    let elicit = asks.then(|| Arc::new(TerminalElicitor::new()) as Arc<dyn Elicit>);
     let called = run(setup, elicit, async |manager| manager.call(call).await)?;
     let result = match called {
-        Ended::Done(result) => result,
-        Ended::Signal(number) => return Ok(ExitCode::from(codes::of_signal(number))),
+        WorkOutcome::Done(result) => result,
+        WorkOutcome::Signal(number) => return Ok(ExitCode::from(codes::of_signal(number))),
     };
     match result {
         Ok(result) => {
@@ -147,7 +147,7 @@ pub(crate) fn call(args: &args::Call, token: Option<env_token::Waiting>) -> anyh
         }
         Err(error) => {
             let code = code_of(&error);
-            say::talk(format_args!("exec-server: {}", error));
+            print::message(format_args!("exec-server: {}", error));
             Ok(ExitCode::from(code))
         }
     }
@@ -166,18 +166,18 @@ fn code_of(error: &Error) -> u8 {
 fn no_server(name: &str, config: &Config) -> ExitCode {
     let known: Vec<String> = config.servers.keys().map(|name| format!("`{name}`")).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    say::talk(format_args!("exec-server: there is no MCP server `{}`; there are: {known}", ids::clean(name)));
+    print::message(format_args!("exec-server: there is no MCP server `{}`; there are: {known}", ids::clean(name)));
     ExitCode::from(codes::NOT_USABLE)
 }
 
 /// The configuration and the environments of a command.
-struct Setup {
+struct ManagerSetup {
     config: Config,
-    places: Places,
+    environments: Environments,
 }
 
-impl Setup {
-    fn new(args: &args::Configured, token: Option<env_token::Waiting>) -> anyhow::Result<Self> {
+impl ManagerSetup {
+    fn new(args: &args::McpConfigArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<Self> {
         let mut config = file::load(args)?;
         let here = env::current_dir().ok();
         for server in config.servers.values_mut() {
@@ -188,19 +188,22 @@ impl Setup {
                 stdio.cwd = stdio.cwd.take().map(|cwd| if launch::is_relative(&cwd) { here.join(cwd) } else { cwd });
             }
         }
-        Ok(Self { config, places: Places::new(&args.connect, token)? })
+        Ok(Self { config, environments: Environments::new(&args.connect, token)? })
     }
 }
 
 /// The environment that `remote` means. The token from the environment is for it alone; the others have their own in URLs or files.
-fn remote(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Result<Server, PlacementError>> {
-    let is_asked = args.connect.is_some();
+fn remote(
+    args: &args::ConnectArgs,
+    token: Option<env_token::StoredToken>,
+) -> anyhow::Result<Result<Server, PlacementError>> {
+    let is_requested = args.connect.is_some();
     match Server::find(args, token) {
         Ok(server) => Ok(server.ok_or(PlacementError::NoRemote)),
-        Err(error) if is_asked => Err(error),
+        Err(error) if is_requested => Err(error),
         // Without `--connect`, the setting of a variable or file is not about MCP servers alone. So an invalid setting is not an error
         // here: servers that run locally need no remote environment.
-        Err(error) => match asked_for() {
+        Err(error) => match requested_environment() {
             Ok(Choice::None) => Ok(Err(PlacementError::NoRemote)),
             Ok(Choice::Local | Choice::Remote(_)) => Err(error),
             Err(_) => Ok(Err(PlacementError::Unknown { name: "remote".to_owned(), reason: format!("{error:#}") })),
@@ -208,20 +211,20 @@ fn remote(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Re
     }
 }
 
-fn asked_for() -> anyhow::Result<Choice> {
+fn requested_environment() -> anyhow::Result<Choice> {
     Ok(environment::choose(environment::value_of_variables(|name| env::var_os(name))?.as_deref())?)
 }
 
 /// The environments in which servers can run.
 #[derive(Clone)]
-struct Places {
+struct Environments {
     remote: Arc<Result<Server, PlacementError>>,
     /// `--recover-for`: how long reconnecting is tried.
     recover_for: Option<Duration>,
 }
 
-impl Places {
-    fn new(args: &args::Connect, token: Option<env_token::Waiting>) -> anyhow::Result<Self> {
+impl Environments {
+    fn new(args: &args::ConnectArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<Self> {
         Ok(Self { remote: Arc::new(remote(args, token)?), recover_for: args.recover_for })
     }
 
@@ -255,7 +258,7 @@ impl Places {
 }
 
 /// How interruptible work ended.
-enum Ended<T> {
+enum WorkOutcome<T> {
     Done(T),
     /// A signal with this number ended it.
     Signal(u8),
@@ -263,70 +266,70 @@ enum Ended<T> {
 
 /// Runs `work` with a manager, and shuts the manager down before returning. A signal cancels `work`; a second signal cancels the shutdown.
 fn run<T>(
-    setup: Setup,
+    setup: ManagerSetup,
     elicit: Option<Arc<dyn Elicit>>,
     work: impl AsyncFnOnce(&Manager) -> T,
-) -> anyhow::Result<Ended<T>> {
+) -> anyhow::Result<WorkOutcome<T>> {
     runtime::block_on(async {
-        let mut signals = Signals::new().context("listen to signals")?;
+        let mut signals = SignalStream::new().context("listen to signals")?;
         let mut settings = Settings::new(setup.config);
         settings.variables = env::vars_os().collect();
         settings.elicit = elicit;
-        let places = setup.places;
-        let manager = Manager::new(settings, Hosts::new(move |placement| places.find(placement)));
+        let environments = setup.environments;
+        let manager = Manager::new(settings, Hosts::new(move |placement| environments.find(placement)));
         let ended = tokio::select! {
-            done = work(&manager) => Ended::Done(done),
-            number = signalled(&mut signals) => Ended::Signal(number),
+            done = work(&manager) => WorkOutcome::Done(done),
+            number = signalled(&mut signals) => WorkOutcome::Signal(number),
         };
         tokio::select! {
             () = manager.shutdown() => Ok(ended),
-            number = signalled(&mut signals) => Ok(Ended::Signal(number)),
+            number = signalled(&mut signals) => Ok(WorkOutcome::Signal(number)),
         }
     })
 }
 
 /// Waits for the next signal that ends the command.
-async fn signalled(signals: &mut Signals) -> u8 {
+async fn signalled(signals: &mut SignalStream) -> u8 {
     loop {
         match signals.next().await {
-            Heard::Signal(_, number) => return number,
-            Heard::Suspend => signals::stop_us(),
-            Heard::Resized | Heard::Continued => {}
+            SignalEvent::Signal(_, number) => return number,
+            SignalEvent::Suspend => signals::stop_us(),
+            SignalEvent::Resized | SignalEvent::Continued => {}
         }
     }
 }
 
 /// Puts questions to the user at the terminal, one at a time.
-struct Asks(Mutex<ask::Person<BufReader<Stdin>>>);
+struct TerminalElicitor(Mutex<ask::TerminalPrompt<BufReader<Stdin>>>);
 
-impl Asks {
+impl TerminalElicitor {
     fn new() -> Self {
         let (lines, screen) = (BufReader::new(tokio::io::stdin()), Box::new(io::stderr()));
-        Self(Mutex::new(ask::Person { lines, screen }))
+        Self(Mutex::new(ask::TerminalPrompt { lines, screen }))
     }
 }
 
-impl Elicit for Asks {
+impl Elicit for TerminalElicitor {
     fn elicit(&self, question: Question) -> BoxFuture<'_, Answer> {
         Box::pin(async move {
-            let mut person = self.0.lock().await;
+            let mut prompt = self.0.lock().await;
             let (server, message) = (question.server.as_str(), question.message());
             let param = |key: &str| question.params.get(key).cloned().unwrap_or_default();
-            let said = match param("url").as_str() {
-                Some(url) => person.url(server, message, url).await,
-                None => person.form(server, message, &param("requestedSchema")).await,
+            let answer = match param("url").as_str() {
+                Some(url) => prompt.url(server, message, url).await,
+                None => prompt.form(server, message, &param("requestedSchema")).await,
             };
-            match said {
-                ask::Answer::Accept(Value::Null) => Answer::only(Action::Accept),
-                ask::Answer::Accept(content) => Answer { content: Some(content), ..Answer::only(Action::Accept) },
-                ask::Answer::Decline => Answer::only(Action::Decline),
+            match answer {
+                ask::FormAnswer::Accept(Value::Null) => Answer::only(Action::Accept),
+                ask::FormAnswer::Accept(content) => Answer { content: Some(content), ..Answer::only(Action::Accept) },
+                ask::FormAnswer::Decline => Answer::only(Action::Decline),
             }
         })
     }
 }
 
 /// The state, tools and other offers of all servers.
-struct Listing {
+struct ServerListing {
     status: BTreeMap<String, ServerStatus>,
     /// Each tool with its server, and the description from the server.
     tools: Vec<(ToolRef, Value)>,
@@ -334,7 +337,7 @@ struct Listing {
     more: BTreeMap<String, Map<String, Value>>,
 }
 
-async fn look(manager: &Manager, in_full: bool) -> Listing {
+async fn collect_listing(manager: &Manager, in_full: bool) -> ServerListing {
     let mut tools = Vec::new();
     for found in manager.tools().await {
         let reference = ToolRef { server: found.server, tool: found.tool.name.to_string() };
@@ -348,7 +351,7 @@ async fn look(manager: &Manager, in_full: bool) -> Listing {
         collect(&mut more, "resourceTemplates", &templates);
         collect(&mut more, "prompts", &prompts);
     }
-    Listing { status: manager.status(), tools, more }
+    ServerListing { status: manager.status(), tools, more }
 }
 
 fn collect<T: serde::Serialize>(
@@ -362,7 +365,7 @@ fn collect<T: serde::Serialize>(
     }
 }
 
-impl Listing {
+impl ServerListing {
     fn table(&self, config: &Config) -> String {
         let mut rows = Vec::new();
         for name in config.servers.keys() {
@@ -413,9 +416,9 @@ fn arguments(given: &str) -> anyhow::Result<Value> {
         given.to_owned()
     };
     if text.len() as u64 > ARGUMENTS_MAX {
-        return Err(args::Wrong(format!("the arguments have more than {ARGUMENTS_MAX} bytes")).into());
+        return Err(args::UsageError(format!("the arguments have more than {ARGUMENTS_MAX} bytes")).into());
     }
-    let wrong = |reason: String| args::Wrong(format!("the arguments must be an object of JSON: {reason}"));
+    let wrong = |reason: String| args::UsageError(format!("the arguments must be an object of JSON: {reason}"));
     match serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))? {
         arguments @ Value::Object(_) => Ok(arguments),
         _ => Err(wrong("this is something else".to_owned()).into()),
@@ -423,7 +426,7 @@ fn arguments(given: &str) -> anyhow::Result<Value> {
 }
 
 fn print(text: &str, is_json: bool, code: u8) -> anyhow::Result<ExitCode> {
-    printed(if is_json { say::json(text) } else { say::text(text) }, code)
+    printed(if is_json { print::json(text) } else { print::text(text) }, code)
 }
 
 fn printed(written: io::Result<()>, code: u8) -> anyhow::Result<ExitCode> {

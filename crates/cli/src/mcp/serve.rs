@@ -23,19 +23,21 @@ use rustix::process::DumpableBehavior;
 use tokio::net::TcpListener;
 use zeroize::Zeroizing;
 
-use crate::{args, connect, connect::Server, env_token, ids, link, place, runtime, say, serve::Signals};
+use crate::{
+    args, connect, connect::Server, env_token, ids, link, print, runtime, serve::ShutdownSignals, state_location,
+};
 
 /// How long the executor keeps our processes if we disappear without ending the session.
 const KEEP_MS: u64 = 5 * 60 * 1000;
 
 /// Serves until the client disconnects or a signal ends it.
-pub(crate) fn run(args: &args::ServeMcp, token: Option<env_token::Waiting>) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &args::McpServeArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     if let Some(address) = args.http {
         check_exposure(address, args.connect.insecure_plaintext)?;
         // Processes that we start must not be able to read the token from our memory.
         rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
     }
-    let from_env = token.map(env_token::Waiting::read).transpose().context("read the token back")?;
+    let from_env = token.map(env_token::StoredToken::read).transpose().context("read the token back")?;
     let client_token = from_env.as_ref().map(|value| ClientToken::new(value.as_slice()));
     let client_token = client_token.transpose().with_context(|| format!("use `{}`", env_token::NAME))?;
     let server = Server::find_with(&args.connect, client_token)?;
@@ -45,7 +47,7 @@ pub(crate) fn run(args: &args::ServeMcp, token: Option<env_token::Waiting>) -> a
     };
     runtime::block_on(async {
         // Before anything is started, so that an early signal also causes an orderly shutdown.
-        let signals = Signals::new().context("listen to signals")?;
+        let signals = ShutdownSignals::new().context("listen to signals")?;
         match server {
             None => {
                 // Each MCP session gets an embedded server. That is the simplest way to end everything with the session, and it costs one
@@ -67,7 +69,12 @@ pub(crate) fn run(args: &args::ServeMcp, token: Option<env_token::Waiting>) -> a
     Ok(ExitCode::SUCCESS)
 }
 
-async fn remote(args: &args::ServeMcp, token: Option<Token>, server: Server, signals: Signals) -> anyhow::Result<()> {
+async fn remote(
+    args: &args::McpServeArgs,
+    token: Option<Token>,
+    server: Server,
+    signals: ShutdownSignals,
+) -> anyhow::Result<()> {
     let server = Arc::new(server);
     let first = open(&server).await?;
     let unused = Arc::new(std::sync::Mutex::new(Some(first.clone())));
@@ -84,9 +91,9 @@ async fn remote(args: &args::ServeMcp, token: Option<Token>, server: Server, sig
             Ok(ExecutorSession { client, end: Box::pin(async move { connect::end(&ending).await }) })
         })
     });
-    let say = |text: &str| say::talk(format_args!("exec-server: {}", ids::clean(text)));
+    let report = |text: &str| print::message(format_args!("exec-server: {}", ids::clean(text)));
     let work = serve(args, token, opened, Inherit::Core, signals);
-    let served = link::telling(std::slice::from_ref(&first), say, work).await;
+    let served = link::report_during(std::slice::from_ref(&first), report, work).await;
     // If a signal came before the first session, this client was never used and must be ended here. Otherwise it was already ended, and
     // this call does nothing.
     connect::end(&first).await;
@@ -99,11 +106,11 @@ async fn open(server: &Server) -> Result<Client, exec_server_client::Error> {
 
 /// Serves the executor that `open` connects to.
 async fn serve(
-    args: &args::ServeMcp,
+    args: &args::McpServeArgs,
     token: Option<Token>,
     open: OpenSession,
     inherit: Inherit,
-    mut signals: Signals,
+    mut signals: ShutdownSignals,
 ) -> anyhow::Result<()> {
     // A remote executor protects its own files, and our local paths mean nothing there.
     let is_here = inherit == Inherit::All;
@@ -150,7 +157,7 @@ async fn serve(
 }
 
 async fn over_http(
-    args: &args::ServeMcp,
+    args: &args::McpServeArgs,
     server: &Arc<McpServer>,
     listener: TcpListener,
     token: Token,
@@ -159,14 +166,14 @@ async fn over_http(
     let access = Arc::new(Access::new(token.digest()));
     let door = Door::new(DoorConfig { access, allowed_hosts: args.allow_host.clone(), ..DoorConfig::default() });
     let token = crate::serve::percent_encode(token.reveal());
-    say::line(&format!("http://{local}{}?token={token}", serve::http::PATH));
-    serve::http::serve(server, listener, Arc::new(Entrance(door)), args.session_idle).await.context("serve HTTP")
+    print::line(&format!("http://{local}{}?token={token}", serve::http::PATH));
+    serve::http::serve(server, listener, Arc::new(DoorGate(door)), args.session_idle).await.context("serve HTTP")
 }
 
 /// Applies the access rules of the server's own door to MCP requests.
-struct Entrance(Door);
+struct DoorGate(Door);
 
-impl HttpGate for Entrance {
+impl HttpGate for DoorGate {
     fn check(&self, head: &Parts, local: SocketAddr) -> GateVerdict {
         let headers: Vec<(&str, &[u8])> =
             head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
@@ -181,7 +188,7 @@ impl HttpGate for Entrance {
 
 /// The token that clients must present: from the flag; else from the same sources as for `serve`, unless those are meant for the executor
 /// that we connect to; else a new one.
-fn find_token(args: &args::ServeMcp, from_env: Option<Zeroizing<Vec<u8>>>, is_here: bool) -> anyhow::Result<Token> {
+fn find_token(args: &args::McpServeArgs, from_env: Option<Zeroizing<Vec<u8>>>, is_here: bool) -> anyhow::Result<Token> {
     let file = args.http_token_file.as_ref().or(args.connect.token_file.as_ref().filter(|_| is_here));
     if let Some(file) = file {
         return Ok(Token::from_file(file)?);
@@ -193,10 +200,10 @@ fn find_token(args: &args::ServeMcp, from_env: Option<Zeroizing<Vec<u8>>>, is_he
 }
 
 /// Secret files to hide from MCP clients: the state directories of this user's servers, which contain tokens, and token files.
-fn secrets(args: &args::ServeMcp) -> Vec<PathBuf> {
+fn secrets(args: &args::McpServeArgs) -> Vec<PathBuf> {
     let files = [&args.http_token_file, &args.connect.token_file].into_iter().flatten().cloned();
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
-    let all = files.chain(credentials).chain(place::state_home().ok());
+    let all = files.chain(credentials).chain(state_location::state_home().ok());
     all.filter_map(|path| std::path::absolute(path).ok()).collect()
 }
 

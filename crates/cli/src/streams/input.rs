@@ -29,7 +29,7 @@ const HELD_FOR: Duration = Duration::from_millis(500);
 
 /// How our stdin is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Input {
+pub(crate) struct InputMode {
     /// Whether it is read and forwarded.
     pub(crate) is_read: bool,
     /// Whether EOF on our stdin closes the stdin of the process.
@@ -41,7 +41,7 @@ pub(crate) struct Input {
 }
 
 #[derive(Debug)]
-pub(super) enum Typed {
+pub(super) enum InputEnd {
     /// There is no more input, or the process takes no more.
     Ended,
     /// The detach keys were pressed.
@@ -56,14 +56,14 @@ pub(super) enum Typed {
 pub(super) async fn forward(
     process: Process,
     mut from: impl AsyncRead + Unpin,
-    input: Input,
+    input: InputMode,
     generation: Generation,
-) -> Typed {
+) -> InputEnd {
     if !input.is_read {
-        return Typed::Ended;
+        return InputEnd::Ended;
     }
-    let mut to = Line { stdin: process.stdin(), generation, is_open: true, is_under_way: false };
-    let mut keys = Keys::default();
+    let mut to = ProcessStdin { stdin: process.stdin(), generation, is_open: true, is_under_way: false };
+    let mut keys = DetachKeys::default();
     let mut buf = vec![0; INPUT_BYTES];
     loop {
         let reading = async {
@@ -85,40 +85,40 @@ pub(super) async fn forward(
         };
         let mut is_detached = false;
         let passed = match read {
-            Ok(Ok(0) | Err(_)) if input.is_raw => return Typed::HungUp,
+            Ok(Ok(0) | Err(_)) if input.is_raw => return InputEnd::HungUp,
             Ok(Err(error)) if !is_hang_up(&error, io::stdin()) => return failed("read standard input", error),
             Ok(Ok(0) | Err(_)) => {
                 return match to.end(input.closes).await {
-                    Ok(()) => Typed::Ended,
+                    Ok(()) => InputEnd::Ended,
                     Err(error) => failed("pass standard input on", error),
                 };
             }
             Ok(Ok(count)) if !input.has_keys => &buf[..count],
             Ok(Ok(count)) => {
-                is_detached = keys.look(&buf[..count]);
+                is_detached = keys.scan(&buf[..count]);
                 &keys.passed
             }
-            Err(_) => keys.let_go(),
+            Err(_) => keys.release(),
         };
         if let Err(error) = to.pass(passed).await {
             return failed("pass standard input on", error);
         }
         if is_detached {
-            return Typed::Detach;
+            return InputEnd::Detach;
         }
         // The detach keys also leave a process that takes no input.
         if !to.is_open && !input.has_keys {
-            return Typed::Ended;
+            return InputEnd::Ended;
         }
     }
 }
 
-fn failed(what: &'static str, error: io::Error) -> Typed {
-    Typed::Failed(anyhow::Error::new(error).context(what))
+fn failed(what: &'static str, error: io::Error) -> InputEnd {
+    InputEnd::Failed(anyhow::Error::new(error).context(what))
 }
 
 /// The stdin of the process. The process or another client may close it first; that is not an error.
-struct Line {
+struct ProcessStdin {
     stdin: Stdin,
     generation: Generation,
     is_open: bool,
@@ -126,21 +126,21 @@ struct Line {
     is_under_way: bool,
 }
 
-impl Line {
+impl ProcessStdin {
     async fn pass(&mut self, bytes: &[u8]) -> io::Result<()> {
         if !self.is_open {
             return Ok(());
         }
         self.is_under_way = true;
         let passed = self.stdin.write_all(bytes).await;
-        self.judge(passed)
+        self.check(passed)
     }
 
     /// Waits until all bytes are confirmed. Cancel-safe.
     async fn settle(&mut self) -> io::Result<()> {
         let settled = self.stdin.flush().await;
         self.is_under_way = false;
-        self.judge(settled)
+        self.check(settled)
     }
 
     /// Handles EOF. With `closes`, closes the stdin of the process after all bytes were confirmed.
@@ -153,13 +153,13 @@ impl Line {
         }
         match self.stdin.shutdown().await {
             // Neither an older server nor a raw terminal supports EOF: the program continues without it.
-            Err(error) if is_untold(&error) => Ok(()),
-            closed => self.judge(closed),
+            Err(error) if is_unsupported(&error) => Ok(()),
+            closed => self.check(closed),
         }
     }
 
     /// Records a closed stdin; returns all other errors.
-    fn judge(&mut self, passed: io::Result<()>) -> io::Result<()> {
+    fn check(&mut self, passed: io::Result<()>) -> io::Result<()> {
         match passed {
             Err(error) if self.is_closed(&error) => {
                 (self.is_open, self.is_under_way) = (false, false);
@@ -170,7 +170,7 @@ impl Line {
     }
 
     fn is_closed(&self, error: &io::Error) -> bool {
-        match of_client(error) {
+        match client_error(error) {
             // The event stream ends with the same error, and it is reported there.
             Some(Error::Disconnected { .. } | Error::SessionLost { .. }) => true,
             // A V0 server has no specific error for a closed stdin.
@@ -181,30 +181,30 @@ impl Line {
     }
 }
 
-fn is_untold(error: &io::Error) -> bool {
-    match of_client(error) {
+fn is_unsupported(error: &io::Error) -> bool {
+    match client_error(error) {
         Some(error) => matches!(error, Error::Protocol(_)),
         None => error.kind() == io::ErrorKind::Other,
     }
 }
 
 /// The client library's error inside an `io::Error`.
-fn of_client(error: &io::Error) -> Option<&Error> {
+fn client_error(error: &io::Error) -> Option<&Error> {
     error.get_ref().and_then(|source| source.downcast_ref())
 }
 
 /// Detects the key pressed twice, however the bytes are split.
 #[derive(Debug, Default)]
-struct Keys {
+struct DetachKeys {
     /// The last byte was the key.
     is_held: bool,
     /// The bytes to forward.
     passed: Vec<u8>,
 }
 
-impl Keys {
+impl DetachKeys {
     /// Processes input. Returns true when the key comes for the second time; nothing after it is forwarded.
-    fn look(&mut self, bytes: &[u8]) -> bool {
+    fn scan(&mut self, bytes: &[u8]) -> bool {
         self.passed.clear();
         for byte in bytes {
             let is_key = *byte == DETACH_KEY;
@@ -222,7 +222,7 @@ impl Keys {
     }
 
     /// No second key press came in time, so the first one is forwarded to the process.
-    fn let_go(&mut self) -> &[u8] {
+    fn release(&mut self) -> &[u8] {
         self.is_held = false;
         self.passed.clear();
         self.passed.push(DETACH_KEY);
@@ -232,21 +232,21 @@ impl Keys {
 
 #[cfg(test)]
 mod tests {
-    use super::Keys;
+    use super::DetachKeys;
 
     #[test]
     fn the_key_detaches_when_it_comes_twice_and_is_passed_on_otherwise() {
-        let look = |parts: &[&[u8]]| {
-            let mut keys = Keys::default();
-            parts.iter().map(|part| if keys.look(part) { None } else { Some(keys.passed.clone()) }).collect::<Vec<_>>()
+        let scan = |parts: &[&[u8]]| {
+            let mut keys = DetachKeys::default();
+            parts.iter().map(|part| if keys.scan(part) { None } else { Some(keys.passed.clone()) }).collect::<Vec<_>>()
         };
         let passed = |text: &[u8]| Some(text.to_vec());
-        assert_eq!(look(&[b"a\x1d\x1db"]), [None]);
-        assert_eq!(look(&[b"a\x1d", b"\x1d"]), [passed(b"a"), None]);
-        assert_eq!(look(&[b"\x1da\x1d", b"b\x1d", b""]), [passed(b"\x1da"), passed(b"\x1db"), passed(b"")]);
-        let mut keys = Keys::default();
-        assert!(!keys.look(b"x\x1d") && keys.is_held);
-        assert_eq!(keys.let_go(), b"\x1d");
-        assert!(!keys.look(b"\x1d"));
+        assert_eq!(scan(&[b"a\x1d\x1db"]), [None]);
+        assert_eq!(scan(&[b"a\x1d", b"\x1d"]), [passed(b"a"), None]);
+        assert_eq!(scan(&[b"\x1da\x1d", b"b\x1d", b""]), [passed(b"\x1da"), passed(b"\x1db"), passed(b"")]);
+        let mut keys = DetachKeys::default();
+        assert!(!keys.scan(b"x\x1d") && keys.is_held);
+        assert_eq!(keys.release(), b"\x1d");
+        assert!(!keys.scan(b"\x1d"));
     }
 }

@@ -6,26 +6,26 @@
 use exec_server_client::ConnectionState;
 use tokio::sync::watch;
 
-use crate::{ids, say, terminal};
+use crate::{ids, print, terminal};
 
 pub(crate) struct LinkNotice {
     state: watch::Receiver<ConnectionState>,
     /// The program uses our screen, so a line on stderr would corrupt its picture.
     has_screen: bool,
     /// The current trouble, if any, and the text of the notice.
-    trouble: Option<(Trouble, String)>,
+    problem: Option<(LinkProblem, String)>,
     is_over: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
+enum LinkProblem {
     Lost,
     Silent,
 }
 
 impl LinkNotice {
     pub(crate) fn new(state: watch::Receiver<ConnectionState>, has_screen: bool) -> Self {
-        Self { state, has_screen, trouble: None, is_over: false }
+        Self { state, has_screen, problem: None, is_over: false }
     }
 
     pub(super) fn is_broken(&self) -> bool {
@@ -42,19 +42,19 @@ impl LinkNotice {
         let state = self.state.borrow_and_update().clone();
         match state {
             // The reconnect now fails for another reason than the first one.
-            ConnectionState::Recovering { reason } if matches!(self.trouble, Some((Trouble::Lost, _))) => {
+            ConnectionState::Recovering { reason } if matches!(self.problem, Some((LinkProblem::Lost, _))) => {
                 let text = format!("exec-server: still reconnecting: {}", ids::clean(&reason));
-                self.report(Trouble::Lost, text);
+                self.report(LinkProblem::Lost, text);
                 false
             }
             ConnectionState::Recovering { reason } => {
                 let text = format!("exec-server: connection lost ({}); reconnecting", ids::clean(&reason));
-                self.report(Trouble::Lost, text);
+                self.report(LinkProblem::Lost, text);
                 false
             }
             ConnectionState::Stalled { silent } => {
                 let text = format!("exec-server: no answer for {} s; waiting", silent.as_secs());
-                self.report(Trouble::Silent, text);
+                self.report(LinkProblem::Silent, text);
                 false
             }
             ConnectionState::Connected => self.report_end(),
@@ -68,33 +68,33 @@ impl LinkNotice {
 
     /// Draws the line again after the terminal was resized.
     pub(super) fn handle_resize(&self) {
-        if let Some((_, text)) = self.trouble.as_ref().filter(|_| self.has_screen) {
+        if let Some((_, text)) = self.problem.as_ref().filter(|_| self.has_screen) {
             terminal::show_status(text, true);
         }
     }
 
-    fn report(&mut self, trouble: Trouble, text: String) {
+    fn report(&mut self, problem: LinkProblem, text: String) {
         if self.has_screen {
-            terminal::show_status(&text, self.trouble.is_some());
+            terminal::show_status(&text, self.problem.is_some());
         } else {
-            say::notice(&text);
+            print::notice(&text);
         }
-        self.trouble = Some((trouble, text));
+        self.problem = Some((problem, text));
     }
 
     fn report_end(&mut self) -> bool {
-        match self.trouble.as_ref().map(|(trouble, _)| *trouble) {
+        match self.problem.as_ref().map(|(problem, _)| *problem) {
             None => return false,
             Some(_) if self.has_screen => self.hide(),
-            Some(Trouble::Lost) => say::notice("exec-server: connected again"),
-            Some(Trouble::Silent) => say::notice("exec-server: the server answers again"),
+            Some(LinkProblem::Lost) => print::notice("exec-server: connected again"),
+            Some(LinkProblem::Silent) => print::notice("exec-server: the server answers again"),
         }
-        self.trouble = None;
+        self.problem = None;
         true
     }
 
     fn hide(&mut self) {
-        if self.trouble.take().is_some() && self.has_screen {
+        if self.problem.take().is_some() && self.has_screen {
             terminal::hide_status();
         }
     }

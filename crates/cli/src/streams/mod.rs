@@ -21,17 +21,17 @@ use std::{
 use exec_server_client::{Client, Error, Events, Process, protocol::process::Size};
 use tokio::{task::JoinSet, time};
 
-pub(crate) use input::Input;
+pub(crate) use input::InputMode;
 pub(crate) use link_notice::LinkNotice;
-pub(crate) use output::{Ended, Output, say_gap};
+pub(crate) use output::{OutputEnd, OutputWriter, report_gap};
 
 use crate::{
-    ids, say,
-    signals::{self, Heard, Signals},
+    ids, print,
+    signals::{self, SignalEvent, SignalStream},
     stall,
     terminal::{self, Terminal},
 };
-use input::Typed;
+use input::InputEnd;
 
 /// How long a suspend waits until the process is stopped; after that we stop without it.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ const HANGUP: u8 = 1;
 
 /// Our relation to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum StreamRole {
     /// Like its shell: signals are passed on, and a closed stdout ends the process.
     Owner,
     /// An observer that can also type: a signal ends only the observation.
@@ -55,9 +55,9 @@ pub(crate) enum Role {
 }
 
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum StreamOutcome {
     /// The process ended.
-    Ended(Ended),
+    Ended(OutputEnd),
     /// The user pressed the detach keys.
     Detached,
     /// We received the signal with this number; the process continues.
@@ -65,38 +65,38 @@ pub(crate) enum Outcome {
 }
 
 /// A process and the streams and signals to connect it to.
-pub(crate) struct Carry {
+pub(crate) struct StreamForwarder {
     pub(crate) client: Client,
     pub(crate) process: Process,
     pub(crate) events: Events,
     /// Events up to this number are only a replay.
     pub(crate) replayed_to: u64,
-    pub(crate) input: Input,
-    pub(crate) signals: Signals,
+    pub(crate) input: InputMode,
+    pub(crate) signals: SignalStream,
     /// Signals received before the process was started.
-    pub(crate) pending: Vec<Heard>,
-    pub(crate) role: Role,
+    pub(crate) pending: Vec<SignalEvent>,
+    pub(crate) role: StreamRole,
     /// In raw mode as long as this exists.
     pub(crate) terminal: Option<Terminal>,
 }
 
-impl Carry {
+impl StreamForwarder {
     /// Runs to the end. The terminal is restored when this returns.
-    pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
+    pub(crate) async fn run(self) -> anyhow::Result<StreamOutcome> {
         let Self { client, process, events, replayed_to, input, mut signals, pending, role, terminal } = self;
         let stdio = exec_server_rpc::stdio();
         let mut typing = JoinSet::new();
         typing.spawn(input::forward(process.clone(), stdio.reader, input, client.server().generation));
         let stall = stall::watch(&process);
         tokio::pin!(stall);
-        let output = Output::new(process.clone(), stdio.writer, role).replaying_to(replayed_to).run(events);
+        let output = OutputWriter::new(process.clone(), stdio.writer, role).replaying_to(replayed_to).run(events);
         tokio::pin!(output);
         let has_screen = process.is_tty() && terminal.is_some() && io::stdout().is_terminal();
         let mut link = LinkNotice::new(client.watch_state(), has_screen);
-        let mut steering = Steering::new(process.clone(), role, terminal);
+        let mut signal_handler = SignalHandler::new(process.clone(), role, terminal);
         let name = ids::clean(process.id().as_str());
-        for heard in pending {
-            if let Some(outcome) = steering.handle(heard, link.is_broken()).await {
+        for event in pending {
+            if let Some(outcome) = signal_handler.handle(event, link.is_broken()).await {
                 return Ok(outcome);
             }
         }
@@ -107,58 +107,58 @@ impl Carry {
             tokio::select! {
                 ended = &mut output => {
                     let ended = ended?;
-                    return failed.map_or(Ok(Outcome::Ended(ended)), Err);
+                    return failed.map_or(Ok(StreamOutcome::Ended(ended)), Err);
                 }
-                heard = signals.next() => {
-                    if heard == Heard::Resized {
+                event = signals.next() => {
+                    if event == SignalEvent::Resized {
                         link.handle_resize();
                     }
-                    if let Some(outcome) = steering.handle(heard, link.is_broken()).await {
+                    if let Some(outcome) = signal_handler.handle(event, link.is_broken()).await {
                         return Ok(outcome);
                     }
                 }
                 Some(typed) = typing.join_next() => match typed {
-                    Ok(Typed::Detach) => return Ok(Outcome::Detached),
-                    Ok(Typed::HungUp) => steering.hang_up(),
+                    Ok(InputEnd::Detach) => return Ok(StreamOutcome::Detached),
+                    Ok(InputEnd::HungUp) => signal_handler.hang_up(),
                     // The process ended without needing the rest of the input.
-                    Ok(Typed::Failed(_)) if failed.is_none() && process.has_exited() => {}
-                    Ok(Typed::Failed(error)) if role == Role::Owner && failed.is_none() => {
+                    Ok(InputEnd::Failed(_)) if failed.is_none() && process.has_exited() => {}
+                    Ok(InputEnd::Failed(error)) if role == StreamRole::Owner && failed.is_none() => {
                         failed = Some(error.context(format!("ended `{name}`, because its input is not whole")));
                         typing.spawn(end(process.clone()));
                     }
-                    Ok(Typed::Failed(error)) => {
+                    Ok(InputEnd::Failed(error)) => {
                         return Err(failed.unwrap_or_else(|| error.context(format!("left `{name}`, which goes on"))));
                     }
-                    Ok(Typed::Ended) | Err(_) => {}
+                    Ok(InputEnd::Ended) | Err(_) => {}
                 },
                 is_well_again = link.watch() => {
                     if is_well_again && has_screen {
-                        steering.redraw();
+                        signal_handler.redraw();
                     }
                 }
                 // Only a guest can be blocked by another reader; an owner reads the output itself.
-                () = &mut stall, if role == Role::Guest => {}
+                () = &mut stall, if role == StreamRole::Guest => {}
             }
-            if steering.is_hung_up && (role == Role::Guest || link.is_broken()) {
+            if signal_handler.is_hung_up && (role == StreamRole::Guest || link.is_broken()) {
                 // The terminal has gone, so further output would not be seen.
-                return Ok(Outcome::Left(HANGUP));
+                return Ok(StreamOutcome::Left(HANGUP));
             }
         }
     }
 }
 
 /// Ends the process at once, because it must not act on partial input. Its last output is still printed.
-async fn end(process: Process) -> Typed {
+async fn end(process: Process) -> InputEnd {
     match process.terminate(None).await {
-        Ok(_) => Typed::Ended,
-        Err(error) => Typed::Failed(error.into()),
+        Ok(_) => InputEnd::Ended,
+        Err(error) => InputEnd::Failed(error.into()),
     }
 }
 
 /// Reacts to signals.
-struct Steering {
+struct SignalHandler {
     process: Process,
-    role: Role,
+    role: StreamRole,
     terminal: Option<Terminal>,
     /// Requests whose results are ignored: a signal to an ended process is not an error.
     calls: JoinSet<()>,
@@ -170,38 +170,40 @@ struct Steering {
     is_hung_up: bool,
 }
 
-impl Steering {
-    fn new(process: Process, role: Role, terminal: Option<Terminal>) -> Self {
+impl SignalHandler {
+    fn new(process: Process, role: StreamRole, terminal: Option<Terminal>) -> Self {
         Self { process, role, terminal, calls: JoinSet::new(), stopped: false, interrupts: 0, is_hung_up: false }
     }
 
     /// Does what the kernel does when a terminal hangs up, even if it was not our controlling terminal.
     fn hang_up(&mut self) {
         self.is_hung_up = !signals::ignores_hangup();
-        if self.is_hung_up && self.role == Role::Owner {
+        if self.is_hung_up && self.role == StreamRole::Owner {
             self.pass("SIGHUP");
         }
     }
 
-    async fn handle(&mut self, heard: Heard, link_is_broken: bool) -> Option<Outcome> {
-        match heard {
-            Heard::Signal(_, number) if self.role == Role::Guest => return Some(Outcome::Left(number)),
-            Heard::Signal(name, number) => {
+    async fn handle(&mut self, event: SignalEvent, link_is_broken: bool) -> Option<StreamOutcome> {
+        match event {
+            SignalEvent::Signal(_, number) if self.role == StreamRole::Guest => {
+                return Some(StreamOutcome::Left(number));
+            }
+            SignalEvent::Signal(name, number) => {
                 self.interrupts = if link_is_broken { self.interrupts + 1 } else { 0 };
                 if self.interrupts > 1 {
                     // The first signal waits for the link; a user who asks again does not want to wait.
-                    return Some(Outcome::Left(number));
+                    return Some(StreamOutcome::Left(number));
                 }
                 self.pass(name);
             }
-            Heard::Resized => self.resize(),
-            Heard::Suspend => self.suspend().await,
-            Heard::Continued => {
+            SignalEvent::Resized => self.resize(),
+            SignalEvent::Suspend => self.suspend().await,
+            SignalEvent::Continued => {
                 if std::mem::take(&mut self.stopped) {
                     self.pass("SIGCONT");
                 }
                 if let Some(terminal) = &self.terminal {
-                    terminal.take_again();
+                    terminal.make_raw_again();
                 }
                 self.resize();
             }
@@ -242,14 +244,14 @@ impl Steering {
     /// Stops the process, if we own it, and then ourselves. Uses SIGSTOP, because the kernel discards SIGTSTP for an orphaned process
     /// group, and the process leads its own session.
     async fn suspend(&mut self) {
-        if self.role == Role::Owner && !self.process.has_exited() {
+        if self.role == StreamRole::Owner && !self.process.has_exited() {
             // Set even if the answer is lost, because the process may have received the signal. SIGCONT is harmless for a process that was
             // not stopped.
             self.stopped = true;
             time::timeout(STOP_WITHIN, send(&self.process, "SIGSTOP")).await.ok(); // After the timeout we stop without it.
         }
         if let Some(terminal) = &self.terminal {
-            terminal.give_back();
+            terminal.restore();
         }
         signals::stop_us();
     }
@@ -267,7 +269,7 @@ async fn send(process: &Process, name: &'static str) {
         let Err(Error::UnknownOutcome { .. }) = process.signal(name).await else { return };
     }
     let id = ids::clean(process.id().as_str());
-    say::talk(format_args!(
+    print::message(format_args!(
         "exec-server: the connection broke while {name} was sent: whether `{id}` has heard it is not known"
     ));
 }

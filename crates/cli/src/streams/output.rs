@@ -12,22 +12,22 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{Role, screen::ScreenTracker};
-use crate::{codes, say};
+use super::{StreamRole, screen::ScreenTracker};
+use crate::{codes, print};
 
 /// How long a program may continue after its stdout was closed, if SIGPIPE alone does not end it.
 const CLOSED_GRACE: Duration = Duration::from_secs(1);
 
 /// How the process ended, or that our stdout has no reader.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct OutputEnd {
     /// `None` if a guest left because its stdout was closed.
     pub(crate) exit: Option<Exit>,
     /// The reader of our stdout has gone.
     pub(crate) stdout_closed: bool,
 }
 
-impl Ended {
+impl OutputEnd {
     /// The code that a shell would show. If our stdout was closed and a signal ended the program, it counts as SIGPIPE, whichever signal it
     /// was.
     pub(crate) fn code(&self) -> u8 {
@@ -40,15 +40,17 @@ impl Ended {
     /// Prints what the exit code alone does not say.
     pub(crate) fn explain(&self) {
         if self.exit.as_ref().is_some_and(|exit| exit.sandbox_denied == Some(true)) {
-            say::talk(
+            print::message(
                 "exec-server: the sandbox may be why the program failed; `--read DIR` and `--write DIR` allow more",
             );
         }
         match self.exit.as_ref().and_then(|exit| exit.cause) {
-            Some(Cause::Timeout) => say::talk("exec-server: the program was ended: its time was over"),
-            Some(Cause::IdleTimeout) => say::talk("exec-server: the program was ended: it wrote nothing for too long"),
-            Some(Cause::Oom) => say::talk("exec-server: the program was ended for want of memory"),
-            Some(Cause::Lost) => say::talk(
+            Some(Cause::Timeout) => print::message("exec-server: the program was ended: its time was over"),
+            Some(Cause::IdleTimeout) => {
+                print::message("exec-server: the program was ended: it wrote nothing for too long")
+            }
+            Some(Cause::Oom) => print::message("exec-server: the program was ended for want of memory"),
+            Some(Cause::Lost) => print::message(
                 "exec-server: the program was lost with the process that held it; how it would have ended nobody knows",
             ),
             Some(Cause::Exit | Cause::Signal | Cause::Terminated) | None => {}
@@ -57,9 +59,9 @@ impl Ended {
 }
 
 /// Writes the events of one process.
-pub(crate) struct Output<W> {
+pub(crate) struct OutputWriter<W> {
     process: Process,
-    role: Role,
+    role: StreamRole,
     stdout: W,
     stderr: Stderr,
     screen: ScreenTracker,
@@ -75,8 +77,8 @@ pub(crate) struct Output<W> {
     ending: JoinSet<()>,
 }
 
-impl<W: AsyncWrite + Unpin> Output<W> {
-    pub(crate) fn new(process: Process, stdout: W, role: Role) -> Self {
+impl<W: AsyncWrite + Unpin> OutputWriter<W> {
+    pub(crate) fn new(process: Process, stdout: W, role: StreamRole) -> Self {
         Self {
             process,
             role,
@@ -99,17 +101,17 @@ impl<W: AsyncWrite + Unpin> Output<W> {
     }
 
     /// Writes all output. Returns when the process has closed, or when a guest's stdout is closed.
-    pub(crate) async fn run(mut self, mut events: Events) -> anyhow::Result<Ended> {
+    pub(crate) async fn run(mut self, mut events: Events) -> anyhow::Result<OutputEnd> {
         while let Some(event) = events.next().await {
             match event {
                 Event::Output { stream, bytes, .. } => self.write(stream, &bytes).await,
                 Event::Gap { to_seq, .. } if to_seq <= self.replayed_to => {}
-                Event::Gap { from_seq, to_seq, bytes } => say_gap(from_seq, to_seq, bytes),
+                Event::Gap { from_seq, to_seq, bytes } => report_gap(from_seq, to_seq, bytes),
                 Event::Exited { exit, .. } => self.exit = Some(exit),
                 Event::Closed { .. } => return self.ended(),
                 Event::Failed(error) => return Err(error.into()),
             }
-            if self.stdout_closed && self.role == Role::Guest {
+            if self.stdout_closed && self.role == StreamRole::Guest {
                 return self.ended();
             }
         }
@@ -144,7 +146,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
     /// arrive behind output that this task has to read, so they are awaited in another task.
     fn close_stdout(&mut self) {
         self.stdout_closed = true;
-        if self.role == Role::Guest {
+        if self.role == StreamRole::Guest {
             return;
         }
         let process = self.process.clone();
@@ -154,7 +156,7 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         });
     }
 
-    fn ended(self) -> anyhow::Result<Ended> {
+    fn ended(self) -> anyhow::Result<OutputEnd> {
         if let Some(error) = self.failed {
             return Err(error).context("write standard output");
         }
@@ -163,15 +165,15 @@ impl<W: AsyncWrite + Unpin> Output<W> {
         if exit.is_none() && !self.stdout_closed {
             return Err(anyhow!("the process closed without an exit code"));
         }
-        Ok(Ended { exit, stdout_closed: self.stdout_closed })
+        Ok(OutputEnd { exit, stdout_closed: self.stdout_closed })
     }
 }
 
 /// Reports that output is missing at this point.
-pub(crate) fn say_gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) {
+pub(crate) fn report_gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) {
     match bytes {
-        Some(bytes) => say::talk(format_args!("exec-server: {bytes} bytes of output are missing here")),
-        None => say::talk(format_args!("exec-server: output {from_seq} to {to_seq} is missing here")),
+        Some(bytes) => print::message(format_args!("exec-server: {bytes} bytes of output are missing here")),
+        None => print::message(format_args!("exec-server: output {from_seq} to {to_seq} is missing here")),
     }
 }
 

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use crate::args::{client::Connect, values};
+use crate::args::{client::ConnectArgs, values};
 
 const BRIDGE_HELP: &str = "\
 For the configuration of any MCP client: it starts this program, and the MCP server runs on the executor, where the \
@@ -35,7 +35,7 @@ Examples:
 /// Flags of `mcp bridge`.
 #[derive(Debug, Args)]
 #[command(after_help = BRIDGE_HELP)]
-pub(crate) struct Bridge {
+pub(crate) struct BridgeArgs {
     /// How long the executor waits for a bridge that vanished before it ends the server; here, without one, it does not wait
     #[arg(long, value_name = "DUR", default_value = "5m", value_parser = values::duration)]
     pub(crate) keep: Duration,
@@ -52,7 +52,7 @@ pub(crate) struct Bridge {
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) argv: Vec<String>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 #[cfg(test)]

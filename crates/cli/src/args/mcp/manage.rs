@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::args::client::Connect;
+use crate::args::client::ConnectArgs;
 
 const LIST_HELP: &str = "\
 Starts every enabled server, lists its tools through all pages, and ends all of them again. A server that cannot be used is \
@@ -58,19 +58,19 @@ Examples:
 
 /// Which servers there are.
 #[derive(Debug, Args)]
-pub(crate) struct Configured {
+pub(crate) struct McpConfigArgs {
     /// The configuration: TOML with [mcp_servers.NAME], or a .json file with mcpServers
     /// [default: $EXEC_SERVER_MCP_CONFIG, else mcp.toml or mcp.json beside environments.toml]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Flags of `mcp list`.
 #[derive(Debug, Args)]
 #[command(after_help = LIST_HELP)]
-pub(crate) struct List {
+pub(crate) struct McpListArgs {
     /// Print an array of objects
     #[arg(long)]
     pub(crate) json: bool,
@@ -78,24 +78,24 @@ pub(crate) struct List {
     #[arg(value_name = "SERVER")]
     pub(crate) servers: Vec<String>,
     #[command(flatten)]
-    pub(crate) configured: Configured,
+    pub(crate) configured: McpConfigArgs,
 }
 
 /// Flags of `mcp status`.
 #[derive(Debug, Args)]
 #[command(after_help = STATUS_HELP)]
-pub(crate) struct Status {
+pub(crate) struct McpStatusArgs {
     /// Print an array of objects
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) configured: Configured,
+    pub(crate) configured: McpConfigArgs,
 }
 
 /// Flags of `mcp call`.
 #[derive(Debug, Args)]
 #[command(after_help = CALL_HELP)]
-pub(crate) struct Call {
+pub(crate) struct McpCallArgs {
     /// Print the whole result as an object
     #[arg(long)]
     pub(crate) json: bool,
@@ -107,5 +107,5 @@ pub(crate) struct Call {
     #[arg(value_name = "JSON")]
     pub(crate) arguments: Option<String>,
     #[command(flatten)]
-    pub(crate) configured: Configured,
+    pub(crate) configured: McpConfigArgs,
 }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::Args;
 use exec_server_server::door::AllowedHost;
 
-use crate::args::{client::Connect, values};
+use crate::args::{client::ConnectArgs, values};
 
 const SERVE_MCP_HELP: &str = "\
 An MCP client gets tools that run commands and read, write, edit, list and search files, on this machine or \
@@ -31,7 +31,7 @@ Examples:
 /// Flags of `mcp serve`.
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_MCP_HELP)]
-pub(crate) struct ServeMcp {
+pub(crate) struct McpServeArgs {
     /// Serve streamable HTTP at ADDR, below /mcp, in place of standard streams; port 0 picks a free one
     #[arg(long, value_name = "IP:PORT")]
     pub(crate) http: Option<SocketAddr>,
@@ -58,5 +58,5 @@ pub(crate) struct ServeMcp {
     #[arg(long, value_name = "DUR", default_value = "30m", value_parser = values::duration)]
     pub(crate) session_idle: Duration,
     #[command(flatten)]
-    pub(crate) connect: Connect,
+    pub(crate) connect: ConnectArgs,
 }

@@ -18,14 +18,14 @@ const FIELDS_MAX: usize = 100;
 const SHOWN_MAX: usize = 4096;
 
 /// The input and output of the user's terminal.
-pub(super) struct Person<L> {
+pub(super) struct TerminalPrompt<L> {
     /// One reader for all questions, so that input buffered for a cancelled question is not lost.
     pub(super) lines: L,
     pub(super) screen: Box<dyn Write + Send>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Answer {
+pub(super) enum FormAnswer {
     /// Accepted, with the content of the form.
     Accept(Value),
     Decline,
@@ -36,18 +36,18 @@ pub(super) fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-impl<L: AsyncBufRead + Unpin> Person<L> {
+impl<L: AsyncBufRead + Unpin> TerminalPrompt<L> {
     /// Asks for each field of a form.
-    pub(super) async fn form(&mut self, server: &str, message: &str, schema: &Value) -> Answer {
+    pub(super) async fn form(&mut self, server: &str, message: &str, schema: &Value) -> FormAnswer {
         self.head(server, message);
         let empty = Map::new();
         let fields = schema["properties"].as_object().unwrap_or(&empty);
         if fields.len() > FIELDS_MAX {
             self.show(&format!("  declined: a form of more than {FIELDS_MAX} fields\n"));
-            return Answer::Decline;
+            return FormAnswer::Decline;
         }
         if fields.is_empty() {
-            return if self.says_yes().await { Answer::Accept(Map::new().into()) } else { Answer::Decline };
+            return if self.confirms().await { FormAnswer::Accept(Map::new().into()) } else { FormAnswer::Decline };
         }
         let mut content = Map::new();
         for (name, field) in fields {
@@ -56,17 +56,17 @@ impl<L: AsyncBufRead + Unpin> Person<L> {
             match self.field(name, field, is_required).await {
                 Some(Some(value)) => drop(content.insert(name.clone(), value)),
                 Some(None) => {}
-                None => return Answer::Decline,
+                None => return FormAnswer::Decline,
             }
         }
-        Answer::Accept(content.into())
+        FormAnswer::Accept(content.into())
     }
 
     /// Asks whether the user accepts to open a page. We do not open it ourselves.
-    pub(super) async fn url(&mut self, server: &str, message: &str, url: &str) -> Answer {
+    pub(super) async fn url(&mut self, server: &str, message: &str, url: &str) -> FormAnswer {
         self.head(server, message);
         self.show(&format!("  open this page: {}\n", shown(url)));
-        if self.says_yes().await { Answer::Accept(Value::Null) } else { Answer::Decline }
+        if self.confirms().await { FormAnswer::Accept(Value::Null) } else { FormAnswer::Decline }
     }
 
     fn head(&mut self, server: &str, message: &str) {
@@ -76,7 +76,7 @@ impl<L: AsyncBufRead + Unpin> Person<L> {
         }
     }
 
-    async fn says_yes(&mut self) -> bool {
+    async fn confirms(&mut self) -> bool {
         self.show("  accept? [y/N] ");
         self.line().await.is_some_and(|said| is_yes(&said) == Some(true))
     }
@@ -187,12 +187,12 @@ mod tests {
 
     use super::*;
 
-    fn person(typed: &str) -> Person<&[u8]> {
-        Person { lines: typed.as_bytes(), screen: Box::new(io::sink()) }
+    fn prompt(typed: &str) -> TerminalPrompt<&[u8]> {
+        TerminalPrompt { lines: typed.as_bytes(), screen: Box::new(io::sink()) }
     }
 
-    async fn answer(typed: &str, schema: Value) -> Answer {
-        person(typed).form("s", "a question", &schema).await
+    async fn answer(typed: &str, schema: Value) -> FormAnswer {
+        prompt(typed).form("s", "a question", &schema).await
     }
 
     fn schema() -> Value {
@@ -213,26 +213,26 @@ mod tests {
     async fn each_field_is_asked_for_and_read_as_what_it_is() {
         let said = answer("7\nred\na, c\nAda\nyes\n", schema()).await;
         let expected = json!({"age": 7, "colour": "red", "likes": ["a", "c"], "name": "Ada", "ok": true});
-        assert_eq!(said, Answer::Accept(expected));
+        assert_eq!(said, FormAnswer::Accept(expected));
         // Optional fields are left out, and a default is used.
         let said = answer("\n\n\nAda\nn\n", schema()).await;
-        assert_eq!(said, Answer::Accept(json!({"colour": "blue", "name": "Ada", "ok": false})));
+        assert_eq!(said, FormAnswer::Accept(json!({"colour": "blue", "name": "Ada", "ok": false})));
     }
 
     #[tokio::test]
     async fn what_does_not_fit_is_asked_for_again_and_then_declined() {
         let said = answer("x\n7\ngreen\nred\nz\n\nAda\nmaybe\ny\n", schema()).await;
-        assert_eq!(said, Answer::Accept(json!({"age": 7, "colour": "red", "name": "Ada", "ok": true})));
-        assert_eq!(answer("a\nb\nc\n", schema()).await, Answer::Decline);
-        assert_eq!(answer("7\n", schema()).await, Answer::Decline, "the end of the input");
-        assert_eq!(answer("\n\n\n\n\n\n", schema()).await, Answer::Decline, "a name is required");
+        assert_eq!(said, FormAnswer::Accept(json!({"age": 7, "colour": "red", "name": "Ada", "ok": true})));
+        assert_eq!(answer("a\nb\nc\n", schema()).await, FormAnswer::Decline);
+        assert_eq!(answer("7\n", schema()).await, FormAnswer::Decline, "the end of the input");
+        assert_eq!(answer("\n\n\n\n\n\n", schema()).await, FormAnswer::Decline, "a name is required");
     }
 
     #[tokio::test]
     async fn a_form_without_fields_and_a_page_want_a_yes() {
-        assert_eq!(answer("y\n", json!({"type": "object"})).await, Answer::Accept(json!({})));
-        assert_eq!(answer("\n", json!({"type": "object"})).await, Answer::Decline);
-        assert_eq!(person("yes\n").url("s", "m", "https://h/").await, Answer::Accept(Value::Null));
-        assert_eq!(person("").url("s", "m", "https://h/").await, Answer::Decline);
+        assert_eq!(answer("y\n", json!({"type": "object"})).await, FormAnswer::Accept(json!({})));
+        assert_eq!(answer("\n", json!({"type": "object"})).await, FormAnswer::Decline);
+        assert_eq!(prompt("yes\n").url("s", "m", "https://h/").await, FormAnswer::Accept(Value::Null));
+        assert_eq!(prompt("").url("s", "m", "https://h/").await, FormAnswer::Decline);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use exec_server_mcp::config::Config;
 
-use crate::{args, say};
+use crate::{args, print};
 
 /// Names the file if no flag does.
 const VARIABLE: &str = "EXEC_SERVER_MCP_CONFIG";
@@ -18,12 +18,12 @@ const VARIABLE: &str = "EXEC_SERVER_MCP_CONFIG";
 const NAMES: [&str; 2] = ["mcp.toml", "mcp.json"];
 
 /// Reads the configuration and prints warnings about entries without effect.
-pub(super) fn load(args: &args::Configured) -> anyhow::Result<Config> {
+pub(super) fn load(args: &args::McpConfigArgs) -> anyhow::Result<Config> {
     let directory = directory(env::var_os("XDG_CONFIG_HOME"), env::home_dir());
     let path = find(args.config.as_deref(), env::var_os(VARIABLE), directory.as_deref())?;
     let config = Config::load(&path).with_context(|| "read the configuration of MCP servers")?;
     for warning in &config.warnings {
-        say::talk(format_args!("exec-server: {warning}"));
+        print::message(format_args!("exec-server: {warning}"));
     }
     Ok(config)
 }

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _};
 use exec_server_mcp::config::{Placement, ServerConfig, ServerTransport};
 use serde_json::{Map, Value};
 
-use crate::{ids, printable, say};
+use crate::{ids, print, printable};
 
 /// Width of the last column if the width of the terminal is unknown, and the maximum length of an item's description.
 const LAST_MAX: usize = 200;
@@ -96,15 +96,15 @@ pub(super) fn server(name: &str, config: &ServerConfig, state: &str, reason: Opt
 /// Prints the result of a call: its texts, or with `json` the whole result on one line.
 pub(super) fn result(result: &Value, json: bool) -> io::Result<()> {
     if json {
-        return say::json(&format!("{result}\n"));
+        return print::json(&format!("{result}\n"));
     }
     let (text, other) = plain(result);
     for kind in other {
-        say::talk(format_args!("exec-server: {kind} is not shown; see --json"));
+        print::message(format_args!("exec-server: {kind} is not shown; see --json"));
     }
     // A tool must not control the terminal, so escape control characters there. A pipe gets the text unchanged.
     let text = if io::stdout().is_terminal() { printable::clean_lines(&text) } else { text };
-    say::data(text.as_bytes())
+    print::data(text.as_bytes())
 }
 
 /// The texts of a result, each ending with a newline, and descriptions of the other items. Without any items, the text is

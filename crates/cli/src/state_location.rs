@@ -11,14 +11,14 @@ use exec_server_server::{listen::ListenUrl, state_dir};
 
 /// A state directory.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct StateLocation {
     /// Absolute.
     pub(crate) path: PathBuf,
     /// Created for this server alone: the directory and its sessions are removed when the server ends.
     pub(crate) is_private: bool,
 }
 
-impl Place {
+impl StateLocation {
     /// The given directory; else one per fixed address, so that the same command finds it again; else a new private one.
     pub(crate) fn find(given: Option<&Path>, listeners: &[ListenUrl]) -> anyhow::Result<Self> {
         if let Some(given) = given {
@@ -72,9 +72,9 @@ pub(crate) fn of_listener(url: &ListenUrl) -> anyhow::Result<PathBuf> {
 
 /// The directory for the anchor of an audit log: the state directory, or a directory of the user if the state directory is removed with the
 /// server. The log outlives the server, so its anchor must too.
-pub(crate) fn of_anchors(place: &Place) -> anyhow::Result<PathBuf> {
-    if !place.is_private {
-        return Ok(place.path.clone());
+pub(crate) fn of_anchors(location: &StateLocation) -> anyhow::Result<PathBuf> {
+    if !location.is_private {
+        return Ok(location.path.clone());
     }
     let dir = anchors_of_user()?;
     std::fs::DirBuilder::new()

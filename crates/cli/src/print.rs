@@ -40,36 +40,36 @@ pub(crate) fn data(bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Writes messages to stderr.
-pub(crate) fn talk(text: impl Display) {
-    talk_with(&printable::clean_lines(&text.to_string()));
+pub(crate) fn message(text: impl Display) {
+    write_message(&printable::clean_lines(&text.to_string()));
 }
 
 /// Writes one dim line of progress information to stderr, if stderr is a terminal.
 pub(crate) fn dim(text: impl Display) {
     if io::stderr().is_terminal() && !IS_QUIET.load(Ordering::Relaxed) {
         let line = printable::clean(&text.to_string());
-        talk_with(&Palette::of_stderr().paint(display::DIM, &line));
+        write_message(&Palette::of_stderr().paint(display::DIM, &line));
     }
 }
 
 /// Set by `-q`: notices are not printed.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
-pub(crate) fn be_quiet() {
+pub(crate) fn set_quiet() {
     IS_QUIET.store(true, Ordering::Relaxed);
 }
 
 /// Writes a message that `-q` suppresses: nothing failed, and no data is missing.
 pub(crate) fn notice(text: impl Display) {
     if !IS_QUIET.load(Ordering::Relaxed) {
-        talk(text);
+        message(text);
     }
 }
 
 /// Writes an error with its whole chain of causes on one line.
 pub(crate) fn error(error: &anyhow::Error) {
     let causes: Vec<String> = error.chain().map(describe).collect();
-    talk(format_args!("exec-server: {}", causes.join(": ")));
+    message(format_args!("exec-server: {}", causes.join(": ")));
 }
 
 /// Prints the error and returns the exit code for it.
@@ -89,7 +89,7 @@ fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
     if is_ours { printable::clean_lines(&text) } else { printable::clean(&text) }
 }
 
-fn talk_with(text: &str) {
+fn write_message(text: &str) {
     // In raw mode a newline does not return to the first column.
     let line = if terminal::is_raw() { format!("{text}\n").replace('\n', "\r\n") } else { format!("{text}\n") };
     // Write with one call, because the output of the program may come in between. There is nowhere left to report an error.

@@ -29,8 +29,8 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{signal, talk::Talk};
-use crate::{say, signals::Signals};
+use super::{signal, stderr::StderrForwarder};
+use crate::{print, signals::SignalStream};
 
 /// Bytes per read: the capacity of a pipe.
 const INPUT_BYTES: usize = 64 << 10;
@@ -56,7 +56,7 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// Why the server is being ended.
 #[derive(Debug)]
-pub(super) enum Why {
+pub(super) enum EndReason {
     /// The MCP client closed our stdin.
     Input,
     /// Our stdout cannot be written: its reader closed it, or there is an error to report.
@@ -68,17 +68,17 @@ pub(super) enum Why {
 }
 
 #[derive(Debug)]
-pub(super) enum Carried {
+pub(super) enum BridgeOutcome {
     /// The server ended by itself.
     Ended(Exit),
     /// We ended it, or its session's end will.
-    Asked(Why),
+    Asked(EndReason),
 }
 
 /// The state of a running bridge.
-pub(super) struct Carry {
+pub(super) struct BridgeForwarder {
     process: Process,
-    signals: Signals,
+    signals: SignalStream,
     /// Whether the executor can close the server's stdin (`can_close`) and terminate with a grace period (`can_wait`).
     can_close: bool,
     can_wait: bool,
@@ -89,14 +89,14 @@ pub(super) struct Carry {
 }
 
 /// The steps of ending the server; see the diagram above.
-enum Step {
+enum BridgeState {
     Running,
-    Closing { why: Why, look: Instant, until: Instant, seen: u64 },
-    Terminating { why: Why, until: Instant },
+    Closing { reason: EndReason, look: Instant, until: Instant, seen: u64 },
+    Terminating { reason: EndReason, until: Instant },
 }
 
-impl Carry {
-    pub(super) fn new(client: &Client, process: Process, signals: Signals) -> Self {
+impl BridgeForwarder {
+    pub(super) fn new(client: &Client, process: Process, signals: SignalStream) -> Self {
         let capabilities = client.server().capabilities;
         Self {
             process,
@@ -109,89 +109,91 @@ impl Carry {
     }
 
     /// Runs to the end. An error means that the server is lost.
-    pub(super) async fn run(self) -> anyhow::Result<Carried> {
-        let mut talk = Talk::new();
-        let carried = self.carry(&mut talk).await;
+    pub(super) async fn run(self) -> anyhow::Result<BridgeOutcome> {
+        let mut stderr = StderrForwarder::new();
+        let outcome = self.forward_all(&mut stderr).await;
         // In every case: the last lines on stderr often explain the end.
-        talk.end().await;
-        carried
+        stderr.end().await;
+        outcome
     }
 
-    async fn carry(mut self, talk: &mut Talk) -> anyhow::Result<Carried> {
+    async fn forward_all(mut self, stderr: &mut StderrForwarder) -> anyhow::Result<BridgeOutcome> {
         let stdio = exec_server_rpc::stdio();
         let (closed, mut stdout_closed) = oneshot::channel();
-        let output = Output { stdout: Some((stdio.writer, closed)), talk, alive: Arc::clone(&self.alive), exit: None };
+        let output =
+            BridgeOutput { stdout: Some((stdio.writer, closed)), stderr, alive: Arc::clone(&self.alive), exit: None };
         let mut output = pin!(output.run(self.process.events()));
         let mut input = pin!(forward(self.process.clone(), stdio.reader));
-        let mut step = Step::Running;
+        let mut state = BridgeState::Running;
         loop {
-            let (is_running, is_closing) = (matches!(step, Step::Running), matches!(step, Step::Closing { .. }));
-            let at = step.at();
+            let (is_running, is_closing) =
+                (matches!(state, BridgeState::Running), matches!(state, BridgeState::Closing { .. }));
+            let at = state.at();
             // All branches are cancel-safe; `input` and `output` are dropped only when we give up. `output` is polled first, because the
             // end of the server explains any other failure.
-            step = tokio::select! {
+            state = tokio::select! {
                 biased;
-                ended = &mut output => return step.conclude(ended),
-                why = &mut input, if is_running => self.close(why),
-                Ok(error) = &mut stdout_closed, if is_running => self.close(Why::Output(error)),
-                Some(_) = self.calls.join_next(), if is_closing => self.closed(step),
-                number = signal(&mut self.signals) => match step {
-                    Step::Running => self.close(Why::Signal(number)),
-                    Step::Closing { why, .. } => self.terminate(why),
-                    Step::Terminating { why, .. } => return Ok(Carried::Asked(why)),
+                ended = &mut output => return state.conclude(ended),
+                reason = &mut input, if is_running => self.close(reason),
+                Ok(error) = &mut stdout_closed, if is_running => self.close(EndReason::Output(error)),
+                Some(_) = self.calls.join_next(), if is_closing => self.closed(state),
+                number = signal(&mut self.signals) => match state {
+                    BridgeState::Running => self.close(EndReason::Signal(number)),
+                    BridgeState::Closing { reason, .. } => self.terminate(reason),
+                    BridgeState::Terminating { reason, .. } => return Ok(BridgeOutcome::Asked(reason)),
                 },
-                () = reached(at) => match step {
-                    Step::Running => Step::Running,
-                    Step::Closing { why, until, seen, .. } => self.look(why, until, seen),
-                    Step::Terminating { why, .. } => return Ok(Carried::Asked(why)),
+                () = reached(at) => match state {
+                    BridgeState::Running => BridgeState::Running,
+                    BridgeState::Closing { reason, until, seen, .. } => self.check_progress(reason, until, seen),
+                    BridgeState::Terminating { reason, .. } => return Ok(BridgeOutcome::Asked(reason)),
                 },
             };
         }
     }
 
     /// Closes the server's stdin, after everything that the client has sent.
-    fn close(&mut self, why: Why) -> Step {
+    fn close(&mut self, reason: EndReason) -> BridgeState {
         if !self.can_close {
-            return self.terminate(why);
+            return self.terminate(reason);
         }
         let process = self.process.clone();
         self.calls.spawn(async move {
             process.close_stdin().await.ok(); // It may have ended already.
         });
         let until = Instant::now() + CLOSING;
-        Step::Closing { why, look: until, until, seen: 0 }
+        BridgeState::Closing { reason, look: until, until, seen: 0 }
     }
 
     /// The server can now see EOF on its stdin. From now on it must produce output or it is terminated.
-    fn closed(&self, step: Step) -> Step {
-        match step {
-            Step::Closing { why, until, .. } => {
+    fn closed(&self, state: BridgeState) -> BridgeState {
+        match state {
+            BridgeState::Closing { reason, until, .. } => {
                 let look = until.min(Instant::now() + QUIET);
-                Step::Closing { why, look, until, seen: self.alive.load(Ordering::Relaxed) }
+                BridgeState::Closing { reason, look, until, seen: self.alive.load(Ordering::Relaxed) }
             }
             other => other,
         }
     }
 
     /// If the server has produced output since the last check, gives it more time; otherwise terminates it.
-    fn look(&mut self, why: Why, until: Instant, seen: u64) -> Step {
+    fn check_progress(&mut self, reason: EndReason, until: Instant, seen: u64) -> BridgeState {
         let (now, alive) = (Instant::now(), self.alive.load(Ordering::Relaxed));
         if alive == seen || now >= until {
-            return self.terminate(why);
+            return self.terminate(reason);
         }
-        Step::Closing { why, look: until.min(now + QUIET), until, seen: alive }
+        BridgeState::Closing { reason, look: until.min(now + QUIET), until, seen: alive }
     }
 
-    fn terminate(&mut self, why: Why) -> Step {
+    fn terminate(&mut self, reason: EndReason) -> BridgeState {
         let (process, grace) = (self.process.clone(), self.can_wait.then_some(GRACE));
         self.calls.spawn(async move {
             process.terminate(grace).await.ok(); // It may have ended already.
         });
-        Step::Terminating { why, until: Instant::now() + GRACE + LAST_WORDS }
+        BridgeState::Terminating { reason, until: Instant::now() + GRACE + LAST_WORDS }
     }
 }
 
-impl Step {
+impl BridgeState {
     /// When the next timeout of this step is due.
     fn at(&self) -> Option<Instant> {
         match self {
@@ -202,15 +204,17 @@ impl Step {
     }
 
     /// Decides the result when the output has ended.
-    fn conclude(self, ended: anyhow::Result<Exit>) -> anyhow::Result<Carried> {
+    fn conclude(self, ended: anyhow::Result<Exit>) -> anyhow::Result<BridgeOutcome> {
         match (self, ended) {
-            (Self::Running | Self::Closing { .. }, Ok(exit)) => Ok(Carried::Ended(exit)),
-            (Self::Terminating { why, .. }, Ok(_)) => Ok(Carried::Asked(why)),
+            (Self::Running | Self::Closing { .. }, Ok(exit)) => Ok(BridgeOutcome::Ended(exit)),
+            (Self::Terminating { reason, .. }, Ok(_)) => Ok(BridgeOutcome::Asked(reason)),
             // A write was refused because the session is lost.
-            (Self::Running | Self::Closing { why: Why::Refused(_), .. }, Err(error)) => Err(error),
-            (Self::Terminating { why: Why::Refused(_), .. }, Err(error)) => Err(error),
+            (Self::Running | Self::Closing { reason: EndReason::Refused(_), .. }, Err(error)) => Err(error),
+            (Self::Terminating { reason: EndReason::Refused(_), .. }, Err(error)) => Err(error),
             // The server was being ended, and it is gone.
-            (Self::Closing { why, .. } | Self::Terminating { why, .. }, Err(_)) => Ok(Carried::Asked(why)),
+            (Self::Closing { reason, .. } | Self::Terminating { reason, .. }, Err(_)) => {
+                Ok(BridgeOutcome::Asked(reason))
+            }
         }
     }
 }
@@ -224,7 +228,7 @@ async fn reached(at: Option<Instant>) {
 }
 
 /// Copies our stdin until EOF, or until the server takes no more.
-async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> Why {
+async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> EndReason {
     let mut to = process.stdin();
     let mut buf = vec![0; INPUT_BYTES];
     // Whether all input read so far was accepted. While it is not, `flush` can report that the server refuses it.
@@ -234,7 +238,7 @@ async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> Why {
         let read = tokio::select! {
             settled = to.flush(), if !is_settled => {
                 if let Err(error) = settled {
-                    return Why::Refused(error);
+                    return EndReason::Refused(error);
                 }
                 is_settled = true;
                 continue;
@@ -243,17 +247,17 @@ async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> Why {
         };
         match read {
             // A read error counts as EOF.
-            Ok(0) | Err(_) => return Why::Input,
+            Ok(0) | Err(_) => return EndReason::Input,
             Ok(count) => {
                 // A server that does not read blocks this write. EOF on our stdin would then go unnoticed, so poll for a hang-up at the
                 // same time.
                 let written = tokio::select! {
                     biased;
                     written = to.write_all(&buf[..count]) => written,
-                    () = hung_up() => return Why::Input,
+                    () = hung_up() => return EndReason::Input,
                 };
                 if let Err(error) = written {
-                    return Why::Refused(error);
+                    return EndReason::Refused(error);
                 }
                 is_settled = false;
             }
@@ -279,16 +283,16 @@ async fn hung_up() {
 }
 
 /// Copies the server's output to our standard streams. An event is taken from the executor only after the previous one was written.
-struct Output<'a, W> {
+struct BridgeOutput<'a, W> {
     /// Our stdout, and the channel that reports when it can no longer be written.
     stdout: Option<(W, oneshot::Sender<Option<io::Error>>)>,
-    talk: &'a mut Talk,
+    stderr: &'a mut StderrForwarder,
     alive: Arc<AtomicU64>,
     /// How the server exited, and until when its streams may stay open.
     exit: Option<(Exit, Instant)>,
 }
 
-impl<W: AsyncWrite + Unpin> Output<'_, W> {
+impl<W: AsyncWrite + Unpin> BridgeOutput<'_, W> {
     /// Writes all output until the server has ended. An error means that output is missing.
     async fn run(mut self, mut events: Events) -> anyhow::Result<Exit> {
         loop {
@@ -299,7 +303,7 @@ impl<W: AsyncWrite + Unpin> Output<'_, W> {
             }
             match event {
                 Event::Output { stream: Stream::Stdout | Stream::Pty, bytes, .. } => self.write(&bytes).await,
-                Event::Output { stream: Stream::Stderr, bytes, .. } => self.talk.push(&bytes).await,
+                Event::Output { stream: Stream::Stderr, bytes, .. } => self.stderr.push(&bytes).await,
                 Event::Gap { from_seq, to_seq, bytes } => match bytes {
                     // The bytes after the gap would be parsed as part of the wrong message.
                     Some(bytes) => bail!("{bytes} bytes of its output are missing"),
@@ -320,7 +324,7 @@ impl<W: AsyncWrite + Unpin> Output<'_, W> {
         // Check the deadline first: a descendant that writes all the time would never time out.
         let next = if Instant::now() < *until { time::timeout_at(*until, events.next()).await.ok() } else { None };
         if next.is_none() {
-            say::talk("exec-server: the MCP server has ended; what it started and left behind is ended, too");
+            print::message("exec-server: the MCP server has ended; what it started and left behind is ended, too");
         }
         next.flatten()
     }

@@ -16,7 +16,7 @@ const LITTLE_SPACE: u64 = 1 << 30;
 const TMPFS: i64 = 0x0102_1994;
 
 /// All checks that depend on a state directory.
-pub(super) fn look(dir: &Path) -> Vec<Finding> {
+pub(super) fn check(dir: &Path) -> Vec<Finding> {
     let mut findings = vec![permissions(dir), space(dir)];
     if let Some(finding) = token(dir) {
         findings.push(finding);

@@ -22,19 +22,19 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const LAST_WITHIN: Duration = Duration::from_secs(1);
 
 /// The sending side of the queue.
-pub(super) struct Talk {
-    line: mpsc::Sender<Piece>,
+pub(super) struct StderrForwarder {
+    line: mpsc::Sender<StderrPiece>,
     /// Bytes dropped since the last piece that was queued.
     missing: u64,
     writer: JoinSet<()>,
 }
 
-struct Piece {
+struct StderrPiece {
     missing: u64,
     bytes: Vec<u8>,
 }
 
-impl Talk {
+impl StderrForwarder {
     pub(super) fn new() -> Self {
         let (line, pieces) = mpsc::channel(WAITING);
         let mut writer = JoinSet::new();
@@ -47,7 +47,9 @@ impl Talk {
         // After a drop, do not wait again until the queue has room.
         let patience = if self.missing == 0 { PATIENCE } else { Duration::ZERO };
         match time::timeout(patience, self.line.reserve()).await {
-            Ok(Ok(room)) => room.send(Piece { missing: std::mem::take(&mut self.missing), bytes: bytes.to_vec() }),
+            Ok(Ok(room)) => {
+                room.send(StderrPiece { missing: std::mem::take(&mut self.missing), bytes: bytes.to_vec() })
+            }
             // The writer has ended because our stderr is closed. Programs normally continue without stderr, and so do we.
             Ok(Err(_)) => {}
             Err(_) => self.missing = self.missing.saturating_add(bytes.len() as u64),
@@ -61,8 +63,8 @@ impl Talk {
     }
 }
 
-async fn write(mut pieces: mpsc::Receiver<Piece>, mut stderr: Stderr) {
-    while let Some(Piece { missing, bytes }) = pieces.recv().await {
+async fn write(mut pieces: mpsc::Receiver<StderrPiece>, mut stderr: Stderr) {
+    while let Some(StderrPiece { missing, bytes }) = pieces.recv().await {
         if missing > 0 {
             let line = format!("\nexec-server: {missing} bytes of the server's standard error are missing here\n");
             if stderr.write_all(line.as_bytes()).await.is_err() {
