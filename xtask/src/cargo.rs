@@ -59,12 +59,12 @@ pub(crate) fn lint() -> Result<()> {
 }
 
 /// Runs many simulated worlds, or one with its trace. Uses a release build, in which they run many times faster.
-pub(crate) fn simulate(options: &Sim) -> Result<()> {
+pub(crate) fn simulate(options: &SimOptions) -> Result<()> {
     if again_in_release()? { Ok(()) } else { sim(options) }
 }
 
 /// The simulation is an example program of its crate.
-pub(crate) fn sim(options: &Sim) -> Result<()> {
+pub(crate) fn sim(options: &SimOptions) -> Result<()> {
     let mut command = cargo(&["run", "--quiet", "-p", "exec-server-sim", "--example", "sim"]);
     command.args(PROFILE).arg("--");
     if let Some(seed) = options.seed {
@@ -77,7 +77,7 @@ pub(crate) fn sim(options: &Sim) -> Result<()> {
 
 /// Options of `cargo xtask sim`.
 #[derive(clap::Args)]
-pub(crate) struct Sim {
+pub(crate) struct SimOptions {
     /// The one seed to replay with its trace.
     pub(crate) seed: Option<u64>,
     /// How many seeds to run.

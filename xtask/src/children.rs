@@ -14,12 +14,12 @@ use serde_json::json;
 
 use crate::{
     bare, bench, faults,
-    wire::{Address, Incoming, Wire, hello},
+    wire::{ServerAddress, ServerMessage, WireClient, hello},
 };
 
 /// A hidden mode.
 #[derive(clap::Subcommand)]
-pub(crate) enum Child {
+pub(crate) enum ChildCommand {
     /// Writes COUNT records of process ID and exits with a code made from ID.
     Producer { id: u64, count: u64 },
     /// Writes BYTES zeroes as fast as it can.
@@ -35,16 +35,16 @@ pub(crate) enum Child {
     /// Measures fork, exec and wait on request, one batch a line of standard input.
     Bare,
     /// Hands bytes on between standard input, a socket, and `cat` at its END, through so many MORE of its kind.
-    Hop { more: u32, end: bench::End },
+    Hop { more: u32, end: bench::ChainEnd },
 }
 
-impl Child {
+impl ChildCommand {
     pub(crate) fn run(self) -> Result<()> {
         match self {
             Self::Producer { id, count } => produce(id, count),
             Self::Flood { bytes } => flood(bytes),
             Self::Writer { url, session, process, from, again } => {
-                write_blocks(&Address::parse(&url)?, &session, &process, from, &again)
+                write_blocks(&ServerAddress::parse(&url)?, &session, &process, from, &again)
             }
             Self::Relay { id } => faults::relay::child(id),
             Self::Gated { id, count, gate } => faults::left::child(id, count, &gate),
@@ -227,27 +227,27 @@ pub(crate) fn read_blocks(mut bytes: &[u8]) -> Result<HashMap<u64, u64>> {
 const IN_FLIGHT: usize = 4;
 
 /// Prints `s N` before block N is sent and `a N` when the server accepted it. Blocks in `again` are retries and come first.
-fn write_blocks(address: &Address, session: &str, process: &str, from: u64, again: &[u64]) -> Result<()> {
-    let (mut wire, _) = Wire::open(address, &hello(Some(session)))?;
+fn write_blocks(address: &ServerAddress, session: &str, process: &str, from: u64, again: &[u64]) -> Result<()> {
+    let (mut wire, _) = WireClient::open(address, &hello(Some(session)))?;
     let mut flying = HashMap::new();
     let mut numbers = again.iter().copied().chain(from..);
     loop {
         while flying.len() < IN_FLIGHT {
             let number = numbers.next().context("numbers do not end")?;
-            say('s', number)?;
+            print_number('s', number)?;
             let params = json!({ "processId": process, "writeId": format!("w{number}"), "chunk": STANDARD.encode(block(number)) });
             flying.insert(wire.send("process/write", &params)?, number);
         }
-        if let Incoming::Answer { id, outcome } = wire.next()? {
+        if let ServerMessage::Answer { id, outcome } = wire.next()? {
             let status = outcome?;
             ensure!(status["status"] == "accepted", "a write was answered {status}");
-            say('a', flying.remove(&id).context("an answer to no request")?)?;
+            print_number('a', flying.remove(&id).context("an answer to no request")?)?;
         }
     }
 }
 
 /// Writes one line with one system call, so that a kill leaves the line whole or absent.
-fn say(what: char, number: u64) -> Result<()> {
+fn print_number(what: char, number: u64) -> Result<()> {
     write_raw(format!("{what} {number}\n").as_bytes())
 }
 

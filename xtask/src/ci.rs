@@ -32,20 +32,20 @@ const STEPS: &[Step] = &[
     ("faults", || as_built(&["faults", "--ci"])),
     ("interop", || as_built(&["interop", "--ci"])),
     ("bench", || as_built(&["bench", "--quick"])),
-    ("guard", || guard::run(&guard::Options::default())),
+    ("guard", || guard::run(&guard::GuardOptions::default())),
     // Last: it replaces the program that the other steps use by a static one.
     ("dist", || as_built(&["dist"])),
 ];
 
 /// Options of `cargo xtask ci`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct CiOptions {
     /// Only these steps, by name.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &CiOptions) -> Result<()> {
     for name in &options.only {
         ensure!(STEPS.iter().any(|(step, _)| step == name), "no step `{name}`");
     }

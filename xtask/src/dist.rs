@@ -46,7 +46,7 @@ const DOCUMENTS: &[&str] = &["README.md", "CHANGELOG.md", "PROTOCOL.md", "LICENS
 
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct DistOptions {
     /// Build for this target [default: the host's, with musl where it is installed]
     #[arg(long, value_name = "TRIPLE")]
     target: Option<String>,
@@ -58,7 +58,7 @@ pub(crate) struct Options {
     as_built: bool,
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &DistOptions) -> Result<()> {
     if !options.as_built && cargo::again_in_release()? {
         return Ok(());
     }

@@ -16,7 +16,7 @@ use crate::cargo;
 
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct FuzzOptions {
     /// Only this target; else every one, one after the other.
     target: Option<String>,
     /// How long each target runs.
@@ -35,7 +35,7 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 /// The largest input: larger than every seed, and small enough to be committed.
 const INPUT_MAX: &str = "-max_len=4096";
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &FuzzOptions) -> Result<()> {
     let targets = targets()?;
     if let Some(name) = &options.target {
         ensure!(targets.contains(name), "no target `{name}`; there are: {}", targets.join(", "));
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn fuzz(program: &Path, name: &str, options: &Options) -> Result<()> {
+fn fuzz(program: &Path, name: &str, options: &FuzzOptions) -> Result<()> {
     let committed = cargo::root().join("fuzz/corpus").join(name);
     let (found, broken) = (target_dir().join("corpus").join(name), target_dir().join("artifacts").join(name));
     fs::create_dir_all(&found)?;

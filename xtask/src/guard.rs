@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cargo,
-    interop::packages::{self, Need},
+    interop::packages::{self, RequiredPackage},
 };
 
 /// How much a count may rise, in percent. Counts of one build repeat almost exactly; another C library or memory layout changes them by one
@@ -24,11 +24,11 @@ use crate::{
 const TOLERANCE: f64 = 5.0;
 
 /// Counting needs Valgrind.
-const NEEDS: &[Need] = &[Need { program: "valgrind", package: "valgrind" }];
+const NEEDS: &[RequiredPackage] = &[RequiredPackage { program: "valgrind", package: "valgrind" }];
 
 /// Options of `cargo xtask guard`.
 #[derive(clap::Args, Default)]
-pub(crate) struct Options {
+pub(crate) struct GuardOptions {
     /// Writes the counts into the table instead of comparing them; the commit says why they changed.
     #[arg(long)]
     update: bool,
@@ -36,7 +36,7 @@ pub(crate) struct Options {
 
 /// The contents of `bench/instructions.json`.
 #[derive(Debug, Default, Deserialize, Serialize)]
-struct Table {
+struct InstructionTable {
     /// The versions of other software that the counts depend on; printed if they differ.
     made_with: BTreeMap<String, String>,
     /// Counts by name: bench, function, case.
@@ -45,7 +45,7 @@ struct Table {
 
 /// The verdict on one count.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum CountVerdict {
     Within,
     Above,
     /// Not in the table.
@@ -54,7 +54,7 @@ enum Verdict {
     Gone,
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &GuardOptions) -> Result<()> {
     packages::ensure(NEEDS)?;
     let counted = count(&runner()?)?;
     ensure!(!counted.is_empty(), "nothing was counted");
@@ -66,9 +66,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ensure!(!options.update, "the table is not written on this machine");
         return Ok(());
     }
-    let table: Table = match fs::read(&path) {
+    let table: InstructionTable = match fs::read(&path) {
         Ok(json) => serde_json::from_slice(&json).context("read `bench/instructions.json`")?,
-        Err(_) if options.update => Table::default(),
+        Err(_) if options.update => InstructionTable::default(),
         Err(error) => return Err(error).context("read `bench/instructions.json`"),
     };
     print(
@@ -78,24 +78,28 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             .collect::<Vec<_>>(),
     );
     if options.update {
-        let json = serde_json::to_string_pretty(&Table { made_with, instructions: counted })?;
+        let json = serde_json::to_string_pretty(&InstructionTable { made_with, instructions: counted })?;
         return fs::write(&path, json + "\n").context("write `bench/instructions.json`");
     }
     judge(&table, &counted, &made_with)
 }
 
 /// Fails if a count is too high, new or gone.
-fn judge(table: &Table, counted: &BTreeMap<String, u64>, made_with: &BTreeMap<String, String>) -> Result<()> {
+fn judge(
+    table: &InstructionTable,
+    counted: &BTreeMap<String, u64>,
+    made_with: &BTreeMap<String, String>,
+) -> Result<()> {
     let verdicts = verdicts(&table.instructions, counted);
-    let named = |verdict: Verdict| {
+    let named = |verdict: CountVerdict| {
         let names = verdicts.iter().filter(|(_, found)| **found == verdict).map(|(name, _)| format!("`{name}`"));
         names.collect::<Vec<_>>().join(", ")
     };
     let mut wrong = Vec::new();
     for (verdict, what) in [
-        (Verdict::Above, format!("more than {TOLERANCE} % above the table")),
-        (Verdict::New, "not in the table".to_owned()),
-        (Verdict::Gone, "in the table and not counted".to_owned()),
+        (CountVerdict::Above, format!("more than {TOLERANCE} % above the table")),
+        (CountVerdict::New, "not in the table".to_owned()),
+        (CountVerdict::Gone, "in the table and not counted".to_owned()),
     ] {
         let names = named(verdict);
         if !names.is_empty() {
@@ -117,13 +121,13 @@ fn judge(table: &Table, counted: &BTreeMap<String, u64>, made_with: &BTreeMap<St
     bail!(wrong.join("\n"));
 }
 
-fn verdicts(table: &BTreeMap<String, u64>, counted: &BTreeMap<String, u64>) -> BTreeMap<String, Verdict> {
-    let mut verdicts: BTreeMap<_, _> = table.keys().map(|name| (name.clone(), Verdict::Gone)).collect();
+fn verdicts(table: &BTreeMap<String, u64>, counted: &BTreeMap<String, u64>) -> BTreeMap<String, CountVerdict> {
+    let mut verdicts: BTreeMap<_, _> = table.keys().map(|name| (name.clone(), CountVerdict::Gone)).collect();
     for (name, count) in counted {
         let verdict = match table.get(name) {
-            None => Verdict::New,
-            Some(known) if change(*known, *count) > TOLERANCE => Verdict::Above,
-            Some(_) => Verdict::Within,
+            None => CountVerdict::New,
+            Some(known) if change(*known, *count) > TOLERANCE => CountVerdict::Above,
+            Some(_) => CountVerdict::Within,
         };
         verdicts.insert(name.clone(), verdict);
     }
@@ -248,13 +252,20 @@ mod tests {
         let table = counts(&[("fell", 1000), ("gone", 1000), ("rose", 1000), ("same", 1000), ("up", 1000)]);
         let counted = counts(&[("fell", 10), ("new", 1), ("rose", 1051), ("same", 1000), ("up", 1050)]);
         let verdicts: Vec<_> = verdicts(&table, &counted).into_values().collect();
-        let expected = [Verdict::Within, Verdict::Gone, Verdict::New, Verdict::Above, Verdict::Within, Verdict::Within];
+        let expected = [
+            CountVerdict::Within,
+            CountVerdict::Gone,
+            CountVerdict::New,
+            CountVerdict::Above,
+            CountVerdict::Within,
+            CountVerdict::Within,
+        ];
         assert_eq!(verdicts, expected);
     }
 
     #[test]
     fn a_failure_names_what_rose_and_says_what_to_do() {
-        let table = Table { instructions: counts(&[("log::append", 1000)]), ..Table::default() };
+        let table = InstructionTable { instructions: counts(&[("log::append", 1000)]), ..InstructionTable::default() };
         let made_with = BTreeMap::from([("valgrind".to_owned(), "4".to_owned())]);
         let error = judge(&table, &counts(&[("log::append", 2000)]), &made_with).unwrap_err().to_string();
         for part in ["above the table: `log::append`", "valgrind", "callgrind_annotate", "guard --update"] {
@@ -265,7 +276,7 @@ mod tests {
     #[test]
     fn the_committed_table_names_what_the_benches_define() {
         let table = fs::read(cargo::root().join("bench/instructions.json")).unwrap();
-        let table: Table = serde_json::from_slice(&table).unwrap();
+        let table: InstructionTable = serde_json::from_slice(&table).unwrap();
         assert!(table.instructions.values().all(|count| *count > 0));
         for name in table.instructions.keys() {
             let parts: Vec<_> = name.split("::").collect();

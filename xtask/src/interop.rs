@@ -3,9 +3,9 @@
 //! Defines the list of parts and their sizes for CI, and checks that nothing of them is left: while they run this process is the subreaper,
 //! so every orphan becomes our child, and all files are in one temporary directory.
 
+mod connect_failures;
 mod deploy;
 mod examples;
-mod far;
 mod install;
 mod mcp_bridge;
 mod mcp_manager;
@@ -13,11 +13,11 @@ mod mcp_serve;
 mod mcp_servers;
 pub(crate) mod packages;
 mod readme;
+mod remote_host;
 mod screen;
 mod ssh_cuts;
 mod streams;
 mod terminal;
-mod trouble;
 mod world;
 
 use std::{path::Path, process::Command, time::Instant};
@@ -25,13 +25,13 @@ use std::{path::Path, process::Command, time::Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::cargo;
-use far::Far;
 pub(crate) use mcp_servers::mcp_server_time;
+use remote_host::RemoteHost;
 use world::World;
 
 /// Options of `cargo xtask interop`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct InteropOptions {
     /// The short run of CI: smaller files, fewer kills.
     #[arg(long)]
     ci: bool,
@@ -50,54 +50,74 @@ pub(crate) struct Options {
 }
 
 /// One part: its name, what it does, the packages it needs, and its function, which returns one line per check.
-struct Part {
+struct InteropPart {
     name: &'static str,
     what: &'static str,
-    needs: &'static [packages::Need],
+    needs: &'static [packages::RequiredPackage],
     run: fn(&World) -> Result<Vec<String>>,
 }
 
-const PARTS: &[Part] = &[
-    Part { name: "readme", what: "the guide's script in Python", needs: &[], run: readme::run },
-    Part { name: "examples", what: "the examples in Python and Node", needs: &[], run: examples::run },
-    Part {
+const INTEROP_PARTS: &[InteropPart] = &[
+    InteropPart { name: "readme", what: "the guide's script in Python", needs: &[], run: readme::run },
+    InteropPart { name: "examples", what: "the examples in Python and Node", needs: &[], run: examples::run },
+    InteropPart {
         name: "streams",
         what: "files byte exact through ws, unix, stdio and ssh",
         needs: packages::SSH,
         run: streams::run,
     },
-    Part { name: "trouble", what: "what `ssh://` says when it cannot", needs: packages::SSH, run: trouble::run },
-    Part { name: "install", what: "from nothing to a command over ssh", needs: packages::SSH, run: install::run },
-    Part { name: "ssh", what: "ssh is killed on either side during `run`", needs: packages::SSH, run: ssh_cuts::run },
-    Part {
+    InteropPart {
+        name: "trouble",
+        what: "what `ssh://` says when it cannot",
+        needs: packages::SSH,
+        run: connect_failures::run,
+    },
+    InteropPart {
+        name: "install",
+        what: "from nothing to a command over ssh",
+        needs: packages::SSH,
+        run: install::run,
+    },
+    InteropPart {
+        name: "ssh",
+        what: "ssh is killed on either side during `run`",
+        needs: packages::SSH,
+        run: ssh_cuts::run,
+    },
+    InteropPart {
         name: "deploy",
         what: "the unit and the container of docs/deploy.md",
         needs: packages::DEPLOY,
         run: deploy::run,
     },
-    Part {
+    InteropPart {
         name: "mcp",
         what: "real MCP servers in Python and Node through `mcp bridge`",
         needs: packages::MCP,
         run: mcp_bridge::run,
     },
-    Part {
+    InteropPart {
         name: "mcp-manager",
         what: "the same servers, all at once, by the manager",
         needs: packages::MCP,
         run: mcp_manager::run,
     },
-    Part {
+    InteropPart {
         name: "mcp-serve",
         what: "the Python SDK's client and the MCP inspector on `mcp serve`",
         needs: &[],
         run: mcp_serve::run,
     },
-    Part { name: "terminal", what: "vim, top, resize, attach in tmux", needs: packages::TERMINAL, run: terminal::run },
+    InteropPart {
+        name: "terminal",
+        what: "vim, top, resize, attach in tmux",
+        needs: packages::TERMINAL,
+        run: terminal::run,
+    },
 ];
 
 /// A real sshd on loopback, and how to connect to it.
-pub(crate) struct Sshd<'a>(&'a Far<'a>);
+pub(crate) struct Sshd<'a>(&'a RemoteHost<'a>);
 
 impl Sshd<'_> {
     /// A command whose `ssh` and `scp` know the sshd as `box`.
@@ -120,16 +140,16 @@ pub(crate) fn ensure_ssh() -> Result<()> {
 /// Runs `run` with a real sshd on loopback. Everything that `run` starts must have ended when it returns.
 pub(crate) fn beside_sshd<T>(binary: &Path, run: impl FnOnce(&Sshd<'_>) -> Result<T>) -> Result<T> {
     let world = World::new(binary.to_owned(), true)?;
-    let far = Far::start(&world, "far")?;
-    let done = run(&Sshd(&far))?;
-    far.stop()?;
+    let host = RemoteHost::start(&world, "far")?;
+    let done = run(&Sshd(&host))?;
+    host.stop()?;
     world.end()?;
     Ok(done)
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &InteropOptions) -> Result<()> {
     if options.list {
-        for part in PARTS {
+        for part in INTEROP_PARTS {
             println!("{:<9} {}", part.name, part.what);
         }
         return Ok(());
@@ -138,9 +158,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     for name in &options.only {
-        ensure!(PARTS.iter().any(|part| part.name == name), "no part `{name}`; see `--list`");
+        ensure!(INTEROP_PARTS.iter().any(|part| part.name == name), "no part `{name}`; see `--list`");
     }
-    let chosen: Vec<_> = PARTS
+    let chosen: Vec<_> = INTEROP_PARTS
         .iter()
         .filter(|part| options.only.is_empty() || options.only.iter().any(|name| name == part.name))
         .collect();

@@ -47,24 +47,24 @@ enum Xtask {
     /// Check the house rules that no compiler checks.
     Tidy,
     /// Run the simulation: many seeds, or one with its trace.
-    Sim(cargo::Sim),
+    Sim(cargo::SimOptions),
     /// Fuzz everything that reads bytes of others; needs a nightly toolchain.
-    Fuzz(fuzz::Options),
+    Fuzz(fuzz::FuzzOptions),
     /// Inject faults into a real server under load and check every byte.
-    Faults(faults::Options),
+    Faults(faults::FaultOptions),
     /// Run programs that others wrote against ours: Python, ssh, tmux, vim, top.
-    Interop(interop::Options),
+    Interop(interop::InteropOptions),
     /// Measure against bare system calls and print one table of ratios.
-    Bench(bench::Options),
+    Bench(bench::BenchOptions),
     /// Count instructions of the paths of a byte and of a request, and compare them with the committed table.
-    Guard(guard::Options),
+    Guard(guard::GuardOptions),
     /// Make the static program, its package, the checksums and the installer.
-    Dist(dist::Options),
+    Dist(dist::DistOptions),
     /// Everything `.ci/run` checks, with the time of each step.
-    Ci(ci::Options),
+    Ci(ci::CiOptions),
     /// A child mode of the fault runs and the benchmark.
     #[command(subcommand, hide = true)]
-    Child(children::Child),
+    Child(children::ChildCommand),
 }
 
 fn main() -> ExitCode {

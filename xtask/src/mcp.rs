@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const VERSION: &str = "2025-06-18";
 
 /// How much of the program's stderr is kept.
-const SAID_BYTES: usize = 64 << 10;
+const CAPTURED_BYTES: usize = 64 << 10;
 
 /// More pages than any list has.
 const PAGES: usize = 100;
@@ -36,7 +36,7 @@ pub(crate) struct McpClient {
     /// Bytes that were read but are not a whole line yet, or were not requested yet.
     buffer: Vec<u8>,
     next_id: u64,
-    said: Arc<Mutex<Vec<u8>>>,
+    captured: Arc<Mutex<Vec<u8>>>,
 }
 
 impl McpClient {
@@ -52,17 +52,17 @@ impl McpClient {
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().context("standard output is a pipe")?;
         let stderr = child.stderr.take().context("standard error is a pipe")?;
-        let said = Arc::default();
-        let sink = Arc::clone(&said);
+        let captured = Arc::default();
+        let sink = Arc::clone(&captured);
         // The thread ends with the program's stderr. It is not joined, because a descendant may outlive the program and hold stderr open.
-        thread::spawn(move || hear(stderr, &sink));
-        Ok(Self { child, stdin, stdout, buffer: Vec::new(), next_id: 1, said })
+        thread::spawn(move || collect_stderr(stderr, &sink));
+        Ok(Self { child, stdin, stdout, buffer: Vec::new(), next_id: 1, captured })
     }
 
     /// The beginning of its stderr.
-    pub(crate) fn said(&self) -> String {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&said).into_owned()
+    pub(crate) fn stderr_text(&self) -> String {
+        let captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&captured).into_owned()
     }
 
     /// Performs the handshake; returns the server's `initialize` result.
@@ -127,12 +127,12 @@ impl McpClient {
     fn send(&mut self, message: &Value) -> Result<()> {
         let stdin = self.stdin.as_mut().context("standard input was closed")?;
         let sent = stdin.write_all(format!("{message}\n").as_bytes());
-        sent.with_context(|| format!("send to it; it said: {}", self.said()))
+        sent.with_context(|| format!("send to it; it said: {}", self.stderr_text()))
     }
 
     /// The next message. Anything else on stdout is an error.
     pub(crate) fn next(&mut self) -> Result<Value> {
-        let line = self.line()?.ok_or_else(|| anyhow!("it ended its output; it said: {}", self.said()))?;
+        let line = self.line()?.ok_or_else(|| anyhow!("it ended its output; it said: {}", self.stderr_text()))?;
         serde_json::from_slice(&line).with_context(|| format!("not a message: {}", String::from_utf8_lossy(&line)))
     }
 
@@ -155,7 +155,12 @@ impl McpClient {
                 return Ok(Some(line));
             }
             looked = self.buffer.len();
-            ensure!(self.wait(PATIENCE)?, "nothing came within {} s; it said: {}", PATIENCE.as_secs(), self.said());
+            ensure!(
+                self.wait(PATIENCE)?,
+                "nothing came within {} s; it said: {}",
+                PATIENCE.as_secs(),
+                self.stderr_text()
+            );
             let mut part = [0; 16 << 10];
             let count = self.stdout.read(&mut part)?;
             if count == 0 {
@@ -200,7 +205,7 @@ impl McpClient {
             if let Some(status) = self.child.try_wait()? {
                 break status;
             }
-            ensure!(Instant::now() < deadline, "it did not end within {within:?}; it said: {}", self.said());
+            ensure!(Instant::now() < deadline, "it did not end within {within:?}; it said: {}", self.stderr_text());
             thread::sleep(Duration::from_millis(2));
         };
         while let Some(line) = self.line()? {
@@ -219,11 +224,11 @@ impl Drop for McpClient {
     }
 }
 
-fn hear(mut stderr: ChildStderr, said: &Mutex<Vec<u8>>) {
+fn collect_stderr(mut stderr: ChildStderr, captured: &Mutex<Vec<u8>>) {
     let mut part = [0; 4096];
     while let Ok(count @ 1..) = stderr.read(&mut part) {
-        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = SAID_BYTES.saturating_sub(said.len());
-        said.extend_from_slice(&part[..count.min(room)]);
+        let mut captured = captured.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = CAPTURED_BYTES.saturating_sub(captured.len());
+        captured.extend_from_slice(&part[..count.min(room)]);
     }
 }

@@ -17,7 +17,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
-use crate::wire::Address;
+use crate::wire::ServerAddress;
 
 /// How a server is started and restarted.
 pub(crate) struct Setup {
@@ -113,7 +113,7 @@ impl Setup {
     }
 
     /// Starts the program; it does not listen yet.
-    pub(crate) fn launch(&self) -> Result<Launched> {
+    pub(crate) fn launch(&self) -> Result<StartingServer> {
         let log = fs::File::options().create(true).append(true).open(self.state.path().join("stderr"))?;
         let mut command = match (self.nofile, &self.through[..]) {
             (None, []) => Command::new(&self.binary),
@@ -139,7 +139,7 @@ impl Setup {
             .stderr(log)
             .spawn()
             .with_context(|| format!("start `{}`", self.binary.display()))?;
-        Ok(Launched { child })
+        Ok(StartingServer { child })
     }
 
     /// Starts the program and waits for its URL.
@@ -239,11 +239,11 @@ fn remove_groups(sessions: &Path) {
 }
 
 /// A program that was started and has not printed its URL yet.
-pub(crate) struct Launched {
+pub(crate) struct StartingServer {
     child: Child,
 }
 
-impl Launched {
+impl StartingServer {
     /// Waits for the URL. If the program dies, the pipe closes and the wait ends.
     pub(crate) fn ready(mut self) -> Result<Server> {
         let stdout = self.child.stdout.take().context("standard output is a pipe")?;
@@ -254,7 +254,7 @@ impl Launched {
             let status = self.child.wait()?;
             bail!("the server ended before it printed a URL: {status}");
         }
-        Ok(Server { child: self.child, address: Address::parse(line.trim_end())?, stdout })
+        Ok(Server { child: self.child, address: ServerAddress::parse(line.trim_end())?, stdout })
     }
 
     /// Sends SIGKILL before the server listens.
@@ -268,7 +268,7 @@ impl Launched {
 /// A server that listens.
 pub(crate) struct Server {
     child: Child,
-    pub(crate) address: Address,
+    pub(crate) address: ServerAddress,
     /// Held open, because a closed stdout is tested elsewhere.
     stdout: BufReader<std::process::ChildStdout>,
 }

@@ -28,7 +28,7 @@ const BLOCK: usize = 1 << 20;
 
 /// The contents of a tree.
 #[derive(Clone, Copy)]
-pub(crate) struct Plan {
+pub(crate) struct TreePlan {
     /// Number of small files.
     pub(crate) files: u64,
     /// Bytes of the large file; 0 for none.
@@ -36,7 +36,7 @@ pub(crate) struct Plan {
 }
 
 /// Creates a tree; the directory must not exist.
-pub(crate) fn make(root: &Path, plan: Plan, random: &mut Random) -> Result<()> {
+pub(crate) fn make(root: &Path, plan: TreePlan, random: &mut Random) -> Result<()> {
     fs::create_dir(root)?;
     for first in (0..plan.files).step_by(usize::try_from(PER_DIRECTORY)?) {
         let dir = root.join(format!("d{:02}", first / PER_DIRECTORY % 10)).join(format!("e{}", first / PER_DIRECTORY));

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Fault {
+pub(crate) enum CallError {
     /// The link is lost; resume.
     #[error("link lost: {0}")]
     Lost(String),
@@ -32,10 +32,10 @@ pub(crate) enum Fault {
     Refused { code: i64, kind: String, message: String },
     /// The server broke the protocol.
     #[error("not of the protocol: {0}")]
-    Nonsense(String),
+    Protocol(String),
 }
 
-impl Fault {
+impl CallError {
     /// Whether a new connection may recover from it.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self, Self::Lost(_))
@@ -43,16 +43,16 @@ impl Fault {
 }
 
 /// One message of the server.
-pub(crate) enum Incoming {
-    Answer { id: i64, outcome: Result<Value, Fault> },
-    Output(Output),
+pub(crate) enum ServerMessage {
+    Answer { id: i64, outcome: Result<Value, CallError> },
+    Output(OutputChunk),
     Exited { process: String, seq: u64, code: i64 },
     Closed { process: String, seq: u64, params: Value },
     Other { method: String, params: Value },
 }
 
 /// A chunk of output.
-pub(crate) struct Output {
+pub(crate) struct OutputChunk {
     pub(crate) process: String,
     pub(crate) seq: u64,
     pub(crate) bytes: Vec<u8>,
@@ -62,12 +62,12 @@ pub(crate) struct Output {
 
 /// The address of a server and the printed URL.
 #[derive(Clone, Debug)]
-pub(crate) struct Address {
+pub(crate) struct ServerAddress {
     pub(crate) socket: SocketAddr,
     pub(crate) url: String,
 }
 
-impl Address {
+impl ServerAddress {
     /// Parses the line that the server prints.
     pub(crate) fn parse(url: &str) -> anyhow::Result<Self> {
         let rest = url.strip_prefix("ws://").ok_or_else(|| anyhow::anyhow!("not a ws URL: `{url}`"))?;
@@ -82,32 +82,33 @@ impl Address {
 }
 
 /// A connection after the upgrade.
-pub(crate) struct Wire {
+pub(crate) struct WireClient {
     socket: WebSocket<TcpStream>,
     next_id: i64,
     /// Messages that arrived while an answer was awaited, in order.
-    early: VecDeque<Incoming>,
+    early: VecDeque<ServerMessage>,
 }
 
-impl Wire {
+impl WireClient {
     /// Connects and upgrades.
-    pub(crate) fn connect(address: &Address) -> Result<Self, Fault> {
-        let lost = |error: io::Error| Fault::Lost(error.to_string());
+    pub(crate) fn connect(address: &ServerAddress) -> Result<Self, CallError> {
+        let lost = |error: io::Error| CallError::Lost(error.to_string());
         let stream = TcpStream::connect_timeout(&address.socket, PATIENCE).map_err(lost)?;
         stream.set_nodelay(true).map_err(lost)?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
-        let request = address.url.as_str().into_client_request().map_err(|error| Fault::Nonsense(error.to_string()))?;
+        let request =
+            address.url.as_str().into_client_request().map_err(|error| CallError::Protocol(error.to_string()))?;
         let config = WebSocketConfig::default()
             .max_message_size(Some(100 << 20))
             .max_frame_size(Some(100 << 20))
             .read_buffer_size(256 << 10);
         tungstenite::client::client_with_config(request, stream, Some(config))
             .map(|(socket, _)| Self { socket, next_id: 1, early: VecDeque::new() })
-            .map_err(|error| Fault::Lost(format!("upgrade: {error}")))
+            .map_err(|error| CallError::Lost(format!("upgrade: {error}")))
     }
 
     /// Connects and performs the handshake; also returns the answer of `initialize`.
-    pub(crate) fn open(address: &Address, initialize: &Value) -> Result<(Self, Value), Fault> {
+    pub(crate) fn open(address: &ServerAddress, initialize: &Value) -> Result<(Self, Value), CallError> {
         let mut wire = Self::connect(address)?;
         let answer = wire.call("initialize", initialize)?;
         wire.notify("initialized", &json!({}))?;
@@ -115,43 +116,43 @@ impl Wire {
     }
 
     /// A new session of a client with all our capabilities; also returns its id.
-    pub(crate) fn session(address: &Address) -> Result<(Self, String), Fault> {
+    pub(crate) fn session(address: &ServerAddress) -> Result<(Self, String), CallError> {
         let (wire, answer) = Self::open(address, &hello(None))?;
         let id = answer["sessionId"].as_str().unwrap_or_default().to_owned();
         Ok((wire, id))
     }
 
     /// Sends a request and returns its id.
-    pub(crate) fn send(&mut self, method: &str, params: &Value) -> Result<i64, Fault> {
+    pub(crate) fn send(&mut self, method: &str, params: &Value) -> Result<i64, CallError> {
         let id = self.next_id;
         self.next_id += 1;
         self.write(json!({ "id": id, "method": method, "params": params }).to_string())?;
         Ok(id)
     }
 
-    pub(crate) fn notify(&mut self, method: &str, params: &Value) -> Result<(), Fault> {
+    pub(crate) fn notify(&mut self, method: &str, params: &Value) -> Result<(), CallError> {
         self.write(json!({ "method": method, "params": params }).to_string())
     }
 
-    fn write(&mut self, text: String) -> Result<(), Fault> {
+    fn write(&mut self, text: String) -> Result<(), CallError> {
         self.socket.send(Message::text(text)).map_err(lost)
     }
 
     /// Sends a request and waits for its answer; other messages are kept for `next`.
-    pub(crate) fn call(&mut self, method: &str, params: &Value) -> Result<Value, Fault> {
+    pub(crate) fn call(&mut self, method: &str, params: &Value) -> Result<Value, CallError> {
         let id = self.send(method, params)?;
         self.answer(id)
     }
 
     /// Waits for the answer of an earlier request.
-    pub(crate) fn answer(&mut self, id: i64) -> Result<Value, Fault> {
+    pub(crate) fn answer(&mut self, id: i64) -> Result<Value, CallError> {
         let mut kept = std::mem::take(&mut self.early);
         // The answer may have been kept already: a refusal can come before answers to earlier requests.
-        let is_it = |incoming: &Incoming| matches!(incoming, Incoming::Answer { id: answered, .. } if *answered == id);
+        let is_it = |incoming: &ServerMessage| matches!(incoming, ServerMessage::Answer { id: answered, .. } if *answered == id);
         let mut early = kept.iter().position(is_it).and_then(|place| kept.remove(place));
         let outcome = loop {
             match early.take().map_or_else(|| self.receive(), Ok) {
-                Ok(Incoming::Answer { id: answered, outcome }) if answered == id => break outcome,
+                Ok(ServerMessage::Answer { id: answered, outcome }) if answered == id => break outcome,
                 Ok(other) => kept.push_back(other),
                 Err(fault) => break Err(fault),
             }
@@ -161,7 +162,7 @@ impl Wire {
     }
 
     /// The next message, in the order in which the server sent them.
-    pub(crate) fn next(&mut self) -> Result<Incoming, Fault> {
+    pub(crate) fn next(&mut self) -> Result<ServerMessage, CallError> {
         match self.early.pop_front() {
             Some(incoming) => Ok(incoming),
             None => self.receive(),
@@ -169,7 +170,7 @@ impl Wire {
     }
 
     /// Reads for this long, so that pings are answered; messages are kept for `next`.
-    pub(crate) fn attend(&mut self, long: Duration) -> Result<(), Fault> {
+    pub(crate) fn attend(&mut self, long: Duration) -> Result<(), CallError> {
         let until = Instant::now() + long;
         let outcome = loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -179,7 +180,7 @@ impl Wire {
             self.socket.get_ref().set_read_timeout(Some(left)).ok(); // If the socket is dead, the read reports it.
             match self.receive_within(left) {
                 Ok(incoming) => self.early.push_back(incoming),
-                Err(Fault::Silence) => {}
+                Err(CallError::Silence) => {}
                 Err(fault) => break Err(fault),
             }
         };
@@ -188,28 +189,28 @@ impl Wire {
     }
 
     /// The messages kept while waiting for an answer. A run that only counts answers drops them.
-    pub(crate) fn take_early(&mut self) -> VecDeque<Incoming> {
+    pub(crate) fn take_early(&mut self) -> VecDeque<ServerMessage> {
         std::mem::take(&mut self.early)
     }
 
-    fn receive(&mut self) -> Result<Incoming, Fault> {
+    fn receive(&mut self) -> Result<ServerMessage, CallError> {
         self.receive_within(PATIENCE)
     }
 
-    fn receive_within(&mut self, patience: Duration) -> Result<Incoming, Fault> {
+    fn receive_within(&mut self, patience: Duration) -> Result<ServerMessage, CallError> {
         let begun = Instant::now();
         loop {
             // Pings prove that the peer is alive, not that it still delivers.
             if begun.elapsed() > patience {
-                return Err(Fault::Silence);
+                return Err(CallError::Silence);
             }
             match self.socket.read().map_err(lost)? {
                 Message::Text(text) => return decode(text.as_str()),
                 Message::Binary(bytes) => {
-                    let text = std::str::from_utf8(&bytes).map_err(|_| Fault::Nonsense("binary frame".into()))?;
+                    let text = std::str::from_utf8(&bytes).map_err(|_| CallError::Protocol("binary frame".into()))?;
                     return decode(text);
                 }
-                Message::Close(frame) => return Err(Fault::Lost(format!("closed by the server: {frame:?}"))),
+                Message::Close(frame) => return Err(CallError::Lost(format!("closed by the server: {frame:?}"))),
                 Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
             }
         }
@@ -231,19 +232,19 @@ pub(crate) fn start(process: &str, argv: &[&str]) -> Value {
     json!({ "processId": process, "argv": argv, "cwd": "/", "env": { "PATH": "/bin:/usr/bin" }, "tty": false })
 }
 
-fn lost(error: tungstenite::Error) -> Fault {
+fn lost(error: tungstenite::Error) -> CallError {
     match error {
         tungstenite::Error::Io(error)
             if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
         {
-            Fault::Silence
+            CallError::Silence
         }
-        other => Fault::Lost(other.to_string()),
+        other => CallError::Lost(other.to_string()),
     }
 }
 
 #[derive(Deserialize)]
-struct Envelope<'a> {
+struct MessageEnvelope<'a> {
     id: Option<i64>,
     #[serde(borrow)]
     method: Option<Cow<'a, str>>,
@@ -255,7 +256,7 @@ struct Envelope<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Event<'a> {
+struct EventParams<'a> {
     #[serde(borrow)]
     process_id: Cow<'a, str>,
     seq: u64,
@@ -265,42 +266,42 @@ struct Event<'a> {
     exit_code: Option<i64>,
 }
 
-fn decode(text: &str) -> Result<Incoming, Fault> {
-    let nonsense = |error: &dyn std::fmt::Display| Fault::Nonsense(format!("{error} in `{}`", clip(text)));
-    let envelope: Envelope<'_> = serde_json::from_str(text).map_err(|error| nonsense(&error))?;
+fn decode(text: &str) -> Result<ServerMessage, CallError> {
+    let nonsense = |error: &dyn std::fmt::Display| CallError::Protocol(format!("{error} in `{}`", clip(text)));
+    let envelope: MessageEnvelope<'_> = serde_json::from_str(text).map_err(|error| nonsense(&error))?;
     let Some(method) = envelope.method else {
         let id = envelope.id.ok_or_else(|| nonsense(&"neither method nor id"))?;
-        return Ok(Incoming::Answer { id, outcome: outcome(envelope.result, envelope.error) });
+        return Ok(ServerMessage::Answer { id, outcome: outcome(envelope.result, envelope.error) });
     };
     let params = envelope.params.map_or("null", RawValue::get);
     match &*method {
         "process/output" | "process/exited" | "process/closed" => {}
         _ => {
             let params = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
-            return Ok(Incoming::Other { method: method.into_owned(), params });
+            return Ok(ServerMessage::Other { method: method.into_owned(), params });
         }
     }
-    let event: Event<'_> = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
+    let event: EventParams<'_> = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
     let (process, seq) = (event.process_id.into_owned(), event.seq);
     match (&*method, event.chunk, event.exit_code) {
         ("process/output", Some(chunk), _) => {
             let bytes = STANDARD.decode(&*chunk).map_err(|error| nonsense(&error))?;
-            Ok(Incoming::Output(Output { process, seq, bytes, gap: event.gap }))
+            Ok(ServerMessage::Output(OutputChunk { process, seq, bytes, gap: event.gap }))
         }
-        ("process/exited", _, Some(code)) => Ok(Incoming::Exited { process, seq, code }),
+        ("process/exited", _, Some(code)) => Ok(ServerMessage::Exited { process, seq, code }),
         ("process/closed", ..) => {
             let params = serde_json::from_str(params).map_err(|error| nonsense(&error))?;
-            Ok(Incoming::Closed { process, seq, params })
+            Ok(ServerMessage::Closed { process, seq, params })
         }
         _ => Err(nonsense(&"a key is missing")),
     }
 }
 
-fn outcome(result: Option<Value>, error: Option<Value>) -> Result<Value, Fault> {
+fn outcome(result: Option<Value>, error: Option<Value>) -> Result<Value, CallError> {
     let Some(error) = error else {
         return Ok(result.unwrap_or(Value::Null));
     };
-    Err(Fault::Refused {
+    Err(CallError::Refused {
         code: error["code"].as_i64().unwrap_or_default(),
         kind: error["data"]["kind"].as_str().unwrap_or_default().to_owned(),
         message: error["message"].as_str().unwrap_or_default().to_owned(),

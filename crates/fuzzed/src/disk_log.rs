@@ -16,7 +16,7 @@ use exec_server_log::{
 use tempfile::TempDir;
 
 use crate::{
-    log_maker::{self, Made, SLOT, stamp},
+    log_maker::{self, MadeLog, SLOT, stamp},
     weight,
 };
 
@@ -82,7 +82,7 @@ fn path(dir: &Path, segments: &[SegmentInfo], choice: u8) -> PathBuf {
 }
 
 /// Writes every segment to disk, as the holder's thread does.
-fn spill(made: &mut Made, dir: &Path) -> Vec<SegmentInfo> {
+fn spill(made: &mut MadeLog, dir: &Path) -> Vec<SegmentInfo> {
     let mut bytes = Vec::new();
     while let Some(segment) = made.writer.oldest_sealed_in_memory() {
         segment.encode_for_disk(&mut bytes);
@@ -116,7 +116,7 @@ fn hurt(path: &Path, [_, kind, low, high]: [u8; 4]) -> bool {
 }
 
 /// Reads the recovered segments through a chain and compares them with the written records.
-fn read(dir: &Path, recovered: &RecoveredLog, made: &Made) -> (u64, u64) {
+fn read(dir: &Path, recovered: &RecoveredLog, made: &MadeLog) -> (u64, u64) {
     let dir = File::open(dir).unwrap();
     let mut chain = SegmentChain::new();
     recovered.segments.iter().for_each(|info| chain.push_disk(*info));

@@ -32,15 +32,17 @@ fn compare(max: usize, model_max: usize, slice: usize, bytes: &[u8]) {
         .collect();
     assert_eq!(received, expected.iter().map(|message| message.bytes()).collect::<Vec<_>>());
     match (end, &closed) {
-        (End::Eof, CloseReason::Eof) | (End::Utf8, CloseReason::InvalidUtf8) | (End::Torn, CloseReason::Io(_)) => {}
-        (End::TooLarge, CloseReason::TooLarge { limit }) => assert_eq!(*limit, max),
+        (LinesEnd::Eof, CloseReason::Eof)
+        | (LinesEnd::Utf8, CloseReason::InvalidUtf8)
+        | (LinesEnd::Torn, CloseReason::Io(_)) => {}
+        (LinesEnd::TooLarge, CloseReason::TooLarge { limit }) => assert_eq!(*limit, max),
         (end, closed) => panic!("ended with {closed:?}, expected {end:?}"),
     }
     send_again(&expected);
 }
 
 #[derive(Clone, Copy, Debug)]
-enum End {
+enum LinesEnd {
     Eof,
     TooLarge,
     Utf8,
@@ -49,12 +51,12 @@ enum End {
 
 /// A received message. The variant decides how it is encoded again.
 #[derive(Clone, Copy)]
-enum Sliced<'a> {
+enum LineMessage<'a> {
     Line(&'a [u8]),
     Counted(&'a [u8]),
 }
 
-impl<'a> Sliced<'a> {
+impl<'a> LineMessage<'a> {
     fn bytes(&self) -> &'a [u8] {
         match self {
             Self::Line(bytes) | Self::Counted(bytes) => bytes,
@@ -63,18 +65,18 @@ impl<'a> Sliced<'a> {
 }
 
 /// The naive model: splits all bytes at once.
-fn split(bytes: &[u8], max: usize) -> (Vec<Sliced<'_>>, End) {
+fn split(bytes: &[u8], max: usize) -> (Vec<LineMessage<'_>>, LinesEnd) {
     let mut lines = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
         if rest[0] == LINES_MARK {
-            let [_, a, b, c, d, message @ ..] = rest else { return (lines, End::Torn) };
+            let [_, a, b, c, d, message @ ..] = rest else { return (lines, LinesEnd::Torn) };
             let len = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
             if len > max {
-                return (lines, End::TooLarge);
+                return (lines, LinesEnd::TooLarge);
             }
-            let Some((message, after)) = message.split_at_checked(len) else { return (lines, End::Torn) };
-            lines.push(Sliced::Counted(message));
+            let Some((message, after)) = message.split_at_checked(len) else { return (lines, LinesEnd::Torn) };
+            lines.push(LineMessage::Counted(message));
             rest = after;
             continue;
         }
@@ -87,24 +89,24 @@ fn split(bytes: &[u8], max: usize) -> (Vec<Sliced<'_>>, End) {
         let counted =
             if end.is_none() && line.len() == max + 1 { line.strip_suffix(b"\r").unwrap_or(line) } else { line };
         if counted.len() > max || (end.is_none() && line.len() > max) {
-            return (lines, End::TooLarge);
+            return (lines, LinesEnd::TooLarge);
         }
-        let Ok(text) = std::str::from_utf8(line) else { return (lines, End::Utf8) };
+        let Ok(text) = std::str::from_utf8(line) else { return (lines, LinesEnd::Utf8) };
         if !text.trim().is_empty() {
-            lines.push(Sliced::Line(line));
+            lines.push(LineMessage::Line(line));
         }
         rest = after;
     }
-    (lines, End::Eof)
+    (lines, LinesEnd::Eof)
 }
 
 /// Sends the received messages again and checks that they arrive unchanged.
-fn send_again(messages: &[Sliced<'_>]) {
+fn send_again(messages: &[LineMessage<'_>]) {
     let mut outbox = Outbox::new(Framing::Lines { max: usize::MAX });
     for message in messages {
         match message {
-            Sliced::Line(line) => outbox.message(line.len(), |buf| buf.extend_from_slice(line)),
-            Sliced::Counted(bytes) => outbox.binary(bytes, &[]),
+            LineMessage::Line(line) => outbox.message(line.len(), |buf| buf.extend_from_slice(line)),
+            LineMessage::Counted(bytes) => outbox.binary(bytes, &[]),
         }
     }
     let mut sent = Vec::new();
@@ -113,6 +115,6 @@ fn send_again(messages: &[Sliced<'_>]) {
     let expected: Vec<InboundFrame> =
         messages.iter().map(|message| InboundFrame::Message(message.bytes().to_vec().into())).collect();
     // By the rules of the framing, a line that ends with a CR loses it on the way.
-    let is_plain = messages.iter().all(|message| !matches!(message, Sliced::Line(line) if line.ends_with(b"\r")));
+    let is_plain = messages.iter().all(|message| !matches!(message, LineMessage::Line(line) if line.ends_with(b"\r")));
     assert!(!is_plain || received == expected);
 }

@@ -5,7 +5,7 @@ use exec_server_log::{ControlBlock, Exit, LogWriter, OutputStream, SegmentPool};
 pub(crate) const SLOT: u32 = 3;
 
 /// The log of a closed process: its writer, and the lengths of its output records. Record `seq` has the length `lengths[seq - 1]`.
-pub(crate) struct Made {
+pub(crate) struct MadeLog {
     pub(crate) writer: LogWriter,
     pub(crate) lengths: Vec<usize>,
 }
@@ -16,7 +16,7 @@ pub(crate) fn stamp(seq: u64) -> u8 {
 }
 
 /// Appends one record per length (at least one byte each), then the exit and the close.
-pub(crate) fn make(lengths: impl Iterator<Item = usize>) -> Made {
+pub(crate) fn make(lengths: impl Iterator<Item = usize>) -> MadeLog {
     let control = ControlBlock::create().unwrap();
     control.reset_slot(SLOT);
     let (mut pool, mut writer) = (SegmentPool::new(), LogWriter::new(SLOT));
@@ -30,5 +30,5 @@ pub(crate) fn make(lengths: impl Iterator<Item = usize>) -> Made {
     }
     writer.append_exited(&control, &mut pool, Exit::default()).unwrap();
     writer.append_closed(&control, &mut pool).unwrap();
-    Made { writer, lengths: kept }
+    MadeLog { writer, lengths: kept }
 }

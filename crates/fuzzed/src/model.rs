@@ -8,20 +8,20 @@ pub(crate) type Members<'a> = Vec<(String, &'a str)>;
 
 /// The members of a text that is one object within the limits and without duplicate keys. `None` for any other text.
 pub(crate) fn object(text: &str) -> Option<Members<'_>> {
-    let mut reader = Reader { text, at: 0, values: 0 };
+    let mut reader = JsonReader { text, at: 0, values: 0 };
     reader.space();
     let members = if reader.peek() == Some(b'{') { reader.object(1)? } else { return None };
     reader.space();
     (reader.at == text.len() && reader.values <= limits::VALUES).then_some(members)
 }
 
-struct Reader<'a> {
+struct JsonReader<'a> {
     text: &'a str,
     at: usize,
     values: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
     }

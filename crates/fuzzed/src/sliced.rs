@@ -11,14 +11,14 @@ use exec_server_rpc::{CloseReason, Framing, InboundFrame, Receiver};
 use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, ReadBuf};
 
-struct Source {
+struct SlicedSource {
     bytes: Vec<u8>,
     at: usize,
     slice: usize,
     is_pending: bool,
 }
 
-impl AsyncRead for Source {
+impl AsyncRead for SlicedSource {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         // Return `Pending` every other time, so that `receive` cancels and restarts `recv` between any two slices.
         self.is_pending = !self.is_pending;
@@ -35,7 +35,7 @@ impl AsyncRead for Source {
 
 /// Returns everything that a receiver makes of the bytes. Every `recv` that would wait is cancelled and started again.
 pub(crate) fn receive(framing: Framing, bytes: &[u8], slice: usize) -> (Vec<InboundFrame>, CloseReason) {
-    let source = Source { bytes: bytes.to_vec(), at: 0, slice: slice.max(1), is_pending: false };
+    let source = SlicedSource { bytes: bytes.to_vec(), at: 0, slice: slice.max(1), is_pending: false };
     let mut receiver = Receiver::new(framing, Box::new(source), BytesMut::new());
     let mut received = Vec::new();
     loop {

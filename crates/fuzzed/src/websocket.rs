@@ -17,18 +17,18 @@ pub fn check(data: &[u8]) {
     let (expected, end) = parse(bytes, role, max);
     assert_eq!(received, expected);
     match (&end, &closed) {
-        (End::Eof, CloseReason::Eof)
-        | (End::Protocol, CloseReason::Protocol(_))
-        | (End::TooLarge, CloseReason::TooLarge { .. }) => {}
-        (End::Cut, CloseReason::Io(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
-        (End::Closed(code), CloseReason::Peer { code: found, .. }) if code == found => {}
+        (WebSocketEnd::Eof, CloseReason::Eof)
+        | (WebSocketEnd::Protocol, CloseReason::Protocol(_))
+        | (WebSocketEnd::TooLarge, CloseReason::TooLarge { .. }) => {}
+        (WebSocketEnd::Cut, CloseReason::Io(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
+        (WebSocketEnd::Closed(code), CloseReason::Peer { code: found, .. }) if code == found => {}
         (end, closed) => panic!("ended with {closed:?}, expected {end:?}"),
     }
     send_again(&expected);
 }
 
 #[derive(Debug)]
-enum End {
+enum WebSocketEnd {
     Eof,
     Cut,
     Protocol,
@@ -43,14 +43,14 @@ struct Frame {
 }
 
 /// The naive model: parses frame by frame over all bytes at once.
-fn parse(mut rest: &[u8], role: WebSocketRole, max: usize) -> (Vec<InboundFrame>, End) {
+fn parse(mut rest: &[u8], role: WebSocketRole, max: usize) -> (Vec<InboundFrame>, WebSocketEnd) {
     let mut received = Vec::new();
     let mut message: Option<Vec<u8>> = None;
     loop {
         let frame = match take_frame(&mut rest, role, message.as_ref().map(Vec::len), max) {
             Ok(Some(frame)) => frame,
-            Ok(None) if rest.is_empty() && message.is_none() => return (received, End::Eof),
-            Ok(None) => return (received, End::Cut),
+            Ok(None) if rest.is_empty() && message.is_none() => return (received, WebSocketEnd::Eof),
+            Ok(None) => return (received, WebSocketEnd::Cut),
             Err(end) => return (received, end),
         };
         let payload = Bytes::from(frame.payload.clone());
@@ -69,15 +69,20 @@ fn parse(mut rest: &[u8], role: WebSocketRole, max: usize) -> (Vec<InboundFrame>
 }
 
 /// Takes a complete frame off the front. A header that breaks a rule is an error even before its payload has arrived.
-fn take_frame(rest: &mut &[u8], role: WebSocketRole, before: Option<usize>, max: usize) -> Result<Option<Frame>, End> {
+fn take_frame(
+    rest: &mut &[u8],
+    role: WebSocketRole,
+    before: Option<usize>,
+    max: usize,
+) -> Result<Option<Frame>, WebSocketEnd> {
     let [first, second, ..] = **rest else { return Ok(None) };
     let (fin, opcode, masked, short) = (first & 0x80 != 0, first & 0x0f, second & 0x80 != 0, second & 0x7f);
     let is_control = matches!(opcode, 0x8..=0xa);
     if first & 0x70 != 0 || !(is_control || opcode <= 2) || masked != (role == WebSocketRole::Server) {
-        return Err(End::Protocol);
+        return Err(WebSocketEnd::Protocol);
     }
     if is_control && (!fin || short > 125) {
-        return Err(End::Protocol);
+        return Err(WebSocketEnd::Protocol);
     }
     let len_bytes = match short {
         126 => 2,
@@ -90,8 +95,8 @@ fn take_frame(rest: &mut &[u8], role: WebSocketRole, before: Option<usize>, max:
     let len =
         if len.is_empty() { u64::from(short) } else { len.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)) };
     match (opcode, before) {
-        (0, None) | (1 | 2, Some(_)) => return Err(End::Protocol),
-        (0..=2, before) if len > (max - before.unwrap_or(0)) as u64 => return Err(End::TooLarge),
+        (0, None) | (1 | 2, Some(_)) => return Err(WebSocketEnd::Protocol),
+        (0..=2, before) if len > (max - before.unwrap_or(0)) as u64 => return Err(WebSocketEnd::TooLarge),
         _ => {}
     }
     let start = 2 + len_bytes + mask_bytes;
@@ -102,16 +107,16 @@ fn take_frame(rest: &mut &[u8], role: WebSocketRole, before: Option<usize>, max:
     Ok(Some(Frame { fin, opcode, payload: unmasked }))
 }
 
-fn closed(payload: &[u8]) -> End {
+fn closed(payload: &[u8]) -> WebSocketEnd {
     match payload {
-        [] => End::Closed(1005),
+        [] => WebSocketEnd::Closed(1005),
         [high, low, reason @ ..] => match u16::from_be_bytes([*high, *low]) {
             code @ (1000..=1003 | 1007..=1014 | 3000..=4999) if std::str::from_utf8(reason).is_ok() => {
-                End::Closed(code)
+                WebSocketEnd::Closed(code)
             }
-            _ => End::Protocol,
+            _ => WebSocketEnd::Protocol,
         },
-        [_] => End::Protocol,
+        [_] => WebSocketEnd::Protocol,
     }
 }
 

@@ -5,10 +5,10 @@ use std::{
     cell::Cell,
 };
 
-struct Counting;
+struct CountingAllocator;
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: CountingAllocator = CountingAllocator;
 
 thread_local! {
     /// Bytes that this thread allocated minus bytes that it freed. It may be negative, because a thread can free memory of other threads.
@@ -28,7 +28,7 @@ fn note(change: isize) {
 }
 
 // SAFETY: every call is forwarded to the system allocator with unchanged arguments. Counting does not touch the caller's memory.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size().cast_signed());
         // SAFETY: the caller upholds the contract of `alloc`, which is passed on unchanged.

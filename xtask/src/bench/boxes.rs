@@ -6,21 +6,21 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::{
-    Setting, TRUE,
-    message::Start,
-    place::Place,
-    session::Session,
+    BenchSetting, TRUE,
+    message::StartRequest,
+    servers::BenchServers,
+    session::BenchSession,
     spawn,
-    table::{Contest, Lane, Pair, Report, median},
+    table::{BenchLane, Contest, Pair, Report, median},
 };
 
 /// Size of the file that is read.
 const SMALL: usize = 4 << 10;
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let (rounds, reads, spawns) = setting.pick((5, 50, 15), (21, 300, 50));
-    let mut place = Place::start(setting)?;
-    let (mut free, mut confined) = (place.json()?, place.json()?);
+    let mut servers = BenchServers::start(setting)?;
+    let (mut free, mut confined) = (servers.json()?, servers.json()?);
     let dir = tempfile::tempdir()?;
     let root = dir.path().canonicalize()?;
     fs::create_dir(root.join(".git"))?;
@@ -32,18 +32,18 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     let boxed = json!({ "sandbox": sandbox });
 
     // The first round creates the view.
-    let turn = |session: &mut Session, sandbox: &Value, more: &Value| {
-        let start = Start { more: Some(more), ..Start::new(&[TRUE]) };
+    let turn = |session: &mut BenchSession, sandbox: &Value, more: &Value| {
+        let start = StartRequest { more: Some(more), ..StartRequest::new(&[TRUE]) };
         Ok(vec![read(session, &small, sandbox, reads)?, median(spawn::starts(session, start, spawns)?)])
     };
     let lanes = vec![
-        Lane::new("free", |_| turn(&mut free, &Value::Null, &json!({}))),
-        Lane::new("confined", |_| turn(&mut confined, &sandbox, &boxed)),
+        BenchLane::new("free", |_| turn(&mut free, &Value::Null, &json!({}))),
+        BenchLane::new("confined", |_| turn(&mut confined, &sandbox, &boxed)),
     ];
     let contest = Contest::hold(rounds, lanes)?;
     free.end()?;
     confined.end()?;
-    place.stop()?;
+    servers.stop()?;
     let pair = |index| Pair { ours: ("confined", index), beside: ("free", index), unit: "µs" };
     let rows = vec![
         contest.row("sandboxed fs/readFile of 4 KiB / without", pair(0)).at_most(3.0),
@@ -53,7 +53,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
 }
 
 /// The median of a batch of reads in microseconds.
-fn read(session: &mut Session, path: &Value, sandbox: &Value, count: u32) -> Result<f64> {
+fn read(session: &mut BenchSession, path: &Value, sandbox: &Value, count: u32) -> Result<f64> {
     let params = json!({ "path": path, "sandbox": sandbox });
     let mut times = Vec::new();
     for _ in 0..count {

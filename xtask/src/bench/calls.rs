@@ -10,12 +10,12 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::{
-    Setting,
-    table::{Contest, Lane, Pair, Report, median},
+    BenchSetting,
+    table::{BenchLane, Contest, Pair, Report, median},
 };
 use crate::{interop, mcp::McpClient, server::Setup};
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let (rounds, batch) = setting.pick((5, 20), (21, 50));
     let program = interop::mcp_server_time()?;
     let setup = Setup::new(&setting.binary)?;
@@ -25,8 +25,8 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     through.args(["mcp", "bridge", "--connect", &server.address.url, "--"]).arg(&program);
     let mut through = begin(&mut through)?;
     let lanes = vec![
-        Lane::new("direct", |_| Ok(vec![calls(&mut direct, batch)?])),
-        Lane::new("bridge", |_| Ok(vec![calls(&mut through, batch)?])),
+        BenchLane::new("direct", |_| Ok(vec![calls(&mut direct, batch)?])),
+        BenchLane::new("bridge", |_| Ok(vec![calls(&mut through, batch)?])),
     ];
     let contest = Contest::hold(rounds, lanes)?;
     for client in [direct, through] {

@@ -18,7 +18,7 @@ use rustix::{
     net::{AddressFamily, SocketFlags, SocketType},
 };
 
-use super::yard::{self, Terminal};
+use super::baselines::{self, TerminalProgram};
 use crate::children;
 
 /// Comes back before the echo: the byte was written to `cat`.
@@ -26,19 +26,19 @@ const ACCEPTED: u8 = 0x06;
 
 /// The connection between the last relay and `cat`.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum End {
+pub(crate) enum ChainEnd {
     Pipe,
     Terminal,
 }
 
 /// A running chain, and our end of it.
-pub(super) struct Chain {
+pub(super) struct RelayChain {
     first: Child,
     socket: TcpStream,
 }
 
-impl Chain {
-    pub(super) fn start(end: End) -> Result<Self> {
+impl RelayChain {
+    pub(super) fn start(end: ChainEnd) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let socket = TcpStream::connect(listener.local_addr()?)?;
         let (theirs, _) = listener.accept()?;
@@ -52,26 +52,26 @@ impl Chain {
     }
 
     pub(super) fn echo(&self, byte: u8) -> Result<f64> {
-        yard::exchange(&self.socket, &self.socket, byte, &[ACCEPTED, byte])
+        baselines::exchange(&self.socket, &self.socket, byte, &[ACCEPTED, byte])
     }
 }
 
-impl Drop for Chain {
+impl Drop for RelayChain {
     fn drop(&mut self) {
         self.socket.shutdown(std::net::Shutdown::Both).ok(); // Each relay ends when the one before it does.
         self.first.wait().ok();
     }
 }
 
-fn relay(input: OwnedFd, more: u32, end: End) -> Result<Child> {
-    let end = if end == End::Pipe { "pipe" } else { "terminal" };
+fn relay(input: OwnedFd, more: u32, end: ChainEnd) -> Result<Child> {
+    let end = if end == ChainEnd::Pipe { "pipe" } else { "terminal" };
     let mut command = Command::new(children::program()?);
     command.args(["child", "hop", &more.to_string(), end]);
     command.stdin(input).stdout(Stdio::null()).spawn().context("start a relay")
 }
 
 /// Runs a relay between its stdin, which is a socket, and `more` further relays or the end.
-pub(crate) fn hop(more: u32, end: End) -> Result<()> {
+pub(crate) fn hop(more: u32, end: ChainEnd) -> Result<()> {
     let before = std::io::stdin().as_fd().try_clone_to_owned()?;
     if more > 0 {
         let (ours, theirs) =
@@ -84,11 +84,11 @@ pub(crate) fn hop(more: u32, end: End) -> Result<()> {
     }
     let mut cat = Command::new("/bin/cat");
     match end {
-        End::Terminal => {
-            let terminal = Terminal::start(cat)?;
+        ChainEnd::Terminal => {
+            let terminal = TerminalProgram::start(cat)?;
             hand_on(&before, terminal.master(), terminal.master(), &[ACCEPTED])
         }
-        End::Pipe => {
+        ChainEnd::Pipe => {
             let mut cat = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
             let (stdin, stdout) = (cat.stdin.take().context("a pipe")?, cat.stdout.take().context("a pipe")?);
             hand_on(&before, &stdin, &stdout, &[ACCEPTED])?;

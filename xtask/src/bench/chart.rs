@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use super::table::{Bar, Bars, Whose, short};
+use super::table::{Bar, BarOwner, Bars, short};
 
 const WIDTH: f64 = 760.0;
 /// Where the bars begin, and the length of the longest; the rest of the width is for its value.
@@ -21,7 +21,7 @@ const CUT: f64 = 8.0;
 
 const TEXT: &str = "#77818c";
 
-impl Whose {
+impl BarOwner {
     fn colour(self) -> &'static str {
         match self {
             Self::Ours => "#2f81f7",
@@ -48,7 +48,7 @@ pub(super) fn draw(charts: &[Bars]) -> String {
     for chart in charts.iter().filter(|chart| !chart.bars.is_empty()) {
         y = draw_one(&mut body, chart, y) + GAP;
     }
-    let all = [Whose::Ours, Whose::Machine, Whose::Ssh, Whose::Peer];
+    let all = [BarOwner::Ours, BarOwner::Machine, BarOwner::Ssh, BarOwner::Peer];
     let shown =
         all.into_iter().filter(|whose| charts.iter().any(|chart| chart.bars.iter().any(|bar| bar.whose == *whose)));
     let mut x = LEFT;
@@ -74,7 +74,7 @@ fn draw_one(body: &mut String, chart: &Bars, mut y: f64) -> f64 {
     let most = scale(&chart.bars, is_rate);
     for bar in &chart.bars {
         let length = (bar.value / most * LONGEST).clamp(2.0, LONGEST);
-        let weight = if bar.whose == Whose::Ours { " font-weight=\"600\"" } else { "" };
+        let weight = if bar.whose == BarOwner::Ours { " font-weight=\"600\"" } else { "" };
         text(body, (LEFT - 10.0, y + 13.0), "end", weight, &bar.label.replace('`', ""));
         rect(body, [LEFT, y + 1.0, length, BAR - 6.0], bar.whose.colour());
         if bar.value > most {
@@ -89,7 +89,7 @@ fn draw_one(body: &mut String, chart: &Bars, mut y: f64) -> f64 {
 /// The value of the longest bar. For rates nothing is cut, so that a result better than ours is shown in full.
 fn scale(bars: &[Bar], is_rate: bool) -> f64 {
     let most = bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
-    let ours = bars.iter().filter(|bar| bar.whose == Whose::Ours).map(|bar| bar.value).fold(f64::MAX, f64::min);
+    let ours = bars.iter().filter(|bar| bar.whose == BarOwner::Ours).map(|bar| bar.value).fold(f64::MAX, f64::min);
     if is_rate { most } else { most.min(ours * CUT) }
 }
 
@@ -128,10 +128,10 @@ mod tests {
     #[test]
     fn a_bar_that_dwarfs_ours_is_cut_and_keeps_its_value() {
         let chart = Bars::new("Start", "ms")
-            .bar("fork & exec", Whose::Machine, Some(0.5))
-            .bar("exec-server", Whose::Ours, Some(1.0))
-            .bar("OpenSSH", Whose::Ssh, Some(150.0))
-            .bar("none", Whose::Peer, None);
+            .bar("fork & exec", BarOwner::Machine, Some(0.5))
+            .bar("exec-server", BarOwner::Ours, Some(1.0))
+            .bar("OpenSSH", BarOwner::Ssh, Some(150.0))
+            .bar("none", BarOwner::Peer, None);
         let svg = draw(&[chart]);
         assert!(svg.contains(">150<") && svg.contains("<path ") && svg.contains("fork &amp; exec"));
         assert!(svg.contains(&format!("width=\"{:.1}\"", LONGEST / CUT)));

@@ -51,13 +51,13 @@ enum Framing {
 
 /// Text or binary message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     Text,
     Bytes,
 }
 
 /// One connection.
-pub(super) struct Link {
+pub(super) struct BenchConnection {
     reader: OwnedFd,
     writer: OwnedFd,
     framing: Framing,
@@ -71,7 +71,7 @@ pub(super) struct Link {
     out: Vec<u8>,
 }
 
-impl Link {
+impl BenchConnection {
     /// Connects to `ws://HOST:PORT/…` or `unix:///path` and upgrades.
     pub(super) fn connect(url: &str) -> Result<Self> {
         if let Some(rest) = url.strip_prefix("unix://") {
@@ -137,17 +137,17 @@ impl Link {
     }
 
     /// Queues a message; it is sent before the next wait, or by `flush`.
-    pub(super) fn queue(&mut self, kind: Kind, parts: &[&[u8]]) -> Result<()> {
+    pub(super) fn queue(&mut self, kind: MessageKind, parts: &[&[u8]]) -> Result<()> {
         let length = parts.iter().map(|part| part.len()).sum::<usize>();
         match self.framing {
             Framing::WebSocket => self.frame(kind, length, parts),
             Framing::Lines => {
-                if kind == Kind::Bytes {
+                if kind == MessageKind::Bytes {
                     self.out.push(BYTES_ON_LINES);
                     self.out.extend_from_slice(&u32::try_from(length)?.to_le_bytes());
                 }
                 parts.iter().for_each(|part| self.out.extend_from_slice(part));
-                if kind == Kind::Text {
+                if kind == MessageKind::Text {
                     self.out.push(b'\n');
                 }
             }
@@ -155,8 +155,8 @@ impl Link {
         if self.out.len() >= GATHER { self.flush() } else { Ok(()) }
     }
 
-    fn frame(&mut self, kind: Kind, length: usize, parts: &[&[u8]]) {
-        self.out.push(if kind == Kind::Text { 0x81 } else { 0x82 });
+    fn frame(&mut self, kind: MessageKind, length: usize, parts: &[&[u8]]) {
+        self.out.push(if kind == MessageKind::Text { 0x81 } else { 0x82 });
         match length {
             0..126 => self.out.push(0x80 | length as u8),
             126..0x1_0000 => {
@@ -189,7 +189,7 @@ impl Link {
     }
 
     /// Waits for the next message; `message` returns it until the next call.
-    pub(super) fn next(&mut self) -> Result<Kind> {
+    pub(super) fn next(&mut self) -> Result<MessageKind> {
         match self.framing {
             Framing::WebSocket => self.next_frame(),
             Framing::Lines => self.next_line(),
@@ -201,7 +201,7 @@ impl Link {
         &self.buffer[self.message.clone()]
     }
 
-    fn next_frame(&mut self) -> Result<Kind> {
+    fn next_frame(&mut self) -> Result<MessageKind> {
         loop {
             self.at_least(2)?;
             let (first, second) = (self.buffer[self.start], self.buffer[self.start + 1]);
@@ -223,11 +223,11 @@ impl Link {
             self.message = self.start + head..self.start + head + length;
             self.start = self.message.end;
             match first {
-                0x81 => return Ok(Kind::Text),
-                0x82 => return Ok(Kind::Bytes),
+                0x81 => return Ok(MessageKind::Text),
+                0x82 => return Ok(MessageKind::Bytes),
                 0x89 => {
                     let ping = self.message().to_vec();
-                    self.frame(Kind::Bytes, ping.len(), &[&ping]);
+                    self.frame(MessageKind::Bytes, ping.len(), &[&ping]);
                     let at = self.out.len() - ping.len() - 6;
                     self.out[at] = 0x8a;
                 }
@@ -238,7 +238,7 @@ impl Link {
         }
     }
 
-    fn next_line(&mut self) -> Result<Kind> {
+    fn next_line(&mut self) -> Result<MessageKind> {
         self.at_least(1)?;
         if self.buffer[self.start] == BYTES_ON_LINES {
             self.at_least(5)?;
@@ -248,14 +248,14 @@ impl Link {
             self.at_least(5 + length)?;
             self.message = self.start + 5..self.start + 5 + length;
             self.start = self.message.end;
-            return Ok(Kind::Bytes);
+            return Ok(MessageKind::Bytes);
         }
         let mut scanned = 0;
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.start + scanned..self.end]) {
                 self.message = self.start..self.start + scanned + at;
                 self.start = self.message.end + 1;
-                return Ok(Kind::Text);
+                return Ok(MessageKind::Text);
             }
             scanned = self.end - self.start;
             ensure!(scanned <= MESSAGE_MAX, "a line without an end");
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     /// A link whose peer writes these bytes in odd-sized pieces and closes.
-    fn hears(framing: Framing, bytes: &[u8]) -> Link {
+    fn connection_with(framing: Framing, bytes: &[u8]) -> BenchConnection {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let bytes = bytes.to_vec();
         std::thread::spawn(move || {
@@ -338,7 +338,7 @@ mod tests {
                 std::io::Write::write_all(&mut &theirs, piece).unwrap();
             }
         });
-        Link::new(ours.try_clone().unwrap(), ours, framing)
+        BenchConnection::new(ours.try_clone().unwrap(), ours, framing)
     }
 
     #[test]
@@ -359,9 +359,9 @@ mod tests {
             }
             wire.extend(std::iter::repeat_n(size as u8, size));
         }
-        let mut link = hears(Framing::WebSocket, &wire);
+        let mut link = connection_with(Framing::WebSocket, &wire);
         for size in [5_usize, 200, 70_000, 600_000, 7] {
-            assert_eq!(link.next().unwrap(), Kind::Bytes);
+            assert_eq!(link.next().unwrap(), MessageKind::Bytes);
             assert_eq!(link.message().len(), size);
             assert!(link.message().iter().all(|byte| *byte == size as u8));
         }
@@ -371,8 +371,9 @@ mod tests {
     #[test]
     fn lines_and_bytes_between_them_are_told_apart() {
         let wire = [b"one\n".to_vec(), vec![0xc0, 3, 0, 0, 0, b'\n', 1, 2], b"two\n".to_vec()].concat();
-        let mut link = hears(Framing::Lines, &wire);
-        let expected: [(Kind, &[u8]); 3] = [(Kind::Text, b"one"), (Kind::Bytes, b"\n\x01\x02"), (Kind::Text, b"two")];
+        let mut link = connection_with(Framing::Lines, &wire);
+        let expected: [(MessageKind, &[u8]); 3] =
+            [(MessageKind::Text, b"one"), (MessageKind::Bytes, b"\n\x01\x02"), (MessageKind::Text, b"two")];
         for (kind, bytes) in expected {
             assert_eq!((link.next().unwrap(), link.message()), (kind, bytes));
         }

@@ -12,45 +12,45 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    Setting,
-    table::{Contest, Figures, Lane, Pair, Report, Row},
+    BenchSetting,
+    table::{BenchLane, Contest, FigureValues, Pair, Report, Row},
 };
 use crate::{
     random::Random,
     server::Setup,
-    tree::{self, Plan},
+    tree::{self, TreePlan},
 };
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
-    let place = Place { binary: &setting.binary, url: &server.address.url, folder: setup.scratch() };
-    let mut rows = place.large(setting)?;
-    rows.extend(place.tree(setting)?);
+    let bench = CopyBench { binary: &setting.binary, url: &server.address.url, folder: setup.scratch() };
+    let mut rows = bench.large(setting)?;
+    rows.extend(bench.tree(setting)?);
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
     Ok(rows.into())
 }
 
-struct Place<'a> {
+struct CopyBench<'a> {
     binary: &'a Path,
     url: &'a str,
     folder: &'a Path,
 }
 
-impl Place<'_> {
-    fn large(&self, setting: &Setting<'_>) -> Result<Vec<Row>> {
+impl CopyBench<'_> {
+    fn large(&self, setting: &BenchSetting<'_>) -> Result<Vec<Row>> {
         let (rounds, bytes) = setting.pick((1, 64 << 20), (9, 1 << 30));
         let (source, target) = (self.folder.join("large"), self.folder.join("target"));
         tree::large(&source, bytes, &mut Random::new(1))?;
         let lanes = vec![
-            Lane::new("cat", |_| {
+            BenchLane::new("cat", |_| {
                 let mut cat = Command::new("/bin/sh");
                 cat.args(["-c", "cat \"$0\" > \"$1\""]).args([&source, &target]);
                 timed(cat, &target)
             }),
-            Lane::new("up", |_| timed(self.copy(&source, true, &target, false), &target)),
-            Lane::new("down", |_| timed(self.copy(&source, false, &target, true), &target)),
+            BenchLane::new("up", |_| timed(self.copy(&source, true, &target, false), &target)),
+            BenchLane::new("down", |_| timed(self.copy(&source, false, &target, true), &target)),
         ];
         let contest = Contest::hold(rounds, lanes)?;
         fs::remove_file(&source)?;
@@ -62,10 +62,10 @@ impl Place<'_> {
         ])
     }
 
-    fn tree(&self, setting: &Setting<'_>) -> Result<Vec<Row>> {
+    fn tree(&self, setting: &BenchSetting<'_>) -> Result<Vec<Row>> {
         let (rounds, files) = setting.pick((1, 300), (9, 5000));
         let (source, target) = (self.folder.join("tree"), self.folder.join("copied"));
-        tree::make(&source, Plan { files, large: 0 }, &mut Random::new(2))?;
+        tree::make(&source, TreePlan { files, large: 0 }, &mut Random::new(2))?;
         // Remove what scp cannot copy properly or would follow.
         fs::remove_dir_all(source.join("odd"))?;
         for link in links(&source)? {
@@ -73,8 +73,8 @@ impl Place<'_> {
         }
         let remote = |path: &Path| format!("box:{}", path.display());
         let mut lanes = vec![
-            Lane::new("up", |_| timed(self.copy(&source, true, &target, false), &target)),
-            Lane::new("down", |_| timed(self.copy(&source, false, &target, true), &target)),
+            BenchLane::new("up", |_| timed(self.copy(&source, true, &target, false), &target)),
+            BenchLane::new("down", |_| timed(self.copy(&source, false, &target, true), &target)),
         ];
         if let Some(sshd) = setting.ssh {
             let (source, target) = (&source, &target);
@@ -83,8 +83,8 @@ impl Place<'_> {
                 scp.args(["-q", "-r", "-p"]).args([from, to]);
                 timed(scp, target)
             };
-            lanes.push(Lane::new("scp up", move |_| scp(source.as_ref(), remote(target).as_ref())));
-            lanes.push(Lane::new("scp down", move |_| scp(remote(source).as_ref(), target.as_ref())));
+            lanes.push(BenchLane::new("scp up", move |_| scp(source.as_ref(), remote(target).as_ref())));
+            lanes.push(BenchLane::new("scp down", move |_| scp(remote(source).as_ref(), target.as_ref())));
         }
         let contest = Contest::hold(rounds, lanes)?;
         let unit = format!("ms for {files} files");
@@ -104,7 +104,7 @@ impl Place<'_> {
 }
 
 /// Milliseconds of a command that creates `target`, which is then removed. Syncs first, so that earlier writes are not included.
-fn timed(mut command: Command, target: &Path) -> Result<Figures> {
+fn timed(mut command: Command, target: &Path) -> Result<FigureValues> {
     rustix::fs::sync();
     let begun = Instant::now();
     let ended = command.stdin(Stdio::null()).output().with_context(|| format!("start {command:?}"))?;

@@ -10,16 +10,16 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{
-    Setting,
-    chain::{Chain, End},
-    client::Link,
-    message::{Dialect, Start},
-    place::{Carrier, Place, Way},
+    BenchSetting,
+    baselines::{EchoProgram, EchoServer, OneProcessor, TerminalProgram},
+    chain::{ChainEnd, RelayChain},
+    client::BenchConnection,
+    message::{MessageFormat, StartRequest},
     roundtrip,
-    session::{Incoming, Session},
+    servers::{BenchServers, ConnectionKind, Transport},
+    session::{BenchSession, SessionMessage},
     ssh::Ssh,
-    table::{Bars, Contest, Figures, Lane, Pair, Report, Row, Whose, quantile},
-    yard::{Cat, Echo, OneProcessor, Terminal},
+    table::{BarOwner, Bars, BenchLane, Contest, FigureValues, Pair, Report, Row, quantile},
 };
 
 /// A request to write one byte, as long as ours.
@@ -41,7 +41,7 @@ const SSH_TTY: &str = "OpenSSH, terminal";
 
 /// The conditions of the measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Beside {
+enum EchoConditions {
     /// No load, with both ends on one CPU.
     Nothing,
     /// All CPUs, together with programs that do the same without us.
@@ -50,23 +50,23 @@ enum Beside {
     Flood,
 }
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let mut rows = Vec::new();
     let one = OneProcessor::take()?;
-    let contest = hold(setting, Beside::Nothing)?;
+    let contest = hold(setting, EchoConditions::Nothing)?;
     drop(one);
-    let free = hold(setting, Beside::Others)?;
+    let free = hold(setting, EchoConditions::Others)?;
     let row = |name: &str, ours: &str, beside: &str| contest.row(name, pair(ours, beside));
-    for dialect in [Dialect::Binary, Dialect::Json] {
-        let (pipe, tty) = (lane(dialect, false), lane(dialect, true));
-        let name = dialect.name();
+    for format in [MessageFormat::Binary, MessageFormat::Json] {
+        let (pipe, tty) = (lane(format, false), lane(format, true));
+        let name = format.name();
         rows.extend([
             row(&format!("echo of a byte, {name}, pipe, p50 / WebSocket echo"), &pipe, BARE).at_most(2.0),
             row(&format!("echo of a byte, {name}, terminal, p50 / WebSocket echo"), &tty, BARE).at_most(2.5),
         ]);
     }
     // If the targets are missed, these rows show the lower bound: the hops alone.
-    let (pipe, tty) = (lane(Dialect::Binary, false), lane(Dialect::Binary, true));
+    let (pipe, tty) = (lane(MessageFormat::Binary, false), lane(MessageFormat::Binary, true));
     rows.push(row("floor: echo of a byte over the same hops, pipe, p50 / WebSocket echo", CHAIN, BARE));
     rows.push(row("floor: echo of a byte over the same hops, terminal, p50 / WebSocket echo", CHAIN_TTY, BARE));
     rows.push(row("echo of a byte, binary, pipe, p50 / the same hops", &pipe, CHAIN));
@@ -82,17 +82,17 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
         rows.push(row("peer: echo of a byte, pipe, p50 / WebSocket echo", "peer, pipe", BARE));
         rows.push(row("peer: echo of a byte, terminal, p50 / WebSocket echo", "peer, terminal", BARE));
     }
-    rows.extend(others(&hold(setting, Beside::Pauses)?, "after a pause of 5 ms"));
-    rows.extend(others(&hold(setting, Beside::Flood)?, "beside a flood"));
+    rows.extend(others(&hold(setting, EchoConditions::Pauses)?, "after a pause of 5 ms"));
+    rows.extend(others(&hold(setting, EchoConditions::Flood)?, "beside a flood"));
 
     let chart = Bars::new("Echo of one byte through a terminal", "µs")
-        .bar("bare WebSocket echo", Whose::Machine, free.median(BARE, 0))
-        .bar("bare terminal", Whose::Machine, free.median(TERMINAL, 0))
-        .bar("the same hops, bare", Whose::Machine, free.median(CHAIN_TTY, 0))
-        .bar("exec-server, binary", Whose::Ours, free.median(&tty, 0))
-        .bar("exec-server, JSON", Whose::Ours, free.median(&lane(Dialect::Json, true), 0))
-        .bar("OpenSSH", Whose::Ssh, free.median(SSH_TTY, 0))
-        .bar("peer", Whose::Peer, free.median("peer, terminal", 0));
+        .bar("bare WebSocket echo", BarOwner::Machine, free.median(BARE, 0))
+        .bar("bare terminal", BarOwner::Machine, free.median(TERMINAL, 0))
+        .bar("the same hops, bare", BarOwner::Machine, free.median(CHAIN_TTY, 0))
+        .bar("exec-server, binary", BarOwner::Ours, free.median(&tty, 0))
+        .bar("exec-server, JSON", BarOwner::Ours, free.median(&lane(MessageFormat::Json, true), 0))
+        .bar("OpenSSH", BarOwner::Ssh, free.median(SSH_TTY, 0))
+        .bar("peer", BarOwner::Peer, free.median("peer, terminal", 0));
     Ok(Report { rows, charts: vec![chart] })
 }
 
@@ -102,53 +102,58 @@ fn pair<'a>(ours: &'a str, beside: &'a str) -> Pair<'a> {
 
 /// Rows without a target.
 fn others(contest: &Contest, when: &str) -> Vec<Row> {
-    let lanes = [(Dialect::Binary, false), (Dialect::Binary, true), (Dialect::Json, false), (Dialect::Json, true)];
-    let row = |(dialect, tty): (Dialect, bool)| {
-        let (ours, kind) = (lane(dialect, tty), if tty { "terminal" } else { "pipe" });
-        let name = format!("echo {when}, {}, {kind}, p50 / WebSocket echo", dialect.name());
+    let lanes = [
+        (MessageFormat::Binary, false),
+        (MessageFormat::Binary, true),
+        (MessageFormat::Json, false),
+        (MessageFormat::Json, true),
+    ];
+    let row = |(format, tty): (MessageFormat, bool)| {
+        let (ours, kind) = (lane(format, tty), if tty { "terminal" } else { "pipe" });
+        let name = format!("echo {when}, {}, {kind}, p50 / WebSocket echo", format.name());
         contest.row(name, pair(&ours, BARE))
     };
     lanes.into_iter().map(row).collect()
 }
 
-fn lane(dialect: Dialect, tty: bool) -> String {
-    format!("{}, {}", dialect.name(), if tty { "terminal" } else { "pipe" })
+fn lane(format: MessageFormat, tty: bool) -> String {
+    format!("{}, {}", format.name(), if tty { "terminal" } else { "pipe" })
 }
 
 /// A process that echoes bytes, and its session.
-struct Back {
-    session: Session,
+struct EchoProcess {
+    session: BenchSession,
     process: u64,
 }
 
-fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
+fn hold(setting: &BenchSetting<'_>, beside: EchoConditions) -> Result<Contest> {
     let (rounds, batch) = match beside {
-        Beside::Nothing | Beside::Others => setting.pick((5, 100), (21, 500)),
-        Beside::Pauses => setting.pick((3, 20), (9, 40)),
-        Beside::Flood => setting.pick((3, 20), (9, 100)),
+        EchoConditions::Nothing | EchoConditions::Others => setting.pick((5, 100), (21, 500)),
+        EchoConditions::Pauses => setting.pick((3, 20), (9, 40)),
+        EchoConditions::Flood => setting.pick((3, 20), (9, 100)),
     };
-    let pause = if beside == Beside::Pauses { PAUSE } else { Duration::ZERO };
-    let mut place = Place::start(setting)?;
-    let echo = Echo::start(setting)?;
-    let mut bare = Link::connect(&echo.url)?;
+    let pause = if beside == EchoConditions::Pauses { PAUSE } else { Duration::ZERO };
+    let mut servers = BenchServers::start(setting)?;
+    let echo = EchoServer::start(setting)?;
+    let mut bare = BenchConnection::connect(&echo.url)?;
     let mut ours = Vec::new();
-    for dialect in [Dialect::Binary, Dialect::Json] {
+    for format in [MessageFormat::Binary, MessageFormat::Json] {
         for tty in [false, true] {
-            let Some(session) = place.open(Way::new(Carrier::Ws, dialect))? else { continue };
-            let mut back = Back::start(session, tty)?;
-            if beside == Beside::Flood {
-                back.session.start(Start::new(&["/bin/cat", "/dev/zero"]))?;
+            let Some(session) = servers.open(ConnectionKind::new(Transport::Ws, format))? else { continue };
+            let mut back = EchoProcess::start(session, tty)?;
+            if beside == EchoConditions::Flood {
+                back.session.start(StartRequest::new(&["/bin/cat", "/dev/zero"]))?;
             }
-            ours.push((lane(dialect, tty), back));
+            ours.push((lane(format, tty), back));
         }
     }
-    let foreign = match beside {
-        Beside::Nothing => Foreign::bare()?,
-        Beside::Others => Foreign::start(setting)?,
-        Beside::Pauses | Beside::Flood => Foreign::default(),
+    let references = match beside {
+        EchoConditions::Nothing => ReferencePrograms::bare()?,
+        EchoConditions::Others => ReferencePrograms::start(setting)?,
+        EchoConditions::Pauses | EchoConditions::Flood => ReferencePrograms::default(),
     };
-    let Foreign { terminal, chains, ssh, cats, mut peers } = foreign;
-    let mut lanes = vec![Lane::new(BARE, |_| {
+    let ReferencePrograms { terminal, chains, ssh, cats, mut peers } = references;
+    let mut lanes = vec![BenchLane::new(BARE, |_| {
         batch_of(batch, pause, |at| {
             let begun = Instant::now();
             roundtrip::exchange(&mut bare, WRITE, at)?;
@@ -156,20 +161,20 @@ fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
         })
     })];
     for (name, back) in &mut ours {
-        let is_flooded = beside == Beside::Flood;
-        lanes.push(Lane::new(&**name, move |_| batch_of(batch, pause, |at| back.byte(at as u8, is_flooded))));
+        let is_flooded = beside == EchoConditions::Flood;
+        lanes.push(BenchLane::new(&**name, move |_| batch_of(batch, pause, |at| back.byte(at as u8, is_flooded))));
     }
     if let Some(terminal) = &terminal {
-        lanes.push(Lane::new(TERMINAL, |_| batch_of(batch, pause, |at| terminal.echo(at as u8))));
+        lanes.push(BenchLane::new(TERMINAL, |_| batch_of(batch, pause, |at| terminal.echo(at as u8))));
     }
     for (name, chain) in &chains {
-        lanes.push(Lane::new(*name, |_| batch_of(batch, pause, |at| chain.echo(at as u8))));
+        lanes.push(BenchLane::new(*name, |_| batch_of(batch, pause, |at| chain.echo(at as u8))));
     }
     for (name, cat) in &cats {
-        lanes.push(Lane::new(*name, |_| batch_of(batch, pause, |at| cat.echo(at as u8))));
+        lanes.push(BenchLane::new(*name, |_| batch_of(batch, pause, |at| cat.echo(at as u8))));
     }
     for (name, back) in &mut peers {
-        lanes.push(Lane::new(*name, move |_| batch_of(batch, pause, |at| back.byte(at as u8, false))));
+        lanes.push(BenchLane::new(*name, move |_| batch_of(batch, pause, |at| back.byte(at as u8, false))));
     }
     let contest = Contest::hold(rounds, lanes)?;
     drop(cats);
@@ -178,12 +183,12 @@ fn hold(setting: &Setting<'_>, beside: Beside) -> Result<Contest> {
     for back in backs {
         back.session.end()?;
     }
-    place.stop()?;
+    servers.stop()?;
     Ok(contest)
 }
 
 /// The median and the 99th percentile of `count` measurements, with a pause before each.
-fn batch_of(count: u32, pause: Duration, mut one: impl FnMut(u32) -> Result<f64>) -> Result<Figures> {
+fn batch_of(count: u32, pause: Duration, mut one: impl FnMut(u32) -> Result<f64>) -> Result<FigureValues> {
     let mut times = Vec::with_capacity(count as usize);
     for at in 0..count {
         if !pause.is_zero() {
@@ -194,13 +199,13 @@ fn batch_of(count: u32, pause: Duration, mut one: impl FnMut(u32) -> Result<f64>
     Ok(vec![quantile(&times, 0.5), quantile(&times, 0.99)])
 }
 
-impl Back {
-    fn start(mut session: Session, tty: bool) -> Result<Self> {
-        let process = session.start(Start { tty, stdin: true, ..Start::new(&["/bin/sh", "-c", CAT]) })?;
+impl EchoProcess {
+    fn start(mut session: BenchSession, tty: bool) -> Result<Self> {
+        let process = session.start(StartRequest { tty, stdin: true, ..StartRequest::new(&["/bin/sh", "-c", CAT]) })?;
         loop {
             match session.next()? {
-                Incoming::Output { .. } => break,
-                Incoming::Answer { refused: true, .. } => bail!("refused: {}", session.text()),
+                SessionMessage::Output { .. } => break,
+                SessionMessage::Answer { refused: true, .. } => bail!("refused: {}", session.text()),
                 _ => {}
             }
         }
@@ -215,17 +220,17 @@ impl Back {
         let (mut took, mut is_answered) = (None, false);
         while took.is_none() || !is_answered {
             match self.session.next()? {
-                Incoming::Output { process } if process == self.process => {
+                SessionMessage::Output { process } if process == self.process => {
                     took = Some(begun.elapsed().as_secs_f64() * 1e6);
                     ensure!(self.session.bytes() == [byte], "{:?} came back for {byte}", self.session.bytes());
                 }
-                Incoming::Output { .. } => ensure!(is_flooded, "output of another process"),
-                Incoming::Answer { id, refused } => {
+                SessionMessage::Output { .. } => ensure!(is_flooded, "output of another process"),
+                SessionMessage::Answer { id, refused } => {
                     ensure!(!refused, "refused: {}", self.session.text());
                     is_answered |= id == asked;
                 }
-                Incoming::Closed { .. } => bail!("`cat` has ended"),
-                Incoming::Other => {}
+                SessionMessage::Closed { .. } => bail!("`cat` has ended"),
+                SessionMessage::Other => {}
             }
         }
         took.context("the byte is back")
@@ -234,37 +239,38 @@ impl Back {
 
 /// The programs that do the same without us.
 #[derive(Default)]
-struct Foreign<'a> {
-    terminal: Option<Terminal>,
-    chains: Vec<(&'static str, Chain)>,
+struct ReferencePrograms<'a> {
+    terminal: Option<TerminalProgram>,
+    chains: Vec<(&'static str, RelayChain)>,
     ssh: Option<Ssh<'a>>,
-    cats: Vec<(&'static str, Cat)>,
-    peers: Vec<(&'static str, Back)>,
+    cats: Vec<(&'static str, EchoProgram)>,
+    peers: Vec<(&'static str, EchoProcess)>,
 }
 
-impl<'a> Foreign<'a> {
+impl<'a> ReferencePrograms<'a> {
     /// The programs that are started by us directly, and so on our current CPU.
     fn bare() -> Result<Self> {
-        let terminal = Some(Terminal::start(Command::new("/bin/cat"))?);
-        let chains = vec![(CHAIN, Chain::start(End::Pipe)?), (CHAIN_TTY, Chain::start(End::Terminal)?)];
+        let terminal = Some(TerminalProgram::start(Command::new("/bin/cat"))?);
+        let chains =
+            vec![(CHAIN, RelayChain::start(ChainEnd::Pipe)?), (CHAIN_TTY, RelayChain::start(ChainEnd::Terminal)?)];
         Ok(Self { terminal, chains, ..Self::default() })
     }
 
     /// All of them.
-    fn start(setting: &'a Setting<'_>) -> Result<Self> {
-        let mut foreign = Self::bare()?;
+    fn start(setting: &'a BenchSetting<'_>) -> Result<Self> {
+        let mut references = Self::bare()?;
         if let Some(sshd) = setting.ssh {
             let ssh = Ssh::start(sshd)?;
-            foreign.cats.push((SSH, Cat::start(ssh.shared(CAT)?)?));
+            references.cats.push((SSH, EchoProgram::start(ssh.shared(CAT)?)?));
             // Over the shared connection it would need a terminal on our side too.
-            foreign.cats.push((SSH_TTY, Cat::start(ssh.alone(&["-tt"], CAT)?)?));
-            foreign.ssh = Some(ssh);
+            references.cats.push((SSH_TTY, EchoProgram::start(ssh.alone(&["-tt"], CAT)?)?));
+            references.ssh = Some(ssh);
         }
         for (name, tty) in [("peer, pipe", false), ("peer, terminal", true)] {
             if let Some(session) = setting.peer()? {
-                foreign.peers.push((name, Back::start(session, tty)?));
+                references.peers.push((name, EchoProcess::start(session, tty)?));
             }
         }
-        Ok(foreign)
+        Ok(references)
     }
 }

@@ -15,14 +15,14 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    Setting,
-    client::Link,
-    message::Dialect,
-    place::Place,
-    session::{Incoming, Session},
+    BenchSetting, baselines,
+    client::BenchConnection,
+    message::MessageFormat,
+    servers::BenchServers,
+    session::{BenchSession, SessionMessage},
     ssh::Ssh,
-    table::{Bars, Contest, Figures, Lane, Pair, Report, Row, Whose},
-    weight, yard,
+    table::{BarOwner, Bars, BenchLane, Contest, FigureValues, Pair, Report, Row},
+    weight,
 };
 use crate::{random::Random, tree};
 
@@ -44,7 +44,7 @@ const READ: usize = 0;
 const WRITE: usize = 1;
 
 /// A file and its contents.
-struct Sample {
+struct FileSample {
     label: String,
     path: PathBuf,
     bytes: Vec<u8>,
@@ -52,7 +52,7 @@ struct Sample {
     times: u32,
 }
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let folder = tempfile::Builder::new().prefix("xtask-files-").tempdir()?;
     let large = setting.pick(16_usize, 256);
     let mut rows = Vec::new();
@@ -61,7 +61,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
         let label = if size < WHOLE { format!("{} KiB", size >> 10) } else { format!("{} MiB", size >> 20) };
         let path = folder.path().join("sample");
         tree::large(&path, size as u64, &mut Random::new(size as u64))?;
-        let sample = Sample { label, bytes: fs::read(&path)?, path, times: setting.pick(1, times) };
+        let sample = FileSample { label, bytes: fs::read(&path)?, path, times: setting.pick(1, times) };
         let contest = hold(setting, &sample)?;
         rows.extend(sample.rows(&contest));
         if size > WHOLE {
@@ -72,24 +72,24 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     Ok(Report { rows, charts })
 }
 
-fn hold(setting: &Setting<'_>, sample: &Sample) -> Result<Contest> {
+fn hold(setting: &BenchSetting<'_>, sample: &FileSample) -> Result<Contest> {
     let rounds = setting.pick(3, 9);
-    let mut place = Place::start(setting)?;
-    let (mut json, mut binary) = (place.json()?, attached(&place)?);
+    let mut servers = BenchServers::start(setting)?;
+    let (mut json, mut binary) = (servers.json()?, attached(&servers)?);
     let ssh = setting.ssh.map(Ssh::start).transpose()?;
     let mut lanes = vec![
-        Lane::new(CAT, |is_first| {
+        BenchLane::new(CAT, |is_first| {
             let read = |path: &str| shell(&["-c", "cat \"$0\" | cat", path]);
             let write = |path: &str| shell(&["-c", "cat > \"$0\"", path]);
             sample.by_commands(is_first, &|path| Ok(read(path)), &|path| Ok(write(path)))
         }),
-        Lane::new("JSON", |is_first| sample.by_session(&mut json, is_first)),
+        BenchLane::new("JSON", |is_first| sample.by_session(&mut json, is_first)),
     ];
     if let Some(binary) = &mut binary {
-        lanes.push(Lane::new("binary", |is_first| sample.by_session(binary, is_first)));
+        lanes.push(BenchLane::new("binary", |is_first| sample.by_session(binary, is_first)));
     }
     if let Some(ssh) = &ssh {
-        lanes.push(Lane::new(SSH, |is_first| {
+        lanes.push(BenchLane::new(SSH, |is_first| {
             let read = |path: &str| ssh.shared(&format!("cat '{path}'"));
             let write = |path: &str| ssh.shared(&format!("cat > '{path}'"));
             sample.by_commands(is_first, &read, &write)
@@ -98,14 +98,14 @@ fn hold(setting: &Setting<'_>, sample: &Sample) -> Result<Contest> {
     let contest = Contest::hold(rounds, lanes)?;
     ssh.map_or(Ok(()), Ssh::end)?;
     json.end()?;
-    binary.map_or(Ok(()), Session::end)?;
-    place.stop()?;
+    binary.map_or(Ok(()), BenchSession::end)?;
+    servers.stop()?;
     Ok(contest)
 }
 
 /// A session with raw bytes. Files had this dialect before process output.
-fn attached(place: &Place) -> Result<Option<Session>> {
-    Session::open(Link::connect(&place.server.address.url)?, Dialect::Binary)
+fn attached(servers: &BenchServers) -> Result<Option<BenchSession>> {
+    BenchSession::open(BenchConnection::connect(&servers.server.address.url)?, MessageFormat::Binary)
 }
 
 fn shell(args: &[&str]) -> Command {
@@ -115,9 +115,9 @@ fn shell(args: &[&str]) -> Command {
 }
 
 /// Creates the command for a path.
-type Make<'a> = &'a dyn Fn(&str) -> Result<Command>;
+type MakeCommand<'a> = &'a dyn Fn(&str) -> Result<Command>;
 
-impl Sample {
+impl FileSample {
     fn rows(&self, contest: &Contest) -> Vec<Row> {
         let label = &self.label;
         let has_target = self.bytes.len() >= WHOLE;
@@ -136,10 +136,10 @@ impl Sample {
     fn chart(&self, contest: &Contest) -> Bars {
         let value = |lane, index| contest.median(lane, index);
         Bars::new(&format!("Read of a file of {}", self.label), "MB/s")
-            .bar("`cat FILE | cat`", Whose::Machine, value(CAT, READ))
-            .bar("exec-server, binary, ws", Whose::Ours, value("binary", READ))
-            .bar("exec-server, JSON, ws", Whose::Ours, value("JSON", READ))
-            .bar("OpenSSH", Whose::Ssh, value(SSH, READ))
+            .bar("`cat FILE | cat`", BarOwner::Machine, value(CAT, READ))
+            .bar("exec-server, binary, ws", BarOwner::Ours, value("binary", READ))
+            .bar("exec-server, JSON, ws", BarOwner::Ours, value("JSON", READ))
+            .bar("OpenSSH", BarOwner::Ssh, value(SSH, READ))
     }
 
     /// Where a copy is written. It is removed at once, so that the disk is not measured.
@@ -148,7 +148,7 @@ impl Sample {
     }
 
     /// MB/s of reading and of writing.
-    fn figures(&self, reading: Duration, writing: Duration) -> Figures {
+    fn figures(&self, reading: Duration, writing: Duration) -> FigureValues {
         let megabytes = self.bytes.len() as f64 / 1e6 * f64::from(self.times);
         vec![megabytes / reading.as_secs_f64(), megabytes / writing.as_secs_f64()]
     }
@@ -161,13 +161,13 @@ impl Sample {
         Ok(fs::remove_file(target)?)
     }
 
-    fn by_commands(&self, is_first: bool, read: Make<'_>, write: Make<'_>) -> Result<Figures> {
+    fn by_commands(&self, is_first: bool, read: MakeCommand<'_>, write: MakeCommand<'_>) -> Result<FigureValues> {
         let (source, target) = (text(&self.path)?, text(&self.target())?);
         let (mut reading, mut writing) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..self.times {
             let begun = Instant::now();
             let mut child = read(&source)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-            let seen = yard::drain(child.stdout.take().context("standard output is a pipe")?, false)?;
+            let seen = baselines::drain(child.stdout.take().context("standard output is a pipe")?, false)?;
             ensure!(child.wait()?.success() && seen == self.bytes.len() as u64, "`cat` gave {seen} bytes");
             reading += begun.elapsed();
 
@@ -185,7 +185,7 @@ impl Sample {
         Ok(self.figures(reading, writing))
     }
 
-    fn by_session(&self, session: &mut Session, is_first: bool) -> Result<Figures> {
+    fn by_session(&self, session: &mut BenchSession, is_first: bool) -> Result<FigureValues> {
         let (mut reading, mut writing) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..self.times {
             let begun = Instant::now();
@@ -200,12 +200,12 @@ impl Sample {
     }
 
     /// Whether the file is sent in one request.
-    fn is_whole(&self, session: &Session) -> bool {
+    fn is_whole(&self, session: &BenchSession) -> bool {
         // The older dialect for files supports only blocks.
         self.bytes.len() <= WHOLE && (session.speaks("binary") || !session.speaks("attached"))
     }
 
-    fn read(&self, session: &mut Session, is_first: bool) -> Result<()> {
+    fn read(&self, session: &mut BenchSession, is_first: bool) -> Result<()> {
         if self.is_whole(session) {
             session.send("fs/readFile", &json!({ "path": self.path }))?;
             answered(session)?;
@@ -234,7 +234,7 @@ impl Sample {
         answered(session).map(drop)
     }
 
-    fn write(&self, session: &mut Session) -> Result<()> {
+    fn write(&self, session: &mut BenchSession) -> Result<()> {
         let target = self.target();
         if self.is_whole(session) {
             send(session, "fs/writeFile", json!({ "path": target }), &self.bytes)?;
@@ -265,7 +265,7 @@ fn text(path: &Path) -> Result<String> {
 }
 
 /// Checks the length of the received bytes, and in the first round also their contents.
-fn check(session: &Session, expected: &[u8], is_first: bool) -> Result<()> {
+fn check(session: &BenchSession, expected: &[u8], is_first: bool) -> Result<()> {
     let bytes = session.bytes();
     ensure!(bytes.len() == expected.len(), "{} of {} bytes of a file", bytes.len(), expected.len());
     ensure!(!is_first || bytes == expected, "other bytes than those of the file");
@@ -273,7 +273,7 @@ fn check(session: &Session, expected: &[u8], is_first: bool) -> Result<()> {
 }
 
 /// Sends raw bytes, or base64 if the dialect does not support them.
-fn send(session: &mut Session, method: &str, mut params: Value, bytes: &[u8]) -> Result<()> {
+fn send(session: &mut BenchSession, method: &str, mut params: Value, bytes: &[u8]) -> Result<()> {
     let member = if method == "fs/writeFile" { "dataBase64" } else { "chunk" };
     if session.speaks("binary") || session.speaks("attached") {
         params[member] = json!("");
@@ -285,9 +285,9 @@ fn send(session: &mut Session, method: &str, mut params: Value, bytes: &[u8]) ->
 }
 
 /// Waits for an answer and returns its id.
-fn answered(session: &mut Session) -> Result<i64> {
+fn answered(session: &mut BenchSession) -> Result<i64> {
     loop {
-        if let Incoming::Answer { id, refused } = session.next()? {
+        if let SessionMessage::Answer { id, refused } = session.next()? {
             ensure!(!refused, "refused: {}", session.text());
             return Ok(id);
         }
@@ -295,19 +295,18 @@ fn answered(session: &mut Session) -> Result<i64> {
 }
 
 /// The maximum growth of the server while a large file is read and written repeatedly.
-fn growth(setting: &Setting<'_>, sample: &Sample) -> Result<Vec<Row>> {
+fn growth(setting: &BenchSetting<'_>, sample: &FileSample) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for dialect in [Dialect::Binary, Dialect::Json] {
-        let place = Place::start(setting)?;
-        let link = Link::connect(&place.server.address.url)?;
-        let Some(mut session) = Session::open(link, dialect)? else { continue };
-        let idle = weight::settled(&place.setup);
-        let most = weight::watched(&place.setup, || sample.by_session(&mut session, false).map(drop))?;
+    for format in [MessageFormat::Binary, MessageFormat::Json] {
+        let servers = BenchServers::start(setting)?;
+        let link = BenchConnection::connect(&servers.server.address.url)?;
+        let Some(mut session) = BenchSession::open(link, format)? else { continue };
+        let idle = weight::settled(&servers.setup);
+        let most = weight::watched(&servers.setup, || sample.by_session(&mut session, false).map(drop))?;
         session.end()?;
-        place.stop()?;
+        servers.stop()?;
         let grown = (most - idle) / 1024.0;
-        let name =
-            format!("server while a file of {} is read and written, {}, added Pss", sample.label, dialect.name());
+        let name = format!("server while a file of {} is read and written, {}, added Pss", sample.label, format.name());
         rows.push(Row::new(name, "MiB").values(vec![grown]).at_most(GROWTH_MIB).note("the most that was seen"));
     }
     Ok(rows)

@@ -7,11 +7,11 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use super::{
-    Setting, TRUE,
-    message::Start,
-    place::Place,
+    BenchSetting, TRUE,
+    message::StartRequest,
     roundtrip,
-    session::Session,
+    servers::BenchServers,
+    session::BenchSession,
     spawn,
     table::{Report, Row, median, short},
     weight,
@@ -23,14 +23,14 @@ const STARTS: u32 = 20;
 
 /// The items that are added in each step.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum More {
+enum GrowthKind {
     Processes,
     Sessions,
     /// Sessions with one process each, and so with a holder.
     Holders,
 }
 
-impl More {
+impl GrowthKind {
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Processes => ("process", "processes"),
@@ -41,7 +41,7 @@ impl More {
 }
 
 /// The results of one step.
-struct Step {
+struct GrowthStep {
     /// KiB per added item.
     each: f64,
     request: f64,
@@ -51,32 +51,32 @@ struct Step {
 /// Memory comes in pages, so less than one page per item cannot be measured.
 const PAGE_KIB: f64 = 4.0;
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let mut rows = Vec::new();
-    for more in [More::Processes, More::Sessions, More::Holders] {
+    for more in [GrowthKind::Processes, GrowthKind::Sessions, GrowthKind::Holders] {
         // Fewer in the short run, and where each item is several OS processes.
         let steps: &[usize] = match (setting.quick, more) {
-            (false, More::Processes | More::Sessions) => &[1, 10, 100, 1000],
-            (true, More::Processes | More::Sessions) | (false, More::Holders) => &[1, 10, 100],
-            (true, More::Holders) => &[1, 10, 20],
+            (false, GrowthKind::Processes | GrowthKind::Sessions) => &[1, 10, 100, 1000],
+            (true, GrowthKind::Processes | GrowthKind::Sessions) | (false, GrowthKind::Holders) => &[1, 10, 100],
+            (true, GrowthKind::Holders) => &[1, 10, 20],
         };
-        let rounds = setting.pick(1, if more == More::Holders { 3 } else { 9 });
+        let rounds = setting.pick(1, if more == GrowthKind::Holders { 3 } else { 9 });
         rows.extend(grow(setting, more, steps, rounds)?);
     }
     Ok(rows.into())
 }
 
-fn grow(setting: &Setting<'_>, more: More, steps: &[usize], rounds: usize) -> Result<Vec<Row>> {
+fn grow(setting: &BenchSetting<'_>, more: GrowthKind, steps: &[usize], rounds: usize) -> Result<Vec<Row>> {
     let mut measured = Vec::new();
     for _ in 0..rounds {
         measured.push(fill(setting, more, steps)?);
     }
     let column =
-        |at: usize, value: fn(&Step) -> f64| measured.iter().map(|steps| value(&steps[at])).collect::<Vec<_>>();
+        |at: usize, value: fn(&GrowthStep) -> f64| measured.iter().map(|steps| value(&steps[at])).collect::<Vec<_>>();
     let last = steps.len() - 1;
     let (one, many) = more.names();
     let most = steps[last];
-    let row = |name: String, low: usize, value: fn(&Step) -> f64, unit: &str| {
+    let row = |name: String, low: usize, value: fn(&GrowthStep) -> f64, unit: &str| {
         let least = if unit == "KiB" { PAGE_KIB } else { f64::MIN_POSITIVE };
         let ratio = |(high, low): (f64, f64)| high.max(least) / low.max(least);
         let ratios = column(last, value).into_iter().zip(column(low, value)).map(ratio).collect();
@@ -87,27 +87,27 @@ fn grow(setting: &Setting<'_>, more: More, steps: &[usize], rounds: usize) -> Re
     let ten = steps.iter().position(|count| *count == 10).context("ten is a step")?;
     let memory = row(format!("memory of a {one} at {most} / at 10"), ten, |step| step.each, "KiB");
     Ok(vec![
-        if more == More::Holders { memory } else { memory.at_most(1.2) },
+        if more == GrowthKind::Holders { memory } else { memory.at_most(1.2) },
         row(format!("request round trip among {most} {many} / with 1"), 0, |step| step.request, "µs"),
         row(format!("start of `true` among {most} {many} / with 1"), 0, |step| step.start, "µs"),
     ])
 }
 
-fn fill(setting: &Setting<'_>, more: More, steps: &[usize]) -> Result<Vec<Step>> {
-    let mut place = Place::start(setting)?;
-    let mut session = place.json()?;
+fn fill(setting: &BenchSetting<'_>, more: GrowthKind, steps: &[usize]) -> Result<Vec<GrowthStep>> {
+    let mut servers = BenchServers::start(setting)?;
+    let mut session = servers.json()?;
     weight::first(&mut session)?;
-    let before = weight::settled(&place.setup);
+    let before = weight::settled(&servers.setup);
     let mut others = Vec::new();
     let mut measured = Vec::new();
     let mut there = 0;
     for count in steps {
         match more {
-            More::Processes => weight::sleepers(&mut session, false, count - there)?,
-            More::Sessions | More::Holders => {
+            GrowthKind::Processes => weight::sleepers(&mut session, false, count - there)?,
+            GrowthKind::Sessions | GrowthKind::Holders => {
                 for _ in there..*count {
-                    let mut other = place.json()?;
-                    if more == More::Holders {
+                    let mut other = servers.json()?;
+                    if more == GrowthKind::Holders {
                         weight::sleepers(&mut other, false, 1)?;
                     }
                     others.push(other);
@@ -115,22 +115,22 @@ fn fill(setting: &Setting<'_>, more: More, steps: &[usize]) -> Result<Vec<Step>>
             }
         }
         there = *count;
-        let each = (weight::settled(&place.setup) - before) / there as f64;
-        measured.push(Step {
+        let each = (weight::settled(&servers.setup) - before) / there as f64;
+        measured.push(GrowthStep {
             each: each.max(0.0),
             request: request(&mut session)?,
-            start: median(spawn::starts(&mut session, Start::new(&[TRUE]), STARTS)?),
+            start: median(spawn::starts(&mut session, StartRequest::new(&[TRUE]), STARTS)?),
         });
     }
     for session in others.into_iter().chain([session]) {
         session.end()?;
     }
-    place.stop()?;
+    servers.stop()?;
     Ok(measured)
 }
 
 /// The median of some requests in microseconds.
-fn request(session: &mut Session) -> Result<f64> {
+fn request(session: &mut BenchSession) -> Result<f64> {
     let mut times = Vec::new();
     for id in 0..REQUESTS {
         let begun = Instant::now();

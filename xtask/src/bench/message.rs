@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-use super::session::Incoming;
+use super::session::SessionMessage;
 
 /// First byte of a message with attached bytes, with output, and with input.
 pub(super) const ATTACHED: u8 = 0x80;
@@ -18,12 +18,12 @@ pub(super) const OUTPUT_HEAD: usize = 24;
 
 /// The form in which bytes are sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Dialect {
+pub(super) enum MessageFormat {
     Json,
     Binary,
 }
 
-impl Dialect {
+impl MessageFormat {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Json => "JSON",
@@ -34,7 +34,7 @@ impl Dialect {
 
 /// The params of a start.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Start<'a> {
+pub(super) struct StartRequest<'a> {
     pub(super) argv: &'a [&'a str],
     pub(super) tty: bool,
     pub(super) stdin: bool,
@@ -42,7 +42,7 @@ pub(super) struct Start<'a> {
     pub(super) more: Option<&'a Value>,
 }
 
-impl<'a> Start<'a> {
+impl<'a> StartRequest<'a> {
     pub(super) fn new(argv: &'a [&'a str]) -> Self {
         Self { argv, ..Self::default() }
     }
@@ -50,11 +50,11 @@ impl<'a> Start<'a> {
 
 /// A message of any kind; other keys are ignored.
 #[derive(Deserialize)]
-pub(super) struct Envelope<'a> {
+pub(super) struct BorrowedEnvelope<'a> {
     pub(super) id: Option<i64>,
     pub(super) method: Option<&'a str>,
     #[serde(borrow)]
-    pub(super) params: Option<Params<'a>>,
+    pub(super) params: Option<EventFields<'a>>,
     #[serde(borrow)]
     pub(super) error: Option<&'a RawValue>,
 }
@@ -62,7 +62,7 @@ pub(super) struct Envelope<'a> {
 /// The params of process events.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Params<'a> {
+pub(super) struct EventFields<'a> {
     pub(super) process_id: Option<&'a str>,
     pub(super) seq: Option<u64>,
     pub(super) exit_code: Option<i64>,
@@ -73,17 +73,17 @@ pub(super) struct Params<'a> {
 }
 
 /// An answer, or something else.
-pub(super) fn answer(envelope: &Envelope<'_>) -> Incoming {
-    envelope.id.map_or(Incoming::Other, |id| Incoming::Answer { id, refused: envelope.error.is_some() })
+pub(super) fn answer(envelope: &BorrowedEnvelope<'_>) -> SessionMessage {
+    envelope.id.map_or(SessionMessage::Other, |id| SessionMessage::Answer { id, refused: envelope.error.is_some() })
 }
 
 /// Whether the message is the answer to this request.
 pub(super) fn is_answer(message: &[u8], id: i64) -> bool {
-    serde_json::from_slice::<Envelope<'_>>(message).is_ok_and(|envelope| envelope.id == Some(id))
+    serde_json::from_slice::<BorrowedEnvelope<'_>>(message).is_ok_and(|envelope| envelope.id == Some(id))
 }
 
 /// The process id, which is a number here.
-pub(super) fn process(params: &Params<'_>) -> Result<u64> {
+pub(super) fn process(params: &EventFields<'_>) -> Result<u64> {
     params.process_id.and_then(|process| process.parse().ok()).context("an event of a process with no name of ours")
 }
 
@@ -116,7 +116,7 @@ mod tests {
         let (before, base64, after) = chunk(text).unwrap();
         assert_eq!(base64, b"eA==");
         let rest = [before, after].concat();
-        let envelope: Envelope<'_> = serde_json::from_slice(&rest).unwrap();
+        let envelope: BorrowedEnvelope<'_> = serde_json::from_slice(&rest).unwrap();
         let params = envelope.params.unwrap();
         assert_eq!((envelope.method, params.seq, process(&params).unwrap()), (Some("process/output"), Some(3), 7));
         assert!(chunk(br#"{"id":1,"result":{}}"#).is_none());

@@ -3,6 +3,7 @@
 //! Defines the options, the groups and their order. A target is met if the median of the interleaved ratios meets it. A miss is printed and
 //! never fails a build, because other load on the machine is not our defect. Wrong bytes do fail it.
 
+mod baselines;
 mod boxes;
 mod calls;
 mod chain;
@@ -13,17 +14,16 @@ mod echo;
 mod files;
 mod growth;
 mod message;
-mod place;
 mod program;
 mod results;
 mod roundtrip;
+mod servers;
 mod session;
 mod spawn;
 mod ssh;
 mod table;
 mod throughput;
 mod weight;
-mod yard;
 
 use std::path::PathBuf;
 
@@ -33,10 +33,10 @@ use crate::{
     cargo,
     interop::{self, Sshd},
 };
-pub(crate) use chain::{End, hop};
-use client::Link;
-use message::Dialect;
-use session::Session;
+pub(crate) use chain::{ChainEnd, hop};
+use client::BenchConnection;
+use message::MessageFormat;
+use session::BenchSession;
 use table::Report;
 
 /// The shortest program, by its full path, so that no PATH search is measured.
@@ -44,7 +44,7 @@ pub(crate) const TRUE: &str = "/bin/true";
 
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct BenchOptions {
     /// Fewer and shorter rounds.
     #[arg(long)]
     quick: bool,
@@ -69,7 +69,7 @@ pub(crate) struct Options {
 }
 
 /// The inputs of a group.
-struct Setting<'a> {
+struct BenchSetting<'a> {
     binary: PathBuf,
     /// The WebSocket echo on the same engine.
     echo: PathBuf,
@@ -79,53 +79,54 @@ struct Setting<'a> {
     ssh: Option<&'a Sshd<'a>>,
 }
 
-impl Setting<'_> {
+impl BenchSetting<'_> {
     fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
 
     /// A session on the peer server, if there is one.
-    fn peer(&self) -> Result<Option<Session>> {
+    fn peer(&self) -> Result<Option<BenchSession>> {
         let Some(url) = &self.peer else { return Ok(None) };
-        let mut session = Session::open(Link::connect(url)?, Dialect::Json)?.context("JSON is always offered")?;
+        let mut session = BenchSession::open(BenchConnection::connect(url)?, MessageFormat::Json)?
+            .context("JSON is always offered")?;
         session.learn().context("the peer")?;
         Ok(Some(session))
     }
 }
 
 /// A group of rows that are measured together.
-struct Group {
+struct BenchGroup {
     name: &'static str,
     /// Whether it measures OpenSSH.
     beside_ssh: bool,
-    measure: fn(&Setting<'_>) -> Result<Report>,
+    measure: fn(&BenchSetting<'_>) -> Result<Report>,
 }
 
-const GROUPS: &[Group] = &[
-    Group { name: "roundtrip", beside_ssh: false, measure: roundtrip::measure },
-    Group { name: "spawn", beside_ssh: true, measure: spawn::measure },
-    Group { name: "throughput", beside_ssh: true, measure: throughput::measure },
-    Group { name: "echo", beside_ssh: true, measure: echo::measure },
-    Group { name: "files", beside_ssh: true, measure: files::measure },
-    Group { name: "memory", beside_ssh: false, measure: weight::measure },
-    Group { name: "growth", beside_ssh: false, measure: growth::measure },
-    Group { name: "startup", beside_ssh: false, measure: program::startup },
-    Group { name: "size", beside_ssh: false, measure: program::size },
-    Group { name: "cp", beside_ssh: true, measure: copy::measure },
-    Group { name: "sandbox", beside_ssh: false, measure: boxes::measure },
-    Group { name: "mcp", beside_ssh: false, measure: calls::measure },
+const GROUPS: &[BenchGroup] = &[
+    BenchGroup { name: "roundtrip", beside_ssh: false, measure: roundtrip::measure },
+    BenchGroup { name: "spawn", beside_ssh: true, measure: spawn::measure },
+    BenchGroup { name: "throughput", beside_ssh: true, measure: throughput::measure },
+    BenchGroup { name: "echo", beside_ssh: true, measure: echo::measure },
+    BenchGroup { name: "files", beside_ssh: true, measure: files::measure },
+    BenchGroup { name: "memory", beside_ssh: false, measure: weight::measure },
+    BenchGroup { name: "growth", beside_ssh: false, measure: growth::measure },
+    BenchGroup { name: "startup", beside_ssh: false, measure: program::startup },
+    BenchGroup { name: "size", beside_ssh: false, measure: program::size },
+    BenchGroup { name: "cp", beside_ssh: true, measure: copy::measure },
+    BenchGroup { name: "sandbox", beside_ssh: false, measure: boxes::measure },
+    BenchGroup { name: "mcp", beside_ssh: false, measure: calls::measure },
 ];
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     for name in &options.only {
         ensure!(GROUPS.iter().any(|group| group.name == name), "no group `{name}`");
     }
     if !options.as_built && cargo::again_in_release()? {
         return Ok(());
     }
-    let is_chosen = |group: &&Group| options.only.is_empty() || options.only.iter().any(|only| only == group.name);
-    let chosen: Vec<&Group> = GROUPS.iter().filter(is_chosen).collect();
-    let setting = Setting {
+    let is_chosen = |group: &&BenchGroup| options.only.is_empty() || options.only.iter().any(|only| only == group.name);
+    let chosen: Vec<&BenchGroup> = GROUPS.iter().filter(is_chosen).collect();
+    let setting = BenchSetting {
         binary: cargo::server_binary(options.server.as_deref())?,
         echo: cargo::echo_example()?,
         quick: options.quick,
@@ -137,7 +138,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         wants_ssh && interop::ensure_ssh().inspect_err(|error| eprintln!("bench: no OpenSSH: {error:#}")).is_ok();
     let report = if has_ssh {
         let binary = setting.binary.clone();
-        interop::beside_sshd(&binary, |sshd| measure(&Setting { ssh: Some(sshd), ..setting }, &chosen))?
+        interop::beside_sshd(&binary, |sshd| measure(&BenchSetting { ssh: Some(sshd), ..setting }, &chosen))?
     } else {
         measure(&setting, &chosen)?
     };
@@ -148,7 +149,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn measure(setting: &Setting<'_>, groups: &[&Group]) -> Result<Report> {
+fn measure(setting: &BenchSetting<'_>, groups: &[&BenchGroup]) -> Result<Report> {
     let mut report = Report::default();
     for group in groups {
         let begun = std::time::Instant::now();

@@ -9,9 +9,8 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::{
-    Setting, TRUE,
+    BenchSetting, TRUE, baselines,
     table::{Report, Row, median, short},
-    yard,
 };
 use crate::{cargo, server::Setup};
 
@@ -19,12 +18,12 @@ use crate::{cargo, server::Setup};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The time from the start of the program to its URL, with a new state directory; compared with running `true`.
-pub(super) fn startup(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn startup(setting: &BenchSetting<'_>) -> Result<Report> {
     let rounds = setting.pick(5, 21);
     let (mut times, mut bare) = (Vec::new(), Vec::new());
     // The first round loads the program into memory and is not counted.
     for round in 0..=rounds {
-        let plain = yard::timed(Command::new(TRUE))? / 1e3;
+        let plain = baselines::timed(Command::new(TRUE))? / 1e3;
         let setup = Setup::new(&setting.binary)?;
         let begun = Instant::now();
         let server = setup.start()?;
@@ -42,7 +41,7 @@ pub(super) fn startup(setting: &Setting<'_>) -> Result<Report> {
 }
 
 /// The size of the program without symbols.
-pub(super) fn size(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn size(setting: &BenchSetting<'_>) -> Result<Report> {
     let row = Row::new("stripped program", "MB").at_most(12.0);
     if cfg!(debug_assertions) {
         return Ok(vec![row.note("not of a release build")].into());

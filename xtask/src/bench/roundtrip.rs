@@ -7,13 +7,13 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    Setting,
-    client::{Kind, Link},
-    message::Dialect,
-    place::{Carrier, Place, Way},
-    session::Session,
-    table::{Bars, Contest, Lane, Pair, Report, Whose, quantile},
-    yard::{Echo, OneProcessor},
+    BenchSetting,
+    baselines::{EchoServer, OneProcessor},
+    client::{BenchConnection, MessageKind},
+    message::MessageFormat,
+    servers::{BenchServers, ConnectionKind, Transport},
+    session::BenchSession,
+    table::{BarOwner, Bars, BenchLane, Contest, Pair, Report, quantile},
 };
 
 /// Requests in flight at once in the pipelined measurement.
@@ -23,7 +23,7 @@ const IN_FLIGHT: u32 = 32;
 pub(super) const CHEAP: &str = "\"method\":\"environment/status\",\"params\":{}";
 const KNOWN_TO_ALL: &str = "\"method\":\"process/read\",\"params\":{\"processId\":\"none\",\"afterSeq\":0}";
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let one = OneProcessor::take()?;
     let contest = hold(setting, None)?;
     drop(one);
@@ -46,49 +46,49 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
         rows.push(free.row("peer: requests/s, 32 at once / WebSocket echo", pair("peer", 2, "/s")));
     }
     let chart = Bars::new("Request round trip", "µs")
-        .bar("bare WebSocket echo", Whose::Machine, contest.median("echo", 0))
-        .bar("exec-server, unix", Whose::Ours, contest.median("JSON/unix", 0))
-        .bar("exec-server, ws", Whose::Ours, contest.median("JSON/ws", 0))
-        .bar("peer", Whose::Peer, free.median("peer", 0));
+        .bar("bare WebSocket echo", BarOwner::Machine, contest.median("echo", 0))
+        .bar("exec-server, unix", BarOwner::Ours, contest.median("JSON/unix", 0))
+        .bar("exec-server, ws", BarOwner::Ours, contest.median("JSON/ws", 0))
+        .bar("peer", BarOwner::Peer, free.median("peer", 0));
     Ok(Report { rows, charts: vec![chart] })
 }
 
-fn hold(setting: &Setting<'_>, mut peer: Option<Session>) -> Result<Contest> {
+fn hold(setting: &BenchSetting<'_>, mut peer: Option<BenchSession>) -> Result<Contest> {
     let (rounds, batch, pipelined) = setting.pick((5, 200, 1000), (21, 1000, 5000));
-    let mut place = Place::start(setting)?;
-    let echo = Echo::start(setting)?;
-    let mut bare = Link::connect(&echo.url)?;
+    let mut servers = BenchServers::start(setting)?;
+    let echo = EchoServer::start(setting)?;
+    let mut bare = BenchConnection::connect(&echo.url)?;
     let mut ours = Vec::new();
-    for carrier in [Carrier::Ws, Carrier::Unix, Carrier::Stdio] {
-        let way = Way::new(carrier, Dialect::Json);
-        ours.push((way.name(), place.open(way)?.context("JSON is always offered")?));
+    for transport in [Transport::Ws, Transport::Unix, Transport::Stdio] {
+        let kind = ConnectionKind::new(transport, MessageFormat::Json);
+        ours.push((kind.name(), servers.open(kind)?.context("JSON is always offered")?));
     }
     let peer_asks = peer.as_mut().map(|peer| cheapest(peer)).transpose()?.unwrap_or(CHEAP);
 
-    let mut lanes = vec![Lane::new("echo", |_| both(&mut bare, CHEAP, batch, pipelined))];
+    let mut lanes = vec![BenchLane::new("echo", |_| both(&mut bare, CHEAP, batch, pipelined))];
     for (name, session) in &mut ours {
-        lanes.push(Lane::new(&**name, move |_| both(session.link(), CHEAP, batch, pipelined)));
+        lanes.push(BenchLane::new(&**name, move |_| both(session.link(), CHEAP, batch, pipelined)));
     }
     if let Some(peer) = &mut peer {
-        lanes.push(Lane::new("peer", move |_| both(peer.link(), peer_asks, batch, pipelined)));
+        lanes.push(BenchLane::new("peer", move |_| both(peer.link(), peer_asks, batch, pipelined)));
     }
     let contest = Contest::hold(rounds, lanes)?;
     for session in ours.into_iter().map(|(_, session)| session).chain(peer) {
         session.end()?;
     }
-    place.stop()?;
+    servers.stop()?;
     Ok(contest)
 }
 
 /// The request to use with a foreign server.
-fn cheapest(peer: &mut Session) -> Result<&'static str> {
+fn cheapest(peer: &mut BenchSession) -> Result<&'static str> {
     exchange(peer.link(), CHEAP, 1_000_000)?;
     let text = String::from_utf8_lossy(peer.link().message()).into_owned();
     Ok(if text.contains("\"error\"") { KNOWN_TO_ALL } else { CHEAP })
 }
 
 /// Median and 99th percentile in microseconds, and requests per second.
-fn both(link: &mut Link, what: &str, batch: u32, pipelined: u32) -> Result<Vec<f64>> {
+fn both(link: &mut BenchConnection, what: &str, batch: u32, pipelined: u32) -> Result<Vec<f64>> {
     let mut times = Vec::with_capacity(batch as usize);
     for id in 0..batch {
         let begun = Instant::now();
@@ -110,16 +110,16 @@ fn both(link: &mut Link, what: &str, batch: u32, pipelined: u32) -> Result<Vec<f
 }
 
 /// Sends a message and waits for the answer with its id.
-pub(super) fn exchange(link: &mut Link, what: &str, id: u32) -> Result<()> {
+pub(super) fn exchange(link: &mut BenchConnection, what: &str, id: u32) -> Result<()> {
     let head = ask(link, what, id)?;
     let kind = link.next()?;
-    let is_answer = kind == Kind::Text && memchr::memmem::find(link.message(), head.as_bytes()).is_some();
+    let is_answer = kind == MessageKind::Text && memchr::memmem::find(link.message(), head.as_bytes()).is_some();
     ensure!(is_answer, "an answer to nothing: {}", String::from_utf8_lossy(link.message()));
     Ok(())
 }
 
-fn ask(link: &mut Link, what: &str, id: u32) -> Result<String> {
+fn ask(link: &mut BenchConnection, what: &str, id: u32) -> Result<String> {
     let head = format!("\"id\":{id}");
-    link.queue(Kind::Text, &[b"{", head.as_bytes(), b",", what.as_bytes(), b"}"])?;
+    link.queue(MessageKind::Text, &[b"{", head.as_bytes(), b",", what.as_bytes(), b"}"])?;
     Ok(head)
 }

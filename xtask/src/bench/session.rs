@@ -7,19 +7,19 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    client::{Kind, Link},
-    message::{self, ATTACHED, Dialect, Envelope, INPUT, OUTPUT, OUTPUT_HEAD, Start},
+    client::{BenchConnection, MessageKind},
+    message::{self, ATTACHED, BorrowedEnvelope, INPUT, MessageFormat, OUTPUT, OUTPUT_HEAD, StartRequest},
 };
 
 /// An incoming message.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Incoming {
-    /// An answer; its message is `Session::text`.
+pub(super) enum SessionMessage {
+    /// An answer; its message is `BenchSession::text`.
     Answer {
         id: i64,
         refused: bool,
     },
-    /// Output of a process; the bytes are `Session::bytes`.
+    /// Output of a process; the bytes are `BenchSession::bytes`.
     Output {
         process: u64,
     },
@@ -32,7 +32,7 @@ pub(super) enum Incoming {
 }
 
 /// A process that was started and is not closed.
-struct Flow {
+struct OutputFlow {
     process: u64,
     channel: Option<u32>,
     next_seq: u64,
@@ -41,7 +41,7 @@ struct Flow {
 }
 
 /// Where the bytes of the last output are.
-enum Payload {
+enum PayloadLocation {
     /// In the message, after a head of this many bytes.
     InMessage(usize),
     /// In the decode buffer: the first bytes, of this number.
@@ -49,42 +49,42 @@ enum Payload {
 }
 
 /// A connection with its own session.
-pub(super) struct Session {
-    link: Link,
+pub(super) struct BenchSession {
+    link: BenchConnection,
     next_id: i64,
     next_process: u64,
-    flows: Vec<Flow>,
+    flows: Vec<OutputFlow>,
     /// The buffer for decoded base64 output.
     decoded: Vec<u8>,
-    payload: Payload,
+    payload: PayloadLocation,
     /// Acknowledge after this many bytes; `None` if the server does not support it, or acknowledgements are withheld.
     ack_every: Option<u64>,
     /// Whether events must come in order and without holes, as our server promises.
     is_ordered: bool,
     capabilities: Value,
-    dialect: Dialect,
+    format: MessageFormat,
     /// The form of a directory that the server accepts.
     cwd: &'static str,
 }
 
-impl Session {
+impl BenchSession {
     /// Performs the handshake; `None` if the server does not offer the dialect.
-    pub(super) fn open(link: Link, dialect: Dialect) -> Result<Option<Self>> {
+    pub(super) fn open(link: BenchConnection, format: MessageFormat) -> Result<Option<Self>> {
         let mut session = Self {
             link,
             next_id: 0,
             next_process: 0,
             flows: Vec::new(),
             decoded: Vec::new(),
-            payload: Payload::Decoded(0),
+            payload: PayloadLocation::Decoded(0),
             ack_every: None,
             is_ordered: false,
             capabilities: Value::Null,
-            dialect,
+            format,
             cwd: "/",
         };
         let mut capabilities = json!({ "ack": true, "gap": true, "concurrent": true });
-        if dialect == Dialect::Binary {
+        if format == MessageFormat::Binary {
             capabilities["dialects"] = json!(["binary", "attached"]);
         }
         let hello = json!({ "clientName": "bench", "capabilities": capabilities });
@@ -94,7 +94,7 @@ impl Session {
         session.ack_every = window.map(|window| window / 4);
         session.is_ordered = session.ack_every.is_some();
         session.notify("initialized", &json!({}))?;
-        let is_offered = dialect == Dialect::Json || session.speaks("binary") || session.speaks("attached");
+        let is_offered = format == MessageFormat::Json || session.speaks("binary") || session.speaks("attached");
         Ok(is_offered.then_some(session))
     }
 
@@ -109,16 +109,16 @@ impl Session {
     }
 
     /// Whether this dialect is in use.
-    pub(super) fn speaks(&self, dialect: &str) -> bool {
+    pub(super) fn speaks(&self, format: &str) -> bool {
         let offered = self.capabilities["dialects"].as_array();
-        self.dialect == Dialect::Binary && offered.is_some_and(|offered| offered.iter().any(|name| name == dialect))
+        self.format == MessageFormat::Binary && offered.is_some_and(|offered| offered.iter().any(|name| name == format))
     }
 
     /// Queues a request and returns its id. It is sent before the next wait.
     pub(super) fn send(&mut self, method: &str, params: &Value) -> Result<i64> {
         self.next_id += 1;
         let text = format!("{{\"id\":{},\"method\":\"{method}\",\"params\":{params}}}", self.next_id);
-        self.link.queue(Kind::Text, &[text.as_bytes()])?;
+        self.link.queue(MessageKind::Text, &[text.as_bytes()])?;
         Ok(self.next_id)
     }
 
@@ -127,7 +127,7 @@ impl Session {
         self.next_id += 1;
         let text = format!("{{\"id\":{},\"method\":\"{method}\",\"params\":{params}}}", self.next_id);
         let length = u32::try_from(text.len())?.to_le_bytes();
-        self.link.queue(Kind::Bytes, &[&[ATTACHED], &length, text.as_bytes(), bytes])?;
+        self.link.queue(MessageKind::Bytes, &[&[ATTACHED], &length, text.as_bytes(), bytes])?;
         Ok(self.next_id)
     }
 
@@ -138,17 +138,17 @@ impl Session {
         let open = params.strip_suffix('}').context("params are an object")?;
         let head = format!("{{\"id\":{},\"method\":\"{method}\",\"params\":{open},\"{member}\":\"", self.next_id);
         let base64 = base64_simd::STANDARD.encode_to_string(bytes);
-        self.link.queue(Kind::Text, &[head.as_bytes(), base64.as_bytes(), b"\"}}"])?;
+        self.link.queue(MessageKind::Text, &[head.as_bytes(), base64.as_bytes(), b"\"}}"])?;
         Ok(self.next_id)
     }
 
     fn notify(&mut self, method: &str, params: &Value) -> Result<()> {
         let text = json!({ "method": method, "params": params }).to_string();
-        self.link.queue(Kind::Text, &[text.as_bytes()])
+        self.link.queue(MessageKind::Text, &[text.as_bytes()])
     }
 
     /// The connection itself, for messages without a session.
-    pub(super) fn link(&mut self) -> &mut Link {
+    pub(super) fn link(&mut self) -> &mut BenchConnection {
         &mut self.link
     }
 
@@ -161,7 +161,7 @@ impl Session {
     /// Waits for an answer.
     pub(super) fn answer(&mut self, id: i64) -> Result<Value> {
         loop {
-            if let Incoming::Answer { id: answered, refused } = self.next()? {
+            if let SessionMessage::Answer { id: answered, refused } = self.next()? {
                 ensure!(!refused, "refused: {}", self.text());
                 if answered != id {
                     continue;
@@ -173,7 +173,7 @@ impl Session {
     }
 
     /// Queues the start of a process; returns the number that is its id.
-    pub(super) fn start(&mut self, start: Start<'_>) -> Result<u64> {
+    pub(super) fn start(&mut self, start: StartRequest<'_>) -> Result<u64> {
         self.next_process += 1;
         let mut params = json!({
             "processId": self.next_process.to_string(), "argv": start.argv, "cwd": self.cwd,
@@ -183,7 +183,7 @@ impl Session {
             params[name] = value.clone();
         }
         self.send("process/start", &params)?;
-        let flow = Flow { process: self.next_process, channel: None, next_seq: 1, bytes: 0, unacknowledged: 0 };
+        let flow = OutputFlow { process: self.next_process, channel: None, next_seq: 1, bytes: 0, unacknowledged: 0 };
         self.flows.push(flow);
         Ok(self.next_process)
     }
@@ -192,7 +192,7 @@ impl Session {
     pub(super) fn learn(&mut self) -> Result<()> {
         for cwd in ["/", "file:///"] {
             self.cwd = cwd;
-            let process = self.start(Start::new(&["/bin/true"]))?;
+            let process = self.start(StartRequest::new(&["/bin/true"]))?;
             if self.until_closed(process).is_ok() {
                 return Ok(());
             }
@@ -205,8 +205,8 @@ impl Session {
     pub(super) fn until_closed(&mut self, process: u64) -> Result<u64> {
         loop {
             match self.next()? {
-                Incoming::Closed { process: closed, bytes } if closed == process => return Ok(bytes),
-                Incoming::Answer { refused: true, .. } => bail!("refused: {}", self.text()),
+                SessionMessage::Closed { process: closed, bytes } if closed == process => return Ok(bytes),
+                SessionMessage::Answer { refused: true, .. } => bail!("refused: {}", self.text()),
                 _ => {}
             }
         }
@@ -224,7 +224,7 @@ impl Session {
             }
             let mut left = some.len();
             while left > 0 {
-                if let Incoming::Answer { refused, .. } = self.next()? {
+                if let SessionMessage::Answer { refused, .. } = self.next()? {
                     ensure!(!refused, "refused: {}", self.text());
                     left -= 1;
                 }
@@ -241,14 +241,14 @@ impl Session {
         if let Some(channel) = channel.filter(|_| self.speaks("binary")) {
             let length = u16::try_from(write_id.len())?.to_le_bytes();
             let head = [&[INPUT, 0][..], &length, &channel.to_le_bytes(), &id.to_le_bytes()].concat();
-            self.link.queue(Kind::Bytes, &[&head, write_id.as_bytes(), bytes])?;
+            self.link.queue(MessageKind::Bytes, &[&head, write_id.as_bytes(), bytes])?;
             return Ok(id);
         }
         let chunk = base64_simd::STANDARD.encode_to_string(bytes);
         let text = format!(
             "{{\"id\":{id},\"method\":\"process/write\",\"params\":{{\"processId\":\"{process}\",\"chunk\":\"{chunk}\",\"writeId\":\"{write_id}\"}}}}"
         );
-        self.link.queue(Kind::Text, &[text.as_bytes()])?;
+        self.link.queue(MessageKind::Text, &[text.as_bytes()])?;
         Ok(id)
     }
 
@@ -265,30 +265,30 @@ impl Session {
     /// The bytes of the last output, or those attached to the last message.
     pub(super) fn bytes(&self) -> &[u8] {
         match self.payload {
-            Payload::InMessage(head) => &self.link.message()[head..],
-            Payload::Decoded(size) => &self.decoded[..size],
+            PayloadLocation::InMessage(head) => &self.link.message()[head..],
+            PayloadLocation::Decoded(size) => &self.decoded[..size],
         }
     }
 
     /// Waits for the next message and checks it.
-    pub(super) fn next(&mut self) -> Result<Incoming> {
+    pub(super) fn next(&mut self) -> Result<SessionMessage> {
         let kind = self.link.next()?;
         match (kind, self.link.message()) {
-            (Kind::Bytes, [OUTPUT, rest @ ..]) => {
+            (MessageKind::Bytes, [OUTPUT, rest @ ..]) => {
                 ensure!(rest.len() + 1 >= OUTPUT_HEAD, "a message of output without a head");
                 let word = |at: usize| u64::from_le_bytes(rest[at - 1..at + 7].try_into().expect("eight bytes"));
                 let (channel, seq, offset) = ((word(4) & 0xffff_ffff) as u32, word(8), word(16));
-                self.payload = Payload::InMessage(OUTPUT_HEAD);
+                self.payload = PayloadLocation::InMessage(OUTPUT_HEAD);
                 let at = self.flows.iter().position(|flow| flow.channel == Some(channel));
                 let at = at.with_context(|| format!("output on the unknown channel {channel}"))?;
                 self.output(at, Some(seq), Some(offset))
             }
-            (Kind::Bytes, [ATTACHED, rest @ ..]) => {
+            (MessageKind::Bytes, [ATTACHED, rest @ ..]) => {
                 let (json, bytes) = message::attached(rest).context("attached bytes without a head")?;
-                self.payload = Payload::InMessage(self.link.message().len() - bytes.len());
-                let envelope: Envelope<'_> = serde_json::from_slice(json)?;
+                self.payload = PayloadLocation::InMessage(self.link.message().len() - bytes.len());
+                let envelope: BorrowedEnvelope<'_> = serde_json::from_slice(json)?;
                 let id = envelope.id.context("attached bytes without an id")?;
-                Ok(Incoming::Answer { id, refused: envelope.error.is_some() })
+                Ok(SessionMessage::Answer { id, refused: envelope.error.is_some() })
             }
             (_, message) => match message::chunk(message) {
                 Some((before, chunk, after)) => {
@@ -301,8 +301,8 @@ impl Session {
                     let whole = base64_simd::Out::from_slice(&mut self.decoded);
                     let bytes = base64_simd::STANDARD.decode(chunk, whole)?;
                     ensure!(bytes.len() == size, "base64 of another length");
-                    self.payload = Payload::Decoded(size);
-                    let envelope: Envelope<'_> = serde_json::from_slice(&rest)?;
+                    self.payload = PayloadLocation::Decoded(size);
+                    let envelope: BorrowedEnvelope<'_> = serde_json::from_slice(&rest)?;
                     if envelope.method != Some("process/output") {
                         return Ok(message::answer(&envelope));
                     }
@@ -317,16 +317,16 @@ impl Session {
     }
 
     /// Handles a message without bytes.
-    fn small(&mut self) -> Result<Incoming> {
+    fn small(&mut self) -> Result<SessionMessage> {
         let message = self.link.message();
         let wrong = || format!("message `{}`", String::from_utf8_lossy(message));
-        let envelope: Envelope<'_> = serde_json::from_slice(message).with_context(wrong)?;
+        let envelope: BorrowedEnvelope<'_> = serde_json::from_slice(message).with_context(wrong)?;
         let Some(method) = envelope.method else { return Ok(message::answer(&envelope)) };
         let params = envelope.params.unwrap_or_default();
         match method {
             "process/exited" | "process/closed" | "process/channel" => {}
             "process/gap" => bail!("output is gone: {}", wrong()),
-            _ => return Ok(Incoming::Other),
+            _ => return Ok(SessionMessage::Other),
         }
         let process = message::process(&params)?;
         let at = self.flows.iter().position(|flow| flow.process == process).context("news of no process")?;
@@ -334,7 +334,7 @@ impl Session {
         let is_closed = method == "process/closed";
         if method == "process/channel" {
             self.flows[at].channel = Some(params.channel.context("no `channel`")?);
-            return Ok(Incoming::Other);
+            return Ok(SessionMessage::Other);
         } else if is_closed {
             let written = params.output_bytes.map(|written| written - params.dropped_bytes.unwrap_or_default());
             ensure!(written.is_none_or(|written| written == bytes), "{bytes} bytes of {written:?} came");
@@ -346,10 +346,10 @@ impl Session {
         if is_closed {
             self.flows.swap_remove(at);
         }
-        Ok(if is_closed { Incoming::Closed { process, bytes } } else { Incoming::Other })
+        Ok(if is_closed { SessionMessage::Closed { process, bytes } } else { SessionMessage::Other })
     }
 
-    fn output(&mut self, at: usize, seq: Option<u64>, offset: Option<u64>) -> Result<Incoming> {
+    fn output(&mut self, at: usize, seq: Option<u64>, offset: Option<u64>) -> Result<SessionMessage> {
         let count = self.bytes().len() as u64;
         self.count(at, seq)?;
         let flow = &mut self.flows[at];
@@ -363,11 +363,11 @@ impl Session {
             flow.unacknowledged = 0;
             let ack =
                 format!("{{\"method\":\"process/ack\",\"params\":{{\"processId\":\"{process}\",\"seq\":{seq}}}}}");
-            self.link.queue(Kind::Text, &[ack.as_bytes()])?;
+            self.link.queue(MessageKind::Text, &[ack.as_bytes()])?;
             // Flush at once: more output is in the buffer, and the window must not run out in the meantime.
             self.link.flush()?;
         }
-        Ok(Incoming::Output { process })
+        Ok(SessionMessage::Output { process })
     }
 
     fn count(&mut self, at: usize, seq: Option<u64>) -> Result<()> {
@@ -388,7 +388,7 @@ impl Session {
         self.flows.clear();
         let id = self.send("session/end", &json!({}))?;
         // Running processes are killed by this, which is not a failure.
-        while !matches!(self.link.next()?, Kind::Text) || !message::is_answer(self.link.message(), id) {}
+        while !matches!(self.link.next()?, MessageKind::Text) || !message::is_answer(self.link.message(), id) {}
         Ok(())
     }
 }

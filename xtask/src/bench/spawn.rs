@@ -10,13 +10,13 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    Setting, TRUE,
-    message::Start,
-    place::Place,
-    session::{Incoming, Session},
+    BenchSetting, TRUE,
+    baselines::{self, BareSpawner, HEAD},
+    message::StartRequest,
+    servers::BenchServers,
+    session::{BenchSession, SessionMessage},
     ssh::Ssh,
-    table::{Bars, Contest, Figures, Lane, Pair, Report, Row, Whose, quantile},
-    yard::{self, Bare, HEAD},
+    table::{BarOwner, Bars, BenchLane, Contest, FigureValues, Pair, Report, Row, quantile},
 };
 
 /// Outputs that are kept to make the server heavy: 64 times the memory cap of a process is 1 GiB.
@@ -41,31 +41,32 @@ const PEER: &str = "peer";
 const SHARED: &str = "OpenSSH, shared connection";
 const ALONE: &str = "OpenSSH, new connection";
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
-    let mut place = Place::start(setting)?;
-    let mut sides = Sides { bare: Bare::start()?, ours: place.json()?, peer: setting.peer()? };
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
+    let mut servers = BenchServers::start(setting)?;
+    let mut contestants =
+        SpawnContestants { bare: BareSpawner::start()?, ours: servers.json()?, peer: setting.peer()? };
     let ssh = setting.ssh.map(Ssh::start).transpose()?;
-    let contest = sides.latency(setting, ssh.as_ref())?;
+    let contest = contestants.latency(setting, ssh.as_ref())?;
     if let Some(ssh) = ssh {
         ssh.end()?;
     }
     let mut rows = latency_rows(&contest);
     for at_once in AT_ONCE {
-        rows.extend(sides.rate(setting, at_once)?);
+        rows.extend(contestants.rate(setting, at_once)?);
     }
-    sides.peer.take().map_or(Ok(()), Session::end)?;
-    rows.extend(sides.heavy(setting, &place)?);
-    sides.ours.end()?;
-    place.stop()?;
+    contestants.peer.take().map_or(Ok(()), BenchSession::end)?;
+    rows.extend(contestants.heavy(setting, &servers)?);
+    contestants.ours.end()?;
+    servers.stop()?;
 
     let ms = |lane, index| contest.median(lane, index).map(|micros| micros / 1e3);
     let chart = Bars::new("Start of `true` until it has ended", "ms")
-        .bar("fork + exec + wait", Whose::Machine, ms(BARE, P50))
-        .bar("exec-server", Whose::Ours, ms(OURS, P50))
-        .bar("exec-server, terminal", Whose::Ours, ms(OURS, TTY_P50))
-        .bar("OpenSSH, shared", Whose::Ssh, ms(SHARED, 0))
-        .bar("OpenSSH, new", Whose::Ssh, ms(ALONE, 0))
-        .bar("peer", Whose::Peer, ms(PEER, P50));
+        .bar("fork + exec + wait", BarOwner::Machine, ms(BARE, P50))
+        .bar("exec-server", BarOwner::Ours, ms(OURS, P50))
+        .bar("exec-server, terminal", BarOwner::Ours, ms(OURS, TTY_P50))
+        .bar("OpenSSH, shared", BarOwner::Ssh, ms(SHARED, 0))
+        .bar("OpenSSH, new", BarOwner::Ssh, ms(ALONE, 0))
+        .bar("peer", BarOwner::Peer, ms(PEER, P50));
     Ok(Report { rows, charts: vec![chart] })
 }
 
@@ -91,45 +92,45 @@ fn latency_rows(contest: &Contest) -> Vec<Row> {
 }
 
 /// The programs that start processes.
-struct Sides {
-    bare: Bare,
-    ours: Session,
-    peer: Option<Session>,
+struct SpawnContestants {
+    bare: BareSpawner,
+    ours: BenchSession,
+    peer: Option<BenchSession>,
 }
 
-impl Sides {
-    fn latency(&mut self, setting: &Setting<'_>, ssh: Option<&Ssh<'_>>) -> Result<Contest> {
+impl SpawnContestants {
+    fn latency(&mut self, setting: &BenchSetting<'_>, ssh: Option<&Ssh<'_>>) -> Result<Contest> {
         let (rounds, batch) = setting.pick((3, 10), (21, 100));
         let (shared, alone) = setting.pick((1, 1), (5, 2));
         let mut lanes = self.lanes(batch);
         if let Some(ssh) = ssh {
-            lanes.push(Lane::new(SHARED, move |_| commands(shared, || ssh.shared("true"))));
-            lanes.push(Lane::new(ALONE, move |_| commands(alone, || ssh.alone(&[], "true"))));
+            lanes.push(BenchLane::new(SHARED, move |_| commands(shared, || ssh.shared("true"))));
+            lanes.push(BenchLane::new(ALONE, move |_| commands(alone, || ssh.alone(&[], "true"))));
         }
         Contest::hold(rounds, lanes)
     }
 
-    fn lanes(&mut self, batch: u32) -> Vec<Lane<'_>> {
+    fn lanes(&mut self, batch: u32) -> Vec<BenchLane<'_>> {
         let Self { bare, ours, peer } = self;
         let mut lanes = vec![
-            Lane::new(BARE, move |_| {
+            BenchLane::new(BARE, move |_| {
                 Ok([summary(&bare.batch(false, batch)?), summary(&bare.batch(true, batch)?)].concat())
             }),
-            Lane::new(OURS, move |_| both(ours, batch)),
+            BenchLane::new(OURS, move |_| both(ours, batch)),
         ];
-        lanes.extend(peer.as_mut().map(|peer| Lane::new(PEER, move |_| both(peer, batch))));
+        lanes.extend(peer.as_mut().map(|peer| BenchLane::new(PEER, move |_| both(peer, batch))));
         lanes
     }
 
     /// Processes per second, compared with the machine's own rate.
-    fn rate(&mut self, setting: &Setting<'_>, at_once: u32) -> Result<Vec<Row>> {
+    fn rate(&mut self, setting: &BenchSetting<'_>, at_once: u32) -> Result<Vec<Row>> {
         let (rounds, count) = setting.pick((3, 64), (11, 300));
         let Self { bare, ours, peer } = self;
         let mut lanes = vec![
-            Lane::new(BARE, |_| Ok(vec![bare.rate(at_once, count)?])),
-            Lane::new(OURS, |_| Ok(vec![rate(ours, at_once, count)?])),
+            BenchLane::new(BARE, |_| Ok(vec![bare.rate(at_once, count)?])),
+            BenchLane::new(OURS, |_| Ok(vec![rate(ours, at_once, count)?])),
         ];
-        lanes.extend(peer.as_mut().map(|peer| Lane::new(PEER, move |_| Ok(vec![rate(peer, at_once, count)?]))));
+        lanes.extend(peer.as_mut().map(|peer| BenchLane::new(PEER, move |_| Ok(vec![rate(peer, at_once, count)?]))));
         let contest = Contest::hold(rounds, lanes)?;
         let pair = |ours| Pair { ours: (ours, 0), beside: (BARE, 0), unit: "/s" };
         let name = format!("processes/s, {at_once} at once / the machine's own rate");
@@ -142,12 +143,12 @@ impl Sides {
     }
 
     /// Starts on a server that holds much unread output.
-    fn heavy(&mut self, setting: &Setting<'_>, place: &Place) -> Result<Vec<Row>> {
+    fn heavy(&mut self, setting: &BenchSetting<'_>, servers: &BenchServers) -> Result<Vec<Row>> {
         let (rounds, batch) = setting.pick((3, 10), (21, 50));
         // The output belongs to the same session and was written before; the starts are measured as usual.
         self.ours.withhold();
         fill(&mut self.ours)?;
-        let held = place.setup.memory_kib() >> 10;
+        let held = servers.setup.memory_kib() >> 10;
         let contest = Contest::hold(rounds, self.lanes(batch))?;
         let row = |name: &str, index| {
             let row = contest.row(name, Pair { ours: (OURS, index), beside: (BARE, P50), unit: "µs" });
@@ -162,24 +163,24 @@ impl Sides {
 }
 
 /// Runs a command `count` times.
-fn commands(count: u32, command: impl Fn() -> Result<Command>) -> Result<Figures> {
-    let times = (0..count).map(|_| yard::timed(command()?)).collect::<Result<Vec<_>>>()?;
+fn commands(count: u32, command: impl Fn() -> Result<Command>) -> Result<FigureValues> {
+    let times = (0..count).map(|_| baselines::timed(command()?)).collect::<Result<Vec<_>>>()?;
     Ok(summary(&times))
 }
 
 /// Measures without and with a terminal.
-fn both(session: &mut Session, count: u32) -> Result<Figures> {
-    let pipe = starts(session, Start::new(&[TRUE]), count)?;
-    let tty = starts(session, Start { tty: true, ..Start::new(&[TRUE]) }, count)?;
+fn both(session: &mut BenchSession, count: u32) -> Result<FigureValues> {
+    let pipe = starts(session, StartRequest::new(&[TRUE]), count)?;
+    let tty = starts(session, StartRequest { tty: true, ..StartRequest::new(&[TRUE]) }, count)?;
     Ok([summary(&pipe), summary(&tty)].concat())
 }
 
-fn summary(times: &[f64]) -> Figures {
+fn summary(times: &[f64]) -> FigureValues {
     vec![quantile(times, 0.5), quantile(times, 0.99)]
 }
 
 /// Microseconds of each of `count` starts, one after the other.
-pub(super) fn starts(session: &mut Session, start: Start<'_>, count: u32) -> Result<Vec<f64>> {
+pub(super) fn starts(session: &mut BenchSession, start: StartRequest<'_>, count: u32) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     for _ in 0..count {
         let begun = Instant::now();
@@ -192,19 +193,19 @@ pub(super) fn starts(session: &mut Session, start: Start<'_>, count: u32) -> Res
 }
 
 /// Processes per second with `at_once` running; they are forgotten after the time is taken.
-fn rate(session: &mut Session, at_once: u32, count: u32) -> Result<f64> {
+fn rate(session: &mut BenchSession, at_once: u32, count: u32) -> Result<f64> {
     let begun = Instant::now();
     let mut closed = Vec::new();
     let mut started = 0;
     while closed.len() < count as usize {
         while started < count && (started as usize) < closed.len() + at_once as usize {
-            session.start(Start::new(&[TRUE]))?;
+            session.start(StartRequest::new(&[TRUE]))?;
             started += 1;
         }
         match session.next()? {
-            Incoming::Closed { process, .. } => closed.push(process),
-            Incoming::Answer { refused, .. } => ensure!(!refused, "refused: {}", session.text()),
-            Incoming::Output { .. } | Incoming::Other => {}
+            SessionMessage::Closed { process, .. } => closed.push(process),
+            SessionMessage::Answer { refused, .. } => ensure!(!refused, "refused: {}", session.text()),
+            SessionMessage::Output { .. } | SessionMessage::Other => {}
         }
     }
     let rate = f64::from(count) / begun.elapsed().as_secs_f64();
@@ -213,11 +214,11 @@ fn rate(session: &mut Session, at_once: u32, count: u32) -> Result<f64> {
 }
 
 /// Starts processes whose output is not taken, and reads it once so that the server maps it.
-fn fill(session: &mut Session) -> Result<()> {
+fn fill(session: &mut BenchSession) -> Result<()> {
     let bytes = (HEAVY_BYTES * 2).to_string();
     let mut heavy = Vec::new();
     for _ in 0..HEAVY_PROCESSES {
-        heavy.push(session.start(Start::new(&[HEAD, "-c", &bytes, "/dev/zero"]))?);
+        heavy.push(session.start(StartRequest::new(&[HEAD, "-c", &bytes, "/dev/zero"]))?);
     }
     let deadline = Instant::now() + FILLING;
     loop {

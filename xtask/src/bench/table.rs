@@ -6,29 +6,29 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 /// The figures that a lane measured in one round, in its own order.
-pub(super) type Figures = Vec<f64>;
+pub(super) type FigureValues = Vec<f64>;
 
 /// One side of a comparison. The argument says whether this is the first round, which warms caches, checks every byte and is not counted.
-pub(super) struct Lane<'a> {
+pub(super) struct BenchLane<'a> {
     name: String,
-    run: Box<dyn FnMut(bool) -> Result<Figures> + 'a>,
+    run: Box<dyn FnMut(bool) -> Result<FigureValues> + 'a>,
 }
 
-impl<'a> Lane<'a> {
-    pub(super) fn new(name: impl Into<String>, run: impl FnMut(bool) -> Result<Figures> + 'a) -> Self {
+impl<'a> BenchLane<'a> {
+    pub(super) fn new(name: impl Into<String>, run: impl FnMut(bool) -> Result<FigureValues> + 'a) -> Self {
         Self { name: name.into(), run: Box::new(run) }
     }
 }
 
 /// The figures of all lanes, round by round.
 pub(super) struct Contest {
-    lanes: Vec<(String, Vec<Figures>)>,
+    lanes: Vec<(String, Vec<FigureValues>)>,
 }
 
 impl Contest {
     /// Runs every lane in every round; each round begins with another lane.
-    pub(super) fn hold(rounds: u32, mut lanes: Vec<Lane<'_>>) -> Result<Self> {
-        let mut measured: Vec<Vec<Figures>> = lanes.iter().map(|_| Vec::new()).collect();
+    pub(super) fn hold(rounds: u32, mut lanes: Vec<BenchLane<'_>>) -> Result<Self> {
+        let mut measured: Vec<Vec<FigureValues>> = lanes.iter().map(|_| Vec::new()).collect();
         for round in 0..=rounds as usize {
             for turn in 0..lanes.len() {
                 let at = (turn + round) % lanes.len();
@@ -169,7 +169,7 @@ impl Row {
 /// Whose bar it is in the chart.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum Whose {
+pub(super) enum BarOwner {
     Ours,
     Machine,
     Ssh,
@@ -180,7 +180,7 @@ pub(super) enum Whose {
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Bar {
     pub(super) label: String,
-    pub(super) whose: Whose,
+    pub(super) whose: BarOwner,
     pub(super) value: f64,
 }
 
@@ -200,7 +200,7 @@ impl Bars {
     }
 
     /// Adds a bar if there is a value.
-    pub(super) fn bar(mut self, label: &str, whose: Whose, value: Option<f64>) -> Self {
+    pub(super) fn bar(mut self, label: &str, whose: BarOwner, value: Option<f64>) -> Self {
         self.bars.extend(value.map(|value| Bar { label: label.to_owned(), whose, value }));
         self
     }
@@ -282,12 +282,12 @@ mod tests {
     #[test]
     fn ratios_are_of_the_same_round_and_the_first_counts_for_nothing() {
         let mut at = 0.0;
-        let slow = Lane::new("slow", |is_first| {
+        let slow = BenchLane::new("slow", |is_first| {
             at += 1.0;
             Ok(vec![if is_first { 1000.0 } else { at * 2.0 }])
         });
         let mut other = 0.0;
-        let fast = Lane::new("fast", |_| {
+        let fast = BenchLane::new("fast", |_| {
             other += 1.0;
             Ok(vec![other])
         });

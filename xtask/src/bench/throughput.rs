@@ -6,22 +6,22 @@ use std::time::Instant;
 use anyhow::{Result, bail, ensure};
 
 use super::{
-    Setting,
-    message::{Dialect, Start},
-    place::{Carrier, Place, Way},
-    session::{Incoming, Session},
+    BenchSetting,
+    baselines::{self, HEAD, TerminalProgram},
+    message::{MessageFormat, StartRequest},
+    servers::{BenchServers, ConnectionKind, Transport},
+    session::{BenchSession, SessionMessage},
     ssh::Ssh,
-    table::{Bars, Contest, Lane, Pair, Report, Row, Whose},
-    yard::{self, HEAD, Terminal},
+    table::{BarOwner, Bars, BenchLane, Contest, Pair, Report, Row},
 };
 
-const WAYS: [Way; 6] = [
-    Way { carrier: Carrier::Unix, dialect: Dialect::Binary },
-    Way { carrier: Carrier::Ws, dialect: Dialect::Binary },
-    Way { carrier: Carrier::Stdio, dialect: Dialect::Binary },
-    Way { carrier: Carrier::Unix, dialect: Dialect::Json },
-    Way { carrier: Carrier::Ws, dialect: Dialect::Json },
-    Way { carrier: Carrier::Stdio, dialect: Dialect::Json },
+const KINDS: [ConnectionKind; 6] = [
+    ConnectionKind { transport: Transport::Unix, format: MessageFormat::Binary },
+    ConnectionKind { transport: Transport::Ws, format: MessageFormat::Binary },
+    ConnectionKind { transport: Transport::Stdio, format: MessageFormat::Binary },
+    ConnectionKind { transport: Transport::Unix, format: MessageFormat::Json },
+    ConnectionKind { transport: Transport::Ws, format: MessageFormat::Json },
+    ConnectionKind { transport: Transport::Stdio, format: MessageFormat::Json },
 ];
 
 /// Number of concurrent writers.
@@ -35,56 +35,56 @@ const PEER: &str = "peer";
 
 /// The workload of one of our lanes.
 #[derive(Clone, Copy)]
-enum Load {
+enum Workload {
     One,
     Eight,
     Terminal,
 }
 
-impl Load {
-    fn lane(self, way: Way) -> String {
+impl Workload {
+    fn lane(self, kind: ConnectionKind) -> String {
         match self {
-            Self::One => way.name(),
-            Self::Eight => format!("eight, {}", way.name()),
-            Self::Terminal => format!("terminal, {}", way.name()),
+            Self::One => kind.name(),
+            Self::Eight => format!("eight, {}", kind.name()),
+            Self::Terminal => format!("terminal, {}", kind.name()),
         }
     }
 }
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let (rounds, bytes) = setting.pick((3, 32 << 20), (9, 256 << 20));
-    let mut place = Place::start(setting)?;
+    let mut servers = BenchServers::start(setting)?;
     let mut ours = Vec::new();
-    for way in WAYS {
-        for load in [Load::One, Load::Eight, Load::Terminal] {
+    for kind in KINDS {
+        for load in [Workload::One, Workload::Eight, Workload::Terminal] {
             // Measure eight processes and a terminal over only one transport: the comparison does not depend on it.
-            let is_wanted = matches!(load, Load::One) || way.carrier == Carrier::Ws;
-            if is_wanted && let Some(session) = place.open(way)? {
-                ours.push((load, load.lane(way), session));
+            let is_wanted = matches!(load, Workload::One) || kind.transport == Transport::Ws;
+            if is_wanted && let Some(session) = servers.open(kind)? {
+                ours.push((load, load.lane(kind), session));
             }
         }
     }
     let ssh = setting.ssh.map(Ssh::start).transpose()?;
     let mut peer = setting.peer()?;
     let mut lanes = vec![
-        Lane::new(PIPE, |is_first| Ok(vec![yard::pipe(bytes, is_first)?])),
-        Lane::new(PIPES, |_| Ok(vec![yard::pipes(EIGHT, bytes)?])),
-        Lane::new(TERMINAL, |is_first| Ok(vec![Terminal::output(bytes / 4, is_first)?])),
+        BenchLane::new(PIPE, |is_first| Ok(vec![baselines::pipe(bytes, is_first)?])),
+        BenchLane::new(PIPES, |_| Ok(vec![baselines::pipes(EIGHT, bytes)?])),
+        BenchLane::new(TERMINAL, |is_first| Ok(vec![TerminalProgram::output(bytes / 4, is_first)?])),
     ];
     for (load, name, session) in &mut ours {
-        lanes.push(Lane::new(&**name, |is_first| Ok(vec![output(session, *load, bytes, is_first)?])));
+        lanes.push(BenchLane::new(&**name, |is_first| Ok(vec![output(session, *load, bytes, is_first)?])));
     }
     if let Some(ssh) = &ssh {
-        lanes.push(Lane::new(SSH, |is_first| {
+        lanes.push(BenchLane::new(SSH, |is_first| {
             let command = ssh.shared(&format!("{HEAD} -c {bytes} /dev/zero"))?;
-            Ok(vec![yard::output_of(command, bytes, is_first)?])
+            Ok(vec![baselines::output_of(command, bytes, is_first)?])
         }));
     }
     if let Some(peer) = &mut peer {
-        lanes.push(Lane::new(PEER, |is_first| {
+        lanes.push(BenchLane::new(PEER, |is_first| {
             // Other servers are slower, and fewer bytes are enough.
-            let one = output(peer, Load::One, bytes / 4, is_first)?;
-            Ok(vec![one, output(peer, Load::Terminal, bytes / 4, is_first)?])
+            let one = output(peer, Workload::One, bytes / 4, is_first)?;
+            Ok(vec![one, output(peer, Workload::Terminal, bytes / 4, is_first)?])
         }));
     }
     let contest = Contest::hold(rounds, lanes)?;
@@ -92,7 +92,7 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     for session in ours.into_iter().map(|(_, _, session)| session).chain(peer) {
         session.end()?;
     }
-    place.stop()?;
+    servers.stop()?;
     Ok(Report { rows: rows(&contest), charts: vec![chart(&contest)] })
 }
 
@@ -101,21 +101,21 @@ fn rows(contest: &Contest) -> Vec<Row> {
         contest.row(name, Pair { ours: (ours, 0), beside: (beside, 0), unit: "MB/s" })
     };
     let mut rows = Vec::new();
-    for way in WAYS {
-        let name = way.name();
+    for kind in KINDS {
+        let name = kind.name();
         let row = row(format!("output of one process, {name} / raw pipe"), &name, PIPE);
-        rows.push(match (way.dialect, way.carrier) {
-            (Dialect::Binary, Carrier::Unix) => row.at_least(0.55),
-            (Dialect::Binary, Carrier::Ws) => row.at_least(0.45),
-            (Dialect::Json, Carrier::Ws | Carrier::Stdio) => row.at_least(0.25),
-            (Dialect::Binary, Carrier::Stdio) | (Dialect::Json, Carrier::Unix) => row,
+        rows.push(match (kind.format, kind.transport) {
+            (MessageFormat::Binary, Transport::Unix) => row.at_least(0.55),
+            (MessageFormat::Binary, Transport::Ws) => row.at_least(0.45),
+            (MessageFormat::Json, Transport::Ws | Transport::Stdio) => row.at_least(0.25),
+            (MessageFormat::Binary, Transport::Stdio) | (MessageFormat::Json, Transport::Unix) => row,
         });
     }
-    for dialect in [Dialect::Binary, Dialect::Json] {
-        let way = Way::new(Carrier::Ws, dialect);
-        let (name, eight, terminal) = (way.name(), Load::Eight.lane(way), Load::Terminal.lane(way));
+    for format in [MessageFormat::Binary, MessageFormat::Json] {
+        let kind = ConnectionKind::new(Transport::Ws, format);
+        let (name, eight, terminal) = (kind.name(), Workload::Eight.lane(kind), Workload::Terminal.lane(kind));
         let beside_ssh = row(format!("output of one process, {name} / OpenSSH"), &name, SSH);
-        rows.push(if dialect == Dialect::Binary { beside_ssh.at_least(2.0) } else { beside_ssh });
+        rows.push(if format == MessageFormat::Binary { beside_ssh.at_least(2.0) } else { beside_ssh });
         rows.push(row(format!("output of eight processes, {name} / of one"), &eight, &name).at_least(1.0));
         rows.push(row(format!("output through a terminal, {name} / raw pipe"), &terminal, PIPE).at_least(0.12));
         rows.push(row(format!("output through a terminal, {name} / bare terminal"), &terminal, TERMINAL));
@@ -135,41 +135,41 @@ fn rows(contest: &Contest) -> Vec<Row> {
 fn chart(contest: &Contest) -> Bars {
     let value = |lane: &str| contest.median(lane, 0);
     Bars::new("Output of one process", "MB/s")
-        .bar("raw pipe", Whose::Machine, value(PIPE))
-        .bar("exec-server, binary, unix", Whose::Ours, value("binary/unix"))
-        .bar("exec-server, binary, ws", Whose::Ours, value("binary/ws"))
-        .bar("exec-server, JSON, ws", Whose::Ours, value("JSON/ws"))
-        .bar("exec-server, JSON, stdio", Whose::Ours, value("JSON/stdio"))
-        .bar("OpenSSH", Whose::Ssh, value(SSH))
-        .bar("peer", Whose::Peer, value(PEER))
+        .bar("raw pipe", BarOwner::Machine, value(PIPE))
+        .bar("exec-server, binary, unix", BarOwner::Ours, value("binary/unix"))
+        .bar("exec-server, binary, ws", BarOwner::Ours, value("binary/ws"))
+        .bar("exec-server, JSON, ws", BarOwner::Ours, value("JSON/ws"))
+        .bar("exec-server, JSON, stdio", BarOwner::Ours, value("JSON/stdio"))
+        .bar("OpenSSH", BarOwner::Ssh, value(SSH))
+        .bar("peer", BarOwner::Peer, value(PEER))
 }
 
 /// MB/s of processes on the server, as received by the client.
-fn output(session: &mut Session, load: Load, bytes: u64, is_first: bool) -> Result<f64> {
+fn output(session: &mut BenchSession, load: Workload, bytes: u64, is_first: bool) -> Result<f64> {
     let (count, each) = match load {
-        Load::One => (1, bytes),
+        Workload::One => (1, bytes),
         // Each writes as much as the single one, so that the cost of growing a log to its cap has the same weight.
-        Load::Eight => (EIGHT, bytes),
-        Load::Terminal => (1, bytes / 4),
+        Workload::Eight => (EIGHT, bytes),
+        Workload::Terminal => (1, bytes / 4),
     };
     let begun = Instant::now();
     let argument = each.to_string();
     let argv = [HEAD, "-c", &argument, "/dev/zero"];
     for _ in 0..count {
-        session.start(Start { tty: matches!(load, Load::Terminal), ..Start::new(&argv) })?;
+        session.start(StartRequest { tty: matches!(load, Workload::Terminal), ..StartRequest::new(&argv) })?;
     }
     let mut closed = Vec::new();
     while (closed.len() as u64) < count {
         match session.next()? {
-            Incoming::Output { .. } => {
+            SessionMessage::Output { .. } => {
                 ensure!(!is_first || session.bytes().iter().all(|byte| *byte == 0), "not what was written");
             }
-            Incoming::Closed { process, bytes } => {
+            SessionMessage::Closed { process, bytes } => {
                 ensure!(bytes == each, "{bytes} of {each} bytes through the server");
                 closed.push(process);
             }
-            Incoming::Answer { refused: true, .. } => bail!("refused: {}", session.text()),
-            Incoming::Answer { .. } | Incoming::Other => {}
+            SessionMessage::Answer { refused: true, .. } => bail!("refused: {}", session.text()),
+            SessionMessage::Answer { .. } | SessionMessage::Other => {}
         }
     }
     let rate = (count * each) as f64 / 1e6 / begun.elapsed().as_secs_f64();

@@ -11,13 +11,13 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    Setting, TRUE,
-    client::Link,
-    message::{Dialect, Start},
-    place::Place,
-    session::{Incoming, Session},
+    BenchSetting, TRUE,
+    baselines::HEAD,
+    client::BenchConnection,
+    message::{MessageFormat, StartRequest},
+    servers::BenchServers,
+    session::{BenchSession, SessionMessage},
     table::{Report, Row},
-    yard::HEAD,
 };
 use crate::server::Setup;
 
@@ -28,7 +28,7 @@ const SESSIONS: usize = 50;
 /// Sleeps for longer than any measurement.
 pub(super) const SLEEP: [&str; 2] = ["/bin/sleep", "1000000"];
 
-pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
+pub(super) fn measure(setting: &BenchSetting<'_>) -> Result<Report> {
     let rounds = setting.pick(1, 5);
     let mut rows = vec![idle(setting, rounds)?];
     for tty in [false, true] {
@@ -36,35 +36,35 @@ pub(super) fn measure(setting: &Setting<'_>) -> Result<Report> {
     }
     rows.push(sessions(setting, false, rounds)?);
     rows.push(sessions(setting, true, rounds)?);
-    for dialect in [Dialect::Binary, Dialect::Json] {
-        rows.push(streaming(setting, dialect)?);
+    for format in [MessageFormat::Binary, MessageFormat::Json] {
+        rows.push(streaming(setting, format)?);
     }
     Ok(rows.into())
 }
 
-fn idle(setting: &Setting<'_>, rounds: usize) -> Result<Row> {
+fn idle(setting: &BenchSetting<'_>, rounds: usize) -> Result<Row> {
     let mut values = Vec::new();
     for _ in 0..rounds {
-        let place = Place::start(setting)?;
-        values.push(settled(&place.setup) / 1024.0);
-        place.stop()?;
+        let servers = BenchServers::start(setting)?;
+        values.push(settled(&servers.setup) / 1024.0);
+        servers.stop()?;
     }
     Ok(Row::new("idle server, Pss", "MiB").values(values).at_most(10.0).note("server and spawner"))
 }
 
 /// The memory per additional process in a session; the holder belongs to the session and is not counted.
-fn processes(setting: &Setting<'_>, tty: bool, rounds: usize) -> Result<Vec<Row>> {
+fn processes(setting: &BenchSetting<'_>, tty: bool, rounds: usize) -> Result<Vec<Row>> {
     let (mut each, mut threads) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let mut place = Place::start(setting)?;
-        let mut session = place.json()?;
+        let mut servers = BenchServers::start(setting)?;
+        let mut session = servers.json()?;
         first(&mut session)?;
-        let (before, threads_before) = (settled(&place.setup), place.setup.threads());
+        let (before, threads_before) = (settled(&servers.setup), servers.setup.threads());
         sleepers(&mut session, tty, PROCESSES)?;
-        each.push((settled(&place.setup) - before) / PROCESSES as f64);
-        threads.push(place.setup.threads() as f64 - threads_before as f64);
+        each.push((settled(&servers.setup) - before) / PROCESSES as f64);
+        threads.push(servers.setup.threads() as f64 - threads_before as f64);
         session.end()?;
-        place.stop()?;
+        servers.stop()?;
     }
     let with = if tty { " with a terminal" } else { "" };
     Ok(vec![
@@ -74,54 +74,54 @@ fn processes(setting: &Setting<'_>, tty: bool, rounds: usize) -> Result<Vec<Row>
 }
 
 /// The memory per additional session, without a process, or with one and therefore a holder.
-fn sessions(setting: &Setting<'_>, with_process: bool, rounds: usize) -> Result<Row> {
+fn sessions(setting: &BenchSetting<'_>, with_process: bool, rounds: usize) -> Result<Row> {
     let mut each = Vec::new();
     for _ in 0..rounds {
-        let mut place = Place::start(setting)?;
-        let mut one = place.json()?;
+        let mut servers = BenchServers::start(setting)?;
+        let mut one = servers.json()?;
         first(&mut one)?;
-        let before = settled(&place.setup);
+        let before = settled(&servers.setup);
         let mut more = Vec::new();
         for _ in 0..SESSIONS {
-            let mut session = place.json()?;
+            let mut session = servers.json()?;
             if with_process {
                 sleepers(&mut session, false, 1)?;
             }
             more.push(session);
         }
-        each.push((settled(&place.setup) - before) / SESSIONS as f64);
+        each.push((settled(&servers.setup) - before) / SESSIONS as f64);
         for session in more {
             session.end()?;
         }
         one.end()?;
-        place.stop()?;
+        servers.stop()?;
     }
     let name = if with_process { "idle session with an idle process, added Pss" } else { "idle session, added Pss" };
     Ok(Row::new(name, "KiB").values(each).at_most(200.0).note("mean of 50"))
 }
 
 /// The peak memory while output flows.
-fn streaming(setting: &Setting<'_>, dialect: Dialect) -> Result<Row> {
+fn streaming(setting: &BenchSetting<'_>, format: MessageFormat) -> Result<Row> {
     let bytes = setting.pick(64_u64, 512) << 20;
-    let row = Row::new(format!("server while a process streams, {}, added Pss", dialect.name()), "MiB");
-    let place = Place::start(setting)?;
-    let link = Link::connect(&place.server.address.url)?;
-    let session = Session::open(link, dialect)?;
-    let Some(mut session) = session.filter(|session| dialect == Dialect::Json || session.speaks("binary")) else {
-        place.stop()?;
+    let row = Row::new(format!("server while a process streams, {}, added Pss", format.name()), "MiB");
+    let servers = BenchServers::start(setting)?;
+    let link = BenchConnection::connect(&servers.server.address.url)?;
+    let session = BenchSession::open(link, format)?;
+    let Some(mut session) = session.filter(|session| format == MessageFormat::Json || session.speaks("binary")) else {
+        servers.stop()?;
         return Ok(row.note("not offered"));
     };
     first(&mut session)?;
-    let idle = settled(&place.setup);
-    let most = watched(&place.setup, || {
+    let idle = settled(&servers.setup);
+    let most = watched(&servers.setup, || {
         let argument = bytes.to_string();
-        let process = session.start(Start::new(&[HEAD, "-c", &argument, "/dev/zero"]))?;
+        let process = session.start(StartRequest::new(&[HEAD, "-c", &argument, "/dev/zero"]))?;
         let seen = session.until_closed(process)?;
         ensure!(seen == bytes, "{seen} of {bytes} bytes through the server");
         Ok(())
     })?;
     session.end()?;
-    place.stop()?;
+    servers.stop()?;
     Ok(row.values(vec![(most - idle) / 1024.0]).note("the most that was seen"))
 }
 
@@ -145,20 +145,20 @@ pub(super) fn watched(setup: &Setup, work: impl FnOnce() -> Result<()>) -> Resul
 }
 
 /// Runs one process, so that the session has a holder.
-pub(super) fn first(session: &mut Session) -> Result<()> {
-    let process = session.start(Start::new(&[TRUE]))?;
+pub(super) fn first(session: &mut BenchSession) -> Result<()> {
+    let process = session.start(StartRequest::new(&[TRUE]))?;
     session.until_closed(process)?;
     session.forget(&[process])
 }
 
 /// Starts `count` processes that do nothing.
-pub(super) fn sleepers(session: &mut Session, tty: bool, count: usize) -> Result<()> {
+pub(super) fn sleepers(session: &mut BenchSession, tty: bool, count: usize) -> Result<()> {
     let mut left = count;
     for _ in 0..count {
-        session.start(Start { tty, ..Start::new(&SLEEP) })?;
+        session.start(StartRequest { tty, ..StartRequest::new(&SLEEP) })?;
         // One at a time, because many concurrent starts would leave other memory behind.
         loop {
-            if let Incoming::Answer { refused, .. } = session.next()? {
+            if let SessionMessage::Answer { refused, .. } = session.next()? {
                 ensure!(!refused, "refused: {}", session.text());
                 left -= 1;
                 break;

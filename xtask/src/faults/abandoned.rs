@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use exec_server_chaos::{Event, Plan, Proxy};
 use rustix::process::Signal;
 
-use super::{Figures, Setting, descendants, lanes, tools};
+use super::{FaultSetting, Figures, descendants, lanes, tools};
 use crate::{
     children,
     server::{self, Setup},
@@ -30,7 +30,7 @@ const AT_ONCE: u64 = 25;
 
 /// How a bridge ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum BridgeEnd {
     Input,
     Terminated,
     Killed,
@@ -38,39 +38,49 @@ enum How {
 }
 
 /// One of the two promises.
-struct Lot {
+struct EndGroup {
     name: &'static str,
-    ways: [How; 2],
+    ways: [BridgeEnd; 2],
     keep: &'static str,
     within: Duration,
 }
 
-const LOTS: [Lot; 2] = [
-    Lot { name: "ended", ways: [How::Input, How::Terminated], keep: "5m", within: Duration::from_secs(5) },
-    Lot { name: "vanished", ways: [How::Killed, How::Cut], keep: "3s", within: Duration::from_secs(8) },
+const END_GROUPS: [EndGroup; 2] = [
+    EndGroup {
+        name: "ended",
+        ways: [BridgeEnd::Input, BridgeEnd::Terminated],
+        keep: "5m",
+        within: Duration::from_secs(5),
+    },
+    EndGroup {
+        name: "vanished",
+        ways: [BridgeEnd::Killed, BridgeEnd::Cut],
+        keep: "3s",
+        within: Duration::from_secs(8),
+    },
 ];
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let count = setting.pick(8, 100, 1000);
     let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1").arg("--max-pids").arg("none");
     let server = setup.start()?;
     let mut lines = Vec::new();
     // The first bridges of a kind may open fds that stay open.
     let mut before = None;
-    for lot in LOTS {
+    for group in END_GROUPS {
         let mut times = Vec::new();
         let mut done = 0;
         while done < count {
             let batch = AT_ONCE.min(count - done);
-            let ended = lot.end_some(setting, &server, done, batch);
-            times.extend(ended.with_context(|| format!("{}; the server says: {}", lot.name, setup.log_tail()))?);
+            let ended = group.end_some(setting, &server, done, batch);
+            times.extend(ended.with_context(|| format!("{}; the server says: {}", group.name, setup.log_tail()))?);
             done += batch;
             descendants::settle("holders", 0, || setup.holders().len() as u64)?;
             let now = server::descriptors(server.pid());
             let at_first = *before.get_or_insert(now);
             descendants::settle("descriptors of the server", at_first, || server::descriptors(server.pid()))?;
         }
-        lines.push(Figures::default().survived(count).times(&mut times).set("part", lot.name));
+        lines.push(Figures::default().survived(count).times(&mut times).set("part", group.name));
     }
     descendants::settle("dead and not reaped", 0, || descendants::zombies(&setup.family()))?;
     lanes::finish(&setup, server)?;
@@ -78,9 +88,9 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     Ok(lines)
 }
 
-impl Lot {
+impl EndGroup {
     /// Ends some bridges at once; returns for each the milliseconds until nothing of it was left.
-    fn end_some(&self, setting: &Setting, server: &server::Server, from: u64, count: u64) -> Result<Vec<f64>> {
+    fn end_some(&self, setting: &FaultSetting, server: &server::Server, from: u64, count: u64) -> Result<Vec<f64>> {
         let is_shut = Arc::new(AtomicBool::new(false));
         let shut = Arc::clone(&is_shut);
         let draw = move |_: &mut crate::random::Random| match shut.load(Ordering::Relaxed) {
@@ -92,17 +102,17 @@ impl Lot {
         let through = address.url.replacen(&address.socket.to_string(), &proxy.address().to_string(), 1);
         let mut bridges = Vec::new();
         for number in from..from + count {
-            let how = self.ways[usize::try_from(number % 2)?];
-            let url = if how == How::Cut { &through } else { &address.url };
+            let end = self.ways[usize::try_from(number % 2)?];
+            let url = if end == BridgeEnd::Cut { &through } else { &address.url };
             let mark = descendants::mark(number + if self.name == "ended" { 0 } else { 100_000 });
-            bridges.push(Bridge::start(setting, url, self.keep, how, number, mark)?);
+            bridges.push(AbandonedBridge::start(setting, url, self.keep, end, number, mark)?);
         }
         for bridge in &mut bridges {
             bridge.wait_up()?;
         }
         let begun = Instant::now();
         is_shut.store(true, Ordering::Relaxed);
-        if self.ways.contains(&How::Cut) {
+        if self.ways.contains(&BridgeEnd::Cut) {
             proxy.cut(Event::Rst);
         }
         for bridge in &mut bridges {
@@ -132,15 +142,15 @@ impl Lot {
 }
 
 /// A bridge to a server with a daemon.
-struct Bridge {
+struct AbandonedBridge {
     child: Child,
-    how: How,
+    end: BridgeEnd,
     heeds: bool,
     mark: String,
 }
 
-impl Bridge {
-    fn start(setting: &Setting, url: &str, keep: &str, how: How, number: u64, mark: String) -> Result<Self> {
+impl AbandonedBridge {
+    fn start(setting: &FaultSetting, url: &str, keep: &str, end: BridgeEnd, number: u64, mark: String) -> Result<Self> {
         let program = children::program()?;
         // Both ways of ending are combined with both kinds of server.
         let heeds = (number / 2).is_multiple_of(2);
@@ -153,7 +163,7 @@ impl Bridge {
             .stderr(Stdio::piped())
             .spawn()
             .context("start a bridge")?;
-        Ok(Self { child, how, heeds, mark })
+        Ok(Self { child, end, heeds, mark })
     }
 
     /// Waits until the server has reported that its daemon is up.
@@ -166,36 +176,36 @@ impl Bridge {
     }
 
     fn describe(&self) -> String {
-        format!("{:?}, heeds the end of its input: {}", self.how, self.heeds)
+        format!("{:?}, heeds the end of its input: {}", self.end, self.heeds)
     }
 
     /// Ends the bridge.
     fn end(&mut self) {
-        match self.how {
-            How::Input => drop(self.child.stdin.take()),
-            How::Terminated => server::kill(self.child.id(), Signal::TERM),
-            How::Killed => server::kill(self.child.id(), Signal::KILL),
-            How::Cut => {}
+        match self.end {
+            BridgeEnd::Input => drop(self.child.stdin.take()),
+            BridgeEnd::Terminated => server::kill(self.child.id(), Signal::TERM),
+            BridgeEnd::Killed => server::kill(self.child.id(), Signal::KILL),
+            BridgeEnd::Cut => {}
         }
     }
 
     /// Checks that the bridge has ended with the right code.
     fn check_code(&mut self) -> Result<()> {
         let status = self.child.try_wait()?.with_context(|| format!("not ended: {}", self.describe()))?;
-        let expected = match self.how {
-            How::Input if self.heeds => Some(tools::CODE),
-            How::Input => Some(0),
-            How::Terminated if self.heeds => Some(tools::CODE),
-            How::Terminated => Some(128 + 15),
-            How::Killed => None,
-            How::Cut => Some(255),
+        let expected = match self.end {
+            BridgeEnd::Input if self.heeds => Some(tools::CODE),
+            BridgeEnd::Input => Some(0),
+            BridgeEnd::Terminated if self.heeds => Some(tools::CODE),
+            BridgeEnd::Terminated => Some(128 + 15),
+            BridgeEnd::Killed => None,
+            BridgeEnd::Cut => Some(255),
         };
         ensure!(status.code() == expected, "{}: the bridge ended with {status}, not {expected:?}", self.describe());
         Ok(())
     }
 }
 
-impl Drop for Bridge {
+impl Drop for AbandonedBridge {
     fn drop(&mut self) {
         self.child.kill().ok(); // Already ended if all went well.
         self.child.wait().ok();

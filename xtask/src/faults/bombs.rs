@@ -13,10 +13,10 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
-use super::{Figures, Setting, figures::percentile, level::Level};
+use super::{FaultSetting, Figures, figures::percentile, level::ResourceLevel};
 use crate::{
     server::{self, Setup},
-    wire::{self, Fault, Incoming, Wire},
+    wire::{self, CallError, ServerMessage, WireClient},
 };
 
 /// Process limit of one command.
@@ -25,24 +25,24 @@ const LIMIT: u64 = 200;
 /// How long each bomb runs.
 const RAGE: Duration = Duration::from_millis(300);
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(3, 5, 50);
     let setup = Setup::new(&setting.binary)?.arg("--max-pids").arg(&LIMIT.to_string());
     let server = setup.start()?;
-    let (mut other, _) = Wire::session(&server.address)?;
-    let level = Level::of(server.pid());
+    let (mut other, _) = WireClient::session(&server.address)?;
+    let level = ResourceLevel::of(server.pid());
     let (mut times, mut answers, mut most) = (Vec::new(), Vec::new(), 0);
     for round in 0..rounds {
-        let said = || format!("bomb {round}; the server says: {}", setup.log_tail());
-        let (mut wire, _) = Wire::session(&server.address)?;
-        let group = limited_group(&mut wire).with_context(said)?;
+        let context = || format!("bomb {round}; the server says: {}", setup.log_tail());
+        let (mut wire, _) = WireClient::session(&server.address)?;
+        let group = limited_group(&mut wire).with_context(context)?;
         // A shell that cannot fork ends, and another one takes its place.
         let bomb = "b() { while :; do (b) & (b) & wait; done; }; b 2>/dev/null & exec sleep 1000";
-        wire.call("process/start", &wire::start("bomb", &["/bin/sh", "-c", bomb])).with_context(said)?;
+        wire.call("process/start", &wire::start("bomb", &["/bin/sh", "-c", bomb])).with_context(context)?;
         let raging = Instant::now();
         while raging.elapsed() < RAGE {
             let asked = Instant::now();
-            other.call("environment/status", &json!({})).with_context(said)?;
+            other.call("environment/status", &json!({})).with_context(context)?;
             answers.push(asked.elapsed().as_secs_f64() * 1e3);
             most = most.max(number(&group.join("pids.current"))?);
         }
@@ -51,13 +51,13 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
         ensure!(most <= LIMIT + cores, "{most} processes under a limit of {LIMIT}");
         let asked = Instant::now();
-        wire.call("process/terminate", &json!({ "processId": "bomb" })).with_context(said)?;
+        wire.call("process/terminate", &json!({ "processId": "bomb" })).with_context(context)?;
         wait_closed(&mut wire, "bomb")?;
         while number(&group.join("pids.current")).unwrap_or(0) > 0 {
             ensure!(asked.elapsed() < Duration::from_secs(1), "the bomb is not gone after {:?}", asked.elapsed());
         }
         times.push(asked.elapsed().as_secs_f64() * 1e3);
-        refused_fork(&setup, &mut wire).with_context(said)?;
+        refused_fork(&setup, &mut wire).with_context(context)?;
         wire.call("session/end", &json!({}))?;
     }
     other.call("session/end", &json!({}))?;
@@ -79,7 +79,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// The control group of the session's next process, after verifying that its limit is in force.
-fn limited_group(wire: &mut Wire) -> Result<PathBuf> {
+fn limited_group(wire: &mut WireClient) -> Result<PathBuf> {
     let mut calm = wire::start("calm", &["/bin/sh", "-c", "echo up; read line"]);
     calm["pipeStdin"] = json!(true);
     wire.call("process/start", &calm)?;
@@ -107,9 +107,9 @@ fn number(file: &Path) -> Result<u64> {
     Ok(fs::read_to_string(file)?.trim().parse()?)
 }
 
-fn wait_closed(wire: &mut Wire, wanted: &str) -> Result<()> {
+fn wait_closed(wire: &mut WireClient, wanted: &str) -> Result<()> {
     loop {
-        if let Incoming::Closed { process, .. } = wire.next()?
+        if let ServerMessage::Closed { process, .. } = wire.next()?
             && process == wanted
         {
             return Ok(());
@@ -118,7 +118,7 @@ fn wait_closed(wire: &mut Wire, wanted: &str) -> Result<()> {
 }
 
 /// Makes the kernel refuse a fork of the holder, by putting the holder into a group of ours, and undoes that.
-fn refused_fork(setup: &Setup, wire: &mut Wire) -> Result<()> {
+fn refused_fork(setup: &Setup, wire: &mut WireClient) -> Result<()> {
     let own = Path::new("/sys/fs/cgroup/pids");
     if !own.join("cgroup.procs").exists() {
         // In the unified hierarchy the holder cannot be moved without changing the groups of the host.
@@ -142,7 +142,7 @@ fn refused_fork(setup: &Setup, wire: &mut Wire) -> Result<()> {
     put(&own.join(home))?;
     fs::remove_dir(&narrow)?;
     match outcome? {
-        Err(Fault::Refused { kind, .. }) if kind == "resourcesExhausted" => {}
+        Err(CallError::Refused { kind, .. }) if kind == "resourcesExhausted" => {}
         other => bail!("a fork that is refused gave {other:?}"),
     }
     wire.call("process/start", &wire::start("again", &["/bin/true"]))?;

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use exec_server_chaos::{Event, Plan, Proxy, Way};
 
-use super::{Figures, Setting, descendants, lanes, tools::Talks};
+use super::{FaultSetting, Figures, descendants, lanes, tools::BridgeConversation};
 use crate::{
     random::Random,
     server::{self, Server, Setup},
@@ -24,11 +24,11 @@ const LONGEST: Duration = Duration::from_secs(30 * 60);
 /// after every answer.
 const SEGMENTS: u64 = 4;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     Ok(vec![cuts(setting).context("cuts")?, kills(setting).context("kills")?])
 }
 
-fn cuts(setting: &Setting) -> Result<Figures> {
+fn cuts(setting: &FaultSetting) -> Result<Figures> {
     let wanted = setting.pick(24, 200, 5000);
     let mut random = setting.random("M1 cuts");
     // The client uses the proxy's port in `Host`, which is not the server's own.
@@ -37,7 +37,7 @@ fn cuts(setting: &Setting) -> Result<Figures> {
     let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
     let url = server.address.url.replacen(&server.address.socket.to_string(), &proxy.address().to_string(), 1);
     // The first conversation opens fds that stay open.
-    Talks::begin(&setting.binary, &server.address.url, random.fork())?.end()?;
+    BridgeConversation::begin(&setting.binary, &server.address.url, random.fork())?.end()?;
     descendants::settle("holders", 0, || setup.holders().len() as u64)?;
     let before = server::descriptors(server.pid());
     let nemesis = |over: &dyn Fn() -> bool| {
@@ -56,7 +56,7 @@ fn cuts(setting: &Setting) -> Result<Figures> {
     Ok(tally.figures(cuts, "cuts"))
 }
 
-fn kills(setting: &Setting) -> Result<Figures> {
+fn kills(setting: &FaultSetting) -> Result<Figures> {
     let wanted = setting.pick(4, 50, 1000);
     let mut random = setting.random("M1 kills");
     let setup = Setup::new(&setting.binary)?;
@@ -83,7 +83,7 @@ fn kills(setting: &Setting) -> Result<Figures> {
 
 /// The totals of conversations.
 #[derive(Default)]
-struct Tally {
+struct BridgeTally {
     calls: u64,
     bytes: u64,
     times: Vec<f64>,
@@ -91,7 +91,7 @@ struct Tally {
     lost: u64,
 }
 
-impl Tally {
+impl BridgeTally {
     fn figures(mut self, injected: u64, part: &'static str) -> Figures {
         Figures::default()
             .survived(injected)
@@ -105,30 +105,30 @@ impl Tally {
 
 /// Runs several conversations in parallel with the nemesis. The nemesis must check regularly whether the run is over.
 fn converse<T>(
-    setting: &Setting,
+    setting: &FaultSetting,
     url: &str,
     mut random: Random,
     nemesis: impl FnOnce(&dyn Fn() -> bool) -> Result<T>,
-) -> Result<(T, Tally)> {
+) -> Result<(T, BridgeTally)> {
     let (over, begun) = (AtomicBool::new(false), Instant::now());
     let is_over = || over.load(Ordering::Relaxed) || begun.elapsed() > LONGEST;
     thread::scope(|scope| {
-        let talks: Vec<_> = (0..setting.pick(4, 4, 8))
+        let conversations: Vec<_> = (0..setting.pick(4, 4, 8))
             .map(|_| {
                 let (random, over) = (random.fork(), &over);
                 scope.spawn(move || {
-                    let talked = talk(setting, url, random, over);
+                    let outcome = converse_until_over(setting, url, random, over);
                     // A failed conversation ends all.
-                    over.fetch_or(talked.is_err(), Ordering::Relaxed);
-                    talked
+                    over.fetch_or(outcome.is_err(), Ordering::Relaxed);
+                    outcome
                 })
             })
             .collect();
         let done = nemesis(&is_over);
         over.store(true, Ordering::Relaxed);
-        let mut tally = Tally::default();
-        for talk in talks {
-            let one = talk.join().expect("a conversation does not panic")?;
+        let mut tally = BridgeTally::default();
+        for conversation in conversations {
+            let one = conversation.join().expect("a conversation does not panic")?;
             tally.calls += one.calls;
             tally.bytes += one.bytes;
             tally.lost += one.lost;
@@ -138,18 +138,25 @@ fn converse<T>(
     })
 }
 
-fn talk(setting: &Setting, url: &str, random: Random, over: &AtomicBool) -> Result<Tally> {
-    let mut talks = Talks::begin(&setting.binary, url, random)?;
-    talks.settle()?;
-    let before = server::descriptors(talks.holder);
+fn converse_until_over(setting: &FaultSetting, url: &str, random: Random, over: &AtomicBool) -> Result<BridgeTally> {
+    let mut conversation = BridgeConversation::begin(&setting.binary, url, random)?;
+    conversation.settle()?;
+    let before = server::descriptors(conversation.holder);
     while !over.load(Ordering::Relaxed) {
-        talks.step().with_context(|| format!("after {} calls; the bridge said: {}", talks.calls(), talks.said()))?;
+        conversation.step().with_context(|| {
+            format!("after {} calls; the bridge said: {}", conversation.calls(), conversation.stderr_text())
+        })?;
     }
-    talks.settle().with_context(|| format!("in the end; the bridge said: {}", talks.said()))?;
-    descendants::settle("descriptors of the holder", before + SEGMENTS, || server::descriptors(talks.holder))?;
-    let lost = talks.said().matches("; reconnecting").count() as u64;
-    let tally = Tally { calls: talks.calls(), bytes: talks.bytes, times: std::mem::take(&mut talks.times), lost };
-    talks.end()?;
+    conversation.settle().with_context(|| format!("in the end; the bridge said: {}", conversation.stderr_text()))?;
+    descendants::settle("descriptors of the holder", before + SEGMENTS, || server::descriptors(conversation.holder))?;
+    let lost = conversation.stderr_text().matches("; reconnecting").count() as u64;
+    let tally = BridgeTally {
+        calls: conversation.calls(),
+        bytes: conversation.bytes,
+        times: std::mem::take(&mut conversation.times),
+        lost,
+    };
+    conversation.end()?;
     Ok(tally)
 }
 

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 use exec_server_chaos::{Event, Plan, Proxy, Way};
 
 use super::{
-    Figures, Setting,
-    lanes::{self, Lanes},
-    relay::Tally,
+    FaultSetting, Figures,
+    lanes::{self, LaneRunner},
+    relay::RelayTally,
 };
 use crate::{
     random::Random,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// C1: links are cut at any byte in either direction, also in handshakes, starts and ends.
-pub(super) fn cuts(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn cuts(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let (wanted, parallel) = (setting.pick(60, 1000, 20_000), setting.pick(6, 20, 20));
     let mut random = setting.random("C1");
     // The client uses the proxy's port in `Host`, which is not the server's own.
@@ -26,14 +26,14 @@ pub(super) fn cuts(setting: &Setting) -> Result<Vec<Figures>> {
     let server = setup.start()?;
     let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
     let url = through(&server.address.url, server.address.socket, proxy.address());
-    let nemesis = |lanes: &Lanes| {
+    let nemesis = |lanes: &LaneRunner| {
         while proxy.count() < wanted && !lanes.is_over() {
             thread::sleep(Duration::from_millis(2));
         }
         proxy.disarm();
         Ok(proxy.count())
     };
-    let (cuts, tally) = Lanes::new()
+    let (cuts, tally) = LaneRunner::new()
         .run(&setting.binary, &url, (parallel, random), nemesis)
         .with_context(|| format!("after {} cuts; the server says: {}", proxy.count(), setup.log_tail()))?;
     ensure!(cuts >= wanted, "only {cuts} of {wanted} cuts in the time there is");
@@ -42,7 +42,7 @@ pub(super) fn cuts(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// C2: the server is killed at any moment and restarted on its port and state directory.
-pub(super) fn kills(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn kills(setting: &FaultSetting) -> Result<Vec<Figures>> {
     const PARALLEL: u64 = 4;
     let wanted = setting.pick(10, 200, 2000);
     let mut random = setting.random("C2");
@@ -50,8 +50,8 @@ pub(super) fn kills(setting: &Setting) -> Result<Vec<Figures>> {
     let server = setup.start()?;
     let url = server.address.url.clone();
     let mut times = random.fork();
-    let nemesis = |lanes: &Lanes| kill_often(&setup, server, &mut times, wanted, lanes);
-    let ((server, killed), tally) = Lanes::new()
+    let nemesis = |lanes: &LaneRunner| kill_often(&setup, server, &mut times, wanted, lanes);
+    let ((server, killed), tally) = LaneRunner::new()
         .run(&setting.binary, &url, (PARALLEL, random), nemesis)
         .with_context(|| format!("the server says: {}", setup.log_tail()))?;
     ensure!(killed >= wanted, "only {killed} of {wanted} kills in the time there is");
@@ -59,7 +59,7 @@ pub(super) fn kills(setting: &Setting) -> Result<Vec<Figures>> {
     Ok(vec![figures(killed, PARALLEL, tally)])
 }
 
-fn figures(injected: u64, parallel: u64, tally: Tally) -> Figures {
+fn figures(injected: u64, parallel: u64, tally: RelayTally) -> Figures {
     Figures::default()
         .survived(injected)
         .set("parallel", parallel)
@@ -90,7 +90,7 @@ fn kill_often(
     mut server: Server,
     random: &mut Random,
     wanted: u64,
-    lanes: &Lanes,
+    lanes: &LaneRunner,
 ) -> Result<(Server, u64)> {
     let mut killed = 0;
     while killed < wanted && !lanes.is_over() {

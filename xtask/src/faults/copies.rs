@@ -13,11 +13,11 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Figures, Setting, lanes};
+use super::{FaultSetting, Figures, lanes};
 use crate::{
     random::Random,
     server::Setup,
-    tree::{self, Plan},
+    tree::{self, TreePlan},
 };
 
 /// Longer than any copy may take.
@@ -30,9 +30,9 @@ const SHORTEST: Duration = Duration::from_millis(50);
 const BYTES_EVERY: u64 = 10;
 
 /// Kills copies in both directions.
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let mut random = setting.random("C4");
-    let plan = Plan { files: setting.pick(500, 10_000, 10_000), large: setting.pick(64 << 20, 2 << 30, 2 << 30) };
+    let plan = TreePlan { files: setting.pick(500, 10_000, 10_000), large: setting.pick(64 << 20, 2 << 30, 2 << 30) };
     let wanted = setting.pick(8, 50, 1000);
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
@@ -40,14 +40,14 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     tree::make(&source, plan, &mut random)?;
     let mut lines = Vec::new();
     for name in ["up", "down"] {
-        let copy = Copy {
+        let copy = CopyRun {
             binary: &setting.binary,
             url: &server.address.url,
             source: &source,
             beside: &setup.scratch().join(name),
             is_upload: name == "up",
         };
-        let line = copy.live(wanted, &mut random);
+        let line = copy.execute(wanted, &mut random);
         let line = line.with_context(|| format!("{name}; the server says: {}", setup.log_tail()))?;
         lines.push(line.set("way", name).set("files", plan.files));
     }
@@ -56,7 +56,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// One direction.
-struct Copy<'a> {
+struct CopyRun<'a> {
     binary: &'a Path,
     url: &'a str,
     source: &'a Path,
@@ -65,8 +65,8 @@ struct Copy<'a> {
     is_upload: bool,
 }
 
-impl Copy<'_> {
-    fn live(&self, wanted: u64, random: &mut Random) -> Result<Figures> {
+impl CopyRun<'_> {
+    fn execute(&self, wanted: u64, random: &mut Random) -> Result<Figures> {
         fs::create_dir(self.beside)?;
         let (mut killed, mut rounds, mut bytes) = (0, 0, 0);
         let mut took = self.undisturbed()?;
@@ -151,8 +151,8 @@ impl Copy<'_> {
             thread::sleep(Duration::from_millis(5));
         }
         let ended = child.wait_with_output()?;
-        let said = String::from_utf8_lossy(&ended.stderr);
-        ensure!(ended.status.success() && said.is_empty(), "it ended with {}: {said}", ended.status);
+        let output_text = String::from_utf8_lossy(&ended.stderr);
+        ensure!(ended.status.success() && output_text.is_empty(), "it ended with {}: {output_text}", ended.status);
         Ok(())
     }
 

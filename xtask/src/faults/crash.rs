@@ -5,10 +5,10 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Figures, Setting};
+use super::{FaultSetting, Figures};
 use crate::cargo;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let seeds = setting.pick(1, 20, 1000);
     // CI uses the same seeds every time; a full run draws new ones.
     let from = setting.pick(1, setting.seed, setting.seed);

@@ -13,8 +13,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Figures, Setting, figures::percentile, level::Level, slow::Neighbour};
-use crate::{server::Setup, wire::Wire};
+use super::{FaultSetting, Figures, figures::percentile, level::ResourceLevel, slow::Neighbour};
+use crate::{server::Setup, wire::WireClient};
 
 const SOCKETS: usize = 500;
 
@@ -33,18 +33,21 @@ const SOON: Duration = Duration::from_secs(2);
 /// The limit is twice the time before, plus this: two cores have to run the crowd as well.
 const FLOOR_MS: f64 = 20.0;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(1, 3, 20);
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let mut inside = Neighbour::new(&server.address)?;
     let before = measure(&mut inside)?;
-    let level = Level::of(server.pid());
+    let level = ResourceLevel::of(server.pid());
     let (mut times, mut newcomers, mut worst, mut sockets) = (Vec::new(), Vec::new(), 0.0_f64, 0);
     for round in 0..rounds {
-        let said = || format!("round {round}; the server says: {}", setup.log_tail());
-        let crowd =
-            Crowd { address: server.address.socket, is_over: AtomicBool::new(false), sockets: AtomicU64::new(0) };
+        let context = || format!("round {round}; the server says: {}", setup.log_tail());
+        let crowd = ConnectionCrowd {
+            address: server.address.socket,
+            is_over: AtomicBool::new(false),
+            sockets: AtomicU64::new(0),
+        };
         let measured = thread::scope(|scope| -> Result<Vec<f64>> {
             let threads =
                 [scope.spawn(|| crowd.trickle()), scope.spawn(|| crowd.idle()), scope.spawn(|| crowd.guess())];
@@ -52,7 +55,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
                 crowd.wait_gathered()?;
                 for _ in 0..NEWCOMERS {
                     let begun = Instant::now();
-                    let (mut wire, _) = Wire::session(&server.address).context("a newcomer")?;
+                    let (mut wire, _) = WireClient::session(&server.address).context("a newcomer")?;
                     wire.call("session/end", &serde_json::json!({}))?;
                     ensure!(begun.elapsed() <= SOON, "a newcomer waited {:?}", begun.elapsed());
                     newcomers.push(begun.elapsed().as_secs_f64() * 1e3);
@@ -63,14 +66,14 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
             threads.into_iter().for_each(|thread| thread.join().expect("a crowd does not panic"));
             measured
         });
-        let measured = measured.with_context(said)?;
+        let measured = measured.with_context(context)?;
         let p99 = percentile(&measured, 99);
         let limit = 2.0 * percentile(&before, 99) + FLOOR_MS;
         ensure!(p99 <= limit, "p99 of the client inside is {p99:.1} ms, promised {limit:.1} ms");
         worst = worst.max(p99);
         times.extend(measured);
         sockets += crowd.sockets.load(Ordering::Relaxed);
-        level.wait_back().with_context(said)?;
+        level.wait_back().with_context(context)?;
     }
     inside.end()?;
     server.stop()?;
@@ -100,13 +103,13 @@ fn measure(inside: &mut Neighbour) -> Result<Vec<f64>> {
 }
 
 /// The sockets outside: 500 at a time, with new ones for those that were closed.
-struct Crowd {
+struct ConnectionCrowd {
     address: SocketAddr,
     is_over: AtomicBool,
     sockets: AtomicU64,
 }
 
-impl Crowd {
+impl ConnectionCrowd {
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }

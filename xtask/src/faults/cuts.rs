@@ -7,13 +7,13 @@ use exec_server_chaos::{Event, Plan, Proxy};
 use serde_json::json;
 
 use super::{
-    Figures, Scale, Setting, ensure_p99,
-    load::{Load, is_lost},
+    FaultScale, FaultSetting, Figures, ensure_p99,
+    load::{ProducerLoad, is_lost},
 };
 use crate::{
     random::Random,
     server::Setup,
-    wire::{Address, Wire},
+    wire::{ServerAddress, WireClient},
 };
 
 /// Concurrent producers.
@@ -22,7 +22,7 @@ const LANES: usize = 8;
 /// Limit for the 99th percentile of the time to resume.
 const RESUME_P99_MS: f64 = 300.0;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(200, 1000, 20_000);
     let mut random = setting.random("F1");
     let setup = Setup::new(&setting.binary)?;
@@ -30,7 +30,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
     let address = server.address.through(proxy.address());
 
-    let mut load = Load::new(random, LANES)?;
+    let mut load = ProducerLoad::new(random, LANES)?;
     let begun = Instant::now();
     let mut resumes = Vec::new();
     let mut wire = resume(&mut load, &address, Instant::now())?.0;
@@ -56,7 +56,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         }
         if proxy.count() >= wanted {
             proxy.disarm();
-            load.let_run_out();
+            load.stop_refilling();
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
@@ -72,7 +72,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         .set("mb_per_s", format!("{rate:.0}"))
         .times(&mut resumes);
     ensure_p99(&resumes, RESUME_P99_MS, "resume")?;
-    ensure!(matches!(setting.scale, Scale::Ci) || rate >= 50.0, "only {rate:.0} MB/s of load, not 50");
+    ensure!(matches!(setting.scale, FaultScale::Ci) || rate >= 50.0, "only {rate:.0} MB/s of load, not 50");
     Ok(vec![figures])
 }
 
@@ -86,7 +86,7 @@ fn plan(random: &mut Random) -> Plan {
 }
 
 /// Attaches until it succeeds: the next cut may come before the handshake is complete.
-pub(super) fn resume(load: &mut Load, address: &Address, since: Instant) -> Result<(Wire, f64)> {
+pub(super) fn resume(load: &mut ProducerLoad, address: &ServerAddress, since: Instant) -> Result<(WireClient, f64)> {
     loop {
         match load.attach(address) {
             Ok(wire) => return Ok((wire, millis(since))),

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Figures, Setting, descendants};
+use super::{FaultSetting, Figures, descendants};
 use crate::{
     server::{self, Setup},
-    wire::{self, Incoming, Wire},
+    wire::{self, ServerMessage, WireClient},
 };
 
 /// Processes that start the daemons.
@@ -20,7 +20,7 @@ const MAKERS: u64 = 10;
 /// The uid of `nobody`, which cannot create control groups on this host.
 const NOBODY: u32 = 65534;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let count = setting.pick(100, 1000, 20_000);
     let mut lines = Vec::new();
     for grouped in [true, false] {
@@ -29,12 +29,12 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     Ok(lines)
 }
 
-fn lot(setting: &Setting, count: u64, grouped: bool) -> Result<Figures> {
+fn lot(setting: &FaultSetting, count: u64, grouped: bool) -> Result<Figures> {
     let each = count / MAKERS;
     let setup = Setup::new(&setting.binary)?.arg("--max-pids").arg("none");
     let setup = if grouped { setup } else { setup.run_by(NOBODY)? };
     let server = setup.start()?;
-    let (mut wire, _) = Wire::session(&server.address)?;
+    let (mut wire, _) = WireClient::session(&server.address)?;
     wire.call("process/start", &wire::start("first", &["/bin/sh", "-c", "cat /proc/self/cgroup"]))?;
     let own = read(&mut wire, "first")?;
     ensure!(
@@ -57,7 +57,7 @@ fn lot(setting: &Setting, count: u64, grouped: bool) -> Result<Figures> {
     // Their ends come in any order.
     let mut closed = 0;
     while closed < MAKERS {
-        closed += u64::from(matches!(wire.next()?, Incoming::Closed { .. }));
+        closed += u64::from(matches!(wire.next()?, ServerMessage::Closed { .. }));
     }
     for maker in 0..MAKERS {
         wire.call("process/forget", &json!({ "processId": format!("maker-{maker}") }))?;
@@ -83,12 +83,14 @@ fn lot(setting: &Setting, count: u64, grouped: bool) -> Result<Figures> {
 }
 
 /// All output of a process until it has closed.
-fn read(wire: &mut Wire, wanted: &str) -> Result<String> {
+fn read(wire: &mut WireClient, wanted: &str) -> Result<String> {
     let mut said = String::new();
     loop {
         match wire.next()? {
-            Incoming::Output(output) if output.process == wanted => said += &String::from_utf8_lossy(&output.bytes),
-            Incoming::Closed { process, .. } if process == wanted => return Ok(said),
+            ServerMessage::Output(output) if output.process == wanted => {
+                said += &String::from_utf8_lossy(&output.bytes)
+            }
+            ServerMessage::Closed { process, .. } if process == wanted => return Ok(said),
             _ => {}
         }
     }

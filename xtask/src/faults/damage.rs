@@ -21,11 +21,11 @@ use anyhow::{Context, Result, bail, ensure};
 use exec_server_chaos::{Event, Plan, Proxy};
 use serde_json::{Value, json};
 
-use super::{Figures, Setting, lanes, slow::Neighbour};
+use super::{FaultSetting, Figures, lanes, slow::Neighbour};
 use crate::{
     random::Random,
     server::Setup,
-    wire::{self, Address},
+    wire::{self, ServerAddress},
 };
 
 /// Concurrent damaged connections.
@@ -34,7 +34,7 @@ const AT_ONCE: u64 = 8;
 /// A damaged connection must have ended by then, because its input has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(400, 10_000, 1_000_000);
     let setup = Setup::new(&setting.binary)?.arg("--allow-host=127.0.0.1");
     let server = setup.start()?;
@@ -95,7 +95,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// One connection whose bytes are damaged on their way; returns how it ended.
-fn one(proxy: SocketAddr, address: &Address) -> Result<String> {
+fn one(proxy: SocketAddr, address: &ServerAddress) -> Result<String> {
     let mut stream = TcpStream::connect(proxy)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
@@ -112,7 +112,7 @@ fn one(proxy: SocketAddr, address: &Address) -> Result<String> {
 }
 
 /// The client's data: the upgrade, a handshake, a short program, a few requests, and the end.
-fn session(address: &Address) -> Vec<u8> {
+fn session(address: &ServerAddress) -> Vec<u8> {
     let target = address.url.split_once("://").map_or("", |(_, rest)| rest);
     let (host, path) = target.split_at(target.find('/').unwrap_or(target.len()));
     let mut out = format!(
@@ -192,7 +192,7 @@ fn read(answer: &[u8]) -> Result<String> {
 
 /// `exec-server run` with damaged answers: it may end in any way except a panic. A damaged length or number may leave it waiting forever,
 /// as with any protocol on a link without checksums. Then the link is cut, and the client must recover with the next one.
-fn clients(setting: &Setting, address: &Address, random: &mut Random) -> Result<(u64, u64)> {
+fn clients(setting: &FaultSetting, address: &ServerAddress, random: &mut Random) -> Result<(u64, u64)> {
     let (mut damaged, mut cut) = (0, 0);
     for number in 0..setting.pick(6, 100, 5000) {
         let proxy = Proxy::start(address.socket, random.next(), |random| {
@@ -218,9 +218,12 @@ fn clients(setting: &Setting, address: &Address, random: &mut Random) -> Result<
             child.wait()?;
             bail!("`exec-server run` number {number} did not end after its damaged link was cut");
         };
-        let mut said = String::new();
-        child.stderr.take().context("a pipe")?.read_to_string(&mut said)?;
-        ensure!(status.code().is_some_and(|code| code != 101) && !said.contains("panicked"), "{status}: {said}");
+        let mut output_text = String::new();
+        child.stderr.take().context("a pipe")?.read_to_string(&mut output_text)?;
+        ensure!(
+            status.code().is_some_and(|code| code != 101) && !output_text.contains("panicked"),
+            "{status}: {output_text}"
+        );
     }
     Ok((damaged, cut))
 }

@@ -10,11 +10,11 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::json;
 
-use super::{Figures, Setting};
+use super::{FaultSetting, Figures};
 use crate::{
     children::{self, RECORD, Records},
     server::Setup,
-    wire::{self, Address, Incoming, Wire, hello},
+    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
 };
 
 /// How much server, spawner and holders together may grow.
@@ -26,23 +26,23 @@ const ACK_EVERY: u64 = 256 << 10;
 const PRODUCER: u64 = 1;
 
 /// A way to read: gets the server's address and the number of bytes that the producer writes.
-type Read = fn(&Address, u64) -> Result<()>;
+type ReadFn = fn(&ServerAddress, u64) -> Result<()>;
 
-pub(super) fn fast(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn fast(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let mut lines = deliver(setting, "ack", |address, total| pushed(address, total, &hello(None), None))?;
     lines.extend(deliver(setting, "plain", |address, total| pushed(address, total, &plain(), None))?);
     Ok(lines)
 }
 
-pub(super) fn slow(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn slow(setting: &FaultSetting) -> Result<Vec<Figures>> {
     deliver(setting, "ack", |address, total| pushed(address, total, &hello(None), Some(20e6)))
 }
 
-pub(super) fn polling(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn polling(setting: &FaultSetting) -> Result<Vec<Figures>> {
     deliver(setting, "plain", polled)
 }
 
-pub(super) fn away(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn away(setting: &FaultSetting) -> Result<Vec<Figures>> {
     deliver(setting, "ack", away_for_half)
 }
 
@@ -52,12 +52,12 @@ fn plain() -> serde_json::Value {
 }
 
 /// One line per size: 64 MiB, and 2 GiB unless this is CI.
-fn deliver(setting: &Setting, client: &'static str, read: Read) -> Result<Vec<Figures>> {
+fn deliver(setting: &FaultSetting, client: &'static str, read: ReadFn) -> Result<Vec<Figures>> {
     let sizes: &[u64] = if setting.pick(0, 1, 1) == 0 { &[64 << 20] } else { &[64 << 20, 2 << 30] };
     sizes.iter().map(|size| one(setting, client, *size, read)).collect()
 }
 
-fn one(setting: &Setting, client: &'static str, total: u64, read: Read) -> Result<Figures> {
+fn one(setting: &FaultSetting, client: &'static str, total: u64, read: ReadFn) -> Result<Figures> {
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let before = setup.memory_kib();
@@ -89,7 +89,7 @@ fn one(setting: &Setting, client: &'static str, total: u64, read: Read) -> Resul
         .set("mb_per_s", format!("{:.0}", total as f64 / 1e6 / seconds)))
 }
 
-fn start(wire: &mut Wire, total: u64) -> Result<()> {
+fn start(wire: &mut WireClient, total: u64) -> Result<()> {
     let program = children::program()?;
     let count = (total / RECORD).to_string();
     wire.call("process/start", &wire::start("p", &[&program, "child", "producer", &PRODUCER.to_string(), &count]))?;
@@ -97,11 +97,11 @@ fn start(wire: &mut Wire, total: u64) -> Result<()> {
 }
 
 /// Reads pushed output, at full speed or at a given number of bytes per second.
-fn pushed(address: &Address, total: u64, initialize: &serde_json::Value, rate: Option<f64>) -> Result<()> {
-    let (mut wire, _) = Wire::open(address, initialize)?;
+fn pushed(address: &ServerAddress, total: u64, initialize: &serde_json::Value, rate: Option<f64>) -> Result<()> {
+    let (mut wire, _) = WireClient::open(address, initialize)?;
     start(&mut wire, total)?;
     let acknowledges = initialize.get("capabilities").is_some();
-    let mut reader = Reader::new(rate, acknowledges);
+    let mut reader = DeliveryReader::new(rate, acknowledges);
     while !reader.take(&mut wire)? {}
     reader.records.finish(total / RECORD)?;
     wire.call("session/end", &json!({})).context("end the session")?;
@@ -109,15 +109,15 @@ fn pushed(address: &Address, total: u64, initialize: &serde_json::Value, rate: O
 }
 
 /// Starts a process, disconnects until half of the output is written (or the quota stops it), and reconnects.
-fn away_for_half(address: &Address, total: u64) -> Result<()> {
-    let (mut wire, session) = Wire::session(address)?;
+fn away_for_half(address: &ServerAddress, total: u64) -> Result<()> {
+    let (mut wire, session) = WireClient::session(address)?;
     start(&mut wire, total)?;
     drop(wire);
-    let (mut observer, _) = Wire::session(address)?;
+    let (mut observer, _) = WireClient::session(address)?;
     wait_written(&mut observer, total / 2)?;
     observer.call("session/end", &json!({}))?;
-    let (mut wire, _) = Wire::open(address, &hello(Some(&session)))?;
-    let mut reader = Reader::new(None, true);
+    let (mut wire, _) = WireClient::open(address, &hello(Some(&session)))?;
+    let mut reader = DeliveryReader::new(None, true);
     while !reader.take(&mut wire)? {}
     reader.records.finish(total / RECORD)?;
     wire.call("session/end", &json!({})).context("end the session")?;
@@ -125,7 +125,7 @@ fn away_for_half(address: &Address, total: u64) -> Result<()> {
 }
 
 /// Polls the list of another session. The wait also ends when the holder cannot store more (quota, free-space floor).
-fn wait_written(observer: &mut Wire, wanted: u64) -> Result<()> {
+fn wait_written(observer: &mut WireClient, wanted: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(120);
     let (mut last, mut since) = (0, Instant::now());
     loop {
@@ -150,7 +150,7 @@ fn wait_written(observer: &mut Wire, wanted: u64) -> Result<()> {
 }
 
 /// A reader of pushed events: checks numbers and records, keeps to a rate, acknowledges what it consumed.
-struct Reader {
+struct DeliveryReader {
     records: Records,
     seq: u64,
     bytes: u64,
@@ -161,7 +161,7 @@ struct Reader {
     exited: bool,
 }
 
-impl Reader {
+impl DeliveryReader {
     fn new(rate: Option<f64>, acknowledges: bool) -> Self {
         Self {
             records: Records::new(PRODUCER),
@@ -176,29 +176,29 @@ impl Reader {
     }
 
     /// Handles one message; returns true at the end.
-    fn take(&mut self, wire: &mut Wire) -> Result<bool> {
+    fn take(&mut self, wire: &mut WireClient) -> Result<bool> {
         let incoming = wire.next().with_context(|| format!("after number {}, {} bytes", self.seq, self.bytes))?;
         match incoming {
-            Incoming::Output(output) => {
+            ServerMessage::Output(output) => {
                 ensure!(output.gap.is_none(), "a gap: {:?}", output.gap);
                 self.advance(output.seq)?;
                 self.records.push(&output.bytes);
                 self.consume(output.bytes.len() as u64, wire)?;
                 Ok(false)
             }
-            Incoming::Exited { seq, code, .. } => {
+            ServerMessage::Exited { seq, code, .. } => {
                 self.advance(seq)?;
                 ensure!(code == children::exit_code(PRODUCER), "the producer exited with {code}");
                 self.exited = true;
                 Ok(false)
             }
-            Incoming::Closed { seq, .. } => {
+            ServerMessage::Closed { seq, .. } => {
                 self.advance(seq)?;
                 ensure!(self.exited, "closed before it exited");
                 Ok(true)
             }
-            Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
-            Incoming::Answer { .. } => Ok(false),
+            ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+            ServerMessage::Answer { .. } => Ok(false),
         }
     }
 
@@ -208,7 +208,7 @@ impl Reader {
         Ok(())
     }
 
-    fn consume(&mut self, bytes: u64, wire: &mut Wire) -> Result<()> {
+    fn consume(&mut self, bytes: u64, wire: &mut WireClient) -> Result<()> {
         self.bytes += bytes;
         self.unacknowledged += bytes;
         if let Some(rate) = self.rate {
@@ -224,8 +224,8 @@ impl Reader {
 }
 
 /// Reads with `process/read` only, as a reference client does; pushed output is ignored.
-fn polled(address: &Address, total: u64) -> Result<()> {
-    let (mut wire, _) = Wire::open(address, &plain())?;
+fn polled(address: &ServerAddress, total: u64) -> Result<()> {
+    let (mut wire, _) = WireClient::open(address, &plain())?;
     start(&mut wire, total)?;
     let mut records = Records::new(PRODUCER);
     let mut after = 0;

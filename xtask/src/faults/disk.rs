@@ -13,11 +13,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    Figures, Setting,
-    flood::{self, Flood, Policy},
-    level::Level,
+    FaultSetting, Figures,
+    flood::{self, Flood, OverflowPolicy},
+    level::ResourceLevel,
 };
-use crate::{server::Setup, wire::Wire};
+use crate::{server::Setup, wire::WireClient};
 
 /// Size of the disk.
 const DISK_BYTES: u64 = 16 << 20;
@@ -32,14 +32,14 @@ const NOTICED_WITHIN: Duration = Duration::from_secs(4);
 /// How long a neighbour's start may take on a busy machine, even while the disk is full.
 const NEIGHBOUR_MS: f64 = 2000.0;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(1, 20, 200);
     let setup = Setup::new(&setting.binary)?.arg("--memory-per-process").arg("3MiB").tmpfs(DISK_BYTES)?;
     let server = setup.start().context("a tmpfs in a private mount namespace needs the right to mount (root)")?;
     let disk = PathBuf::from(format!("/proc/{}/root{}", server.pid(), setup.state_dir().display()));
-    let (mut observer, _) = Wire::session(&server.address)?;
+    let (mut observer, _) = WireClient::session(&server.address)?;
     flood::neighbour(&mut observer, "first")?;
-    let level = Level::of(server.pid());
+    let level = ResourceLevel::of(server.pid());
     let family = setup.family();
     let mut random = setting.random("F9");
     let (mut bytes, mut noticed, mut worst_neighbour) = (0, Vec::new(), 0_f64);
@@ -67,7 +67,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// The results of one round.
-struct Lived {
+struct DiskFullRound {
     bytes: u64,
     noticed_ms: f64,
     neighbour_ms: f64,
@@ -76,12 +76,12 @@ struct Lived {
 fn one(
     setup: &Setup,
     disk: &Path,
-    observer: &mut Wire,
-    address: &crate::wire::Address,
+    observer: &mut WireClient,
+    address: &crate::wire::ServerAddress,
     (round, filler): (u64, u64),
-) -> Result<Lived> {
-    let (mut wire, session) = Wire::session(address)?;
-    let policy = |number| if number == 0 { Policy::DropOldest } else { Policy::Block };
+) -> Result<DiskFullRound> {
+    let (mut wire, session) = WireClient::session(address)?;
+    let policy = |number| if number == 0 { OverflowPolicy::DropOldest } else { OverflowPolicy::Block };
     let mut floods: Vec<Flood> =
         (0..FLOODS).map(|number| Flood::new(round * FLOODS + number, FLOOD_BYTES, policy(number))).collect();
     fs::write(disk.join("filler"), vec![7; usize::try_from(filler)?]).context("fill a part of the disk")?;
@@ -89,7 +89,8 @@ fn one(
         flood.start(&mut wire)?;
     }
     drop(wire);
-    let names: Vec<String> = floods.iter().filter(|flood| flood.policy() == Policy::Block).map(Flood::name).collect();
+    let names: Vec<String> =
+        floods.iter().filter(|flood| flood.policy() == OverflowPolicy::Block).map(Flood::name).collect();
     flood::wait("a flood is blocked by the full disk", Duration::from_secs(30), || {
         let list = flood::listed(observer)?;
         Ok(names.iter().any(|name| list.get(name).is_some_and(|entry| entry["blocked"] == "diskFull")))
@@ -100,7 +101,7 @@ fn one(
         ensure!(took < NEIGHBOUR_MS, "a neighbour took {took:.0} ms beside a full disk");
         neighbour_ms = neighbour_ms.max(took);
     }
-    let written = |observer: &mut Wire| -> Result<u64> {
+    let written = |observer: &mut WireClient| -> Result<u64> {
         let list = flood::listed(observer)?;
         Ok(names.iter().filter_map(|name| list.get(name)?["outputBytes"].as_u64()).sum())
     };
@@ -113,7 +114,7 @@ fn one(
     let bytes = flood::drain(address, &session, &mut floods)?;
     flood::wait("nothing is left on the disk", Duration::from_secs(5), || Ok(segments(disk)? == 0))?;
     ensure!(!setup.family().is_empty(), "the server is gone");
-    Ok(Lived { bytes, noticed_ms: noticed.as_secs_f64() * 1e3, neighbour_ms })
+    Ok(DiskFullRound { bytes, noticed_ms: noticed.as_secs_f64() * 1e3, neighbour_ms })
 }
 
 /// The number of segment files in a state directory.

@@ -9,12 +9,12 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::{
-    Figures, Setting, cuts,
-    load::{Load, is_lost},
+    FaultSetting, Figures, cuts,
+    load::{ProducerLoad, is_lost},
 };
 use crate::{
     server::{Server, Setup},
-    wire::Wire,
+    wire::WireClient,
 };
 
 /// Concurrent producers.
@@ -23,32 +23,32 @@ const LANES: usize = 8;
 /// How long a drain may take.
 const DRAIN: Duration = Duration::from_secs(5);
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(5, 50, 500);
     let mut random = setting.random("F5");
     let setup = Setup::new(&setting.binary)?;
     let mut server = setup.start()?;
-    let mut load = Load::new(random.fork(), LANES)?;
+    let mut load = ProducerLoad::new(random.fork(), LANES)?;
     let mut wire = load.attach(&server.address)?;
     let (mut times, mut drains, mut deaf) = (Vec::new(), Vec::new(), 0);
     for drained in 0..wanted {
-        let said = || format!("after {drained} drains; the server says: {}", setup.log_tail());
+        let context = || format!("after {drained} drains; the server says: {}", setup.log_tail());
         let until = Instant::now() + Duration::from_millis(random.between(5, 250));
         while Instant::now() < until {
-            load.step(&mut wire).with_context(said)?;
+            load.step(&mut wire).with_context(context)?;
         }
         // In the first drain the client never reads, so that even a short run has both kinds.
         let listens = drained > 0 && !random.one_in(10);
         deaf += u64::from(!listens);
-        drains.push(drain(server, listens.then_some((&mut load, &mut wire))).with_context(said)?);
+        drains.push(drain(server, listens.then_some((&mut load, &mut wire))).with_context(context)?);
         let begun = Instant::now();
         server = setup.start()?;
-        let (resumed, millis) = cuts::resume(&mut load, &server.address, begun).with_context(said)?;
+        let (resumed, millis) = cuts::resume(&mut load, &server.address, begun).with_context(context)?;
         times.push(millis);
         wire = resumed;
-        load.check_pids(&mut wire).with_context(said)?;
+        load.check_pids(&mut wire).with_context(context)?;
     }
-    load.let_run_out();
+    load.stop_refilling();
     while !load.is_done() {
         load.step(&mut wire).context("after the last drain")?;
     }
@@ -69,7 +69,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// Shuts the server down. If there is a listener, it must get a close that says so.
-pub(super) fn drain(server: Server, listener: Option<(&mut Load, &mut Wire)>) -> Result<f64> {
+pub(super) fn drain(server: Server, listener: Option<(&mut ProducerLoad, &mut WireClient)>) -> Result<f64> {
     server.terminate();
     let begun = Instant::now();
     if let Some((load, wire)) = listener {

@@ -16,13 +16,13 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
 use super::{
-    Figures, Setting,
-    flood::{self, Flood, Policy},
+    FaultSetting, Figures,
+    flood::{self, Flood, OverflowPolicy},
 };
 use crate::{
     interop::packages,
     server::{Setup, kill},
-    wire::Wire,
+    wire::WireClient,
 };
 
 /// Bytes of each flood: 3 MiB in memory and six segments on disk.
@@ -39,7 +39,7 @@ const SOCKETS: &str = "recvfrom,sendto,recvmsg,sendmsg,writev,epoll_wait:error=E
 /// How the log of `strace` says that a thread has stopped.
 const STOPPED: &str = "--- stopped by SIGSTOP ---";
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     packages::ensure(packages::STRACE).context("F10 lets calls fail")?;
     let wanted = setting.pick(12, 200, 5000);
     let (mut disk, mut sockets, mut bytes, mut worst_neighbour) = (0, 0, 0, 0_f64);
@@ -67,22 +67,22 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// The results of one round.
-struct Lived {
+struct FailedCallsRound {
     disk: u64,
     sockets: u64,
     bytes: u64,
     neighbour_ms: f64,
 }
 
-fn one(setup: &Setup, round: u64) -> Result<Lived> {
+fn one(setup: &Setup, round: u64) -> Result<FailedCallsRound> {
     let server = setup.start()?;
-    let (mut observer, _) = Wire::session(&server.address)?;
+    let (mut observer, _) = WireClient::session(&server.address)?;
     flood::neighbour(&mut observer, "first")?;
     let (mut sessions, mut tracers) = (Vec::new(), Vec::new());
     for (number, fault) in (0..).zip(DISK) {
         let known = setup.holders();
-        let (mut wire, session) = Wire::session(&server.address)?;
-        let flood = Flood::new(round * 100 + number, FLOOD_BYTES, Policy::Block);
+        let (mut wire, session) = WireClient::session(&server.address)?;
+        let flood = Flood::new(round * 100 + number, FLOOD_BYTES, OverflowPolicy::Block);
         flood.start(&mut wire)?;
         let holders: Vec<u32> = setup.holders().into_iter().filter(|pid| !known.contains(pid)).collect();
         let [holder] = holders[..] else { bail!("a new session has the holders {holders:?}") };
@@ -109,7 +109,7 @@ fn one(setup: &Setup, round: u64) -> Result<Lived> {
     flood::neighbour(&mut observer, "last")?;
     drop(observer);
     server.stop()?;
-    Ok(Lived { disk, sockets, bytes, neighbour_ms })
+    Ok(FailedCallsRound { disk, sockets, bytes, neighbour_ms })
 }
 
 /// A running `strace` that makes calls of one process fail.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     children::{self, RECORD},
-    wire::{self, Address, Fault, Incoming, Wire, hello},
+    wire::{self, CallError, ServerAddress, ServerMessage, WireClient, hello},
 };
 
 /// A producer is acknowledged after this many bytes.
@@ -22,7 +22,7 @@ const ACK_EVERY: u64 = 256 << 10;
 
 /// The overflow policy of a full log.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Policy {
+pub(super) enum OverflowPolicy {
     Block,
     DropOldest,
 }
@@ -31,7 +31,7 @@ pub(super) enum Policy {
 pub(super) struct Flood {
     id: u64,
     bytes: u64,
-    policy: Policy,
+    policy: OverflowPolicy,
     /// Offset of the next byte.
     at: u64,
     seq: u64,
@@ -41,7 +41,7 @@ pub(super) struct Flood {
 }
 
 impl Flood {
-    pub(super) fn new(id: u64, bytes: u64, policy: Policy) -> Self {
+    pub(super) fn new(id: u64, bytes: u64, policy: OverflowPolicy) -> Self {
         Self { id, bytes, policy, at: 0, seq: 0, missing: 0, unacknowledged: 0, closed: false }
     }
 
@@ -49,16 +49,16 @@ impl Flood {
         format!("flood-{}", self.id)
     }
 
-    pub(super) fn policy(&self) -> Policy {
+    pub(super) fn policy(&self) -> OverflowPolicy {
         self.policy
     }
 
-    pub(super) fn start(&self, wire: &mut Wire) -> Result<()> {
+    pub(super) fn start(&self, wire: &mut WireClient) -> Result<()> {
         let program = children::program()?;
         let count = (self.bytes / RECORD).to_string();
         let argv = [&program, "child", "producer", &self.id.to_string(), &count];
         let mut params = wire::start(&self.name(), &argv);
-        if self.policy == Policy::DropOldest {
+        if self.policy == OverflowPolicy::DropOldest {
             params["overflow"] = json!("dropOldest");
         }
         wire.call("process/start", &params).with_context(|| format!("start {}", self.name()))?;
@@ -81,7 +81,11 @@ impl Flood {
     }
 
     fn gap(&mut self, params: &Value) -> Result<()> {
-        ensure!(self.policy == Policy::DropOldest, "{}: a gap, and nothing may be dropped: {params}", self.name());
+        ensure!(
+            self.policy == OverflowPolicy::DropOldest,
+            "{}: a gap, and nothing may be dropped: {params}",
+            self.name()
+        );
         let bytes = params["bytes"].as_u64().with_context(|| format!("no count in {params}"))?;
         let next = params["toSeq"].as_u64().with_context(|| format!("no number in {params}"))?;
         (self.at, self.missing, self.seq) = (self.at + bytes, self.missing + bytes, next);
@@ -93,43 +97,43 @@ impl Flood {
         ensure!(params["outputBytes"] == self.bytes, "{} wrote {}: {params}", self.name(), self.bytes);
         // Dropped output may have been on its way to us already, so the count can be larger than what we miss, but never smaller.
         let dropped = params["droppedBytes"].as_u64().with_context(|| format!("no count in {params}"))?;
-        let is_told = dropped >= self.missing && (dropped == 0 || self.policy == Policy::DropOldest);
-        ensure!(is_told, "{} misses {} bytes: {params}", self.name(), self.missing);
+        let is_reported = dropped >= self.missing && (dropped == 0 || self.policy == OverflowPolicy::DropOldest);
+        ensure!(is_reported, "{} misses {} bytes: {params}", self.name(), self.missing);
         self.closed = true;
         Ok(())
     }
 }
 
 /// Reads the rest of all floods of a session, on as many connections as needed; returns the number of bytes checked.
-pub(super) fn drain(address: &Address, session: &str, floods: &mut [Flood]) -> Result<u64> {
+pub(super) fn drain(address: &ServerAddress, session: &str, floods: &mut [Flood]) -> Result<u64> {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         match drain_once(address, session, floods) {
             Ok(()) => return Ok(floods.iter().map(|flood| flood.bytes - flood.missing).sum()),
-            Err(error) if error.downcast_ref::<Fault>().is_some_and(Fault::is_lost) => {}
+            Err(error) if error.downcast_ref::<CallError>().is_some_and(CallError::is_lost) => {}
             Err(error) => return Err(error),
         }
         ensure!(Instant::now() < deadline, "not read whole after 120 s");
     }
 }
 
-fn drain_once(address: &Address, session: &str, floods: &mut [Flood]) -> Result<()> {
-    let (mut wire, _) = Wire::open(address, &hello(Some(session)))?;
+fn drain_once(address: &ServerAddress, session: &str, floods: &mut [Flood]) -> Result<()> {
+    let (mut wire, _) = WireClient::open(address, &hello(Some(session)))?;
     for flood in floods.iter().filter(|flood| flood.seq > 0) {
         wire.notify("process/ack", &json!({ "processId": flood.name(), "seq": flood.seq }))?;
     }
     while floods.iter().any(|flood| !flood.closed) {
         let incoming = wire.next()?;
         let (process, seq) = match &incoming {
-            Incoming::Output(output) => (&output.process, output.seq),
-            Incoming::Exited { process, seq, .. } | Incoming::Closed { process, seq, .. } => (process, *seq),
-            Incoming::Other { method, params } if method == "process/gap" => {
+            ServerMessage::Output(output) => (&output.process, output.seq),
+            ServerMessage::Exited { process, seq, .. } | ServerMessage::Closed { process, seq, .. } => (process, *seq),
+            ServerMessage::Other { method, params } if method == "process/gap" => {
                 let name = params["processId"].as_str().unwrap_or_default();
                 find(floods, name)?.gap(params)?;
                 continue;
             }
-            Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
-            Incoming::Answer { id, .. } => bail!("an answer to {id}, which nobody asked"),
+            ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+            ServerMessage::Answer { id, .. } => bail!("an answer to {id}, which nobody asked"),
         };
         let flood = find(floods, process)?;
         if seq <= flood.seq {
@@ -138,12 +142,12 @@ fn drain_once(address: &Address, session: &str, floods: &mut [Flood]) -> Result<
         ensure!(seq == flood.seq + 1, "{}: number {seq} after {}", flood.name(), flood.seq);
         flood.seq = seq;
         match &incoming {
-            Incoming::Output(output) => flood.output(&output.bytes)?,
-            Incoming::Exited { code, .. } => {
+            ServerMessage::Output(output) => flood.output(&output.bytes)?,
+            ServerMessage::Exited { code, .. } => {
                 ensure!(*code == children::exit_code(flood.id), "{} exited with {code}", flood.name());
             }
-            Incoming::Closed { params, .. } => flood.close(params)?,
-            Incoming::Other { .. } | Incoming::Answer { .. } => {}
+            ServerMessage::Closed { params, .. } => flood.close(params)?,
+            ServerMessage::Other { .. } | ServerMessage::Answer { .. } => {}
         }
         if flood.unacknowledged >= ACK_EVERY || flood.closed {
             flood.unacknowledged = 0;
@@ -159,7 +163,7 @@ fn find<'a>(floods: &'a mut [Flood], name: &str) -> Result<&'a mut Flood> {
 }
 
 /// The list entry of every process, by id.
-pub(super) fn listed(observer: &mut Wire) -> Result<BTreeMap<String, Value>> {
+pub(super) fn listed(observer: &mut WireClient) -> Result<BTreeMap<String, Value>> {
     let list = observer.call("process/list", &json!({ "scope": "all" }))?;
     let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
     let name = |entry: &Value| entry["processId"].as_str().unwrap_or_default().to_owned();
@@ -177,20 +181,20 @@ pub(super) fn wait(what: &str, within: Duration, mut is_so: impl FnMut() -> Resu
 }
 
 /// A neighbour at work: starts a process and waits for its output; returns the milliseconds.
-pub(super) fn neighbour(wire: &mut Wire, name: &str) -> Result<f64> {
+pub(super) fn neighbour(wire: &mut WireClient, name: &str) -> Result<f64> {
     let begun = Instant::now();
     wire.call("process/start", &wire::start(name, &["echo", "fine"])).context("start a neighbour")?;
     let mut bytes = Vec::new();
     loop {
         match wire.next().context("wait for a neighbour")? {
-            Incoming::Output(output) => bytes.extend(output.bytes),
-            Incoming::Closed { seq, .. } => {
+            ServerMessage::Output(output) => bytes.extend(output.bytes),
+            ServerMessage::Closed { seq, .. } => {
                 ensure!(bytes == b"fine\n", "a neighbour said {bytes:?}");
                 wire.notify("process/ack", &json!({ "processId": name, "seq": seq }))?;
                 wire.call("process/forget", &json!({ "processId": name }))?;
                 return Ok(begun.elapsed().as_secs_f64() * 1e3);
             }
-            Incoming::Exited { .. } | Incoming::Answer { .. } | Incoming::Other { .. } => {}
+            ServerMessage::Exited { .. } | ServerMessage::Answer { .. } | ServerMessage::Other { .. } => {}
         }
     }
 }

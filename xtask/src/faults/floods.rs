@@ -11,11 +11,11 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
-use super::{Figures, Setting, level::Level};
+use super::{FaultSetting, Figures, level::ResourceLevel};
 use crate::{
     children::{self, RECORD},
     server::{self, Setup},
-    wire::{self, Address, Incoming, Wire, hello},
+    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
 };
 
 const FLOODS: u64 = 10;
@@ -27,10 +27,10 @@ const BESIDE_KIB: u64 = 4 << 10;
 /// keeps a few segments. Measured: 38 MiB on two cores, independent of the amount of output, and none of it mapped from a log.
 pub(super) const ARENAS_KIB: u64 = 64 << 10;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let (rounds, seconds) = (setting.pick(1, 2, 20), setting.pick(3, 30, 30));
     // In three seconds a larger quota is not always reached.
-    let bounds = Bounds { disk_mib: setting.pick(8, 64, 64), memory_mib: setting.pick(4, 16, 16) };
+    let bounds = FloodBounds { disk_mib: setting.pick(8, 64, 64), memory_mib: setting.pick(4, 16, 16) };
     let (mut bytes, mut gaps, mut disk, mut growth) = (0, 0, 0, 0);
     for _ in 0..rounds {
         let setup = Setup::new(&setting.binary)?
@@ -56,23 +56,23 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// The limits of one process.
-struct Bounds {
+struct FloodBounds {
     disk_mib: u64,
     memory_mib: u64,
 }
 
-struct Round {
+struct FloodRound {
     received: u64,
     gaps: u64,
     disk: u64,
     growth_kib: u64,
 }
 
-fn one(setup: &Setup, bounds: &Bounds, long: Duration) -> Result<Round> {
+fn one(setup: &Setup, bounds: &FloodBounds, long: Duration) -> Result<FloodRound> {
     let server = setup.start()?;
-    let level = Level::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
+    let level = ResourceLevel::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
     let before = setup.memory_kib();
-    let (mut wire, session) = Wire::session(&server.address)?;
+    let (mut wire, session) = WireClient::session(&server.address)?;
     for id in 0..FLOODS {
         let argv = [&children::program()?, "child", "producer", &id.to_string(), &(u64::MAX / RECORD).to_string()];
         let mut params = wire::start(&format!("flood-{id}"), &argv);
@@ -97,28 +97,28 @@ fn one(setup: &Setup, bounds: &Bounds, long: Duration) -> Result<Round> {
     level.wait_back().context("after the floods")?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
-    Ok(Round { received, gaps, disk, growth_kib })
+    Ok(FloodRound { received, gaps, disk, growth_kib })
 }
 
 /// Ends the floods, so that no unread output is dropped any longer, then resumes and reads the rest of each to its end.
-fn read_all(address: &Address, session: &str) -> Result<(u64, u64)> {
-    let mut floods: Vec<Flood> = (0..FLOODS).map(Flood::new).collect();
-    let (mut other, _) = Wire::session(address)?;
+fn read_all(address: &ServerAddress, session: &str) -> Result<(u64, u64)> {
+    let mut floods: Vec<FloodReader> = (0..FLOODS).map(FloodReader::new).collect();
+    let (mut other, _) = WireClient::session(address)?;
     for flood in &floods {
         other.call("process/terminate", &json!({ "processId": flood.name, "sessionId": session }))?;
     }
     wait_ended(&mut other)?;
     other.call("session/end", &json!({}))?;
-    let (mut wire, _) = Wire::open(address, &hello(Some(session)))?;
+    let (mut wire, _) = WireClient::open(address, &hello(Some(session)))?;
     while floods.iter().any(|flood| !flood.closed) {
         let (name, event) = match wire.next()? {
-            Incoming::Output(output) => (output.process.clone(), Event::Output(output)),
-            Incoming::Closed { process, params, .. } => (process, Event::Closed(params)),
-            Incoming::Other { method, params } if method == "process/gap" => {
-                (params["processId"].as_str().unwrap_or_default().to_owned(), Event::Gap(params))
+            ServerMessage::Output(output) => (output.process.clone(), FloodEvent::Output(output)),
+            ServerMessage::Closed { process, params, .. } => (process, FloodEvent::Closed(params)),
+            ServerMessage::Other { method, params } if method == "process/gap" => {
+                (params["processId"].as_str().unwrap_or_default().to_owned(), FloodEvent::Gap(params))
             }
-            Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
-            Incoming::Exited { .. } | Incoming::Answer { .. } => continue,
+            ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+            ServerMessage::Exited { .. } | ServerMessage::Answer { .. } => continue,
         };
         let flood = floods.iter_mut().find(|flood| flood.name == name).context("an event of an unknown process")?;
         if let Some(seq) = flood.take(event).with_context(|| name.clone())? {
@@ -129,7 +129,7 @@ fn read_all(address: &Address, session: &str) -> Result<(u64, u64)> {
     Ok(floods.iter().fold((0, 0), |(received, gaps), flood| (received + flood.received, gaps + flood.gaps)))
 }
 
-fn wait_ended(wire: &mut Wire) -> Result<()> {
+fn wait_ended(wire: &mut WireClient) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let list = wire.call("process/list", &json!({ "scope": "all" }))?;
@@ -143,14 +143,14 @@ fn wait_ended(wire: &mut Wire) -> Result<()> {
     }
 }
 
-enum Event {
-    Output(wire::Output),
+enum FloodEvent {
+    Output(wire::OutputChunk),
     Gap(serde_json::Value),
     Closed(serde_json::Value),
 }
 
 /// The data received from one process, and the offset of the next byte.
-struct Flood {
+struct FloodReader {
     id: u64,
     name: String,
     at: u64,
@@ -160,22 +160,22 @@ struct Flood {
     closed: bool,
 }
 
-impl Flood {
+impl FloodReader {
     fn new(id: u64) -> Self {
         Self { id, name: format!("flood-{id}"), at: 0, seq: 0, received: 0, gaps: 0, closed: false }
     }
 
     /// Returns the number to acknowledge.
-    fn take(&mut self, event: Event) -> Result<Option<u64>> {
+    fn take(&mut self, event: FloodEvent) -> Result<Option<u64>> {
         match event {
-            Event::Output(output) => {
+            FloodEvent::Output(output) => {
                 ensure!(output.seq == self.seq + 1, "number {} after {}", output.seq, self.seq);
                 self.check(&output.bytes)?;
                 self.seq = output.seq;
                 self.received += output.bytes.len() as u64;
                 Ok(Some(self.seq))
             }
-            Event::Gap(gap) => {
+            FloodEvent::Gap(gap) => {
                 let number = |key: &str| gap[key].as_u64().with_context(|| format!("no `{key}` in {gap}"));
                 ensure!(number("fromSeq")? == self.seq + 1, "a gap that does not begin after {}: {gap}", self.seq);
                 self.seq = number("toSeq")?;
@@ -183,7 +183,7 @@ impl Flood {
                 self.gaps += number("bytes")?;
                 Ok(Some(self.seq))
             }
-            Event::Closed(params) => {
+            FloodEvent::Closed(params) => {
                 ensure!(params["outputBytes"] == self.at, "{} bytes by our count, it says {params}", self.at);
                 ensure!(params["droppedBytes"] == self.gaps, "{} bytes in gaps, it says {params}", self.gaps);
                 self.closed = true;

@@ -15,13 +15,13 @@ use exec_server_chaos::{Plan, Proxy, Way};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::json;
 
-use super::{Figures, Setting};
+use super::{FaultSetting, Figures};
 use crate::{
     children::{self, RECORD, Records},
     interop::packages,
     random::Random,
     server::Setup,
-    wire::{self, Address, Incoming, Wire, hello},
+    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
 };
 
 /// Concurrent half-open sessions.
@@ -31,7 +31,7 @@ const AT_ONCE: u64 = 10;
 const DEAD_AFTER: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_millis(500);
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let mut random = setting.random("F6");
     let setup = Setup::new(&setting.binary)?
         .arg("--ping-every=300ms")
@@ -39,7 +39,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         .arg("--log=info")
         .arg("--insecure-plaintext")
         .arg("--allow-host=127.0.0.1");
-    let net = Namespace::new()?;
+    let net = NetworkNamespace::new()?;
     let setup = setup.arg("--listen").arg(&format!("ws://{}:0", net.near));
     let mut server = setup.start()?;
     let (mut times, mut bytes, mut detected) = (Vec::new(), 0, Vec::new());
@@ -55,7 +55,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         bytes += back.1;
     }
     let second = server.second_line()?;
-    let far = Address { socket: Address::parse(&second)?.socket, url: server.address.url.clone() };
+    let far = ServerAddress { socket: ServerAddress::parse(&second)?.socket, url: server.address.url.clone() };
     for round in 0..rounds {
         let known = noticed(&setup);
         let open = net.inside(|| open_all(&far, (rounds + round) * AT_ONCE))?;
@@ -82,34 +82,34 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// A client that no longer receives anything; its socket stays open.
-struct Open {
+struct SilentClient {
     id: u64,
     session: String,
     records: Records,
     seq: u64,
-    _wire: Wire,
+    _wire: WireClient,
 }
 
 /// Twice the acknowledgement window, so that much of it is sent after the peer went silent.
 const COUNT: u64 = (8 << 20) / RECORD;
 
-fn open_all(address: &Address, first: u64) -> Result<Vec<Open>> {
+fn open_all(address: &ServerAddress, first: u64) -> Result<Vec<SilentClient>> {
     (first..first + AT_ONCE)
         .map(|id| {
-            let (mut wire, session) = Wire::session(address)?;
+            let (mut wire, session) = WireClient::session(address)?;
             let argv = [&children::program()?, "child", "producer", &id.to_string(), &COUNT.to_string()];
             wire.call("process/start", &wire::start("p", &argv))?;
             let (mut records, mut seq) = (Records::new(id), 0);
             while seq == 0 {
                 take(&mut wire, &mut records, &mut seq)?;
             }
-            Ok(Open { id, session, records, seq, _wire: wire })
+            Ok(SilentClient { id, session, records, seq, _wire: wire })
         })
         .collect()
 }
 
 /// Resumes all at once and reads each to its end; returns the times to resume, and the number of bytes.
-fn come_back(address: &Address, open: Vec<Open>, random: &mut Random) -> Result<(Vec<f64>, u64)> {
+fn come_back(address: &ServerAddress, open: Vec<SilentClient>, random: &mut Random) -> Result<(Vec<f64>, u64)> {
     thread::scope(|scope| {
         let lanes: Vec<_> = open
             .into_iter()
@@ -127,11 +127,12 @@ fn come_back(address: &Address, open: Vec<Open>, random: &mut Random) -> Result<
     })
 }
 
-fn resume(address: &Address, mut open: Open, takeover: bool) -> Result<f64> {
+fn resume(address: &ServerAddress, mut open: SilentClient, takeover: bool) -> Result<f64> {
     let mut params = hello(Some(&open.session));
     params["takeover"] = json!(takeover);
     let begun = Instant::now();
-    let (mut wire, _) = Wire::open(address, &params).with_context(|| format!("resume with takeover {takeover}"))?;
+    let (mut wire, _) =
+        WireClient::open(address, &params).with_context(|| format!("resume with takeover {takeover}"))?;
     let took = begun.elapsed();
     let promised = Duration::from_secs(if takeover { 1 } else { 3 });
     ensure!(took <= promised, "handed over after {took:?} with takeover {takeover}, promised {promised:?}");
@@ -142,9 +143,9 @@ fn resume(address: &Address, mut open: Open, takeover: bool) -> Result<f64> {
 }
 
 /// Handles one message; returns false at the end.
-fn take(wire: &mut Wire, records: &mut Records, seq: &mut u64) -> Result<bool> {
+fn take(wire: &mut WireClient, records: &mut Records, seq: &mut u64) -> Result<bool> {
     match wire.next()? {
-        Incoming::Output(output) if output.seq > *seq => {
+        ServerMessage::Output(output) if output.seq > *seq => {
             ensure!(output.seq == *seq + 1 && output.gap.is_none(), "number {} after {seq}", output.seq);
             records.push(&output.bytes);
             *seq = output.seq;
@@ -152,9 +153,9 @@ fn take(wire: &mut Wire, records: &mut Records, seq: &mut u64) -> Result<bool> {
                 wire.notify("process/ack", &json!({ "processId": "p", "seq": output.seq }))?;
             }
         }
-        Incoming::Closed { .. } => return Ok(false),
-        Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
-        Incoming::Output(_) | Incoming::Exited { .. } | Incoming::Answer { .. } => {}
+        ServerMessage::Closed { .. } => return Ok(false),
+        ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+        ServerMessage::Output(_) | ServerMessage::Exited { .. } | ServerMessage::Answer { .. } => {}
     }
     Ok(true)
 }
@@ -179,14 +180,14 @@ fn wait_noticed(setup: &Setup, wanted: u64) -> Result<f64> {
 }
 
 /// A network namespace that is connected to us by one link; removed when dropped.
-struct Namespace {
+struct NetworkNamespace {
     name: String,
     link: String,
     /// The address of our end.
     near: String,
 }
 
-impl Namespace {
+impl NetworkNamespace {
     fn new() -> Result<Self> {
         // Fail instead of skipping: half of the run must not pass for all of it.
         ensure!(rustix::process::geteuid().is_root(), "F6 takes down a link of its own, for which it must be root");
@@ -229,7 +230,7 @@ impl Namespace {
     }
 }
 
-impl Drop for Namespace {
+impl Drop for NetworkNamespace {
     fn drop(&mut self) {
         ip(&format!("netns del {}", self.name)).ok(); // Its link goes with it.
         ip(&format!("link del {}", self.link)).ok(); // Only left if the namespace was not created.

@@ -13,11 +13,11 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
-use super::{Figures, Setting, descendants};
+use super::{FaultSetting, Figures, descendants};
 use crate::{
     children::{self, RECORD, Records},
     server::{self, Server, Setup},
-    wire::{self, Incoming, Output, Wire, hello},
+    wire::{self, OutputChunk, ServerMessage, WireClient, hello},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -28,24 +28,24 @@ const DAEMONS: u64 = 5;
 /// Every tenth kill hits a session whose client has disconnected and whose output goes to disk.
 const SPILLED_EVERY: u64 = 10;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(12, 50, 500);
     let mut random = setting.random("F4");
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     // A first session opens what the server keeps for good.
-    Round { setup: &setup, server: &server, number: 0 }.killed(Duration::ZERO)?;
+    HolderRound { setup: &setup, server: &server, number: 0 }.killed(Duration::ZERO)?;
     let baseline = server::descriptors(server.pid());
     let (mut told, mut gone, mut bytes) = (Vec::new(), Vec::new(), 0);
     for number in 1..=wanted {
-        let round = Round { setup: &setup, server: &server, number };
-        let said = || format!("kill {number}; the server says: {}", setup.log_tail());
+        let round = HolderRound { setup: &setup, server: &server, number };
+        let context = || format!("kill {number}; the server says: {}", setup.log_tail());
         let after = Duration::from_millis(random.between(0, 60));
-        let times = round.killed(after).with_context(said)?;
+        let times = round.killed(after).with_context(context)?;
         told.push(times.0);
         gone.push(times.1);
         if number % SPILLED_EVERY == 1 {
-            bytes += round.spilled().with_context(said)?;
+            bytes += round.spilled().with_context(context)?;
         }
     }
     descendants::settle("descriptors of the server", baseline + 2, || server::descriptors(server.pid()))?;
@@ -64,16 +64,16 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// One session whose holder is killed.
-struct Round<'a> {
+struct HolderRound<'a> {
     setup: &'a Setup,
     server: &'a Server,
     number: u64,
 }
 
-impl Round<'_> {
+impl HolderRound<'_> {
     /// Kills the holder while producers write; returns the milliseconds until the client was informed and until everything was gone.
     fn killed(&self, after: Duration) -> Result<(f64, f64)> {
-        let (mut wire, _) = Wire::session(&self.server.address)?;
+        let (mut wire, _) = WireClient::session(&self.server.address)?;
         let before = self.holders();
         let mark = descendants::mark(self.number);
         let script = descendants::script(&mark, DAEMONS, "exec sleep 1000");
@@ -91,7 +91,7 @@ impl Round<'_> {
         let told = wait_lost(&mut wire, 3, killed)?;
         let gone = descendants::until_gone(&mark, killed, SECOND)?;
         match wire.call("process/start", &wire::start("late", &["/bin/true"])) {
-            Err(wire::Fault::Refused { kind, .. }) if kind == "holderLost" => {}
+            Err(wire::CallError::Refused { kind, .. }) if kind == "holderLost" => {}
             other => bail!("a start after it gave {other:?}"),
         }
         wire.call("session/end", &json!({}))?;
@@ -100,7 +100,7 @@ impl Round<'_> {
 
     /// Kills the holder while no client is attached and output is on disk; returns how many bytes were read back.
     fn spilled(&self) -> Result<u64> {
-        let (mut wire, session) = Wire::session(&self.server.address)?;
+        let (mut wire, session) = WireClient::session(&self.server.address)?;
         let before = self.holders();
         let id = 1000 + self.number;
         let (program, count) = (children::program()?, (64_u64 << 20) / RECORD);
@@ -116,7 +116,7 @@ impl Round<'_> {
         }
         let segments = on_disk(&dir);
         server::kill(self.new_holder(&before)?, rustix::process::Signal::KILL);
-        let (mut wire, _) = Wire::open(&self.server.address, &hello(Some(&session)))?;
+        let (mut wire, _) = WireClient::open(&self.server.address, &hello(Some(&session)))?;
         let bytes = read_back(&mut wire, &process, id)?;
         // A segment contains a little less output than its size, because every record has a header.
         ensure!(bytes >= segments * 900_000, "{segments} segments were on disk, and {bytes} bytes came back");
@@ -137,19 +137,19 @@ impl Round<'_> {
 }
 
 /// Receives messages until all processes are reported as lost; returns the milliseconds since the kill.
-fn wait_lost(wire: &mut Wire, processes: usize, killed: Instant) -> Result<f64> {
+fn wait_lost(wire: &mut WireClient, processes: usize, killed: Instant) -> Result<f64> {
     let mut lost = 0;
     while lost < processes {
         match wire.next()? {
-            Incoming::Exited { process, code, .. } => {
+            ServerMessage::Exited { process, code, .. } => {
                 ensure!(code == -1, "`{process}` is said to have ended with {code}");
                 lost += 1;
             }
             // The exit comes after the output, which is sent only as it is acknowledged.
-            Incoming::Output(Output { process, seq, .. }) => {
+            ServerMessage::Output(OutputChunk { process, seq, .. }) => {
                 wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?;
             }
-            Incoming::Closed { .. } | Incoming::Answer { .. } | Incoming::Other { .. } => {}
+            ServerMessage::Closed { .. } | ServerMessage::Answer { .. } | ServerMessage::Other { .. } => {}
         }
     }
     let took = killed.elapsed();
@@ -158,12 +158,12 @@ fn wait_lost(wire: &mut Wire, processes: usize, killed: Instant) -> Result<f64> 
 }
 
 /// Reads the rest of a log; it must be a prefix of what was written, without a hole.
-fn read_back(wire: &mut Wire, process: &str, id: u64) -> Result<u64> {
+fn read_back(wire: &mut WireClient, process: &str, id: u64) -> Result<u64> {
     let (mut records, mut bytes) = (Records::new(id), 0);
     let mut pending = Vec::new();
     loop {
         match wire.next()? {
-            Incoming::Output(output) if output.process == process => {
+            ServerMessage::Output(output) if output.process == process => {
                 ensure!(output.gap.is_none(), "a gap: {:?}", output.gap);
                 bytes += output.bytes.len() as u64;
                 pending.extend_from_slice(&output.bytes);
@@ -172,8 +172,8 @@ fn read_back(wire: &mut Wire, process: &str, id: u64) -> Result<u64> {
                 pending.drain(..whole);
                 wire.notify("process/ack", &json!({ "processId": process, "seq": output.seq }))?;
             }
-            Incoming::Closed { process: closed, .. } if closed == process => break,
-            Incoming::Other { method, params } if method == "process/gap" => bail!("a gap: {params}"),
+            ServerMessage::Closed { process: closed, .. } if closed == process => break,
+            ServerMessage::Other { method, params } if method == "process/gap" => bail!("a gap: {params}"),
             _ => {}
         }
     }

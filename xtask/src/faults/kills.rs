@@ -8,14 +8,14 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::{
-    Figures, Scale, Setting, cuts, ensure_p99,
+    FaultScale, FaultSetting, Figures, cuts, ensure_p99,
     figures::percentile,
-    load::{Load, is_lost},
+    load::{ProducerLoad, is_lost},
 };
 use crate::{
     random::Random,
     server::{Server, Setup},
-    wire::Wire,
+    wire::WireClient,
 };
 
 /// Limit for the time from the start of a server until it has adopted its sessions and one was resumed, with eight producers running.
@@ -24,12 +24,12 @@ const ADOPTED_MS: f64 = 50.0;
 /// Concurrent producers.
 const LANES: usize = 8;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(40, 200, 2000);
     let mut random = setting.random("F2");
     let setup = Setup::new(&setting.binary)?;
     let mut server = setup.start()?;
-    let mut load = Load::new(random.fork(), LANES)?;
+    let mut load = ProducerLoad::new(random.fork(), LANES)?;
     let mut wire = load.attach(&server.address)?;
     let mut times = Vec::new();
     let mut killed = 0;
@@ -45,8 +45,8 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         times.push(again.millis);
         (server, wire) = (again.server, again.wire);
     }
-    load.let_run_out();
-    flow(&mut load, &mut wire, &server, Load::is_done).context("after the last kill")?;
+    load.stop_refilling();
+    flow(&mut load, &mut wire, &server, ProducerLoad::is_done).context("after the last kill")?;
     wire.call("session/end", &json!({})).context("end the session")?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
@@ -55,14 +55,19 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     let middle = percentile(&times, 50);
     ensure!(middle <= ADOPTED_MS, "adoption takes {middle:.1} ms in the middle, promised {ADOPTED_MS} ms");
     // With forty kills the 99th percentile is the worst one, and CI shares its cores with other work.
-    if !matches!(setting.scale, Scale::Ci) {
+    if !matches!(setting.scale, FaultScale::Ci) {
         ensure_p99(&times, ADOPTED_MS, "adoption")?;
     }
     Ok(vec![figures.set("p50_ms", format!("{middle:.1}"))])
 }
 
 /// Handles messages until `stop`. A lost link is an error here, because the server was not killed.
-pub(super) fn flow(load: &mut Load, wire: &mut Wire, server: &Server, stop: impl Fn(&Load) -> bool) -> Result<()> {
+pub(super) fn flow(
+    load: &mut ProducerLoad,
+    wire: &mut WireClient,
+    server: &Server,
+    stop: impl Fn(&ProducerLoad) -> bool,
+) -> Result<()> {
     while !stop(load) {
         match load.step(wire) {
             Ok(()) => {}
@@ -76,14 +81,14 @@ pub(super) fn flow(load: &mut Load, wire: &mut Wire, server: &Server, stop: impl
 }
 
 /// A server that took over, and the time from its start until the session was resumed.
-struct Again {
+struct RestartedServer {
     server: Server,
-    wire: Wire,
+    wire: WireClient,
     millis: f64,
     killed: u64,
 }
 
-fn restart(setup: &Setup, random: &mut Random, load: &mut Load, left: u64) -> Result<Again> {
+fn restart(setup: &Setup, random: &mut Random, load: &mut ProducerLoad, left: u64) -> Result<RestartedServer> {
     let mut killed = 0;
     while killed < left && random.one_in(8) {
         let launched = setup.launch()?;
@@ -95,5 +100,5 @@ fn restart(setup: &Setup, random: &mut Random, load: &mut Load, left: u64) -> Re
     let server = setup.start()?;
     let (mut wire, millis) = cuts::resume(load, &server.address, begun)?;
     load.check_pids(&mut wire)?;
-    Ok(Again { server, wire, millis, killed })
+    Ok(RestartedServer { server, wire, millis, killed })
 }

@@ -14,12 +14,12 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::relay::{self, Job, Tally, Watch};
+use super::relay::{self, RelayJob, RelayTally, RelayWatch};
 use crate::{
     children::RECORD,
     random::Random,
     server::{Server, Setup},
-    wire::{Address, Wire},
+    wire::{ServerAddress, WireClient},
 };
 
 /// Bytes transferred by a run: mostly within this range, so that faults also hit starts and ends.
@@ -29,16 +29,16 @@ const RUN_BYTES: std::ops::Range<u64> = 64 << 10..6 << 20;
 const LONGEST: Duration = Duration::from_secs(45 * 60);
 
 /// The state that lanes share.
-pub(super) struct Lanes {
+pub(super) struct LaneRunner {
     /// Its end is set when enough faults were injected, or when a lane failed; all lanes check it.
-    watch: Watch,
+    watch: RelayWatch,
     next_id: AtomicU64,
     begun: Instant,
 }
 
-impl Lanes {
+impl LaneRunner {
     pub(super) fn new() -> Self {
-        Self { watch: Watch::default(), next_id: AtomicU64::new(1), begun: Instant::now() }
+        Self { watch: RelayWatch::default(), next_id: AtomicU64::new(1), begun: Instant::now() }
     }
 
     /// Runs `count` lanes at this URL while the nemesis works. The nemesis returns when it has done enough, and must check `is_over`
@@ -49,7 +49,7 @@ impl Lanes {
         url: &str,
         (count, mut random): (u64, Random),
         nemesis: impl FnOnce(&Self) -> Result<T>,
-    ) -> Result<(T, Tally)> {
+    ) -> Result<(T, RelayTally)> {
         thread::scope(|scope| {
             let lanes: Vec<_> = (0..count)
                 .map(|_| {
@@ -59,7 +59,7 @@ impl Lanes {
                 .collect();
             let done = nemesis(self);
             self.watch.over.store(true, Ordering::Relaxed);
-            let mut tally = Tally::default();
+            let mut tally = RelayTally::default();
             for lane in lanes {
                 tally += lane.join().expect("a lane does not panic")?;
             }
@@ -72,19 +72,19 @@ impl Lanes {
         self.watch.over.load(Ordering::Relaxed) || self.begun.elapsed() > LONGEST
     }
 
-    fn lane(&self, binary: &Path, url: &str, mut random: Random) -> Result<Tally> {
-        let mut tally = Tally::default();
+    fn lane(&self, binary: &Path, url: &str, mut random: Random) -> Result<RelayTally> {
+        let mut tally = RelayTally::default();
         while !self.is_over() {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
             // One run in four is a conversation with pauses; the others transfer as much as they can.
             let (most, pause) = if random.one_in(4) { (256 << 10, 30) } else { (RUN_BYTES.end, 0) };
-            let job = Job {
+            let job = RelayJob {
                 id,
                 count: random.between(RUN_BYTES.start, most) / RECORD,
                 random: random.fork(),
                 pause: Duration::from_millis(pause),
             };
-            let done = relay::carry_out(&mut run(binary, url), job, &self.watch);
+            let done = relay::execute(&mut run(binary, url), job, &self.watch);
             if done.is_err() {
                 self.watch.over.store(true, Ordering::Relaxed);
             }
@@ -114,9 +114,9 @@ pub(super) fn finish(setup: &Setup, server: Server) -> Result<()> {
     setup.wait_gone(Duration::from_secs(5))
 }
 
-fn listed(address: &Address) -> Result<Vec<String>> {
+fn listed(address: &ServerAddress) -> Result<Vec<String>> {
     let deadline = Instant::now() + Duration::from_secs(5);
-    let (mut wire, _) = Wire::session(address)?;
+    let (mut wire, _) = WireClient::session(address)?;
     loop {
         let list = wire.call("process/list", &json!({ "scope": "all" }))?;
         let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{Figures, Setting, lanes};
+use super::{FaultSetting, Figures, lanes};
 use crate::{
     children::{self, RECORD, Records},
     random::Random,
@@ -40,7 +40,7 @@ pub(crate) fn child(id: u64, count: u64, gate: &str) -> Result<()> {
 }
 
 /// Kills clients and checks what became of their programs.
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let wanted = setting.pick(5, 50, 1000);
     let mut random = setting.random("C3");
     let setup = Setup::new(&setting.binary)?;
@@ -50,11 +50,17 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let gate = setup.scratch().join(format!("gate-{id}"));
         let gate = gate.to_str().context("the temporary folder is UTF-8")?.to_owned();
         let count = random.between(16 << 10, 4 << 20) / RECORD;
-        let left =
-            Left { binary: &setting.binary, url: &server.address.url, name: format!("left-{id}"), id, count, gate };
+        let left = LeftProgram {
+            binary: &setting.binary,
+            url: &server.address.url,
+            name: format!("left-{id}"),
+            id,
+            count,
+            gate,
+        };
         // The first two are one of each kind, even in a short run.
         let kills = if id <= 2 { id == 2 } else { random.one_in(3) };
-        let outcome = left.live(&mut random, kills);
+        let outcome = left.execute(&mut random, kills);
         bytes += outcome.with_context(|| format!("client {id}; the server says: {}", setup.log_tail()))?;
         ended += u64::from(kills);
     }
@@ -80,7 +86,7 @@ fn wait_for_empty_sessions(setup: &Setup) -> Result<()> {
 }
 
 /// A program whose client is killed.
-struct Left<'a> {
+struct LeftProgram<'a> {
     binary: &'a Path,
     url: &'a str,
     name: String,
@@ -89,9 +95,9 @@ struct Left<'a> {
     gate: String,
 }
 
-impl Left<'_> {
+impl LeftProgram<'_> {
     /// Runs from the start until the process is forgotten; returns the number of bytes read from its log.
-    fn live(&self, random: &mut Random, kills: bool) -> Result<u64> {
+    fn execute(&self, random: &mut Random, kills: bool) -> Result<u64> {
         self.start_and_kill(random)?;
         let listed = self.listed()?.with_context(|| format!("`ps` does not show `{}`", self.name))?;
         ensure!(listed["exited"] == false, "it did not go on: {listed}");
@@ -119,9 +125,13 @@ impl Left<'_> {
         client.kill()?;
         let output = client.wait_with_output()?;
         reading.join().expect("the reader does not panic")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        begun.with_context(|| format!("`run` ended with {} and said: {said}", output.status))?;
-        ensure!(output.status.code().is_none() && said.is_empty(), "`run` ended with {}: {said}", output.status);
+        let output_text = String::from_utf8_lossy(&output.stderr);
+        begun.with_context(|| format!("`run` ended with {} and said: {output_text}", output.status))?;
+        ensure!(
+            output.status.code().is_none() && output_text.is_empty(),
+            "`run` ended with {}: {output_text}",
+            output.status
+        );
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{
     server,
-    wire::{self, Address, Wire},
+    wire::{self, ServerAddress, WireClient},
 };
 
 /// Memory that allocator and tables may keep after load. The log of one session is as large, so a leaked session is detected.
@@ -23,7 +23,7 @@ const WITHIN: Duration = Duration::from_secs(15);
 const STEADY: Duration = Duration::from_millis(200);
 
 /// The fds and memory of a server at one time.
-pub(super) struct Level {
+pub(super) struct ResourceLevel {
     pid: u32,
     descriptors: u64,
     memory_kib: u64,
@@ -31,15 +31,15 @@ pub(super) struct Level {
     kept_kib: u64,
 }
 
-impl Level {
+impl ResourceLevel {
     /// The current level.
     pub(super) fn of(pid: u32) -> Self {
         Self { pid, descriptors: server::descriptors(pid), memory_kib: server::own_memory_kib(pid), kept_kib: KEPT_KIB }
     }
 
     /// The level after a first session, which creates what every server has from then on: threads, and the spawner's answer.
-    pub(super) fn after_first_session(pid: u32, address: &Address) -> Result<Self> {
-        let (mut wire, _) = Wire::session(address)?;
+    pub(super) fn after_first_session(pid: u32, address: &ServerAddress) -> Result<Self> {
+        let (mut wire, _) = WireClient::session(address)?;
         wire.call("process/start", &wire::start("first", &["/bin/true"]))?;
         wire.call("session/end", &json!({}))?;
         drop(wire);

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     children::{self, RECORD, Records},
     random::Random,
-    wire::{Address, Fault, Incoming, Output, Wire, hello},
+    wire::{CallError, OutputChunk, ServerAddress, ServerMessage, WireClient, hello},
 };
 
 /// A lane is acknowledged after this many bytes.
@@ -22,7 +22,7 @@ const ACK_EVERY: u64 = 256 << 10;
 const LANE_BYTES: std::ops::Range<u64> = 4 << 20..48 << 20;
 
 /// One producer and the data received from it.
-struct Lane {
+struct LoadLane {
     id: u64,
     process: String,
     count: u64,
@@ -40,7 +40,7 @@ struct Lane {
 
 /// A producer that has ended, until the answer confirms that it is forgotten: a cut may lose the request, and it would not be repeated
 /// otherwise.
-struct Leaving {
+struct EndedProducer {
     process: String,
     /// Its last number.
     seq: u64,
@@ -49,12 +49,12 @@ struct Leaving {
 }
 
 /// The lanes and their session.
-pub(super) struct Load {
+pub(super) struct ProducerLoad {
     random: Random,
     program: String,
     session: Option<String>,
-    lanes: Vec<Lane>,
-    leaving: Vec<Leaving>,
+    lanes: Vec<LoadLane>,
+    leaving: Vec<EndedProducer>,
     next_id: u64,
     /// Whether a lane whose producer ended gets another.
     refill: bool,
@@ -66,7 +66,7 @@ pub(super) struct Load {
     pub(super) ended: u64,
 }
 
-impl Load {
+impl ProducerLoad {
     pub(super) fn new(mut random: Random, lanes: usize) -> Result<Self> {
         let random = random.fork();
         let mut load = Self {
@@ -85,10 +85,10 @@ impl Load {
         Ok(load)
     }
 
-    fn new_lane(&mut self) -> Lane {
+    fn new_lane(&mut self) -> LoadLane {
         let id = self.next_id;
         self.next_id += 1;
-        Lane {
+        LoadLane {
             id,
             process: format!("lane-{id}"),
             count: self.random.between(LANE_BYTES.start, LANE_BYTES.end) / RECORD,
@@ -103,8 +103,8 @@ impl Load {
 
     /// Opens the session, or resumes it with takeover. Producers whose start was not answered are started again, and producers that are not
     /// confirmed as forgotten are forgotten again.
-    pub(super) fn attach(&mut self, address: &Address) -> Result<Wire> {
-        let (mut wire, answer) = Wire::open(address, &hello(self.session.as_deref()))?;
+    pub(super) fn attach(&mut self, address: &ServerAddress) -> Result<WireClient> {
+        let (mut wire, answer) = WireClient::open(address, &hello(self.session.as_deref()))?;
         let id = answer["sessionId"].as_str().context("`initialize` gave no session id")?;
         let known = self.session.get_or_insert_with(|| id.to_owned());
         ensure!(known == id, "resumed session `{known}` and got `{id}`");
@@ -125,7 +125,7 @@ impl Load {
         Ok(wire)
     }
 
-    fn start(&mut self, lane: usize, wire: &mut Wire) -> Result<()> {
+    fn start(&mut self, lane: usize, wire: &mut WireClient) -> Result<()> {
         let lane = &self.lanes[lane];
         let argv = [&self.program, "child", "producer", &lane.id.to_string(), &lane.count.to_string()];
         let id = wire.send("process/start", &crate::wire::start(&lane.process, &argv))?;
@@ -134,18 +134,18 @@ impl Load {
     }
 
     /// Handles one message.
-    pub(super) fn step(&mut self, wire: &mut Wire) -> Result<()> {
+    pub(super) fn step(&mut self, wire: &mut WireClient) -> Result<()> {
         match wire.next().map_err(|fault| self.explain(fault))? {
-            Incoming::Output(output) => self.output(&output, wire),
-            Incoming::Exited { process, seq, code } => self.exited(&process, seq, code),
-            Incoming::Closed { process, seq, params } => self.closed(&process, seq, &params, wire),
-            Incoming::Answer { id, outcome } => self.answered(id, outcome),
-            Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+            ServerMessage::Output(output) => self.output(&output, wire),
+            ServerMessage::Exited { process, seq, code } => self.exited(&process, seq, code),
+            ServerMessage::Closed { process, seq, params } => self.closed(&process, seq, &params, wire),
+            ServerMessage::Answer { id, outcome } => self.answered(id, outcome),
+            ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
         }
     }
 
     /// Silence is a failure; adds what was awaited to the error.
-    fn explain(&self, fault: Fault) -> Error {
+    fn explain(&self, fault: CallError) -> Error {
         if fault.is_lost() {
             return Error::new(fault);
         }
@@ -173,7 +173,7 @@ impl Load {
         Ok(Some(at))
     }
 
-    fn output(&mut self, output: &Output, wire: &mut Wire) -> Result<()> {
+    fn output(&mut self, output: &OutputChunk, wire: &mut WireClient) -> Result<()> {
         ensure!(output.gap.is_none(), "a gap at `{}`: {:?}", output.process, output.gap);
         let Some(at) = self.lane(&output.process, output.seq)? else {
             return Ok(());
@@ -201,7 +201,7 @@ impl Load {
         Ok(())
     }
 
-    fn closed(&mut self, process: &str, seq: u64, params: &Value, wire: &mut Wire) -> Result<()> {
+    fn closed(&mut self, process: &str, seq: u64, params: &Value, wire: &mut WireClient) -> Result<()> {
         let Some(at) = self.lane(process, seq)? else {
             return Ok(()); // It ended before; the new link has already sent another forget.
         };
@@ -215,7 +215,7 @@ impl Load {
         );
         self.ended += 1;
         // Replace the lane before anything is sent: if the link breaks here, the end must already be recorded.
-        self.leaving.push(Leaving { process: process.to_owned(), seq, request: None });
+        self.leaving.push(EndedProducer { process: process.to_owned(), seq, request: None });
         if self.refill {
             self.lanes[at] = self.new_lane();
         } else {
@@ -225,13 +225,13 @@ impl Load {
         if self.refill { self.start(at, wire) } else { Ok(()) }
     }
 
-    fn answered(&mut self, id: i64, outcome: Result<Value, Fault>) -> Result<()> {
+    fn answered(&mut self, id: i64, outcome: Result<Value, CallError>) -> Result<()> {
         if let Some(at) = self.leaving.iter().position(|leaving| leaving.request == Some(id)) {
-            let Leaving { process, .. } = self.leaving.swap_remove(at);
+            let EndedProducer { process, .. } = self.leaving.swap_remove(at);
             return match outcome {
                 Ok(_) => Ok(()),
                 // A cut lost the first answer.
-                Err(Fault::Refused { kind, .. }) if kind == "unknownProcess" => Ok(()),
+                Err(CallError::Refused { kind, .. }) if kind == "unknownProcess" => Ok(()),
                 Err(fault) => Err(anyhow!("forgetting `{process}`: {fault}")),
             };
         }
@@ -244,7 +244,7 @@ impl Load {
         match outcome {
             Ok(result) => lane.pid = result["pid"].as_i64(),
             // The start before the cut had arrived.
-            Err(Fault::Refused { message, .. }) if message.contains("already exists") => {}
+            Err(CallError::Refused { message, .. }) if message.contains("already exists") => {}
             Err(fault) => return Err(anyhow!("start of `{}`: {fault}", lane.process)),
         }
         lane.started = true;
@@ -252,7 +252,7 @@ impl Load {
     }
 
     /// Checks the list: every running producer is there, with its original pid.
-    pub(super) fn check_pids(&mut self, wire: &mut Wire) -> Result<()> {
+    pub(super) fn check_pids(&mut self, wire: &mut WireClient) -> Result<()> {
         let list = wire.call("process/list", &json!({}))?;
         let listed = list["processes"].as_array().context("`process/list` gave no `processes`")?;
         for lane in self.lanes.iter_mut().filter(|lane| lane.started && lane.exit.is_none()) {
@@ -268,12 +268,12 @@ impl Load {
     }
 
     /// Starts no more producers.
-    pub(super) fn let_run_out(&mut self) {
+    pub(super) fn stop_refilling(&mut self) {
         self.refill = false;
     }
 
     /// Starts producers again, after all have ended.
-    pub(super) fn begin_again(&mut self, lanes: usize, wire: &mut Wire) -> Result<()> {
+    pub(super) fn restart_lanes(&mut self, lanes: usize, wire: &mut WireClient) -> Result<()> {
         self.refill = true;
         self.lanes = (0..lanes).map(|_| self.new_lane()).collect();
         (0..lanes).try_for_each(|lane| self.start(lane, wire))
@@ -285,20 +285,20 @@ impl Load {
     }
 }
 
-impl Leaving {
+impl EndedProducer {
     /// Acknowledges the last event of the process and forgets it.
-    fn forget(&mut self, wire: &mut Wire) -> Result<()> {
+    fn forget(&mut self, wire: &mut WireClient) -> Result<()> {
         acknowledge(wire, &self.process, self.seq)?;
         self.request = Some(wire.send("process/forget", &json!({ "processId": self.process }))?);
         Ok(())
     }
 }
 
-fn acknowledge(wire: &mut Wire, process: &str, seq: u64) -> Result<()> {
+fn acknowledge(wire: &mut WireClient, process: &str, seq: u64) -> Result<()> {
     Ok(wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
 }
 
 /// Whether a new connection may recover from the error.
 pub(super) fn is_lost(error: &Error) -> bool {
-    error.downcast_ref::<Fault>().is_some_and(Fault::is_lost)
+    error.downcast_ref::<CallError>().is_some_and(CallError::is_lost)
 }

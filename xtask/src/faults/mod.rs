@@ -52,7 +52,7 @@ use crate::{cargo, random::Random};
 
 /// Options of `cargo xtask faults`.
 #[derive(clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct FaultOptions {
     /// The short run of CI: five minutes in all.
     #[arg(long, conflicts_with = "long")]
     ci: bool,
@@ -84,26 +84,26 @@ pub(crate) struct Options {
 
 /// How many faults are injected.
 #[derive(Clone, Copy)]
-enum Scale {
+enum FaultScale {
     Ci,
     Full,
     Long,
 }
 
 /// The inputs of a run.
-struct Setting {
+struct FaultSetting {
     binary: PathBuf,
-    scale: Scale,
+    scale: FaultScale,
     seed: u64,
 }
 
-impl Setting {
+impl FaultSetting {
     /// The count for this scale.
     fn pick(&self, ci: u64, full: u64, long: u64) -> u64 {
         match self.scale {
-            Scale::Ci => ci,
-            Scale::Full => full,
-            Scale::Long => long,
+            FaultScale::Ci => ci,
+            FaultScale::Full => full,
+            FaultScale::Long => long,
         }
     }
 
@@ -115,128 +115,148 @@ impl Setting {
 }
 
 /// One run: its name, the fault, how it is injected, and the function.
-struct Run {
+struct FaultRun {
     name: &'static str,
     what: &'static str,
     how: &'static str,
-    run: fn(&Setting) -> Result<Vec<Figures>>,
+    run: fn(&FaultSetting) -> Result<Vec<Figures>>,
 }
 
-const RUNS: &[Run] = &[
-    Run {
+const RUNS: &[FaultRun] = &[
+    FaultRun {
         name: "D1",
         what: "much output, a fast reader",
         how: "64 MiB and 2 GiB, with and without acknowledgements",
         run: delivery::fast,
     },
-    Run { name: "D2", what: "much output, a slow reader", how: "20 MB/s", run: delivery::slow },
-    Run { name: "D3", what: "much output, a reader that polls", how: "`process/read` alone", run: delivery::polling },
-    Run { name: "D4", what: "much output, the reader away", how: "detached for the first half", run: delivery::away },
-    Run { name: "F1", what: "the link is cut under load", how: "proxy: FIN, RST, inside a frame", run: cuts::run },
-    Run { name: "F2", what: "the server is killed under load", how: "SIGKILL, started again", run: kills::run },
-    Run { name: "F3", what: "the client is killed while it writes", how: "SIGKILL", run: stdin::killed_writer },
-    Run {
+    FaultRun { name: "D2", what: "much output, a slow reader", how: "20 MB/s", run: delivery::slow },
+    FaultRun {
+        name: "D3",
+        what: "much output, a reader that polls",
+        how: "`process/read` alone",
+        run: delivery::polling,
+    },
+    FaultRun {
+        name: "D4",
+        what: "much output, the reader away",
+        how: "detached for the first half",
+        run: delivery::away,
+    },
+    FaultRun { name: "F1", what: "the link is cut under load", how: "proxy: FIN, RST, inside a frame", run: cuts::run },
+    FaultRun { name: "F2", what: "the server is killed under load", how: "SIGKILL, started again", run: kills::run },
+    FaultRun { name: "F3", what: "the client is killed while it writes", how: "SIGKILL", run: stdin::killed_writer },
+    FaultRun {
         name: "F4",
         what: "the holder is killed under load",
         how: "SIGKILL; daemons, output on disk",
         run: holders::run,
     },
-    Run { name: "F5", what: "the server is ended under load", how: "SIGTERM, started again", run: drains::run },
-    Run { name: "F6", what: "the peer is half open", how: "proxy that swallows; link down", run: half_open::run },
-    Run { name: "F7", what: "a reader of 64 KiB/s, a flood", how: "proxy that throttles", run: slow::run },
-    Run { name: "F8", what: "ten floods, nobody there", how: "`dropOldest`, quota 64 MiB", run: floods::run },
-    Run { name: "F11", what: "no descriptors left", how: "64, 200 connects, 100 starts", run: starved::run },
-    Run {
+    FaultRun { name: "F5", what: "the server is ended under load", how: "SIGTERM, started again", run: drains::run },
+    FaultRun { name: "F6", what: "the peer is half open", how: "proxy that swallows; link down", run: half_open::run },
+    FaultRun { name: "F7", what: "a reader of 64 KiB/s, a flood", how: "proxy that throttles", run: slow::run },
+    FaultRun { name: "F8", what: "ten floods, nobody there", how: "`dropOldest`, quota 64 MiB", run: floods::run },
+    FaultRun { name: "F11", what: "no descriptors left", how: "64, 200 connects, 100 starts", run: starved::run },
+    FaultRun {
         name: "F9",
         what: "the disk is full, then freed",
         how: "a tmpfs of 16 MiB, floods without a client",
         run: disk::run,
     },
-    Run {
+    FaultRun {
         name: "F10",
         what: "calls on disk and sockets fail",
         how: "strace: EIO, ENOSPC, EINTR on write, open, rename, send, receive",
         run: errors::run,
     },
-    Run {
+    FaultRun {
         name: "F12",
         what: "a fork bomb; a refused fork",
         how: "200 processes; a group around the holder",
         run: bombs::run,
     },
-    Run {
+    FaultRun {
         name: "F13",
         what: "descendants that hide",
         how: "forked twice, own sessions, signals ignored",
         run: daemons::run,
     },
-    Run { name: "F14", what: "process ids wrap around", how: "namespace with 420 numbers", run: wrapped::run },
-    Run {
+    FaultRun { name: "F14", what: "process ids wrap around", how: "namespace with 420 numbers", run: wrapped::run },
+    FaultRun {
         name: "F15",
         what: "somebody stands still for 10 s",
         how: "SIGSTOP: server, holder, client",
         run: stopped::run,
     },
-    Run { name: "F16", what: "one write id twice at once", how: "two connections", run: stdin::twice },
-    Run { name: "F17", what: "two clients race to resume", how: "two connections, same moment", run: races::run },
-    Run { name: "F18", what: "bytes are damaged", how: "proxy: flips, repeats, leaves out", run: damage::run },
-    Run {
+    FaultRun { name: "F16", what: "one write id twice at once", how: "two connections", run: stdin::twice },
+    FaultRun { name: "F17", what: "two clients race to resume", how: "two connections, same moment", run: races::run },
+    FaultRun { name: "F18", what: "bytes are damaged", how: "proxy: flips, repeats, leaves out", run: damage::run },
+    FaultRun {
         name: "F19",
         what: "the holder is killed at every step of its logs",
         how: "SIGKILL at step 1, 2, 3 … of append, commit, rotate, write, rename, unlink",
         run: crash::run,
     },
-    Run {
+    FaultRun {
         name: "F20",
         what: "two versions, mixed",
         how: "servers and holders of both; upgrades under load",
         run: skew::run,
     },
-    Run { name: "F24", what: "a crowd at the door", how: "500 sockets: slow, silent, wrong token", run: crowds::run },
-    Run { name: "C1", what: "links are cut during `exec-server run`", how: "proxy: at any byte", run: client::cuts },
-    Run { name: "C2", what: "the server is killed during `exec-server run`", how: "SIGKILL", run: client::kills },
-    Run { name: "C3", what: "`exec-server run` is killed", how: "SIGKILL; found, read and ended", run: left::run },
-    Run {
+    FaultRun {
+        name: "F24",
+        what: "a crowd at the door",
+        how: "500 sockets: slow, silent, wrong token",
+        run: crowds::run,
+    },
+    FaultRun {
+        name: "C1",
+        what: "links are cut during `exec-server run`",
+        how: "proxy: at any byte",
+        run: client::cuts,
+    },
+    FaultRun { name: "C2", what: "the server is killed during `exec-server run`", how: "SIGKILL", run: client::kills },
+    FaultRun { name: "C3", what: "`exec-server run` is killed", how: "SIGKILL; found, read and ended", run: left::run },
+    FaultRun {
         name: "C4",
         what: "`exec-server cp -r` is killed",
         how: "SIGKILL, called again; up and down, 10,000 files and 2 GiB",
         run: copies::run,
     },
-    Run {
+    FaultRun {
         name: "M1",
         what: "links are cut and the server killed during MCP calls",
         how: "`mcp bridge`; proxy: at any byte; SIGKILL, started again",
         run: bridges::run,
     },
-    Run {
+    FaultRun {
         name: "M2",
         what: "`mcp bridge` ends or vanishes",
         how: "end of input, SIGTERM; SIGKILL, cut and `--keep 3s`; servers with daemons",
         run: abandoned::run,
     },
-    Run {
+    FaultRun {
         name: "F27",
         what: "names are swapped beneath file requests in a sandbox",
         how: "directories and files exchanged with links that lead out",
         run: sandboxes::run,
     },
-    Run { name: "F26", what: "simulated worlds", how: "seeded faults", run: simulation },
+    FaultRun { name: "F26", what: "simulated worlds", how: "seeded faults", run: simulation },
 ];
 
 /// Runs that mostly wait. A full run executes them in parallel with the others, which saves a third of its time.
 const WAITING: &[&str] = &["D2", "F5", "F10", "F15", "F16", "F17", "F19"];
 
 /// F26: runs worlds of the simulation, which is a separate program and prints what failed.
-fn simulation(setting: &Setting) -> Result<Vec<Figures>> {
+fn simulation(setting: &FaultSetting) -> Result<Vec<Figures>> {
     // With 200 or more seeds, a branch that is never reached or a method that is never sent fails the run.
     let seeds = setting.pick(200, 2000, 100_000);
     // CI uses the same worlds every time; a full run draws new ones.
     let from = setting.pick(0, setting.seed, setting.seed);
-    cargo::sim(&cargo::Sim { seed: None, seeds, from })?;
+    cargo::sim(&cargo::SimOptions { seed: None, seeds, from })?;
     Ok(vec![Figures::default().survived(seeds).set("from", from)])
 }
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run(options: &FaultOptions) -> Result<()> {
     if options.list {
         for run in RUNS {
             println!("{:<4} {} ({})", run.name, run.what, run.how);
@@ -251,12 +271,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     let chosen = choose(&options.only)?;
-    let setting = Setting {
+    let setting = FaultSetting {
         binary: cargo::server_binary(options.server.as_deref())?,
         scale: match (options.ci, options.long) {
-            (true, _) => Scale::Ci,
-            (_, true) => Scale::Long,
-            _ => Scale::Full,
+            (true, _) => FaultScale::Ci,
+            (_, true) => FaultScale::Long,
+            _ => FaultScale::Full,
         },
         seed: options.seed.unwrap_or_else(new_seed),
     };
@@ -267,12 +287,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         return Ok(());
     }
-    let carry_out_all = |runs: &[&'static Run]| -> Vec<(&'static str, Vec<String>)> {
-        let rows = |run: &&'static Run| Some((run.name, readme::rows(run.name, &carry_out(run, &setting)?)));
+    let carry_out_all = |runs: &[&'static FaultRun]| -> Vec<(&'static str, Vec<String>)> {
+        let rows = |run: &&'static FaultRun| Some((run.name, readme::rows(run.name, &execute(run, &setting)?)));
         runs.iter().filter_map(rows).collect()
     };
-    let is_beside = |run: &&Run| !matches!(setting.scale, Scale::Ci) && WAITING.contains(&run.name);
-    let (beside, alone): (Vec<&'static Run>, Vec<&'static Run>) = chosen.iter().partition(|run| is_beside(run));
+    let is_beside = |run: &&FaultRun| !matches!(setting.scale, FaultScale::Ci) && WAITING.contains(&run.name);
+    let (beside, alone): (Vec<&'static FaultRun>, Vec<&'static FaultRun>) =
+        chosen.iter().partition(|run| is_beside(run));
     let passed: HashMap<&str, Vec<String>> = thread::scope(|scope| {
         let beside = scope.spawn(|| carry_out_all(&beside));
         let alone = carry_out_all(&alone);
@@ -289,16 +310,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn choose(only: &[String]) -> Result<Vec<&'static Run>> {
+fn choose(only: &[String]) -> Result<Vec<&'static FaultRun>> {
     for name in only {
         ensure!(RUNS.iter().any(|run| run.name.eq_ignore_ascii_case(name)), "no run `{name}`; see `--list`");
     }
-    let wanted = |run: &&Run| only.is_empty() || only.iter().any(|name| run.name.eq_ignore_ascii_case(name));
+    let wanted = |run: &&FaultRun| only.is_empty() || only.iter().any(|name| run.name.eq_ignore_ascii_case(name));
     Ok(RUNS.iter().filter(wanted).collect())
 }
 
 /// Executes one run and prints its lines; returns them if it passed.
-fn carry_out(run: &Run, setting: &Setting) -> Option<Vec<Figures>> {
+fn execute(run: &FaultRun, setting: &FaultSetting) -> Option<Vec<Figures>> {
     let begun = Instant::now();
     match (run.run)(setting) {
         Ok(lines) => {

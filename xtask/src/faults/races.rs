@@ -14,28 +14,28 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::json;
 
-use super::{Figures, Setting};
+use super::{FaultSetting, Figures};
 use crate::{
     server::Setup,
-    wire::{self, Address, Fault, Incoming, Wire, hello},
+    wire::{self, CallError, ServerAddress, ServerMessage, WireClient, hello},
 };
 
 /// The error code for a session that another client has.
 const ATTACHED: i64 = -32010;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(40, 500, 20_000);
     let mut random = setting.random("F17");
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let file = setup.scratch().join("sink");
-    let (mut wire, session) = Wire::session(&server.address)?;
+    let (mut wire, session) = WireClient::session(&server.address)?;
     let path = file.to_str().context("the temporary folder is UTF-8")?;
     let mut params = wire::start("sink", &["/bin/sh", "-c", "exec cat >\"$0\"", path]);
     params["pipeStdin"] = json!(true);
     wire.call("process/start", &params)?;
     drop(wire);
-    let mut race = Race { address: &server.address, session: &session, ended: Vec::new(), written: Vec::new() };
+    let mut race = TakeoverRace { address: &server.address, session: &session, ended: Vec::new(), written: Vec::new() };
     let (mut refused, mut times) = (0, Vec::new());
     for round in 0..rounds {
         let takeovers = [random.one_in(2), random.one_in(2)];
@@ -56,16 +56,16 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-struct Race<'a> {
-    address: &'a Address,
+struct TakeoverRace<'a> {
+    address: &'a ServerAddress,
     session: &'a str,
     /// The winner of the last round, from which the next round takes the session.
-    ended: Vec<Wire>,
+    ended: Vec<WireClient>,
     /// The owners' writes, in order.
     written: Vec<String>,
 }
 
-impl Race<'_> {
+impl TakeoverRace<'_> {
     /// Returns how many stale connections were refused a write.
     fn run(&mut self, round: u64, takeovers: [bool; 2]) -> Result<u64> {
         // In half of the rounds the session is free, in the other half its owner disconnects at this moment.
@@ -85,13 +85,13 @@ impl Race<'_> {
         let mut stale = 0;
         for (outcome, text) in outcomes.into_iter().zip(texts) {
             match outcome? {
-                Side::Owner(wire) => {
+                ClientOutcome::Owner(wire) => {
                     owners += 1;
                     self.written.push(text);
                     self.ended.push(*wire);
                 }
-                Side::Stale => stale += 1,
-                Side::Refused => {}
+                ClientOutcome::Stale => stale += 1,
+                ClientOutcome::Refused => {}
             }
         }
         ensure!(owners == 1, "{owners} owners");
@@ -100,9 +100,9 @@ impl Race<'_> {
 }
 
 /// The outcome of one of the two clients.
-enum Side {
+enum ClientOutcome {
     /// Its write arrived.
-    Owner(Box<Wire>),
+    Owner(Box<WireClient>),
     /// It had the session and lost it; its write was refused.
     Stale,
     /// It never got the session.
@@ -110,20 +110,20 @@ enum Side {
 }
 
 fn one(
-    address: &Address,
+    address: &ServerAddress,
     session: &str,
     takeover: bool,
     text: &str,
     (start, settled): (&Barrier, &Barrier),
-) -> Result<Side> {
+) -> Result<ClientOutcome> {
     let mut params = hello(Some(session));
     params["takeover"] = json!(takeover);
-    let mut connected = Wire::connect(address);
+    let mut connected = WireClient::connect(address);
     start.wait();
     let asked = Instant::now();
     let answer = match &mut connected {
         Ok(wire) => wire.call("initialize", &params).and_then(|_| wire.notify("initialized", &json!({}))),
-        Err(fault) => Err(Fault::Lost(fault.to_string())),
+        Err(fault) => Err(CallError::Lost(fault.to_string())),
     };
     // The client with the session must answer pings while the other one tries to resume, which may take up to three seconds.
     let listened = match (&answer, &mut connected) {
@@ -133,32 +133,32 @@ fn one(
     settled.wait();
     match answer {
         Ok(()) => {}
-        Err(Fault::Refused { code: ATTACHED, .. }) if !takeover => {
+        Err(CallError::Refused { code: ATTACHED, .. }) if !takeover => {
             ensure!(asked.elapsed() < Duration::from_secs(3), "refused only after {:?}", asked.elapsed());
-            return Ok(Side::Refused);
+            return Ok(ClientOutcome::Refused);
         }
         // The other client took the session before our answer was read.
-        Err(Fault::Lost(_)) => return Ok(Side::Stale),
+        Err(CallError::Lost(_)) => return Ok(ClientOutcome::Stale),
         Err(fault) => return Err(fault.into()),
     }
     let mut wire = connected.context("connect")?;
     if listened.is_err() {
-        return Ok(Side::Stale);
+        return Ok(ClientOutcome::Stale);
     }
     let params = json!({ "processId": "sink", "writeId": text, "chunk": STANDARD.encode(text) });
     match wire.call("process/write", &params) {
-        Ok(answer) if answer["status"] == "accepted" => Ok(Side::Owner(Box::new(wire))),
+        Ok(answer) if answer["status"] == "accepted" => Ok(ClientOutcome::Owner(Box::new(wire))),
         Ok(answer) => bail!("a write was answered {answer}"),
-        Err(Fault::Lost(_) | Fault::Refused { .. }) => Ok(Side::Stale),
+        Err(CallError::Lost(_) | CallError::Refused { .. }) => Ok(ClientOutcome::Stale),
         Err(fault) => Err(fault.into()),
     }
 }
 
 /// Closes the stdin of `cat` and waits for its end.
-fn finish(address: &Address, session: &str) -> Result<()> {
-    let (mut wire, _) = Wire::open(address, &hello(Some(session)))?;
+fn finish(address: &ServerAddress, session: &str) -> Result<()> {
+    let (mut wire, _) = WireClient::open(address, &hello(Some(session)))?;
     wire.call("process/closeStdin", &json!({ "processId": "sink" }))?;
-    while !matches!(wire.next()?, Incoming::Closed { .. }) {}
+    while !matches!(wire.next()?, ServerMessage::Closed { .. }) {}
     wire.call("session/end", &json!({})).context("end the session")?;
     Ok(())
 }

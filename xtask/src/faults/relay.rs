@@ -84,14 +84,14 @@ fn last_line(id: u64, total: u64) -> String {
 }
 
 /// Everything that a program with this id prints on stderr when it gets `total` bytes.
-fn talk(id: u64, total: u64) -> Vec<u8> {
+fn expected_stderr(id: u64, total: u64) -> Vec<u8> {
     let mut text: String = (1..=total / STEP).map(|step| step_line(id, step)).collect();
     text += &last_line(id, total);
     text.into_bytes()
 }
 
 /// One program and its input.
-pub(crate) struct Job {
+pub(crate) struct RelayJob {
     pub(crate) id: u64,
     /// Maximum number of records; fewer if `over` is set earlier.
     pub(crate) count: u64,
@@ -103,7 +103,7 @@ pub(crate) struct Job {
 
 /// The totals of successful runs.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Tally {
+pub(crate) struct RelayTally {
     pub(crate) runs: u64,
     /// Bytes of input, each of which came back as output.
     pub(crate) bytes: u64,
@@ -111,7 +111,7 @@ pub(crate) struct Tally {
     pub(crate) quiet: u64,
 }
 
-impl std::ops::AddAssign for Tally {
+impl std::ops::AddAssign for RelayTally {
     fn add_assign(&mut self, other: Self) {
         self.runs += other.runs;
         self.bytes += other.bytes;
@@ -121,7 +121,7 @@ impl std::ops::AddAssign for Tally {
 
 /// Lets other threads observe a running `run`, and end it.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub(crate) struct RelayWatch {
     /// Set to end the input.
     pub(crate) over: AtomicBool,
     /// The pid of `run`; 0 if there is none.
@@ -130,7 +130,7 @@ pub(crate) struct Watch {
     back: AtomicU64,
 }
 
-impl Watch {
+impl RelayWatch {
     /// The pid of `run` while it runs.
     pub(crate) fn pid(&self) -> Option<u32> {
         Some(self.pid.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
@@ -143,7 +143,7 @@ impl Watch {
 }
 
 /// Starts the program with `run`, a command that lacks only `-- PROGRAM`, feeds it, and checks all of its output.
-pub(crate) fn carry_out(run: &mut Command, job: Job, watch: &Watch) -> Result<Tally> {
+pub(crate) fn execute(run: &mut Command, job: RelayJob, watch: &RelayWatch) -> Result<RelayTally> {
     let id = job.id;
     let program = children::program()?;
     let mut child = run
@@ -158,7 +158,7 @@ pub(crate) fn carry_out(run: &mut Command, job: Job, watch: &Watch) -> Result<Ta
     let mut stdout = child.stdout.take().context("standard output is a pipe")?;
     let mut stderr = child.stderr.take().context("standard error is a pipe")?;
     let moved = AtomicU64::new(0);
-    let (fed, records, said, code) = thread::scope(|scope| {
+    let (fed, records, stderr, code) = thread::scope(|scope| {
         let moved = &moved;
         let feeding = scope.spawn(move || feed(stdin, job, &watch.over, moved));
         let reading = scope.spawn(move || {
@@ -169,24 +169,24 @@ pub(crate) fn carry_out(run: &mut Command, job: Job, watch: &Watch) -> Result<Ta
             });
             read.map(|()| records)
         });
-        let hearing = scope.spawn(move || {
-            let mut said = Vec::new();
-            read_all(&mut stderr, moved, |bytes| said.extend_from_slice(bytes)).map(|()| said)
+        let reading_stderr = scope.spawn(move || {
+            let mut text = Vec::new();
+            read_all(&mut stderr, moved, |bytes| text.extend_from_slice(bytes)).map(|()| text)
         });
         let code = wait(&mut child, moved);
         let fed = feeding.join().expect("the feeder does not panic");
         let records = reading.join().expect("the reader does not panic");
-        let said = hearing.join().expect("the listener does not panic");
-        (fed, records, said, code)
+        let stderr = reading_stderr.join().expect("the listener does not panic");
+        (fed, records, stderr, code)
     });
     watch.pid.store(0, Ordering::Relaxed);
-    let said = said?;
-    let judged = judge(id, fed, &records?, &said, code?);
-    judged.map_err(|error| error.context(format!("run {id} said on standard error: {}", excerpt(&said))))
+    let stderr = stderr?;
+    let checked = check_run(id, fed, &records?, &stderr, code?);
+    checked.map_err(|error| error.context(format!("run {id} said on standard error: {}", excerpt(&stderr))))
 }
 
 /// Writes records until there are enough or the run is over; returns how many.
-fn feed(mut stdin: ChildStdin, mut job: Job, over: &AtomicBool, moved: &AtomicU64) -> Result<u64> {
+fn feed(mut stdin: ChildStdin, mut job: RelayJob, over: &AtomicBool, moved: &AtomicU64) -> Result<u64> {
     let mut next = 0;
     let mut bytes = Vec::new();
     while next < job.count && !over.load(Ordering::Relaxed) {
@@ -240,15 +240,15 @@ fn wait(child: &mut Child, moved: &AtomicU64) -> Result<i32> {
     }
 }
 
-fn judge(id: u64, fed: Result<u64>, records: &Records, said: &[u8], code: i32) -> Result<Tally> {
+fn check_run(id: u64, fed: Result<u64>, records: &Records, stderr: &[u8], code: i32) -> Result<RelayTally> {
     // If feeding failed, `run` had already ended, and its code and messages say more.
     let count = match fed {
         Ok(count) => count,
         Err(error) => return Err(error.context(format!("`run` ended with {code} before its input did"))),
     };
     records.finish(count).with_context(|| format!("output, and exit code {code}"))?;
-    let (words, quiet) = without_quiet_lines(said);
-    let expected = talk(id, count * RECORD);
+    let (words, quiet) = without_quiet_lines(stderr);
+    let expected = expected_stderr(id, count * RECORD);
     if words != expected {
         let at = words.iter().zip(&expected).take_while(|(is, should)| is == should).count();
         let from = at.saturating_sub(40);
@@ -257,13 +257,13 @@ fn judge(id: u64, fed: Result<u64>, records: &Records, said: &[u8], code: i32) -
     }
     let promised = children::exit_code(id);
     ensure!(i64::from(code) == promised, "exit code {code} instead of {promised}");
-    Ok(Tally { runs: 1, bytes: count * RECORD, quiet })
+    Ok(RelayTally { runs: 1, bytes: count * RECORD, quiet })
 }
 
 /// Removes the messages of `run` about a lost link from stderr and counts them. A message may be inside a line of the program, because a
 /// chunk of output may end there.
-fn without_quiet_lines(said: &[u8]) -> (Vec<u8>, u64) {
-    let (words, quiet) = without_lines(said, QUIET);
+fn without_quiet_lines(stderr: &[u8]) -> (Vec<u8>, u64) {
+    let (words, quiet) = without_lines(stderr, QUIET);
     let (mut words, _) = without_lines(&words, STILL);
     for notice in NOTICES {
         while let Some(at) = find(&words, notice) {
@@ -274,9 +274,9 @@ fn without_quiet_lines(said: &[u8]) -> (Vec<u8>, u64) {
 }
 
 /// Takes out every line with this beginning and end, and counts them.
-fn without_lines(said: &[u8], (begin, end): (&[u8], &[u8])) -> (Vec<u8>, u64) {
-    let mut rest = said;
-    let mut words = Vec::with_capacity(said.len());
+fn without_lines(stderr: &[u8], (begin, end): (&[u8], &[u8])) -> (Vec<u8>, u64) {
+    let mut rest = stderr;
+    let mut words = Vec::with_capacity(stderr.len());
     let mut count = 0;
     while let Some(at) = find(rest, begin) {
         let line = &rest[at..];
@@ -294,8 +294,8 @@ fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
 }
 
 /// The last lines that are not steps of the program.
-fn excerpt(said: &[u8]) -> String {
-    let text = String::from_utf8_lossy(said);
+fn excerpt(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
     let lines: Vec<&str> = text.lines().filter(|line| !line.contains(" step ")).collect();
     lines[lines.len().saturating_sub(8)..].join(" | ")
 }
@@ -317,8 +317,8 @@ mod tests {
         let line = b"exec-server: connection lost (reset); reconnecting\n".as_slice();
         let again = b"exec-server: connected again\n".as_slice();
         let still = b"exec-server: still reconnecting: Broken pipe (os error 32)\n".as_slice();
-        let said = [line, again, b"relay 1 st", line, still, line, still, still, again, b"ep 1\nrelay"].concat();
-        assert_eq!(without_quiet_lines(&said), (b"relay 1 step 1\nrelay".to_vec(), 3));
+        let stderr = [line, again, b"relay 1 st", line, still, line, still, still, again, b"ep 1\nrelay"].concat();
+        assert_eq!(without_quiet_lines(&stderr), (b"relay 1 step 1\nrelay".to_vec(), 3));
         let other = b"exec-server: connection lost (reset); something else".as_slice();
         assert_eq!(without_quiet_lines(other), (other.to_vec(), 0));
     }
@@ -326,14 +326,14 @@ mod tests {
     #[test]
     fn each_kind_of_damage_is_seen() {
         let (id, count) = (7, 3000);
-        let said = talk(id, count * RECORD);
+        let stderr = expected_stderr(id, count * RECORD);
         let code = i32::try_from(children::exit_code(id)).unwrap();
         let whole = || records(id, 0..count);
-        assert_eq!(judge(id, Ok(count), &whole(), &said, code).unwrap().bytes, count * RECORD);
-        assert!(judge(id, Ok(count), &whole(), &said, 0).is_err());
-        assert!(judge(id, Ok(count), &whole(), &said[1..], code).is_err());
-        assert!(judge(id, Ok(count), &records(id, 1..count), &said, code).is_err());
+        assert_eq!(check_run(id, Ok(count), &whole(), &stderr, code).unwrap().bytes, count * RECORD);
+        assert!(check_run(id, Ok(count), &whole(), &stderr, 0).is_err());
+        assert!(check_run(id, Ok(count), &whole(), &stderr[1..], code).is_err());
+        assert!(check_run(id, Ok(count), &records(id, 1..count), &stderr, code).is_err());
         let twice = records(id, (0..count).chain([5]));
-        assert!(judge(id, Ok(count), &twice, &said, code).is_err());
+        assert!(check_run(id, Ok(count), &twice, &stderr, code).is_err());
     }
 }

@@ -67,15 +67,15 @@ pub(crate) const PROMISES: &[(u32, &str, &[&str])] = &[
 ];
 
 /// A rule or promise and its files, sorted by name.
-pub(crate) type Filed = (String, &'static str, Vec<String>);
+pub(crate) type RuleFiles = (String, &'static str, Vec<String>);
 
 /// The files of each rule.
-pub(crate) fn rules(root: &Path) -> Result<Vec<Filed>> {
+pub(crate) fn rules(root: &Path) -> Result<Vec<RuleFiles>> {
     let rules = RULES.iter().map(|(number, what)| ('s', *number, *what));
     filed(root, rules)
 }
 
-fn filed(root: &Path, rules: impl Iterator<Item = (char, u32, &'static str)>) -> Result<Vec<Filed>> {
+fn filed(root: &Path, rules: impl Iterator<Item = (char, u32, &'static str)>) -> Result<Vec<RuleFiles>> {
     let folder = root.join(FOLDER);
     let mut names: Vec<String> = fs::read_dir(&folder)
         .with_context(|| format!("list `{}`", folder.display()))?

@@ -18,10 +18,10 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 
-use super::{Figures, Setting};
+use super::{FaultSetting, Figures};
 use crate::{
     server::Setup,
-    wire::{Address, Fault, Wire},
+    wire::{CallError, ServerAddress, WireClient},
 };
 
 /// The contents of files that are only outside.
@@ -30,21 +30,21 @@ const SECRET: &str = "this is outside";
 /// Concurrent clients.
 const CLIENTS: u64 = 4;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let operations = setting.pick(8_000, 200_000, 2_000_000);
     let at_least = Duration::from_secs(setting.pick(2, 60, 600));
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
-    let ground = Ground::new(&setup.scratch().join("ground"))?;
+    let directories = RaceDirectories::new(&setup.scratch().join("ground"))?;
     let (is_over, done, swaps) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let begun = Instant::now();
     let outcome: Result<Vec<u64>> = thread::scope(|scope| {
-        let racer = scope.spawn(|| ground.race(&is_over, &swaps));
+        let racer = scope.spawn(|| directories.race(&is_over, &swaps));
         let clients: Vec<_> = (0..CLIENTS)
             .map(|client| {
-                let (ground, done, address) = (&ground, &done, &server.address);
+                let (directories, done, address) = (&directories, &done, &server.address);
                 scope.spawn(move || {
-                    ground.ask(address, client, || {
+                    directories.send_requests(address, client, || {
                         let count = done.fetch_add(1, Ordering::Relaxed);
                         count < operations || begun.elapsed() < at_least
                     })
@@ -57,7 +57,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         answers
     });
     let allowed: u64 = outcome?.iter().sum();
-    ground.ensure_untouched()?;
+    directories.ensure_untouched()?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
     setup.ensure_no_panic()?;
@@ -66,14 +66,14 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     Ok(vec![Figures::default().survived(done).set("allowed", allowed).set("swaps", swaps.load(Ordering::Relaxed))])
 }
 
-struct Ground {
+struct RaceDirectories {
     inside: PathBuf,
     outside: PathBuf,
 }
 
-impl Ground {
-    fn new(place: &Path) -> Result<Self> {
-        let (inside, outside) = (place.join("inside"), place.join("outside"));
+impl RaceDirectories {
+    fn new(path: &Path) -> Result<Self> {
+        let (inside, outside) = (path.join("inside"), path.join("outside"));
         for dir in [&inside.join("dir"), &outside] {
             fs::create_dir_all(dir)?;
         }
@@ -92,7 +92,7 @@ impl Ground {
                 let (one, other) = (self.inside.join(name), self.inside.join(format!("{name}.link")));
                 // Restore what a client has removed or replaced.
                 if renameat_with(CWD, &one, CWD, &other, RenameFlags::EXCHANGE).is_err() {
-                    self.mend(name)?;
+                    self.restore(name)?;
                 }
                 swaps.fetch_add(1, Ordering::Relaxed);
             }
@@ -100,12 +100,12 @@ impl Ground {
         Ok(())
     }
 
-    fn mend(&self, name: &str) -> Result<()> {
+    fn restore(&self, name: &str) -> Result<()> {
         let target = if name == "dir" { self.outside.clone() } else { self.outside.join("file") };
         let (one, other) = (self.inside.join(name), self.inside.join(format!("{name}.link")));
-        for place in [&one, &other] {
-            if fs::symlink_metadata(place).is_err() {
-                match symlink(&target, place) {
+        for path in [&one, &other] {
+            if fs::symlink_metadata(path).is_err() {
+                match symlink(&target, path) {
                     Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
                     _ => {}
                 }
@@ -126,8 +126,8 @@ impl Ground {
     }
 
     /// Sends requests while `more` returns true; returns how many succeeded.
-    fn ask(&self, address: &Address, client: u64, mut more: impl FnMut() -> bool) -> Result<u64> {
-        let (mut wire, _) = Wire::session(address)?;
+    fn send_requests(&self, address: &ServerAddress, client: u64, mut more: impl FnMut() -> bool) -> Result<u64> {
+        let (mut wire, _) = WireClient::session(address)?;
         let sandbox = self.sandbox(client);
         let at = |name: &str| self.inside.join(name);
         let evil = STANDARD.encode("evil");
@@ -169,7 +169,7 @@ impl Ground {
                     ensure!(!is_secret, "`{method}` with {params} read what is outside");
                     ensure!(result["size"] != json!(SECRET.len()), "`{method}` with {params} saw what is outside");
                 }
-                Err(fault @ Fault::Lost(_)) => return Err(fault).context("the server hung up"),
+                Err(fault @ CallError::Lost(_)) => return Err(fault).context("the server hung up"),
                 Err(_) => {}
             }
         }

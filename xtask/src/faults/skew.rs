@@ -19,15 +19,15 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::json;
 
-use self::script::{Shape, play};
+use self::script::{ClientShape, run_script};
 use super::{
-    Figures, Setting, cuts, kills,
-    load::{Load, is_lost},
+    FaultSetting, Figures, cuts, kills,
+    load::{ProducerLoad, is_lost},
 };
 use crate::{
     cargo,
     server::{Server, Setup},
-    wire::Wire,
+    wire::WireClient,
 };
 
 /// The previous version. Both versions must understand each other's servers and holders.
@@ -36,7 +36,7 @@ const BEFORE: &str = "b029e5b02f6976a930d39c89ef63f9b7daa8208c";
 /// Concurrent producers while the program is replaced.
 const LANES: usize = 4;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let before = build_before().context("build the version before")?;
     let now = &setting.binary;
     let plays = mixtures(now, &before)?;
@@ -50,11 +50,11 @@ fn mixtures(now: &Path, before: &Path) -> Result<Figures> {
         [("N-1", before, "N-1", before), ("N", now, "N", now), ("N-1", before, "N", now), ("N", now, "N-1", before)];
     let mut lines = 0;
     let mut played = 0_u64;
-    for shape in [Shape::Reference, Shape::Ours] {
+    for shape in [ClientShape::Reference, ClientShape::Ours] {
         // In parallel, because a script mostly waits.
         let transcripts: Vec<_> = thread::scope(|scope| {
-            let started = pairs.map(|(_, first, _, second)| scope.spawn(move || play(shape, first, second)));
-            started.into_iter().map(|play| play.join().map_err(|_| anyhow!("a script panicked"))?).collect()
+            let started = pairs.map(|(_, first, _, second)| scope.spawn(move || run_script(shape, first, second)));
+            started.into_iter().map(|run_script| run_script.join().map_err(|_| anyhow!("a script panicked"))?).collect()
         });
         let mut expected: Option<Vec<String>> = None;
         for ((holder, _, server, _), transcript) in pairs.iter().zip(transcripts) {
@@ -69,17 +69,17 @@ fn mixtures(now: &Path, before: &Path) -> Result<Figures> {
     Ok(Figures::default().survived(played).set("lines", lines).set("part", "mixtures"))
 }
 
-fn ensure_equal(expected: &[String], seen: &[String]) -> Result<()> {
-    for at in 0..expected.len().max(seen.len()) {
+fn ensure_equal(expected: &[String], received: &[String]) -> Result<()> {
+    for at in 0..expected.len().max(received.len()) {
         let of = |lines: &[String]| lines.get(at).cloned().unwrap_or_else(|| "nothing".to_owned());
-        let (expected, seen) = (of(expected), of(seen));
-        ensure!(expected == seen, "line {at} is `{seen}`, with the version before alone `{expected}`");
+        let (expected, received) = (of(expected), of(received));
+        ensure!(expected == received, "line {at} is `{received}`, with the version before alone `{expected}`");
     }
     Ok(())
 }
 
 /// R4: the file is replaced, the server shuts down, the other version takes over; back and forth.
-fn upgrade_under_load(setting: &Setting, versions: [&Path; 2]) -> Result<Figures> {
+fn upgrade_under_load(setting: &FaultSetting, versions: [&Path; 2]) -> Result<Figures> {
     let wanted = setting.pick(4, 20, 200);
     let mut random = setting.random("F20");
     let bin = tempfile::Builder::new().prefix("exec-server-xtask-").tempdir()?;
@@ -87,24 +87,24 @@ fn upgrade_under_load(setting: &Setting, versions: [&Path; 2]) -> Result<Figures
     install(versions[0], &program)?;
     let setup = Setup::new(&program)?;
     let mut server = setup.start()?;
-    let mut load = Load::new(random.fork(), LANES)?;
+    let mut load = ProducerLoad::new(random.fork(), LANES)?;
     let mut wire = load.attach(&server.address)?;
     let mut times = Vec::new();
     for (done, version) in versions.iter().cycle().skip(1).take(usize::try_from(wanted)?).enumerate() {
         let until = Instant::now() + Duration::from_millis(random.between(50, 300));
-        let said = || format!("after {done} upgrades; the server says: {}", setup.log_tail());
-        kills::flow(&mut load, &mut wire, &server, |_| Instant::now() >= until).with_context(said)?;
+        let context = || format!("after {done} upgrades; the server says: {}", setup.log_tail());
+        kills::flow(&mut load, &mut wire, &server, |_| Instant::now() >= until).with_context(context)?;
         install(version, &program)?;
         let begun = Instant::now();
-        stop_while_reading(server, &mut load, &mut wire).with_context(said)?;
-        server = setup.start().with_context(said)?;
+        stop_while_reading(server, &mut load, &mut wire).with_context(context)?;
+        server = setup.start().with_context(context)?;
         let millis;
-        (wire, millis) = cuts::resume(&mut load, &server.address, begun).with_context(said)?;
-        load.check_pids(&mut wire).with_context(said)?;
+        (wire, millis) = cuts::resume(&mut load, &server.address, begun).with_context(context)?;
+        load.check_pids(&mut wire).with_context(context)?;
         times.push(millis);
     }
-    load.let_run_out();
-    kills::flow(&mut load, &mut wire, &server, Load::is_done).context("after the last upgrade")?;
+    load.stop_refilling();
+    kills::flow(&mut load, &mut wire, &server, ProducerLoad::is_done).context("after the last upgrade")?;
     wire.call("session/end", &json!({})).context("end the session")?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
@@ -113,7 +113,7 @@ fn upgrade_under_load(setting: &Setting, versions: [&Path; 2]) -> Result<Figures
 }
 
 /// Shuts the server down. The client keeps reading until the close, because the server would wait for it otherwise.
-fn stop_while_reading(server: Server, load: &mut Load, wire: &mut Wire) -> Result<()> {
+fn stop_while_reading(server: Server, load: &mut ProducerLoad, wire: &mut WireClient) -> Result<()> {
     thread::scope(|scope| {
         let stopping = scope.spawn(|| server.stop());
         let read = loop {

@@ -15,11 +15,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use exec_server_chaos::{Plan, Proxy};
 use serde_json::json;
 
-use super::{Figures, Setting, figures::percentile};
+use super::{FaultSetting, Figures, figures::percentile};
 use crate::{
     children,
     server::{self, Setup},
-    wire::{self, Address, Incoming, Wire, hello},
+    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
 };
 
 /// The bytes per second of the slow reader.
@@ -31,11 +31,11 @@ const GROWTH_KIB: u64 = 32 << 10;
 /// A round trip below this never counts as slow.
 const FLOOR_MS: f64 = 10.0;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let seconds = setting.pick(6, 30, 30);
     let rounds = setting.pick(1, 3, 20);
     let lines = (0..rounds).map(|_| one(setting, Duration::from_secs(seconds))).collect::<Result<Vec<_>>>()?;
-    let worst = |figure: fn(&Outcome) -> f64| lines.iter().map(figure).fold(0.0, f64::max);
+    let worst = |figure: fn(&SlowReaderOutcome) -> f64| lines.iter().map(figure).fold(0.0, f64::max);
     Ok(vec![
         Figures::default()
             .survived(rounds)
@@ -47,14 +47,14 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
     ])
 }
 
-struct Outcome {
+struct SlowReaderOutcome {
     growth_kib: u64,
     before: f64,
     p99: f64,
     bytes: u64,
 }
 
-fn one(setting: &Setting, long: Duration) -> Result<Outcome> {
+fn one(setting: &FaultSetting, long: Duration) -> Result<SlowReaderOutcome> {
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let quiet_setup = Setup::new(&setting.binary)?;
@@ -102,17 +102,17 @@ fn one(setting: &Setting, long: Duration) -> Result<Outcome> {
         p99 <= (2.0 * before.max(beside)).max(FLOOR_MS),
         "a neighbour's p99 was {before:.2} ms, is {p99:.2} ms beside a slow reader, and {beside:.2} ms at another server"
     );
-    Ok(Outcome { growth_kib, before: before.max(beside), p99, bytes: bytes.into_inner() })
+    Ok(SlowReaderOutcome { growth_kib, before: before.max(beside), p99, bytes: bytes.into_inner() })
 }
 
 /// Receives what comes through the throttle, checks the numbers and acknowledges, like a live client.
-fn read_slowly(address: &Address, long: Duration, bytes: &AtomicU64) -> Result<()> {
-    let (mut wire, _) = Wire::open(address, &hello(None))?;
+fn read_slowly(address: &ServerAddress, long: Duration, bytes: &AtomicU64) -> Result<()> {
+    let (mut wire, _) = WireClient::open(address, &hello(None))?;
     let argv = [&children::program()?, "child", "flood", &u64::MAX.to_string()];
     wire.call("process/start", &wire::start("flood", &argv))?;
     let (begun, mut seq) = (Instant::now(), 0);
     while begun.elapsed() < long {
-        if let Incoming::Output(output) = wire.next()? {
+        if let ServerMessage::Output(output) = wire.next()? {
             ensure!(output.seq == seq + 1 && output.gap.is_none(), "number {} after {seq}", output.seq);
             ensure!(output.bytes.iter().all(|byte| *byte == 0), "a byte that was never written");
             seq = output.seq;
@@ -126,13 +126,13 @@ fn read_slowly(address: &Address, long: Duration, bytes: &AtomicU64) -> Result<(
 
 /// A client with `cat`, whose round trips are measured.
 pub(super) struct Neighbour {
-    wire: Wire,
+    wire: WireClient,
     writes: u64,
 }
 
 impl Neighbour {
-    pub(super) fn new(address: &Address) -> Result<Self> {
-        let (mut wire, _) = Wire::session(address)?;
+    pub(super) fn new(address: &ServerAddress) -> Result<Self> {
+        let (mut wire, _) = WireClient::session(address)?;
         let mut params = wire::start("cat", &["/bin/cat"]);
         params["pipeStdin"] = json!(true);
         wire.call("process/start", &params)?;
@@ -159,13 +159,15 @@ impl Neighbour {
         self.wire.send("process/write", &params)?;
         loop {
             match self.wire.next()? {
-                Incoming::Output(output) => {
+                ServerMessage::Output(output) => {
                     ensure!(output.bytes == text.as_bytes(), "the echo of `{text}` is {:?}", output.bytes);
                     let took = begun.elapsed().as_secs_f64() * 1e3;
                     self.wire.notify("process/ack", &json!({ "processId": "cat", "seq": output.seq }))?;
                     return Ok(took);
                 }
-                Incoming::Answer { outcome, .. } => ensure!(outcome?["status"] == "accepted", "a write was refused"),
+                ServerMessage::Answer { outcome, .. } => {
+                    ensure!(outcome?["status"] == "accepted", "a write was refused")
+                }
                 _ => {}
             }
         }

@@ -20,13 +20,13 @@ use exec_server_chaos::{Event, Plan, Proxy, Way};
 use serde_json::json;
 
 use super::{
-    Figures, Setting, cuts, drains,
-    load::{Load, is_lost},
+    FaultSetting, Figures, cuts, drains,
+    load::{ProducerLoad, is_lost},
     stdin,
 };
 use crate::{
     server::{self, Setup},
-    wire::{Address, Wire},
+    wire::{ServerAddress, WireClient},
 };
 
 /// Producers of each server.
@@ -37,18 +37,18 @@ const RISE_KIB: f64 = 4096.0;
 const RISE_DESCRIPTORS: f64 = 2.0;
 
 /// How long the load runs before it pauses.
-const LULL_EVERY: Duration = Duration::from_secs(15);
+const PAUSE_EVERY: Duration = Duration::from_secs(15);
 
 /// How long it pauses: longer than the time after which a holder releases free memory.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// Runs for this many minutes.
-pub(super) fn run(setting: &Setting, minutes: u64) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting, minutes: u64) -> Result<Vec<Figures>> {
     let until = Instant::now() + Duration::from_secs(minutes * 60);
     let (steady, ended) = (Setup::new(&setting.binary)?, Setup::new(&setting.binary)?);
     let samples = Mutex::new(BTreeMap::new());
     let (bytes, faults) = (AtomicU64::new(0), AtomicU64::new(0));
-    let tally = Tally { bytes: &bytes, faults: &faults, samples: &samples };
+    let tally = SoakTally { bytes: &bytes, faults: &faults, samples: &samples };
     thread::scope(|scope| {
         let links = scope.spawn(|| links(setting, &steady, until, tally));
         let ends = scope.spawn(|| ends(setting, &ended, until, tally));
@@ -66,7 +66,7 @@ pub(super) fn run(setting: &Setting, minutes: u64) -> Result<Vec<Figures>> {
             continue;
         }
         ensure!(series.len() > 1, "{name}: weighed once, which tells no growth; soak for longer");
-        let (memory, descriptors) = (Line::fit(series, |s| s.kib), Line::fit(series, |s| s.descriptors));
+        let (memory, descriptors) = (LinearFit::fit(series, |s| s.kib), LinearFit::fit(series, |s| s.descriptors));
         println!(
             "F25 {name}: memory {:.0} KiB {:+.2} MiB/h, descriptors {:.1} {:+.2}/h, {} samples",
             memory.mean,
@@ -82,17 +82,17 @@ pub(super) fn run(setting: &Setting, minutes: u64) -> Result<Vec<Figures>> {
 }
 
 /// One measurement of one kind of process.
-struct Sample {
+struct MemorySample {
     at: f64,
     kib: f64,
     descriptors: f64,
 }
 
 /// By server and kind of process.
-type Samples = BTreeMap<String, Vec<Sample>>;
+type MemorySamples = BTreeMap<String, Vec<MemorySample>>;
 
 /// Measures server, spawner and holders separately; processes of one kind are added up.
-fn weigh(setup_name: &str, setup: &Setup, samples: &Mutex<Samples>) {
+fn weigh(setup_name: &str, setup: &Setup, samples: &Mutex<MemorySamples>) {
     let at = Instant::now();
     static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     let at = at.duration_since(*BEGUN.get_or_init(|| at)).as_secs_f64();
@@ -105,20 +105,20 @@ fn weigh(setup_name: &str, setup: &Setup, samples: &Mutex<Samples>) {
     }
     let mut samples = samples.lock().expect("no panic under the lock");
     for (kind, (kib, descriptors)) in kinds {
-        samples.entry(format!("{setup_name} {kind}")).or_default().push(Sample { at, kib, descriptors });
+        samples.entry(format!("{setup_name} {kind}")).or_default().push(MemorySample { at, kib, descriptors });
     }
 }
 
 /// A straight line through samples, without their first fifth.
-struct Line {
+struct LinearFit {
     mean: f64,
     per_hour: f64,
     /// The rise from the first counted sample to the last.
     rise: f64,
 }
 
-impl Line {
-    fn fit(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> Self {
+impl LinearFit {
+    fn fit(samples: &[MemorySample], value: impl Fn(&MemorySample) -> f64) -> Self {
         let samples = &samples[samples.len() / 5..];
         let count = samples.len().max(1) as f64;
         let mean_at = samples.iter().map(|sample| sample.at).sum::<f64>() / count;
@@ -133,28 +133,28 @@ impl Line {
 
 /// The counters and samples of both servers.
 #[derive(Clone, Copy)]
-struct Tally<'a> {
+struct SoakTally<'a> {
     bytes: &'a AtomicU64,
     faults: &'a AtomicU64,
-    samples: &'a Mutex<Samples>,
+    samples: &'a Mutex<MemorySamples>,
 }
 
 /// Cuts, silences and killed writers at a server that keeps running.
-fn links(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> Result<()> {
+fn links(setting: &FaultSetting, setup: &Setup, until: Instant, tally: SoakTally<'_>) -> Result<()> {
     let mut random = setting.random("F25 links");
     let server = setup.start()?;
     let proxy = Proxy::start(server.address.socket, random.next(), |random| {
         Plan::default().down(random.between(16 << 20, 512 << 20), Event::any_cut(random))
     })?;
     let address = server.address.through(proxy.address());
-    let mut load = Load::new(random.fork(), LANES)?;
+    let mut load = ProducerLoad::new(random.fork(), LANES)?;
     let mut wire = load.attach(&address)?;
     let mut silent = 0;
     let mut next = Instant::now() + Duration::from_secs(5);
-    let mut lulls = Lulls { name: "steady", setup, samples: tally.samples, next: Instant::now() + LULL_EVERY };
+    let mut pauses = LoadPauses { name: "steady", setup, samples: tally.samples, next: Instant::now() + PAUSE_EVERY };
     while Instant::now() < until {
-        lulls.weigh_if_due(&mut load, &mut wire, &address)?;
-        calm(&mut load, &mut wire, &address, Instant::now() + Duration::from_millis(500))?;
+        pauses.weigh_if_due(&mut load, &mut wire, &address)?;
+        run_load_until(&mut load, &mut wire, &address, Instant::now() + Duration::from_millis(500))?;
         if Instant::now() >= next {
             next = Instant::now() + Duration::from_secs(random.between(5, 20));
             if random.one_in(2) {
@@ -178,16 +178,16 @@ fn links(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> 
 }
 
 /// Kills and drains of a server that is restarted.
-fn ends(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> Result<()> {
+fn ends(setting: &FaultSetting, setup: &Setup, until: Instant, tally: SoakTally<'_>) -> Result<()> {
     let mut random = setting.random("F25 ends");
     let mut server = setup.start()?;
-    let mut load = Load::new(random.fork(), LANES)?;
+    let mut load = ProducerLoad::new(random.fork(), LANES)?;
     let mut wire = load.attach(&server.address)?;
-    let mut lulls = Lulls { name: "ended", setup, samples: tally.samples, next: Instant::now() + LULL_EVERY };
+    let mut pauses = LoadPauses { name: "ended", setup, samples: tally.samples, next: Instant::now() + PAUSE_EVERY };
     while Instant::now() < until {
-        lulls.weigh_if_due(&mut load, &mut wire, &server.address)?;
+        pauses.weigh_if_due(&mut load, &mut wire, &server.address)?;
         let pause = Duration::from_secs(random.between(5, 15));
-        calm(&mut load, &mut wire, &server.address, Instant::now() + pause)?;
+        run_load_until(&mut load, &mut wire, &server.address, Instant::now() + pause)?;
         if random.one_in(2) {
             server.kill()?;
         } else {
@@ -204,7 +204,12 @@ fn ends(setting: &Setting, setup: &Setup, until: Instant, tally: Tally<'_>) -> R
 }
 
 /// Load without a fault until then; a lost link is resumed.
-fn calm(load: &mut Load, wire: &mut Wire, address: &Address, until: Instant) -> Result<()> {
+fn run_load_until(
+    load: &mut ProducerLoad,
+    wire: &mut WireClient,
+    address: &ServerAddress,
+    until: Instant,
+) -> Result<()> {
     while Instant::now() < until {
         step(load, wire, address)?;
     }
@@ -212,29 +217,29 @@ fn calm(load: &mut Load, wire: &mut Wire, address: &Address, until: Instant) -> 
 }
 
 /// The pauses of one server's load.
-struct Lulls<'a> {
+struct LoadPauses<'a> {
     name: &'static str,
     setup: &'a Setup,
-    samples: &'a Mutex<Samples>,
+    samples: &'a Mutex<MemorySamples>,
     next: Instant,
 }
 
-impl Lulls<'_> {
-    fn weigh_if_due(&mut self, load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
+impl LoadPauses<'_> {
+    fn weigh_if_due(&mut self, load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
         if Instant::now() < self.next {
             return Ok(());
         }
-        calm_down(load, wire, address)?;
+        drain_load(load, wire, address)?;
         weigh(self.name, self.setup, self.samples);
-        self.next = Instant::now() + LULL_EVERY;
-        let begun = load.begin_again(LANES, wire);
-        mend(begun, load, wire, address)
+        self.next = Instant::now() + PAUSE_EVERY;
+        let begun = load.restart_lanes(LANES, wire);
+        resume_if_lost(begun, load, wire, address)
     }
 }
 
 /// Lets the load end, and waits until its resources are released.
-fn calm_down(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
-    load.let_run_out();
+fn drain_load(load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
+    load.stop_refilling();
     while !load.is_done() {
         step(load, wire, address)?;
     }
@@ -244,19 +249,24 @@ fn calm_down(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> 
     Ok(())
 }
 
-fn finish(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
-    calm_down(load, wire, address)?;
+fn finish(load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
+    drain_load(load, wire, address)?;
     wire.call("session/end", &json!({})).context("end the session")?;
     Ok(())
 }
 
-fn step(load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
+fn step(load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
     let stepped = load.step(wire);
-    mend(stepped, load, wire, address)
+    resume_if_lost(stepped, load, wire, address)
 }
 
 /// Resumes if the link was lost.
-fn mend(outcome: Result<()>, load: &mut Load, wire: &mut Wire, address: &Address) -> Result<()> {
+fn resume_if_lost(
+    outcome: Result<()>,
+    load: &mut ProducerLoad,
+    wire: &mut WireClient,
+    address: &ServerAddress,
+) -> Result<()> {
     match outcome {
         Err(error) if is_lost(&error) => *wire = cuts::resume(load, address, Instant::now())?.0,
         other => other?,

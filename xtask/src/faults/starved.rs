@@ -11,10 +11,10 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Figures, Setting, level::Level, slow::Neighbour};
+use super::{FaultSetting, Figures, level::ResourceLevel, slow::Neighbour};
 use crate::{
     server::{self, Setup},
-    wire::{self, Address, Fault, Wire},
+    wire::{self, CallError, ServerAddress, WireClient},
 };
 
 const DESCRIPTORS: u64 = 64;
@@ -30,18 +30,18 @@ const STARVED: Duration = Duration::from_secs(1);
 /// A tenth of a core for that long, in clock ticks.
 const TICKS: u64 = 10;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(6, 18, 180);
     let mut random = setting.random("F11");
     let setup = Setup::new(&setting.binary)?.nofile(DESCRIPTORS);
     let server = setup.start()?;
     let mut neighbour = Neighbour::new(&server.address)?;
     neighbour.round_trip()?;
-    let level = Level::of(server.pid());
+    let level = ResourceLevel::of(server.pid());
     let (mut times, mut worst_ticks, mut refused, mut started) = (Vec::new(), 0, 0, 0);
     for round in 0..rounds {
-        let said = || format!("round {round}; the server says: {}", setup.log_tail());
-        let (mut wire, _) = Wire::session(&server.address).with_context(said)?;
+        let context = || format!("round {round}; the server says: {}", setup.log_tail());
+        let (mut wire, _) = WireClient::session(&server.address).with_context(context)?;
         let crowd =
             |count| (0..count).filter_map(|_| TcpStream::connect(server.address.socket).ok()).collect::<Vec<_>>();
         // Three variants: the processes come first and the connections find no fd left; or the other way round; or the connections leave so
@@ -51,7 +51,7 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
             1 => crowd(CONNECTS),
             _ => crowd(free(server.pid()).saturating_sub(random.between(0, FEW)) as usize),
         };
-        let (ok, no) = starts(&mut wire).with_context(said)?;
+        let (ok, no) = starts(&mut wire).with_context(context)?;
         let late = crowd(CONNECTS - early.len());
         started += ok;
         refused += no;
@@ -60,10 +60,10 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
         let ticks = server::cpu_ticks(server.pid()) - before;
         worst_ticks = worst_ticks.max(ticks);
         ensure!(ticks < TICKS, "{ticks} hundredths of a second of processor time in one second without descriptors");
-        neighbour.round_trip().context("a client that was inside before").with_context(said)?;
-        wire.call("session/end", &json!({})).with_context(said)?;
+        neighbour.round_trip().context("a client that was inside before").with_context(context)?;
+        wire.call("session/end", &json!({})).with_context(context)?;
         drop((early, late, wire));
-        times.push(healthy(&server.address).with_context(said)?);
+        times.push(healthy(&server.address).with_context(context)?);
     }
     neighbour.end()?;
     // There is one connection less than at first, and nothing more.
@@ -87,15 +87,15 @@ fn free(pid: u32) -> u64 {
 }
 
 /// Sends all starts; each is answered, with a process or with a reason.
-fn starts(wire: &mut Wire) -> Result<(u64, u64)> {
+fn starts(wire: &mut WireClient) -> Result<(u64, u64)> {
     let ids = (0..STARTS)
         .map(|number| wire.send("process/start", &wire::start(&format!("p{number}"), &["/bin/sleep", "60"])))
-        .collect::<Result<Vec<_>, Fault>>()?;
+        .collect::<Result<Vec<_>, CallError>>()?;
     let (mut started, mut refused) = (0, 0);
     for id in ids {
         match wire.answer(id) {
             Ok(_) => started += 1,
-            Err(Fault::Refused { kind, .. }) if kind == "resourcesExhausted" => refused += 1,
+            Err(CallError::Refused { kind, .. }) if kind == "resourcesExhausted" => refused += 1,
             Err(fault) => return Err(fault.into()),
         }
     }
@@ -103,7 +103,7 @@ fn starts(wire: &mut Wire) -> Result<(u64, u64)> {
 }
 
 /// Waits until a new client can start a program again; fails after a second.
-fn healthy(address: &Address) -> Result<f64> {
+fn healthy(address: &ServerAddress) -> Result<f64> {
     let begun = Instant::now();
     loop {
         let tried = try_start(address);
@@ -119,8 +119,8 @@ fn healthy(address: &Address) -> Result<f64> {
     }
 }
 
-fn try_start(address: &Address) -> Result<()> {
-    let (mut wire, _) = Wire::session(address)?;
+fn try_start(address: &ServerAddress) -> Result<()> {
+    let (mut wire, _) = WireClient::session(address)?;
     let outcome = wire.call("process/start", &wire::start("p", &["/bin/true"]));
     wire.call("session/end", &json!({}))?;
     outcome?;

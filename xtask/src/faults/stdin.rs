@@ -15,19 +15,19 @@ use anyhow::{Context, Result, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::json;
 
-use super::{Figures, Setting};
+use super::{FaultSetting, Figures};
 use crate::{
     children,
     random::Random,
     server::Setup,
-    wire::{self, Address, Incoming, Wire, hello},
+    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
 };
 
 /// Concurrent writers, each with its own session and sink.
 const WRITERS: u64 = 4;
 
 /// F3: clients are killed while they write. Accepted writes are in the file once, all others at most once.
-pub(super) fn killed_writer(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn killed_writer(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let kills = setting.pick(40, 300, 5000).div_ceil(WRITERS);
     let mut random = setting.random("F3");
     let setup = Setup::new(&setting.binary)?;
@@ -44,7 +44,7 @@ pub(super) fn killed_writer(setting: &Setting) -> Result<Vec<Figures>> {
     })?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
-    let sum = |figure: fn(&Tally) -> u64| tallies.iter().map(figure).sum::<u64>();
+    let sum = |figure: fn(&StdinTally) -> u64| tallies.iter().map(figure).sum::<u64>();
     Ok(vec![
         Figures::default()
             .survived(kills * WRITERS)
@@ -56,20 +56,20 @@ pub(super) fn killed_writer(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// One writer that is killed `kills` times, checked as in F3; returns the number of kills.
-pub(super) fn kill_writers(random: Random, address: &Address, file: &Path, kills: u64) -> Result<u64> {
+pub(super) fn kill_writers(random: Random, address: &ServerAddress, file: &Path, kills: u64) -> Result<u64> {
     write_and_kill(random, address, file, kills)?;
     Ok(kills)
 }
 
 /// Counts of one lane.
-struct Tally {
+struct StdinTally {
     sent: u64,
     accepted: u64,
     written: u64,
     bytes: u64,
 }
 
-fn write_and_kill(mut random: Random, address: &Address, file: &Path, kills: u64) -> Result<Tally> {
+fn write_and_kill(mut random: Random, address: &ServerAddress, file: &Path, kills: u64) -> Result<StdinTally> {
     let (wire, session) = sink(address, file)?;
     drop(wire);
     let program = children::program()?;
@@ -96,9 +96,9 @@ fn write_and_kill(mut random: Random, address: &Address, file: &Path, kills: u64
         again = sent.difference(&accepted).copied().filter(|_| random.one_in(2)).collect();
         again.sort_unstable();
     }
-    let (mut wire, _) = Wire::open(address, &hello(Some(&session)))?;
+    let (mut wire, _) = WireClient::open(address, &hello(Some(&session)))?;
     let bytes = finish(&mut wire, file)?;
-    check_blocks(&children::read_blocks(&bytes)?, &sent, &accepted).map(|written| Tally {
+    check_blocks(&children::read_blocks(&bytes)?, &sent, &accepted).map(|written| StdinTally {
         sent: sent.len() as u64,
         accepted: accepted.len() as u64,
         written,
@@ -118,14 +118,14 @@ fn check_blocks(seen: &HashMap<u64, u64>, sent: &HashSet<u64>, accepted: &HashSe
 }
 
 /// F16: two connections send each write at the same time under the same id. It is written once, and both are answered accordingly.
-pub(super) fn twice(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn twice(setting: &FaultSetting) -> Result<Vec<Figures>> {
     const BATCH: u64 = 50;
     let writes = setting.pick(2000, 10_000, 1_000_000);
     let setup = Setup::new(&setting.binary)?;
     let server = setup.start()?;
     let file = setup.scratch().join("sink");
     let (mut owner, session) = sink(&server.address, &file)?;
-    let (mut other, other_session) = Wire::session(&server.address)?;
+    let (mut other, other_session) = WireClient::session(&server.address)?;
     for batch in 0..writes / BATCH {
         let mut asked = Vec::new();
         for number in batch * BATCH..(batch + 1) * BATCH {
@@ -155,8 +155,8 @@ pub(super) fn twice(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// A session with one process, `cat` into the file.
-fn sink(address: &Address, file: &Path) -> Result<(Wire, String)> {
-    let (mut wire, session) = Wire::session(address)?;
+fn sink(address: &ServerAddress, file: &Path) -> Result<(WireClient, String)> {
+    let (mut wire, session) = WireClient::session(address)?;
     let file = file.to_str().context("the temporary folder is UTF-8")?;
     let mut params = wire::start("sink", &["/bin/sh", "-c", "exec cat >\"$0\"", file]);
     params["pipeStdin"] = json!(true);
@@ -165,12 +165,12 @@ fn sink(address: &Address, file: &Path) -> Result<(Wire, String)> {
 }
 
 /// Closes stdin, waits for the end of `cat`, ends the session, and returns the contents of the file.
-fn finish(wire: &mut Wire, file: &Path) -> Result<Vec<u8>> {
+fn finish(wire: &mut WireClient, file: &Path) -> Result<Vec<u8>> {
     wire.call("process/closeStdin", &json!({ "processId": "sink" }))?;
     loop {
         match wire.next()? {
-            Incoming::Closed { .. } => break,
-            Incoming::Exited { code, .. } => ensure!(code == 0, "`cat` ended with {code}"),
+            ServerMessage::Closed { .. } => break,
+            ServerMessage::Exited { code, .. } => ensure!(code == 0, "`cat` ended with {code}"),
             _ => {}
         }
     }

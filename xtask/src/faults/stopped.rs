@@ -14,11 +14,11 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::{Figures, Setting, floods::ARENAS_KIB, lanes, level::Level, slow::Neighbour};
+use super::{FaultSetting, Figures, floods::ARENAS_KIB, lanes, level::ResourceLevel, slow::Neighbour};
 use crate::{
     children::{self, RECORD, Records},
     server::{self, Setup},
-    wire::{self, Fault, Incoming, Wire, hello},
+    wire::{self, CallError, ServerMessage, WireClient, hello},
 };
 
 /// The remaining time-to-live of a session that must survive the stop: more than a busy machine may lose.
@@ -27,13 +27,13 @@ const LASTING: Duration = Duration::from_secs(30);
 /// Records of a producer: more than all windows hold, so that output is in flight when a process is stopped.
 const COUNT: u64 = (48 << 20) / RECORD;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     // Each round stops all three kinds in parallel, on separate servers.
     let rounds = setting.pick(1, 20_u64.div_ceil(3), 200_u64.div_ceil(3));
     let stop = Duration::from_secs(setting.pick(2, 10, 10));
     let (mut times, mut bytes) = (Vec::new(), 0);
     for _ in 0..rounds {
-        let victims: [fn(&Setting, Duration) -> Result<f64>; 3] = [server_stops, holder_stops, client_stops];
+        let victims: [fn(&FaultSetting, Duration) -> Result<f64>; 3] = [server_stops, holder_stops, client_stops];
         let outcomes = thread::scope(|scope| {
             victims.map(|victim| scope.spawn(move || victim(setting, stop))).map(|lane| lane.join().expect("no panic"))
         });
@@ -55,16 +55,16 @@ fn pause(pid: u32, long: Duration) {
 }
 
 /// Timeouts far shorter than the stop: a process that counts its own pause would take every peer for dead.
-fn short_deadlines(setting: &Setting) -> Result<Setup> {
+fn short_deadlines(setting: &FaultSetting) -> Result<Setup> {
     Ok(Setup::new(&setting.binary)?.arg("--ping-every=300ms").arg("--dead-after=1s").arg("--log=info"))
 }
 
 /// Stops the server: afterwards its clients, a busy one and a quiet one, are still connected, and its timers run.
-fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
+fn server_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
-    let level = Level::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
-    let mut flow = Flow::start(&server.address)?;
+    let level = ResourceLevel::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
+    let mut flow = ProducerReader::start(&server.address)?;
     let mut quiet = Neighbour::new(&server.address)?;
     quiet.round_trip()?;
     while flow.seq < 8 {
@@ -97,11 +97,11 @@ fn server_stops(setting: &Setting, stop: Duration) -> Result<f64> {
 }
 
 /// Stops a holder: other sessions continue in the meantime, and its own continues afterwards.
-fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
+fn holder_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
-    let level = Level::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
-    let mut flow = Flow::start(&server.address)?;
+    let level = ResourceLevel::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
+    let mut flow = ProducerReader::start(&server.address)?;
     while flow.seq < 8 {
         flow.take()?;
     }
@@ -143,10 +143,10 @@ fn holder_stops(setting: &Setting, stop: Duration) -> Result<f64> {
 }
 
 /// Stops the client: its kernel still acknowledges, so it keeps its session and finds everything when it continues.
-fn client_stops(setting: &Setting, stop: Duration) -> Result<f64> {
+fn client_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
     let setup = short_deadlines(setting)?;
     let server = setup.start()?;
-    let level = Level::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
+    let level = ResourceLevel::after_first_session(server.pid(), &server.address)?.keeping(ARENAS_KIB);
     let (program, id) = (children::program()?, 7_u64);
     let mut client = lanes::run(&setting.binary, &server.address.url)
         .args(["--", &program, "child", "producer", &id.to_string(), &COUNT.to_string()])
@@ -176,16 +176,16 @@ fn client_stops(setting: &Setting, stop: Duration) -> Result<f64> {
         records.push(&buffer[..count]);
     }
     let status = client.wait()?;
-    let mut said = String::new();
-    client.stderr.take().context("a pipe")?.read_to_string(&mut said)?;
-    records.finish(COUNT).with_context(|| said.clone())?;
-    ensure!(status.code().map(i64::from) == Some(children::exit_code(id)), "ended with {status}: {said}");
+    let mut output_text = String::new();
+    client.stderr.take().context("a pipe")?.read_to_string(&mut output_text)?;
+    records.finish(COUNT).with_context(|| output_text.clone())?;
+    ensure!(status.code().map(i64::from) == Some(children::exit_code(id)), "ended with {status}: {output_text}");
     end(&setup, server, &level)?;
     Ok(took.unwrap_or_default())
 }
 
 /// Checks that everything is in order at the end.
-fn end(setup: &Setup, server: server::Server, level: &Level) -> Result<()> {
+fn end(setup: &Setup, server: server::Server, level: &ResourceLevel) -> Result<()> {
     level.wait_back().context("after all went on")?;
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
@@ -193,23 +193,23 @@ fn end(setup: &Setup, server: server::Server, level: &Level) -> Result<()> {
 }
 
 /// A detached session with a process; returns its id.
-fn detached(address: &wire::Address, ttl: Duration) -> Result<String> {
+fn detached(address: &wire::ServerAddress, ttl: Duration) -> Result<String> {
     let mut params = hello(None);
     params["ttlMs"] = json!(ttl.as_millis() as u64);
-    let (mut wire, answer) = Wire::open(address, &params)?;
+    let (mut wire, answer) = WireClient::open(address, &params)?;
     wire.call("process/start", &wire::start("sleep", &["/bin/sleep", "600"]))?;
     Ok(answer["sessionId"].as_str().context("no session id")?.to_owned())
 }
 
-fn resume(address: &wire::Address, session: &str) -> Result<Wire> {
-    Ok(Wire::open(address, &hello(Some(session)))?.0)
+fn resume(address: &wire::ServerAddress, session: &str) -> Result<WireClient> {
+    Ok(WireClient::open(address, &hello(Some(session)))?.0)
 }
 
 /// Checks that the process of a session whose time is over in `rest` ends within a second after that, and that the session cannot be
 /// resumed.
-fn expires(address: &wire::Address, session: &str, rest: Duration) -> Result<()> {
+fn expires(address: &wire::ServerAddress, session: &str, rest: Duration) -> Result<()> {
     let deadline = Instant::now() + rest + Duration::from_secs(1);
-    let (mut observer, _) = Wire::session(address)?;
+    let (mut observer, _) = WireClient::session(address)?;
     loop {
         let list = observer.call("process/list", &json!({ "scope": "all" }))?;
         let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
@@ -220,22 +220,22 @@ fn expires(address: &wire::Address, session: &str, rest: Duration) -> Result<()>
         thread::sleep(Duration::from_millis(10));
     }
     observer.call("session/end", &json!({}))?;
-    match resume(address, session).map(drop).map_err(|error| error.downcast::<Fault>()) {
-        Err(Ok(Fault::Refused { .. })) => Ok(()),
+    match resume(address, session).map(drop).map_err(|error| error.downcast::<CallError>()) {
+        Err(Ok(CallError::Refused { .. })) => Ok(()),
         other => bail!("a session whose time is over was not refused: {other:?}"),
     }
 }
 
 /// A producer and its reader.
-struct Flow {
-    wire: Wire,
+struct ProducerReader {
+    wire: WireClient,
     records: Records,
     seq: u64,
 }
 
-impl Flow {
-    fn start(address: &wire::Address) -> Result<Self> {
-        let (mut wire, _) = Wire::session(address)?;
+impl ProducerReader {
+    fn start(address: &wire::ServerAddress) -> Result<Self> {
+        let (mut wire, _) = WireClient::session(address)?;
         let argv = [&children::program()?, "child", "producer", "1", &COUNT.to_string()];
         wire.call("process/start", &wire::start("p", &argv))?;
         Ok(Self { wire, records: Records::new(1), seq: 0 })
@@ -244,7 +244,7 @@ impl Flow {
     /// Handles one message; returns false at the end.
     fn take(&mut self) -> Result<bool> {
         match self.wire.next()? {
-            Incoming::Output(output) => {
+            ServerMessage::Output(output) => {
                 ensure!(output.seq == self.seq + 1 && output.gap.is_none(), "number {} after {}", output.seq, self.seq);
                 self.records.push(&output.bytes);
                 self.seq = output.seq;
@@ -252,10 +252,12 @@ impl Flow {
                     self.wire.notify("process/ack", &json!({ "processId": "p", "seq": self.seq }))?;
                 }
             }
-            Incoming::Closed { .. } => return Ok(false),
-            Incoming::Other { method, params } => bail!("unexpected `{method}`: {params}"),
-            Incoming::Exited { code, .. } => ensure!(code == children::exit_code(1), "the producer exited with {code}"),
-            Incoming::Answer { .. } => {}
+            ServerMessage::Closed { .. } => return Ok(false),
+            ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+            ServerMessage::Exited { code, .. } => {
+                ensure!(code == children::exit_code(1), "the producer exited with {code}")
+            }
+            ServerMessage::Answer { .. } => {}
         }
         Ok(true)
     }

@@ -84,7 +84,7 @@ pub(super) fn bridge(binary: &Path, url: &str, keep: &str, words: &[&str]) -> Co
 }
 
 /// An unanswered call.
-struct Open {
+struct OpenCall {
     number: u64,
     text: String,
     asked: Instant,
@@ -92,10 +92,10 @@ struct Open {
 }
 
 /// A conversation through a bridge.
-pub(super) struct Talks {
+pub(super) struct BridgeConversation {
     client: McpClient,
     random: Random,
-    open: HashMap<u64, Open>,
+    open: HashMap<u64, OpenCall>,
     next_number: u64,
     /// The pid of the holder of the server on the executor.
     pub(super) holder: u32,
@@ -105,7 +105,7 @@ pub(super) struct Talks {
     pub(super) times: Vec<f64>,
 }
 
-impl Talks {
+impl BridgeConversation {
     /// Starts a bridge and performs the MCP handshake through it.
     pub(super) fn begin(binary: &Path, url: &str, random: Random) -> Result<Self> {
         let program = children::program()?;
@@ -137,7 +137,7 @@ impl Talks {
         let arguments = json!({ "number": number, "delay_ms": delay_ms, "text": text });
         let asked = Instant::now();
         let id = self.client.ask("tools/call", &json!({ "name": "say", "arguments": arguments }))?;
-        self.open.insert(id, Open { number, text, asked, delay: Duration::from_millis(delay_ms) });
+        self.open.insert(id, OpenCall { number, text, asked, delay: Duration::from_millis(delay_ms) });
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl Talks {
     }
 
     /// The messages of the bridge about its link.
-    pub(super) fn said(&self) -> String {
-        self.client.said()
+    pub(super) fn stderr_text(&self) -> String {
+        self.client.stderr_text()
     }
 }

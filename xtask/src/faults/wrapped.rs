@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Figures, Setting};
+use super::{FaultSetting, Figures};
 use crate::{
     server::Setup,
-    wire::{self, Incoming, Wire},
+    wire::{self, ServerMessage, WireClient},
 };
 
 /// Number of pids in the namespace. The kernel requires more than 300, and after the first round hands out only those above.
@@ -26,7 +26,7 @@ const ENDED: usize = 40;
 /// Processes that run later with the same pids.
 const BYSTANDERS: usize = 40;
 
-pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let rounds = setting.pick(1, 2, 5);
     let (mut reused, mut sent) = (0, 0);
     for round in 0..rounds {
@@ -43,8 +43,8 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
             &script,
         ]);
         let server = setup.start().context("a namespace with few numbers needs root and Linux 6.14")?;
-        let said = || format!("round {round}; the server says: {}", setup.log_tail());
-        let outcome = exchange(&server.address).with_context(said)?;
+        let context = || format!("round {round}; the server says: {}", setup.log_tail());
+        let outcome = exchange(&server.address).with_context(context)?;
         ensure!(outcome.0 > 0, "no number came back: nothing was tried");
         reused += outcome.0;
         sent += outcome.1;
@@ -56,9 +56,9 @@ pub(super) fn run(setting: &Setting) -> Result<Vec<Figures>> {
 }
 
 /// Returns how many bystanders had the pid of an ended process, and how many signals were sent to the ended ones.
-fn exchange(address: &wire::Address) -> Result<(usize, u64)> {
-    let (mut past, _) = Wire::session(address)?;
-    let (mut present, _) = Wire::session(address)?;
+fn exchange(address: &wire::ServerAddress) -> Result<(usize, u64)> {
+    let (mut past, _) = WireClient::session(address)?;
+    let (mut present, _) = WireClient::session(address)?;
     // Use all pids once, so that the following ones will be reused.
     burn(&mut past, "all", NUMBERS)?;
     for number in 0..ENDED {
@@ -90,7 +90,7 @@ fn exchange(address: &wire::Address) -> Result<(usize, u64)> {
 }
 
 /// Uses up this many pids, one after the other.
-fn burn(wire: &mut Wire, id: &str, count: usize) -> Result<()> {
+fn burn(wire: &mut WireClient, id: &str, count: usize) -> Result<()> {
     let script = format!("i=0; while [ $i -lt {count} ]; do /bin/true; i=$((i+1)); done");
     wire.call("process/start", &wire::start(id, &["/bin/sh", "-c", &script]))?;
     wait_closed(wire, 1)?;
@@ -98,10 +98,10 @@ fn burn(wire: &mut Wire, id: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-fn wait_closed(wire: &mut Wire, count: usize) -> Result<()> {
+fn wait_closed(wire: &mut WireClient, count: usize) -> Result<()> {
     let mut closed = 0;
     while closed < count {
-        closed += usize::from(matches!(wire.next()?, Incoming::Closed { .. }));
+        closed += usize::from(matches!(wire.next()?, ServerMessage::Closed { .. }));
     }
     Ok(())
 }

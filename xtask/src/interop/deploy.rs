@@ -52,8 +52,11 @@ fn user_unit(world: &World) -> Result<String> {
 
 fn verify(command: &mut Command) -> Result<()> {
     let output = output_of(command, PATIENCE)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() && !said.contains("exec-server.service"), "systemd does not like the unit: {said}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success() && !output_text.contains("exec-server.service"),
+        "systemd does not like the unit: {output_text}"
+    );
     Ok(())
 }
 
@@ -73,9 +76,10 @@ fn first_process(world: &World) -> Result<Vec<String>> {
 fn try_first(world: &World, socket: &std::path::Path, url: &str) -> Result<Vec<String>> {
     wait_until("the socket", PATIENCE, || socket.exists())?;
     let script = "echo $PPID; (setsid sleep 0.1 &); sleep 0.5; grep -l '^State:.Z' /proc/[0-9]*/status || echo none";
-    let said = success_of(&mut world.exec_server(&["run", "--connect", url, "--", "sh", "-c", script]), PATIENCE)?;
-    let said = String::from_utf8_lossy(&said).into_owned();
-    ensure!(said.trim_end().ends_with("none"), "zombies are left: {said}");
+    let output_text =
+        success_of(&mut world.exec_server(&["run", "--connect", url, "--", "sh", "-c", script]), PATIENCE)?;
+    let output_text = String::from_utf8_lossy(&output_text).into_owned();
+    ensure!(output_text.trim_end().ends_with("none"), "zombies are left: {output_text}");
     Ok(vec!["as the first process of a namespace it serves".to_owned(), "and orphans are reaped there".to_owned()])
 }
 

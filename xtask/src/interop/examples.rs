@@ -26,10 +26,14 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     for (language, (program, client)) in [("python", python), ("node", node)] {
         let url = &server.address.url;
         let output = world::output_of(Command::new(&program).arg(&client).arg(url), PATIENCE)?;
-        let said = String::from_utf8_lossy(&output.stdout);
+        let output_text = String::from_utf8_lossy(&output.stdout);
         let expected =
             format!("{language}: 40000 lines through 2 cuts, 1 write answered twice and done once, exit code 7");
-        ensure!(output.status.success() && said.lines().last() == Some(&expected), "{}", world::describe(&output));
+        ensure!(
+            output.status.success() && output_text.lines().last() == Some(&expected),
+            "{}",
+            world::describe(&output)
+        );
         let output = world::output_of(Command::new(&program).arg(&client).args([url, "sh", "-c", "exit 5"]), PATIENCE)?;
         ensure!(output.status.code() == Some(5), "{}", world::describe(&output));
         passed.push(format!("examples/{language}: cuts, a repeated write, exit codes"));

@@ -9,7 +9,7 @@ use std::{fs, path::Path, process::Command, time::Duration};
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    far::Far,
+    remote_host::RemoteHost,
     world::{self, World},
 };
 use crate::cargo;
@@ -21,61 +21,62 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const HOST_IN_README: &str = "build-host";
 
 /// A way to install the program on the host and run a command with it.
-type Way = fn(&World, &Far<'_>) -> Result<()>;
+type InstallMethod = fn(&World, &RemoteHost<'_>) -> Result<()>;
 
 pub(super) fn run(world: &World) -> Result<Vec<String>> {
-    let ways: [(&str, Way); 3] = [
+    let methods: [(&str, InstallMethod); 3] = [
         ("the line that the error names installs the program", by_the_error),
         ("the README's line copies the program to a host", by_the_readme),
         ("`install.sh` installs on the host, and `--uninstall` takes it back", by_the_installer),
     ];
     let mut lines = Vec::new();
-    for (number, (what, way)) in ways.iter().enumerate() {
-        let far = Far::start(world, &format!("install-far-{number}"))?;
-        way(world, &far).context(*what)?;
-        far.stop().context(*what)?;
+    for (number, (what, method)) in methods.iter().enumerate() {
+        let host = RemoteHost::start(world, &format!("install-far-{number}"))?;
+        method(world, &host).context(*what)?;
+        host.stop().context(*what)?;
         lines.push((*what).to_owned());
     }
     Ok(lines)
 }
 
-fn by_the_error(_: &World, far: &Far<'_>) -> Result<()> {
-    let output = world::output_of(&mut hostname(far), PATIENCE)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let (_, rest) = said.split_once("this installs it: ").with_context(|| format!("no line in: {said}"))?;
+fn by_the_error(_: &World, host: &RemoteHost<'_>) -> Result<()> {
+    let output = world::output_of(&mut hostname(host), PATIENCE)?;
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    let (_, rest) =
+        output_text.split_once("this installs it: ").with_context(|| format!("no line in: {output_text}"))?;
     let (line, _) = rest.split_once("; if it is elsewhere").with_context(|| format!("the line has no end: {rest}"))?;
-    shell(far, line)?;
-    works(far)
+    shell(host, line)?;
+    works(host)
 }
 
-fn by_the_readme(world: &World, far: &Far<'_>) -> Result<()> {
+fn by_the_readme(world: &World, host: &RemoteHost<'_>) -> Result<()> {
     let readme = fs::read_to_string(cargo::root().join("README.md")).context("read `README.md`")?;
     let (copy, run) = lines_of(&readme).context("README.md has no block that copies the program and runs a command")?;
     // The README names the output of `cargo xtask dist`; a tree that was only built has another path.
     let dist = "target/dist/exec-server";
     let copy =
         if cargo::root().join(dist).exists() { copy } else { copy.replace(dist, &world.binary.display().to_string()) };
-    shell(far, &copy)?;
-    shell(far, &run)?;
-    works(far)
+    shell(host, &copy)?;
+    shell(host, &run)?;
+    works(host)
 }
 
-fn by_the_installer(world: &World, far: &Far<'_>) -> Result<()> {
+fn by_the_installer(world: &World, host: &RemoteHost<'_>) -> Result<()> {
     let dist = cargo::target_dir().join("dist");
     if dist.join("install.sh").exists() {
         let folder = dist.to_str().context("the target folder is UTF-8")?;
-        shell(far, &format!("tar -c -C '{folder}' . | ssh box 'mkdir dist && tar -x -C dist && sh dist/install.sh'"))?;
+        shell(host, &format!("tar -c -C '{folder}' . | ssh box 'mkdir dist && tar -x -C dist && sh dist/install.sh'"))?;
     } else {
         let (script, program) = (cargo::root().join("install.sh"), &world.binary);
-        let copy = |from: &Path, to: &str| shell(far, &format!("ssh box 'cat >{to}' <'{}'", from.display()));
-        shell(far, "ssh box mkdir dist")?;
+        let copy = |from: &Path, to: &str| shell(host, &format!("ssh box 'cat >{to}' <'{}'", from.display()));
+        shell(host, "ssh box mkdir dist")?;
         copy(&script, "dist/install.sh")?;
         copy(program, "dist/exec-server")?;
-        shell(far, "ssh box 'cd dist && sha256sum exec-server >SHA256SUMS && sh install.sh exec-server'")?;
+        shell(host, "ssh box 'cd dist && sha256sum exec-server >SHA256SUMS && sh install.sh exec-server'")?;
     }
-    works(far)?;
-    shell(far, "ssh box sh dist/install.sh --uninstall")?;
-    let output = world::output_of(&mut hostname(far), PATIENCE)?;
+    works(host)?;
+    shell(host, "ssh box sh dist/install.sh --uninstall")?;
+    let output = world::output_of(&mut hostname(host), PATIENCE)?;
     // The server that was started still runs, but a new ssh finds no program to connect to it.
     ensure!(output.status.code() == Some(255), "still there after `--uninstall`: {}", world::describe(&output));
     Ok(())
@@ -90,22 +91,22 @@ fn lines_of(readme: &str) -> Option<(String, String)> {
 }
 
 /// Runs a command verbatim, in the directory of the README.
-fn shell(far: &Far<'_>, line: &str) -> Result<()> {
-    let mut command = far.command("sh");
+fn shell(host: &RemoteHost<'_>, line: &str) -> Result<()> {
+    let mut command = host.command("sh");
     command.args(["-c", line]).current_dir(cargo::root());
     let output = world::output_of(&mut command, PATIENCE)?;
     ensure!(output.status.success(), "`{line}` {}", world::describe(&output));
     Ok(())
 }
 
-fn hostname(far: &Far<'_>) -> Command {
-    far.exec_server(&["run", "--connect", "ssh://box", "--", "hostname"])
+fn hostname(host: &RemoteHost<'_>) -> Command {
+    host.exec_server(&["run", "--connect", "ssh://box", "--", "hostname"])
 }
 
 /// Runs the command that a new user tries first.
-fn works(far: &Far<'_>) -> Result<()> {
-    let here = world::success_of(&mut far.command("hostname"), PATIENCE)?;
-    let there = world::success_of(&mut hostname(far), PATIENCE)?;
+fn works(host: &RemoteHost<'_>) -> Result<()> {
+    let here = world::success_of(&mut host.command("hostname"), PATIENCE)?;
+    let there = world::success_of(&mut hostname(host), PATIENCE)?;
     ensure!(here == there, "`hostname` said {there:?}, not {here:?}");
     Ok(())
 }

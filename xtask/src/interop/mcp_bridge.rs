@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    mcp_servers::{self, Hosted, Speaks as _, Spoken},
+    mcp_servers::{self, ConnectedClient, McpPeer as _, TestedServer},
     world::{self, World},
 };
 use crate::{mcp::McpClient, server::Setup};
@@ -57,20 +57,25 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     let setup = Setup::new(&world.binary)?;
     let server = setup.start()?;
     let mut lines = Vec::new();
-    for hosted in mcp_servers::all(&folder)? {
-        let mut spoken = begin(world, &server.address.url, &hosted).with_context(|| hosted.name.to_owned())?;
-        let checked = hosted.check(&mut spoken).with_context(|| {
-            format!("{}; the bridge said: {}; the server says: {}", hosted.name, spoken.client.said(), setup.log_tail())
+    for tested in mcp_servers::all(&folder)? {
+        let mut connected = begin(world, &server.address.url, &tested).with_context(|| tested.name.to_owned())?;
+        let checked = tested.check(&mut connected).with_context(|| {
+            format!(
+                "{}; the bridge said: {}; the server says: {}",
+                tested.name,
+                connected.client.stderr_text(),
+                setup.log_tail()
+            )
         })?;
-        lines.push(format!("{} through `mcp bridge`: {checked},", hosted.name));
-        if hosted.name == "server-everything" {
-            asks_back(&mut spoken).context(hosted.name)?;
+        lines.push(format!("{} through `mcp bridge`: {checked},", tested.name));
+        if tested.name == "server-everything" {
+            check_server_requests(&mut connected).context(tested.name)?;
             lines.push(
                 "server-everything asks for roots, sampling and elicitation, and sees only its own variables,".into(),
             );
         }
-        let status = spoken.client.end(END_WITHIN).with_context(|| format!("leave {}", hosted.name))?;
-        ensure!(status.success(), "the bridge to {} ended with {status}", hosted.name);
+        let status = connected.client.end(END_WITHIN).with_context(|| format!("leave {}", tested.name))?;
+        ensure!(status.success(), "the bridge to {} ended with {status}", tested.name);
     }
     lines.extend(sdk_clients(world, &server.address.url)?);
     server.stop()?;
@@ -92,33 +97,33 @@ fn sdk_clients(world: &World, url: &str) -> Result<Vec<String>> {
             command.arg("--"); // Otherwise Node takes the flags that follow.
         }
         command.arg(&world.binary).args(["mcp", "bridge", "--connect", url, "--"]).arg(&time);
-        let said = world::success_of(&mut command, PATIENCE).with_context(|| format!("the client in {name}"))?;
-        let said = String::from_utf8_lossy(&said);
-        ensure!(said.trim_end() == "convert_time get_current_time", "the client in {name} said: {said}");
+        let output_text = world::success_of(&mut command, PATIENCE).with_context(|| format!("the client in {name}"))?;
+        let output_text = String::from_utf8_lossy(&output_text);
+        ensure!(output_text.trim_end() == "convert_time get_current_time", "the client in {name} said: {output_text}");
         lines.push(format!("the client of the SDK for {name} through `mcp bridge`"));
     }
     Ok(lines)
 }
 
-fn begin(world: &World, url: &str, hosted: &Hosted) -> Result<Spoken> {
+fn begin(world: &World, url: &str, tested: &TestedServer) -> Result<ConnectedClient> {
     let mut command = world.exec_server(&["mcp", "bridge", "--connect", url, "--env", GIVEN, "--"]);
-    command.args(&hosted.words).env(KEPT.0, KEPT.1);
+    command.args(&tested.words).env(KEPT.0, KEPT.1);
     let mut client = McpClient::start(&mut command)?;
     let server = client.initialize()?;
     ensure!(server["serverInfo"]["name"].is_string(), "it said of itself: {server}");
-    Ok(Spoken { client, server })
+    Ok(ConnectedClient { client, server })
 }
 
 /// Requests from the server to the client, and the environment.
-fn asks_back(spoken: &mut Spoken) -> Result<()> {
+fn check_server_requests(connected: &mut ConnectedClient) -> Result<()> {
     let text = |result: &Value| result["content"].to_string();
-    let roots = spoken.call("get-roots-list", &json!({}))?;
+    let roots = connected.call("get-roots-list", &json!({}))?;
     ensure!(text(&roots).contains("roots"), "roots: {roots}");
-    let sampled = spoken.call("trigger-sampling-request", &json!({ "prompt": "say something" }))?;
+    let sampled = connected.call("trigger-sampling-request", &json!({ "prompt": "say something" }))?;
     ensure!(text(&sampled).contains("sampled"), "sampling: {sampled}");
-    let elicited = spoken.call("trigger-elicitation-request", &json!({}))?;
+    let elicited = connected.call("trigger-elicitation-request", &json!({}))?;
     ensure!(text(&elicited).contains("decline"), "elicitation: {elicited}");
-    let environment = text(&spoken.call("get-env", &json!({}))?);
+    let environment = text(&connected.call("get-env", &json!({}))?);
     ensure!(environment.contains("over there") && environment.contains("HOME"), "variables: {environment}");
     ensure!(!environment.contains(KEPT.0) && !environment.contains("EXEC_SERVER"), "variables: {environment}");
     Ok(())

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{
-    mcp_servers::{self, Speaks},
+    mcp_servers::{self, McpPeer},
     world::World,
 };
 use crate::{cargo, server::Setup};
@@ -24,20 +24,20 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     let all = mcp_servers::all(&folder)?;
     let servers: serde_json::Map<String, Value> = all
         .iter()
-        .map(|hosted| {
-            let (command, args) = hosted.words.split_first().expect("a server has a program");
-            (hosted.name.to_owned(), json!({ "command": command, "args": args, "environment": "remote" }))
+        .map(|tested| {
+            let (command, args) = tested.words.split_first().expect("a server has a program");
+            (tested.name.to_owned(), json!({ "command": command, "args": args, "environment": "remote" }))
         })
         .collect();
     let config = folder.join("servers.json");
     fs::write(&config, json!({ "mcpServers": servers }).to_string())?;
     listed(world, &config, &server.address.url, all.len())?;
-    let mut manager = Asked::start(&config, &server.address.url)?;
+    let mut manager = ManagerProcess::start(&config, &server.address.url)?;
     let mut lines = vec![format!("{} servers listed by `mcp list`,", all.len())];
-    for hosted in &all {
-        let checked = hosted.check(&mut Of { server: hosted.name, manager: &mut manager });
-        let checked = checked.with_context(|| format!("{}; the server says: {}", hosted.name, setup.log_tail()))?;
-        lines.push(format!("{} through the manager: {checked},", hosted.name));
+    for tested in &all {
+        let checked = tested.check(&mut ManagedServer { server: tested.name, manager: &mut manager });
+        let checked = checked.with_context(|| format!("{}; the server says: {}", tested.name, setup.log_tail()))?;
+        lines.push(format!("{} through the manager: {checked},", tested.name));
     }
     manager.end()?;
     server.stop()?;
@@ -57,13 +57,13 @@ fn listed(world: &World, config: &Path, url: &str, servers: usize) -> Result<()>
 }
 
 /// The running example, which takes one request per line.
-struct Asked {
+struct ManagerProcess {
     child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Asked {
+impl ManagerProcess {
     fn start(config: &Path, url: &str) -> Result<Self> {
         let mut build = cargo::cargo(&["build", "--quiet", "-p", "exec-server-mcp", "--example", "ask"]);
         cargo::check(build.args(cargo::PROFILE))?;
@@ -96,12 +96,12 @@ impl Asked {
 }
 
 /// One server of the manager.
-struct Of<'a> {
+struct ManagedServer<'a> {
     server: &'a str,
-    manager: &'a mut Asked,
+    manager: &'a mut ManagerProcess,
 }
 
-impl Of<'_> {
+impl ManagedServer<'_> {
     fn ask(&mut self, what: &str, name: &str, arguments: &Value) -> Result<Value> {
         self.manager.ask(&json!({ "server": self.server, "ask": what, "name": name, "arguments": arguments }))
     }
@@ -114,7 +114,7 @@ impl Of<'_> {
     }
 }
 
-impl Speaks for Of<'_> {
+impl McpPeer for ManagedServer<'_> {
     fn tools(&mut self) -> Result<Vec<Value>> {
         self.list("tools")
     }

@@ -30,9 +30,9 @@ const SCRIPT: &str = include_str!("mcp_serve.py");
 const INSPECTOR: &str = "@modelcontextprotocol/inspector@0.15.0";
 
 /// A tool with its arguments for the inspector, and a text that its answer must contain. Each call is a separate session.
-type Call = (&'static str, &'static [&'static str], &'static str);
+type InspectorCall = (&'static str, &'static [&'static str], &'static str);
 
-const CALLS: &[Call] = &[
+const CALLS: &[InspectorCall] = &[
     ("run_command", &["command=echo by the inspector"], "by the inspector"),
     ("start_process", &["command=sleep 1000"], "p1"),
     ("list_processes", &[], "no processes"),
@@ -53,7 +53,7 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
     let mut passed = Vec::new();
     for way in ["stdio", "http"] {
         let folder = world.folder(&format!("mcp-serve-{way}"))?;
-        let served = if way == "http" { Some(Served::start(world, &folder)?) } else { None };
+        let served = if way == "http" { Some(McpHttpServer::start(world, &folder)?) } else { None };
         let mut client = world.command(&python);
         client.arg(&script).arg(way).arg(&folder);
         match &served {
@@ -61,9 +61,13 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
             None => client.arg(&world.binary).args(["mcp", "serve"]),
         };
         let output = world::output_of(&mut client, PATIENCE)?;
-        let said = String::from_utf8_lossy(&output.stdout);
+        let output_text = String::from_utf8_lossy(&output.stdout);
         let expected = format!("python: 11 tools over {way}");
-        ensure!(output.status.success() && said.trim_end() == expected, "{said}{}", world::describe(&output));
+        ensure!(
+            output.status.success() && output_text.trim_end() == expected,
+            "{output_text}{}",
+            world::describe(&output)
+        );
         passed.push(format!("the Python SDK's client lists and calls all tools over {way}"));
         inspect(world, &inspector, &folder, served.as_ref())?;
         passed.push(format!("the MCP inspector lists and calls all tools over {way}"));
@@ -75,7 +79,7 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
 }
 
 /// Lists the tools and calls each with the inspector's command line.
-fn inspect(world: &World, inspector: &Path, folder: &Path, served: Option<&Served>) -> Result<()> {
+fn inspect(world: &World, inspector: &Path, folder: &Path, served: Option<&McpHttpServer>) -> Result<()> {
     let ask = |args: &[&str]| -> Result<Value> {
         let mut command = world.command(inspector);
         command.arg("--cli").current_dir(folder);
@@ -85,33 +89,33 @@ fn inspect(world: &World, inspector: &Path, folder: &Path, served: Option<&Serve
             None => command.arg(&world.binary).args(["mcp", "serve"]),
         };
         let output = world::output_of(command.args(args), PATIENCE)?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        ensure!(output.status.success(), "{said}{}", world::describe(&output));
-        serde_json::from_str(&said).with_context(|| format!("the inspector said: {said}"))
+        let output_text = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "{output_text}{}", world::describe(&output));
+        serde_json::from_str(&output_text).with_context(|| format!("the inspector said: {output_text}"))
     };
     let listed = ask(&["--method", "tools/list"])?;
     let tools = listed["tools"].as_array().context("a list of tools")?.len();
     ensure!(tools == CALLS.len(), "{tools} tools");
-    for (tool, arguments, told) in CALLS {
+    for (tool, arguments, expected) in CALLS {
         let mut args = vec!["--method", "tools/call", "--tool-name", tool];
         for argument in *arguments {
             args.extend(["--tool-arg", argument]);
         }
         let result = ask(&args).with_context(|| format!("call `{tool}`"))?;
         let text = result["content"][0]["text"].as_str().context("a text")?;
-        ensure!(text.contains(told), "`{tool}` answered: {text}");
+        ensure!(text.contains(expected), "`{tool}` answered: {text}");
     }
     Ok(())
 }
 
 /// `mcp serve` over HTTP.
-struct Served {
+struct McpHttpServer {
     child: Child,
     url: String,
     token: String,
 }
 
-impl Served {
+impl McpHttpServer {
     fn start(world: &World, folder: &Path) -> Result<Self> {
         let mut command = world.exec_server(&["mcp", "serve", "--http", "127.0.0.1:0"]);
         let mut child = command.current_dir(folder).stdout(Stdio::piped()).spawn().context("start `mcp serve`")?;

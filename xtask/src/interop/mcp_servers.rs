@@ -1,7 +1,7 @@
 //! Real third-party MCP servers, installed once below the target directory, and a test plan for each of them.
 //!
 //! Defines which servers in which versions, and one plan per server: every tool it offers with sensible arguments and a text of the answer,
-//! its resources and its prompts. If a server offers a tool that is neither called nor left out with a reason, the plan fails. [`Speaks`]
+//! its resources and its prompts. If a server offers a tool that is neither called nor left out with a reason, the plan fails. [`McpPeer`]
 //! abstracts how a server is reached: through a bridge or a manager.
 
 use std::{
@@ -24,12 +24,12 @@ const NODE: [&str; 2] =
     ["@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31"];
 
 /// One server with its plan.
-pub(super) struct Hosted {
+pub(super) struct TestedServer {
     pub(super) name: &'static str,
     /// The command line that starts it on its host.
     pub(super) words: Vec<String>,
     /// In this order.
-    calls: Vec<Call>,
+    calls: Vec<ToolCall>,
     /// Tools that are offered but not called, with the reason.
     left_out: &'static [(&'static str, &'static str)],
     prompts: Vec<(&'static str, Value)>,
@@ -37,19 +37,19 @@ pub(super) struct Hosted {
     resources: &'static [&'static str],
 }
 
-struct Call {
+struct ToolCall {
     tool: &'static str,
     arguments: Value,
     /// A text that the answer must contain.
     says: String,
 }
 
-fn call(tool: &'static str, arguments: Value, says: &str) -> Call {
-    Call { tool, arguments, says: says.to_owned() }
+fn call(tool: &'static str, arguments: Value, says: &str) -> ToolCall {
+    ToolCall { tool, arguments, says: says.to_owned() }
 }
 
 /// A way to talk to a running server.
-pub(super) trait Speaks {
+pub(super) trait McpPeer {
     /// All of its tools.
     fn tools(&mut self) -> Result<Vec<Value>>;
     /// The result of a call.
@@ -65,12 +65,12 @@ pub(super) trait Speaks {
 }
 
 /// A client after its handshake, with the server's `initialize` result.
-pub(super) struct Spoken {
+pub(super) struct ConnectedClient {
     pub(super) client: McpClient,
     pub(super) server: Value,
 }
 
-impl Spoken {
+impl ConnectedClient {
     fn list(&mut self, capability: &str, of: &str) -> Result<Vec<Value>> {
         if self.server["capabilities"].get(capability).is_none() {
             return Ok(Vec::new());
@@ -79,7 +79,7 @@ impl Spoken {
     }
 }
 
-impl Speaks for Spoken {
+impl McpPeer for ConnectedClient {
     fn tools(&mut self) -> Result<Vec<Value>> {
         self.list("tools", "tools")
     }
@@ -105,9 +105,9 @@ impl Speaks for Spoken {
     }
 }
 
-impl Hosted {
+impl TestedServer {
     /// Executes the plan; returns a summary.
-    pub(super) fn check(&self, server: &mut dyn Speaks) -> Result<String> {
+    pub(super) fn check(&self, server: &mut dyn McpPeer) -> Result<String> {
         let tools: BTreeSet<String> = names(&server.tools().context("list tools")?);
         let called: BTreeSet<String> = self.calls.iter().map(|call| call.tool.to_owned()).collect();
         let left_out: BTreeSet<String> = self.left_out.iter().map(|(tool, _)| (*tool).to_owned()).collect();
@@ -116,7 +116,7 @@ impl Hosted {
         ensure!(unknown.is_empty(), "offered, and not called: {unknown:?}");
         let absent: Vec<_> = called.difference(&tools).collect();
         ensure!(absent.is_empty(), "not offered: {absent:?}; offered: {tools:?}");
-        for Call { tool, arguments, says } in &self.calls {
+        for ToolCall { tool, arguments, says } in &self.calls {
             let result = server.call(tool, arguments).with_context(|| format!("call `{tool}`"))?;
             let text = result.to_string();
             ensure!(result["isError"] != true, "`{tool}` failed: {text}");
@@ -149,7 +149,7 @@ fn names(entries: &[Value]) -> BTreeSet<String> {
 }
 
 /// The servers, with their data in a directory of the executor.
-pub(super) fn all(folder: &Path) -> Result<Vec<Hosted>> {
+pub(super) fn all(folder: &Path) -> Result<Vec<TestedServer>> {
     let (python, node) = (python()?, node()?);
     Ok(vec![time(&python), git(&python, folder)?, everything(&node), filesystem(&node, folder)?])
 }
@@ -179,8 +179,8 @@ fn words(program: &Path, rest: &[&str]) -> Vec<String> {
     std::iter::once(program).chain(rest.iter().map(|word| (*word).to_owned())).collect()
 }
 
-fn time(bin: &Path) -> Hosted {
-    Hosted {
+fn time(bin: &Path) -> TestedServer {
+    TestedServer {
         name: "mcp-server-time",
         words: words(&bin.join("mcp-server-time"), &["--local-timezone", "Europe/Berlin"]),
         calls: vec![
@@ -198,7 +198,7 @@ fn time(bin: &Path) -> Hosted {
 }
 
 /// A repository with one commit and an uncommitted change.
-fn git(bin: &Path, folder: &Path) -> Result<Hosted> {
+fn git(bin: &Path, folder: &Path) -> Result<TestedServer> {
     let repository = folder.join("repository");
     fs::create_dir(&repository)?;
     fs::write(repository.join("first"), "one\n")?;
@@ -219,7 +219,7 @@ fn git(bin: &Path, folder: &Path) -> Result<Hosted> {
         }
         arguments
     };
-    Ok(Hosted {
+    Ok(TestedServer {
         name: "mcp-server-git",
         words: words(&bin.join("mcp-server-git"), &["--repository", &path]),
         calls: vec![
@@ -243,8 +243,8 @@ fn git(bin: &Path, folder: &Path) -> Result<Hosted> {
     })
 }
 
-fn everything(bin: &Path) -> Hosted {
-    Hosted {
+fn everything(bin: &Path) -> TestedServer {
+    TestedServer {
         name: "server-everything",
         words: words(&bin.join("mcp-server-everything"), &["stdio"]),
         calls: vec![
@@ -283,7 +283,7 @@ fn everything(bin: &Path) -> Hosted {
 }
 
 /// A directory with a few files, one of them larger than any buffer on the way.
-fn filesystem(bin: &Path, folder: &Path) -> Result<Hosted> {
+fn filesystem(bin: &Path, folder: &Path) -> Result<TestedServer> {
     let served = folder.join("served");
     fs::create_dir_all(served.join("below"))?;
     // The server reports files by their canonical paths.
@@ -293,7 +293,7 @@ fn filesystem(bin: &Path, folder: &Path) -> Result<Hosted> {
     fs::write(served.join("below/picture.png"), [0x89, 0x50, 0x4e, 0x47])?;
     let at = |name: &str| served.join(name).display().to_string();
     let edits = json!([{ "oldText": "two", "newText": "zwei" }]);
-    Ok(Hosted {
+    Ok(TestedServer {
         name: "server-filesystem",
         words: words(&bin.join("mcp-server-filesystem"), &[&served.display().to_string()]),
         calls: vec![

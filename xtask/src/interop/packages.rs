@@ -14,36 +14,38 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::cargo;
 
 /// A program and its package on Debian and Ubuntu.
-pub(crate) struct Need {
+pub(crate) struct RequiredPackage {
     pub(crate) program: &'static str,
     pub(crate) package: &'static str,
 }
 
-pub(super) const SSH: &[Need] = &[
-    Need { program: "sshd", package: "openssh-server" },
-    Need { program: "ssh", package: "openssh-client" },
-    Need { program: "ssh-keygen", package: "openssh-client" },
-    Need { program: "scp", package: "openssh-client" },
+pub(super) const SSH: &[RequiredPackage] = &[
+    RequiredPackage { program: "sshd", package: "openssh-server" },
+    RequiredPackage { program: "ssh", package: "openssh-client" },
+    RequiredPackage { program: "ssh-keygen", package: "openssh-client" },
+    RequiredPackage { program: "scp", package: "openssh-client" },
 ];
 
-pub(super) const TERMINAL: &[Need] = &[
-    Need { program: "tmux", package: "tmux" },
-    Need { program: "vim", package: "vim" },
-    Need { program: "top", package: "procps" },
+pub(super) const TERMINAL: &[RequiredPackage] = &[
+    RequiredPackage { program: "tmux", package: "tmux" },
+    RequiredPackage { program: "vim", package: "vim" },
+    RequiredPackage { program: "top", package: "procps" },
 ];
 
-pub(super) const DEPLOY: &[Need] =
-    &[Need { program: "systemd-analyze", package: "systemd" }, Need { program: "unshare", package: "util-linux" }];
+pub(super) const DEPLOY: &[RequiredPackage] = &[
+    RequiredPackage { program: "systemd-analyze", package: "systemd" },
+    RequiredPackage { program: "unshare", package: "util-linux" },
+];
 
-pub(super) const MCP: &[Need] = &[
-    Need { program: "git", package: "git" },
-    Need { program: "node", package: "nodejs" },
-    Need { program: "npm", package: "npm" },
+pub(super) const MCP: &[RequiredPackage] = &[
+    RequiredPackage { program: "git", package: "git" },
+    RequiredPackage { program: "node", package: "nodejs" },
+    RequiredPackage { program: "npm", package: "npm" },
 ];
 
 /// Needed by `cargo xtask faults`.
-pub(crate) const IP: &[Need] = &[Need { program: "ip", package: "iproute2" }];
-pub(crate) const STRACE: &[Need] = &[Need { program: "strace", package: "strace" }];
+pub(crate) const IP: &[RequiredPackage] = &[RequiredPackage { program: "ip", package: "iproute2" }];
+pub(crate) const STRACE: &[RequiredPackage] = &[RequiredPackage { program: "strace", package: "strace" }];
 
 /// Searched in addition to `PATH`, because servers are often not in a user's `PATH`.
 const MORE_PLACES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
@@ -56,7 +58,7 @@ pub(super) fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// Ensures that all programs are installed.
-pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
+pub(crate) fn ensure(needs: &[RequiredPackage]) -> Result<()> {
     let mut packages: Vec<_> =
         needs.iter().filter(|need| find(need.program).is_none()).map(|need| need.package).collect();
     packages.dedup();
@@ -100,8 +102,8 @@ fn apt(args: &[&str], packages: &[&str]) -> Result<()> {
         .stdin(Stdio::null())
         .output()
         .context("start `apt-get`")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let last: Vec<&str> = said.lines().rev().take(5).collect();
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    let last: Vec<&str> = output_text.lines().rev().take(5).collect();
     ensure!(output.status.success(), "`apt-get {}` {}: {}", args[0], output.status, last.join(" | "));
     Ok(())
 }

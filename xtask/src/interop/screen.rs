@@ -32,7 +32,7 @@ const CONFIG: &str = "set -g status off\nset -g escape-time 0\nset -g default-te
 pub(super) const SIZE: (u16, u16) = (30, 100);
 
 /// The window, with a shell in it.
-pub(super) struct Screen<'a> {
+pub(super) struct TmuxScreen<'a> {
     world: &'a World,
     socket: PathBuf,
     /// The pid of the tmux server.
@@ -41,7 +41,7 @@ pub(super) struct Screen<'a> {
     transcript: RefCell<Vec<String>>,
 }
 
-impl<'a> Screen<'a> {
+impl<'a> TmuxScreen<'a> {
     /// Opens the window. The socket and the configuration are in `folder`.
     pub(super) fn open(world: &'a World, folder: &Path, variables: &[(&str, &str)]) -> Result<Self> {
         let (socket, config) = (folder.join("tmux.sock"), folder.join("tmux.conf"));
@@ -144,7 +144,7 @@ impl<'a> Screen<'a> {
     }
 }
 
-impl Drop for Screen<'_> {
+impl Drop for TmuxScreen<'_> {
     fn drop(&mut self) {
         // If `close` was called, tmux has ended and the pid may have been reused.
         if self.pid != 0 && world::with_path(&self.socket).contains(&self.pid) {

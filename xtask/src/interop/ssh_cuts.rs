@@ -6,11 +6,11 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use super::{
-    far::Far,
+    remote_host::RemoteHost,
     world::{World, children_of, kill, wait_until},
 };
 use crate::{
-    faults::relay::{self, Job, Tally, Watch},
+    faults::relay::{self, RelayJob, RelayTally, RelayWatch},
     random::Random,
     server,
 };
@@ -23,32 +23,32 @@ const NEXT_SSH: Duration = Duration::from_secs(30);
 
 pub(super) fn run(world: &World) -> Result<Vec<String>> {
     let wanted = if world.ci { 10 } else { 50 };
-    let far = Far::start(world, "ssh-far")?;
-    far.install()?;
+    let host = RemoteHost::start(world, "ssh-far")?;
+    host.install()?;
     let mut random = Random::new(3);
-    let (mut killed, mut tally) = ([0, 0], Tally::default());
+    let (mut killed, mut tally) = ([0, 0], RelayTally::default());
     while killed.iter().sum::<u64>() < wanted {
         let id = tally.runs + 1;
-        let watch = Watch::default();
+        let watch = RelayWatch::default();
         // Slow enough that the run lasts until it is ended, fast enough that each kill hits data in flight.
-        let job = Job { id, count: u64::MAX, random: random.fork(), pause: Duration::from_millis(2) };
+        let job = RelayJob { id, count: u64::MAX, random: random.fork(), pause: Duration::from_millis(2) };
         let (moved, nemesis) = thread::scope(|scope| {
             let watch = &watch;
-            let mut run = far.exec_server(&["run", "--connect", "ssh://box"]);
+            let mut run = host.exec_server(&["run", "--connect", "ssh://box"]);
             let moving = scope.spawn(move || {
-                let moved = relay::carry_out(&mut run, job, watch);
+                let moved = relay::execute(&mut run, job, watch);
                 watch.over.store(true, Ordering::Relaxed);
                 moved
             });
-            let nemesis = kill_often(&far, watch, &mut random, &mut killed);
+            let nemesis = kill_often(&host, watch, &mut random, &mut killed);
             watch.over.store(true, Ordering::Relaxed);
             (moving.join().expect("the run does not panic"), nemesis)
         });
-        let context = || format!("run {id}, killed {killed:?} so far; sshd says: {}", far.log_tail());
+        let context = || format!("run {id}, killed {killed:?} so far; sshd says: {}", host.log_tail());
         tally += moved.with_context(context)?;
         nemesis.with_context(context)?;
     }
-    far.stop()?;
+    host.stop()?;
     Ok(vec![format!(
         "ssh killed {} times here and {} times there during {} runs of {} bytes, {} quiet lines, nothing lost,",
         killed[0], killed[1], tally.runs, tally.bytes, tally.quiet,
@@ -56,7 +56,7 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
 }
 
 /// Kills ssh and its server alternately, each time a process that was started after the last kill.
-fn kill_often(far: &Far<'_>, watch: &Watch, random: &mut Random, killed: &mut [u64; 2]) -> Result<()> {
+fn kill_often(host: &RemoteHost<'_>, watch: &RelayWatch, random: &mut Random, killed: &mut [u64; 2]) -> Result<()> {
     let mut last = None;
     for kills in 0..KILLS_A_RUN {
         // One kill in four hits a connection that is being established; but not the first one, because its failure would be reported at
@@ -65,7 +65,7 @@ fn kill_often(far: &Far<'_>, watch: &Watch, random: &mut Random, killed: &mut [u
         let ssh = next_ssh(watch, last, in_flow)?;
         thread::sleep(Duration::from_millis(random.between(0, 400)));
         let here = killed[0] <= killed[1];
-        let victim = if here { Some(ssh) } else { pick(&far.sessions(), random) };
+        let victim = if here { Some(ssh) } else { pick(&host.sessions(), random) };
         if victim.is_some_and(|victim| kill(victim, Signal::KILL)) {
             killed[usize::from(!here)] += 1;
             last = Some(ssh);
@@ -76,7 +76,7 @@ fn kill_often(far: &Far<'_>, watch: &Watch, random: &mut Random, killed: &mut [u
 }
 
 /// Waits for a new ssh and, with `in_flow`, for output over it.
-fn next_ssh(watch: &Watch, last: Option<u32>, in_flow: bool) -> Result<u32> {
+fn next_ssh(watch: &RelayWatch, last: Option<u32>, in_flow: bool) -> Result<u32> {
     let is_over = || watch.over.load(Ordering::Relaxed);
     let mut ssh = None;
     wait_until("a new ssh runs", NEXT_SSH, || {

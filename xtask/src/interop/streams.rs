@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    far::Far,
+    remote_host::RemoteHost,
     world::{self, World},
 };
 use crate::server::Setup;
@@ -20,68 +20,68 @@ use crate::server::Setup;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// One transport.
-struct Way<'a> {
+struct StreamTransport<'a> {
     name: &'static str,
     url: String,
     /// The size of the file for the checksum.
     bytes: u64,
     /// Provides `ssh` for the transport that needs it.
-    far: &'a Far<'a>,
+    host: &'a RemoteHost<'a>,
 }
 
 pub(super) fn run(world: &World) -> Result<Vec<String>> {
     let folder = world.folder("streams")?;
-    let far = Far::start(world, "streams-far")?;
-    far.install()?;
+    let host = RemoteHost::start(world, "streams-far")?;
+    host.install()?;
     let socket = folder.join("sock");
     let setup =
         Setup::new(&world.binary)?.arg("--kill-on-exit").arg("--listen").arg(&format!("unix://{}", socket.display()));
     let server = setup.start()?;
     // In CI one transport gets the large file, so that sizes beyond any buffer are tested there too.
     let (large, small) = (1 << 30, if world.ci { 128 << 20 } else { 1 << 30 });
-    let way = |name, url, bytes| Way { name, url, bytes, far: &far };
+    let transport = |name, url, bytes| StreamTransport { name, url, bytes, host: &host };
     let ways = [
-        way("ws", server.address.url.clone(), large),
-        way("unix", format!("unix://{}", socket.display()), small),
-        way("stdio", format!("stdio:{} serve --listen stdio", world.binary.display()), small),
-        way("ssh", "ssh://box".to_owned(), small),
-        way("ssh with a path", explicit(&far), 16 << 20),
+        transport("ws", server.address.url.clone(), large),
+        transport("unix", format!("unix://{}", socket.display()), small),
+        transport("stdio", format!("stdio:{} serve --listen stdio", world.binary.display()), small),
+        transport("ssh", "ssh://box".to_owned(), small),
+        transport("ssh with a path", explicit(&host), 16 << 20),
     ];
     let mut lines = Vec::new();
     let mut plain = HashMap::new();
-    for way in &ways {
-        let file = folder.join(format!("file-{}", way.bytes));
+    for transport in &ways {
+        let file = folder.join(format!("file-{}", transport.bytes));
         if !file.exists() {
-            world::random_file(&file, way.bytes, way.bytes)?;
-            plain.insert(way.bytes, plain_ssh(&far, &file)?);
+            world::random_file(&file, transport.bytes, transport.bytes)?;
+            plain.insert(transport.bytes, plain_ssh(&host, &file)?);
         }
-        let plain = *plain.get(&way.bytes).context("measured with the file")?;
-        lines.push(way.sum(&file, plain).with_context(|| format!("sum through {}", way.name))?);
-        way.both_ways(&folder).with_context(|| format!("`cat` through {}", way.name))?;
-        lines.push(format!("random bytes through `cat` over {} and back", way.name));
+        let plain = *plain.get(&transport.bytes).context("measured with the file")?;
+        lines.push(transport.sum(&file, plain).with_context(|| format!("sum through {}", transport.name))?);
+        transport.both_ways(&folder).with_context(|| format!("`cat` through {}", transport.name))?;
+        lines.push(format!("random bytes through `cat` over {} and back", transport.name));
     }
     server.stop()?;
     setup.wait_gone(Duration::from_secs(5))?;
-    far.stop()?;
+    host.stop()?;
     fs::remove_dir_all(&folder)?;
     Ok(lines)
 }
 
 /// The seconds that plain ssh takes for the checksum of a file on the other side.
-fn plain_ssh(far: &Far<'_>, file: &Path) -> Result<f64> {
+fn plain_ssh(host: &RemoteHost<'_>, file: &Path) -> Result<f64> {
     let begun = Instant::now();
-    sum_of(far.command("sh").args(["-c", "cat \"$0\" | ssh box sha256sum"]).arg(file))?;
+    sum_of(host.command("sh").args(["-c", "cat \"$0\" | ssh box sha256sum"]).arg(file))?;
     Ok(begun.elapsed().as_secs_f64())
 }
 
 /// The same host with everything in the URL.
-fn explicit(far: &Far<'_>) -> String {
-    format!("ssh://{}@127.0.0.1:{}{}", far.user, far.port, far.home().join(".local/bin/exec-server").display())
+fn explicit(host: &RemoteHost<'_>) -> String {
+    format!("ssh://{}@127.0.0.1:{}{}", host.user, host.port, host.home().join(".local/bin/exec-server").display())
 }
 
-impl Way<'_> {
+impl StreamTransport<'_> {
     fn run(&self, program: &[&str]) -> Command {
-        let mut command = self.far.exec_server(&["run", "--connect", &self.url, "--"]);
+        let mut command = self.host.exec_server(&["run", "--connect", &self.url, "--"]);
         command.args(program);
         command
     }
@@ -120,8 +120,8 @@ impl Way<'_> {
 
 /// The first word of the output of `sha256sum`.
 fn sum_of(command: &mut Command) -> Result<String> {
-    let said = String::from_utf8(world::success_of(command, PATIENCE)?)?;
-    let sum = said.split_whitespace().next().unwrap_or_default();
-    ensure!(sum.len() == 64, "`sha256sum` said `{said}`");
+    let output_text = String::from_utf8(world::success_of(command, PATIENCE)?)?;
+    let sum = output_text.split_whitespace().next().unwrap_or_default();
+    ensure!(sum.len() == 64, "`sha256sum` said `{output_text}`");
     Ok(sum.to_owned())
 }

@@ -7,7 +7,7 @@ use std::{fs, path::PathBuf, time::Duration};
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    screen::{SIZE, Screen},
+    screen::{SIZE, TmuxScreen},
     world::World,
 };
 use crate::server::Setup;
@@ -20,14 +20,14 @@ const DETACH: &str = "C-]";
 
 /// Where programs run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum TerminalTarget {
     Here,
     WebSocket,
 }
 
-type Check = fn(&Desk<'_>) -> Result<()>;
+type TerminalCheck = fn(&TerminalWindow<'_>) -> Result<()>;
 
-const CHECKS: &[(&str, Check)] = &[
+const CHECKS: &[(&str, TerminalCheck)] = &[
     ("vim edits a file", edits),
     ("top shows and quits", top),
     ("a resize is seen", resizes),
@@ -37,18 +37,18 @@ const CHECKS: &[(&str, Check)] = &[
 
 pub(super) fn run(world: &World) -> Result<Vec<String>> {
     let mut lines = Vec::new();
-    for (place, name) in [(Place::Here, "here"), (Place::WebSocket, "over ws")] {
+    for (target, name) in [(TerminalTarget::Here, "here"), (TerminalTarget::WebSocket, "over ws")] {
         let folder = world.folder(&format!("terminal-{}", name.replace(' ', "-")))?;
         let setup = Setup::new(&world.binary)?.arg("--kill-on-exit");
-        let server = (place == Place::WebSocket).then(|| setup.start()).transpose()?;
+        let server = (target == TerminalTarget::WebSocket).then(|| setup.start()).transpose()?;
         let url = server.as_ref().map(|server| server.address.url.clone());
         let variables: Vec<_> = url.iter().map(|url| ("EXEC_SERVER_URL", url.as_str())).collect();
-        let desk = Desk { screen: Screen::open(world, &folder, &variables)?, folder, place };
+        let window = TerminalWindow { screen: TmuxScreen::open(world, &folder, &variables)?, folder, target };
         for (what, check) in CHECKS {
-            desk.leaves_as_it_was(*check).with_context(|| format!("{what} {name}"))?;
+            window.leaves_as_it_was(*check).with_context(|| format!("{what} {name}"))?;
             lines.push(format!("{what} {name}"));
         }
-        desk.screen.close()?;
+        window.screen.close()?;
         if let Some(server) = server {
             server.stop()?;
             setup.wait_gone(Duration::from_secs(5))?;
@@ -58,15 +58,15 @@ pub(super) fn run(world: &World) -> Result<Vec<String>> {
 }
 
 /// A window and the place where its programs run.
-struct Desk<'a> {
-    screen: Screen<'a>,
+struct TerminalWindow<'a> {
+    screen: TmuxScreen<'a>,
     folder: PathBuf,
-    place: Place,
+    target: TerminalTarget,
 }
 
-impl Desk<'_> {
+impl TerminalWindow<'_> {
     /// Runs a check and compares the terminal settings before and after it.
-    fn leaves_as_it_was(&self, check: Check) -> Result<()> {
+    fn leaves_as_it_was(&self, check: TerminalCheck) -> Result<()> {
         let before = self.settings("before")?;
         check(self)?;
         let after = self.settings("after")?;
@@ -97,10 +97,10 @@ impl Desk<'_> {
     }
 }
 
-fn edits(desk: &Desk<'_>) -> Result<()> {
-    let screen = &desk.screen;
-    screen.begin(&format!("exec-server run -t -- {VIM} {}", desk.file("edited").display()))?;
-    desk.wait_vim()?;
+fn edits(window: &TerminalWindow<'_>) -> Result<()> {
+    let screen = &window.screen;
+    screen.begin(&format!("exec-server run -t -- {VIM} {}", window.file("edited").display()))?;
+    window.wait_vim()?;
     screen.send("ihello from vim")?;
     screen.press("Enter")?;
     screen.send("second line: äöü €")?;
@@ -109,19 +109,19 @@ fn edits(desk: &Desk<'_>) -> Result<()> {
     screen.send(":wq")?;
     screen.press("Enter")?;
     screen.end_with(0)?;
-    desk.ensure_holds("edited", "hello from vim\nsecond line: äöü €\n")
+    window.ensure_holds("edited", "hello from vim\nsecond line: äöü €\n")
 }
 
-fn top(desk: &Desk<'_>) -> Result<()> {
-    let screen = &desk.screen;
+fn top(window: &TerminalWindow<'_>) -> Result<()> {
+    let screen = &window.screen;
     screen.begin("exec-server run -t -- top -d 1")?;
     screen.wait_for("top", |screen| screen.contains("load average") && screen.contains("PID"))?;
     screen.press("q")?;
     screen.end_with(0)
 }
 
-fn resizes(desk: &Desk<'_>) -> Result<()> {
-    let screen = &desk.screen;
+fn resizes(window: &TerminalWindow<'_>) -> Result<()> {
+    let screen = &window.screen;
     let shows = |(rows, columns): (u16, u16)| {
         let wanted = format!("{rows} {columns}");
         screen.wait_for(&format!("the size {wanted}"), |screen| {
@@ -139,8 +139,8 @@ fn resizes(desk: &Desk<'_>) -> Result<()> {
 }
 
 /// In raw mode the key is a byte; the terminal on the other side turns it into a signal.
-fn interrupts(desk: &Desk<'_>) -> Result<()> {
-    let screen = &desk.screen;
+fn interrupts(window: &TerminalWindow<'_>) -> Result<()> {
+    let screen = &window.screen;
     screen.begin("exec-server run -t -- sh -c 'trap \"echo caught; exit 7\" INT; echo waiting; sleep 60 & wait'")?;
     screen.wait_for("the program waits", |screen| screen.lines().any(|line| line == "waiting"))?;
     screen.press("C-c")?;
@@ -148,22 +148,22 @@ fn interrupts(desk: &Desk<'_>) -> Result<()> {
     screen.end_with(7)
 }
 
-fn attaches(desk: &Desk<'_>) -> Result<()> {
-    let screen = &desk.screen;
-    let vim = format!("{VIM} {}", desk.file("kept").display());
-    match desk.place {
+fn attaches(window: &TerminalWindow<'_>) -> Result<()> {
+    let screen = &window.screen;
+    let vim = format!("{VIM} {}", window.file("kept").display());
+    match window.target {
         // Without a server only a process on the per-user server can be detached.
-        Place::Here => {
+        TerminalTarget::Here => {
             screen.begin(&format!("exec-server run --detach -t --name kept -- {vim}"))?;
             screen.end_with(0)?;
             screen.begin("exec-server attach kept")?;
         }
-        Place::WebSocket => screen.begin(&format!("exec-server run -t --name kept -- {vim}"))?,
+        TerminalTarget::WebSocket => screen.begin(&format!("exec-server run -t --name kept -- {vim}"))?,
     }
-    desk.wait_vim()?;
+    window.wait_vim()?;
     screen.send("ifirst")?;
     screen.wait_for("what was typed", |screen| screen.starts_with("first"))?;
-    leave(desk)?;
+    leave(window)?;
     for word in ["second", "third"] {
         screen.begin("exec-server attach kept")?;
         screen.wait_for("the screen as it was", |screen| {
@@ -171,7 +171,7 @@ fn attaches(desk: &Desk<'_>) -> Result<()> {
         })?;
         screen.send(&format!(" {word}"))?;
         screen.wait_for("what was typed", |screen| screen.lines().next().is_some_and(|line| line.ends_with(word)))?;
-        leave(desk)?;
+        leave(window)?;
     }
     screen.begin("exec-server attach kept")?;
     screen.wait_for("all that was typed", |screen| screen.starts_with("first second third"))?;
@@ -179,14 +179,14 @@ fn attaches(desk: &Desk<'_>) -> Result<()> {
     screen.send(":wq")?;
     screen.press("Enter")?;
     screen.end_with(0)?;
-    desk.ensure_holds("kept", "first second third\n")?;
+    window.ensure_holds("kept", "first second third\n")?;
     screen.begin("exec-server forget kept")?;
     screen.end_with(0)
 }
 
 /// Detaches and leaves the program running.
-fn leave(desk: &Desk<'_>) -> Result<()> {
-    desk.screen.press(DETACH)?;
-    desk.screen.press(DETACH)?;
-    desk.screen.end_with(0)
+fn leave(window: &TerminalWindow<'_>) -> Result<()> {
+    window.screen.press(DETACH)?;
+    window.screen.press(DETACH)?;
+    window.screen.end_with(0)
 }

@@ -200,8 +200,8 @@ fn finish(mut child: Child, patience: Duration) -> Result<Output> {
 
 /// How a command ended and what it printed.
 pub(super) fn describe(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    format!("ended with {} and said: {}", output.status, said.trim_end())
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    format!("ended with {} and said: {}", output.status, output_text.trim_end())
 }
 
 /// Fills a file with incompressible bytes, the same for the same seed.

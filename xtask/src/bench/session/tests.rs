@@ -8,8 +8,8 @@ use std::{
 
 use super::*;
 
-/// Sends these events over newline framing to a client with `dialect`. Returns the number of output bytes, or the error.
-fn run(dialect: Dialect, events: &[&[u8]]) -> Result<u64> {
+/// Sends these events over newline framing to a client with `format`. Returns the number of output bytes, or the error.
+fn run(format: MessageFormat, events: &[&[u8]]) -> Result<u64> {
     let (ours, theirs) = UnixStream::pair()?;
     let events: Vec<u8> = events.concat();
     let server = thread::spawn(move || {
@@ -22,8 +22,8 @@ fn run(dialect: Dialect, events: &[&[u8]]) -> Result<u64> {
         say(b"{\"id\":2,\"result\":{\"processId\":\"1\"}}\n");
         say(&events);
     });
-    let mut session = Session::open(Link::lines(ours), dialect)?.context("it is offered")?;
-    let process = session.start(Start::new(&["x"]))?;
+    let mut session = BenchSession::open(BenchConnection::lines(ours), format)?.context("it is offered")?;
+    let process = session.start(StartRequest::new(&["x"]))?;
     let outcome = session.until_closed(process);
     server.join().unwrap();
     outcome
@@ -46,7 +46,7 @@ fn json_output_is_counted_and_what_is_wrong_is_told() {
     let exited = |seq: u64| event("exited", &format!("\"seq\":{seq},\"exitCode\":0"));
     let closed =
         |seq: u64, bytes: u64| event("closed", &format!("\"seq\":{seq},\"outputBytes\":{bytes},\"droppedBytes\":0"));
-    let all = |events: [Vec<u8>; 4]| run(Dialect::Json, &events.each_ref().map(|event| &**event));
+    let all = |events: [Vec<u8>; 4]| run(MessageFormat::Json, &events.each_ref().map(|event| &**event));
     assert_eq!(all([output(1, 0), output(2, 3), exited(3), closed(4, 6)]).unwrap(), 6);
     let wrong = |events| all(events).unwrap_err().to_string();
     assert!(wrong([output(1, 0), output(3, 3), exited(4), closed(5, 6)]).contains("where 2 was due"));
@@ -60,7 +60,7 @@ fn json_output_is_counted_and_what_is_wrong_is_told() {
 fn binary_output_is_counted_by_its_channel() {
     let channel = event("channel", "\"channel\":9");
     let end = [event("exited", "\"seq\":3,\"exitCode\":0"), event("closed", "\"seq\":4,\"outputBytes\":5")].concat();
-    let run = |frames: &[u8]| run(Dialect::Binary, &[&channel, frames, &end]);
+    let run = |frames: &[u8]| run(MessageFormat::Binary, &[&channel, frames, &end]);
     assert_eq!(run(&[frame(9, 1, 0, b"ab"), frame(9, 2, 2, b"cde")].concat()).unwrap(), 5);
     assert!(
         run(&[frame(9, 1, 0, b"ab"), frame(8, 2, 2, b"cde")].concat()).unwrap_err().to_string().contains("channel 8")

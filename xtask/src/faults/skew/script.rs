@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     server::Setup,
-    wire::{Address, Fault, Incoming, Wire, hello, start},
+    wire::{CallError, ServerAddress, ServerMessage, WireClient, hello, start},
 };
 
 /// Longer than the whole script may take.
@@ -25,7 +25,7 @@ const FLOOD_BYTES: u64 = 40_000_000;
 
 /// Which capabilities a client announces, and how it receives output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum ClientShape {
     /// No capabilities; output by `process/read`.
     Reference,
     /// All capabilities; output by notifications, which are acknowledged.
@@ -33,17 +33,17 @@ pub(super) enum Shape {
 }
 
 /// The client of one execution.
-struct Client {
-    shape: Shape,
+struct ScriptClient {
+    shape: ClientShape,
     session: String,
-    wire: Wire,
-    seen: BTreeMap<String, Seen>,
+    wire: WireClient,
+    received: BTreeMap<String, ReceivedOutput>,
     lines: Vec<String>,
 }
 
 /// The data received from one process.
 #[derive(Default)]
-struct Seen {
+struct ReceivedOutput {
     seq: u64,
     bytes: u64,
     sum: u64,
@@ -54,10 +54,10 @@ struct Seen {
 }
 
 /// Runs the script: `first` creates the holder, `second` adopts it.
-pub(super) fn play(shape: Shape, first: &Path, second: &Path) -> Result<Vec<String>> {
+pub(super) fn run_script(shape: ClientShape, first: &Path, second: &Path) -> Result<Vec<String>> {
     let mut setup = Setup::new(first)?;
     let server = setup.start()?;
-    let mut client = Client::open(shape, &server.address)?;
+    let mut client = ScriptClient::open(shape, &server.address)?;
     client.before().context("before the change of servers")?;
     server.kill()?;
     setup.use_binary(second);
@@ -70,16 +70,16 @@ pub(super) fn play(shape: Shape, first: &Path, second: &Path) -> Result<Vec<Stri
     Ok(lines)
 }
 
-impl Client {
-    fn open(shape: Shape, address: &Address) -> Result<Self> {
-        let (wire, answer) = Wire::open(address, &initialize(shape, None))?;
+impl ScriptClient {
+    fn open(shape: ClientShape, address: &ServerAddress) -> Result<Self> {
+        let (wire, answer) = WireClient::open(address, &initialize(shape, None))?;
         let session = answer["sessionId"].as_str().context("`initialize` gave no session id")?.to_owned();
-        Ok(Self { shape, session, wire, seen: BTreeMap::new(), lines: Vec::new() })
+        Ok(Self { shape, session, wire, received: BTreeMap::new(), lines: Vec::new() })
     }
 
-    fn resume(&mut self, address: &Address) -> Result<()> {
+    fn resume(&mut self, address: &ServerAddress) -> Result<()> {
         let answer;
-        (self.wire, answer) = Wire::open(address, &initialize(self.shape, Some(&self.session)))?;
+        (self.wire, answer) = WireClient::open(address, &initialize(self.shape, Some(&self.session)))?;
         self.lines.push(format!("resumed {}", answer["sessionId"] == json!(self.session)));
         Ok(())
     }
@@ -99,16 +99,16 @@ impl Client {
         self.write("cat", "w1", b"one\n")?;
         self.write("tty", "t0", b"")?;
         for process in ["signal", "stubborn"] {
-            self.until(process, |seen| seen.bytes > 0)?;
+            self.until(process, |received| received.bytes > 0)?;
         }
-        self.until("tty", |seen| seen.head.contains(&b'\n'))?;
-        self.until("killed", |seen| seen.is_closed)?;
+        self.until("tty", |received| received.head.contains(&b'\n'))?;
+        self.until("killed", |received| received.is_closed)?;
         let flood = format!("yes exec-server | head -c {FLOOD_BYTES}");
         self.start("flood", &["sh", "-c", &flood], &json!({}))
     }
 
     fn after(&mut self) -> Result<()> {
-        self.until("flood", |seen| seen.is_closed)?;
+        self.until("flood", |received| received.is_closed)?;
         // Whether these writes were accepted before the change or not, they must not be written twice.
         self.write("cat", "w1", b"one\n")?;
         self.write("cat", "w2", b"two\n")?;
@@ -121,16 +121,16 @@ impl Client {
         self.start("ended", &["true"], &json!({}))?;
         self.call("process/signal", &json!({ "processId": "nobody", "signal": "SIGHUP" }))?;
         for process in ["cat", "tty", "signal", "stubborn", "ended", "late", "killed", "new"] {
-            self.until(process, |seen| seen.is_closed)?;
+            self.until(process, |received| received.is_closed)?;
         }
         Ok(())
     }
 
     /// Adds the data of the processes, the list, and the end of the session to the transcript.
     fn finish(mut self) -> Result<Vec<String>> {
-        for (process, seen) in &self.seen {
-            let head = String::from_utf8_lossy(&seen.head[..seen.head.len().min(60)]).into_owned();
-            let Seen { bytes, sum, exit, .. } = seen;
+        for (process, received) in &self.received {
+            let head = String::from_utf8_lossy(&received.head[..received.head.len().min(60)]).into_owned();
+            let ReceivedOutput { bytes, sum, exit, .. } = received;
             self.lines.push(format!("{process}: {bytes} bytes, sum {sum}, exit {exit:?}, begins {head:?}"));
         }
         let list = self.wire.call("process/list", &json!({}))?;
@@ -171,7 +171,7 @@ impl Client {
                     .filter(|(_, value)| !value.is_null());
                 kept.map(|(key, value)| format!(" {key}={value}")).collect()
             }
-            Err(Fault::Refused { code, kind, message }) => format!(" refused {code} {kind}: {message}"),
+            Err(CallError::Refused { code, kind, message }) => format!(" refused {code} {kind}: {message}"),
             Err(fault) => return Err(fault).with_context(|| format!("call `{method}`")),
         };
         self.lines.push(format!("{method} {}:{line}", params["processId"]));
@@ -179,13 +179,13 @@ impl Client {
     }
 
     /// Receives output until the condition holds for a process.
-    fn until(&mut self, process: &str, level: impl Fn(&Seen) -> bool) -> Result<()> {
+    fn until(&mut self, process: &str, level: impl Fn(&ReceivedOutput) -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        while !level(self.seen.entry(process.to_owned()).or_default()) {
+        while !level(self.received.entry(process.to_owned()).or_default()) {
             ensure!(Instant::now() < deadline, "`{process}` did not come so far within {} s", PATIENCE.as_secs());
             match self.shape {
-                Shape::Reference => self.read(process)?,
-                Shape::Ours => self.listen()?,
+                ClientShape::Reference => self.read(process)?,
+                ClientShape::Ours => self.listen()?,
             }
         }
         Ok(())
@@ -193,65 +193,65 @@ impl Client {
 
     /// One long poll. Output that is not read for a second is pushed, and a slow disk can delay a reader for longer than that.
     fn read(&mut self, process: &str) -> Result<()> {
-        let after = self.seen.entry(process.to_owned()).or_default().seq;
+        let after = self.received.entry(process.to_owned()).or_default().seq;
         let params = json!({ "processId": process, "afterSeq": after, "waitMs": 1000 });
         let answer = self.wire.call("process/read", &params)?;
         for pushed in self.wire.take_early() {
-            self.hear(pushed)?;
+            self.receive(pushed)?;
         }
-        let seen = self.seen.entry(process.to_owned()).or_default();
+        let received = self.received.entry(process.to_owned()).or_default();
         let mut last = after;
         for chunk in answer["chunks"].as_array().context("`process/read` gave no `chunks`")? {
             let seq = chunk["seq"].as_u64().context("a chunk without number")?;
             ensure!(seq > last, "number {seq} came after {last}");
             last = seq;
             // Output that was pushed before the answer may be in it again.
-            if seq > seen.seq {
-                seen.take(seq, &STANDARD.decode(chunk["chunk"].as_str().context("a chunk without bytes")?)?)?;
+            if seq > received.seq {
+                received.take(seq, &STANDARD.decode(chunk["chunk"].as_str().context("a chunk without bytes")?)?)?;
             }
         }
-        seen.seq = seen.seq.max(answer["nextSeq"].as_u64().context("no `nextSeq`")?.saturating_sub(1));
-        seen.exit = answer["exitCode"].as_i64().or(seen.exit);
-        seen.is_closed |= answer["closed"] == true;
+        received.seq = received.seq.max(answer["nextSeq"].as_u64().context("no `nextSeq`")?.saturating_sub(1));
+        received.exit = answer["exitCode"].as_i64().or(received.exit);
+        received.is_closed |= answer["closed"] == true;
         Ok(())
     }
 
     /// Handles and acknowledges one message.
     fn listen(&mut self) -> Result<()> {
         let message = self.wire.next()?;
-        let Some((process, seq)) = self.hear(message)? else { return Ok(()) };
+        let Some((process, seq)) = self.receive(message)? else { return Ok(()) };
         Ok(self.wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?)
     }
 
     /// Handles a pushed event; returns its process and number. Events from before the change of servers may be repeated.
-    fn hear(&mut self, message: Incoming) -> Result<Option<(String, u64)>> {
+    fn receive(&mut self, message: ServerMessage) -> Result<Option<(String, u64)>> {
         Ok(match message {
-            Incoming::Output(output) => {
+            ServerMessage::Output(output) => {
                 ensure!(output.gap.is_none(), "`{}` has a gap: {:?}", output.process, output.gap);
-                let seen = self.seen.entry(output.process.clone()).or_default();
-                if output.seq > seen.seq {
-                    seen.take(output.seq, &output.bytes)?;
+                let received = self.received.entry(output.process.clone()).or_default();
+                if output.seq > received.seq {
+                    received.take(output.seq, &output.bytes)?;
                 }
                 Some((output.process, output.seq))
             }
-            Incoming::Exited { process, seq, code } => {
-                let seen = self.seen.entry(process.clone()).or_default();
-                seen.exit = Some(code);
-                seen.seq = seen.seq.max(seq);
+            ServerMessage::Exited { process, seq, code } => {
+                let received = self.received.entry(process.clone()).or_default();
+                received.exit = Some(code);
+                received.seq = received.seq.max(seq);
                 Some((process, seq))
             }
-            Incoming::Closed { process, seq, .. } => {
-                let seen = self.seen.entry(process.clone()).or_default();
-                seen.is_closed = true;
-                seen.seq = seen.seq.max(seq);
+            ServerMessage::Closed { process, seq, .. } => {
+                let received = self.received.entry(process.clone()).or_default();
+                received.is_closed = true;
+                received.seq = received.seq.max(seq);
                 Some((process, seq))
             }
-            Incoming::Answer { .. } | Incoming::Other { .. } => None,
+            ServerMessage::Answer { .. } | ServerMessage::Other { .. } => None,
         })
     }
 }
 
-impl Seen {
+impl ReceivedOutput {
     fn take(&mut self, seq: u64, bytes: &[u8]) -> Result<()> {
         ensure!(seq > self.seq, "number {seq} came after {}", self.seq);
         self.seq = seq;
@@ -265,9 +265,9 @@ impl Seen {
     }
 }
 
-fn initialize(shape: Shape, resume: Option<&str>) -> Value {
+fn initialize(shape: ClientShape, resume: Option<&str>) -> Value {
     match shape {
-        Shape::Ours => hello(resume),
-        Shape::Reference => json!({ "clientName": "xtask", "resumeSessionId": resume }),
+        ClientShape::Ours => hello(resume),
+        ClientShape::Reference => json!({ "clientName": "xtask", "resumeSessionId": resume }),
     }
 }

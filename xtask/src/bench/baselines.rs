@@ -19,7 +19,7 @@ use rustix::{
     thread::CpuSet,
 };
 
-use super::{Setting, client};
+use super::{BenchSetting, client};
 use crate::children;
 
 /// Buffer size of a plain reader.
@@ -132,12 +132,12 @@ pub(super) fn pipes(count: u64, bytes: u64) -> Result<f64> {
 }
 
 /// A program on a terminal, from the master side.
-pub(super) struct Terminal {
+pub(super) struct TerminalProgram {
     child: Child,
     master: OwnedFd,
 }
 
-impl Terminal {
+impl TerminalProgram {
     /// Starts a program on a raw terminal without echo.
     pub(super) fn start(mut command: Command) -> Result<Self> {
         let master = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
@@ -175,7 +175,7 @@ impl Terminal {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for TerminalProgram {
     fn drop(&mut self) {
         self.child.kill().ok(); // Already ended if its output was read to the end.
         self.child.wait().ok();
@@ -204,13 +204,13 @@ pub(super) fn exchange(writer: impl AsFd, reader: impl AsFd, byte: u8, expected:
 }
 
 /// A program that echoes its input.
-pub(super) struct Cat {
+pub(super) struct EchoProgram {
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
 }
 
-impl Cat {
+impl EchoProgram {
     /// Starts the program and waits for the byte that shows that it runs.
     pub(super) fn start(mut command: Command) -> Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -229,7 +229,7 @@ impl Cat {
     }
 }
 
-impl Drop for Cat {
+impl Drop for EchoProgram {
     fn drop(&mut self) {
         self.child.kill().ok(); // On a raw terminal there is no other way to send EOF.
         self.child.wait().ok();
@@ -237,13 +237,13 @@ impl Drop for Cat {
 }
 
 /// The WebSocket echo on the engine of the server.
-pub(super) struct Echo {
+pub(super) struct EchoServer {
     child: Child,
     pub(super) url: String,
 }
 
-impl Echo {
-    pub(super) fn start(setting: &Setting<'_>) -> Result<Self> {
+impl EchoServer {
+    pub(super) fn start(setting: &BenchSetting<'_>) -> Result<Self> {
         let mut child = Command::new(&setting.echo).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut url = String::new();
         BufReader::new(child.stdout.take().context("standard output is a pipe")?).read_line(&mut url)?;
@@ -251,7 +251,7 @@ impl Echo {
     }
 }
 
-impl Drop for Echo {
+impl Drop for EchoServer {
     fn drop(&mut self) {
         self.child.kill().ok(); // It ends in no other way.
         self.child.wait().ok();
@@ -259,13 +259,13 @@ impl Drop for Echo {
 }
 
 /// Bare fork, exec and wait, in a separate small process.
-pub(super) struct Bare {
+pub(super) struct BareSpawner {
     child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Bare {
+impl BareSpawner {
     pub(super) fn start() -> Result<Self> {
         let mut child = Command::new(children::program()?)
             .args(["child", "bare"])
@@ -300,7 +300,7 @@ impl Bare {
     }
 }
 
-impl Drop for Bare {
+impl Drop for BareSpawner {
     fn drop(&mut self) {
         self.child.kill().ok(); // Already ended if it failed.
         self.child.wait().ok();

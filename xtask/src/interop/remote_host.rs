@@ -37,7 +37,7 @@ const SFTP_SERVERS: [&str; 3] =
     ["/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/libexec/sftp-server"];
 
 /// A host called `box`, and host names for connections that fail.
-pub(super) struct Far<'a> {
+pub(super) struct RemoteHost<'a> {
     world: &'a World,
     folder: PathBuf,
     pub(super) port: u16,
@@ -49,7 +49,7 @@ pub(super) struct Far<'a> {
     made_empty_folder: bool,
 }
 
-impl<'a> Far<'a> {
+impl<'a> RemoteHost<'a> {
     /// Starts sshd in a new directory.
     pub(super) fn start(world: &'a World, name: &str) -> Result<Self> {
         let folder = world.folder(name)?;
@@ -70,13 +70,13 @@ impl<'a> Far<'a> {
         let made_empty_folder = rustix::process::geteuid().is_root() && fs::create_dir(EMPTY_FOLDER).is_ok();
         let (sshd, port) = start_sshd(world, &folder, &user)?;
         let closed_port = unused_port()?;
-        let far = Self { world, folder, port, closed_port, user, sshd, made_empty_folder };
-        far.write_client()?;
-        let said = world::output_of(far.command("ssh").args(["box", "pwd"]), Duration::from_secs(20))?;
-        let home = far.home();
-        let is_home = String::from_utf8_lossy(&said.stdout).trim_end() == home.to_string_lossy();
-        ensure!(is_home, "`ssh box pwd` {}; sshd says: {}", world::describe(&said), far.log_tail());
-        Ok(far)
+        let host = Self { world, folder, port, closed_port, user, sshd, made_empty_folder };
+        host.write_client()?;
+        let output_text = world::output_of(host.command("ssh").args(["box", "pwd"]), Duration::from_secs(20))?;
+        let home = host.home();
+        let is_home = String::from_utf8_lossy(&output_text.stdout).trim_end() == home.to_string_lossy();
+        ensure!(is_home, "`ssh box pwd` {}; sshd says: {}", world::describe(&output_text), host.log_tail());
+        Ok(host)
     }
 
     /// The home on the far side.
@@ -181,7 +181,7 @@ impl<'a> Far<'a> {
     }
 }
 
-impl Drop for Far<'_> {
+impl Drop for RemoteHost<'_> {
     fn drop(&mut self) {
         for pid in self.sessions().into_iter().chain(with_path(&self.folder)) {
             kill(pid, Signal::KILL);

@@ -9,12 +9,12 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Setting, client::Link, message::Dialect, session::Session};
+use super::{BenchSetting, client::BenchConnection, message::MessageFormat, session::BenchSession};
 use crate::server::{Server, Setup};
 
 /// The transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Carrier {
+pub(super) enum Transport {
     Ws,
     Unix,
     Stdio,
@@ -22,24 +22,24 @@ pub(super) enum Carrier {
 
 /// A transport and a dialect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Way {
-    pub(super) carrier: Carrier,
-    pub(super) dialect: Dialect,
+pub(super) struct ConnectionKind {
+    pub(super) transport: Transport,
+    pub(super) format: MessageFormat,
 }
 
-impl Way {
-    pub(super) fn new(carrier: Carrier, dialect: Dialect) -> Self {
-        Self { carrier, dialect }
+impl ConnectionKind {
+    pub(super) fn new(transport: Transport, format: MessageFormat) -> Self {
+        Self { transport, format }
     }
 
     /// The name in rows and lanes.
     pub(super) fn name(self) -> String {
-        let carrier = match self.carrier {
-            Carrier::Ws => "ws",
-            Carrier::Unix => "unix",
-            Carrier::Stdio => "stdio",
+        let transport = match self.transport {
+            Transport::Ws => "ws",
+            Transport::Unix => "unix",
+            Transport::Stdio => "stdio",
         };
-        format!("{}/{carrier}", self.dialect.name())
+        format!("{}/{transport}", self.format.name())
     }
 }
 
@@ -47,15 +47,15 @@ impl Way {
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The servers of a group: one on ws and a Unix socket, and one more for each connection over standard streams.
-pub(super) struct Place {
+pub(super) struct BenchServers {
     pub(super) setup: Setup,
     pub(super) server: Server,
     unix: String,
     piped: Vec<(Setup, Child)>,
 }
 
-impl Place {
-    pub(super) fn start(setting: &Setting<'_>) -> Result<Self> {
+impl BenchServers {
+    pub(super) fn start(setting: &BenchSetting<'_>) -> Result<Self> {
         let setup = Setup::new(&setting.binary)?;
         let unix = format!("unix://{}", setup.scratch().join("socket").display());
         let setup = setup.arg("--listen").arg(&unix);
@@ -64,27 +64,27 @@ impl Place {
     }
 
     /// Opens a session; `None` if the server does not offer the dialect on this transport.
-    pub(super) fn open(&mut self, way: Way) -> Result<Option<Session>> {
-        let link = match way.carrier {
-            Carrier::Ws => Link::connect(&self.server.address.url)?,
-            Carrier::Unix => Link::connect(&self.unix)?,
-            Carrier::Stdio => {
+    pub(super) fn open(&mut self, kind: ConnectionKind) -> Result<Option<BenchSession>> {
+        let link = match kind.transport {
+            Transport::Ws => BenchConnection::connect(&self.server.address.url)?,
+            Transport::Unix => BenchConnection::connect(&self.unix)?,
+            Transport::Stdio => {
                 let setup = Setup::new(self.setup.binary())?;
                 let mut child = setup.piped()?;
                 let stdin = child.stdin.take().context("standard input is a pipe")?;
                 let stdout = child.stdout.take().context("standard output is a pipe")?;
                 self.piped.push((setup, child));
-                Link::piped(stdin, stdout)
+                BenchConnection::piped(stdin, stdout)
             }
         };
-        let session = Session::open(link, way.dialect).with_context(|| way.name())?;
+        let session = BenchSession::open(link, kind.format).with_context(|| kind.name())?;
         // The older dialect for files is not enough for output.
-        Ok(session.filter(|session| way.dialect == Dialect::Json || session.speaks("binary")))
+        Ok(session.filter(|session| kind.format == MessageFormat::Json || session.speaks("binary")))
     }
 
     /// A session over ws in JSON.
-    pub(super) fn json(&mut self) -> Result<Session> {
-        self.open(Way::new(Carrier::Ws, Dialect::Json))?.context("JSON is always offered")
+    pub(super) fn json(&mut self) -> Result<BenchSession> {
+        self.open(ConnectionKind::new(Transport::Ws, MessageFormat::Json))?.context("JSON is always offered")
     }
 
     /// Stops all servers; the sessions have already ended.
