@@ -44,7 +44,7 @@ use crate::{
     handlers,
     incoming::{Incoming as Budget, Share},
     process::lock,
-    pump::{Mailbox, Manners, Order, Pump, Reply, encode_failure},
+    pump::{OutgoingQueue, PeerCapabilities, Pump, PumpCommand, Reply, encode_failure},
     seekers::Seekers,
     session::Session,
     trace,
@@ -83,12 +83,12 @@ pub(crate) struct Peer {
     pub(crate) id: u64,
     /// For logs and for the prefix of the malformed-message answer.
     pub(crate) label: Arc<str>,
-    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) outgoing: Arc<OutgoingQueue>,
     /// Searches and watches, which end with the connection.
     pub(crate) seekers: Seekers,
     /// HTTP requests that are under way.
     pub(crate) fetches: Arc<Fetches>,
-    manners: Mutex<Manners>,
+    capabilities: Mutex<PeerCapabilities>,
     /// `initialized` was received, so events may be pushed.
     listening: AtomicBool,
     superseded: AtomicBool,
@@ -100,12 +100,12 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn manners(&self) -> Manners {
-        *lock(&self.manners)
+    pub(crate) fn capabilities(&self) -> PeerCapabilities {
+        *lock(&self.capabilities)
     }
 
-    pub(crate) fn set_manners(&self, manners: Manners) {
-        *lock(&self.manners) = manners;
+    pub(crate) fn set_capabilities(&self, capabilities: PeerCapabilities) {
+        *lock(&self.capabilities) = capabilities;
     }
 
     pub(crate) fn is_listening(&self) -> bool {
@@ -115,13 +115,13 @@ impl Peer {
     /// Ends this connection because another one has taken over the session.
     pub(crate) fn supersede(&self, session: Arc<str>) {
         self.superseded.store(true, Ordering::Release);
-        self.mailbox.order(Order::Superseded { session });
+        self.outgoing.enqueue_command(PumpCommand::Superseded { session });
         self.goodbye(1008, "session has been resumed by another connection");
     }
 
     /// Sends what is queued and a close frame, then ends, at the latest after [`GOODBYE`].
     pub(crate) fn goodbye(&self, code: u16, reason: &'static str) {
-        self.mailbox.close(code, reason);
+        self.outgoing.close(code, reason);
         self.ended.notify_one();
     }
 
@@ -175,10 +175,10 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     let peer = Arc::new(Peer {
         id,
         label: label.as_str().into(),
-        mailbox: Mailbox::new(core.incoming.clone(), core.metrics.clone(), core.config.concurrent_requests),
+        outgoing: OutgoingQueue::new(core.incoming.clone(), core.metrics.clone(), core.config.concurrent_requests),
         seekers: Seekers::default(),
         fetches: Arc::default(),
-        manners: Mutex::default(),
+        capabilities: Mutex::default(),
         listening: AtomicBool::new(false),
         superseded: AtomicBool::new(false),
         born: Instant::now(),
@@ -196,7 +196,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         Box::new(Heard { reader: stream.reader, peer: peer.clone(), core: core.clone(), share: share.clone() });
     let mut receiver = Receiver::new(framing, reader, stream.leftover);
     let mut pump = JoinSet::new();
-    pump.spawn(Pump::new(framing, stream.writer, peer.mailbox.clone()).run());
+    pump.spawn(Pump::new(framing, stream.writer, peer.outgoing.clone()).run());
     let mut connection = Connection {
         core,
         peer,
@@ -233,7 +233,7 @@ impl Connection {
         loop {
             self.core.incoming.settle(&share, receiver.buffered());
             let inbound = async {
-                peer.mailbox.room_for_answers().await;
+                peer.outgoing.wait_for_room().await;
                 receiver.recv().await
             };
             tokio::select! {
@@ -245,7 +245,7 @@ impl Connection {
                 () = share.shed() => return Some(TRY_AGAIN_LATER),
                 inbound = inbound => match inbound {
                     Ok(InboundFrame::Message(message)) => self.handle(message).await,
-                    Ok(InboundFrame::Ping(payload)) => peer.mailbox.pong(payload),
+                    Ok(InboundFrame::Ping(payload)) => peer.outgoing.pong(payload),
                     Ok(InboundFrame::Pong(_)) => {}
                     Err(closed) => return Some(self.inbound_ended(&closed)),
                 },
@@ -264,7 +264,7 @@ impl Connection {
     fn cut(&mut self, why: Ended) -> Option<u16> {
         tracing::warn!(peer = %self.label, principal = %self.grant.principal(), reason = why.reason(), "connection cut");
         self.goodbye = CUT;
-        self.peer.mailbox.close(ACCESS_ENDED, why.reason());
+        self.peer.outgoing.close(ACCESS_ENDED, why.reason());
         self.record(Record { reason: Some(why.word().to_owned()), ..Record::of("connection.cut") });
         None
     }
@@ -284,14 +284,14 @@ impl Connection {
         }
         self.watched = (now, since);
         let silent = now.duration_since(self.peer.last_in().min(now));
-        if silent >= self.core.config.ping_every && !self.peer.mailbox.is_flushing() {
-            self.peer.mailbox.ping();
+        if silent >= self.core.config.ping_every && !self.peer.outgoing.is_flushing() {
+            self.peer.outgoing.ping();
         }
         let limit = self.core.config.dead_after;
         let silent = silent.min(now.duration_since(since));
         let tcp_silent = match probe.and_then(TcpProbe::last_ack_ms) {
             Some(ms) => Duration::from_millis(u64::from(ms)) >= limit,
-            None => !self.peer.mailbox.is_flushing(),
+            None => !self.peer.outgoing.is_flushing(),
         };
         // Newline framing has no ping, so silence says nothing about the peer.
         self.pings && silent >= limit && tcp_silent
@@ -311,7 +311,7 @@ impl Connection {
         }
         // After the detach: a peer that sees the connection closed finds its session free.
         if let Some(code) = code {
-            self.peer.mailbox.close(code, "");
+            self.peer.outgoing.close(code, "");
         }
         // Read and discard what still arrives. Closing a socket with unread input resets it, and a peer that is still
         // sending would lose the last messages.
@@ -364,13 +364,13 @@ impl Connection {
     /// Splits a message into its JSON and its attached bytes, if the peer may attach bytes.
     fn detach<'a>(&self, bytes: &'a Bytes) -> (&'a [u8], Option<Bytes>) {
         match message::detach(bytes) {
-            (json, Some(attached)) if self.peer.manners().attached => (json, Some(bytes.slice_ref(attached))),
+            (json, Some(attached)) if self.peer.capabilities().attached => (json, Some(bytes.slice_ref(attached))),
             _ => (bytes, None),
         }
     }
 
     async fn handle(&mut self, bytes: Bytes) {
-        if bytes.first() == Some(&frame::WRITE_MARK) && self.peer.manners().binary {
+        if bytes.first() == Some(&frame::WRITE_MARK) && self.peer.capabilities().binary {
             return self.handle_write(&bytes).await;
         }
         let (json, attached) = self.detach(&bytes);
@@ -421,7 +421,7 @@ impl Connection {
             return self.fail(&id, &failure);
         }
         let reply = self.reply(method, id, None);
-        let Some(process) = self.peer.mailbox.channels.find(head.channel) else {
+        let Some(process) = self.peer.outgoing.channels.find(head.channel) else {
             return reply.write("", process::WriteStatus::UnknownProcess);
         };
         let data = if data.len() <= COPIED_BYTES { Bytes::copy_from_slice(data) } else { bytes.slice_ref(data) };
@@ -449,7 +449,7 @@ impl Connection {
         let mut out = Vec::new();
         encode_failure(&mut out, id, failure);
         self.core.metrics.failed(failure.kind());
-        self.peer.mailbox.answer(EncodedMessage::text(out));
+        self.peer.outgoing.enqueue_answer(EncodedMessage::text(out));
     }
 
     /// Bounds a connection's unanswered requests. Control requests have a higher bound, so that they still get through.
@@ -459,7 +459,7 @@ impl Connection {
             Class::Ordered => limits::REQUESTS_UNANSWERED,
             Class::Control => 2 * limits::REQUESTS_UNANSWERED,
         };
-        if self.peer.mailbox.outstanding() >= most {
+        if self.peer.outgoing.outstanding() >= most {
             return Err(Failure::Overloaded { what: "requests" });
         }
         Ok(())
@@ -511,7 +511,7 @@ impl Connection {
             }
         };
         let span = trace::request(self.peer.id, self.grant.principal(), session, method.name, &id, trace);
-        Reply::new(id, self.peer.mailbox.clone(), method, span)
+        Reply::new(id, self.peer.outgoing.clone(), method, span)
     }
 
     /// Builds the handler's context after the gates: `initialize` received, session not taken over, `initialized`
@@ -547,7 +547,11 @@ impl Connection {
                 // An invalid or unknown acknowledgement has no effect and gets no answer.
                 if let (Stage::Confirmed(own), Ok(ack)) = (&self.stage, message::params::<AckParams>(params)) {
                     let session = ack.session_id.map_or_else(|| own.id.clone(), |id| id.as_str().into());
-                    self.peer.mailbox.order(Order::Ack { session, process: ack.process_id, seq: ack.seq });
+                    self.peer.outgoing.enqueue_command(PumpCommand::Ack {
+                        session,
+                        process: ack.process_id,
+                        seq: ack.seq,
+                    });
                 }
             }
             method::HTTP_ACK => {

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use crate::{
     error::Failure,
     link::{Lent, Link, Waiter},
-    pump::{Reply, Watch},
+    pump::{FeedWaker, Reply},
     session::short,
 };
 
@@ -58,7 +58,7 @@ pub(crate) struct Process {
     /// Changed by the link as segments come and go, read by cursors. Locked only while records are encoded.
     chain: Mutex<SegmentChain>,
     /// Notified of new events. Bounded by the feeds and reads of all connections.
-    watches: Mutex<Vec<Arc<Watch>>>,
+    wakers: Mutex<Vec<Arc<FeedWaker>>>,
     takers: Mutex<Vec<Taker>>,
     next_taker: AtomicU64,
     /// The last position of the following readers that was sent to the holder.
@@ -66,10 +66,10 @@ pub(crate) struct Process {
     stdin: Mutex<StdinLine>,
     loads: Mutex<Loads>,
     /// The owner's position, where its next connection starts.
-    owner: Mutex<Position>,
+    owner: Mutex<LogPosition>,
     /// A position at or before `owner` with an exact byte offset. The offset in `owner` may be too low: an acknowledged
     /// number that lies between two marks of its feed gets the offset of the earlier mark.
-    owner_mark: Mutex<Position>,
+    owner_mark: Mutex<LogPosition>,
     /// pidfd of the leader, to kill its group if the holder dies. `None` if the leader was gone at adoption, or if the
     /// session was archived.
     leader: Mutex<Option<Arc<OwnedFd>>>,
@@ -88,7 +88,7 @@ pub(crate) struct Process {
 
 /// The position of a reader: the number of the last event it got, and the output bytes up to and including that event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Position {
+pub(crate) struct LogPosition {
     pub(crate) seq: u64,
     pub(crate) offset: u64,
 }
@@ -166,14 +166,14 @@ const OWNER: u64 = 0;
 impl Process {
     pub(crate) fn new(birth: Birth, link: Arc<Link>, control: Arc<ControlBlock>) -> Self {
         let released = control.status(birth.slot);
-        let taken = Position { seq: released.released_seq, offset: released.released_offset };
+        let taken = LogPosition { seq: released.released_seq, offset: released.released_offset };
         let process = Self::at(birth, link, Board::Shared(control), taken);
         // The beginning of an adopted log may have been released. A reader that asks for it gets a gap.
         process.chain().forget_below(taken.seq + 1, taken.offset);
         process
     }
 
-    fn at(birth: Birth, link: Arc<Link>, board: Board, taken: Position) -> Self {
+    fn at(birth: Birth, link: Arc<Link>, board: Board, taken: LogPosition) -> Self {
         Self {
             session: birth.session,
             meta: birth.meta,
@@ -182,7 +182,7 @@ impl Process {
             link: Mutex::new(link),
             board: RwLock::new(board),
             chain: Mutex::default(),
-            watches: Mutex::default(),
+            wakers: Mutex::default(),
             takers: Mutex::new(vec![Taker { key: OWNER, from: 0, seq: taken.seq, holds: true }]),
             next_taker: AtomicU64::new(OWNER + 1),
             followed: Mutex::default(),
@@ -277,7 +277,7 @@ impl Process {
         lock(&self.chain)
     }
 
-    /// Returns true if there are already events after `seen_next_seq`. Otherwise the next event wakes the watches.
+    /// Returns true if there are already events after `seen_next_seq`. Otherwise the next event wakes the readers.
     pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
         match &*self.board() {
             Board::Shared(control) => {
@@ -289,27 +289,27 @@ impl Process {
         }
     }
 
-    pub(crate) fn watch(&self, watch: Arc<Watch>) {
-        lock(&self.watches).push(watch);
+    pub(crate) fn add_waker(&self, waker: Arc<FeedWaker>) {
+        lock(&self.wakers).push(waker);
     }
 
-    pub(crate) fn unwatch(&self, watch: &Arc<Watch>) {
-        lock(&self.watches).retain(|other| !Arc::ptr_eq(other, watch));
+    pub(crate) fn remove_waker(&self, waker: &Arc<FeedWaker>) {
+        lock(&self.wakers).retain(|other| !Arc::ptr_eq(other, waker));
     }
 
     /// Number of feeds and reads that wait for events, including the owner's.
-    pub(crate) fn watchers(&self) -> usize {
-        lock(&self.watches).len()
+    pub(crate) fn waker_count(&self) -> usize {
+        lock(&self.wakers).len()
     }
 
-    /// Tells every watch that there are new events.
+    /// Wakes every feed and read, because there are new events.
     pub(crate) fn wake(&self) {
-        for watch in lock(&self.watches).iter() {
-            watch.ring();
+        for waker in lock(&self.wakers).iter() {
+            waker.wake();
         }
     }
 
-    pub(crate) fn owner_position(&self) -> Position {
+    pub(crate) fn owner_position(&self) -> LogPosition {
         let owner = *lock(&self.owner);
         // If events after the owner's position were dropped, start at the mark instead. Its byte offset is exact, so the
         // reported gap is exact. The client knows which part of the gap it already has.
@@ -339,7 +339,7 @@ impl Process {
     }
 
     /// Records that the owner has everything up to `position`, whose offset is exact.
-    pub(crate) fn set_owner_mark(&self, position: Position) {
+    pub(crate) fn set_owner_mark(&self, position: LogPosition) {
         let mut mark = lock(&self.owner_mark);
         if position.seq >= mark.seq {
             *mark = position;
@@ -347,7 +347,7 @@ impl Process {
     }
 
     /// Records how far the owner got. Never moves back: an old connection may report after a new one.
-    pub(crate) fn set_owner_position(&self, position: Position) {
+    pub(crate) fn set_owner_position(&self, position: LogPosition) {
         let mut owner = lock(&self.owner);
         if position.seq >= owner.seq {
             *owner = position;
@@ -356,13 +356,13 @@ impl Process {
 
     /// Records that the owner has taken everything up to `position`. The owner's position moves along, so that a resume
     /// that arrives before the old connection has reported its position does not start at released output.
-    pub(crate) fn owner_took(&self, position: Position) {
+    pub(crate) fn record_owner_taken(&self, position: LogPosition) {
         self.set_owner_position(position);
-        self.took(OWNER, position.seq);
+        self.record_taken(OWNER, position.seq);
     }
 
     /// Records that a taker has taken everything up to `seq`, and releases segments that no taker needs.
-    pub(crate) fn took(&self, key: u64, seq: u64) {
+    pub(crate) fn record_taken(&self, key: u64, seq: u64) {
         // Clamp to what was written: an acknowledgement of future numbers must not count for events that come later.
         let seq = seq.min(self.status().next_seq.saturating_sub(1));
         let mut moved = false;
@@ -547,7 +547,7 @@ impl Process {
 
     /// Drops the owner as a taker: all output counts as taken by it.
     pub(crate) fn abandon(&self) {
-        self.set_owner_position(Position { seq: ABANDONED, offset: 0 });
+        self.set_owner_position(LogPosition { seq: ABANDONED, offset: 0 });
         lock(&self.takers).retain(|taker| taker.key != OWNER);
         self.let_go();
     }
@@ -574,7 +574,7 @@ impl Process {
     }
 
     /// A cursor for a reader that has everything up to `after`.
-    pub(crate) fn cursor(&self, after: Position) -> Cursor {
+    pub(crate) fn cursor(&self, after: LogPosition) -> Cursor {
         Cursor::after_with_offset(after.seq, after.offset)
     }
 }

@@ -30,7 +30,7 @@ use crate::{
     files::Files,
     link::{Link, Shortage},
     process::{Birth, Meta, Process, lock},
-    pump::{Follow, Manners, Order, Role, Start},
+    pump::{FollowCommand, FollowRole, FollowStart, PeerCapabilities, PumpCommand},
     sandbox::Confinement,
 };
 
@@ -231,8 +231,8 @@ impl Session {
     /// Starts pushing every process to the connection, after its `initialized`.
     pub(crate) fn follow_all(&self, peer: &Peer, resumed: bool, now: Instant) {
         let state = lock(&self.state);
-        let manners = peer.manners();
-        let cap = self.core.upgrade().map(|core| core.config.reference_cap_bytes()).filter(|_| !manners.ack);
+        let capabilities = peer.capabilities();
+        let cap = self.core.upgrade().map(|core| core.config.reference_cap_bytes()).filter(|_| !capabilities.ack);
         for process in state.processes.values().filter_map(Entry::live) {
             // The client that started the process may have been able to acknowledge. This one cannot, so the log must
             // keep more.
@@ -240,12 +240,12 @@ impl Session {
                 process.link().send(&ToHolder::Cap { slot: process.slot(), bytes });
             }
             let position = process.owner_position();
-            let start = if manners.ack || !resumed {
-                Start::After(position)
+            let start = if capabilities.ack || !resumed {
+                FollowStart::After(position)
             } else {
-                Start::AwaitRead { until: now + limits::CATCH_UP_WAIT, sent: position }
+                FollowStart::AwaitRead { until: now + limits::CATCH_UP_WAIT, sent: position }
             };
-            peer.mailbox.order(follow(process, start, manners));
+            peer.outgoing.enqueue_command(follow(process, start, capabilities));
         }
     }
 
@@ -456,7 +456,11 @@ impl Session {
     pub(crate) fn follow_new(&self, process: &Arc<Process>) {
         let attached = self.attached();
         if let Some(peer) = attached.filter(|peer| peer.is_listening()) {
-            peer.mailbox.order(follow(process, Start::After(process.owner_position()), peer.manners()));
+            peer.outgoing.enqueue_command(follow(
+                process,
+                FollowStart::After(process.owner_position()),
+                peer.capabilities(),
+            ));
         }
     }
 
@@ -592,7 +596,9 @@ impl Session {
             None => false,
             Some(_) if state.is_named(process) && process.meta.auto_forget => {
                 // Forget only after following readers have received the end and an attached owner has taken it.
-                !process.has_holds() && process.watchers() <= usize::from(attached) && (process.is_taken() || !attached)
+                !process.has_holds()
+                    && process.waker_count() <= usize::from(attached)
+                    && (process.is_taken() || !attached)
             }
             Some(since) if state.is_named(process) => now.duration_since(since) >= kept,
             // Hidden, or forgotten while readers still hold the log.
@@ -633,8 +639,15 @@ fn is_stillborn(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof
 }
 
-fn follow(process: &Arc<Process>, start: Start, manners: Manners) -> Order {
-    Order::Follow(Follow { process: process.clone(), role: Role::Owner, start, manners, hold: None, in_use: None })
+fn follow(process: &Arc<Process>, start: FollowStart, capabilities: PeerCapabilities) -> PumpCommand {
+    PumpCommand::Follow(FollowCommand {
+        process: process.clone(),
+        role: FollowRole::Owner,
+        start,
+        capabilities,
+        hold: None,
+        in_use: None,
+    })
 }
 
 fn ttl_ms(ttl: Option<Duration>) -> u64 {

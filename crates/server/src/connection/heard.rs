@@ -27,7 +27,7 @@ impl AsyncRead for Heard {
         if buf.filled().len() > before {
             self.peer.heard();
             self.core.incoming.grow(&self.share, buf.filled().len() - before);
-            self.peer.mailbox.metrics.received_bytes.add((buf.filled().len() - before) as u64);
+            self.peer.outgoing.metrics.received_bytes.add((buf.filled().len() - before) as u64);
         }
         polled
     }

@@ -17,7 +17,7 @@ use crate::{
     connection::{Connection, Peer, Stage},
     core::HELD_FOR,
     error::Failure,
-    pump::{Manners, Reply},
+    pump::{PeerCapabilities, Reply},
     session::{Attachment, Claim, Session, short},
 };
 
@@ -107,7 +107,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     };
     let speaks = |dialect: &str| capabilities.dialects.iter().any(|word| word == dialect);
     let binary = speaks(frame::BINARY);
-    connection.peer.set_manners(Manners {
+    connection.peer.set_capabilities(PeerCapabilities {
         ack: capabilities.ack,
         gap: capabilities.gap,
         concurrent: capabilities.concurrent,
@@ -157,7 +157,7 @@ fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max:
 async fn answers(session: &Session, peer: &Peer, within: Duration) -> bool {
     let asked = Instant::now();
     let deadline = asked + within;
-    peer.mailbox.ping();
+    peer.outgoing.ping();
     let has_session = || session.attached().is_some_and(|attached| attached.id == peer.id);
     // Poll instead of signalling: this is rare, and it keeps the read path free of the work.
     while Instant::now() < deadline && has_session() {

@@ -1,7 +1,7 @@
 //! `http/request` and `http/cancel`: HTTP requests that this server makes for a client, and their response bodies.
 //!
 //! ```text
-//! response of the target ▶ one piece ▶ its window ▶ a slot in the connection's mailbox ▶ the next piece
+//! response of the target ▶ one piece ▶ its window ▶ a slot in the connection's outgoing queue ▶ the next piece
 //! ```
 //!
 //! A streamed body is read no faster than the peer accepts it: its socket, and its reader if it acknowledges. Requests
@@ -265,7 +265,7 @@ fn refuse(context: &Context, request: &Request, failure: &Failure, reply: Reply)
 
 /// Reads the whole body as base64. Also returns the reserved memory, to be kept until the answer is queued.
 async fn whole(context: &Context, request: &Request, mut response: Response) -> Result<(String, impl Sized), Failure> {
-    context.peer.mailbox.room_for_answers().await;
+    context.peer.outgoing.wait_for_room().await;
     let too_large = || Failure::HttpTooLarge { host: host(&request.url) };
     let expected = response
         .content_length()
@@ -379,15 +379,15 @@ impl Pieces<'_> {
     }
 
     async fn put(&mut self, piece: &[u8], done: bool, error: Option<String>) {
-        let mailbox = &self.context.peer.mailbox;
-        let place = mailbox.place_for_delta().await;
+        let outgoing = &self.context.peer.outgoing;
+        let slot = outgoing.reserve_delta().await;
         self.seq += 1;
         let delta_base64 = base64::encode(piece).into();
         let request_id = self.request.request_id.clone();
         let mut message = Vec::with_capacity(base64::encoded_len(piece.len()) + 128);
         let params = wire::BodyDeltaParams { request_id, seq: self.seq, delta_base64, done, error };
         encode_notification(&mut message, method::HTTP_BODY_DELTA, &params);
-        mailbox.delta(message, place);
+        outgoing.enqueue_delta(message, slot);
     }
 }
 

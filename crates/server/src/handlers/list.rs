@@ -20,7 +20,7 @@ const ENTRY_VALUES: usize = 32;
 const ADOPTING_BYTES: usize = 128;
 
 /// The sort key of a process: start time, process id, session id. The cursor is this as JSON in base64.
-type Position = (u64, String, String);
+type ListPosition = (u64, String, String);
 
 /// `process/list`: the processes of this session, or of all sessions of the principal.
 pub(crate) async fn list(context: Context, params: wire::ListParams, reply: Reply) {
@@ -44,7 +44,7 @@ fn page(context: &Context, params: &wire::ListParams) -> Result<wire::ListResult
         wire::Scope::All => (context.core.adopting(principal), context.core.sessions_of(principal)),
     };
     let all = sessions.iter().flat_map(|session| session.processes()).map(|process| (position(&process), process));
-    let mut waiting: Vec<(Position, Arc<Process>)> =
+    let mut waiting: Vec<(ListPosition, Arc<Process>)> =
         all.filter(|(position, _)| after.as_ref().is_none_or(|after| position > after)).collect();
     waiting.sort_by(|(left, _), (right, _)| left.cmp(right));
 
@@ -69,15 +69,15 @@ fn page(context: &Context, params: &wire::ListParams) -> Result<wire::ListResult
     Ok(wire::ListResult { processes, next_cursor, adopting })
 }
 
-fn position(process: &Process) -> Position {
+fn position(process: &Process) -> ListPosition {
     (process.meta.started_ms, process.id().to_owned(), process.session.to_string())
 }
 
-fn write_cursor(position: &Position) -> String {
+fn write_cursor(position: &ListPosition) -> String {
     base64::encode(&serde_json::to_vec(position).expect("a number and two texts serialize"))
 }
 
-fn read_cursor(cursor: &str) -> Result<Position, Failure> {
+fn read_cursor(cursor: &str) -> Result<ListPosition, Failure> {
     let position = base64::decode(cursor).ok().and_then(|text| serde_json::from_slice(&text).ok());
     position.ok_or_else(|| Failure::InvalidParams { reason: "cursor is not one that this server gave".to_owned() })
 }

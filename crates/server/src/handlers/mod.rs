@@ -29,7 +29,7 @@ use crate::{
     core::Core,
     error::Failure,
     process::{Dialect, Process},
-    pump::{Order, Reply},
+    pump::{PumpCommand, Reply},
     session::{InUse, Session},
 };
 
@@ -113,7 +113,7 @@ pub(crate) async fn session_end(context: Context, _: wire::EndParams, reply: Rep
     let Context { core, peer, session, .. } = context;
     // Stop pushing first: the feeds would report the end of the holder as a loss, although the client asked for it.
     for process in session.processes() {
-        peer.mailbox.order(Order::Unfollow(process));
+        peer.outgoing.enqueue_command(PumpCommand::Unfollow(process));
     }
     // Runs as a task of the core: a disconnect must not leave the session half ended.
     core.spawn(async move {

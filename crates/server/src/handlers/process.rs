@@ -23,7 +23,7 @@ use crate::{
     environment::{check_names, child_environment},
     error::Failure,
     process::{Dialect, Meta, Process, kept_argv},
-    pump::{Order, ReadOrder, Reply},
+    pump::{PumpCommand, ReadCommand, Reply},
     sandbox::Confinement,
     session::Launch,
     trace,
@@ -62,7 +62,7 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
         return Err(Failure::EmptyArgv);
     }
     sizes::check(&process_id, &argv, &spec)?;
-    context.peer.mailbox.admit_start()?;
+    context.peer.outgoing.admit_start()?;
     spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();
@@ -152,7 +152,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failu
                     wire::Overflow::Block => OverflowPolicy::Block,
                     wire::Overflow::DropOldest => OverflowPolicy::DropOldest,
                 },
-                cap_bytes: if context.peer.manners().ack {
+                cap_bytes: if context.peer.capabilities().ack {
                     config.memory_cap_bytes
                 } else {
                     config.reference_cap_bytes()
@@ -171,7 +171,7 @@ pub(crate) async fn read(context: Context, params: wire::ReadParams, reply: Repl
             let after_seq = params.after_seq.unwrap_or(0);
             let wait = Duration::from_millis(params.wait_ms.unwrap_or(0));
             let from_seq = params.from_seq.filter(|_| !own);
-            context.peer.mailbox.order(Order::Read(ReadOrder {
+            context.peer.outgoing.enqueue_command(PumpCommand::Read(ReadCommand {
                 poll: from_seq.map(|from| process.poll(from.min(after_seq), after_seq)),
                 in_use: context.in_use(params.session_id.as_ref()).filter(|_| !own && !wait.is_zero()),
                 own,

@@ -6,7 +6,7 @@ use exec_server_protocol::{Empty, process as wire};
 use super::Context;
 use crate::{
     error::Failure,
-    pump::{Follow, Order, Reply, Role, Start},
+    pump::{FollowCommand, FollowRole, FollowStart, PumpCommand, Reply},
 };
 
 /// Pushes a process's events to this connection, too, after `afterSeq`. With `hold` its untaken output is kept like the
@@ -26,18 +26,18 @@ pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, r
     // A reader that subscribes again acknowledges immediately what it has taken, so its hold begins where it first
     // began.
     let hold = params.hold.then(|| process.hold(params.from_seq.unwrap_or(after).min(after)));
-    let follow = Follow {
-        role: Role::Observer,
+    let follow = FollowCommand {
+        role: FollowRole::Observer,
         hold,
-        start: Start::AfterSeq(after),
-        manners: context.peer.manners(),
+        start: FollowStart::AfterSeq(after),
+        capabilities: context.peer.capabilities(),
         in_use: context.in_use(params.session_id.as_ref()),
         process,
     };
     let status = follow.process.status();
     let first_seq = follow.process.chain().first().map_or(status.next_seq, |(seq, _)| seq);
     reply.result(&wire::SubscribeResult { first_seq, next_seq: status.next_seq });
-    context.peer.mailbox.order(Order::Follow(follow));
+    context.peer.outgoing.enqueue_command(PumpCommand::Follow(follow));
 }
 
 pub(crate) async fn unsubscribe(context: Context, params: wire::UnsubscribeParams, reply: Reply) {
@@ -46,7 +46,7 @@ pub(crate) async fn unsubscribe(context: Context, params: wire::UnsubscribeParam
     if let Some(session) = other
         && let Ok(Some(process)) = context.process(Some(&session), params.process_id.as_str()).await
     {
-        context.peer.mailbox.order(Order::Unfollow(process));
+        context.peer.outgoing.enqueue_command(PumpCommand::Unfollow(process));
     }
     reply.result(&Empty {});
 }

@@ -45,7 +45,7 @@ impl Link {
         self.metrics.started.inc();
         let Some(reply) = reply else { return session.handle_started_late(&process, &gate) };
         session.handle_started(&process, &gate);
-        // Answer first: the mailbox keeps the order, so the client gets the answer before the output.
+        // Answer first: the outgoing queue keeps the order, so the client gets the answer before the output.
         reply.started(&process);
         session.follow_new(&process);
     }

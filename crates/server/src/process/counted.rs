@@ -7,7 +7,7 @@ use super::Process;
 
 impl Process {
     /// Counts a gap that was reported to a reader.
-    pub(crate) fn told_gap(&self, bytes: u64) {
+    pub(crate) fn count_gap(&self, bytes: u64) {
         self.link().metrics.gaps.inc();
         self.link().metrics.gap_bytes.add(bytes);
     }

@@ -23,7 +23,7 @@ pub(super) struct Taker {
     pub(super) holds: bool,
 }
 
-/// A reader besides the owner. Dropping it removes the reader, even if the order that carried it was never executed.
+/// A reader besides the owner. Dropping it removes the reader, even if the command that carried it was never executed.
 pub(crate) struct Hold {
     process: Arc<Process>,
     pub(crate) key: u64,

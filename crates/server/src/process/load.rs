@@ -78,7 +78,7 @@ impl Process {
     /// Unloads the segments of a process that has no watchers, so that ended processes do not use memory.
     pub(crate) fn unload_idle(&self) {
         let mut loads = lock(&self.loads);
-        if loads.loaded.is_empty() || !loads.under_way.is_empty() || !lock(&self.watches).is_empty() {
+        if loads.loaded.is_empty() || !loads.under_way.is_empty() || !lock(&self.wakers).is_empty() {
             return;
         }
         let mut chain = self.chain();

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLockReadGuard};
 use exec_server_holder::manifest::ManifestEntry;
 use exec_server_log::{ControlBlock, LogStatus, RecoveredLog, SegmentLocation};
 
-use super::{Birth, Lost, Position, Process, lock};
+use super::{Birth, LogPosition, Lost, Process, lock};
 use crate::link::Link;
 
 /// Where the status of a process comes from.
@@ -35,7 +35,7 @@ impl Process {
             first_seq,
             ..known
         };
-        let taken = Position { seq: known.released_seq, offset: known.released_offset };
+        let taken = LogPosition { seq: known.released_seq, offset: known.released_offset };
         let board = Board::Left { status, end_offset: recovered.end_offset };
         let process = Self::at(birth, link, board, taken);
         {

@@ -12,10 +12,10 @@ use crate::process::{Process, lock};
 
 /// The channel table of one connection.
 #[derive(Default)]
-pub(crate) struct Channels(Mutex<Table>);
+pub(crate) struct Channels(Mutex<ChannelTable>);
 
 #[derive(Default)]
-struct Table {
+struct ChannelTable {
     last: u32,
     open: HashMap<u32, Arc<Process>>,
 }

@@ -26,17 +26,17 @@ use exec_server_rpc::Outbox;
 use tokio::time::Instant;
 
 use super::{
-    Manners, Watch,
-    words::{exited_params, wire_stream},
+    FeedWaker, PeerCapabilities,
+    convert::{exited_params, wire_stream},
 };
 use crate::{
-    process::{Dialect, Hold, Position, Process},
+    process::{Dialect, Hold, LogPosition, Process},
     session::InUse,
 };
 
 mod gaps;
 
-use self::gaps::Filling;
+use self::gaps::GapFill;
 
 /// If a polling reader holds pushes back this long without a read in flight, pushing resumes.
 const POLLED_PATIENCE: Duration = Duration::from_secs(2);
@@ -45,12 +45,12 @@ const POLLED_PATIENCE: Duration = Duration::from_secs(2);
 /// store.
 const MARK_BYTES: u64 = 64 << 10;
 
-/// An order to push a process.
-pub(crate) struct Follow {
+/// A command to push a process.
+pub(crate) struct FollowCommand {
     pub(crate) process: Arc<Process>,
-    pub(crate) role: Role,
-    pub(crate) start: Start,
-    pub(crate) manners: Manners,
+    pub(crate) role: FollowRole,
+    pub(crate) start: FollowStart,
+    pub(crate) capabilities: PeerCapabilities,
     /// Keeps output that an observer has not taken. Dropped with the feed.
     pub(crate) hold: Option<Hold>,
     /// Marks the process's session as used by an observer.
@@ -59,7 +59,7 @@ pub(crate) struct Follow {
 
 /// In which role a connection follows a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum FollowRole {
     /// The session's own connection. Output that it has not taken is kept.
     Owner,
     /// Another reader. With a hold, its untaken output is kept like the owner's. Without one, nothing is kept and it
@@ -69,29 +69,29 @@ pub(crate) enum Role {
 
 /// Where pushing begins.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Start {
-    After(Position),
+pub(crate) enum FollowStart {
+    After(LogPosition),
     /// After a number that the reader named. The byte offset becomes known with the next record.
     AfterSeq(u64),
     /// For a resumed reference client: wait until `until` for its first read, then continue after `sent`, the last
     /// position sent.
     AwaitRead {
         until: Instant,
-        sent: Position,
+        sent: LogPosition,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum FeedMode {
     /// A resumed reference client: nothing is pushed before its first read or `until`.
     Awaiting { until: Instant },
     /// The peer acknowledges. `taken` is the last acknowledged position.
-    Acked { taken: Position },
+    Acked { taken: LogPosition },
     /// The peer cannot acknowledge. Sent output counts as taken, except for the last `limits::UNREAD_BYTES`.
     Pushed,
     /// The peer cannot acknowledge and polls with `process/read`. Its reads have taken everything up to `base`.
     Polled {
-        base: Position,
+        base: LogPosition,
         /// Since when pushing pauses because the reads are too far behind.
         held_since: Option<Instant>,
     },
@@ -101,33 +101,33 @@ enum Mode {
 
 pub(super) struct Feed {
     pub(super) process: Arc<Process>,
-    pub(super) watch: Arc<Watch>,
+    pub(super) waker: Arc<FeedWaker>,
     /// The feed is in the pump's list of turns.
     pub(super) has_turn: bool,
-    role: Role,
+    role: FollowRole,
     hold: Option<Hold>,
     /// Dropped with the feed.
     _in_use: Option<InUse>,
-    manners: Manners,
-    mode: Mode,
+    capabilities: PeerCapabilities,
+    mode: FeedMode,
     cursor: Cursor,
     addressee: EscapedId,
-    sent: Position,
+    sent: LogPosition,
     /// False until the first record has shown the byte offset of `sent`.
     offset_known: bool,
     /// Positions up to `sent`, about [`MARK_BYTES`] apart, newest last. Removed as they are taken.
-    marks: VecDeque<Position>,
+    marks: VecDeque<LogPosition>,
     /// Last number and bytes of each gap after the taken position. The reader cannot acknowledge bytes that were never
     /// sent, so they do not count against the window.
     gaps: VecDeque<(u64, u64)>,
     /// Missing numbers that are still to be sent one by one, to a peer without `gap`.
-    filling: Option<Filling>,
+    filling: Option<GapFill>,
     reads: u64,
     reads_in_flight: u32,
     /// The exit code, held back because V0 expects the exit after the last output.
     exit_held: Option<i32>,
     /// The sent offset when output was last released.
-    let_go_at: u64,
+    released_at: u64,
     /// The close was sent, and nothing follows.
     finished: bool,
     /// The channel for binary frames, if the peer understands them, and whether it was announced.
@@ -135,46 +135,46 @@ pub(super) struct Feed {
 }
 
 /// The result of a feed's turn.
-pub(super) enum Next {
+pub(super) enum TurnOutcome {
     More,
     Idle,
     Load(u64),
 }
 
 impl Feed {
-    pub(super) fn new(follow: Follow, watch: Arc<Watch>, channel: Option<u32>) -> Self {
-        let Follow { process, role, start, manners, hold, in_use } = follow;
+    pub(super) fn new(follow: FollowCommand, waker: Arc<FeedWaker>, channel: Option<u32>) -> Self {
+        let FollowCommand { process, role, start, capabilities, hold, in_use } = follow;
         let (sent, exact, awaiting) = match start {
-            Start::After(position) => {
+            FollowStart::After(position) => {
                 let offset = process.offset_at(position.seq);
-                (position, offset.map(|offset| Position { offset, ..position }), None)
+                (position, offset.map(|offset| LogPosition { offset, ..position }), None)
             }
-            Start::AfterSeq(seq) => (Position { seq, offset: 0 }, (seq == 0).then(Position::default), None),
-            Start::AwaitRead { until, sent } => (sent, Some(sent), Some(until)),
+            FollowStart::AfterSeq(seq) => (LogPosition { seq, offset: 0 }, (seq == 0).then(LogPosition::default), None),
+            FollowStart::AwaitRead { until, sent } => (sent, Some(sent), Some(until)),
         };
         let sent = exact.unwrap_or(sent);
         let mode = match (role, awaiting) {
-            (Role::Observer, _) if hold.is_none() => Mode::Free,
-            (Role::Observer, _) => Mode::Acked { taken: sent },
-            (Role::Owner, Some(until)) => Mode::Awaiting { until },
-            (Role::Owner, None) if manners.ack => Mode::Acked { taken: sent },
-            (Role::Owner, None) => Mode::Pushed,
+            (FollowRole::Observer, _) if hold.is_none() => FeedMode::Free,
+            (FollowRole::Observer, _) => FeedMode::Acked { taken: sent },
+            (FollowRole::Owner, Some(until)) => FeedMode::Awaiting { until },
+            (FollowRole::Owner, None) if capabilities.ack => FeedMode::Acked { taken: sent },
+            (FollowRole::Owner, None) => FeedMode::Pushed,
         };
         let addressee = match role {
-            Role::Owner => EscapedId::new(&process.process_id()),
-            Role::Observer => EscapedId::with_session(&process.process_id(), &process.session_id()),
+            FollowRole::Owner => EscapedId::new(&process.process_id()),
+            FollowRole::Observer => EscapedId::with_session(&process.process_id(), &process.session_id()),
         };
         Self {
             addressee,
             offset_known: exact.is_some(),
             cursor: exact.map_or(Cursor::after(sent.seq), |exact| process.cursor(exact)),
             process,
-            watch,
+            waker,
             has_turn: false,
             role,
             hold,
             _in_use: in_use,
-            manners,
+            capabilities,
             mode,
             sent,
             marks: VecDeque::new(),
@@ -183,7 +183,7 @@ impl Feed {
             reads: 0,
             reads_in_flight: 0,
             exit_held: None,
-            let_go_at: sent.offset,
+            released_at: sent.offset,
             finished: false,
             channel: channel.map(|channel| (channel, false)),
         }
@@ -195,10 +195,10 @@ impl Feed {
     }
 
     /// The channel for a frame. Announces it to the peer before its first use.
-    fn announced(&mut self, out: &mut Outbox) -> Option<u32> {
-        let (channel, is_told) = self.channel.as_mut()?;
+    fn announce_channel(&mut self, out: &mut Outbox) -> Option<u32> {
+        let (channel, is_announced) = self.channel.as_mut()?;
         let channel = *channel;
-        if !std::mem::replace(is_told, true) {
+        if !std::mem::replace(is_announced, true) {
             let params =
                 wire::ChannelParams { process_id: self.process.process_id(), session_id: self.session_key(), channel };
             out.message(128, |buf| message::encode_notification(buf, method::PROCESS_CHANNEL, &params));
@@ -210,23 +210,25 @@ impl Feed {
     pub(super) fn is_settled(&self) -> bool {
         self.finished
             && match self.mode {
-                Mode::Acked { taken } => taken.seq >= self.sent.seq,
+                FeedMode::Acked { taken } => taken.seq >= self.sent.seq,
                 // A polling reader takes the last output by further reads.
-                Mode::Polled { .. } => false,
-                Mode::Awaiting { .. } | Mode::Pushed | Mode::Free => true,
+                FeedMode::Polled { .. } => false,
+                FeedMode::Awaiting { .. } | FeedMode::Pushed | FeedMode::Free => true,
             }
     }
 
     pub(super) fn is_owner(&self) -> bool {
-        self.role == Role::Owner
+        self.role == FollowRole::Owner
     }
 
     /// When this feed needs attention even if nothing happens.
     pub(super) fn timer(&self) -> Option<Instant> {
         match self.mode {
-            Mode::Awaiting { until } => Some(until),
-            Mode::Polled { held_since: Some(since), .. } if self.reads_in_flight == 0 => Some(since + POLLED_PATIENCE),
-            Mode::Polled { .. } | Mode::Acked { .. } | Mode::Pushed | Mode::Free => None,
+            FeedMode::Awaiting { until } => Some(until),
+            FeedMode::Polled { held_since: Some(since), .. } if self.reads_in_flight == 0 => {
+                Some(since + POLLED_PATIENCE)
+            }
+            FeedMode::Polled { .. } | FeedMode::Acked { .. } | FeedMode::Pushed | FeedMode::Free => None,
         }
     }
 
@@ -235,42 +237,42 @@ impl Feed {
         if self.timer().is_none_or(|at| at > now) {
             return false;
         }
-        self.mode = Mode::Pushed;
+        self.mode = FeedMode::Pushed;
         true
     }
 
     /// Handles an acknowledgement of everything up to `seq`. Returns true if the window may have opened.
     pub(super) fn handle_ack(&mut self, seq: u64) -> bool {
-        let Mode::Acked { taken } = self.mode else { return false };
+        let FeedMode::Acked { taken } = self.mode else { return false };
         let seq = seq.min(self.process.status().next_seq.saturating_sub(1));
         if seq <= taken.seq {
             // An observer that subscribed again holds output from before the position where pushing started. Release
             // that.
             if let Some(hold) = &self.hold {
-                self.process.took(hold.key, seq);
+                self.process.record_taken(hold.key, seq);
             }
             return false;
         }
         if seq > self.sent.seq {
             // The previous connection sent more than was acknowledged on it. The reader has that output, so continue
             // after it.
-            self.go_to(seq);
+            self.skip_to(seq);
         }
         // Use the mark at or before the number: the offset is too low by at most the distance between two marks.
         let mark = match self.marks.iter().rev().find(|mark| mark.seq <= seq) {
             _ if seq >= self.sent.seq => Some(self.sent),
             mark => mark.copied(),
         };
-        if let Some(mark) = mark.filter(|_| self.role == Role::Owner && self.offset_known) {
+        if let Some(mark) = mark.filter(|_| self.role == FollowRole::Owner && self.offset_known) {
             self.process.set_owner_mark(mark);
         }
-        let taken = Position { seq, offset: mark.map_or(taken.offset, |mark| mark.offset.max(taken.offset)) };
-        self.mode = Mode::Acked { taken };
+        let taken = LogPosition { seq, offset: mark.map_or(taken.offset, |mark| mark.offset.max(taken.offset)) };
+        self.mode = FeedMode::Acked { taken };
         while self.marks.front().is_some_and(|mark| mark.seq < seq) {
             self.marks.pop_front();
         }
         self.gaps.retain(|(to, _)| mark.is_none_or(|mark| mark.seq < *to));
-        self.took(taken);
+        self.report_taken(taken);
         true
     }
 
@@ -278,27 +280,27 @@ impl Feed {
     ///
     /// If that number was dropped from the log, the cursor moves to before the gap. The gap is then counted from an
     /// exact offset, and the reader knows which part of the gap it has.
-    fn go_to(&mut self, seq: u64) {
+    fn skip_to(&mut self, seq: u64) {
         self.filling = None;
         self.marks.clear();
         let is_counted = self.offset_known;
         if let Some(before) = self.process.chain().before_gap(self.cursor, seq).filter(|_| is_counted) {
             self.cursor = before;
-            self.sent = Position { seq: before.next_seq() - 1, offset: before.offset().unwrap_or(self.sent.offset) };
+            self.sent = LogPosition { seq: before.next_seq() - 1, offset: before.offset().unwrap_or(self.sent.offset) };
             return;
         }
         self.cursor = Cursor::after(seq);
         let next = self.process.offset_behind(seq);
         self.offset_known = next.is_some();
-        self.sent = Position { seq, offset: next.unwrap_or(self.sent.offset) };
+        self.sent = LogPosition { seq, offset: next.unwrap_or(self.sent.offset) };
     }
 
-    fn took(&self, position: Position) {
+    fn report_taken(&self, position: LogPosition) {
         match self.role {
-            Role::Owner => self.process.owner_took(position),
-            Role::Observer => {
+            FollowRole::Owner => self.process.record_owner_taken(position),
+            FollowRole::Observer => {
                 if let Some(hold) = &self.hold {
-                    self.process.took(hold.key, position.seq);
+                    self.process.record_taken(hold.key, position.seq);
                 }
             }
         }
@@ -308,52 +310,52 @@ impl Feed {
         self.reads += 1;
         self.reads_in_flight += 1;
         let polls = waits || self.reads > 1;
-        if polls && matches!(self.mode, Mode::Pushed) {
+        if polls && matches!(self.mode, FeedMode::Pushed) {
             let base = self.marks.front().copied().unwrap_or(self.sent);
-            self.mode = Mode::Polled { base, held_since: None };
+            self.mode = FeedMode::Polled { base, held_since: None };
         }
     }
 
     /// Handles the answer to a read of the owner: everything up to the read's `after` is taken, and `last` is the last
     /// position it has now.
-    pub(super) fn handle_read_answered(&mut self, seq: u64, offset: Option<u64>, last: Position) {
+    pub(super) fn handle_read_answered(&mut self, seq: u64, offset: Option<u64>, last: LogPosition) {
         self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
         match self.mode {
-            Mode::Awaiting { .. } => {
+            FeedMode::Awaiting { .. } => {
                 self.cursor = self.process.cursor(last);
                 self.sent = last;
-                let base = Position { seq, offset: offset.unwrap_or(last.offset) };
-                self.mode = if self.reads > 1 { Mode::Polled { base, held_since: None } } else { Mode::Pushed };
+                let base = LogPosition { seq, offset: offset.unwrap_or(last.offset) };
+                self.mode = if self.reads > 1 { FeedMode::Polled { base, held_since: None } } else { FeedMode::Pushed };
             }
-            Mode::Polled { base, .. } if seq > base.seq => {
-                let base = Position { seq, offset: offset.unwrap_or(base.offset) };
-                self.mode = Mode::Polled { base, held_since: None };
-                self.took(base);
+            FeedMode::Polled { base, .. } if seq > base.seq => {
+                let base = LogPosition { seq, offset: offset.unwrap_or(base.offset) };
+                self.mode = FeedMode::Polled { base, held_since: None };
+                self.report_taken(base);
             }
-            Mode::Polled { .. } | Mode::Acked { .. } | Mode::Pushed | Mode::Free => {}
+            FeedMode::Polled { .. } | FeedMode::Acked { .. } | FeedMode::Pushed | FeedMode::Free => {}
         }
     }
 
     /// Sends up to about `quantum` bytes of output.
-    pub(super) fn advance(&mut self, out: &mut Outbox, quantum: usize, now: Instant) -> Next {
+    pub(super) fn advance(&mut self, out: &mut Outbox, quantum: usize, now: Instant) -> TurnOutcome {
         let before = out.len();
         let mut looked_again = false;
         if self.finished {
-            return Next::Idle;
+            return TurnOutcome::Idle;
         }
         // A client that writes to stdin needs the channel before there is any output.
         if self.process.meta.stdin {
-            self.announced(out);
+            self.announce_channel(out);
         }
         while out.len() - before < quantum {
             if self.fill_gap(out) {
                 continue;
             }
             if self.finished {
-                return Next::Idle;
+                return TurnOutcome::Idle;
             }
             if self.is_held(now) {
-                return Next::Idle;
+                return TurnOutcome::Idle;
             }
             let process = self.process.clone();
             // Lock the chain only while one record is encoded. The branches unlock it before calls that lock it
@@ -364,17 +366,17 @@ impl Feed {
                     let closed = matches!(record.event, LogEvent::Closed { .. });
                     self.send(record, out);
                     drop(chain);
-                    self.let_go(closed);
+                    self.release_sent(closed);
                     if closed {
                         self.finished = true;
-                        return Next::Idle;
+                        return TurnOutcome::Idle;
                     }
                 }
                 ReadStep::Gap { from_seq, to_seq, bytes } => {
                     drop(chain);
                     self.report_gap(wire::Gap { from_seq, to_seq, bytes }, out);
                 }
-                ReadStep::NeedsLoad(segment) => return Next::Load(segment),
+                ReadStep::NeedsLoad(segment) => return TurnOutcome::Load(segment),
                 ReadStep::Damaged(segment) => {
                     drop(chain);
                     process.handle_damaged(segment);
@@ -384,12 +386,12 @@ impl Feed {
                     if process.lost().is_some() {
                         self.send_lost_end(out);
                         self.finished = true;
-                        return Next::Idle;
+                        return TurnOutcome::Idle;
                     }
                     // Events exist after the cursor, but the chain has no record yet: the segment is on its way and
                     // will wake this feed. Look only once more, to avoid a busy loop.
                     if looked_again || !process.arm(self.cursor.next_seq()) {
-                        return Next::Idle;
+                        return TurnOutcome::Idle;
                     }
                     looked_again = true;
                     continue;
@@ -397,18 +399,18 @@ impl Feed {
             }
             looked_again = false;
         }
-        Next::More
+        TurnOutcome::More
     }
 
     fn is_held(&mut self, now: Instant) -> bool {
         match &mut self.mode {
-            Mode::Awaiting { .. } => true,
-            Mode::Acked { taken } => {
+            FeedMode::Awaiting { .. } => true,
+            FeedMode::Acked { taken } => {
                 let gone: u64 = self.gaps.iter().map(|(_, bytes)| bytes).sum();
-                self.sent.offset.saturating_sub(taken.offset + gone) >= self.manners.ack_window_bytes
+                self.sent.offset.saturating_sub(taken.offset + gone) >= self.capabilities.ack_window_bytes
             }
-            Mode::Pushed | Mode::Free => false,
-            Mode::Polled { base, held_since } => {
+            FeedMode::Pushed | FeedMode::Free => false,
+            FeedMode::Polled { base, held_since } => {
                 let held = self.sent.offset.saturating_sub(base.offset) >= limits::UNREAD_BYTES;
                 *held_since = held.then(|| held_since.unwrap_or(now));
                 held
@@ -418,11 +420,11 @@ impl Feed {
 
     /// For a peer that cannot acknowledge: releases sent output older than the last `limits::UNREAD_BYTES`, one mark
     /// at a time.
-    fn let_go(&mut self, closed: bool) {
-        if self.mode != Mode::Pushed || (!closed && self.sent.offset < self.let_go_at + MARK_BYTES) {
+    fn release_sent(&mut self, closed: bool) {
+        if self.mode != FeedMode::Pushed || (!closed && self.sent.offset < self.released_at + MARK_BYTES) {
             return;
         }
-        self.let_go_at = self.sent.offset;
+        self.released_at = self.sent.offset;
         let mut taken = None;
         while let Some(mark) = self.marks.front()
             && mark.offset + limits::UNREAD_BYTES <= self.sent.offset
@@ -430,7 +432,7 @@ impl Feed {
             taken = self.marks.pop_front();
         }
         if let Some(mark) = taken {
-            self.took(mark);
+            self.report_taken(mark);
         }
     }
 
@@ -439,7 +441,7 @@ impl Feed {
         if !std::mem::replace(&mut self.offset_known, true) {
             self.sent.offset = offset;
             self.gaps.clear();
-            if let Mode::Acked { taken } = &mut self.mode {
+            if let FeedMode::Acked { taken } = &mut self.mode {
                 taken.offset = offset;
             }
         }
@@ -450,7 +452,7 @@ impl Feed {
         match (record.event, self.process.meta.dialect) {
             (LogEvent::Output { stream, bytes }, Dialect::Process) => {
                 let (seq, stream, offset) = (record.seq, wire_stream(stream), record.offset);
-                if let Some(channel) = self.announced(out) {
+                if let Some(channel) = self.announce_channel(out) {
                     out.binary(&OutputFrame { channel, stream, seq, offset }.encode(), bytes);
                 } else {
                     let chunk = Output { seq, stream, offset: Some(offset), gap: None, bytes };
@@ -474,10 +476,10 @@ impl Feed {
             (LogEvent::Closed { .. }, Dialect::Command) => self.send_command_exited(out),
         }
         let bytes = if let LogEvent::Output { bytes, .. } = record.event { bytes.len() as u64 } else { 0 };
-        self.sent = Position { seq: record.seq, offset: record.offset + bytes };
+        self.sent = LogPosition { seq: record.seq, offset: record.offset + bytes };
         // With a small window the marks must be closer: otherwise the window could fill up between two marks, and
         // neither sending nor acknowledging would continue.
-        let distance = MARK_BYTES.min(self.manners.ack_window_bytes / 8);
+        let distance = MARK_BYTES.min(self.capabilities.ack_window_bytes / 8);
         if self.marks.back().is_none_or(|mark| self.sent.offset >= mark.offset + distance) {
             self.marks.push_back(self.sent);
         }
@@ -522,14 +524,14 @@ impl Feed {
     }
 
     fn session_key(&self) -> Option<SessionId> {
-        (self.role != Role::Owner).then(|| self.process.session_id())
+        (self.role != FollowRole::Owner).then(|| self.process.session_id())
     }
 
     /// Ends the feed: saves the owner's position for the next connection. A hold is dropped with the feed.
     pub(super) fn end(self) {
-        self.process.unwatch(&self.watch);
+        self.process.remove_waker(&self.waker);
         if self.is_owner() {
-            if self.offset_known && !matches!(self.mode, Mode::Acked { .. }) {
+            if self.offset_known && !matches!(self.mode, FeedMode::Acked { .. }) {
                 self.process.set_owner_mark(self.sent);
             }
             self.process.set_owner_position(self.resume_position());
@@ -538,14 +540,14 @@ impl Feed {
 
     /// Where a resumed connection continues: after the last acknowledged event, or after the last sent one if the peer
     /// does not acknowledge.
-    fn resume_position(&self) -> Position {
-        let Mode::Acked { taken } = self.mode else { return self.sent };
+    fn resume_position(&self) -> LogPosition {
+        let FeedMode::Acked { taken } = self.mode else { return self.sent };
         if taken.seq == self.sent.seq && self.offset_known {
             return self.sent;
         }
         // The offset of an acknowledged number may be too low by the distance of two marks. The next record has the
         // exact offset.
         let offset = self.process.offset_behind(taken.seq).unwrap_or(taken.offset);
-        Position { seq: taken.seq, offset }
+        LogPosition { seq: taken.seq, offset }
     }
 }

@@ -7,10 +7,10 @@
 //! nor a quiet process waits behind a noisy one for more than one batch.
 
 mod channels;
+mod convert;
 mod feed;
-mod mailbox;
+mod outgoing;
 mod read;
-mod words;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -27,16 +27,16 @@ use tokio::{
     time::Instant,
 };
 
-use self::{
-    feed::{Feed, Next},
-    mailbox::Delta,
-    read::{Outcome, ReadJob},
-};
 pub(crate) use self::{
-    feed::{Follow, Role, Start},
-    mailbox::{Mailbox, Order, Reply, Watch, encode_failure},
-    read::ReadOrder,
-    words::{limits_hit, wire_blocked, wire_cause},
+    convert::{limits_hit, wire_blocked, wire_cause},
+    feed::{FollowCommand, FollowRole, FollowStart},
+    outgoing::{FeedWaker, OutgoingQueue, PumpCommand, Reply, encode_failure},
+    read::ReadCommand,
+};
+use self::{
+    feed::{Feed, TurnOutcome},
+    outgoing::HttpDelta,
+    read::{ReadJob, ReadOutcome},
 };
 use crate::{
     error::Failure,
@@ -55,7 +55,7 @@ const CLOSE_FLUSH: Duration = Duration::from_secs(5);
 
 /// The capabilities that the peer announced, and the bounds in force for it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Manners {
+pub(crate) struct PeerCapabilities {
     pub(crate) ack: bool,
     pub(crate) gap: bool,
     /// The peer's requests may take effect in any order.
@@ -68,7 +68,7 @@ pub(crate) struct Manners {
 }
 
 pub(crate) struct Pump {
-    mailbox: Arc<Mailbox>,
+    outgoing: Arc<OutgoingQueue>,
     writer: Box<dyn AsyncWrite + Send + Unpin>,
     outbox: Outbox,
     feeds: BTreeMap<u64, Feed>,
@@ -82,19 +82,23 @@ pub(crate) struct Pump {
     turns: VecDeque<u64>,
     reads: BTreeMap<u64, ReadJob>,
     /// Reads that may be answerable now, in the order in which they became so.
-    news: VecDeque<u64>,
+    ready_reads: VecDeque<u64>,
     next_key: u64,
     /// Pieces of HTTP bodies that did not fit into earlier batches.
-    deltas: VecDeque<Delta>,
+    deltas: VecDeque<HttpDelta>,
     /// Loads of disk segments that are under way.
     loads: JoinSet<()>,
     close: Option<(u16, &'static str)>,
 }
 
 impl Pump {
-    pub(crate) fn new(framing: Framing, writer: Box<dyn AsyncWrite + Send + Unpin>, mailbox: Arc<Mailbox>) -> Self {
+    pub(crate) fn new(
+        framing: Framing,
+        writer: Box<dyn AsyncWrite + Send + Unpin>,
+        outgoing: Arc<OutgoingQueue>,
+    ) -> Self {
         Self {
-            mailbox,
+            outgoing,
             writer,
             outbox: Outbox::new(framing),
             feeds: BTreeMap::new(),
@@ -103,7 +107,7 @@ impl Pump {
             timed: BTreeSet::new(),
             turns: VecDeque::new(),
             reads: BTreeMap::new(),
-            news: VecDeque::new(),
+            ready_reads: VecDeque::new(),
             next_key: 0,
             deltas: VecDeque::new(),
             loads: JoinSet::new(),
@@ -116,15 +120,15 @@ impl Pump {
         loop {
             self.fill(Instant::now());
             if !self.outbox.is_empty() {
-                self.mailbox.flushing.store(true, Ordering::Relaxed);
+                self.outgoing.flushing.store(true, Ordering::Relaxed);
                 // Count once per batch. If the peer disconnects in the middle, the count is too high by less than a
                 // batch.
-                self.mailbox.metrics.sent_bytes.add(self.outbox.len() as u64);
+                self.outgoing.metrics.sent_bytes.add(self.outbox.len() as u64);
                 let flushed = match self.close {
                     None => self.outbox.flush_to(&mut self.writer).await,
                     Some(_) => self.flush_last().await,
                 };
-                self.mailbox.flushing.store(false, Ordering::Relaxed);
+                self.outgoing.flushing.store(false, Ordering::Relaxed);
                 flushed?;
                 if self.close.is_none() {
                     continue;
@@ -133,7 +137,7 @@ impl Pump {
             if self.close.is_some() {
                 return self.writer.shutdown().await;
             }
-            if self.news.is_empty() && self.turns.is_empty() && self.deltas.is_empty() {
+            if self.ready_reads.is_empty() && self.turns.is_empty() && self.deltas.is_empty() {
                 self.wait().await;
             }
         }
@@ -144,7 +148,7 @@ impl Pump {
         tokio::time::timeout(CLOSE_FLUSH, self.outbox.flush_to(&mut self.writer)).await.map_err(io::Error::from)?
     }
 
-    /// Waits for mail, a timer or a finished load. All three branches are cancel safe.
+    /// Waits for queued items, a timer or a finished load. All three branches are cancel safe.
     async fn wait(&mut self) {
         let feeds = self.timed.iter().filter_map(|key| self.feeds.get(key)?.timer());
         let next_timer = feeds.chain(self.reads.values().filter_map(ReadJob::timer)).min();
@@ -156,42 +160,42 @@ impl Pump {
         };
         tokio::select! {
             biased;
-            () = self.mailbox.bell.notified() => {}
+            () = self.outgoing.changed.notified() => {}
             () = timer => {}
             Some(_) = self.loads.join_next() => {}
         }
     }
 
-    /// Takes the mail and fills the batch.
+    /// Takes the queued items and fills the batch.
     fn fill(&mut self, now: Instant) {
-        let mail = self.mailbox.take();
-        if mail.ping {
+        let items = self.outgoing.take();
+        if items.ping {
             self.outbox.ping(&[]);
         }
-        for payload in mail.pongs {
+        for payload in items.pongs {
             self.outbox.pong(&payload);
         }
-        for answer in mail.answers {
+        for answer in items.answers {
             self.outbox.encoded(answer);
         }
-        for order in mail.orders {
-            self.obey(order, now);
+        for command in items.commands {
+            self.execute(command, now);
         }
-        for key in mail.ready {
-            self.heard(key);
+        for key in items.ready {
+            self.handle_ready(key);
         }
         self.run_timers(now);
         // Reads go before feeds, because a client waits for each. The limit per batch keeps many large answers from
         // piling up in the outbox.
         let batch = self.batch();
         while self.outbox.len() < batch
-            && let Some(key) = self.news.pop_front()
+            && let Some(key) = self.ready_reads.pop_front()
         {
             if let Some(job) = self.reads.remove(&key) {
                 self.try_read(job, key, now);
             }
         }
-        self.deltas.extend(mail.deltas);
+        self.deltas.extend(items.deltas);
         // The batch limit is taken again, so that feeds and HTTP pieces get room even if answers and reads have filled
         // the batch.
         let batch = self.batch();
@@ -203,7 +207,7 @@ impl Pump {
                 self.outbox.message(delta.message.len(), |buf| buf.extend_from_slice(&delta.message));
             }
         }
-        if let Some((code, reason)) = mail.close
+        if let Some((code, reason)) = items.close
             && self.close.is_none()
         {
             self.close = Some((code, reason));
@@ -217,49 +221,49 @@ impl Pump {
         BATCH_BYTES.max(self.outbox.len() + QUANTUM_BYTES)
     }
 
-    fn obey(&mut self, order: Order, now: Instant) {
-        match order {
-            Order::Follow(follow) => self.follow(follow),
-            Order::Unfollow(process) => {
+    fn execute(&mut self, command: PumpCommand, now: Instant) {
+        match command {
+            PumpCommand::Follow(follow) => self.follow(follow),
+            PumpCommand::Unfollow(process) => {
                 if let Some(key) = self.feed_of(&process) {
                     self.drop_feed(key);
                 }
             }
-            Order::Ack { session, process, seq } => {
+            PumpCommand::Ack { session, process, seq } => {
                 // Look up by what is pushed here, not in the session's table: observers still acknowledge a process
                 // that its owner has forgotten.
                 if let Some(key) = self.by_name.get(&(session, process)).copied()
                     && let Some(feed) = self.feeds.get_mut(&key)
                     && feed.handle_ack(seq)
                 {
-                    self.give_turn(key);
+                    self.queue_turn(key);
                     self.drop_if_settled(key);
                 }
             }
-            Order::Read(order) => self.read(order, now),
-            Order::Superseded { session } => self.superseded(&session),
+            PumpCommand::Read(command) => self.read(command, now),
+            PumpCommand::Superseded { session } => self.handle_superseded(&session),
         }
     }
 
-    fn follow(&mut self, follow: Follow) {
+    fn follow(&mut self, follow: FollowCommand) {
         if let Some(old) = self.feed_of(&follow.process) {
-            // A process that started while its session was being resumed is ordered twice. The running feed has the
+            // A process that started while its session was being resumed is followed twice. The running feed has the
             // more accurate position.
-            if follow.role == Role::Owner {
+            if follow.role == FollowRole::Owner {
                 return;
             }
             // A second subscription replaces the first: the client names where to continue.
             self.drop_feed(old);
         }
         let key = self.key();
-        let watch = Watch::new(key, self.mailbox.clone());
-        follow.process.watch(watch.clone());
+        let waker = FeedWaker::new(key, self.outgoing.clone());
+        follow.process.add_waker(waker.clone());
         self.by_process.insert(Arc::as_ptr(&follow.process).addr(), key);
         self.by_name.insert((follow.process.session.clone(), follow.process.process_id()), key);
-        let has_channel = follow.manners.binary && follow.process.meta.dialect == Dialect::Process;
-        let channel = has_channel.then(|| self.mailbox.channels.open(follow.process.clone()));
-        self.feeds.insert(key, Feed::new(follow, watch, channel));
-        self.give_turn(key);
+        let has_channel = follow.capabilities.binary && follow.process.meta.dialect == Dialect::Process;
+        let channel = has_channel.then(|| self.outgoing.channels.open(follow.process.clone()));
+        self.feeds.insert(key, Feed::new(follow, waker, channel));
+        self.queue_turn(key);
     }
 
     fn key(&mut self) -> u64 {
@@ -271,7 +275,7 @@ impl Pump {
         self.by_process.get(&Arc::as_ptr(process).addr()).copied()
     }
 
-    fn give_turn(&mut self, key: u64) {
+    fn queue_turn(&mut self, key: u64) {
         if let Some(feed) = self.feeds.get_mut(&key)
             && !feed.has_turn
         {
@@ -281,7 +285,7 @@ impl Pump {
     }
 
     /// Updates `timed`. Called after every change that may affect a feed's mode.
-    fn note_timer(&mut self, key: u64) {
+    fn update_timer(&mut self, key: u64) {
         if self.feeds.get(&key).is_some_and(|feed| feed.timer().is_some()) {
             self.timed.insert(key);
         } else {
@@ -289,23 +293,23 @@ impl Pump {
         }
     }
 
-    fn heard(&mut self, key: u64) {
+    fn handle_ready(&mut self, key: u64) {
         if let Some(feed) = self.feeds.get(&key) {
-            // Reset the flag before reading the log, so that a later event rings again.
-            feed.watch.heard();
-            self.give_turn(key);
+            // Reset the flag before reading the log, so that a later event wakes it again.
+            feed.waker.reset();
+            self.queue_turn(key);
         } else if let Some(job) = self.reads.get(&key) {
-            job.watch.heard();
-            self.note_news(key);
+            job.waker.reset();
+            self.queue_read(key);
         }
     }
 
     /// Queues a read that may be answerable now, at most once.
-    fn note_news(&mut self, key: u64) {
+    fn queue_read(&mut self, key: u64) {
         if let Some(job) = self.reads.get_mut(&key)
-            && !std::mem::replace(&mut job.is_news, true)
+            && !std::mem::replace(&mut job.is_queued, true)
         {
-            self.news.push_back(key);
+            self.ready_reads.push_back(key);
         }
     }
 
@@ -313,14 +317,14 @@ impl Pump {
         let Some(feed) = self.feeds.get_mut(&key) else { return };
         feed.has_turn = false;
         match feed.advance(&mut self.outbox, QUANTUM_BYTES, now) {
-            Next::More => self.give_turn(key),
-            Next::Idle => {}
-            Next::Load(segment) => {
+            TurnOutcome::More => self.queue_turn(key),
+            TurnOutcome::Idle => {}
+            TurnOutcome::Load(segment) => {
                 let process = feed.process.clone();
                 self.load(&process, segment);
             }
         }
-        self.note_timer(key);
+        self.update_timer(key);
         self.drop_if_settled(key);
     }
 
@@ -345,7 +349,7 @@ impl Pump {
                 self.by_name.remove(&name);
             }
             if let Some(channel) = feed.channel() {
-                self.mailbox.channels.close(channel);
+                self.outgoing.channels.close(channel);
             }
             feed.end();
         }
@@ -355,51 +359,51 @@ impl Pump {
         let timed: Vec<u64> = self.timed.iter().copied().collect();
         for key in timed {
             if self.feeds.get_mut(&key).is_some_and(|feed| feed.handle_timer(now)) {
-                self.give_turn(key);
-                self.note_timer(key);
+                self.queue_turn(key);
+                self.update_timer(key);
             }
         }
         let due: Vec<u64> =
             self.reads.iter().filter(|(_, job)| job.timer().is_some_and(|at| at <= now)).map(|(key, _)| *key).collect();
-        due.into_iter().for_each(|key| self.note_news(key));
+        due.into_iter().for_each(|key| self.queue_read(key));
     }
 
-    fn read(&mut self, order: ReadOrder, now: Instant) {
+    fn read(&mut self, command: ReadCommand, now: Instant) {
         if self.reads.len() >= limits::READS_WAITING {
-            return order.reply.fail(&Failure::Overloaded { what: "reads that wait for output" });
+            return command.reply.fail(&Failure::Overloaded { what: "reads that wait for output" });
         }
-        if order.own
-            && let Some(feed_key) = self.feed_of(&order.process)
+        if command.own
+            && let Some(feed_key) = self.feed_of(&command.process)
             && let Some(feed) = self.feeds.get_mut(&feed_key)
         {
-            feed.handle_read_begun(order.waits());
+            feed.handle_read_begun(command.waits());
         }
         let key = self.key();
-        let watch = Watch::new(key, self.mailbox.clone());
-        order.process.watch(watch.clone());
-        self.reads.insert(key, ReadJob::new(order, watch, now));
-        self.note_news(key);
+        let waker = FeedWaker::new(key, self.outgoing.clone());
+        command.process.add_waker(waker.clone());
+        self.reads.insert(key, ReadJob::new(command, waker, now));
+        self.queue_read(key);
     }
 
     /// Answers a read if possible, otherwise keeps it.
     fn try_read(&mut self, mut job: ReadJob, key: u64, now: Instant) {
-        (job.is_news, job.is_loading) = (false, false);
+        (job.is_queued, job.is_loading) = (false, false);
         match job.attempt(&mut self.outbox, now) {
-            Outcome::Answered(last) => {
-                job.process.unwatch(&job.watch);
+            ReadOutcome::Answered(last) => {
+                job.process.remove_waker(&job.waker);
                 if let Some(feed_key) = self.feed_of(&job.process)
                     && let Some(feed) = self.feeds.get_mut(&feed_key)
                     && job.own
                 {
                     feed.handle_read_answered(job.after_seq, job.after_offset, last);
-                    self.note_timer(feed_key);
-                    self.give_turn(feed_key);
+                    self.update_timer(feed_key);
+                    self.queue_turn(feed_key);
                 }
             }
-            Outcome::Wait => {
+            ReadOutcome::Wait => {
                 self.reads.insert(key, job);
             }
-            Outcome::Load(segment) => {
+            ReadOutcome::Load(segment) => {
                 self.load(&job.process, segment);
                 // The load wakes this read when it has finished or failed.
                 job.is_loading = true;
@@ -408,7 +412,7 @@ impl Pump {
         }
     }
 
-    fn superseded(&mut self, session: &str) {
+    fn handle_superseded(&mut self, session: &str) {
         let feeds: Vec<u64> = self
             .feeds
             .iter()
@@ -423,23 +427,23 @@ impl Pump {
             .map(|(key, _)| *key)
             .collect();
         for job in reads.into_iter().filter_map(|key| self.reads.remove(&key)) {
-            job.process.unwatch(&job.watch);
+            job.process.remove_waker(&job.waker);
             self.outbox.message(128, |buf| encode_failure(buf, &job.reply_id(), &Failure::Superseded));
         }
     }
 }
 
 impl Drop for Pump {
-    /// Runs also when the task is aborted: saves positions for the next connection and removes all watches from
+    /// Runs also when the task is aborted: saves positions for the next connection and removes all wakers from
     /// processes.
     fn drop(&mut self) {
         for feed in std::mem::take(&mut self.feeds).into_values() {
             feed.end();
         }
         for job in std::mem::take(&mut self.reads).into_values() {
-            job.process.unwatch(&job.watch);
+            job.process.remove_waker(&job.waker);
         }
-        self.mailbox.shut();
+        self.outgoing.shut_down();
     }
 }
 
@@ -453,14 +457,14 @@ mod tests {
     // process output.
     #[tokio::test]
     async fn answers_without_a_break_leave_the_rest_its_turn() {
-        let mailbox = Mailbox::new(Arc::default(), Arc::default(), 1);
+        let outgoing = OutgoingQueue::new(Arc::default(), Arc::default(), 1);
         let writer = Box::new(tokio::io::sink());
-        let mut pump = Pump::new(Framing::Lines { max: 1 << 20 }, writer, mailbox.clone());
+        let mut pump = Pump::new(Framing::Lines { max: 1 << 20 }, writer, outgoing.clone());
         for _ in 0..3 {
-            mailbox.delta(vec![b'd'; QUANTUM_BYTES], mailbox.place_for_delta().await);
+            outgoing.enqueue_delta(vec![b'd'; QUANTUM_BYTES], outgoing.reserve_delta().await);
         }
         for left in [2, 1, 0] {
-            mailbox.answer(EncodedMessage::text(vec![b'a'; 2 * BATCH_BYTES]));
+            outgoing.enqueue_answer(EncodedMessage::text(vec![b'a'; 2 * BATCH_BYTES]));
             pump.fill(Instant::now());
             assert_eq!(pump.deltas.len(), left);
             pump.outbox.flush_to(&mut pump.writer).await.unwrap();

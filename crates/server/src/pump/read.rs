@@ -11,16 +11,16 @@ use exec_server_rpc::Outbox;
 use tokio::time::Instant;
 
 use super::{
-    Reply, Watch,
-    words::{wire_blocked, wire_stream},
+    FeedWaker, Reply,
+    convert::{wire_blocked, wire_stream},
 };
 use crate::{
-    process::{Hold, Position, Process},
+    process::{Hold, LogPosition, Process},
     session::InUse,
 };
 
 /// A read request.
-pub(crate) struct ReadOrder {
+pub(crate) struct ReadCommand {
     pub(crate) reply: Reply,
     pub(crate) process: Arc<Process>,
     pub(crate) after_seq: u64,
@@ -34,7 +34,7 @@ pub(crate) struct ReadOrder {
     pub(crate) in_use: Option<InUse>,
 }
 
-impl ReadOrder {
+impl ReadCommand {
     pub(super) fn waits(&self) -> bool {
         !self.wait.is_zero()
     }
@@ -43,11 +43,11 @@ impl ReadOrder {
 pub(super) struct ReadJob {
     reply: Reply,
     pub(super) process: Arc<Process>,
-    pub(super) watch: Arc<Watch>,
+    pub(super) waker: Arc<FeedWaker>,
     deadline: Option<Instant>,
     pub(super) own: bool,
     /// The read is in the pump's list of reads that may be answerable.
-    pub(super) is_news: bool,
+    pub(super) is_queued: bool,
     /// The read waits for the disk. Its deadline does not apply.
     pub(super) is_loading: bool,
     /// The last event that the reader has, as named in the request.
@@ -62,44 +62,44 @@ pub(super) struct ReadJob {
 }
 
 /// The result of an attempt to answer.
-pub(super) enum Outcome {
+pub(super) enum ReadOutcome {
     /// Answered. The reader now has everything up to this position.
-    Answered(Position),
+    Answered(LogPosition),
     Wait,
     /// The next record is on disk.
     Load(u64),
 }
 
 /// The result of one pass over the log.
-enum Look {
+enum ProbeResult {
     Something,
     Nothing,
     Load(u64),
 }
 
 impl ReadJob {
-    pub(super) fn new(order: ReadOrder, watch: Arc<Watch>, now: Instant) -> Self {
-        let deadline = order.waits().then(|| now + order.wait.min(limits::READ_WAIT));
+    pub(super) fn new(command: ReadCommand, waker: Arc<FeedWaker>, now: Instant) -> Self {
+        let deadline = command.waits().then(|| now + command.wait.min(limits::READ_WAIT));
         // If the offset is known, a gap can be reported exactly.
-        let after_offset = order.process.offset_at(order.after_seq);
+        let after_offset = command.process.offset_at(command.after_seq);
         let cursor = match after_offset {
-            Some(offset) => Cursor::after_with_offset(order.after_seq, offset),
-            None => Cursor::after(order.after_seq),
+            Some(offset) => Cursor::after_with_offset(command.after_seq, offset),
+            None => Cursor::after(command.after_seq),
         };
         Self {
-            is_news: false,
+            is_queued: false,
             is_loading: false,
-            after_seq: order.after_seq,
+            after_seq: command.after_seq,
             after_offset,
-            reply: order.reply,
-            process: order.process,
-            watch,
+            reply: command.reply,
+            process: command.process,
+            waker,
             deadline,
-            own: order.own,
+            own: command.own,
             cursor,
-            max_bytes: order.max_bytes,
-            _poll: order.poll,
-            _in_use: order.in_use,
+            max_bytes: command.max_bytes,
+            _poll: command.poll,
+            _in_use: command.in_use,
         }
     }
 
@@ -113,62 +113,64 @@ impl ReadJob {
     }
 
     /// Answers into `out` if there is something to report or the deadline has passed.
-    pub(super) fn attempt(&mut self, out: &mut Outbox, now: Instant) -> Outcome {
+    pub(super) fn attempt(&mut self, out: &mut Outbox, now: Instant) -> ReadOutcome {
         // Look again after arming, so that no event is missed between the look and the sleep.
         loop {
             let status = self.process.status();
             let exit_news = status.exited.is_some() && self.after_seq.saturating_add(1) < status.next_seq;
-            let look = self.look(status.next_seq);
+            let probed = self.probe_log(status.next_seq);
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
             // The status is in shared memory and can be ahead of the segments, which arrive as messages. The segment
             // will wake this read.
             let is_behind = self.cursor.next_seq() < status.next_seq && self.process.lost().is_none();
-            let is_news = (status.closed_seq.is_some() || exit_news) && !is_behind;
-            match look {
-                Look::Load(segment) => return Outcome::Load(segment),
-                Look::Nothing if !is_news && !elapsed => {}
-                Look::Something | Look::Nothing => return Outcome::Answered(self.answer(out, &status)),
+            let has_news = (status.closed_seq.is_some() || exit_news) && !is_behind;
+            match probed {
+                ProbeResult::Load(segment) => return ReadOutcome::Load(segment),
+                ProbeResult::Nothing if !has_news && !elapsed => {}
+                ProbeResult::Something | ProbeResult::Nothing => {
+                    return ReadOutcome::Answered(self.answer(out, &status));
+                }
             }
             if !self.process.arm(status.next_seq) {
-                return Outcome::Wait;
+                return ReadOutcome::Wait;
             }
         }
     }
 
     /// Whether there is output or a gap after the cursor and below `next_seq`. The cursor stays where the answer
     /// begins.
-    fn look(&mut self, next_seq: u64) -> Look {
+    fn probe_log(&mut self, next_seq: u64) -> ProbeResult {
         let chain = self.process.chain();
         let mut probe = self.cursor;
         loop {
             match chain.read(&mut probe) {
                 // Newer than the status snapshot. A later snapshot will include it.
-                ReadStep::Record(record) if record.seq >= next_seq => return Look::Nothing,
+                ReadStep::Record(record) if record.seq >= next_seq => return ProbeResult::Nothing,
                 ReadStep::Record(record) => match record.event {
-                    LogEvent::Output { .. } => return Look::Something,
-                    // Flags report the exit and the close. Moving past them keeps the next look short.
+                    LogEvent::Output { .. } => return ProbeResult::Something,
+                    // Flags report the exit and the close. Moving past them keeps the next probe short.
                     LogEvent::Exited(_) | LogEvent::Closed { .. } => self.cursor = probe,
                 },
-                ReadStep::Gap { .. } => return Look::Something,
-                ReadStep::End | ReadStep::Damaged(_) => return Look::Nothing,
-                ReadStep::NeedsLoad(segment) => return Look::Load(segment),
+                ReadStep::Gap { .. } => return ProbeResult::Something,
+                ReadStep::End | ReadStep::Damaged(_) => return ProbeResult::Nothing,
+                ReadStep::NeedsLoad(segment) => return ProbeResult::Load(segment),
             }
         }
     }
 
-    fn answer(&mut self, out: &mut Outbox, status: &LogStatus) -> Position {
+    fn answer(&mut self, out: &mut Outbox, status: &LogStatus) -> LogPosition {
         let process = self.process.clone();
-        let mut last = Position { seq: self.cursor.next_seq() - 1, offset: self.cursor.offset().unwrap_or(0) };
+        let mut last = LogPosition { seq: self.cursor.next_seq() - 1, offset: self.cursor.offset().unwrap_or(0) };
         let hint = self.process.chain().peek_len(&self.cursor).map_or(256, |len| len * 4 / 3 + 256);
         out.message(hint, |buf| {
             message::begin_result(buf, &self.reply.id);
             let mut encoder = ReadEncoder::begin(buf);
-            let mut taken = Taken::default();
+            let mut tally = ReadTally::default();
             let chain = process.chain();
-            while taken.has_room(self.max_bytes) {
+            while tally.has_room(self.max_bytes) {
                 let next = chain.peek_len(&self.cursor).map(|len| len as u64);
-                if next.is_some_and(|len| taken.would_exceed(len, self.max_bytes)) {
-                    taken.cut_by_reader = next.zip(self.max_bytes).is_some_and(|(len, max)| taken.bytes + len > max);
+                if next.is_some_and(|len| tally.would_exceed(len, self.max_bytes)) {
+                    tally.cut_by_reader = next.zip(self.max_bytes).is_some_and(|(len, max)| tally.bytes + len > max);
                     break;
                 }
                 let before = self.cursor;
@@ -176,20 +178,20 @@ impl ReadJob {
                     ReadStep::Record(record) if record.seq >= status.next_seq => {
                         // Newer than the status snapshot: leave it to the next read.
                         self.cursor = before;
-                        taken.all = true;
+                        tally.all = true;
                         break;
                     }
                     ReadStep::Record(record) => {
                         if let LogEvent::Output { stream, bytes } = record.event {
                             encoder.push(buf, record.seq, wire_stream(stream), bytes);
-                            taken.count += 1;
-                            taken.bytes += bytes.len() as u64;
-                            taken.last_chunk = record.seq;
+                            tally.count += 1;
+                            tally.bytes += bytes.len() as u64;
+                            tally.last_chunk = record.seq;
                         }
                     }
-                    ReadStep::Gap { from_seq, to_seq, bytes } if taken.count == 0 && taken.gap.is_none() => {
-                        self.process.told_gap(bytes);
-                        taken.gap = Some(wire::Gap { from_seq, to_seq, bytes });
+                    ReadStep::Gap { from_seq, to_seq, bytes } if tally.count == 0 && tally.gap.is_none() => {
+                        self.process.count_gap(bytes);
+                        tally.gap = Some(wire::Gap { from_seq, to_seq, bytes });
                     }
                     // A gap after output, or a second gap: leave it to the next read, which reports it first.
                     ReadStep::Gap { .. } => {
@@ -197,7 +199,7 @@ impl ReadJob {
                         break;
                     }
                     ReadStep::End | ReadStep::Damaged(_) => {
-                        taken.all = self.cursor.next_seq() >= status.next_seq || process.lost().is_some();
+                        tally.all = self.cursor.next_seq() >= status.next_seq || process.lost().is_some();
                         break;
                     }
                     ReadStep::NeedsLoad(_) => break,
@@ -205,8 +207,8 @@ impl ReadJob {
             }
             let first_seq = chain.first().map_or(status.first_seq, |(seq, _)| seq);
             drop(chain);
-            let end = self.end(status, &taken, first_seq);
-            last = Position { seq: end.next_seq - 1, offset: self.cursor.offset().unwrap_or(last.offset) };
+            let end = self.end(status, &tally, first_seq);
+            last = LogPosition { seq: end.next_seq - 1, offset: self.cursor.offset().unwrap_or(last.offset) };
             encoder.finish(buf, &end);
             message::end_result(buf);
         });
@@ -215,10 +217,10 @@ impl ReadJob {
 
     /// `nextSeq` and flags by the rules of generation H. If our own cap or a pending disk read cut the answer, it says
     /// that there is more.
-    fn end(&self, status: &LogStatus, taken: &Taken, first_seq: u64) -> wire::ReadEnd {
-        let cut_by_us = !taken.all && !taken.cut_by_reader && !taken.full(self.max_bytes);
-        let next_seq = if cut_by_us || (self.max_bytes.is_some() && taken.count > 0) {
-            if taken.count > 0 { taken.last_chunk + 1 } else { self.cursor.next_seq() }
+    fn end(&self, status: &LogStatus, tally: &ReadTally, first_seq: u64) -> wire::ReadEnd {
+        let cut_by_us = !tally.all && !tally.cut_by_reader && !tally.full(self.max_bytes);
+        let next_seq = if cut_by_us || (self.max_bytes.is_some() && tally.count > 0) {
+            if tally.count > 0 { tally.last_chunk + 1 } else { self.cursor.next_seq() }
         } else {
             status.next_seq
         };
@@ -233,7 +235,7 @@ impl ReadJob {
             failure: lost.map(|_| self.failure().to_owned()),
             sandbox_denied: !cut_by_us && exit.is_some_and(|exit| exit.is_denied),
             first_seq,
-            gap: taken.gap,
+            gap: tally.gap,
             blocked: wire_blocked(status.blocked),
         }
     }
@@ -251,7 +253,7 @@ impl ReadJob {
 }
 
 #[derive(Default)]
-struct Taken {
+struct ReadTally {
     count: usize,
     bytes: u64,
     last_chunk: u64,
@@ -262,7 +264,7 @@ struct Taken {
     cut_by_reader: bool,
 }
 
-impl Taken {
+impl ReadTally {
     fn has_room(&self, max_bytes: Option<u64>) -> bool {
         self.count == 0 || (!self.full(max_bytes) && self.bytes < limits::READ_BYTES as u64)
     }

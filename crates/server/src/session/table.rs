@@ -18,7 +18,7 @@ use tokio::{sync::Semaphore, task::unconstrained, time::Instant};
 use exec_server_holder::control::ToHolder;
 
 use super::ttl_ms;
-use crate::{connection::Peer, link::Link, process::Process, pump::Order};
+use crate::{connection::Peer, link::Link, process::Process, pump::PumpCommand};
 
 /// Remaining time-to-live of an empty session. Long enough for a client to notice a dead link and reconnect.
 const EMPTY_TTL: Duration = Duration::from_secs(30);
@@ -225,7 +225,7 @@ impl State {
         self.unname(process);
         process.abandon();
         if let Some(peer) = &self.attached {
-            peer.mailbox.order(Order::Unfollow(process.clone()));
+            peer.outgoing.enqueue_command(PumpCommand::Unfollow(process.clone()));
         }
         if process.has_holds() {
             return;

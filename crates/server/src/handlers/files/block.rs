@@ -68,9 +68,9 @@ async fn read_block(
             return Err(Failure::WrongHandle { id: params.handle_id, used: Use::Read });
         }
     };
-    errand.context.peer.mailbox.room_for_answers().await;
+    errand.context.peer.outgoing.wait_for_room().await;
     let (read, offset, holes) = (file.clone(), params.offset, params.holes);
-    let is_attached = errand.context.peer.manners().attached;
+    let is_attached = errand.context.peer.capabilities().attached;
     let mut bytes = PooledBuffer::with_room(len);
     let result = move |mut bytes: PooledBuffer, block: files::ReadBlock| {
         bytes.fill(block.len);

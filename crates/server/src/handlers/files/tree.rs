@@ -44,7 +44,7 @@ pub(crate) async fn read_directory(context: Context, params: wire::ReadDirectory
 
 async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire::ReadDirectoryResult, Failure> {
     let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
-    errand.context.peer.mailbox.room_for_answers().await;
+    errand.context.peer.outgoing.wait_for_room().await;
     if !params.details {
         let most = limits::DIRECTORY_ENTRIES;
         let operation = move |view: &View, cancel: &Cancel| {
@@ -138,7 +138,7 @@ async fn walk_tree(errand: &Errand, params: wire::WalkParams) -> Result<wire::Wa
         follow_directories: options.follow_directory_symlinks,
         prune_hidden: options.prune_hidden_directories,
     };
-    errand.context.peer.mailbox.room_for_answers().await;
+    errand.context.peer.outgoing.wait_for_room().await;
     let operation = move |view: &View, cancel: &Cancel| files::walk(view, &path, &walk, cancel);
     let walked = errand.run(params.sandbox.as_deref(), operation).await?;
     Ok(walk_result(walked, form))

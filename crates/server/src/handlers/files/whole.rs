@@ -40,9 +40,9 @@ async fn read_file(
             return Err(Failure::FileInput { what: "`lines` does not go together with `offset` and `len`" });
         }
     };
-    errand.context.peer.mailbox.room_for_answers().await;
+    errand.context.peer.outgoing.wait_for_room().await;
     let most = limits::FILE_BYTES as u64;
-    let is_attached = errand.context.peer.manners().binary;
+    let is_attached = errand.context.peer.capabilities().binary;
     let mut room = (SMALL_BYTES, None);
     // A larger file waits for memory without an open fd. It may have grown by then, so check its size again.
     for _ in 0..GROWTHS {

@@ -4,11 +4,11 @@
 use exec_server_protocol::{message, output, output::Output, process as wire};
 use exec_server_rpc::Outbox;
 
-use super::{Feed, Mode};
+use super::{Feed, FeedMode};
 use crate::process::Dialect;
 
 /// Missing numbers that are sent one by one.
-pub(super) struct Filling {
+pub(super) struct GapFill {
     next: u64,
     to: u64,
     /// Sent with the first of them.
@@ -19,7 +19,7 @@ impl Feed {
     pub(super) fn report_gap(&mut self, gap: wire::Gap, out: &mut Outbox) {
         self.sent.seq = gap.to_seq;
         self.sent.offset += gap.bytes;
-        if matches!(self.mode, Mode::Acked { .. }) {
+        if matches!(self.mode, FeedMode::Acked { .. }) {
             self.gaps.push_back((gap.to_seq, gap.bytes));
         }
         // During a takeover, output that the old connection acknowledged last may be released while the new connection
@@ -30,12 +30,12 @@ impl Feed {
         if self.process.meta.dialect == Dialect::Command {
             return; // V0 has no event numbers and no gap message.
         }
-        self.process.told_gap(gap.bytes);
-        if self.manners.gap {
+        self.process.count_gap(gap.bytes);
+        if self.capabilities.gap {
             self.send_gap(gap, out);
         } else {
             let (next, to) = (gap.from_seq, gap.to_seq);
-            self.filling = Some(Filling { next, to, gap: Some(self.counted(gap)) });
+            self.filling = Some(GapFill { next, to, gap: Some(self.counted(gap)) });
         }
     }
 

@@ -1,6 +1,6 @@
-//! The inbox of a connection's pump: answers, orders, and notifications that a log has grown.
+//! The queue of a connection's pump: answers, commands, and notifications that a log has grown.
 //!
-//! Bounds: answers and orders are bounded by the requests that a connection may have in flight, and the connection
+//! Bounds: answers and commands are bounded by the requests that a connection may have in flight, and the connection
 //! stops reading at [`limits::ANSWERS_WAITING_BYTES`]. Pieces of HTTP bodies are bounded by
 //! [`limits::HTTP_DELTAS_WAITING`]; beyond it the bodies are not read. A notification is queued at most once per feed
 //! or read.
@@ -29,7 +29,7 @@ use tokio::{
 };
 use tracing::Span;
 
-use super::{channels::Channels, feed::Follow, read::ReadOrder};
+use super::{channels::Channels, feed::FollowCommand, read::ReadCommand};
 use crate::{
     error::Failure,
     incoming::Incoming,
@@ -37,12 +37,12 @@ use crate::{
     process::{Dialect, Process, lock},
 };
 
-/// The pump's inbox. Every sender of messages holds a reference.
-pub(crate) struct Mailbox {
+/// The queue of the pump. Every sender of messages holds a reference.
+pub(crate) struct OutgoingQueue {
     pub(crate) metrics: Arc<Metrics>,
-    mail: Mutex<Mail>,
-    pub(super) bell: Notify,
-    /// Notified when the pump takes the mail. A connection that has paused reading waits for it.
+    items: Mutex<OutgoingItems>,
+    pub(super) changed: Notify,
+    /// Notified when the pump takes the queued items. A connection that has paused reading waits for it.
     drained: Notify,
     /// Bytes of this connection's waiting requests.
     parked: AtomicUsize,
@@ -62,12 +62,12 @@ pub(crate) struct Mailbox {
     pub(crate) channels: Channels,
 }
 
-impl Default for Mailbox {
+impl Default for OutgoingQueue {
     fn default() -> Self {
         Self {
             metrics: Arc::default(),
-            mail: Mutex::default(),
-            bell: Notify::new(),
+            items: Mutex::default(),
+            changed: Notify::new(),
             drained: Notify::new(),
             parked: AtomicUsize::new(0),
             incoming: Arc::default(),
@@ -82,13 +82,13 @@ impl Default for Mailbox {
 }
 
 #[derive(Default)]
-pub(super) struct Mail {
+pub(super) struct OutgoingItems {
     pub(super) answers: VecDeque<EncodedMessage>,
     answer_bytes: usize,
     /// Pieces of HTTP bodies, each with its slot.
-    pub(super) deltas: VecDeque<Delta>,
+    pub(super) deltas: VecDeque<HttpDelta>,
     pub(super) pongs: VecDeque<Bytes>,
-    pub(super) orders: VecDeque<Order>,
+    pub(super) commands: VecDeque<PumpCommand>,
     /// Keys of feeds and reads whose log has grown.
     pub(super) ready: VecDeque<u64>,
     pub(super) ping: bool,
@@ -98,26 +98,26 @@ pub(super) struct Mail {
 }
 
 /// A piece of an HTTP body as a message, and its slot, which is freed when the piece is in a batch.
-pub(super) struct Delta {
+pub(super) struct HttpDelta {
     pub(super) message: Vec<u8>,
-    _place: DeltaPlace,
+    _slot: HttpDeltaSlot,
 }
 
 /// A slot for a piece of an HTTP body.
-pub(crate) struct DeltaPlace {
+pub(crate) struct HttpDeltaSlot {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// An instruction to the pump. Executed in order.
-pub(crate) enum Order {
+pub(crate) enum PumpCommand {
     /// Push the events of a process from now on.
-    Follow(Follow),
+    Follow(FollowCommand),
     /// Stop pushing a process.
     Unfollow(Arc<Process>),
     /// The peer has taken everything up to `seq`.
     Ack { session: Arc<str>, process: ProcessId, seq: u64 },
     /// Answer a `process/read`, now or when there is output.
-    Read(ReadOrder),
+    Read(ReadCommand),
     /// Another connection has taken over the session: end all its feeds and fail all its reads.
     Superseded { session: Arc<str> },
 }
@@ -125,111 +125,111 @@ pub(crate) enum Order {
 /// Pongs that may be queued. More than that is a flood, and the oldest are dropped.
 const PONGS_WAITING: usize = 16;
 
-impl Mailbox {
-    /// Creates a mailbox. Its waiting requests count in the server's budget `incoming`; `slots` starts may run
+impl OutgoingQueue {
+    /// Creates a queue. Its waiting requests count in the server's budget `incoming`; `slots` starts may run
     /// concurrently.
     pub(crate) fn new(incoming: Arc<Incoming>, metrics: Arc<Metrics>, slots: usize) -> Arc<Self> {
         Arc::new(Self { incoming, metrics, slots: Semaphore::new(slots), ..Self::default() })
     }
 
-    pub(crate) fn answer(&self, message: EncodedMessage) {
-        let mut mail = lock(&self.mail);
-        if !mail.is_shut {
-            mail.answer_bytes += message.len();
-            mail.answers.push_back(message);
+    pub(crate) fn enqueue_answer(&self, message: EncodedMessage) {
+        let mut items = lock(&self.items);
+        if !items.is_shut {
+            items.answer_bytes += message.len();
+            items.answers.push_back(message);
         }
-        drop(mail);
-        self.bell.notify_one();
+        drop(items);
+        self.changed.notify_one();
     }
 
     /// Waits for a slot for a piece of an HTTP body. First come, first served, so that no body starves another.
-    pub(crate) async fn place_for_delta(&self) -> DeltaPlace {
+    pub(crate) async fn reserve_delta(&self) -> HttpDeltaSlot {
         // The semaphore is never closed.
-        DeltaPlace { _permit: self.deltas.clone().acquire_owned().await.ok() }
+        HttpDeltaSlot { _permit: self.deltas.clone().acquire_owned().await.ok() }
     }
 
     /// Queues a piece of an HTTP body. It is sent after the answers.
-    pub(crate) fn delta(&self, message: Vec<u8>, place: DeltaPlace) {
-        let mut mail = lock(&self.mail);
-        if !mail.is_shut {
-            mail.deltas.push_back(Delta { message, _place: place });
+    pub(crate) fn enqueue_delta(&self, message: Vec<u8>, slot: HttpDeltaSlot) {
+        let mut items = lock(&self.items);
+        if !items.is_shut {
+            items.deltas.push_back(HttpDelta { message, _slot: slot });
         }
-        drop(mail);
-        self.bell.notify_one();
+        drop(items);
+        self.changed.notify_one();
     }
 
-    pub(crate) fn order(&self, order: Order) {
-        let mut mail = lock(&self.mail);
-        if mail.is_shut {
-            drop(mail); // Unlock first: dropping the order can re-enter this mailbox.
-            return drop(order);
+    pub(crate) fn enqueue_command(&self, command: PumpCommand) {
+        let mut items = lock(&self.items);
+        if items.is_shut {
+            drop(items); // Unlock first: dropping the command can re-enter this queue.
+            return drop(command);
         }
-        mail.orders.push_back(order);
-        drop(mail);
-        self.bell.notify_one();
+        items.commands.push_back(command);
+        drop(items);
+        self.changed.notify_one();
     }
 
-    /// Called when the pump has ended: drops the queued mail and accepts no more. This breaks a reference cycle: a
-    /// process with a waiting write refers to this mailbox, whose mail may refer to the process.
-    pub(super) fn shut(&self) {
-        let shut = Mail { is_shut: true, ..Mail::default() };
-        let rest = std::mem::replace(&mut *lock(&self.mail), shut);
+    /// Called when the pump has ended: drops the queued items and accepts no more. This breaks a reference cycle: a
+    /// process with a waiting write refers to this queue, whose items may refer to the process.
+    pub(super) fn shut_down(&self) {
+        let shut = OutgoingItems { is_shut: true, ..OutgoingItems::default() };
+        let rest = std::mem::replace(&mut *lock(&self.items), shut);
         drop(rest);
         self.channels.close_all();
-        self.tell_drained();
+        self.notify_drained();
     }
 
     /// Wakes a task that waits for room, and one that is about to wait.
-    fn tell_drained(&self) {
+    fn notify_drained(&self) {
         self.drained.notify_waiters();
         self.drained.notify_one();
     }
 
     pub(crate) fn pong(&self, payload: Bytes) {
-        let mut mail = lock(&self.mail);
-        mail.pongs.push_back(payload);
-        if mail.pongs.len() > PONGS_WAITING {
-            mail.pongs.pop_front();
+        let mut items = lock(&self.items);
+        items.pongs.push_back(payload);
+        if items.pongs.len() > PONGS_WAITING {
+            items.pongs.pop_front();
         }
-        drop(mail);
-        self.bell.notify_one();
+        drop(items);
+        self.changed.notify_one();
     }
 
     pub(crate) fn ping(&self) {
-        lock(&self.mail).ping = true;
-        self.bell.notify_one();
+        lock(&self.items).ping = true;
+        self.changed.notify_one();
     }
 
     /// Makes the pump send what is queued and a close frame, and then end. The first reason wins.
     pub(crate) fn close(&self, code: u16, reason: &'static str) {
-        lock(&self.mail).close.get_or_insert((code, reason));
-        self.bell.notify_one();
+        lock(&self.items).close.get_or_insert((code, reason));
+        self.changed.notify_one();
     }
 
-    fn ready(&self, key: u64) {
-        let mut mail = lock(&self.mail);
-        if !mail.is_shut {
-            mail.ready.push_back(key);
+    fn enqueue_ready(&self, key: u64) {
+        let mut items = lock(&self.items);
+        if !items.is_shut {
+            items.ready.push_back(key);
         }
-        drop(mail);
-        self.bell.notify_one();
+        drop(items);
+        self.changed.notify_one();
     }
 
-    pub(super) fn take(&self) -> Mail {
-        let mail = std::mem::take(&mut *lock(&self.mail));
-        self.tell_drained();
-        mail
+    pub(super) fn take(&self) -> OutgoingItems {
+        let items = std::mem::take(&mut *lock(&self.items));
+        self.notify_drained();
+        items
     }
 
     /// Waits until the peer has accepted enough answers. The server stops reading from a peer that sends requests and
     /// never reads.
-    pub(crate) async fn room_for_answers(&self) {
+    pub(crate) async fn wait_for_room(&self) {
         loop {
             let drained = self.drained.notified();
             {
-                let mail = lock(&self.mail);
-                let waiting = mail.answers.len() + mail.orders.len();
-                if mail.answer_bytes < limits::ANSWERS_WAITING_BYTES && waiting < limits::ANSWERS_WAITING {
+                let items = lock(&self.items);
+                let waiting = items.answers.len() + items.commands.len();
+                if items.answer_bytes < limits::ANSWERS_WAITING_BYTES && waiting < limits::ANSWERS_WAITING {
                     return;
                 }
             }
@@ -255,26 +255,26 @@ impl Mailbox {
     }
 }
 
-/// One reader's notification handle on a process. Rings when the log grows, and is in the mailbox at most once.
-pub(crate) struct Watch {
+/// Wakes one feed or read when the log of its process grows. Its key is in the queue at most once.
+pub(crate) struct FeedWaker {
     key: u64,
-    mailbox: Arc<Mailbox>,
+    outgoing: Arc<OutgoingQueue>,
     queued: AtomicBool,
 }
 
-impl Watch {
-    pub(crate) fn new(key: u64, mailbox: Arc<Mailbox>) -> Arc<Self> {
-        Arc::new(Self { key, mailbox, queued: AtomicBool::new(false) })
+impl FeedWaker {
+    pub(crate) fn new(key: u64, outgoing: Arc<OutgoingQueue>) -> Arc<Self> {
+        Arc::new(Self { key, outgoing, queued: AtomicBool::new(false) })
     }
 
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake(&self) {
         if !self.queued.swap(true, Ordering::AcqRel) {
-            self.mailbox.ready(self.key);
+            self.outgoing.enqueue_ready(self.key);
         }
     }
 
-    /// Resets the flag. Call it before reading the log, so that events after the read ring again.
-    pub(crate) fn heard(&self) {
+    /// Resets the flag. Call it before reading the log, so that events after the read wake again.
+    pub(crate) fn reset(&self) {
         self.queued.store(false, Ordering::Release);
     }
 }
@@ -282,65 +282,65 @@ impl Watch {
 /// Where the answer of one request goes. Every request ends in exactly one of its methods.
 pub(crate) struct Reply {
     pub(crate) id: RequestId,
-    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) outgoing: Arc<OutgoingQueue>,
     pub(crate) dialect: Dialect,
-    asked: Box<Asked>,
+    details: Box<RequestDetails>,
 }
 
 /// Details of the request.
-struct Asked {
+struct RequestDetails {
     method: &'static Method,
     at: Instant,
     /// The tracing span of this request.
     span: Span,
     /// Bytes that count as waiting.
     parked: usize,
-    slot: Slot,
+    slot: StartSlot,
 }
 
 /// The state of a request with respect to the connection's slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
+enum StartSlot {
     None,
     Awaited,
     Held,
 }
 
 impl Reply {
-    pub(crate) fn new(id: RequestId, mailbox: Arc<Mailbox>, method: &'static Method, span: Span) -> Self {
-        mailbox.outstanding.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn new(id: RequestId, outgoing: Arc<OutgoingQueue>, method: &'static Method, span: Span) -> Self {
+        outgoing.outstanding.fetch_add(1, Ordering::Relaxed);
         let dialect = if method.family == Family::Command { Dialect::Command } else { Dialect::Process };
-        let asked = Asked { method, at: Instant::now(), span, parked: 0, slot: Slot::None };
-        Self { id, mailbox, dialect, asked: Box::new(asked) }
+        let details = RequestDetails { method, at: Instant::now(), span, parked: 0, slot: StartSlot::None };
+        Self { id, outgoing, dialect, details: Box::new(details) }
     }
 
     /// The tracing span of this request.
     pub(crate) fn span(&self) -> &Span {
-        &self.asked.span
+        &self.details.span
     }
 
     /// Waits for one of the connection's slots in arrival order, and keeps it until this request is answered.
     pub(crate) async fn take_slot(mut self) -> Self {
-        if self.mailbox.slots.try_acquire().map(SemaphorePermit::forget).is_err() {
-            self.asked.slot = Slot::Awaited;
-            self.mailbox.starts_waiting.fetch_add(1, Ordering::Relaxed);
+        if self.outgoing.slots.try_acquire().map(SemaphorePermit::forget).is_err() {
+            self.details.slot = StartSlot::Awaited;
+            self.outgoing.starts_waiting.fetch_add(1, Ordering::Relaxed);
             // Exempt from tokio's coop budget: a poll that the budget defers would lose its place in the queue.
-            let acquired = unconstrained(self.mailbox.slots.acquire()).await;
+            let acquired = unconstrained(self.outgoing.slots.acquire()).await;
             acquired.map(SemaphorePermit::forget).unwrap_or(()); // The semaphore is never closed.
-            self.mailbox.starts_waiting.fetch_sub(1, Ordering::Relaxed);
+            self.outgoing.starts_waiting.fetch_sub(1, Ordering::Relaxed);
         }
-        self.asked.slot = Slot::Held;
+        self.details.slot = StartSlot::Held;
         self
     }
 
     /// Counts `bytes` as waiting until this request is answered. Fails beyond the bounds of the connection or the
     /// server.
     pub(crate) fn park(mut self, bytes: usize) -> Result<Self, (Self, Failure)> {
-        if !self.mailbox.incoming.park(bytes) {
+        if !self.outgoing.incoming.park(bytes) {
             return Err((self, Failure::Overloaded { what: "bytes of all requests" }));
         }
-        let before = self.mailbox.parked.fetch_add(bytes, Ordering::Relaxed);
-        self.asked.parked += bytes;
+        let before = self.outgoing.parked.fetch_add(bytes, Ordering::Relaxed);
+        self.details.parked += bytes;
         // A single large request is always allowed.
         if before > 0 && before + bytes > limits::REQUESTS_WAITING_BYTES {
             return Err((self, Failure::Overloaded { what: "bytes of requests" }));
@@ -351,22 +351,22 @@ impl Reply {
     pub(crate) fn result(self, result: &impl Serialize) {
         let mut message = Vec::new();
         message::encode_result(&mut message, &self.id, result);
-        self.mailbox.answer(EncodedMessage::text(message));
+        self.outgoing.enqueue_answer(EncodedMessage::text(message));
     }
 
     /// Answers with attached bytes. Only for a peer that understands them.
     pub(crate) fn result_attached(self, result: &impl Serialize, attached: Bytes) {
         let mut head = Vec::new();
         message::attach(&mut head, |out| message::encode_result(out, &self.id, result));
-        self.mailbox.answer(EncodedMessage { head, attached: Some(attached) });
+        self.outgoing.enqueue_answer(EncodedMessage { head, attached: Some(attached) });
     }
 
     pub(crate) fn fail(self, failure: &Failure) {
         let mut message = Vec::new();
         encode_failure(&mut message, &self.id, failure);
-        self.mailbox.metrics.failed(failure.kind());
-        tracing::debug!(parent: &self.asked.span, kind = failure.kind().as_str(), "refused");
-        self.mailbox.answer(EncodedMessage::text(message));
+        self.outgoing.metrics.failed(failure.kind());
+        tracing::debug!(parent: &self.details.span, kind = failure.kind().as_str(), "refused");
+        self.outgoing.enqueue_answer(EncodedMessage::text(message));
     }
 
     /// Answers a start in the peer's protocol generation.
@@ -404,19 +404,19 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        let Asked { method, at, span, parked, slot } = &*self.asked;
+        let RequestDetails { method, at, span, parked, slot } = &*self.details;
         let took = at.elapsed();
-        self.mailbox.metrics.answered(method, took);
+        self.outgoing.metrics.answered(method, took);
         tracing::debug!(parent: span, took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX), "answered");
-        self.mailbox.parked.fetch_sub(*parked, Ordering::Relaxed);
-        self.mailbox.incoming.unpark(*parked);
-        self.mailbox.outstanding.fetch_sub(1, Ordering::Relaxed);
+        self.outgoing.parked.fetch_sub(*parked, Ordering::Relaxed);
+        self.outgoing.incoming.unpark(*parked);
+        self.outgoing.outstanding.fetch_sub(1, Ordering::Relaxed);
         match slot {
-            Slot::None => {}
-            Slot::Awaited => {
-                self.mailbox.starts_waiting.fetch_sub(1, Ordering::Relaxed);
+            StartSlot::None => {}
+            StartSlot::Awaited => {
+                self.outgoing.starts_waiting.fetch_sub(1, Ordering::Relaxed);
             }
-            Slot::Held => self.mailbox.slots.add_permits(1),
+            StartSlot::Held => self.outgoing.slots.add_permits(1),
         }
     }
 }
