@@ -13,7 +13,7 @@ use exec_server_protocol::{
 };
 use rustix::io::Errno;
 
-use crate::{fetch::FetchError, files::Use, handlers::sizes, process::Meta, session::short};
+use crate::{fetch::FetchError, files::Use, handlers::sizes, process::ProcessMeta, session::short};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -170,7 +170,7 @@ impl Failure {
     ///
     /// `search_path` is the path in which a program without a slash was searched.
     pub(crate) fn start(
-        meta: &Meta,
+        meta: &ProcessMeta,
         search_path: Option<String>,
         stage: StartStage,
         errno: i32,

@@ -33,7 +33,7 @@ use crate::{
     descriptors::Reserved,
     error::Failure,
     metrics::Metrics,
-    process::{Birth, Meta, Process, lock},
+    process::{Process, ProcessInit, ProcessMeta, lock},
     pump::Reply,
     sandbox::Confined,
     session::{Gate, Session, short},
@@ -109,7 +109,7 @@ struct Waiters {
 /// The recipient of a holder's reply. The references are weak because sessions and processes own their link.
 pub(crate) enum Waiter {
     Start {
-        meta: Meta,
+        meta: ProcessMeta,
         gate: Gate,
         reply: Reply,
         confined: Option<Arc<Confined>>,
@@ -121,7 +121,7 @@ pub(crate) enum Waiter {
     /// A start that was answered with an error because the holder did not reply in time. The holder may still execute
     /// it.
     Withdrawn {
-        meta: Meta,
+        meta: ProcessMeta,
         gate: Gate,
         reserved: Reserved,
         session: Weak<Session>,
@@ -429,7 +429,7 @@ impl Link {
                 FromHolder::Process(info) => {
                     let control = self.control()?;
                     let before = control.status(info.slot);
-                    let birth = Birth {
+                    let init = ProcessInit {
                         session: self.session.clone(),
                         meta: serde_json::from_slice(&info.meta).map_err(io::Error::other)?,
                         pid: info.pid,
@@ -437,7 +437,7 @@ impl Link {
                         leader: fds.pop(),
                         counted: [before.written, before.dropped],
                     };
-                    let adopted = Arc::new(Process::new(birth, self.clone(), control));
+                    let adopted = Arc::new(Process::new(init, self.clone(), control));
                     slots.insert(info.slot, adopted.clone());
                     process(adopted);
                 }
@@ -648,7 +648,7 @@ impl Waiter {
                     session.handle_start_failed(&meta.process_id, &gate);
                 }
             }
-            // `Process::handle_holder_lost` answers the whole line of stdin operations.
+            // `Process::handle_holder_lost` answers all queued stdin operations.
             Self::Stdin(_) => {}
             Self::Done(done) => drop(done),
         }

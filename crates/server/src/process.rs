@@ -1,8 +1,9 @@
 //! The server's view of one child: the segments of its log, its watchers, what each reader has taken, and the queue of
 //! stdin writes.
 //!
-//! The child itself, its fds and its exit belong to the holder. Nothing here blocks: `load::Load` reads segments from
-//! disk, and the pump runs it off the runtime's threads. `remains` creates a process whose holder was found dead.
+//! The child itself, its fds and its exit belong to the holder. Nothing here blocks: `load::SegmentLoad` reads segments
+//! from disk, and the pump runs it off the runtime's threads. `without_holder` creates a process whose holder was found
+//! dead.
 //!
 //! Releasing output: the owner and every `hold` subscriber is a *taker* with a position. Segments below the lowest
 //! position are released to the holder, except for the last [`limits::READABLE_BYTES`]. The holder also learns what
@@ -32,39 +33,39 @@ use crate::{
     session::short,
 };
 
-mod counted;
 mod followers;
 mod load;
 mod meta;
-mod remains;
+mod output_metrics;
+mod without_holder;
 
 pub(crate) use self::{
-    followers::Hold,
-    meta::{Dialect, Meta, kept_argv},
+    followers::OutputHold,
+    meta::{Dialect, ProcessMeta, truncate_argv},
 };
-use self::{followers::Taker, load::Loads, remains::Board};
+use self::{followers::OutputTaker, load::SegmentLoads, without_holder::StatusSource};
 
 /// Bytes of one part of a stdin write. A part and its header fit into one message to the holder.
 const WRITE_PART_BYTES: usize = 56 << 10;
 
 pub(crate) struct Process {
     pub(crate) session: Arc<str>,
-    pub(crate) meta: Meta,
+    pub(crate) meta: ProcessMeta,
     pub(crate) pid: u32,
     slot: u32,
     /// The current link. After a holder has archived the session and exited, a new holder may replace it.
     link: Mutex<Arc<Link>>,
-    board: RwLock<Board>,
+    status_source: RwLock<StatusSource>,
     /// Changed by the link as segments come and go, read by cursors. Locked only while records are encoded.
     chain: Mutex<SegmentChain>,
     /// Notified of new events. Bounded by the feeds and reads of all connections.
     wakers: Mutex<Vec<Arc<FeedWaker>>>,
-    takers: Mutex<Vec<Taker>>,
+    takers: Mutex<Vec<OutputTaker>>,
     next_taker: AtomicU64,
     /// The last position of the following readers that was sent to the holder.
     followed: Mutex<u64>,
-    stdin: Mutex<StdinLine>,
-    loads: Mutex<Loads>,
+    stdin: Mutex<StdinQueue>,
+    loads: Mutex<SegmentLoads>,
     /// The owner's position, where its next connection starts.
     owner: Mutex<LogPosition>,
     /// A position at or before `owner` with an exact byte offset. The offset in `owner` may be too low: an acknowledged
@@ -74,9 +75,9 @@ pub(crate) struct Process {
     /// session was archived.
     leader: Mutex<Option<Arc<OwnedFd>>>,
     /// Set once when the holder died: the numbers of the end events that the server makes up.
-    lost: OnceLock<Lost>,
+    lost: OnceLock<LostEnd>,
     /// The end is in the audit log.
-    end_told: AtomicBool,
+    end_recorded: AtomicBool,
     /// Set once when the process is forgotten. From then on the holder may give its slot and segments to another
     /// process.
     forgotten: OnceLock<LogStatus>,
@@ -95,32 +96,32 @@ pub(crate) struct LogPosition {
 
 /// The end of a process whose holder died: numbers for the exit and close events that were never written.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lost {
+pub(crate) struct LostEnd {
     pub(crate) exited_seq: Option<u64>,
     pub(crate) closed_seq: u64,
 }
 
 #[derive(Default)]
-struct StdinLine {
-    line: VecDeque<Input>,
-    /// The holder is processing the front of the line.
+struct StdinQueue {
+    queue: VecDeque<StdinOperation>,
+    /// The holder is processing the front of the queue.
     busy: bool,
 }
 
 /// A queued operation on a process's stdin.
-pub(crate) enum Input {
+pub(crate) enum StdinOperation {
     Write { key: Option<[u8; 16]>, digest: u32, data: Bytes, done: usize, is_cut: bool, reply: Reply },
     Close { reply: Reply },
 }
 
-impl Input {
-    fn reply(self) -> Reply {
+impl StdinOperation {
+    fn into_reply(self) -> Reply {
         let (Self::Write { reply, .. } | Self::Close { reply }) = self;
         reply
     }
 
     /// Answers that stdin is closed, because the process has ended.
-    fn closed(self, process: &str) {
+    fn answer_closed(self, process: &str) {
         match self {
             Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::StdinClosed),
             Self::Close { reply } => {
@@ -130,7 +131,7 @@ impl Input {
     }
 
     /// Answers that the process is unknown, because it was forgotten.
-    fn unknown(self, process: &str) {
+    fn answer_unknown(self, process: &str) {
         match self {
             Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::UnknownProcess),
             Self::Close { reply } => {
@@ -147,9 +148,9 @@ impl fmt::Debug for Process {
 }
 
 /// The facts about a process that the link knows when the process first appears.
-pub(crate) struct Birth {
+pub(crate) struct ProcessInit {
     pub(crate) session: Arc<str>,
-    pub(crate) meta: Meta,
+    pub(crate) meta: ProcessMeta,
     pub(crate) pid: u32,
     pub(crate) slot: u32,
     pub(crate) leader: Option<OwnedFd>,
@@ -164,38 +165,38 @@ const ABANDONED: u64 = u64::MAX / 2;
 const OWNER: u64 = 0;
 
 impl Process {
-    pub(crate) fn new(birth: Birth, link: Arc<Link>, control: Arc<ControlBlock>) -> Self {
-        let released = control.status(birth.slot);
+    pub(crate) fn new(init: ProcessInit, link: Arc<Link>, control: Arc<ControlBlock>) -> Self {
+        let released = control.status(init.slot);
         let taken = LogPosition { seq: released.released_seq, offset: released.released_offset };
-        let process = Self::at(birth, link, Board::Shared(control), taken);
+        let process = Self::with_status_source(init, link, StatusSource::Shared(control), taken);
         // The beginning of an adopted log may have been released. A reader that asks for it gets a gap.
         process.chain().forget_below(taken.seq + 1, taken.offset);
         process
     }
 
-    fn at(birth: Birth, link: Arc<Link>, board: Board, taken: LogPosition) -> Self {
+    fn with_status_source(init: ProcessInit, link: Arc<Link>, status_source: StatusSource, taken: LogPosition) -> Self {
         Self {
-            session: birth.session,
-            meta: birth.meta,
-            pid: birth.pid,
-            slot: birth.slot,
+            session: init.session,
+            meta: init.meta,
+            pid: init.pid,
+            slot: init.slot,
             link: Mutex::new(link),
-            board: RwLock::new(board),
+            status_source: RwLock::new(status_source),
             chain: Mutex::default(),
             wakers: Mutex::default(),
-            takers: Mutex::new(vec![Taker { key: OWNER, from: 0, seq: taken.seq, holds: true }]),
+            takers: Mutex::new(vec![OutputTaker { key: OWNER, from: 0, seq: taken.seq, holds: true }]),
             next_taker: AtomicU64::new(OWNER + 1),
             followed: Mutex::default(),
             stdin: Mutex::default(),
             loads: Mutex::default(),
             owner: Mutex::new(taken),
             owner_mark: Mutex::new(taken),
-            leader: Mutex::new(birth.leader.map(Arc::new)),
+            leader: Mutex::new(init.leader.map(Arc::new)),
             lost: OnceLock::new(),
-            end_told: AtomicBool::new(false),
+            end_recorded: AtomicBool::new(false),
             forgotten: OnceLock::new(),
             closed_since: Mutex::default(),
-            counted: birth.counted.map(AtomicU64::new),
+            counted: init.counted.map(AtomicU64::new),
         }
     }
 
@@ -225,7 +226,7 @@ impl Process {
         if let Some(last) = self.forgotten.get() {
             return *last;
         }
-        let mut status = self.published();
+        let mut status = self.published_status();
         if let Some(lost) = self.lost.get() {
             status.next_seq = lost.closed_seq + 1;
             status.closed_seq = Some(lost.closed_seq);
@@ -255,17 +256,17 @@ impl Process {
         drop(link.status(|req| ToHolder::Forget { req, slot: self.slot }));
         link.save_archive();
         // Answer the queued stdin operations now: they must not reach the next process in this slot.
-        self.next_input(lock(&self.stdin));
+        self.send_next_stdin(lock(&self.stdin));
         self.wake();
     }
 
-    pub(crate) fn lost(&self) -> Option<Lost> {
+    pub(crate) fn lost_end(&self) -> Option<LostEnd> {
         self.lost.get().copied()
     }
 
     /// Returns true the first time only. The caller then records the end.
-    pub(crate) fn tell_end(&self) -> bool {
-        !self.end_told.swap(true, Ordering::AcqRel)
+    pub(crate) fn mark_end_recorded(&self) -> bool {
+        !self.end_recorded.swap(true, Ordering::AcqRel)
     }
 
     /// Whether the process has exited. Descendants may still hold its streams open.
@@ -279,13 +280,13 @@ impl Process {
 
     /// Returns true if there are already events after `seen_next_seq`. Otherwise the next event wakes the readers.
     pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
-        match &*self.board() {
-            Board::Shared(control) => {
+        match &*self.status_source() {
+            StatusSource::Shared(control) => {
                 self.lost.get().is_none()
                     && self.forgotten.get().is_none()
                     && control.arm_slot(self.slot, seen_next_seq)
             }
-            Board::Left { .. } => false,
+            StatusSource::LastKnown { .. } => false,
         }
     }
 
@@ -319,7 +320,7 @@ impl Process {
 
     /// The output bytes up to and including event `seq`, if the log knows: it is the offset at which the next event
     /// begins.
-    pub(crate) fn offset_behind(&self, seq: u64) -> Option<u64> {
+    pub(crate) fn offset_after(&self, seq: u64) -> Option<u64> {
         let status = self.status();
         match self.chain().read(&mut Cursor::after(seq)) {
             ReadStep::Record(record) => Some(record.offset),
@@ -328,14 +329,14 @@ impl Process {
         }
     }
 
-    /// Like `offset_behind`, but also works where no next event is available: at the beginning, and at the owner's
+    /// Like `offset_after`, but also works where no next event is available: at the beginning, and at the owner's
     /// mark.
     pub(crate) fn offset_at(&self, seq: u64) -> Option<u64> {
         if seq == 0 {
             return Some(0);
         }
         let mark = *lock(&self.owner_mark);
-        self.offset_behind(seq).or((mark.seq == seq).then_some(mark.offset))
+        self.offset_after(seq).or((mark.seq == seq).then_some(mark.offset))
     }
 
     /// Records that the owner has everything up to `position`, whose offset is exact.
@@ -371,10 +372,10 @@ impl Process {
             moved = true;
         }
         if moved {
-            self.let_go();
+            self.release_taken();
         }
         if moved && key != OWNER {
-            self.tell_followed();
+            self.report_followed();
         }
     }
 
@@ -388,7 +389,7 @@ impl Process {
         lock(&self.takers).iter().filter(|taker| taker.holds).map(|taker| taker.seq).min().unwrap_or(ABANDONED)
     }
 
-    fn let_go(&self) {
+    fn release_taken(&self) {
         let taken = self.taken_seq();
         let mut chain = self.chain();
         let gone = chain.take_up_to(taken, limits::READABLE_BYTES);
@@ -436,56 +437,56 @@ impl Process {
     pub(crate) fn handle_dropped(&self, segment: u64) {
         self.chain().remove(segment);
         self.link().send(&ToHolder::Return { segment });
-        self.tell_followed();
+        self.report_followed();
     }
 
     /// Queues a stdin operation. It is answered after its turn.
-    pub(crate) fn input(self: &Arc<Self>, input: Input) {
+    pub(crate) fn enqueue_stdin(self: &Arc<Self>, operation: StdinOperation) {
         let mut stdin = lock(&self.stdin);
-        stdin.line.push_back(input);
-        self.next_input(stdin);
+        stdin.queue.push_back(operation);
+        self.send_next_stdin(stdin);
     }
 
-    /// Hands the front of the line to the holder, unless an operation is already under way. Takes the guard, because
-    /// the whole line must be answered without the lock if nothing can be handed over.
-    fn next_input(self: &Arc<Self>, mut stdin: MutexGuard<'_, StdinLine>) {
+    /// Hands the front of the queue to the holder, unless an operation is already under way. Takes the guard, because
+    /// the whole queue must be answered without the lock if nothing can be handed over.
+    fn send_next_stdin(self: &Arc<Self>, mut stdin: MutexGuard<'_, StdinQueue>) {
         if self.forgotten.get().is_some() {
             // The slot may belong to another process now.
-            let line = std::mem::take(&mut stdin.line);
+            let queue = std::mem::take(&mut stdin.queue);
             drop(stdin);
-            return line.into_iter().for_each(|input| input.unknown(self.id()));
+            return queue.into_iter().for_each(|operation| operation.answer_unknown(self.id()));
         }
         if stdin.busy {
             return;
         }
-        let Some(front) = stdin.line.front() else { return };
+        let Some(front) = stdin.queue.front() else { return };
         let waiter = Waiter::Stdin(Arc::downgrade(self));
         let slot = self.slot;
         let asked = match front {
-            Input::Write { key, digest, data, done, .. } => {
+            StdinOperation::Write { key, digest, data, done, .. } => {
                 let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
                 let (total, offset, key) = (data.len() as u64, *done as u64, *key);
                 let digest = self.link().takes(DIGESTS).then_some(*digest);
                 self.link().ask(waiter, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
             }
-            Input::Close { .. } => self.link().ask(waiter, |req| ToHolder::CloseStdin { req, slot }),
+            StdinOperation::Close { .. } => self.link().ask(waiter, |req| ToHolder::CloseStdin { req, slot }),
         };
         stdin.busy = asked.is_ok();
         drop(stdin);
         if asked.is_err() {
-            self.fail_inputs();
+            self.fail_stdin();
         }
     }
 
-    fn fail_inputs(&self) {
+    fn fail_stdin(&self) {
         // Includes the part that the holder had: no answer will come for it.
         let lost = std::mem::take(&mut *lock(&self.stdin));
         let link = self.link();
-        for input in lost.line {
+        for operation in lost.queue {
             if link.is_archive() {
-                input.closed(self.id());
+                operation.answer_closed(self.id());
             } else {
-                input.reply().fail(&link.why_broken());
+                operation.into_reply().fail(&link.why_broken());
             }
         }
     }
@@ -494,7 +495,7 @@ impl Process {
     pub(crate) fn handle_written(self: &Arc<Self>, status: WriteStatus, done: u64) {
         let mut stdin = lock(&self.stdin);
         stdin.busy = false;
-        if let Some(Input::Write { data, done: so_far, is_cut, .. }) = stdin.line.front_mut() {
+        if let Some(StdinOperation::Write { data, done: so_far, is_cut, .. }) = stdin.queue.front_mut() {
             *is_cut |= status == WriteStatus::Cut;
             match status {
                 WriteStatus::Accepted | WriteStatus::Cut => {
@@ -504,14 +505,14 @@ impl Process {
                 }
                 // Happens only right after an adoption, while a part from the previous server is still being written.
                 // Send the same part again.
-                WriteStatus::Busy => return self.next_input(stdin),
+                WriteStatus::Busy => return self.send_next_stdin(stdin),
                 WriteStatus::StdinClosed | WriteStatus::UnknownProcess | WriteStatus::Mismatch => *so_far = data.len(),
             }
             if *so_far < data.len() {
-                return self.next_input(stdin);
+                return self.send_next_stdin(stdin);
             }
         }
-        if let Some(Input::Write { is_cut, reply, .. }) = stdin.line.pop_front() {
+        if let Some(StdinOperation::Write { is_cut, reply, .. }) = stdin.queue.pop_front() {
             match status {
                 WriteStatus::Accepted | WriteStatus::Cut => reply.accept_write(is_cut),
                 WriteStatus::StdinClosed => reply.write(self.id(), wire::WriteStatus::StdinClosed),
@@ -519,24 +520,24 @@ impl Process {
                 WriteStatus::Mismatch | WriteStatus::Busy => reply.fail(&Failure::WriteIdReused),
             }
         }
-        self.next_input(stdin);
+        self.send_next_stdin(stdin);
     }
 
     /// Handles the holder's answer to `CloseStdin`.
     pub(crate) fn handle_stdin_closed(self: &Arc<Self>, status: wire::CloseStdinStatus) {
         let mut stdin = lock(&self.stdin);
         stdin.busy = false;
-        if let Some(Input::Close { reply }) = stdin.line.pop_front() {
+        if let Some(StdinOperation::Close { reply }) = stdin.queue.pop_front() {
             reply.result(&wire::CloseStdinResult { status });
         }
-        self.next_input(stdin);
+        self.send_next_stdin(stdin);
     }
 
     /// Handles the death of the holder: answers all queued operations and lets readers see an end. The caller kills
     /// the remaining processes.
     pub(crate) fn handle_holder_lost(&self) {
-        self.end_here(self.published());
-        self.fail_inputs();
+        self.set_lost_end(self.published_status());
+        self.fail_stdin();
         self.wake();
     }
 
@@ -549,7 +550,7 @@ impl Process {
     pub(crate) fn abandon(&self) {
         self.set_owner_position(LogPosition { seq: ABANDONED, offset: 0 });
         lock(&self.takers).retain(|taker| taker.key != OWNER);
-        self.let_go();
+        self.release_taken();
     }
 
     /// Whether readers other than the owner hold untaken output.

@@ -29,7 +29,7 @@ use crate::{
     error::Failure,
     files::Files,
     link::{Link, Shortage},
-    process::{Birth, Meta, Process, lock},
+    process::{Process, ProcessInit, ProcessMeta, lock},
     pump::{FollowCommand, FollowRole, FollowStart, PeerCapabilities, PumpCommand},
     sandbox::Confinement,
 };
@@ -100,7 +100,7 @@ pub(crate) enum Claim {
 
 /// A process as a start request describes it.
 pub(crate) struct Launch {
-    pub(crate) meta: Meta,
+    pub(crate) meta: ProcessMeta,
     pub(crate) spec: StartSpec,
     /// The sandbox to run it in.
     pub(crate) confinement: Option<Confinement>,
@@ -375,7 +375,7 @@ impl Session {
         };
         let mut state = lock(&session.state);
         for (enrolled, recovered) in remains.logs {
-            let birth = Birth {
+            let init = ProcessInit {
                 session: session.id.clone(),
                 meta: serde_json::from_slice(&enrolled.meta).map_err(io::Error::other)?,
                 pid: enrolled.pid,
@@ -384,7 +384,7 @@ impl Session {
                 // Count nothing: the server under which the output was written has counted it, or no server has.
                 counted: [u64::MAX; 2],
             };
-            let process = Arc::new(Process::left(birth, link.clone(), enrolled.status, &recovered));
+            let process = Arc::new(Process::from_dead_holder(init, link.clone(), enrolled.status, &recovered));
             state.adopt(process);
         }
         state.is_archived = is_whole;

@@ -34,7 +34,7 @@ use tokio::{
 };
 
 use self::writer::{Shared, Writer};
-use crate::process::{kept_argv, lock};
+use crate::process::{lock, truncate_argv};
 
 /// Events that the verifier and the writer recognize by name.
 const TORN: &str = "audit.torn";
@@ -167,7 +167,7 @@ impl Record {
     /// Sets program and arguments, truncated to `ARGV_MAX_BYTES`.
     #[must_use]
     pub(crate) fn argv(mut self, argv: &[String]) -> Self {
-        let (kept, bytes) = kept_argv(argv, ARGV_MAX_BYTES);
+        let (kept, bytes) = truncate_argv(argv, ARGV_MAX_BYTES);
         self.argv = Some(kept);
         self.argv_bytes = bytes;
         self

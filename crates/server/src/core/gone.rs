@@ -2,7 +2,7 @@
 
 use exec_server_holder::tombstone::{ExpiredProcess, Tombstone};
 
-use crate::{error::Failure, process::Meta};
+use crate::{error::Failure, process::ProcessMeta};
 
 pub(super) enum Gone {
     /// The session's time-to-live ran out.
@@ -23,8 +23,9 @@ impl Gone {
         let Some(tombstone) = Tombstone::decode(text) else {
             return Self::Expired { when: "at an unknown time".to_owned(), processes: Vec::new() };
         };
-        let name =
-            |ended: &ExpiredProcess| serde_json::from_slice::<Meta>(&ended.meta).ok().map(|meta| meta.process_id);
+        let name = |ended: &ExpiredProcess| {
+            serde_json::from_slice::<ProcessMeta>(&ended.meta).ok().map(|meta| meta.process_id)
+        };
         let processes = tombstone.processes.iter().filter_map(name).collect();
         Self::Expired { when: format!("at unix time {}", tombstone.unix_seconds), processes }
     }

@@ -49,7 +49,7 @@ impl Core {
                 seen.sessions_detached += 1;
             }
             for process in session.processes() {
-                process.count();
+                process.count_output();
                 if process.has_ended() {
                     seen.processes_ended += 1;
                     continue;

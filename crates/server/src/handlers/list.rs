@@ -102,7 +102,7 @@ fn text_bytes(info: &wire::ProcessInfo) -> usize {
 
 fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
     let status = process.status();
-    let lost = process.lost().map(|_| wire::Exit {
+    let lost = process.lost_end().map(|_| wire::Exit {
         exit_code: -1,
         signal: None,
         cause: wire::Cause::Lost,

@@ -22,7 +22,7 @@ use crate::{
     audit::Record,
     environment::{check_names, child_environment},
     error::Failure,
-    process::{Dialect, Meta, Process, kept_argv},
+    process::{Dialect, Process, ProcessMeta, truncate_argv},
     pump::{PumpCommand, ReadCommand, Reply},
     sandbox::Confinement,
     session::Launch,
@@ -67,8 +67,9 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();
     let started_ms = wall_clock_ms();
-    let (argv, argv_bytes) = kept_argv(&argv, limits::KEPT_ARGV_BYTES);
-    let meta = Meta { process_id, argv, argv_bytes, cwd, tty, stdin, dialect, started_ms, sandbox: None, auto_forget };
+    let (argv, argv_bytes) = truncate_argv(&argv, limits::KEPT_ARGV_BYTES);
+    let meta =
+        ProcessMeta { process_id, argv, argv_bytes, cwd, tty, stdin, dialect, started_ms, sandbox: None, auto_forget };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
     Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone() })
 }

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::Context;
 use crate::{
     error::Failure,
-    process::{Dialect, Input, Process},
+    process::{Dialect, Process, StdinOperation},
     pump::Reply,
 };
 
@@ -68,7 +68,7 @@ fn enqueue(process: &Arc<Process>, data: Bytes, key: Option<[u8; 16]>, reply: Re
     }
     // Without a key there is nothing to compare. A CRC is enough: a client that creates a collision harms only itself.
     let digest = key.map_or(0, |_| crc32fast::hash(&data));
-    process.input(Input::Write { key, digest, data, done: 0, is_cut: false, reply });
+    process.enqueue_stdin(StdinOperation::Write { key, digest, data, done: 0, is_cut: false, reply });
 }
 
 /// A write that came as a binary frame, to a process that this connection follows.
@@ -92,7 +92,7 @@ pub(crate) async fn write_frame(frame: WriteFrame, reply: Reply) {
 /// `process/closeStdin`: closes stdin after all earlier writes.
 pub(crate) async fn close(context: Context, params: wire::CloseStdinParams, reply: Reply) {
     match context.process(params.session_id.as_ref(), params.process_id.as_str()).await {
-        Ok(Some(process)) if process.meta.stdin => process.input(Input::Close { reply }),
+        Ok(Some(process)) if process.meta.stdin => process.enqueue_stdin(StdinOperation::Close { reply }),
         Ok(Some(_)) => reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::StdinClosed }),
         Ok(None) => reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::UnknownProcess }),
         Err(failure) => reply.fail(&failure),

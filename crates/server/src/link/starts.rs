@@ -14,7 +14,7 @@ use exec_server_holder::control::{self, StartStage, ToHolder};
 use super::{Link, Waiter};
 use crate::{
     error::Failure,
-    process::{Birth, Meta, Process, lock},
+    process::{Process, ProcessInit, ProcessMeta, lock},
     pump::Reply,
     session::{Gate, Session},
 };
@@ -40,8 +40,8 @@ impl Link {
             Some(Waiter::Stdin(_) | Waiter::Done(_)) | None => return,
         };
         drop(reserved); // The fd of the leader has taken its place.
-        let birth = Birth { session: self.session.clone(), meta, pid, slot, leader, counted: [0; 2] };
-        let process = Arc::new(Process::new(birth, self.clone(), control));
+        let init = ProcessInit { session: self.session.clone(), meta, pid, slot, leader, counted: [0; 2] };
+        let process = Arc::new(Process::new(init, self.clone(), control));
         self.metrics.started.inc();
         let Some(reply) = reply else { return session.handle_started_late(&process, &gate) };
         session.handle_started(&process, &gate);
@@ -101,7 +101,7 @@ impl Link {
 
     /// Replaces a pending start by a withdrawn one. The holder may still start the process, so the name becomes free when the
     /// holder reports a failure or the process was killed.
-    fn withdraw(&self, req: u32) -> Option<(Meta, Gate, Reply)> {
+    fn withdraw(&self, req: u32) -> Option<(ProcessMeta, Gate, Reply)> {
         // One lock for both steps: the link's task handles the holder's answer on another thread, and must find one of the two.
         let mut waiters = lock(&self.waiters);
         waiters.starts.remove(&req);

@@ -14,7 +14,7 @@ use exec_server_holder::control::{FOLLOWERS, ToHolder};
 use super::{OWNER, Process, lock};
 
 /// A reader that takes output: the owner, a subscriber with `hold`, or a polling reader.
-pub(super) struct Taker {
+pub(super) struct OutputTaker {
     pub(super) key: u64,
     /// The reader began after this event.
     pub(super) from: u64,
@@ -24,12 +24,12 @@ pub(super) struct Taker {
 }
 
 /// A reader besides the owner. Dropping it removes the reader, even if the command that carried it was never executed.
-pub(crate) struct Hold {
+pub(crate) struct OutputHold {
     process: Arc<Process>,
     pub(crate) key: u64,
 }
 
-impl Drop for Hold {
+impl Drop for OutputHold {
     fn drop(&mut self) {
         self.process.remove_taker(self.key);
     }
@@ -37,40 +37,40 @@ impl Drop for Hold {
 
 impl Process {
     /// Adds a reader whose untaken output is kept. It counts as having taken everything up to `from`, where it begins.
-    pub(crate) fn hold(self: &Arc<Self>, from: u64) -> Hold {
+    pub(crate) fn hold(self: &Arc<Self>, from: u64) -> OutputHold {
         self.add_taker(from, from, true)
     }
 
-    fn add_taker(self: &Arc<Self>, from: u64, seq: u64, holds: bool) -> Hold {
+    fn add_taker(self: &Arc<Self>, from: u64, seq: u64, holds: bool) -> OutputHold {
         let key = self.next_taker.fetch_add(1, Ordering::Relaxed);
-        lock(&self.takers).push(Taker { key, from, seq, holds });
-        self.tell_followed();
-        Hold { process: self.clone(), key }
+        lock(&self.takers).push(OutputTaker { key, from, seq, holds });
+        self.report_followed();
+        OutputHold { process: self.clone(), key }
     }
 
     fn remove_taker(&self, key: u64) {
         lock(&self.takers).retain(|taker| taker.key != key);
-        self.let_go();
-        self.tell_followed();
+        self.release_taken();
+        self.report_followed();
     }
 
     /// Adds a polling reader that has taken everything after `from` up to `seq`. Nothing is kept for it. It counts
     /// while its read is pending.
-    pub(crate) fn poll(self: &Arc<Self>, from: u64, seq: u64) -> Hold {
+    pub(crate) fn poll(self: &Arc<Self>, from: u64, seq: u64) -> OutputHold {
         self.add_taker(from, seq, false)
     }
 
     /// Tells the holder what the following readers have taken, if that has changed.
-    pub(super) fn tell_followed(&self) {
+    pub(super) fn report_followed(&self) {
         if !self.link().takes(FOLLOWERS) || self.forgotten.get().is_some() {
             return;
         }
         // Held until the message is sent: otherwise a thread with an older value could send after one with a newer
         // value.
-        let mut told = lock(&self.followed);
+        let mut reported = lock(&self.followed);
         let seq = self.followed_seq();
-        if *told != seq {
-            *told = seq;
+        if *reported != seq {
+            *reported = seq;
             self.link().send(&ToHolder::Followed { slot: self.slot, seq });
         }
     }
@@ -83,7 +83,7 @@ impl Process {
 }
 
 /// The last event that all readers have taken, counted from the first retained event; 0 if none of them began at or before it.
-fn followed<'a>(readers: impl Iterator<Item = &'a Taker> + Clone, first_seq: u64) -> u64 {
+fn followed<'a>(readers: impl Iterator<Item = &'a OutputTaker> + Clone, first_seq: u64) -> u64 {
     let has_all = readers.clone().any(|reader| reader.from < first_seq);
     readers.map(|reader| reader.seq).min().filter(|_| has_all).unwrap_or(0)
 }
@@ -92,13 +92,13 @@ fn followed<'a>(readers: impl Iterator<Item = &'a Taker> + Clone, first_seq: u64
 mod tests {
     use super::*;
 
-    fn reader(from: u64, seq: u64) -> Taker {
-        Taker { key: 1, from, seq, holds: true }
+    fn reader(from: u64, seq: u64) -> OutputTaker {
+        OutputTaker { key: 1, from, seq, holds: true }
     }
 
     #[test]
     fn slowest_reader_decides_and_one_must_have_begun_at_the_beginning() {
-        let of = |readers: &[Taker], first_seq| followed(readers.iter(), first_seq);
+        let of = |readers: &[OutputTaker], first_seq| followed(readers.iter(), first_seq);
         assert_eq!(of(&[], 1), 0);
         assert_eq!(of(&[reader(0, 7)], 1), 7);
         assert_eq!(of(&[reader(0, 7), reader(0, 3)], 1), 3);

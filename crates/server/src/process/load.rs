@@ -21,19 +21,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Spilled segments that are being loaded, and those that are loaded, oldest first.
 #[derive(Default)]
-pub(super) struct Loads {
+pub(super) struct SegmentLoads {
     under_way: BTreeSet<u64>,
     loaded: VecDeque<u64>,
 }
 
 /// A pending load of a spilled segment. If it is dropped without running (its connection was cut), the next reader
 /// starts another.
-pub(crate) struct Load {
+pub(crate) struct SegmentLoad {
     process: Arc<Process>,
     segment: u64,
 }
 
-impl Load {
+impl SegmentLoad {
     /// Reads the segment. Blocking: call it off the runtime's threads.
     pub(crate) fn run(self) {
         let Self { process, segment } = &self;
@@ -67,7 +67,7 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for SegmentLoad {
     fn drop(&mut self) {
         lock(&self.process.loads).under_way.remove(&self.segment);
         self.process.wake();
@@ -86,8 +86,8 @@ impl Process {
     }
 
     /// Starts the load of a spilled segment, unless one is already under way.
-    pub(crate) fn begin_load(self: &Arc<Self>, segment: u64) -> Option<Load> {
+    pub(crate) fn begin_load(self: &Arc<Self>, segment: u64) -> Option<SegmentLoad> {
         let is_new = lock(&self.loads).under_way.insert(segment);
-        is_new.then(|| Load { process: self.clone(), segment })
+        is_new.then(|| SegmentLoad { process: self.clone(), segment })
     }
 }

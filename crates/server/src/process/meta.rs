@@ -25,9 +25,9 @@ impl Dialect {
 /// The facts that a restarted server needs about a process. The holder stores it as opaque bytes and returns it at adoption.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Meta {
+pub(crate) struct ProcessMeta {
     pub(crate) process_id: String,
-    /// Possibly truncated, see [`kept_argv`].
+    /// Possibly truncated, see [`truncate_argv`].
     pub(crate) argv: Vec<String>,
     /// Total bytes of the arguments, if `argv` is truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,7 +46,7 @@ pub(crate) struct Meta {
     pub(crate) auto_forget: bool,
 }
 
-impl Meta {
+impl ProcessMeta {
     pub(crate) fn program(&self) -> String {
         self.argv.first().cloned().unwrap_or_default()
     }
@@ -54,7 +54,7 @@ impl Meta {
 
 /// Truncates `argv` to `most` bytes. Also returns the total bytes if anything was cut. Each argument counts 4 bytes
 /// extra, so that empty arguments are bounded, too.
-pub(crate) fn kept_argv(argv: &[String], most: usize) -> (Vec<String>, Option<u64>) {
+pub(crate) fn truncate_argv(argv: &[String], most: usize) -> (Vec<String>, Option<u64>) {
     let (mut kept, mut left) = (Vec::new(), most);
     for arg in argv {
         if left == 0 {

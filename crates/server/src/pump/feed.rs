@@ -30,7 +30,7 @@ use super::{
     convert::{exited_params, wire_stream},
 };
 use crate::{
-    process::{Dialect, Hold, LogPosition, Process},
+    process::{Dialect, LogPosition, OutputHold, Process},
     session::InUse,
 };
 
@@ -52,7 +52,7 @@ pub(crate) struct FollowCommand {
     pub(crate) start: FollowStart,
     pub(crate) capabilities: PeerCapabilities,
     /// Keeps output that an observer has not taken. Dropped with the feed.
-    pub(crate) hold: Option<Hold>,
+    pub(crate) hold: Option<OutputHold>,
     /// Marks the process's session as used by an observer.
     pub(crate) in_use: Option<InUse>,
 }
@@ -105,7 +105,7 @@ pub(super) struct Feed {
     /// The feed is in the pump's list of turns.
     pub(super) has_turn: bool,
     role: FollowRole,
-    hold: Option<Hold>,
+    hold: Option<OutputHold>,
     /// Dropped with the feed.
     _in_use: Option<InUse>,
     capabilities: PeerCapabilities,
@@ -290,7 +290,7 @@ impl Feed {
             return;
         }
         self.cursor = Cursor::after(seq);
-        let next = self.process.offset_behind(seq);
+        let next = self.process.offset_after(seq);
         self.offset_known = next.is_some();
         self.sent = LogPosition { seq, offset: next.unwrap_or(self.sent.offset) };
     }
@@ -383,7 +383,7 @@ impl Feed {
                 }
                 ReadStep::End => {
                     drop(chain);
-                    if process.lost().is_some() {
+                    if process.lost_end().is_some() {
                         self.send_lost_end(out);
                         self.finished = true;
                         return TurnOutcome::Idle;
@@ -511,7 +511,7 @@ impl Feed {
 
     /// Sends a made-up end with the cause `lost`, because the holder is dead.
     fn send_lost_end(&mut self, out: &mut Outbox) {
-        let Some(lost) = self.process.lost() else { return };
+        let Some(lost) = self.process.lost_end() else { return };
         if self.process.meta.dialect == Dialect::Command {
             return self.send_command_exited(out);
         }
@@ -547,7 +547,7 @@ impl Feed {
         }
         // The offset of an acknowledged number may be too low by the distance of two marks. The next record has the
         // exact offset.
-        let offset = self.process.offset_behind(taken.seq).unwrap_or(taken.offset);
+        let offset = self.process.offset_after(taken.seq).unwrap_or(taken.offset);
         LogPosition { seq: taken.seq, offset }
     }
 }

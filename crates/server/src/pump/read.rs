@@ -15,7 +15,7 @@ use super::{
     convert::{wire_blocked, wire_stream},
 };
 use crate::{
-    process::{Hold, LogPosition, Process},
+    process::{LogPosition, OutputHold, Process},
     session::InUse,
 };
 
@@ -29,7 +29,7 @@ pub(crate) struct ReadCommand {
     /// The process belongs to the connection's own session, so the read moves the owner's cursor.
     pub(crate) own: bool,
     /// For a following reader of another session: tells the holder what it has taken.
-    pub(crate) poll: Option<Hold>,
+    pub(crate) poll: Option<OutputHold>,
     /// For a waiting read of another session: pauses that session's clock.
     pub(crate) in_use: Option<InUse>,
 }
@@ -57,7 +57,7 @@ pub(super) struct ReadJob {
     cursor: Cursor,
     max_bytes: Option<u64>,
     /// Both are dropped with the answer.
-    _poll: Option<Hold>,
+    _poll: Option<OutputHold>,
     _in_use: Option<InUse>,
 }
 
@@ -122,7 +122,7 @@ impl ReadJob {
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
             // The status is in shared memory and can be ahead of the segments, which arrive as messages. The segment
             // will wake this read.
-            let is_behind = self.cursor.next_seq() < status.next_seq && self.process.lost().is_none();
+            let is_behind = self.cursor.next_seq() < status.next_seq && self.process.lost_end().is_none();
             let has_news = (status.closed_seq.is_some() || exit_news) && !is_behind;
             match probed {
                 ProbeResult::Load(segment) => return ReadOutcome::Load(segment),
@@ -199,7 +199,7 @@ impl ReadJob {
                         break;
                     }
                     ReadStep::End | ReadStep::Damaged(_) => {
-                        tally.all = self.cursor.next_seq() >= status.next_seq || process.lost().is_some();
+                        tally.all = self.cursor.next_seq() >= status.next_seq || process.lost_end().is_some();
                         break;
                     }
                     ReadStep::NeedsLoad(_) => break,
@@ -224,7 +224,7 @@ impl ReadJob {
         } else {
             status.next_seq
         };
-        let lost = self.process.lost();
+        let lost = self.process.lost_end();
         let (_, exit) = status.exited.unzip();
         wire::ReadEnd {
             next_seq,

@@ -128,7 +128,7 @@ impl Session {
                 segments: BTreeSet::new(),
             };
             for process in state.by_slot.values() {
-                let (enrolled, segments) = process.enrolled();
+                let (enrolled, segments) = process.manifest_entry();
                 files.processes.push(enrolled);
                 files.segments.extend(segments);
             }

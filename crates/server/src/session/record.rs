@@ -66,8 +66,8 @@ impl Session {
     /// holder is known. Without such a cause the process counts as running and gets no record.
     pub(crate) fn record_end(&self, process: &Process, otherwise: Option<&'static str>) {
         let exit = process.status().exited.map(|(_, exit)| exit);
-        let lost = process.lost().map(|_| "lost");
-        if (exit.is_none() && lost.or(otherwise).is_none()) || !process.tell_end() {
+        let lost = process.lost_end().map(|_| "lost");
+        if (exit.is_none() && lost.or(otherwise).is_none()) || !process.mark_end_recorded() {
             return;
         }
         let cause = exit.map(|exit| pump::wire_cause(exit.cause)).map(|cause| {
@@ -89,7 +89,7 @@ impl Session {
     pub(super) fn recall_ends(&self, audit: &Audit, processes: &[Arc<Process>]) {
         for process in processes {
             if audit.tells_end(short(&self.id), process.id(), process.pid) {
-                process.tell_end();
+                process.mark_end_recorded();
             }
         }
     }

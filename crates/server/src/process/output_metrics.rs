@@ -14,7 +14,7 @@ impl Process {
 
     /// Adds what was written and dropped since the last call. `fetch_max` makes sure that concurrent callers count no
     /// byte twice.
-    pub(crate) fn count(&self) {
+    pub(crate) fn count_output(&self) {
         let (status, metrics) = (self.status(), self.link().metrics.clone());
         let now = [status.written, status.dropped];
         for ((counted, now), counter) in
@@ -27,6 +27,6 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.count();
+        self.count_output();
     }
 }

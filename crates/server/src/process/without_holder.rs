@@ -8,22 +8,27 @@ use std::sync::{Arc, PoisonError, RwLockReadGuard};
 use exec_server_holder::manifest::ManifestEntry;
 use exec_server_log::{ControlBlock, LogStatus, RecoveredLog, SegmentLocation};
 
-use super::{Birth, LogPosition, Lost, Process, lock};
+use super::{LogPosition, LostEnd, Process, ProcessInit, lock};
 use crate::link::Link;
 
 /// Where the status of a process comes from.
-pub(super) enum Board {
+pub(super) enum StatusSource {
     /// The block shared with the holder.
     Shared(Arc<ControlBlock>),
     /// No holder: the last known status, and the offset up to which the output can be read.
-    Left { status: LogStatus, end_offset: u64 },
+    LastKnown { status: LogStatus, end_offset: u64 },
 }
 
 impl Process {
     /// Creates a process whose holder was found dead. Readers get what it spilled, then a gap for what is known to be
     /// missing, then an end with the cause `lost`. Output that the holder read after its last note of the log's
     /// position cannot be counted.
-    pub(crate) fn left(birth: Birth, link: Arc<Link>, known: LogStatus, recovered: &RecoveredLog) -> Self {
+    pub(crate) fn from_dead_holder(
+        init: ProcessInit,
+        link: Arc<Link>,
+        known: LogStatus,
+        recovered: &RecoveredLog,
+    ) -> Self {
         let on_disk = (
             recovered.next_seq.saturating_add(recovered.torn_records),
             recovered.end_offset.saturating_add(recovered.torn_bytes),
@@ -36,8 +41,8 @@ impl Process {
             ..known
         };
         let taken = LogPosition { seq: known.released_seq, offset: known.released_offset };
-        let board = Board::Left { status, end_offset: recovered.end_offset };
-        let process = Self::at(birth, link, board, taken);
+        let status_source = StatusSource::LastKnown { status, end_offset: recovered.end_offset };
+        let process = Self::with_status_source(init, link, status_source, taken);
         {
             let mut chain = process.chain();
             recovered.segments.iter().for_each(|info| chain.push_disk(*info));
@@ -45,20 +50,20 @@ impl Process {
             // far as they are known.
             chain.forget_below(status.next_seq, status.written);
         }
-        process.end_here(status);
+        process.set_lost_end(status);
         process
     }
 
-    pub(super) fn published(&self) -> LogStatus {
-        match &*self.board() {
-            Board::Shared(control) => control.status(self.slot),
-            Board::Left { status, .. } => *status,
+    pub(super) fn published_status(&self) -> LogStatus {
+        match &*self.status_source() {
+            StatusSource::Shared(control) => control.status(self.slot),
+            StatusSource::LastKnown { status, .. } => *status,
         }
     }
 
-    /// Ignores poisoning: every change of the board is a single assignment, so it is consistent even after a panic.
-    pub(super) fn board(&self) -> RwLockReadGuard<'_, Board> {
-        self.board.read().unwrap_or_else(PoisonError::into_inner)
+    /// Ignores poisoning: every change of the source is a single assignment, so it is consistent even after a panic.
+    pub(super) fn status_source(&self) -> RwLockReadGuard<'_, StatusSource> {
+        self.status_source.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the process has closed and all retained parts of its log are on disk.
@@ -69,12 +74,12 @@ impl Process {
 
     /// Handles a holder that archived the session: gives up everything that was shared with it.
     pub(crate) fn archive(&self, link: Arc<Link>) {
-        let status = self.published();
-        let left = Board::Left { status, end_offset: status.written };
-        *self.board.write().unwrap_or_else(PoisonError::into_inner) = left;
+        let status = self.published_status();
+        let left = StatusSource::LastKnown { status, end_offset: status.written };
+        *self.status_source.write().unwrap_or_else(PoisonError::into_inner) = left;
         *lock(&self.link) = link;
         *lock(&self.leader) = None;
-        self.fail_inputs();
+        self.fail_stdin();
         self.wake();
     }
 
@@ -90,7 +95,7 @@ impl Process {
     }
 
     /// The process's entry in the manifest, and the names of its segment files.
-    pub(crate) fn enrolled(&self) -> (ManifestEntry, Vec<String>) {
+    pub(crate) fn manifest_entry(&self) -> (ManifestEntry, Vec<String>) {
         let files = self.chain().segments().map(|segment| exec_server_log::disk_name(self.slot, segment.id)).collect();
         let meta = serde_json::to_vec(&self.meta).expect("a record of strings and numbers serializes");
         (ManifestEntry { slot: self.slot, pid: self.pid, status: self.status(), meta }, files)
@@ -99,7 +104,9 @@ impl Process {
     /// Records that output was released: the log now begins at this number and offset, or is empty. Does nothing if a
     /// holder keeps the status.
     pub(super) fn note_released(&self, first: Option<(u64, u64)>) {
-        if let Board::Left { status, .. } = &mut *self.board.write().unwrap_or_else(PoisonError::into_inner) {
+        if let StatusSource::LastKnown { status, .. } =
+            &mut *self.status_source.write().unwrap_or_else(PoisonError::into_inner)
+        {
             let (seq, offset) = first.unwrap_or((status.next_seq, status.written));
             status.first_seq = seq;
             status.released_seq = status.released_seq.max(seq.saturating_sub(1));
@@ -109,25 +116,25 @@ impl Process {
 
     /// Whether it is unknown how much the process wrote.
     pub(crate) fn is_uncounted(&self) -> bool {
-        matches!(*self.board(), Board::Left { .. }) && self.lost.get().is_some()
+        matches!(*self.status_source(), StatusSource::LastKnown { .. }) && self.lost.get().is_some()
     }
 
     /// Output bytes that can still be read.
     pub(crate) fn retained_bytes(&self) -> u64 {
-        let left = match &*self.board() {
-            Board::Shared(_) => None,
-            Board::Left { end_offset, .. } => Some(*end_offset),
+        let left = match &*self.status_source() {
+            StatusSource::Shared(_) => None,
+            StatusSource::LastKnown { end_offset, .. } => Some(*end_offset),
         };
         let end = left.unwrap_or_else(|| self.status().written);
         self.chain().retained_bytes(end)
     }
 
     /// Makes up the end events that the holder did not write.
-    pub(super) fn end_here(&self, status: LogStatus) {
+    pub(super) fn set_lost_end(&self, status: LogStatus) {
         if status.closed_seq.is_none() {
             let exited_seq = status.exited.is_none().then_some(status.next_seq);
             let closed_seq = status.next_seq + u64::from(exited_seq.is_some());
-            self.lost.set(Lost { exited_seq, closed_seq }).ok(); // Already set: the first end stays.
+            self.lost.set(LostEnd { exited_seq, closed_seq }).ok(); // Already set: the first end stays.
         }
     }
 }
