@@ -1,10 +1,10 @@
 //! The server: sessions that outlive connections, the dispatcher, the pump, and authentication in front of them.
 //!
 //! Reading order: [`core`] owns everything that lives as long as the server. [`session`] is what a client resumes.
-//! `link` talks to the session's holder. `process` is the server's view of one child and its log. `connection` receives
-//! messages, `dispatch` and `handlers` act on them, `pump` sends all output. [`access`] decides who may do what, and
-//! [`audit`] records it. [`listen`] accepts sockets and [`door`] authenticates them: no stream becomes a connection
-//! without passing the door.
+//! `holder_link` talks to the session's holder. `process` is the server's view of one child and its log. `connection`
+//! receives messages, `dispatch` and `handlers` act on them, `pump` sends all output. [`access`] decides who may do
+//! what, and [`audit`] records it. [`listen`] accepts sockets and [`door`] authenticates them: no stream becomes a
+//! connection without passing the door.
 //!
 //! The server never forks and owns no child: children belong to holders and survive the server process.
 
@@ -28,8 +28,8 @@ mod error;
 mod fetch;
 mod files;
 mod handlers;
+mod holder_link;
 mod incoming;
-mod link;
 mod own_files;
 mod placeholder;
 mod process;

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::Failure,
-    link::{Lent, Link, Waiter},
+    holder_link::{HolderLink, LentMapping, ReplyWaiter},
     pump::{FeedWaker, Reply},
     session::short,
 };
@@ -54,7 +54,7 @@ pub(crate) struct Process {
     pub(crate) pid: u32,
     slot: u32,
     /// The current link. After a holder has archived the session and exited, a new holder may replace it.
-    link: Mutex<Arc<Link>>,
+    link: Mutex<Arc<HolderLink>>,
     status_source: RwLock<StatusSource>,
     /// Changed by the link as segments come and go, read by cursors. Locked only while records are encoded.
     chain: Mutex<SegmentChain>,
@@ -165,7 +165,7 @@ const ABANDONED: u64 = u64::MAX / 2;
 const OWNER: u64 = 0;
 
 impl Process {
-    pub(crate) fn new(init: ProcessInit, link: Arc<Link>, control: Arc<ControlBlock>) -> Self {
+    pub(crate) fn new(init: ProcessInit, link: Arc<HolderLink>, control: Arc<ControlBlock>) -> Self {
         let released = control.status(init.slot);
         let taken = LogPosition { seq: released.released_seq, offset: released.released_offset };
         let process = Self::with_status_source(init, link, StatusSource::Shared(control), taken);
@@ -174,7 +174,12 @@ impl Process {
         process
     }
 
-    fn with_status_source(init: ProcessInit, link: Arc<Link>, status_source: StatusSource, taken: LogPosition) -> Self {
+    fn with_status_source(
+        init: ProcessInit,
+        link: Arc<HolderLink>,
+        status_source: StatusSource,
+        taken: LogPosition,
+    ) -> Self {
         Self {
             session: init.session,
             meta: init.meta,
@@ -217,7 +222,7 @@ impl Process {
         self.slot
     }
 
-    pub(crate) fn link(&self) -> Arc<Link> {
+    pub(crate) fn link(&self) -> Arc<HolderLink> {
         lock(&self.link).clone()
     }
 
@@ -417,7 +422,7 @@ impl Process {
 
     /// Adds a segment that the holder began, or that it names at adoption: in memory if there is a mapping, otherwise
     /// on disk.
-    pub(crate) fn push_segment(&self, info: SegmentInfo, mapping: Option<Arc<Lent>>) {
+    pub(crate) fn push_segment(&self, info: SegmentInfo, mapping: Option<Arc<LentMapping>>) {
         match mapping {
             Some(mapping) => self.chain().push_memory(info, mapping),
             None => self.chain().push_disk(info),
@@ -460,16 +465,16 @@ impl Process {
             return;
         }
         let Some(front) = stdin.queue.front() else { return };
-        let waiter = Waiter::Stdin(Arc::downgrade(self));
+        let waiter = ReplyWaiter::Stdin(Arc::downgrade(self));
         let slot = self.slot;
         let asked = match front {
             StdinOperation::Write { key, digest, data, done, .. } => {
                 let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
                 let (total, offset, key) = (data.len() as u64, *done as u64, *key);
-                let digest = self.link().takes(DIGESTS).then_some(*digest);
-                self.link().ask(waiter, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
+                let digest = self.link().supports(DIGESTS).then_some(*digest);
+                self.link().request(waiter, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
             }
-            StdinOperation::Close { .. } => self.link().ask(waiter, |req| ToHolder::CloseStdin { req, slot }),
+            StdinOperation::Close { .. } => self.link().request(waiter, |req| ToHolder::CloseStdin { req, slot }),
         };
         stdin.busy = asked.is_ok();
         drop(stdin);
@@ -486,7 +491,7 @@ impl Process {
             if link.is_archive() {
                 operation.answer_closed(self.id());
             } else {
-                operation.into_reply().fail(&link.why_broken());
+                operation.into_reply().fail(&link.broken_failure());
             }
         }
     }

@@ -28,7 +28,7 @@ use crate::{
     core::{Config, Core, Principal, Remains},
     error::Failure,
     files::Files,
-    link::{Link, Shortage},
+    holder_link::{FdShortage, HolderLink},
     process::{Process, ProcessInit, ProcessMeta, lock},
     pump::{FollowCommand, FollowRole, FollowStart, PeerCapabilities, PumpCommand},
     sandbox::Confinement,
@@ -221,7 +221,7 @@ impl Session {
     }
 
     /// Tells the holder how long it may outlive this server.
-    fn limit_orphan(&self, link: &Link, is_ttl_asked: bool) {
+    fn limit_orphan(&self, link: &HolderLink, is_ttl_asked: bool) {
         let limit = self.core.upgrade().and_then(|core| core.config.orphan_ttl);
         if limit.is_some() {
             link.send(&ToHolder::SetOrphanTtl { ttl_ms: ttl_ms(limit.filter(|_| !is_ttl_asked)) });
@@ -250,7 +250,7 @@ impl Session {
     }
 
     /// The link to the session's holder. Creates the holder for the first process.
-    pub(crate) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, Failure> {
+    pub(crate) async fn link(self: &Arc<Self>) -> Result<Arc<HolderLink>, Failure> {
         let _opening = self.opening.lock().await;
         let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
         self.departure_decided().await.map_err(failed)?;
@@ -287,12 +287,12 @@ impl Session {
     async fn make_holder(
         &self,
         holders: Arc<dyn crate::core::Holders>,
-    ) -> io::Result<(Arc<Link>, crate::link::Welcome)> {
+    ) -> io::Result<(Arc<HolderLink>, crate::holder_link::HolderWelcome)> {
         let (socket, secret) = holders.create(&self.id, &self.record())?;
         let metrics = self.core.upgrade().map(|core| core.metrics.clone()).unwrap_or_default();
-        let link = Link::new(self.id.clone(), holders.clone(), metrics, socket)?;
+        let link = HolderLink::new(self.id.clone(), holders.clone(), metrics, socket)?;
         let mut found = Vec::new();
-        let hello = link.hello(secret, 1, Shortage::Fails, |process| found.push(process));
+        let hello = link.hello(secret, 1, FdShortage::Fail, |process| found.push(process));
         let welcome = tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten();
         match welcome.and_then(|welcome| self.rejoin(&link, &found).map(|()| welcome)) {
             Ok(welcome) => Ok((link, welcome)),
@@ -305,7 +305,7 @@ impl Session {
         }
     }
 
-    fn open(self: &Arc<Self>, core: &Arc<Core>, link: Arc<Link>, welcome: crate::link::Welcome) {
+    fn open(self: &Arc<Self>, core: &Arc<Core>, link: Arc<HolderLink>, welcome: crate::holder_link::HolderWelcome) {
         let mut state = lock(&self.state);
         state.link = Some(link.clone());
         self.limit_orphan(&link, state.is_ttl_asked);
@@ -332,10 +332,10 @@ impl Session {
     ) -> io::Result<Arc<Self>> {
         let gone = || io::Error::other("the server is shutting down");
         let core = owner.upgrade().ok_or_else(gone)?;
-        let link = Link::new(id.clone(), core.holders.clone(), core.metrics.clone(), socket)?;
+        let link = HolderLink::new(id.clone(), core.holders.clone(), core.metrics.clone(), socket)?;
         drop(core);
         let mut found = Vec::new();
-        let welcome = link.hello(secret, epoch, Shortage::Passes, |process| found.push(process)).await?;
+        let welcome = link.hello(secret, epoch, FdShortage::Wait, |process| found.push(process)).await?;
         let core = owner.upgrade().ok_or_else(gone)?;
         let record: SessionRecord = serde_json::from_slice(&welcome.info).map_err(io::Error::other)?;
         let attachment = Attachment {
@@ -369,9 +369,9 @@ impl Session {
         let session = Self::new(id, principal, Arc::downgrade(core), attachment, Some(since));
         let is_whole = remains.logs.iter().all(|(enrolled, recovered)| recovered.is_whole(&enrolled.status));
         let link = if is_whole {
-            Link::archive(core.holders.clone(), core.metrics.clone(), &session)
+            HolderLink::archive(core.holders.clone(), core.metrics.clone(), &session)
         } else {
-            Link::severed(session.id.clone(), core.holders.clone(), core.metrics.clone())
+            HolderLink::without_holder(session.id.clone(), core.holders.clone(), core.metrics.clone())
         };
         let mut state = lock(&session.state);
         for (enrolled, recovered) in remains.logs {

@@ -62,7 +62,7 @@ impl Process {
 
     /// Tells the holder what the following readers have taken, if that has changed.
     pub(super) fn report_followed(&self) {
-        if !self.link().takes(FOLLOWERS) || self.forgotten.get().is_some() {
+        if !self.link().supports(FOLLOWERS) || self.forgotten.get().is_some() {
             return;
         }
         // Held until the message is sent: otherwise a thread with an older value could send after one with a newer

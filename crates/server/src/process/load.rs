@@ -10,7 +10,7 @@ use std::{
 use exec_server_log::{LoadedSegment, RecoverError};
 
 use super::{Process, lock};
-use crate::{link::passes, session::short};
+use crate::{holder_link::is_temporary, session::short};
 
 /// Spilled segments of one process that are in memory at once, 1 MiB each. Enough for a few readers at different
 /// positions.
@@ -43,7 +43,7 @@ impl SegmentLoad {
             // False if the segment was taken during the read.
             Ok(loaded) => process.chain().set_loaded(*segment, loaded),
             // A resource shortage does not mean that the file is lost. The next reader tries again.
-            Err(RecoverError::Os(error)) if passes(&error) => {
+            Err(RecoverError::Os(error)) if is_temporary(&error) => {
                 tracing::warn!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read now");
                 thread::sleep(PAUSE);
                 return;

@@ -9,7 +9,7 @@ use exec_server_holder::manifest::ManifestEntry;
 use exec_server_log::{ControlBlock, LogStatus, RecoveredLog, SegmentLocation};
 
 use super::{LogPosition, LostEnd, Process, ProcessInit, lock};
-use crate::link::Link;
+use crate::holder_link::HolderLink;
 
 /// Where the status of a process comes from.
 pub(super) enum StatusSource {
@@ -25,7 +25,7 @@ impl Process {
     /// position cannot be counted.
     pub(crate) fn from_dead_holder(
         init: ProcessInit,
-        link: Arc<Link>,
+        link: Arc<HolderLink>,
         known: LogStatus,
         recovered: &RecoveredLog,
     ) -> Self {
@@ -73,7 +73,7 @@ impl Process {
     }
 
     /// Handles a holder that archived the session: gives up everything that was shared with it.
-    pub(crate) fn archive(&self, link: Arc<Link>) {
+    pub(crate) fn archive(&self, link: Arc<HolderLink>) {
         let status = self.published_status();
         let left = StatusSource::LastKnown { status, end_offset: status.written };
         *self.status_source.write().unwrap_or_else(PoisonError::into_inner) = left;
@@ -85,7 +85,7 @@ impl Process {
 
     /// Connects the process to a new holder, which maintains its files. Releases segments that the holder knows but
     /// that have been taken since.
-    pub(crate) fn rejoin(&self, link: Arc<Link>, known: &Self) {
+    pub(crate) fn rejoin(&self, link: Arc<HolderLink>, known: &Self) {
         let ours: Vec<u64> = self.chain().segments().map(|segment| segment.id).collect();
         let theirs: Vec<u64> = known.chain().segments().map(|segment| segment.id).collect();
         for taken in theirs.into_iter().filter(|id| !ours.contains(id)) {

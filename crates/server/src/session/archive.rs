@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use super::{Entry, Session, short, ttl_ms};
 use crate::{
     core::ArchiveFiles,
-    link::Link,
+    holder_link::HolderLink,
     process::{Process, lock},
 };
 
@@ -46,7 +46,7 @@ pub(super) struct Archive {
 
 impl Session {
     /// Handles the holder's report that everything is on disk and that it could leave.
-    pub(crate) fn handle_archived(&self, link: &Arc<Link>) {
+    pub(crate) fn handle_archived(&self, link: &Arc<HolderLink>) {
         let state = lock(&self.state);
         let is_quiet = state.attached.is_none()
             && !state.over
@@ -54,7 +54,7 @@ impl Session {
             && state.by_slot.values().all(|process| process.is_on_disk());
         // Decide under the lock: a start that arrives now sees that the holder is leaving, and waits.
         if is_quiet {
-            link.ask_to_leave();
+            link.request_leave();
         }
     }
 
@@ -63,7 +63,7 @@ impl Session {
         let Some(core) = self.core.upgrade() else { return };
         tracing::debug!(session = short(&self.id), "its processes have closed; it is served from its files");
         self.record_ends();
-        let link = Link::archive(core.holders.clone(), core.metrics.clone(), self);
+        let link = HolderLink::archive(core.holders.clone(), core.metrics.clone(), self);
         let mut state = lock(&self.state);
         state.by_slot.values().for_each(|process| process.archive(link.clone()));
         state.link = None;
@@ -157,7 +157,7 @@ impl Session {
 
     /// Connects the known processes to a new holder, which reports the processes that it took over as `found`. Fails if
     /// one is missing: the holder would give its slot, and with it the names of its files, to another process.
-    pub(super) fn rejoin(&self, link: &Arc<Link>, found: &[Arc<Process>]) -> io::Result<()> {
+    pub(super) fn rejoin(&self, link: &Arc<HolderLink>, found: &[Arc<Process>]) -> io::Result<()> {
         let state = lock(&self.state);
         let is_found = |process: &Arc<Process>| found.iter().any(|known| is_same(known, process));
         if !state.by_slot.values().all(is_found) {

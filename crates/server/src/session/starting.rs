@@ -17,7 +17,7 @@ use crate::{
     descriptors::Reserved,
     environment,
     error::Failure,
-    link::{Unsent, Waiter},
+    holder_link::{ReplyWaiter, UnsentRequest},
     process::lock,
     pump::Reply,
     sandbox,
@@ -68,7 +68,7 @@ impl Session {
             let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
             let turn = self.record_start(&launch).await?;
             let link = self.link().await?;
-            if confined.is_some() && !link.takes(SANDBOXES) {
+            if confined.is_some() && !link.supports(SANDBOXES) {
                 let what = "the holder of this session is of an earlier release; open a new session".to_owned();
                 return Err(Failure::NotEnforceable { what });
             }
@@ -85,9 +85,9 @@ impl Session {
         let Launch { meta, spec, .. } = launch;
         let (confining, session) = (confined.clone(), Arc::downgrade(self));
         let search_path = environment::search_path(&meta.program(), &spec.env);
-        let waiter = Waiter::Start { meta, gate, reply, confined: confining, reserved, session, search_path };
+        let waiter = ReplyWaiter::Start { meta, gate, reply, confined: confining, reserved, session, search_path };
         if let Err(unsent) = link.start(waiter, spec, confined)
-            && let Unsent { waiter: Waiter::Start { meta, gate, reply, .. }, error } = *unsent
+            && let UnsentRequest { waiter: ReplyWaiter::Start { meta, gate, reply, .. }, error } = *unsent
         {
             self.handle_start_failed(&meta.process_id, &gate);
             reply.fail(&match error.kind() {

@@ -18,7 +18,7 @@ use tokio::{sync::Semaphore, task::unconstrained, time::Instant};
 use exec_server_holder::control::ToHolder;
 
 use super::ttl_ms;
-use crate::{connection::Peer, link::Link, process::Process, pump::PumpCommand};
+use crate::{connection::Peer, holder_link::HolderLink, process::Process, pump::PumpCommand};
 
 /// Remaining time-to-live of an empty session. Long enough for a client to notice a dead link and reconnect.
 const EMPTY_TTL: Duration = Duration::from_secs(30);
@@ -38,7 +38,7 @@ pub(super) struct State {
     /// By the holder's slot number. Also contains processes without a name: hidden ones, and forgotten ones that
     /// readers still hold.
     pub(super) by_slot: BTreeMap<u32, Arc<Process>>,
-    pub(super) link: Option<Arc<Link>>,
+    pub(super) link: Option<Arc<HolderLink>>,
     /// The holder has exited, and this server maintains the files.
     pub(super) is_archived: bool,
     /// The session has ended or expired. The end of the holder link is then expected.

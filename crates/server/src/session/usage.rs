@@ -63,7 +63,7 @@ impl State {
     }
 
     fn tell_use(&self, is_going_on: bool) {
-        if let Some(link) = self.link.as_ref().filter(|link| link.takes(FOLLOWERS)) {
+        if let Some(link) = self.link.as_ref().filter(|link| link.supports(FOLLOWERS)) {
             link.send(&ToHolder::Used { is_going_on });
         }
     }

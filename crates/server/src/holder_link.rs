@@ -39,13 +39,13 @@ use crate::{
     session::{Gate, Session, short},
 };
 
-mod maps;
+mod mapping_cache;
 mod starts;
 
-pub(crate) use self::maps::Lent;
-use self::maps::Maps;
+pub(crate) use self::mapping_cache::LentMapping;
+use self::mapping_cache::MappingCache;
 
-pub(crate) struct Link {
+pub(crate) struct HolderLink {
     session: Arc<str>,
     /// The session of the holder, set when the link starts running.
     owner: OnceLock<Weak<Session>>,
@@ -54,26 +54,26 @@ pub(crate) struct Link {
     /// `None` for a link that never had a live holder.
     socket: Option<AsyncFd<OwnedFd>>,
     /// Encoded messages that the socket has not accepted yet, oldest first.
-    unsent: Mutex<VecDeque<Message>>,
+    unsent: Mutex<VecDeque<HolderMessage>>,
     /// Notified when a message is added to `unsent`.
-    unsent_bell: Notify,
-    waiters: Mutex<Waiters>,
+    unsent_added: Notify,
+    waiters: Mutex<ReplyWaiters>,
     /// Set by the holder's `Welcome`.
     control: OnceLock<Arc<ControlBlock>>,
     /// The protocol version from the holder's `Welcome`.
     version: OnceLock<u32>,
     /// Cached mappings of the holder's memory.
-    maps: Arc<Maps>,
+    mappings: Arc<MappingCache>,
     broken: AtomicBool,
     /// Whether the holder is about to exit because the session is archived.
-    departure: watch::Sender<Departure>,
+    departure: watch::Sender<HolderDeparture>,
     /// The session is archived: its files contain everything that the holder had.
     is_archive: bool,
 }
 
 /// The exit of a holder that archives its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Departure {
+enum HolderDeparture {
     /// The holder stays.
     No,
     /// The server has sent `Leave`, and the holder has not answered.
@@ -83,14 +83,14 @@ enum Departure {
 }
 
 /// An encoded message, and the sandbox whose fds are sent with it.
-struct Message {
+struct HolderMessage {
     /// The request number, if the message is a start.
     start: Option<u32>,
     bytes: Vec<u8>,
     confined: Option<Arc<Confined>>,
 }
 
-impl Message {
+impl HolderMessage {
     fn send(&self, socket: &OwnedFd) -> io::Result<()> {
         let fds = self.confined.as_ref().map(|confined| confined.kit.parts().1).unwrap_or_default();
         control::send_raw(socket, &self.bytes, &fds)
@@ -98,16 +98,16 @@ impl Message {
 }
 
 #[derive(Default)]
-struct Waiters {
+struct ReplyWaiters {
     next: u32,
-    waiting: BTreeMap<u32, Waiter>,
+    waiting: BTreeMap<u32, ReplyWaiter>,
     /// The pending starts, each with the number of sweeps that have found it pending. Sweeps are counted instead of
     /// time: a server that was itself stopped must not mistake its own pause for the holder's silence.
     starts: BTreeMap<u32, u32>,
 }
 
 /// The recipient of a holder's reply. The references are weak because sessions and processes own their link.
-pub(crate) enum Waiter {
+pub(crate) enum ReplyWaiter {
     Start {
         meta: ProcessMeta,
         gate: Gate,
@@ -131,13 +131,13 @@ pub(crate) enum Waiter {
 }
 
 /// A request that could not be sent: its waiter, and the error.
-pub(crate) struct Unsent {
-    pub(crate) waiter: Waiter,
+pub(crate) struct UnsentRequest {
+    pub(crate) waiter: ReplyWaiter,
     pub(crate) error: io::Error,
 }
 
 /// The result of an attempt to send the queued messages.
-enum Flushed {
+enum FlushOutcome {
     All,
     /// The socket's buffer is full.
     Full,
@@ -150,20 +150,20 @@ const SHORT_OF_RESOURCES: Duration = Duration::from_millis(100);
 
 /// How `recv` treats a lack of fds.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shortage {
+pub(crate) enum FdShortage {
     /// Wait until fds are available. The holder's messages stay in the socket, and the children block.
-    Passes,
+    Wait,
     /// Return an error. Nothing is lost yet, and a client waits for an answer.
-    Fails,
+    Fail,
 }
 
 /// Whether the error is temporary.
-pub(crate) fn passes(error: &io::Error) -> bool {
+pub(crate) fn is_temporary(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || control::is_shortage(error)
 }
 
 /// Whether the other end is closed.
-fn is_gone(error: &io::Error) -> bool {
+fn is_disconnected(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
@@ -172,9 +172,9 @@ fn is_short_of_descriptors(error: &io::Error) -> bool {
 }
 
 /// A status that the holder will send. The request is already sent; dropping this only ignores the reply.
-pub(crate) struct Answer(oneshot::Receiver<CommandStatus>);
+pub(crate) struct PendingStatus(oneshot::Receiver<CommandStatus>);
 
-impl Answer {
+impl PendingStatus {
     /// `None` if the holder is dead.
     pub(crate) async fn get(self) -> Option<CommandStatus> {
         self.0.await.ok()
@@ -182,14 +182,14 @@ impl Answer {
 }
 
 /// The contents of a holder's `Welcome`.
-pub(crate) struct Welcome {
+pub(crate) struct HolderWelcome {
     pub(crate) info: Vec<u8>,
     pub(crate) ttl_ms: u64,
     pub(crate) detached_ms: u64,
-    bell: AsyncFd<OwnedFd>,
+    wakeup: AsyncFd<OwnedFd>,
 }
 
-impl Link {
+impl HolderLink {
     pub(crate) fn new(
         session: Arc<str>,
         holders: Arc<dyn Holders>,
@@ -215,19 +215,19 @@ impl Link {
             broken: AtomicBool::new(socket.is_none()),
             socket,
             unsent: Mutex::default(),
-            unsent_bell: Notify::new(),
+            unsent_added: Notify::new(),
             waiters: Mutex::default(),
             control: OnceLock::new(),
             version: OnceLock::new(),
-            maps: Arc::default(),
-            departure: watch::Sender::new(Departure::No),
+            mappings: Arc::default(),
+            departure: watch::Sender::new(HolderDeparture::No),
             is_archive: false,
         }
     }
 
     /// Creates a link for a holder that died before this server started. Nothing is sent on it; the spilled output can
     /// be read.
-    pub(crate) fn severed(session: Arc<str>, holders: Arc<dyn Holders>, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub(crate) fn without_holder(session: Arc<str>, holders: Arc<dyn Holders>, metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self::with(session, holders, metrics, None))
     }
 
@@ -244,23 +244,23 @@ impl Link {
     }
 
     /// Tells the holder to leave, unless it was already told or a request waits for its reply.
-    pub(crate) fn ask_to_leave(&self) {
+    pub(crate) fn request_leave(&self) {
         if lock(&self.waiters).waiting.is_empty() && !self.is_departing() {
-            self.departure.send_replace(Departure::Asked);
+            self.departure.send_replace(HolderDeparture::Asked);
             self.send(&ToHolder::Leave);
         }
     }
 
     /// Whether `Leave` was sent and the holder has not declined.
     pub(crate) fn is_departing(&self) -> bool {
-        *self.departure.borrow() == Departure::Asked
+        *self.departure.borrow() == HolderDeparture::Asked
     }
 
     /// Returns when the holder has exited or declined to leave.
     pub(crate) async fn departure_decided(&self) {
         let mut departure = self.departure.subscribe();
         // The sender is in `self`, so the wait cannot fail.
-        departure.wait_for(|departure| *departure != Departure::Asked).await.ok();
+        departure.wait_for(|departure| *departure != HolderDeparture::Asked).await.ok();
     }
 
     fn socket(&self) -> io::Result<&AsyncFd<OwnedFd>> {
@@ -293,51 +293,55 @@ impl Link {
     pub(crate) fn send(&self, message: &ToHolder<'_>) {
         let mut encoded = Vec::new();
         message.encode(&mut encoded);
-        if let Err(error) = self.post(Message { start: None, bytes: encoded, confined: None }) {
+        if let Err(error) = self.send_or_queue(HolderMessage { start: None, bytes: encoded, confined: None }) {
             // The receiving side sees the same error and cleans up.
             tracing::debug!(session = short(&self.session), %error, "message to the holder not sent");
         }
     }
 
     /// Sends a request whose reply goes to `waiter`. If it cannot be sent, returns the waiter and the error.
-    pub(crate) fn ask<'a>(&self, waiter: Waiter, request: impl FnOnce(u32) -> ToHolder<'a>) -> Result<(), Box<Unsent>> {
-        self.ask_with(waiter, None, request)
+    pub(crate) fn request<'a>(
+        &self,
+        waiter: ReplyWaiter,
+        request: impl FnOnce(u32) -> ToHolder<'a>,
+    ) -> Result<(), Box<UnsentRequest>> {
+        self.request_with(waiter, None, request)
     }
 
     /// Requests the start of a process, in a sandbox if one is given.
     pub(crate) fn start(
         &self,
-        waiter: Waiter,
+        waiter: ReplyWaiter,
         spec: StartSpec,
         confined: Option<Arc<Confined>>,
-    ) -> Result<(), Box<Unsent>> {
+    ) -> Result<(), Box<UnsentRequest>> {
         let kit = confined.as_ref().map(|confined| confined.kit.parts().0);
-        self.ask_with(waiter, confined, |req| match kit {
+        self.request_with(waiter, confined, |req| match kit {
             Some(kit) => ToHolder::StartConfined { req, kit, spec },
             None => ToHolder::Start { req, spec },
         })
     }
 
     /// Whether the holder's protocol version is at least `since`.
-    pub(crate) fn takes(&self, since: u32) -> bool {
+    pub(crate) fn supports(&self, since: u32) -> bool {
         self.version.get().is_some_and(|version| *version >= since)
     }
 
-    fn ask_with<'a>(
+    fn request_with<'a>(
         &self,
-        waiter: Waiter,
+        waiter: ReplyWaiter,
         confined: Option<Arc<Confined>>,
         request: impl FnOnce(u32) -> ToHolder<'a>,
-    ) -> Result<(), Box<Unsent>> {
+    ) -> Result<(), Box<UnsentRequest>> {
         let is_start;
         let req = {
             let mut waiters = lock(&self.waiters);
             if self.broken.load(Ordering::Acquire) {
-                return Err(Box::new(Unsent { waiter, error: io::ErrorKind::BrokenPipe.into() }));
+                return Err(Box::new(UnsentRequest { waiter, error: io::ErrorKind::BrokenPipe.into() }));
             }
             waiters.next = waiters.next.wrapping_add(1);
             let req = waiters.next;
-            is_start = matches!(waiter, Waiter::Start { .. });
+            is_start = matches!(waiter, ReplyWaiter::Start { .. });
             if is_start {
                 waiters.starts.insert(req, 0);
             }
@@ -347,14 +351,14 @@ impl Link {
         let mut bytes = Vec::new();
         request(req).encode(&mut bytes);
         // If the link ended in between, `end` has already answered the waiter.
-        match self.post(Message { start: is_start.then_some(req), bytes, confined }) {
-            Err(error) => self.waiter(req).map_or(Ok(()), |waiter| Err(Box::new(Unsent { waiter, error }))),
+        match self.send_or_queue(HolderMessage { start: is_start.then_some(req), bytes, confined }) {
+            Err(error) => self.take_waiter(req).map_or(Ok(()), |waiter| Err(Box::new(UnsentRequest { waiter, error }))),
             Ok(()) => Ok(()),
         }
     }
 
     /// Sends a message now or queues it. An error means that it will never be sent.
-    fn post(&self, message: Message) -> io::Result<()> {
+    fn send_or_queue(&self, message: HolderMessage) -> io::Result<()> {
         if message.bytes.len() > control::LARGE_MAX {
             return Err(rustix::io::Errno::MSGSIZE.into());
         }
@@ -367,23 +371,23 @@ impl Link {
                 Ok(()) => return Ok(()),
                 // The holder is dead. Report nothing here: its last messages are still in the socket and may tell why.
                 // The waiter is answered when the link ends.
-                Err(error) if is_gone(&error) => return Ok(()),
-                Err(error) if passes(&error) => {}
+                Err(error) if is_disconnected(&error) => return Ok(()),
+                Err(error) if is_temporary(&error) => {}
                 Err(error) => return Err(error),
             }
         }
         unsent.push_back(message);
         drop(unsent);
-        self.unsent_bell.notify_one();
+        self.unsent_added.notify_one();
         Ok(())
     }
 
     /// Sends a request whose reply is a status. The answer is `None` if the holder is dead.
-    pub(crate) fn status(&self, request: impl FnOnce(u32) -> ToHolder<'static>) -> Answer {
+    pub(crate) fn status(&self, request: impl FnOnce(u32) -> ToHolder<'static>) -> PendingStatus {
         let (tx, rx) = oneshot::channel();
         // On an error `tx` is dropped with the waiter, so the answer becomes `None`.
-        drop(self.ask(Waiter::Done(tx), request));
-        Answer(rx)
+        drop(self.request(ReplyWaiter::Done(tx), request));
+        PendingStatus(rx)
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -391,7 +395,7 @@ impl Link {
     }
 
     /// The error for requests that a broken link did not accept.
-    pub(crate) fn why_broken(&self) -> Failure {
+    pub(crate) fn broken_failure(&self) -> Failure {
         match self.owner.get().and_then(Weak::upgrade) {
             Some(session) => session.holder_lost(),
             None => Failure::HolderLost { session: self.session.to_string() },
@@ -407,9 +411,9 @@ impl Link {
         self: &Arc<Self>,
         secret: [u8; 32],
         epoch: u64,
-        shortage: Shortage,
+        shortage: FdShortage,
         mut process: impl FnMut(Arc<Process>),
-    ) -> io::Result<Welcome> {
+    ) -> io::Result<HolderWelcome> {
         self.send(&ToHolder::Hello { version: control::VERSION, secret, epoch });
         let mut welcome = None;
         let mut slots: BTreeMap<u32, Arc<Process>> = BTreeMap::new();
@@ -421,10 +425,10 @@ impl Link {
                     if version >= control::ARCHIVES {
                         self.send(&ToHolder::AllowArchive);
                     }
-                    let bell = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
+                    let wakeup = exec_server_rpc::register(fds.remove(1), Interest::READABLE)?;
                     let control = ControlBlock::open(fds.remove(0)).map_err(io::Error::other)?;
                     self.control.set(Arc::new(control)).ok(); // Ignores a second `Welcome` on the same link.
-                    welcome = Some(Welcome { info, ttl_ms, detached_ms, bell });
+                    welcome = Some(HolderWelcome { info, ttl_ms, detached_ms, wakeup });
                 }
                 FromHolder::Process(info) => {
                     let control = self.control()?;
@@ -443,7 +447,7 @@ impl Link {
                 }
                 FromHolder::Segment(info) => {
                     if let Some(process) = slots.get(&info.slot) {
-                        push_segment(process, &self.maps, &info, fds.pop())?;
+                        push_segment(process, &self.mappings, &info, fds.pop())?;
                     }
                 }
                 FromHolder::Ready => {
@@ -464,7 +468,7 @@ impl Link {
     }
 
     /// Receives one message. Cancel safe: a message leaves the socket only when it is returned.
-    async fn recv(&self, shortage: Shortage) -> io::Result<(FromHolder, Vec<OwnedFd>)> {
+    async fn recv(&self, shortage: FdShortage) -> io::Result<(FromHolder, Vec<OwnedFd>)> {
         let socket = self.socket()?;
         loop {
             let mut ready = socket.readable().await?;
@@ -472,7 +476,7 @@ impl Link {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
-                Err(error) if shortage == Shortage::Passes && is_short_of_descriptors(&error) => {
+                Err(error) if shortage == FdShortage::Wait && is_short_of_descriptors(&error) => {
                     tracing::warn!(session = short(&self.session), %error, "a message of the holder has to wait");
                     tokio::time::sleep(SHORT_OF_RESOURCES).await;
                 }
@@ -482,20 +486,20 @@ impl Link {
     }
 
     /// Serves the link until the holder closes it.
-    pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: Welcome) {
+    pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: HolderWelcome) {
         self.owner.set(Arc::downgrade(&session)).ok(); // A link runs once, so it was not set before.
         let ended = loop {
-            self.hear_bells(&session);
+            self.wake_dirty(&session);
             // Every branch is cancel safe: they wait only for readiness and notifications.
             tokio::select! {
                 biased;
-                message = self.recv(Shortage::Passes) => match message {
+                message = self.recv(FdShortage::Wait) => match message {
                     Ok((message, fds)) => self.handle(&session, message, fds),
                     Err(error) => break error,
                 },
-                ready = welcome.bell.readable() => {
+                ready = welcome.wakeup.readable() => {
                     if let Ok(mut ready) = ready {
-                        drain(welcome.bell.get_ref());
+                        drain(welcome.wakeup.get_ref());
                         ready.clear_ready();
                     }
                 }
@@ -506,7 +510,7 @@ impl Link {
     }
 
     /// Wakes the processes whose logs have grown, until no dirty flag is left and the session's wake-up is armed.
-    fn hear_bells(&self, session: &Session) {
+    fn wake_dirty(&self, session: &Session) {
         let Some(control) = self.control.get() else { return };
         loop {
             control.take_dirty(|slot| {
@@ -525,7 +529,7 @@ impl Link {
     /// otherwise every message that the holder reads would wake a thread here.
     async fn flush_unsent(&self) {
         if lock(&self.unsent).is_empty() {
-            self.unsent_bell.notified().await;
+            self.unsent_added.notified().await;
         }
         let copy = self.socket().and_then(|socket| socket.get_ref().try_clone());
         let Ok(room) = copy.and_then(|fd| exec_server_rpc::register(fd, Interest::WRITABLE)) else {
@@ -537,28 +541,28 @@ impl Link {
         };
         while let Ok(mut ready) = room.writable().await {
             match self.flush_some() {
-                Flushed::All => return,
-                Flushed::Full => ready.clear_ready(),
-                Flushed::Short => tokio::time::sleep(SHORT_OF_RESOURCES).await,
+                FlushOutcome::All => return,
+                FlushOutcome::Full => ready.clear_ready(),
+                FlushOutcome::Short => tokio::time::sleep(SHORT_OF_RESOURCES).await,
             }
         }
     }
 
-    fn flush_some(&self) -> Flushed {
+    fn flush_some(&self) -> FlushOutcome {
         let mut unsent = lock(&self.unsent);
-        let Ok(socket) = self.socket() else { return Flushed::All };
+        let Ok(socket) = self.socket() else { return FlushOutcome::All };
         while let Some(message) = unsent.front() {
             match message.send(socket.get_ref()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flushed::Full,
-                Err(error) if passes(&error) => return Flushed::Short,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return FlushOutcome::Full,
+                Err(error) if is_temporary(&error) => return FlushOutcome::Short,
                 // Sent, or impossible to send. In the second case the receiving side sees the end of the link.
                 Ok(()) | Err(_) => drop(unsent.pop_front()),
             }
         }
-        Flushed::All
+        FlushOutcome::All
     }
 
-    fn waiter(&self, req: u32) -> Option<Waiter> {
+    fn take_waiter(&self, req: u32) -> Option<ReplyWaiter> {
         let mut waiters = lock(&self.waiters);
         waiters.starts.remove(&req);
         waiters.waiting.remove(&req)
@@ -571,24 +575,24 @@ impl Link {
                 self.handle_start_failed(session, req, (stage, errno), &detail);
             }
             FromHolder::Written { req, status, done } => {
-                if let Some(Waiter::Stdin(process)) = self.waiter(req)
+                if let Some(ReplyWaiter::Stdin(process)) = self.take_waiter(req)
                     && let Some(process) = process.upgrade()
                 {
                     process.handle_written(status, done);
                 }
             }
-            FromHolder::Done { req, status } => match self.waiter(req) {
-                Some(Waiter::Stdin(process)) => {
+            FromHolder::Done { req, status } => match self.take_waiter(req) {
+                Some(ReplyWaiter::Stdin(process)) => {
                     if let Some(process) = process.upgrade() {
                         process.handle_stdin_closed(close_status(status));
                     }
                 }
-                Some(Waiter::Done(done)) => done.send(status).unwrap_or(()),
-                Some(Waiter::Start { .. } | Waiter::Withdrawn { .. }) | None => {}
+                Some(ReplyWaiter::Done(done)) => done.send(status).unwrap_or(()),
+                Some(ReplyWaiter::Start { .. } | ReplyWaiter::Withdrawn { .. }) | None => {}
             },
             FromHolder::Segment(info) => {
                 if let Some(process) = session.by_slot(info.slot)
-                    && let Err(error) = push_segment(&process, &self.maps, &info, fds.pop())
+                    && let Err(error) = push_segment(&process, &self.mappings, &info, fds.pop())
                 {
                     tracing::error!(session = short(&self.session), slot = info.slot, %error, "segment of a log cannot be mapped");
                 }
@@ -604,10 +608,10 @@ impl Link {
                     process.handle_dropped(segment);
                 }
             }
-            FromHolder::Retired { segment } => self.maps.retire(segment),
+            FromHolder::Retired { segment } => self.mappings.retire(segment),
             FromHolder::Expired => session.handle_expired(),
             FromHolder::Archived => session.handle_archived(self),
-            FromHolder::Staying => drop(self.departure.send_replace(Departure::No)),
+            FromHolder::Staying => drop(self.departure.send_replace(HolderDeparture::No)),
             FromHolder::Welcome { .. } | FromHolder::Refused { .. } | FromHolder::Process(_) | FromHolder::Ready => {
                 tracing::warn!(session = short(&self.session), "the holder repeats its introduction");
             }
@@ -627,14 +631,14 @@ impl Link {
         } else {
             session.handle_link_ended(reason);
         }
-        waiting.into_values().for_each(Waiter::lose);
-        self.departure.send_replace(Departure::Done);
+        waiting.into_values().for_each(ReplyWaiter::fail_holder_lost);
+        self.departure.send_replace(HolderDeparture::Done);
     }
 }
 
-impl Waiter {
+impl ReplyWaiter {
     /// Answers the waiter because the holder is dead.
-    fn lose(self) {
+    fn fail_holder_lost(self) {
         match self {
             Self::Start { meta, gate, reply, session, .. } => match session.upgrade() {
                 Some(session) => {
@@ -657,13 +661,13 @@ impl Waiter {
 
 fn push_segment(
     process: &Process,
-    maps: &Arc<Maps>,
+    mappings: &Arc<MappingCache>,
     info: &control::AnnouncedSegment,
     fd: Option<OwnedFd>,
 ) -> io::Result<()> {
     let mapping = match (info.on_disk, fd) {
         (true, _) => None,
-        (false, Some(fd)) => Some(maps.map(info, fd)?),
+        (false, Some(fd)) => Some(mappings.map(info, fd)?),
         (false, None) => return Err(io::Error::other("memory segment without its descriptor")),
     };
     let location = if info.on_disk { SegmentLocation::Disk } else { SegmentLocation::Memory };
@@ -692,6 +696,6 @@ fn close_status(status: CommandStatus) -> CloseStdinStatus {
 }
 
 /// Resets the eventfd. It is nonblocking, and one read resets it.
-fn drain(bell: &OwnedFd) {
-    rustix::io::read(bell, &mut [0; 8]).ok(); // EAGAIN: it was already reset.
+fn drain(wakeup: &OwnedFd) {
+    rustix::io::read(wakeup, &mut [0; 8]).ok(); // EAGAIN: it was already reset.
 }

@@ -22,25 +22,25 @@ const KEPT_MAX: usize = 32;
 
 /// The cached mappings by the number of their memfd, newest last.
 #[derive(Default)]
-pub(super) struct Maps(Mutex<VecDeque<(u64, Arc<MappedSegment>)>>);
+pub(super) struct MappingCache(Mutex<VecDeque<(u64, Arc<MappedSegment>)>>);
 
 /// A mapping in use by a log. Returns to the cache when dropped.
-pub(crate) struct Lent {
+pub(crate) struct LentMapping {
     memfd: u64,
     mapping: Arc<MappedSegment>,
-    maps: Arc<Maps>,
+    mappings: Arc<MappingCache>,
 }
 
-impl Maps {
+impl MappingCache {
     /// Maps a new segment, from the cache if possible.
-    pub(super) fn map(self: &Arc<Self>, info: &AnnouncedSegment, fd: OwnedFd) -> io::Result<Arc<Lent>> {
+    pub(super) fn map(self: &Arc<Self>, info: &AnnouncedSegment, fd: OwnedFd) -> io::Result<Arc<LentMapping>> {
         let memfd = memfd_of(info.id);
         let is_it = |mapping: &Arc<MappedSegment>| (mapping.id(), mapping.slot()) == (info.id, info.slot);
         let mapping = match self.take(memfd).filter(is_it) {
             Some(kept) => kept,
             None => MappedSegment::map(fd).map_err(io::Error::other)?,
         };
-        Ok(Arc::new(Lent { memfd, mapping, maps: self.clone() }))
+        Ok(Arc::new(LentMapping { memfd, mapping, mappings: self.clone() }))
     }
 
     /// Drops a mapping whose memory the holder will not use again.
@@ -54,7 +54,7 @@ impl Maps {
         kept.remove(at).map(|(_, mapping)| mapping)
     }
 
-    fn keep(&self, memfd: u64, mapping: Arc<MappedSegment>) {
+    fn put_back(&self, memfd: u64, mapping: Arc<MappedSegment>) {
         let mut kept = lock(&self.0);
         kept.retain(|(other, _)| *other != memfd);
         if kept.len() >= KEPT_MAX {
@@ -64,15 +64,15 @@ impl Maps {
     }
 }
 
-impl AsRef<MappedSegment> for Lent {
+impl AsRef<MappedSegment> for LentMapping {
     fn as_ref(&self) -> &MappedSegment {
         &self.mapping
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentMapping {
     /// Puts the mapping into the cache. The log drops it before it returns the segment to the holder.
     fn drop(&mut self) {
-        self.maps.keep(self.memfd, self.mapping.clone());
+        self.mappings.put_back(self.memfd, self.mapping.clone());
     }
 }

@@ -11,7 +11,7 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use exec_server_holder::control::{self, StartStage, ToHolder};
 
-use super::{Link, Waiter};
+use super::{HolderLink, ReplyWaiter};
 use crate::{
     error::Failure,
     process::{Process, ProcessInit, ProcessMeta, lock},
@@ -20,12 +20,12 @@ use crate::{
 };
 
 /// Number of sweeps, one per second, after which a pending start fails: after 5 to 6 s.
-const START_LOOKS: u32 = 6;
+const START_SWEEPS: u32 = 6;
 
 /// The same limit as a time. Used in the error text.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
-impl Link {
+impl HolderLink {
     pub(super) fn handle_started(
         self: &Arc<Self>,
         session: &Session,
@@ -34,10 +34,10 @@ impl Link {
         leader: Option<OwnedFd>,
     ) {
         let Ok(control) = self.control() else { return };
-        let (meta, gate, reserved, reply) = match self.waiter(req) {
-            Some(Waiter::Start { meta, gate, reply, reserved, .. }) => (meta, gate, reserved, Some(reply)),
-            Some(Waiter::Withdrawn { meta, gate, reserved, .. }) => (meta, gate, reserved, None),
-            Some(Waiter::Stdin(_) | Waiter::Done(_)) | None => return,
+        let (meta, gate, reserved, reply) = match self.take_waiter(req) {
+            Some(ReplyWaiter::Start { meta, gate, reply, reserved, .. }) => (meta, gate, reserved, Some(reply)),
+            Some(ReplyWaiter::Withdrawn { meta, gate, reserved, .. }) => (meta, gate, reserved, None),
+            Some(ReplyWaiter::Stdin(_) | ReplyWaiter::Done(_)) | None => return,
         };
         drop(reserved); // The fd of the leader has taken its place.
         let init = ProcessInit { session: self.session.clone(), meta, pid, slot, leader, counted: [0; 2] };
@@ -57,9 +57,9 @@ impl Link {
         (stage, errno): (StartStage, i32),
         detail: &[u8],
     ) {
-        match self.waiter(req) {
-            Some(Waiter::Withdrawn { meta, gate, .. }) => session.handle_start_failed(&meta.process_id, &gate),
-            Some(Waiter::Start { meta, gate, reply, confined, search_path, .. }) => {
+        match self.take_waiter(req) {
+            Some(ReplyWaiter::Withdrawn { meta, gate, .. }) => session.handle_start_failed(&meta.process_id, &gate),
+            Some(ReplyWaiter::Start { meta, gate, reply, confined, search_path, .. }) => {
                 session.handle_start_failed(&meta.process_id, &gate);
                 let failure = Failure::start(&meta, search_path, stage, errno, detail);
                 let failure = match confined {
@@ -69,7 +69,7 @@ impl Link {
                 session.record_failed(&meta.process_id, &failure);
                 reply.fail(&failure);
             }
-            Some(Waiter::Stdin(_) | Waiter::Done(_)) | None => {}
+            Some(ReplyWaiter::Stdin(_) | ReplyWaiter::Done(_)) | None => {}
         }
     }
 
@@ -77,8 +77,8 @@ impl Link {
     pub(crate) fn withdraw_overdue(&self, session: &Session) {
         let overdue: Vec<u32> = {
             let mut waiters = lock(&self.waiters);
-            waiters.starts.values_mut().for_each(|looks| *looks += 1);
-            waiters.starts.iter().filter(|(_, looks)| **looks >= START_LOOKS).map(|(req, _)| *req).collect()
+            waiters.starts.values_mut().for_each(|sweeps| *sweeps += 1);
+            waiters.starts.iter().filter(|(_, sweeps)| **sweeps >= START_SWEEPS).map(|(req, _)| *req).collect()
         };
         for req in overdue {
             // `None` if the holder has answered in between.
@@ -89,8 +89,8 @@ impl Link {
                 waited: START_WITHIN,
             };
             session.record_failed(&meta.process_id, &failure);
-            if self.unsend(req) {
-                self.waiter(req);
+            if self.dequeue_start(req) {
+                self.take_waiter(req);
                 session.handle_start_failed(&meta.process_id, &gate);
             } else if self.version.get().is_some_and(|version| *version >= control::WITHDRAWALS) {
                 self.send(&ToHolder::Withdraw { req });
@@ -106,9 +106,9 @@ impl Link {
         let mut waiters = lock(&self.waiters);
         waiters.starts.remove(&req);
         match waiters.waiting.remove(&req)? {
-            Waiter::Start { meta, gate, reply, reserved, session, .. } => {
+            ReplyWaiter::Start { meta, gate, reply, reserved, session, .. } => {
                 gate.withdraw();
-                let withdrawn = Waiter::Withdrawn { meta: meta.clone(), gate: gate.clone(), reserved, session };
+                let withdrawn = ReplyWaiter::Withdrawn { meta: meta.clone(), gate: gate.clone(), reserved, session };
                 waiters.waiting.insert(req, withdrawn);
                 Some((meta, gate, reply))
             }
@@ -120,7 +120,7 @@ impl Link {
     }
 
     /// Drops a queued start message. Returns false if it was already sent.
-    fn unsend(&self, req: u32) -> bool {
+    fn dequeue_start(&self, req: u32) -> bool {
         let mut unsent = lock(&self.unsent);
         let before = unsent.len();
         unsent.retain(|message| message.start != Some(req));
