@@ -9,7 +9,7 @@ use bytes::Bytes;
 use exec_server_rpc::{ByteStream, Framing, InboundFrame, Outbox, Receiver, WebSocketRole, memory};
 use exec_server_server::{
     access::Grant,
-    core::{Authenticated, Config, Core, Found, Holders},
+    core::{Authenticated, Config, Core, FoundSession, Holders},
 };
 use gungraun::prelude::*;
 use tokio::{
@@ -112,11 +112,11 @@ impl Holders for NoHolders {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn scan(&self) -> io::Result<Vec<(String, Found)>> {
+    fn scan(&self) -> io::Result<Vec<(String, FoundSession)>> {
         Ok(Vec::new())
     }
 
-    fn look(&self, _session: &str) -> io::Result<Option<Found>> {
+    fn inspect(&self, _session: &str) -> io::Result<Option<FoundSession>> {
         Ok(None)
     }
 

@@ -9,7 +9,7 @@ use exec_server_holder::{
     cgroup::{self, EnforcedLimits},
 };
 use exec_server_sandbox::FileUser;
-use exec_server_server::state_dir::{SpawnedConfig, shared_name};
+use exec_server_server::state_dir::{SpawnedHoldersConfig, shared_name};
 
 use crate::args;
 
@@ -40,12 +40,12 @@ pub(crate) fn settings(
     run_as: Option<&RunAs>,
     state_dir: &Path,
     original_nofile: Option<(u64, u64)>,
-) -> SpawnedConfig {
+) -> SpawnedHoldersConfig {
     let cgroups = cgroup::find_root(&shared_name(state_dir));
     let enforced = cgroups.as_ref().map(cgroup::CgroupRoot::enforced).unwrap_or_default();
     tracing::debug!(?enforced, "control groups");
     let (pids_max, memory_max) = (args.max_pids.0, args.max_memory.0);
-    SpawnedConfig {
+    SpawnedHoldersConfig {
         limits: HolderLimits { pids_max, memory_max, ..args.bounds.holder() },
         original_nofile,
         cgroups,

@@ -22,7 +22,7 @@ use exec_server_server::{
         ListenUrl, Server, ServerConfig,
         exposure::{self, Auth, Terms},
     },
-    state_dir::{Spawned, StateDir, TOKENS, Token},
+    state_dir::{SpawnedHolders, StateDir, TOKENS, Token},
     tls::Tls,
 };
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
@@ -93,7 +93,7 @@ fn serve_from(
     let mut config = confine::settings(args, run_as.as_ref(), state.path(), raise_nofile());
     config.remove_after = orphan_ttl(args, location);
     let cgroups = config.cgroups.clone();
-    let holders = Arc::new(Spawned::new(Arc::clone(state), spawner, config));
+    let holders = Arc::new(SpawnedHolders::new(Arc::clone(state), spawner, config));
     let runtime = runtime::new().context("start the runtime")?;
     let ended = runtime.block_on(serve(args, location, (token, tls), holders, run_as.as_ref(), audit.clone()));
     audit.record(Record::of("server.stop"));
@@ -110,7 +110,7 @@ async fn serve(
     args: &args::ServeArgs,
     location: &StateLocation,
     (token, tls): (Option<Token>, Option<Arc<Tls>>),
-    holders: Arc<Spawned>,
+    holders: Arc<SpawnedHolders>,
     run_as: Option<&confine::RunAs>,
     audit: Audit,
 ) -> anyhow::Result<()> {

@@ -31,7 +31,7 @@ use exec_server_rpc::{Framing, memory};
 use exec_server_server::{
     access::Grant,
     core::{Authenticated, Config, Core},
-    state_dir::{self, Spawned, SpawnedConfig, StateDir},
+    state_dir::{self, SpawnedHolders, SpawnedHoldersConfig, StateDir},
 };
 use tokio::task::JoinSet;
 
@@ -152,7 +152,11 @@ impl Local {
         let (state, spawner, private_dir) = opened.map_err(|error| failed(&error))??;
         let limits =
             HolderLimits { ttl_ms: FIRST_TTL_MS, disk_quota_bytes: config.disk_quota_bytes, ..HolderLimits::default() };
-        let holders = Spawned::new(Arc::new(state), spawner, SpawnedConfig { limits, ..SpawnedConfig::default() });
+        let holders = SpawnedHolders::new(
+            Arc::new(state),
+            spawner,
+            SpawnedHoldersConfig { limits, ..SpawnedHoldersConfig::default() },
+        );
         let core = Core::new(core_config(&config), Arc::new(holders));
         core.adopt().await.map_err(|error| failed(&error))?;
         let server = Arc::new(LocalServer { serving: Mutex::new(Some(ServingCore { core, links: JoinSet::new() })) });

@@ -35,13 +35,13 @@ use crate::{
     process::{Process, lock},
     sandbox::Sandboxes,
     seekers::Places,
-    session::{Attachment, Claim, Session, short},
+    session::{AttachClaim, Attachment, Session, short_id},
 };
 
 mod adoption;
 mod config;
-mod gone;
-mod guesses;
+mod gone_reason;
+mod guess_throttle;
 mod hook;
 mod idle;
 mod ids;
@@ -53,7 +53,7 @@ pub use idle::Visit;
 pub use ids::SessionIds;
 
 pub(crate) use self::adoption::HELD_FOR;
-use self::{adoption::Pending, gone::Gone};
+use self::{adoption::PendingSessions, gone_reason::GoneReason};
 
 /// The identity that a connection acts for. A session belongs to one principal, and only that principal can resume it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,7 +118,7 @@ impl Authenticated {
 }
 
 /// The state that was found on disk for one session.
-pub enum Found {
+pub enum FoundSession {
     /// A holder that accepts connections on its socket. The server adopts it.
     Holder {
         /// Connection to the holder's control socket.
@@ -135,24 +135,24 @@ pub enum Found {
     Expired(String),
     /// A dead holder that left files. The server serves them for reading. They are complete if the holder archived the
     /// session before it exited.
-    Remains(Remains),
+    DeadHolder(DeadHolder),
     /// A dead holder that left neither a tombstone nor output on disk.
-    Dead,
+    Lost,
 }
 
 /// The files that a dead holder left.
-pub struct Remains {
+pub struct DeadHolder {
     /// The session record.
     pub record: Vec<u8>,
     /// The processes, each with the readable part of its log.
     pub logs: Vec<(ManifestEntry, RecoveredLog)>,
     /// The session's clock, if the holder archived the session.
-    pub clock: Option<LeftClock>,
+    pub clock: Option<SavedClock>,
 }
 
 /// The clock of a session without a holder.
 #[derive(Clone, Copy, Debug)]
-pub struct LeftClock {
+pub struct SavedClock {
     /// Time-to-live while detached; `None` = unlimited.
     pub ttl: Option<Duration>,
     /// How long the session has been detached; `None` if a client was attached when its server ended.
@@ -178,9 +178,9 @@ pub trait Holders: Send + Sync + 'static {
     /// Creates the holder of a session. Returns the controlling end of the holder's socket, and the secret.
     fn create(&self, session: &str, info: &[u8]) -> io::Result<(OwnedFd, [u8; 32])>;
     /// Finds everything that earlier servers left in this state directory.
-    fn scan(&self) -> io::Result<Vec<(String, Found)>>;
+    fn scan(&self) -> io::Result<Vec<(String, FoundSession)>>;
     /// Finds what is left of one session; `None` if nothing is.
-    fn look(&self, session: &str) -> io::Result<Option<Found>>;
+    fn inspect(&self, session: &str) -> io::Result<Option<FoundSession>>;
     /// Reads the record of a session, whether or not it has a holder; `None` if the record was never written.
     fn read_record(&self, _session: &str) -> io::Result<Option<Vec<u8>>> {
         Ok(None)
@@ -200,11 +200,11 @@ pub trait Holders: Send + Sync + 'static {
     fn remove(&self, session: &str) -> io::Result<()>;
     /// Undoes `create`: the holder was not made, died before its hello, or failed the handshake. The session is then as
     /// if `create` had not been called. A holder that is still alive exits when it loses its link.
-    fn unmake(&self, _session: &str) {}
+    fn undo_create(&self, _session: &str) {}
     /// Kills everything that the dead holder of a session left running (blocking; called off the runtime's threads).
-    fn bury(&self, _session: &str) {}
+    fn kill_leftovers(&self, _session: &str) {}
     /// Whether new holders can be created. Checked once a second.
-    fn is_well(&self) -> bool {
+    fn can_create_holders(&self) -> bool {
         true
     }
     /// Whether the state directory, which the next server needs, is still in place. Checked once a second.
@@ -219,9 +219,9 @@ pub trait Holders: Send + Sync + 'static {
     fn keep_placeholders(&self, _paths: &[PathBuf]) -> io::Result<()> {
         Ok(())
     }
-    /// Restores the ability to create holders after `is_well` returned false (blocking; called off the
+    /// Restores the ability to create holders after `can_create_holders` returned false (blocking; called off the
     /// runtime's threads).
-    fn mend(&self) {}
+    fn repair(&self) {}
     /// Creates a view of the files for a sandbox (blocking; called off the runtime's threads).
     fn view(&self, _script: &Script) -> Result<Built, BuildError> {
         let source = io::ErrorKind::Unsupported.into();
@@ -254,11 +254,11 @@ pub struct Core {
     pub(crate) own_files: Option<Arc<OwnFiles>>,
     sessions: Mutex<BTreeMap<Arc<str>, Arc<Session>>>,
     /// Sessions whose holders have not been adopted yet.
-    pending: Pending,
+    pending: PendingSessions,
     /// The state directory was removed or replaced while the server runs.
     state_lost: AtomicBool,
     /// Ended sessions that a late client may still ask for, with the reason.
-    gone: Mutex<BTreeMap<String, Gone>>,
+    gone: Mutex<BTreeMap<String, GoneReason>>,
     peers: Mutex<BTreeMap<u64, Arc<Peer>>>,
     /// Notified when a connection has ended.
     peer_gone: Notify,
@@ -267,7 +267,7 @@ pub struct Core {
     /// Number of live `Visit`s; see `idle`.
     visits: Mutex<usize>,
     /// Throttles requests for sessions that do not exist.
-    guesses: Mutex<guesses::Guesses>,
+    guess_throttle: Mutex<guess_throttle::GuessThrottle>,
     /// Holder links and the sweep. Aborted when the core is dropped.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -293,14 +293,14 @@ impl Core {
             metrics: Arc::default(),
             sessions: Mutex::default(),
             gone: Mutex::default(),
-            pending: Pending::default(),
+            pending: PendingSessions::default(),
             state_lost: AtomicBool::new(false),
             peers: Mutex::default(),
             peer_gone: Notify::new(),
             next_peer: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             visits: Mutex::default(),
-            guesses: Mutex::default(),
+            guess_throttle: Mutex::default(),
             tasks: Mutex::default(),
         })
     }
@@ -347,7 +347,7 @@ impl Core {
         let holders = self.holders.clone();
         self.spawn(async move {
             let kill = move || {
-                holders.bury(&session);
+                holders.kill_leftovers(&session);
                 let leaders: Vec<_> = processes.iter().filter_map(|process| process.leader()).collect();
                 exec_server_holder::kill_orphans(leaders.iter().map(|(leader, pid)| (leader.as_fd(), *pid)));
             };
@@ -395,7 +395,7 @@ impl Core {
         match written.map_err(io::Error::other).flatten() {
             Ok(()) => {}
             // Not fatal: the session works until the server ends, and a full disk should not make it fail.
-            Err(error) => tracing::error!(session = short(&session.id), %error, "record of the session not written"),
+            Err(error) => tracing::error!(session = short_id(&session.id), %error, "record of the session not written"),
         }
         // Insert only after the record is written: a request that ends the session then finds the record and removes
         // it.
@@ -426,7 +426,7 @@ impl Core {
         let attachment = Attachment { ttl: Some(limits::REFERENCE_TTL), is_ttl_asked: false, reference: true };
         let session = self.bare_session(principal, attachment)?;
         lock(&self.sessions).insert(session.id.clone(), session.clone());
-        session.attach(peer, attachment, Claim::Any)?;
+        session.attach(peer, attachment, AttachClaim::Any)?;
         Ok(session)
     }
 
@@ -434,17 +434,17 @@ impl Core {
     pub(crate) fn session(&self, id: &str, principal: &Principal) -> Result<Arc<Session>, Failure> {
         // Check the pending sessions first: an adopted session enters the table before it leaves the pending set, so
         // one of the two checks always finds it.
-        if let Some(waited) = self.pending.waited(id, principal) {
+        if let Some(waited) = self.pending.pending_for(id, principal) {
             return Err(Failure::SessionAdopting { id: id.to_owned(), waited });
         }
         if let Some(session) = lock(&self.sessions).get(id).filter(|session| session.principal == *principal) {
             return Ok(session.clone());
         }
-        Err(self.why_gone(id))
+        Err(self.gone_failure(id))
     }
 
     /// The error for a session that does not exist, with the reason if it is remembered.
-    pub(crate) fn why_gone(&self, id: &str) -> Failure {
+    pub(crate) fn gone_failure(&self, id: &str) -> Failure {
         match lock(&self.gone).get(id) {
             Some(gone) => gone.failure(id),
             None => Failure::UnknownSession { id: id.chars().take(64).collect() },
@@ -452,8 +452,8 @@ impl Core {
     }
 
     /// Counts a request for a session that does not exist, and returns how long to delay its answer.
-    pub(crate) fn wrong_try(&self, principal: &Principal, tries: u32) -> Duration {
-        lock(&self.guesses).wait(principal, tries, Instant::now())
+    pub(crate) fn count_wrong_try(&self, principal: &Principal, tries: u32) -> Duration {
+        lock(&self.guess_throttle).wait(principal, tries, Instant::now())
     }
 
     pub(crate) fn sessions_of(&self, principal: &Principal) -> Vec<Arc<Session>> {
@@ -466,18 +466,18 @@ impl Core {
         match self.holders.remove(id) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The holder has removed its directory itself.
-            Err(error) => tracing::warn!(session = short(id), %error, "what was left of the session stays"),
+            Err(error) => tracing::warn!(session = short_id(id), %error, "what was left of the session stays"),
         }
     }
 
     pub(crate) fn expire(&self, id: &str, processes: Vec<String>) {
-        tracing::info!(session = short(id), processes = processes.len(), "session expired");
+        tracing::info!(session = short_id(id), processes = processes.len(), "session expired");
         self.metrics.expired.inc();
-        self.remember_gone(id, Gone::expired_now(processes));
+        self.remember_gone(id, GoneReason::expired_now(processes));
         self.remove(id);
     }
 
-    fn remember_gone(&self, id: &str, why: Gone) {
+    fn remember_gone(&self, id: &str, why: GoneReason) {
         let mut gone = lock(&self.gone);
         while gone.len() >= GONE_REMEMBERED {
             gone.pop_first();

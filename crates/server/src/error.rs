@@ -13,7 +13,7 @@ use exec_server_protocol::{
 };
 use rustix::io::Errno;
 
-use crate::{fetch::FetchError, files::Use, handlers::sizes, process::ProcessMeta, session::short};
+use crate::{fetch::FetchError, files::Use, handlers::sizes, process::ProcessMeta, session::short_id};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -86,7 +86,7 @@ pub(crate) enum Failure {
     HolderLost { session: String },
     #[error(
         "start `{program}`: the holder process of session {} has not answered for {} s; the start was withdrawn, try again",
-        short(session), waited.as_secs()
+        short_id(session), waited.as_secs()
     )]
     HolderSilent { program: String, session: String, waited: Duration },
     #[error(

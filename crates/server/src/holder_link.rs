@@ -36,7 +36,7 @@ use crate::{
     process::{Process, ProcessInit, ProcessMeta, lock},
     pump::Reply,
     sandbox::Confined,
-    session::{Gate, Session, short},
+    session::{Session, StartGate, short_id},
 };
 
 mod mapping_cache;
@@ -110,7 +110,7 @@ struct ReplyWaiters {
 pub(crate) enum ReplyWaiter {
     Start {
         meta: ProcessMeta,
-        gate: Gate,
+        gate: StartGate,
         reply: Reply,
         confined: Option<Arc<Confined>>,
         reserved: Reserved,
@@ -122,7 +122,7 @@ pub(crate) enum ReplyWaiter {
     /// it.
     Withdrawn {
         meta: ProcessMeta,
-        gate: Gate,
+        gate: StartGate,
         reserved: Reserved,
         session: Weak<Session>,
     },
@@ -278,7 +278,7 @@ impl HolderLink {
         }
         let name = exec_server_log::disk_name(slot, segment);
         if let Err(error) = self.holders.remove_segment(&self.session, &name) {
-            tracing::warn!(session = short(&self.session), name, %error, "spilled output stays until the session ends");
+            tracing::warn!(session = short_id(&self.session), name, %error, "spilled output stays until the session ends");
         }
     }
 
@@ -295,7 +295,7 @@ impl HolderLink {
         message.encode(&mut encoded);
         if let Err(error) = self.send_or_queue(HolderMessage { start: None, bytes: encoded, confined: None }) {
             // The receiving side sees the same error and cleans up.
-            tracing::debug!(session = short(&self.session), %error, "message to the holder not sent");
+            tracing::debug!(session = short_id(&self.session), %error, "message to the holder not sent");
         }
     }
 
@@ -397,7 +397,7 @@ impl HolderLink {
     /// The error for requests that a broken link did not accept.
     pub(crate) fn broken_failure(&self) -> Failure {
         match self.owner.get().and_then(Weak::upgrade) {
-            Some(session) => session.holder_lost(),
+            Some(session) => session.holder_lost_failure(),
             None => Failure::HolderLost { session: self.session.to_string() },
         }
     }
@@ -477,7 +477,7 @@ impl HolderLink {
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                 Err(error) if shortage == FdShortage::Wait && is_short_of_descriptors(&error) => {
-                    tracing::warn!(session = short(&self.session), %error, "a message of the holder has to wait");
+                    tracing::warn!(session = short_id(&self.session), %error, "a message of the holder has to wait");
                     tokio::time::sleep(SHORT_OF_RESOURCES).await;
                 }
                 Err(error) => return Err(error),
@@ -594,7 +594,7 @@ impl HolderLink {
                 if let Some(process) = session.by_slot(info.slot)
                     && let Err(error) = push_segment(&process, &self.mappings, &info, fds.pop())
                 {
-                    tracing::error!(session = short(&self.session), slot = info.slot, %error, "segment of a log cannot be mapped");
+                    tracing::error!(session = short_id(&self.session), slot = info.slot, %error, "segment of a log cannot be mapped");
                 }
             }
             FromHolder::Spilled { slot, segment } => {
@@ -613,7 +613,7 @@ impl HolderLink {
             FromHolder::Archived => session.handle_archived(self),
             FromHolder::Staying => drop(self.departure.send_replace(HolderDeparture::No)),
             FromHolder::Welcome { .. } | FromHolder::Refused { .. } | FromHolder::Process(_) | FromHolder::Ready => {
-                tracing::warn!(session = short(&self.session), "the holder repeats its introduction");
+                tracing::warn!(session = short_id(&self.session), "the holder repeats its introduction");
             }
         }
     }
@@ -643,7 +643,7 @@ impl ReplyWaiter {
             Self::Start { meta, gate, reply, session, .. } => match session.upgrade() {
                 Some(session) => {
                     session.handle_start_failed(&meta.process_id, &gate);
-                    reply.fail(&session.holder_lost());
+                    reply.fail(&session.holder_lost_failure());
                 }
                 None => reply.fail(&Failure::Draining),
             },

@@ -16,7 +16,7 @@ use exec_server_protocol::{
     method::{METHODS, Method},
 };
 
-pub(crate) use self::text::Text;
+pub(crate) use self::text::MetricsText;
 
 /// Upper bounds of the latency buckets, in microseconds: from a typical response over loopback to a delay that a person
 /// notices.
@@ -142,7 +142,7 @@ impl Default for Metrics {
 
 /// Values that are computed when the page is requested.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct MetricsSnapshot {
     pub(crate) connections: u64,
     pub(crate) sessions_attached: u64,
     pub(crate) sessions_detached: u64,
@@ -179,18 +179,18 @@ impl Metrics {
     }
 
     /// The page in the Prometheus text format.
-    pub(crate) fn render(&self, seen: &Seen) -> String {
-        let mut text = Text::default();
+    pub(crate) fn render(&self, snapshot: &MetricsSnapshot) -> String {
+        let mut text = MetricsText::default();
         text.gauge("exec_server_build_info", "Which build this is.", &[(&[("version", env!("CARGO_PKG_VERSION"))], 1)]);
-        self.render_connections(&mut text, seen);
-        self.render_sessions(&mut text, seen);
-        self.render_bytes(&mut text, seen);
+        self.render_connections(&mut text, snapshot);
+        self.render_sessions(&mut text, snapshot);
+        self.render_bytes(&mut text, snapshot);
         self.render_requests(&mut text);
         text.finish()
     }
 
-    fn render_connections(&self, text: &mut Text, seen: &Seen) {
-        text.gauge("exec_server_connections", "Connections that are open.", &[(&[], seen.connections)]);
+    fn render_connections(&self, text: &mut MetricsText, snapshot: &MetricsSnapshot) {
+        text.gauge("exec_server_connections", "Connections that are open.", &[(&[], snapshot.connections)]);
         text.counter(
             "exec_server_connections_total",
             "Connections that passed a door.",
@@ -208,20 +208,23 @@ impl Metrics {
             "Connections dropped because nothing was heard of the peer.",
             &[(&[], self.dead_peers.get())],
         );
-        let door = seen.door.map(|(outcome, count)| ([("outcome", outcome)], count));
+        let door = snapshot.door.map(|(outcome, count)| ([("outcome", outcome)], count));
         text.counter(
             "exec_server_door_total",
             "Connections that came to the door and not in, and those answered late.",
             &door.each_ref().map(|(label, count)| (label.as_slice(), *count)),
         );
-        text.gauge("exec_server_draining", "1 while the server ends in order.", &[(&[], u64::from(seen.draining))]);
+        text.gauge("exec_server_draining", "1 while the server ends in order.", &[(&[], u64::from(snapshot.draining))]);
     }
 
-    fn render_sessions(&self, text: &mut Text, seen: &Seen) {
+    fn render_sessions(&self, text: &mut MetricsText, snapshot: &MetricsSnapshot) {
         text.gauge(
             "exec_server_sessions",
             "Sessions, by whether a connection has them.",
-            &[(&[("state", "attached")], seen.sessions_attached), (&[("state", "detached")], seen.sessions_detached)],
+            &[
+                (&[("state", "attached")], snapshot.sessions_attached),
+                (&[("state", "detached")], snapshot.sessions_detached),
+            ],
         );
         for (name, help, counter) in [
             ("exec_server_sessions_total", "Sessions made.", &self.sessions),
@@ -237,25 +240,25 @@ impl Metrics {
         text.counter(
             "exec_server_audit_lost_total",
             "Records that the audit log could not take.",
-            &[(&[], seen.audit_lost)],
+            &[(&[], snapshot.audit_lost)],
         );
         text.gauge(
             "exec_server_processes",
             "Processes, running and ended but kept.",
-            &[(&[("state", "running")], seen.processes_running), (&[("state", "ended")], seen.processes_ended)],
+            &[(&[("state", "running")], snapshot.processes_running), (&[("state", "ended")], snapshot.processes_ended)],
         );
         text.gauge(
             "exec_server_processes_blocked",
             "Processes that wait because their output is not taken, by what is full.",
             &[
-                (&[("reason", "memory")], seen.blocked_memory),
-                (&[("reason", "quota")], seen.blocked_quota),
-                (&[("reason", "disk")], seen.blocked_disk),
+                (&[("reason", "memory")], snapshot.blocked_memory),
+                (&[("reason", "quota")], snapshot.blocked_quota),
+                (&[("reason", "disk")], snapshot.blocked_disk),
             ],
         );
     }
 
-    fn render_bytes(&self, text: &mut Text, _: &Seen) {
+    fn render_bytes(&self, text: &mut MetricsText, _: &MetricsSnapshot) {
         for (name, help, counter) in [
             ("exec_server_received_bytes_total", "Bytes from peers, framing included.", &self.received_bytes),
             ("exec_server_sent_bytes_total", "Bytes to peers, framing included.", &self.sent_bytes),
@@ -270,7 +273,7 @@ impl Metrics {
         }
     }
 
-    fn render_requests(&self, text: &mut Text) {
+    fn render_requests(&self, text: &mut MetricsText) {
         text.begin(
             "exec_server_request_seconds",
             "From a request to its answer; a waiting read counts its wait.",
@@ -312,7 +315,7 @@ mod tests {
         for us in [100, 101, 5_000_000, 5_000_001] {
             metrics.answered(method, Duration::from_micros(us));
         }
-        let text = metrics.render(&Seen::default());
+        let text = metrics.render(&MetricsSnapshot::default());
         let line = |le: &str| format!("exec_server_request_seconds_bucket{{method=\"process/start\",le=\"{le}\"}}");
         for (le, count) in [("0.0001", 1), ("0.00025", 2), ("1", 2), ("5", 3), ("+Inf", 4)] {
             assert!(text.contains(&format!("{} {count}\n", line(le))), "{le}: {text}");
@@ -329,7 +332,7 @@ mod tests {
         }
         metrics.refused(401);
         metrics.refused(418);
-        let text = metrics.render(&Seen::default());
+        let text = metrics.render(&MetricsSnapshot::default());
         assert!(
             Kind::ALL.iter().all(|kind| text.contains(&format!("exec_server_errors_total{{kind=\"{kind}\"}} 1\n")))
         );

@@ -30,7 +30,7 @@ use crate::{
     error::Failure,
     holder_link::{HolderLink, LentMapping, ReplyWaiter},
     pump::{FeedWaker, Reply},
-    session::short,
+    session::short_id,
 };
 
 mod followers;
@@ -412,7 +412,7 @@ impl Process {
     /// Gives up a damaged segment, so that readers get a gap instead of waiting forever.
     pub(crate) fn handle_damaged(&self, segment: u64) {
         tracing::error!(
-            session = short(&self.session),
+            session = short_id(&self.session),
             process = self.id(),
             segment,
             "part of the log is damaged; it is reported as a gap"

@@ -35,7 +35,7 @@ use crate::{
     own_files,
     placeholder::{self, Placeholder},
     process::lock,
-    session::Launch,
+    session::ProcessLaunch,
 };
 
 /// Most cached sandboxes of each kind. Each costs a few fds and a mount table.
@@ -532,7 +532,10 @@ impl Confinement {
 }
 
 /// Prepares the sandbox of a start, if it has one, and writes it to the metadata of the process.
-pub(crate) async fn confine(core: Option<Arc<Core>>, launch: &mut Launch) -> Result<Option<Arc<Confined>>, Failure> {
+pub(crate) async fn confine(
+    core: Option<Arc<Core>>,
+    launch: &mut ProcessLaunch,
+) -> Result<Option<Arc<Confined>>, Failure> {
     let (Some(asked), Some(core)) = (launch.confinement.clone(), core) else { return Ok(None) };
     let sandboxes = core.sandboxes.clone();
     let made = tokio::task::spawn_blocking(move || sandboxes.process(&asked)).await;

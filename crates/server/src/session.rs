@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::{
     connection::Peer,
-    core::{Config, Core, Principal, Remains},
+    core::{Config, Core, DeadHolder, Principal},
     error::Failure,
     files::Files,
     holder_link::{FdShortage, HolderLink},
@@ -35,16 +35,16 @@ use crate::{
 };
 
 mod archive;
+mod process_table;
 mod record;
 mod starting;
-mod table;
 mod usage;
 
-use self::archive::Archive;
-use self::table::{Entry, State};
+use self::archive::ArchiveState;
+use self::process_table::{ProcessEntry, SessionState};
 pub(crate) use self::{
-    table::{Gate, Lookup},
-    usage::InUse,
+    process_table::{ProcessLookup, StartGate},
+    usage::SessionUse,
 };
 
 /// A new holder that has not sent its hello by then never will.
@@ -58,7 +58,7 @@ pub struct Session {
     pub(crate) id: Arc<str>,
     pub(crate) principal: Principal,
     core: Weak<Core>,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     /// The session's open files.
     pub(crate) files: Files,
     /// Held while the holder is being created, so that only one is created and starts keep their order.
@@ -66,7 +66,7 @@ pub struct Session {
     /// In strict audit mode, held from the audit record of a start until the start is sent, so that both have the same
     /// order.
     recording: tokio::sync::Mutex<()>,
-    archive: Archive,
+    archive: ArchiveState,
 }
 
 /// The facts that a restarted server needs about a session. Stored by the holder, or in a file without a holder.
@@ -91,7 +91,7 @@ pub(crate) struct Attachment {
 
 /// Which connections a new connection may take the session from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub(crate) enum AttachClaim {
     /// Any: for `takeover`, or for a session that is new.
     Any,
     /// Only this connection, which did not answer the ping. `None`: the session must be detached.
@@ -99,7 +99,7 @@ pub(crate) enum Claim {
 }
 
 /// A process as a start request describes it.
-pub(crate) struct Launch {
+pub(crate) struct ProcessLaunch {
     pub(crate) meta: ProcessMeta,
     pub(crate) spec: StartSpec,
     /// The sandbox to run it in.
@@ -120,7 +120,7 @@ impl Session {
             id,
             principal,
             core,
-            state: Mutex::new(State {
+            state: Mutex::new(SessionState {
                 attached: None,
                 detached_since,
                 ttl: attachment.ttl,
@@ -134,7 +134,7 @@ impl Session {
                 users: 0,
                 used_at: None,
             }),
-            archive: Archive::default(),
+            archive: ArchiveState::default(),
             files: Files::default(),
             opening: tokio::sync::Mutex::default(),
             recording: tokio::sync::Mutex::default(),
@@ -162,13 +162,13 @@ impl Session {
         lock(&self.state).attached.clone()
     }
 
-    /// Attaches `peer` and supersedes the previous connection, if any. With `Claim::From` the attach fails if the
+    /// Attaches `peer` and supersedes the previous connection, if any. With `AttachClaim::From` the attach fails if the
     /// session is attached to a connection other than the named one: another client was faster and keeps the session.
     pub(crate) fn attach(
         self: &Arc<Self>,
         peer: Arc<Peer>,
         attachment: Attachment,
-        claim: Claim,
+        claim: AttachClaim,
     ) -> Result<(), Failure> {
         let mut state = lock(&self.state);
         if state.over {
@@ -176,7 +176,7 @@ impl Session {
         }
         let id = peer.id;
         let other = state.attached.as_ref().map(|attached| attached.id).filter(|attached| *attached != id);
-        if let (Claim::From(silent), Some(other)) = (claim, other)
+        if let (AttachClaim::From(silent), Some(other)) = (claim, other)
             && silent != Some(other)
         {
             return Err(Failure::SessionAttached { id: self.id.to_string() });
@@ -233,7 +233,7 @@ impl Session {
         let state = lock(&self.state);
         let capabilities = peer.capabilities();
         let cap = self.core.upgrade().map(|core| core.config.reference_cap_bytes()).filter(|_| !capabilities.ack);
-        for process in state.processes.values().filter_map(Entry::live) {
+        for process in state.processes.values().filter_map(ProcessEntry::live) {
             // The client that started the process may have been able to acknowledge. This one cannot, so the log must
             // keep more.
             if let Some(bytes) = cap {
@@ -261,17 +261,17 @@ impl Session {
         match link {
             Some(link) if !over && !link.is_broken() => return Ok(link),
             None if !over => {}
-            Some(_) | None => return Err(self.holder_lost()),
+            Some(_) | None => return Err(self.holder_lost_failure()),
         }
         // Keep only `holders` across the await: this may run as a task of the core, which must not keep the core alive.
         let holders = self.core.upgrade().ok_or(Failure::Draining)?.holders.clone();
         if is_archived {
             self.hand_over_archive().await.map_err(failed)?;
         }
-        let mut made = self.make_holder(holders.clone()).await;
-        if made.as_ref().is_err_and(is_stillborn) {
+        let mut made = self.create_holder(holders.clone()).await;
+        if made.as_ref().is_err_and(died_before_hello) {
             // The spawner may have died while it handled the request. Try once more with its successor.
-            made = self.make_holder(holders).await;
+            made = self.create_holder(holders).await;
         }
         let made = made.inspect_err(|_| {
             if is_archived {
@@ -284,7 +284,7 @@ impl Session {
         Ok(link)
     }
 
-    async fn make_holder(
+    async fn create_holder(
         &self,
         holders: Arc<dyn crate::core::Holders>,
     ) -> io::Result<(Arc<HolderLink>, crate::holder_link::HolderWelcome)> {
@@ -299,7 +299,7 @@ impl Session {
             Err(error) => {
                 // Before the link is dropped: a holder that loses its link and finds its secret removed or replaced knows
                 // that no server will come back.
-                holders.unmake(&self.id);
+                holders.undo_create(&self.id);
                 Err(error)
             }
         }
@@ -346,7 +346,7 @@ impl Session {
         let now = Instant::now();
         let since = now.checked_sub(Duration::from_millis(welcome.detached_ms)).unwrap_or(now);
         let session = Self::new(id, Principal::named(&record.principal), owner.clone(), attachment, Some(since));
-        session.recall_ends(&core.config.audit, &found);
+        session.mark_recorded_ends(&core.config.audit, &found);
         {
             let mut state = lock(&session.state);
             found.into_iter().for_each(|process| state.adopt(process));
@@ -358,23 +358,23 @@ impl Session {
 
     /// Creates a session from the files of a dead holder: its processes have ended, and their spilled output can be
     /// read.
-    pub(crate) fn from_remains(core: &Arc<Core>, id: Arc<str>, remains: Remains) -> io::Result<Arc<Self>> {
-        let record: SessionRecord = serde_json::from_slice(&remains.record).map_err(io::Error::other)?;
+    pub(crate) fn from_dead_holder(core: &Arc<Core>, id: Arc<str>, dead_holder: DeadHolder) -> io::Result<Arc<Self>> {
+        let record: SessionRecord = serde_json::from_slice(&dead_holder.record).map_err(io::Error::other)?;
         let record_ttl = record.ttl_ms.map(Duration::from_millis);
-        let (ttl, detached_for) = remains.clock.map_or((record_ttl, None), |clock| (clock.ttl, clock.detached_for));
+        let (ttl, detached_for) = dead_holder.clock.map_or((record_ttl, None), |clock| (clock.ttl, clock.detached_for));
         let attachment = Attachment { ttl, is_ttl_asked: false, reference: record.reference };
         let principal = Principal::named(&record.principal);
         let now = Instant::now();
         let since = now.checked_sub(detached_for.unwrap_or_default()).unwrap_or(now);
         let session = Self::new(id, principal, Arc::downgrade(core), attachment, Some(since));
-        let is_whole = remains.logs.iter().all(|(enrolled, recovered)| recovered.is_whole(&enrolled.status));
+        let is_whole = dead_holder.logs.iter().all(|(enrolled, recovered)| recovered.is_whole(&enrolled.status));
         let link = if is_whole {
             HolderLink::archive(core.holders.clone(), core.metrics.clone(), &session)
         } else {
             HolderLink::without_holder(session.id.clone(), core.holders.clone(), core.metrics.clone())
         };
         let mut state = lock(&session.state);
-        for (enrolled, recovered) in remains.logs {
+        for (enrolled, recovered) in dead_holder.logs {
             let init = ProcessInit {
                 session: session.id.clone(),
                 meta: serde_json::from_slice(&enrolled.meta).map_err(io::Error::other)?,
@@ -391,7 +391,7 @@ impl Session {
         state.link = (!is_whole).then_some(link);
         let processes: Vec<Arc<Process>> = state.by_slot.values().cloned().collect();
         drop(state);
-        session.recall_ends(&core.config.audit, &processes);
+        session.mark_recorded_ends(&core.config.audit, &processes);
         Ok(session)
     }
 
@@ -402,14 +402,14 @@ impl Session {
 
     /// Reserves a process id, in arrival order. For a reference client the id of a closed process becomes free after
     /// some time.
-    pub(crate) fn reserve(&self, id: &str, now: Instant, config: &Config) -> Result<Gate, Failure> {
+    pub(crate) fn reserve(&self, id: &str, now: Instant, config: &Config) -> Result<StartGate, Failure> {
         let mut state = lock(&self.state);
         if state.over {
             drop(state);
-            return Err(self.holder_lost());
+            return Err(self.holder_lost_failure());
         }
         if let Some(entry) = state.processes.get(id) {
-            if entry.gate().is_some_and(Gate::is_withdrawn) {
+            if entry.gate().is_some_and(StartGate::is_withdrawn) {
                 return Err(Failure::WithdrawnPending { program: id.to_owned() });
             }
             let outlived = entry.live().is_some_and(|process| state.may_reuse_id(process, now));
@@ -421,26 +421,26 @@ impl Session {
             }
         }
         state.make_room(now, config.closed_processes);
-        let gate = Gate::new();
-        state.processes.insert(id.to_owned(), Entry::Starting(gate.clone()));
+        let gate = StartGate::new();
+        state.processes.insert(id.to_owned(), ProcessEntry::Starting(gate.clone()));
         Ok(gate)
     }
 
     /// Handles the holder's report that a process has started.
-    pub(crate) fn handle_started(&self, process: &Arc<Process>, gate: &Gate) {
+    pub(crate) fn handle_started(&self, process: &Arc<Process>, gate: &StartGate) {
         self.record_running(process);
         let mut state = lock(&self.state);
         state.by_slot.insert(process.slot(), process.clone());
-        state.processes.insert(process.id().to_owned(), Entry::Live(process.clone()));
+        state.processes.insert(process.id().to_owned(), ProcessEntry::Live(process.clone()));
         drop(state);
         gate.close();
     }
 
     /// Handles the holder's report that a process has started whose start was withdrawn. It gets no name and is killed
     /// at once.
-    pub(crate) fn handle_started_late(&self, process: &Arc<Process>, gate: &Gate) {
+    pub(crate) fn handle_started_late(&self, process: &Arc<Process>, gate: &StartGate) {
         tracing::warn!(
-            session = short(&self.id),
+            session = short_id(&self.id),
             pid = process.pid,
             "started after its start was withdrawn; it is killed"
         );
@@ -464,12 +464,12 @@ impl Session {
         }
     }
 
-    pub(crate) fn lookup(&self, id: &str) -> Lookup {
+    pub(crate) fn lookup(&self, id: &str) -> ProcessLookup {
         match lock(&self.state).processes.get(id) {
-            Some(Entry::Live(process)) => Lookup::Live(process.clone()),
-            Some(Entry::Starting(gate)) if gate.is_withdrawn() => Lookup::Unknown,
-            Some(Entry::Starting(gate)) => Lookup::Starting(gate.clone()),
-            None => Lookup::Unknown,
+            Some(ProcessEntry::Live(process)) => ProcessLookup::Live(process.clone()),
+            Some(ProcessEntry::Starting(gate)) if gate.is_withdrawn() => ProcessLookup::Unknown,
+            Some(ProcessEntry::Starting(gate)) => ProcessLookup::Starting(gate.clone()),
+            None => ProcessLookup::Unknown,
         }
     }
 
@@ -477,16 +477,16 @@ impl Session {
     pub(crate) async fn process(&self, id: &str) -> Option<Arc<Process>> {
         loop {
             match self.lookup(id) {
-                Lookup::Live(process) => return Some(process),
-                Lookup::Unknown => return None,
-                Lookup::Starting(gate) => gate.passed().await,
+                ProcessLookup::Live(process) => return Some(process),
+                ProcessLookup::Unknown => return None,
+                ProcessLookup::Starting(gate) => gate.passed().await,
             }
         }
     }
 
     /// Waits until no start of this id is pending.
     pub(crate) async fn start_decided(&self, id: &str) {
-        while let Lookup::Starting(gate) = self.lookup(id) {
+        while let ProcessLookup::Starting(gate) = self.lookup(id) {
             gate.passed().await;
         }
     }
@@ -496,7 +496,7 @@ impl Session {
     }
 
     pub(crate) fn processes(&self) -> Vec<Arc<Process>> {
-        lock(&self.state).processes.values().filter_map(Entry::live).cloned().collect()
+        lock(&self.state).processes.values().filter_map(ProcessEntry::live).cloned().collect()
     }
 
     /// Removes the name of a V0 process. Its events are still sent, and the sweep forgets it after it has closed.
@@ -523,7 +523,7 @@ impl Session {
         if let Some(link) = link {
             let ended = link.status(|req| ToHolder::End { req });
             if tokio::time::timeout(END_WITHIN, ended.get()).await.is_err() {
-                tracing::warn!(session = short(&self.id), "its holder does not answer; it ends when it goes on");
+                tracing::warn!(session = short_id(&self.id), "its holder does not answer; it ends when it goes on");
             }
         }
         self.record_ends();
@@ -564,7 +564,7 @@ impl Session {
             (state.over, state.by_slot.clone())
         };
         if !over {
-            tracing::error!(session = %short(&self.id), %reason, "the holder is gone; its processes are ended");
+            tracing::error!(session = %short_id(&self.id), %reason, "the holder is gone; its processes are ended");
         }
         for process in processes.values() {
             process.handle_holder_lost();
@@ -575,7 +575,7 @@ impl Session {
             core.kill_orphans(self.id.clone(), processes.into_values().collect());
         }
         let mut state = lock(&self.state);
-        for gate in state.processes.values().filter_map(Entry::gate) {
+        for gate in state.processes.values().filter_map(ProcessEntry::gate) {
             gate.close();
         }
         state.processes.retain(|_, entry| entry.live().is_some());
@@ -625,17 +625,17 @@ impl Session {
     }
 
     /// The error for a missing holder: it died, or the session is over.
-    pub(crate) fn holder_lost(&self) -> Failure {
+    pub(crate) fn holder_lost_failure(&self) -> Failure {
         let is_over = lock(&self.state).over;
         match self.core.upgrade().filter(|_| is_over) {
-            Some(core) => core.why_gone(&self.id),
+            Some(core) => core.gone_failure(&self.id),
             None => Failure::HolderLost { session: self.id.to_string() },
         }
     }
 }
 
 /// Whether the holder died before its hello.
-fn is_stillborn(error: &io::Error) -> bool {
+fn died_before_hello(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::UnexpectedEof
 }
 
@@ -655,6 +655,6 @@ fn ttl_ms(ttl: Option<Duration>) -> u64 {
 }
 
 /// Shortens a session id for logs, because an id is a capability.
-pub(crate) fn short(id: &str) -> &str {
+pub(crate) fn short_id(id: &str) -> &str {
     id.get(..8).unwrap_or("")
 }

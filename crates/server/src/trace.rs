@@ -10,7 +10,7 @@ use std::fmt;
 use exec_server_protocol::message::{RequestId, Trace};
 use tracing::{Span, field::Empty};
 
-use crate::{core::Principal, session::short};
+use crate::{core::Principal, session::short_id};
 
 /// Most characters of a name that a client chose.
 const NAME_CHARS: usize = 64;
@@ -29,7 +29,7 @@ pub(crate) fn request(
         "request",
         connection,
         %principal,
-        session = session.map(short),
+        session = session.map(short_id),
         process = Empty,
         method,
         request = %Cut(id),

@@ -17,7 +17,7 @@ use std::{
 };
 
 use exec_server_holder::{ChildRestrictions, Holder, HolderConfig, HolderLimits, spawner};
-use exec_server_server::core::{self, Found};
+use exec_server_server::core::{self, FoundSession};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::{Mode, OFlags},
@@ -182,16 +182,16 @@ impl Holders {
         Ok(entry)
     }
 
-    fn find(entry: &HolderEntry) -> io::Result<Found> {
+    fn find(entry: &HolderEntry) -> io::Result<FoundSession> {
         if let Ok(text) = std::fs::read_to_string(entry.dir.join(spawner::TOMBSTONE_NAME)) {
-            return Ok(Found::Expired(text));
+            return Ok(FoundSession::Expired(text));
         }
         match (entry.secret, &entry.record) {
             (Some(secret), _) if entry.is_alive => {
-                Ok(Found::Holder { controller: spawner::connect(open_dir(&entry.dir)?.as_fd())?, secret })
+                Ok(FoundSession::Holder { controller: spawner::connect(open_dir(&entry.dir)?.as_fd())?, secret })
             }
-            (None, Some(record)) => Ok(Found::Record(record.clone())),
-            (Some(_) | None, _) => Ok(Found::Dead),
+            (None, Some(record)) => Ok(FoundSession::Record(record.clone())),
+            (Some(_) | None, _) => Ok(FoundSession::Lost),
         }
     }
 
@@ -228,7 +228,7 @@ impl core::Holders for Holders {
         Ok((ours, secret))
     }
 
-    fn scan(&self) -> io::Result<Vec<(String, Found)>> {
+    fn scan(&self) -> io::Result<Vec<(String, FoundSession)>> {
         self.gate.wait_until_idle();
         let mut entries: Vec<(String, HolderEntry)> = self.lock().sessions.clone().into_iter().collect();
         entries.sort_by_key(|(_, entry)| entry.order);
@@ -237,7 +237,7 @@ impl core::Holders for Holders {
         Ok(found.filter_map(Result::ok).collect())
     }
 
-    fn look(&self, session: &str) -> io::Result<Option<Found>> {
+    fn inspect(&self, session: &str) -> io::Result<Option<FoundSession>> {
         self.gate.wait_until_idle();
         let entry = self.lock().sessions.get(session).cloned();
         Ok(entry.and_then(|entry| Self::find(&entry).ok()))

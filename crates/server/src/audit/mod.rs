@@ -284,7 +284,7 @@ impl Audit {
     }
 
     /// Whether the log already has the exit of this process.
-    pub(crate) fn tells_end(&self, session: &str, process: &str, pid: u32) -> bool {
+    pub(crate) fn has_exit(&self, session: &str, process: &str, pid: u32) -> bool {
         let is_it = |ended: &Ended| {
             ended.session.as_deref() == Some(session)
                 && ended.process.as_deref() == Some(process)

@@ -3,7 +3,7 @@
 //! ```text
 //!  scan ──▶ pending ──holder answers──▶ in the table
 //!              │
-//!              └──holder is dead──▶ its files: a record, remains on disk, or a note why the session is gone
+//!              └──holder is dead──▶ its files: a record, output on disk, or a note why the session is gone
 //! ```
 //! One task per session waits for the holder without a deadline: a holder that is stopped or starved still has running
 //! children. Until the holder answers, the session is *pending*: the server knows it and refuses it with a retryable
@@ -23,10 +23,10 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 
-use super::{Core, Found, Gone, Principal};
+use super::{Core, FoundSession, GoneReason, Principal};
 use crate::{
     process::lock,
-    session::{Attachment, Session, SessionRecord, short},
+    session::{Attachment, Session, SessionRecord, short_id},
 };
 
 /// How long server startup waits for holders. Then the server serves, and the sessions of holders that did not answer
@@ -38,16 +38,16 @@ const ADOPT_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) const HELD_FOR: Duration = Duration::from_secs(8);
 
 /// Interval of further attempts to reach a holder that accepts no connection or failed the handshake.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const RETRY_EVERY: Duration = Duration::from_secs(2);
 
 /// Delay before the first further attempt. Short, because the holder may just be exiting.
-const LEFT_AFTER: Duration = Duration::from_millis(50);
+const FIRST_RETRY_AFTER: Duration = Duration::from_millis(50);
 
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// The sessions whose holders have not answered yet.
 #[derive(Default)]
-pub(super) struct Pending {
+pub(super) struct PendingSessions {
     sessions: Mutex<BTreeMap<String, PendingSession>>,
     /// Notified when a session is no longer pending.
     settled: Notify,
@@ -59,7 +59,7 @@ struct PendingSession {
     since: Instant,
 }
 
-impl Pending {
+impl PendingSessions {
     pub(super) fn is_empty(&self) -> bool {
         lock(&self.sessions).is_empty()
     }
@@ -67,7 +67,7 @@ impl Pending {
     /// How long a session of this principal has been pending; `None` if it is not pending. Without a readable record
     /// the owner is unknown. Then any principal that names the id gets the answer, because `unknownSession` would make
     /// the owner give the session up.
-    pub(super) fn waited(&self, id: &str, principal: &Principal) -> Option<Duration> {
+    pub(super) fn pending_for(&self, id: &str, principal: &Principal) -> Option<Duration> {
         let sessions = lock(&self.sessions);
         let pending = sessions.get(id)?;
         let is_own = pending.principal.as_ref().is_none_or(|owner| owner == principal);
@@ -89,12 +89,12 @@ impl Pending {
 }
 
 /// Marks a session as pending until it is dropped.
-struct Adopting {
+struct Adoption {
     core: Weak<Core>,
     id: String,
 }
 
-impl Adopting {
+impl Adoption {
     fn begin(core: &Arc<Core>, id: String, principal: Option<Principal>) -> Self {
         lock(&core.pending.sessions).insert(id.clone(), PendingSession { principal, since: Instant::now() });
         Self { core: Arc::downgrade(core), id }
@@ -102,43 +102,43 @@ impl Adopting {
 
     /// Waits until the holder is adopted or dead. This is a task of the core, so it must not hold the core while it
     /// waits.
-    async fn run(self, mut found: Found) {
-        let mut pause = LEFT_AFTER;
+    async fn run(self, mut found: FoundSession) {
+        let mut pause = FIRST_RETRY_AFTER;
         loop {
             match found {
-                Found::Holder { controller, secret } => match self.adopt_holder(controller, secret).await {
+                FoundSession::Holder { controller, secret } => match self.adopt_holder(controller, secret).await {
                     Ok(()) => return,
                     // The holder may have archived the session and exited just now. Look again soon, and do not log.
-                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && pause == LEFT_AFTER => {}
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && pause == FIRST_RETRY_AFTER => {}
                     // The holder is never killed. It is contacted again; if it never answers, its own clock ends it.
                     Err(error) => {
-                        tracing::warn!(session = short(&self.id), %error, "its holder did not introduce itself")
+                        tracing::warn!(session = short_id(&self.id), %error, "its holder did not introduce itself")
                     }
                 },
-                Found::Silent => {}
+                FoundSession::Silent => {}
                 left => {
                     if let Some(core) = self.core.upgrade() {
-                        core.adopt_left(&self.id, left).await;
+                        core.adopt_without_holder(&self.id, left).await;
                     }
                     return;
                 }
             }
-            match self.look_again(pause).await {
+            match self.inspect_again(pause).await {
                 Some(again) => found = again,
                 None => return,
             }
-            pause = LOOK_EVERY;
+            pause = RETRY_EVERY;
         }
     }
 
     /// Checks again what is left of the session; `None` if nothing is left or it will never be readable.
-    async fn look_again(&self, mut pause: Duration) -> Option<Found> {
+    async fn inspect_again(&self, mut pause: Duration) -> Option<FoundSession> {
         loop {
             tokio::time::sleep(pause).await;
-            pause = LOOK_EVERY;
+            pause = RETRY_EVERY;
             let (holders, session) = (self.core.upgrade()?.holders.clone(), self.id.clone());
-            let look = tokio::task::spawn_blocking(move || holders.look(&session)).await;
-            match look.map_err(io::Error::other).flatten() {
+            let inspected = tokio::task::spawn_blocking(move || holders.inspect(&session)).await;
+            match inspected.map_err(io::Error::other).flatten() {
                 Ok(found) => return found,
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => return None,
                 // A directory that is unreadable now says nothing about the holder.
@@ -150,14 +150,14 @@ impl Adopting {
     async fn adopt_holder(&self, controller: OwnedFd, secret: [u8; 32]) -> io::Result<()> {
         let session = Session::adopt(&self.core, self.id.as_str().into(), controller, secret, epoch()).await?;
         let Some(core) = self.core.upgrade() else { return Ok(()) };
-        tracing::info!(session = short(&self.id), processes = session.processes().len(), "adopted");
+        tracing::info!(session = short_id(&self.id), processes = session.processes().len(), "adopted");
         core.metrics.adopted.inc();
         lock(&core.sessions).insert(session.id.clone(), session);
         Ok(())
     }
 }
 
-impl Drop for Adopting {
+impl Drop for Adoption {
     fn drop(&mut self) {
         if let Some(core) = self.core.upgrade() {
             lock(&core.pending.sessions).remove(&self.id);
@@ -186,7 +186,7 @@ impl Core {
         for (id, record, found) in found {
             let record = record.and_then(|record| serde_json::from_slice::<SessionRecord>(&record).ok());
             let principal = record.map(|record| Principal::named(&record.principal));
-            begun.push((Adopting::begin(self, id, principal), found));
+            begun.push((Adoption::begin(self, id, principal), found));
         }
         // Adopt concurrently: a holder that does not answer must not delay the others.
         for (adopting, found) in begun {
@@ -195,7 +195,7 @@ impl Core {
         // After a timeout the adoption tasks keep waiting.
         if tokio::time::timeout(ADOPT_WITHIN, self.pending.settled(|_| true)).await.is_err() {
             for id in lock(&self.pending.sessions).keys() {
-                tracing::error!(session = short(id), "its holder cannot be adopted now; it is waited for");
+                tracing::error!(session = short_id(id), "its holder cannot be adopted now; it is waited for");
                 self.metrics.adoption_failures.inc();
             }
         }
@@ -219,9 +219,9 @@ impl Core {
                     let sandboxes = core.sandboxes.clone();
                     tokio::task::spawn_blocking(move || sandboxes.sweep()).await.unwrap_or(());
                 }
-                if !core.holders.is_well() {
+                if !core.holders.can_create_holders() {
                     let holders = core.holders.clone();
-                    tokio::task::spawn_blocking(move || holders.mend()).await.unwrap_or(());
+                    tokio::task::spawn_blocking(move || holders.repair()).await.unwrap_or(());
                 }
             }
         });
@@ -266,9 +266,9 @@ impl Core {
     }
 
     /// Takes over what is left of a session that has no live holder.
-    async fn adopt_left(self: &Arc<Self>, id: &str, found: Found) {
+    async fn adopt_without_holder(self: &Arc<Self>, id: &str, found: FoundSession) {
         match found {
-            Found::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
+            FoundSession::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
                 Ok(record) => {
                     let ttl = record.ttl_ms.map(Duration::from_millis);
                     let attachment = Attachment { ttl, is_ttl_asked: false, reference: record.reference };
@@ -279,20 +279,20 @@ impl Core {
                 }
                 Err(error) => self.discard(id, &format!("its record cannot be read: {error}")),
             },
-            Found::Expired(text) => {
-                self.remember_gone(id, Gone::expired_before(&text));
+            FoundSession::Expired(text) => {
+                self.remember_gone(id, GoneReason::expired_before(&text));
                 self.discard(id, "its time was over");
             }
-            Found::Remains(remains) => {
-                self.bury(id).await;
-                match Session::from_remains(self, id.into(), remains) {
+            FoundSession::DeadHolder(dead_holder) => {
+                self.kill_leftovers(id).await;
+                match Session::from_dead_holder(self, id.into(), dead_holder) {
                     Ok(session) => {
                         let processes = session.processes().len();
                         if session.is_archived() {
-                            tracing::info!(session = short(id), processes, "served from its files");
+                            tracing::info!(session = short_id(id), processes, "served from its files");
                         } else {
                             tracing::error!(
-                                session = short(id),
+                                session = short_id(id),
                                 processes,
                                 "its holder is gone; what it spilled is kept"
                             );
@@ -300,31 +300,31 @@ impl Core {
                         lock(&self.sessions).insert(session.id.clone(), session);
                     }
                     Err(error) => {
-                        self.remember_gone(id, Gone::HolderLost);
+                        self.remember_gone(id, GoneReason::HolderLost);
                         self.discard(id, &format!("its holder is gone, and what it left cannot be read: {error}"));
                     }
                 }
             }
-            Found::Dead => {
-                self.bury(id).await;
-                self.remember_gone(id, Gone::HolderLost);
+            FoundSession::Lost => {
+                self.kill_leftovers(id).await;
+                self.remember_gone(id, GoneReason::HolderLost);
                 self.discard(id, "its holder is gone");
             }
-            // `Adopting::run` handles these.
-            Found::Holder { .. } | Found::Silent => {}
+            // `Adoption::run` handles these.
+            FoundSession::Holder { .. } | FoundSession::Silent => {}
         }
     }
 
     /// Kills what a dead holder left running. Runs on a blocking thread because it may wait.
-    async fn bury(&self, id: &str) {
+    async fn kill_leftovers(&self, id: &str) {
         let (holders, session) = (self.holders.clone(), id.to_owned());
-        tokio::task::spawn_blocking(move || holders.bury(&session)).await.unwrap_or(());
+        tokio::task::spawn_blocking(move || holders.kill_leftovers(&session)).await.unwrap_or(());
     }
 
     fn discard(&self, id: &str, why: &str) {
-        tracing::warn!(session = short(id), why, "session removed");
+        tracing::warn!(session = short_id(id), why, "session removed");
         if let Err(error) = self.holders.remove(id) {
-            tracing::warn!(session = short(id), %error, "what was left of it stays");
+            tracing::warn!(session = short_id(id), %error, "what was left of it stays");
         }
     }
 }

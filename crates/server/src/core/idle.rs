@@ -22,7 +22,7 @@ use super::Core;
 use crate::process::lock;
 
 /// How often the server checks whether it is idle.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const CHECK_EVERY: Duration = Duration::from_millis(250);
 
 /// An admitted peer. The server does not retire while one exists.
 pub struct Visit(Arc<Core>);
@@ -46,7 +46,7 @@ impl Core {
 
     /// Returns when the server has been idle for `long`. From then on it is draining.
     pub async fn retire_after(&self, long: Duration) {
-        let mut tick = time::interval(LOOK_EVERY.min(long));
+        let mut tick = time::interval(CHECK_EVERY.min(long));
         let (mut since, mut seen) = (Instant::now(), self.connections_so_far());
         loop {
             let now = tick.tick().await;

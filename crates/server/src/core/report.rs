@@ -10,7 +10,7 @@ use exec_server_log::BlockReason;
 use super::Core;
 use crate::{
     door::{DoorCounts, Report},
-    metrics::{Metrics, Seen},
+    metrics::{Metrics, MetricsSnapshot},
     process::lock,
     session::Session,
 };
@@ -37,32 +37,36 @@ impl Core {
 
     /// Renders the metrics page as of now.
     pub fn report(&self, door: DoorCounts) -> String {
-        let mut seen = Seen { draining: self.is_draining(), audit_lost: self.config.audit.lost(), ..Seen::default() };
-        seen.door =
+        let mut snapshot = MetricsSnapshot {
+            draining: self.is_draining(),
+            audit_lost: self.config.audit.lost(),
+            ..MetricsSnapshot::default()
+        };
+        snapshot.door =
             [("refused", door.refused), ("stalled", door.stalled), ("evicted", door.evicted), ("slowed", door.slowed)];
-        seen.connections = lock(&self.peers).len() as u64;
+        snapshot.connections = lock(&self.peers).len() as u64;
         let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
         for session in sessions {
             if session.attached().is_some() {
-                seen.sessions_attached += 1;
+                snapshot.sessions_attached += 1;
             } else {
-                seen.sessions_detached += 1;
+                snapshot.sessions_detached += 1;
             }
             for process in session.processes() {
                 process.count_output();
                 if process.has_ended() {
-                    seen.processes_ended += 1;
+                    snapshot.processes_ended += 1;
                     continue;
                 }
-                seen.processes_running += 1;
+                snapshot.processes_running += 1;
                 match process.status().blocked {
                     BlockReason::No => {}
-                    BlockReason::MemoryCap => seen.blocked_memory += 1,
-                    BlockReason::Quota => seen.blocked_quota += 1,
-                    BlockReason::DiskFull => seen.blocked_disk += 1,
+                    BlockReason::MemoryCap => snapshot.blocked_memory += 1,
+                    BlockReason::Quota => snapshot.blocked_quota += 1,
+                    BlockReason::DiskFull => snapshot.blocked_disk += 1,
                 }
             }
         }
-        self.metrics.render(&seen)
+        self.metrics.render(&snapshot)
     }
 }

@@ -81,7 +81,7 @@ pub(crate) async fn terminate(context: Context, params: command::TerminateParams
             context.session.hide(&process);
             match ended {
                 Some(result) => result.running,
-                None => return reply.fail(&context.session.holder_lost()),
+                None => return reply.fail(&context.session.holder_lost_failure()),
             }
         }
     };

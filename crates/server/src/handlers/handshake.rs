@@ -18,14 +18,14 @@ use crate::{
     core::HELD_FOR,
     error::Failure,
     pump::{PeerCapabilities, Reply},
-    session::{Attachment, Claim, Session, short},
+    session::{AttachClaim, Attachment, Session, short_id},
 };
 
 /// Maximum delay of the answer that a session is unknown.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// How often the server checks whether the attached peer has answered.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Handles `initialize`, before any other message of the connection.
 pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawValue>, reply: Reply) {
@@ -46,7 +46,7 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
                 session.ttl().map_or(Ttl::Unlimited, |ttl| Ttl::Ms(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
             });
             let event = if resumed { "session.resume" } else { "session.new" };
-            connection.record(Record { session: session.about(event).session, ..Record::of(event) });
+            connection.record(Record { session: session.audit_record(event).session, ..Record::of(event) });
             connection.stage = Stage::Initialized { session, resumed };
             reply.result(&result);
         }
@@ -58,14 +58,14 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
 /// with each try.
 async fn refuse(connection: &mut Connection, params: Option<&RawValue>, failure: &Failure, reply: Reply) {
     let asked = message::params::<InitializeParams>(params).ok().and_then(|params| params.resume_session_id);
-    let session = asked.map(|id| short(id.as_str()).to_owned());
+    let session = asked.map(|id| short_id(id.as_str()).to_owned());
     let reason = Some(failure.kind().as_str().to_owned());
     connection.record(Record { session, reason, ..Record::of("session.refuse") });
     if !matches!(failure, Failure::UnknownSession { .. }) {
         return reply.fail(failure);
     }
     connection.wrong_tries += 1;
-    let wait = connection.core.wrong_try(connection.grant.principal(), connection.wrong_tries);
+    let wait = connection.core.count_wrong_try(connection.grant.principal(), connection.wrong_tries);
     connection.pause(wait.min(LONGEST_WAIT)).await;
     if wait > LONGEST_WAIT {
         // Close without an answer: too many unknown sessions were requested.
@@ -88,7 +88,8 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
         (Some(id), implicit) => {
             let session = find_session(connection, id.as_str(), attachment.reference).await?;
             let old = session.attached().filter(|old| old.id != connection.peer.id);
-            let claim = if params.takeover { Claim::Any } else { Claim::From(old.as_ref().map(|old| old.id)) };
+            let claim =
+                if params.takeover { AttachClaim::Any } else { AttachClaim::From(old.as_ref().map(|old| old.id)) };
             if let Some(old) = old.filter(|_| !params.takeover)
                 && answers(&session, &old, connection.core.config.takeover_after).await
             {
@@ -100,10 +101,12 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
             }
             (session, true, claim)
         }
-        (None, Some(session)) => (session, false, Claim::Any),
-        (None, None) => {
-            (connection.core.new_session(connection.grant.principal().clone(), attachment).await?, false, Claim::Any)
-        }
+        (None, Some(session)) => (session, false, AttachClaim::Any),
+        (None, None) => (
+            connection.core.new_session(connection.grant.principal().clone(), attachment).await?,
+            false,
+            AttachClaim::Any,
+        ),
     };
     let speaks = |dialect: &str| capabilities.dialects.iter().any(|word| word == dialect);
     let binary = speaks(frame::BINARY);
@@ -161,7 +164,7 @@ async fn answers(session: &Session, peer: &Peer, within: Duration) -> bool {
     let has_session = || session.attached().is_some_and(|attached| attached.id == peer.id);
     // Poll instead of signalling: this is rare, and it keeps the read path free of the work.
     while Instant::now() < deadline && has_session() {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_EVERY).await;
         if peer.last_in() > asked && has_session() {
             return true;
         }

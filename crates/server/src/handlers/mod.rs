@@ -30,7 +30,7 @@ use crate::{
     error::Failure,
     process::{Dialect, Process},
     pump::{PumpCommand, Reply},
-    session::{InUse, Session},
+    session::{Session, SessionUse},
 };
 
 /// Everything that a handler can use. The request has passed the gates of its method family.
@@ -70,7 +70,7 @@ impl Context {
         Record {
             principal: Some(self.grant.principal().to_string()),
             peer: Some(self.peer.label.to_string()),
-            session: session.about("").session,
+            session: session.audit_record("").session,
             process: process.map(str::to_owned),
             ..record
         }
@@ -90,7 +90,7 @@ impl Context {
     }
 
     /// Pauses the clock of another session until the returned value is dropped.
-    pub(crate) fn in_use(&self, id: Option<&SessionId>) -> Option<InUse> {
+    pub(crate) fn in_use(&self, id: Option<&SessionId>) -> Option<SessionUse> {
         let session = self.session(id).ok().filter(|session| session.id != self.session.id);
         session.map(|session| session.begin_use())
     }

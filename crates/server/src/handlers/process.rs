@@ -25,7 +25,7 @@ use crate::{
     process::{Dialect, Process, ProcessMeta, truncate_argv},
     pump::{PumpCommand, ReadCommand, Reply},
     sandbox::Confinement,
-    session::Launch,
+    session::ProcessLaunch,
     trace,
 };
 
@@ -50,7 +50,7 @@ pub(super) struct Parts {
 }
 
 /// Checks what can be checked before the id is reserved: the path, then argv, then whether another start may be queued.
-pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure> {
+pub(super) fn launch(context: &Context, parts: Parts) -> Result<ProcessLaunch, Failure> {
     let Parts { process_id, argv, cwd, dialect, stdin, tty, auto_forget, confinement, mut spec } = parts;
     let confinement = permitted::sandbox(&context.grant, confinement)?;
     let path = match &cwd {
@@ -71,7 +71,7 @@ pub(super) fn launch(context: &Context, parts: Parts) -> Result<Launch, Failure>
     let meta =
         ProcessMeta { process_id, argv, argv_bytes, cwd, tty, stdin, dialect, started_ms, sandbox: None, auto_forget };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
-    Ok(Launch { meta, spec, confinement, peer: context.peer.label.clone() })
+    Ok(ProcessLaunch { meta, spec, confinement, peer: context.peer.label.clone() })
 }
 
 /// Wall-clock time, for display only.
@@ -99,7 +99,7 @@ pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Re
     context.session.start(launch, gate, reply).await;
 }
 
-fn prepare(context: &Context, params: wire::StartParams) -> Result<Launch, Failure> {
+fn prepare(context: &Context, params: wire::StartParams) -> Result<ProcessLaunch, Failure> {
     if context.core.is_draining() {
         return Err(Failure::Draining);
     }
@@ -224,7 +224,7 @@ pub(crate) async fn resize(context: Context, params: wire::ResizeParams, reply: 
         Some(_) => reply.result(&Empty {}),
         // The process has closed, and its session is archived. The holder accepted a resize of a closed process, too.
         None if process.link().is_archive() => reply.result(&Empty {}),
-        None => reply.fail(&context.session.holder_lost()),
+        None => reply.fail(&context.session.holder_lost_failure()),
     }
 }
 

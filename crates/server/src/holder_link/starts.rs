@@ -16,7 +16,7 @@ use crate::{
     error::Failure,
     process::{Process, ProcessInit, ProcessMeta, lock},
     pump::Reply,
-    session::{Gate, Session},
+    session::{Session, StartGate},
 };
 
 /// Number of sweeps, one per second, after which a pending start fails: after 5 to 6 s.
@@ -101,7 +101,7 @@ impl HolderLink {
 
     /// Replaces a pending start by a withdrawn one. The holder may still start the process, so the name becomes free when the
     /// holder reports a failure or the process was killed.
-    fn withdraw(&self, req: u32) -> Option<(ProcessMeta, Gate, Reply)> {
+    fn withdraw(&self, req: u32) -> Option<(ProcessMeta, StartGate, Reply)> {
         // One lock for both steps: the link's task handles the holder's answer on another thread, and must find one of the two.
         let mut waiters = lock(&self.waiters);
         waiters.starts.remove(&req);

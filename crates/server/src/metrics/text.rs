@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 type Sample<'a> = (&'a [(&'a str, &'a str)], u64);
 
 #[derive(Debug, Default)]
-pub(crate) struct Text(String);
+pub(crate) struct MetricsText(String);
 
-impl Text {
+impl MetricsText {
     /// Adds a family of counters.
     pub(crate) fn counter(&mut self, name: &str, help: &str, samples: &[Sample<'_>]) {
         self.family(name, help, "counter", samples);
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_family_has_its_head_once() {
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         text.gauge("a", "Of a.", &[(&[("x", "1"), ("y", "2")], 3), (&[], 4)]);
         assert_eq!(text.finish(), "# HELP a Of a.\n# TYPE a gauge\na{x=\"1\",y=\"2\"} 3\na 4\n");
     }

@@ -10,7 +10,7 @@ use std::{
 use exec_server_log::{LoadedSegment, RecoverError};
 
 use super::{Process, lock};
-use crate::{holder_link::is_temporary, session::short};
+use crate::{holder_link::is_temporary, session::short_id};
 
 /// Spilled segments of one process that are in memory at once, 1 MiB each. Enough for a few readers at different
 /// positions.
@@ -44,12 +44,12 @@ impl SegmentLoad {
             Ok(loaded) => process.chain().set_loaded(*segment, loaded),
             // A resource shortage does not mean that the file is lost. The next reader tries again.
             Err(RecoverError::Os(error)) if is_temporary(&error) => {
-                tracing::warn!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read now");
+                tracing::warn!(session = short_id(&process.session), process = process.id(), segment, %error, "spilled output cannot be read now");
                 thread::sleep(PAUSE);
                 return;
             }
             Err(error) => {
-                tracing::error!(session = short(&process.session), process = process.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
+                tracing::error!(session = short_id(&process.session), process = process.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
                 process.chain().remove(*segment);
                 false
             }

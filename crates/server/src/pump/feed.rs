@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     process::{Dialect, LogPosition, OutputHold, Process},
-    session::InUse,
+    session::SessionUse,
 };
 
 mod gaps;
@@ -54,7 +54,7 @@ pub(crate) struct FollowCommand {
     /// Keeps output that an observer has not taken. Dropped with the feed.
     pub(crate) hold: Option<OutputHold>,
     /// Marks the process's session as used by an observer.
-    pub(crate) in_use: Option<InUse>,
+    pub(crate) in_use: Option<SessionUse>,
 }
 
 /// In which role a connection follows a process.
@@ -107,7 +107,7 @@ pub(super) struct Feed {
     role: FollowRole,
     hold: Option<OutputHold>,
     /// Dropped with the feed.
-    _in_use: Option<InUse>,
+    _in_use: Option<SessionUse>,
     capabilities: PeerCapabilities,
     mode: FeedMode,
     cursor: Cursor,

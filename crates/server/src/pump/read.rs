@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     process::{LogPosition, OutputHold, Process},
-    session::InUse,
+    session::SessionUse,
 };
 
 /// A read request.
@@ -31,7 +31,7 @@ pub(crate) struct ReadCommand {
     /// For a following reader of another session: tells the holder what it has taken.
     pub(crate) poll: Option<OutputHold>,
     /// For a waiting read of another session: pauses that session's clock.
-    pub(crate) in_use: Option<InUse>,
+    pub(crate) in_use: Option<SessionUse>,
 }
 
 impl ReadCommand {
@@ -58,7 +58,7 @@ pub(super) struct ReadJob {
     max_bytes: Option<u64>,
     /// Both are dropped with the answer.
     _poll: Option<OutputHold>,
-    _in_use: Option<InUse>,
+    _in_use: Option<SessionUse>,
 }
 
 /// The result of an attempt to answer.

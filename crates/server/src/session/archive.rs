@@ -23,7 +23,7 @@ use std::{
 use exec_server_holder::control::ToHolder;
 use tokio::time::Instant;
 
-use super::{Entry, Session, short, ttl_ms};
+use super::{ProcessEntry, Session, short_id, ttl_ms};
 use crate::{
     core::ArchiveFiles,
     holder_link::HolderLink,
@@ -35,7 +35,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Tracks whether the files of an archived session are up to date.
 #[derive(Default)]
-pub(super) struct Archive {
+pub(super) struct ArchiveState {
     /// Held while the files are written.
     turn: Mutex<()>,
     /// The files are out of date, and a write that will bring them up to date is scheduled or due for a retry.
@@ -50,7 +50,7 @@ impl Session {
         let state = lock(&self.state);
         let is_quiet = state.attached.is_none()
             && !state.over
-            && state.processes.values().all(|entry| matches!(entry, Entry::Live(_)))
+            && state.processes.values().all(|entry| matches!(entry, ProcessEntry::Live(_)))
             && state.by_slot.values().all(|process| process.is_on_disk());
         // Decide under the lock: a start that arrives now sees that the holder is leaving, and waits.
         if is_quiet {
@@ -61,7 +61,7 @@ impl Session {
     /// Handles the exit of a holder after `Leave`.
     pub(crate) fn handle_left(self: &Arc<Self>) {
         let Some(core) = self.core.upgrade() else { return };
-        tracing::debug!(session = short(&self.id), "its processes have closed; it is served from its files");
+        tracing::debug!(session = short_id(&self.id), "its processes have closed; it is served from its files");
         self.record_ends();
         let link = HolderLink::archive(core.holders.clone(), core.metrics.clone(), self);
         let mut state = lock(&self.state);
@@ -105,7 +105,7 @@ impl Session {
     fn save(&self) {
         let _turn = lock(&self.archive.turn);
         if let Err(error) = self.write_archive() {
-            tracing::warn!(session = short(&self.id), %error, "the files of the session are not up to date; trying again");
+            tracing::warn!(session = short_id(&self.id), %error, "the files of the session are not up to date; trying again");
             self.archive.is_stale.store(true, Ordering::Release);
             self.archive.has_failed.store(true, Ordering::Release);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::MutexGuard;
 
-use super::{Launch, Session, short};
+use super::{ProcessLaunch, Session, short_id};
 use crate::{
     audit::{Audit, Record},
     error::Failure,
@@ -19,19 +19,19 @@ impl Session {
     }
 
     /// An audit record about this session.
-    pub(crate) fn about(&self, event: &'static str) -> Record {
-        let (principal, session) = (Some(self.principal.to_string()), Some(short(&self.id).to_owned()));
+    pub(crate) fn audit_record(&self, event: &'static str) -> Record {
+        let (principal, session) = (Some(self.principal.to_string()), Some(short_id(&self.id).to_owned()));
         Record { principal, session, ..Record::of(event) }
     }
 
     /// An audit record about a process of this session.
-    fn about_process(&self, event: &'static str, process: &str) -> Record {
-        Record { process: Some(process.to_owned()), ..self.about(event) }
+    fn process_audit_record(&self, event: &'static str, process: &str) -> Record {
+        Record { process: Some(process.to_owned()), ..self.audit_record(event) }
     }
 
     /// Records a start before it happens. In strict mode it waits until the record is on disk; the returned guard keeps
     /// starts in the order of their records until it is dropped.
-    pub(super) async fn record_start(&self, launch: &Launch) -> Result<Option<MutexGuard<'_, ()>>, Failure> {
+    pub(super) async fn record_start(&self, launch: &ProcessLaunch) -> Result<Option<MutexGuard<'_, ()>>, Failure> {
         let audit = self.audit();
         let meta = &launch.meta;
         let record = Record {
@@ -40,7 +40,7 @@ impl Session {
             cwd: Some(meta.cwd.clone()),
             tty: Some(meta.tty),
             sandbox: Some(if launch.confinement.is_some() { "linuxSeccomp" } else { "none" }),
-            ..self.about_process("process.start", &meta.process_id).argv(&meta.argv)
+            ..self.process_audit_record("process.start", &meta.process_id).argv(&meta.argv)
         };
         let record = Record { argv_bytes: meta.argv_bytes.or(record.argv_bytes), ..record };
         if !audit.is_strict() {
@@ -53,13 +53,14 @@ impl Session {
 
     /// Records that the process runs.
     pub(super) fn record_running(&self, process: &Process) {
-        self.audit().record(Record { pid: Some(process.pid), ..self.about_process("process.run", process.id()) });
+        self.audit()
+            .record(Record { pid: Some(process.pid), ..self.process_audit_record("process.run", process.id()) });
     }
 
     /// Records that the start failed.
     pub(crate) fn record_failed(&self, process: &str, failure: &Failure) {
         let reason = Some(failure.kind().as_str().to_owned());
-        self.audit().record(Record { reason, ..self.about_process("process.fail", process) });
+        self.audit().record(Record { reason, ..self.process_audit_record("process.fail", process) });
     }
 
     /// Records the end of a process, once. `otherwise` is the cause if neither an exit status nor the loss of the
@@ -81,14 +82,14 @@ impl Session {
                 .and_then(|exit| exit.signal)
                 .map(|signal| exec_server_protocol::signal::name(signal).into_owned()),
             cause: cause.or_else(|| lost.or(otherwise).map(str::to_owned)),
-            ..self.about_process("process.exit", process.id())
+            ..self.process_audit_record("process.exit", process.id())
         });
     }
 
     /// Marks ends that the audit log already contains, so that this server does not record them again.
-    pub(super) fn recall_ends(&self, audit: &Audit, processes: &[Arc<Process>]) {
+    pub(super) fn mark_recorded_ends(&self, audit: &Audit, processes: &[Arc<Process>]) {
         for process in processes {
-            if audit.tells_end(short(&self.id), process.id(), process.pid) {
+            if audit.has_exit(short_id(&self.id), process.id(), process.pid) {
                 process.mark_end_recorded();
             }
         }

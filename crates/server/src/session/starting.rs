@@ -12,7 +12,7 @@ use std::{future::poll_fn, io, sync::Arc, task::Poll};
 
 use exec_server_holder::control::SANDBOXES;
 
-use super::{Gate, Launch, Session};
+use super::{ProcessLaunch, Session, StartGate};
 use crate::{
     descriptors::Reserved,
     environment,
@@ -25,8 +25,8 @@ use crate::{
 
 impl Session {
     /// Hands a reserved start to the holder. The answer is sent when the process runs or has failed to start.
-    pub(crate) async fn start(self: &Arc<Self>, launch: Launch, gate: Gate, reply: Reply) {
-        let mut name = Name { session: self, id: &launch.meta.process_id, gate: &gate, is_kept: false };
+    pub(crate) async fn start(self: &Arc<Self>, launch: ProcessLaunch, gate: StartGate, reply: Reply) {
+        let mut name = ReservedName { session: self, id: &launch.meta.process_id, gate: &gate, is_kept: false };
         let reply = reply.take_slot().await;
         let reserved = match self.admit(&launch, &gate) {
             Ok(reserved) => reserved,
@@ -50,7 +50,7 @@ impl Session {
 
     /// Checks whether a start that has a slot may begin. Checked this late so that queued starts do not count against
     /// the limits.
-    fn admit(&self, launch: &Launch, gate: &Gate) -> Result<Reserved, Failure> {
+    fn admit(&self, launch: &ProcessLaunch, gate: &StartGate) -> Result<Reserved, Failure> {
         let Some(core) = self.core.upgrade().filter(|core| !core.is_draining()) else { return Err(Failure::Draining) };
         let most = core.config.processes_max;
         let state = lock(&self.state);
@@ -63,7 +63,7 @@ impl Session {
         Ok(reserved)
     }
 
-    async fn hand_over(self: &Arc<Self>, mut launch: Launch, gate: Gate, reserved: Reserved, reply: Reply) {
+    async fn hand_over(self: &Arc<Self>, mut launch: ProcessLaunch, gate: StartGate, reserved: Reserved, reply: Reply) {
         let prepared = async {
             let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
             let turn = self.record_start(&launch).await?;
@@ -82,7 +82,7 @@ impl Session {
                 return reply.fail(&failure);
             }
         };
-        let Launch { meta, spec, .. } = launch;
+        let ProcessLaunch { meta, spec, .. } = launch;
         let (confining, session) = (confined.clone(), Arc::downgrade(self));
         let search_path = environment::search_path(&meta.program(), &spec.env);
         let waiter = ReplyWaiter::Start { meta, gate, reply, confined: confining, reserved, session, search_path };
@@ -91,14 +91,14 @@ impl Session {
         {
             self.handle_start_failed(&meta.process_id, &gate);
             reply.fail(&match error.kind() {
-                io::ErrorKind::BrokenPipe => self.holder_lost(),
+                io::ErrorKind::BrokenPipe => self.holder_lost_failure(),
                 _ => Failure::Resources { program: meta.program(), source: error },
             });
         }
     }
 
     /// Handles a failed start: frees the name.
-    pub(crate) fn handle_start_failed(&self, id: &str, gate: &Gate) {
+    pub(crate) fn handle_start_failed(&self, id: &str, gate: &StartGate) {
         let mut state = lock(&self.state);
         if state.is_starting(id, gate) {
             state.processes.remove(id);
@@ -108,14 +108,14 @@ impl Session {
 }
 
 /// A reserved name whose start is not admitted yet. Dropping it frees the name.
-struct Name<'a> {
+struct ReservedName<'a> {
     session: &'a Session,
     id: &'a str,
-    gate: &'a Gate,
+    gate: &'a StartGate,
     is_kept: bool,
 }
 
-impl Drop for Name<'_> {
+impl Drop for ReservedName<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
             self.session.handle_start_failed(self.id, self.gate);

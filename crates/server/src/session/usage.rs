@@ -1,23 +1,23 @@
 //! Pauses and restarts the clock of a detached session while other sessions use it.
 //!
 //! A request that names the session restarts its clock. A subscription or a waiting read pauses it. The clock runs in
-//! the holder if there is one, and otherwise in `State::detached_since`.
+//! the holder if there is one, and otherwise in `SessionState::detached_since`.
 
 use std::{sync::Arc, time::Duration};
 
 use exec_server_holder::control::{FOLLOWERS, ToHolder};
 use tokio::time::Instant;
 
-use super::{Session, table::State};
+use super::{Session, process_table::SessionState};
 use crate::process::lock;
 
 /// Requests within this interval restart the clock only once, so the clock may be behind by at most this much.
 const ONE_USE: Duration = Duration::from_secs(1);
 
-/// Pauses the session's clock. The clock restarts when the last `InUse` is dropped.
-pub(crate) struct InUse(Arc<Session>);
+/// Pauses the session's clock. The clock restarts when the last `SessionUse` is dropped.
+pub(crate) struct SessionUse(Arc<Session>);
 
-impl Drop for InUse {
+impl Drop for SessionUse {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.users -= 1;
@@ -45,24 +45,24 @@ impl Session {
     }
 
     /// Pauses the clock until the returned value is dropped.
-    pub(crate) fn begin_use(self: Arc<Self>) -> InUse {
+    pub(crate) fn begin_use(self: Arc<Self>) -> SessionUse {
         let mut state = lock(&self.state);
         state.users += 1;
         if state.users == 1 {
-            state.tell_use(true);
+            state.report_use(true);
         }
         drop(state);
-        InUse(self)
+        SessionUse(self)
     }
 }
 
-impl State {
+impl SessionState {
     fn restart_clock(&mut self, now: Instant) {
         self.detached_since = self.detached_since.map(|_| now);
-        self.tell_use(false);
+        self.report_use(false);
     }
 
-    fn tell_use(&self, is_going_on: bool) {
+    fn report_use(&self, is_going_on: bool) {
         if let Some(link) = self.link.as_ref().filter(|link| link.supports(FOLLOWERS)) {
             link.send(&ToHolder::Used { is_going_on });
         }

@@ -24,24 +24,24 @@ use sha2::{Digest as _, Sha256};
 
 use super::{StateDir, place::hex, sessions};
 use crate::{
-    core::{ArchiveFiles, Found, Holders, LeftClock, Remains},
+    core::{ArchiveFiles, DeadHolder, FoundSession, Holders, SavedClock},
     process::lock,
 };
 
 /// After a kill, how many times and how far apart to check that a control group is empty: one second in all. A kill
 /// usually takes milliseconds.
-const BURIED: (u32, Duration) = (500, Duration::from_millis(2));
+const KILL_CHECKS: (u32, Duration) = (500, Duration::from_millis(2));
 
 const GROUP_NAME: &str = "cgroup";
 
 /// How many times and how far apart to retry before a holder without a socket counts as never created. The secret is
 /// written one fork before the holder binds its socket. If the server is killed in between, the next server may look
 /// before the socket exists.
-const LOOK_AGAIN: (u32, Duration) = (20, Duration::from_millis(10));
+const CONNECT_RETRIES: (u32, Duration) = (20, Duration::from_millis(10));
 
-/// Settings of [`Spawned`].
+/// Settings of [`SpawnedHolders`].
 #[derive(Clone, Debug, Default)]
-pub struct SpawnedConfig {
+pub struct SpawnedHoldersConfig {
     /// Resource limits of each holder.
     pub limits: HolderLimits,
     /// RLIMIT_NOFILE (soft, hard) before the server raised its own. Children get it back.
@@ -58,15 +58,15 @@ pub struct SpawnedConfig {
 }
 
 /// Creates holders through the spawner and keeps their directories in a state directory.
-pub struct Spawned {
+pub struct SpawnedHolders {
     state: Arc<StateDir>,
     spawner: Mutex<Arc<SpawnerHandle>>,
-    config: SpawnedConfig,
+    config: SpawnedHoldersConfig,
 }
 
-impl Spawned {
+impl SpawnedHolders {
     /// Creates the holders of a state directory through `spawner`, which others may share.
-    pub fn new(state: Arc<StateDir>, spawner: impl Into<Arc<SpawnerHandle>>, config: SpawnedConfig) -> Self {
+    pub fn new(state: Arc<StateDir>, spawner: impl Into<Arc<SpawnerHandle>>, config: SpawnedHoldersConfig) -> Self {
         let spawner = spawner.into();
         let spawned = Self { state, spawner: Mutex::new(Arc::clone(&spawner)), config };
         spawned.guard(&spawner);
@@ -112,10 +112,10 @@ impl Spawned {
         text.ok().flatten().map_or_else(SessionCgroup::default, |text| SessionCgroup::decode(&text))
     }
 
-    fn find(&self, session: &str) -> io::Result<Found> {
+    fn find(&self, session: &str) -> io::Result<FoundSession> {
         let dir = self.state.open_session_dir(session)?;
         if let Some(text) = sessions::read_small(dir.as_fd(), "expired")? {
-            return Ok(Found::Expired(String::from_utf8_lossy(&text).into_owned()));
+            return Ok(FoundSession::Expired(String::from_utf8_lossy(&text).into_owned()));
         }
         let Some(secret) = sessions::read_small(dir.as_fd(), SECRET_NAME)? else {
             // No holder was ever created for this session.
@@ -125,12 +125,12 @@ impl Spawned {
             return Err(io::ErrorKind::InvalidData.into());
         };
         match connect(&dir)? {
-            Reached::Holder(controller) => Ok(Found::Holder { controller, secret }),
-            Reached::Nobody => Ok(Found::Silent),
-            Reached::Remains => remains(dir.as_fd()),
+            ConnectOutcome::Holder(controller) => Ok(FoundSession::Holder { controller, secret }),
+            ConnectOutcome::Busy => Ok(FoundSession::Silent),
+            ConnectOutcome::Dead => read_dead_holder(dir.as_fd()),
             // The server died after it wrote the secret and before the holder existed. No process was started, so
             // nothing is lost.
-            Reached::Nothing => {
+            ConnectOutcome::NoSocket => {
                 self.state.forget_secret(session);
                 record(dir.as_fd())
             }
@@ -139,25 +139,25 @@ impl Spawned {
 }
 
 /// The record of a session that has no holder. Without a record, the session counts as dead.
-fn record(dir: BorrowedFd<'_>) -> io::Result<Found> {
-    Ok(sessions::read_small(dir, "record")?.map_or(Found::Dead, Found::Record))
+fn record(dir: BorrowedFd<'_>) -> io::Result<FoundSession> {
+    Ok(sessions::read_small(dir, "record")?.map_or(FoundSession::Lost, FoundSession::Record))
 }
 
 /// Collects the files of a dead holder: the spilled logs of the processes that its process list (`manifest`) names.
-fn remains(dir: BorrowedFd<'_>) -> io::Result<Found> {
+fn read_dead_holder(dir: BorrowedFd<'_>) -> io::Result<FoundSession> {
     let (Some(record), Some(manifest)) = (sessions::read_small(dir, "record")?, manifest::read(dir)?) else {
-        return Ok(Found::Dead);
+        return Ok(FoundSession::Lost);
     };
     let mut logs = Vec::new();
     for enrolled in manifest {
         let recovered = exec_server_log::survey(dir, enrolled.slot)?;
         logs.push((enrolled, recovered));
     }
-    let clock = LeaseClock::read(dir)?.map(|clock| LeftClock {
+    let clock = LeaseClock::read(dir)?.map(|clock| SavedClock {
         ttl: (clock.ttl_ms != TTL_NONE).then(|| Duration::from_millis(clock.ttl_ms)),
         detached_for: clock.detached_ns.map(|since| Duration::from_nanos(monotonic_ns().saturating_sub(since))),
     });
-    Ok(Found::Remains(Remains { record, logs, clock }))
+    Ok(FoundSession::DeadHolder(DeadHolder { record, logs, clock }))
 }
 
 /// CLOCK_MONOTONIC, the clock by which holders expire sessions.
@@ -166,7 +166,7 @@ fn monotonic_ns() -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-impl Holders for Spawned {
+impl Holders for SpawnedHolders {
     fn view(&self, script: &Script) -> Result<Built, BuildError> {
         let spawner = self.spawner().map_err(|source| BuildError { what: "reach the spawner".to_owned(), source })?;
         spawner.view(script)
@@ -193,15 +193,15 @@ impl Holders for Spawned {
             })
         });
         if made.is_err() {
-            self.unmake(session);
+            self.undo_create(session);
         }
         Ok((made?, secret))
     }
 
-    fn scan(&self) -> io::Result<Vec<(String, Found)>> {
+    fn scan(&self) -> io::Result<Vec<(String, FoundSession)>> {
         let mut all = Vec::new();
         for session in self.state.session_ids()? {
-            match self.look(&session) {
+            match self.inspect(&session) {
                 Ok(found) => all.extend(found.map(|found| (session, found))),
                 // One unreadable session must not keep the others from being adopted.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -209,14 +209,14 @@ impl Holders for Spawned {
                 }
                 Err(error) => {
                     tracing::warn!(dir = %self.state.path().display(), %error, "a session cannot be read now");
-                    all.push((session, Found::Silent));
+                    all.push((session, FoundSession::Silent));
                 }
             }
         }
         Ok(all)
     }
 
-    fn look(&self, session: &str) -> io::Result<Option<Found>> {
+    fn inspect(&self, session: &str) -> io::Result<Option<FoundSession>> {
         match self.find(session) {
             // The session expired just now, or its holder ended. The holder has removed the directory.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -260,15 +260,15 @@ impl Holders for Spawned {
     }
 
     fn remove(&self, session: &str) -> io::Result<()> {
-        // No need to wait for the kill: a live holder removes its group itself, and for a dead one `bury` has already
-        // waited.
+        // No need to wait for the kill: a live holder removes its group itself, and for a dead one `kill_leftovers` has
+        // already waited.
         let group = self.group_of(session);
         group.kill();
         group.remove();
         self.state.remove_session(session)
     }
 
-    fn unmake(&self, session: &str) {
+    fn undo_create(&self, session: &str) {
         let dir = self.state.open_session_dir(session);
         if let Ok(dir) = dir.as_ref()
             && manifest::read(dir).is_ok_and(|manifest| manifest.is_some())
@@ -289,13 +289,13 @@ impl Holders for Spawned {
         self.group_of(session).remove();
     }
 
-    fn bury(&self, session: &str) {
+    fn kill_leftovers(&self, session: &str) {
         let group = self.group_of(session);
         if group == SessionCgroup::default() {
             return;
         }
         group.kill();
-        let (times, apart) = BURIED;
+        let (times, apart) = KILL_CHECKS;
         // Processes in uninterruptible sleep do not die and keep their group. Nothing more can be done about them.
         (0..times).any(|_| {
             group.is_empty() || {
@@ -306,7 +306,7 @@ impl Holders for Spawned {
         group.remove();
     }
 
-    fn is_well(&self) -> bool {
+    fn can_create_holders(&self) -> bool {
         self.config.respawn.is_none() || lock(&self.spawner).is_alive()
     }
 
@@ -322,7 +322,7 @@ impl Holders for Spawned {
         self.state.keep_placeholders(paths)
     }
 
-    fn mend(&self) {
+    fn repair(&self) {
         if let Err(error) = self.spawner() {
             tracing::error!(%error, "the spawner died and cannot be replaced; new sessions cannot start processes");
         }
@@ -330,27 +330,27 @@ impl Holders for Spawned {
 }
 
 /// The result of connecting to the socket in a session's directory.
-enum Reached {
+enum ConnectOutcome {
     Holder(OwnedFd),
     /// The holder lives but does not accept the connection. It must not count as dead, because its children run.
-    Nobody,
+    Busy,
     /// The socket exists, but no process listens on it: the holder is dead.
-    Remains,
+    Dead,
     /// The directory has no socket: the holder was never created.
-    Nothing,
+    NoSocket,
 }
 
-fn connect(dir: &OwnedFd) -> io::Result<Reached> {
-    let (times, apart) = LOOK_AGAIN;
-    let mut last = Reached::Nothing;
+fn connect(dir: &OwnedFd) -> io::Result<ConnectOutcome> {
+    let (times, apart) = CONNECT_RETRIES;
+    let mut last = ConnectOutcome::NoSocket;
     for _ in 0..times {
         match spawner::connect(dir.as_fd()) {
-            Ok(controller) => return Ok(Reached::Holder(controller)),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(Reached::Remains),
+            Ok(controller) => return Ok(ConnectOutcome::Holder(controller)),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(ConnectOutcome::Dead),
             // The holder has not bound its socket yet.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => last = Reached::Nothing,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => last = ConnectOutcome::NoSocket,
             // The backlog of the holder's socket is full.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => last = Reached::Nobody,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => last = ConnectOutcome::Busy,
             Err(error) => return Err(error),
         }
         thread::sleep(apart);

@@ -23,7 +23,7 @@ pub(crate) mod private;
 mod sessions;
 mod token;
 
-pub use holders::{Spawned, SpawnedConfig};
+pub use holders::{SpawnedHolders, SpawnedHoldersConfig};
 pub use place::{private_dir, shared_name, slug};
 pub use private::NotPrivate;
 pub use token::{Token, TokenDigest, TokenError};

@@ -24,7 +24,7 @@ use crate::{connection::Peer, holder_link::HolderLink, process::Process, pump::P
 const EMPTY_TTL: Duration = Duration::from_secs(30);
 
 /// The mutable state of a session, under one lock that is never held across an await.
-pub(super) struct State {
+pub(super) struct SessionState {
     pub(super) attached: Option<Arc<Peer>>,
     /// Since when no connection is attached. `None` while attached and while the session is being created.
     pub(super) detached_since: Option<Instant>,
@@ -34,7 +34,7 @@ pub(super) struct State {
     pub(super) is_ttl_asked: bool,
     /// The client that attached last announced no capabilities: a process id is free again 30 s after `closed`.
     pub(super) reference: bool,
-    pub(super) processes: BTreeMap<String, Entry>,
+    pub(super) processes: BTreeMap<String, ProcessEntry>,
     /// By the holder's slot number. Also contains processes without a name: hidden ones, and forgotten ones that
     /// readers still hold.
     pub(super) by_slot: BTreeMap<u32, Arc<Process>>,
@@ -50,18 +50,18 @@ pub(super) struct State {
 }
 
 /// The state of a process id.
-pub(super) enum Entry {
+pub(super) enum ProcessEntry {
     /// Reserved. The gate is closed when the start has succeeded or failed.
-    Starting(Gate),
+    Starting(StartGate),
     Live(Arc<Process>),
 }
 
 /// A pending start. Later requests for its id wait here.
 #[derive(Clone, Debug)]
-pub(crate) struct Gate(Arc<Decision>);
+pub(crate) struct StartGate(Arc<StartDecision>);
 
 #[derive(Debug)]
-struct Decision {
+struct StartDecision {
     /// Never has a permit. Closing it releases the waiters.
     taken: Semaphore,
     /// The start has left the queue and counts as running.
@@ -70,9 +70,9 @@ struct Decision {
     is_withdrawn: AtomicBool,
 }
 
-impl Gate {
+impl StartGate {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Decision {
+        Self(Arc::new(StartDecision {
             taken: Semaphore::new(0),
             is_begun: AtomicBool::new(false),
             is_withdrawn: AtomicBool::new(false),
@@ -108,13 +108,13 @@ impl Gate {
 }
 
 /// The result of a lookup by process id.
-pub(crate) enum Lookup {
+pub(crate) enum ProcessLookup {
     Live(Arc<Process>),
-    Starting(Gate),
+    Starting(StartGate),
     Unknown,
 }
 
-impl Entry {
+impl ProcessEntry {
     pub(super) fn live(&self) -> Option<&Arc<Process>> {
         match self {
             Self::Live(process) => Some(process),
@@ -122,7 +122,7 @@ impl Entry {
         }
     }
 
-    pub(super) fn gate(&self) -> Option<&Gate> {
+    pub(super) fn gate(&self) -> Option<&StartGate> {
         match self {
             Self::Starting(gate) => Some(gate),
             Self::Live(_) => None,
@@ -130,13 +130,13 @@ impl Entry {
     }
 }
 
-impl State {
+impl SessionState {
     /// Adds a process that an earlier server left. If two have the same id, the older one was forgotten while readers
     /// held its log. It gets no name, and the sweep removes it later.
     pub(super) fn adopt(&mut self, process: Arc<Process>) {
         self.by_slot.insert(process.slot(), process.clone());
         let age = |process: &Process| (process.status().closed_seq.is_none(), process.meta.started_ms);
-        let named = self.processes.get(process.id()).and_then(Entry::live);
+        let named = self.processes.get(process.id()).and_then(ProcessEntry::live);
         let (named, forgotten) = match named {
             Some(named) if age(named) > age(&process) => (None, Some(process)),
             other => (Some(process), other.cloned()),
@@ -145,7 +145,7 @@ impl State {
             forgotten.abandon();
         }
         if let Some(named) = named {
-            self.processes.insert(named.id().to_owned(), Entry::Live(named));
+            self.processes.insert(named.id().to_owned(), ProcessEntry::Live(named));
         }
     }
 
@@ -164,8 +164,8 @@ impl State {
         if self.processes.len() + self.by_slot.len() < most {
             return false;
         }
-        let is_begun = |gate: &Gate| gate.0.is_begun.load(Ordering::Relaxed);
-        let starting = self.processes.values().filter_map(Entry::gate).filter(|gate| is_begun(gate)).count();
+        let is_begun = |gate: &StartGate| gate.0.is_begun.load(Ordering::Relaxed);
+        let starting = self.processes.values().filter_map(ProcessEntry::gate).filter(|gate| is_begun(gate)).count();
         let running = self.by_slot.values().filter(|process| !process.has_ended()).count();
         starting + running >= most
     }
@@ -175,7 +175,7 @@ impl State {
         let attached = self.attached.is_some();
         let mut closed: Vec<(Instant, Arc<Process>)> = Vec::new();
         if self.processes.len() >= most {
-            let live = self.processes.values().filter_map(Entry::live);
+            let live = self.processes.values().filter_map(ProcessEntry::live);
             closed = live
                 .filter(|process| process.is_taken())
                 .filter_map(|process| process.closed_since(now, attached).map(|since| (since, process.clone())))
@@ -189,12 +189,12 @@ impl State {
     }
 
     /// Whether this start still holds the reservation of the id.
-    pub(super) fn is_starting(&self, id: &str, gate: &Gate) -> bool {
-        self.processes.get(id).and_then(Entry::gate).is_some_and(|reserved| Arc::ptr_eq(&reserved.0, &gate.0))
+    pub(super) fn is_starting(&self, id: &str, gate: &StartGate) -> bool {
+        self.processes.get(id).and_then(ProcessEntry::gate).is_some_and(|reserved| Arc::ptr_eq(&reserved.0, &gate.0))
     }
 
     pub(super) fn is_named(&self, process: &Arc<Process>) -> bool {
-        self.processes.get(process.id()).and_then(Entry::live).is_some_and(|named| Arc::ptr_eq(named, process))
+        self.processes.get(process.id()).and_then(ProcessEntry::live).is_some_and(|named| Arc::ptr_eq(named, process))
     }
 
     /// Frees the name of a process, unless another process has it now.

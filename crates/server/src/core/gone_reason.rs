@@ -4,14 +4,14 @@ use exec_server_holder::tombstone::{ExpiredProcess, Tombstone};
 
 use crate::{error::Failure, process::ProcessMeta};
 
-pub(super) enum Gone {
+pub(super) enum GoneReason {
     /// The session's time-to-live ran out.
     Expired { when: String, processes: Vec<String> },
     /// The session's holder died.
     HolderLost,
 }
 
-impl Gone {
+impl GoneReason {
     /// The time-to-live ran out now.
     pub(super) fn expired_now(processes: Vec<String>) -> Self {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

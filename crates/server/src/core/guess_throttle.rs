@@ -31,9 +31,9 @@ const PRINCIPALS_MAX: usize = 1024;
 
 /// Per principal, the instant at which its bucket is full again.
 #[derive(Debug, Default)]
-pub(crate) struct Guesses(BTreeMap<Principal, Instant>);
+pub(crate) struct GuessThrottle(BTreeMap<Principal, Instant>);
 
-impl Guesses {
+impl GuessThrottle {
     /// Counts a wrong try, the `tries`-th of its connection, and returns how long to delay its answer.
     pub(crate) fn wait(&mut self, principal: &Principal, tries: u32, now: Instant) -> Duration {
         if self.0.len() >= PRINCIPALS_MAX {
@@ -56,20 +56,20 @@ mod tests {
 
     #[test]
     fn a_connection_waits_longer_with_each_wrong_try() {
-        let (mut guesses, now) = (Guesses::default(), Instant::now());
+        let (mut throttle, now) = (GuessThrottle::default(), Instant::now());
         let waits: Vec<u128> =
-            (1..=10).map(|tries| guesses.wait(&Principal::owner(), tries, now).as_millis()).collect();
+            (1..=10).map(|tries| throttle.wait(&Principal::owner(), tries, now).as_millis()).collect();
         assert_eq!(waits, [0, 0, 0, 100, 200, 400, 800, 1600, 2000, 2000]);
     }
 
     #[test]
     fn connections_of_one_principal_share_a_line_and_others_have_their_own() {
-        let (mut guesses, now) = (Guesses::default(), Instant::now());
+        let (mut throttle, now) = (GuessThrottle::default(), Instant::now());
         let (a, b) = (Principal::named("a"), Principal::named("b"));
-        let waits: Vec<Duration> = (0..10_000).map(|_| guesses.wait(&a, 1, now)).collect();
+        let waits: Vec<Duration> = (0..10_000).map(|_| throttle.wait(&a, 1, now)).collect();
         assert_eq!(waits[63], Duration::ZERO);
         assert_eq!(waits[9_999], REFILL * (10_000 - BURST));
-        assert_eq!(guesses.wait(&b, 1, now), Duration::ZERO);
-        assert_eq!(guesses.wait(&a, 1, now + REFILL * 20_000), Duration::ZERO);
+        assert_eq!(throttle.wait(&b, 1, now), Duration::ZERO);
+        assert_eq!(throttle.wait(&a, 1, now + REFILL * 20_000), Duration::ZERO);
     }
 }
