@@ -21,7 +21,7 @@ use std::{
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use exec_server_server::{
-    door::AllowedHost,
+    admission::AllowedHost,
     listen::{
         ListenUrl,
         exposure::{Auth, Terms},

@@ -15,9 +15,9 @@ use anyhow::Context as _;
 use exec_server_holder::spawner::SpawnerHandle;
 use exec_server_server::{
     access::{Access, News},
+    admission::{Admission, AdmissionConfig},
     audit::{Anchor, Audit, Record},
     core::{Config, Core},
-    door::{Door, DoorConfig},
     listen::{
         ListenUrl, Server, ServerConfig,
         exposure::{self, Auth, Terms},
@@ -119,7 +119,7 @@ async fn serve(
     let access = Arc::new(open_access(args, location, token.as_ref())?);
     let config = Config { orphan_ttl: orphan_ttl(args, location), ..core_config(args, run_as, audit.clone())? };
     let core = Core::new(config, holders);
-    let door = Door::new(DoorConfig {
+    let door = Admission::new(AdmissionConfig {
         access: Arc::clone(&access),
         audit: audit.clone(),
         allowed_hosts: args.allow_host.clone(),

@@ -1,7 +1,7 @@
 //! Owns everything that lives as long as the server: the configuration, the session table, and the background tasks.
 //!
 //! Does not depend on sockets or HTTP. A connection arrives here as an authenticated byte stream (`Authenticated`),
-//! which only the doors or an embedding program can create.
+//! which only `admission` or an embedding program can create.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -97,7 +97,7 @@ pub struct Authenticated {
 }
 
 impl Authenticated {
-    /// Declares a stream authenticated. Called by the doors after their checks, and by a program that embeds the server
+    /// Declares a stream authenticated. Called by `admission` after its checks, and by a program that embeds the server
     /// for its own use.
     pub fn vouch(stream: ByteStream, framing: Framing, grant: Grant, label: impl Into<String>) -> Self {
         Self { stream, framing, grant, label: label.into(), ends_session: false }

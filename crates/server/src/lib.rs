@@ -3,15 +3,15 @@
 //! Reading order: [`core`] owns everything that lives as long as the server. [`session`] is what a client resumes.
 //! `holder_link` talks to the session's holder. `process` is the server's view of one child and its log. `connection`
 //! receives messages, `dispatch` and `handlers` act on them, `pump` sends all output. [`access`] decides who may do
-//! what, and [`audit`] records it. [`listen`] accepts sockets and [`door`] authenticates them: no stream becomes a
-//! connection without passing the door.
+//! what, and [`audit`] records it. [`listen`] accepts sockets and [`admission`] authenticates them: no stream becomes a
+//! connection without passing it.
 //!
 //! The server never forks and owns no child: children belong to holders and survive the server process.
 
 pub mod access;
+pub mod admission;
 pub mod audit;
 pub mod core;
-pub mod door;
 pub mod listen;
 pub mod metrics;
 mod seekers;

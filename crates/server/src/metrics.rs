@@ -22,7 +22,7 @@ pub(crate) use self::text::MetricsText;
 /// notices.
 const BUCKETS_US: [u64; 12] = [100, 250, 500, 1000, 2500, 5000, 10_000, 50_000, 100_000, 500_000, 1_000_000, 5_000_000];
 
-/// HTTP statuses that the door answers with, each with its label. Any other status counts as the last entry.
+/// HTTP statuses that admission answers with, each with its label. Any other status counts as the last entry.
 const STATUSES: [(u16, &str); 10] = [
     (400, "400"),
     (401, "401"),
@@ -74,9 +74,9 @@ impl Latency {
 /// All counters, since the start of this server.
 #[derive(Debug)]
 pub struct Metrics {
-    /// Connections that the door admitted.
+    /// Connections that were admitted.
     pub connections: Counter,
-    /// Connections that the door refused, in the order of [`STATUSES`].
+    /// Connections that admission refused, in the order of [`STATUSES`].
     refused: [Counter; STATUSES.len()],
     /// Connections closed because the peer no longer responded.
     pub dead_peers: Counter,
@@ -153,8 +153,8 @@ pub(crate) struct MetricsSnapshot {
     pub(crate) blocked_disk: u64,
     pub(crate) draining: bool,
     pub(crate) audit_lost: u64,
-    /// The door's counters, each with a fixed label.
-    pub(crate) door: [(&'static str, u64); 4],
+    /// The counters of admission, each with a fixed label.
+    pub(crate) admission: [(&'static str, u64); 4],
 }
 
 impl Metrics {
@@ -172,7 +172,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a connection that the door refused.
+    /// Counts a connection that admission refused.
     pub(crate) fn refused(&self, status: u16) {
         let place = STATUSES.iter().position(|(known, _)| *known == status).unwrap_or(STATUSES.len() - 1);
         self.refused[place].inc();
@@ -208,11 +208,11 @@ impl Metrics {
             "Connections dropped because nothing was heard of the peer.",
             &[(&[], self.dead_peers.get())],
         );
-        let door = snapshot.door.map(|(outcome, count)| ([("outcome", outcome)], count));
+        let admission = snapshot.admission.map(|(outcome, count)| ([("outcome", outcome)], count));
         text.counter(
             "exec_server_door_total",
             "Connections that came to the door and not in, and those answered late.",
-            &door.each_ref().map(|(label, count)| (label.as_slice(), *count)),
+            &admission.each_ref().map(|(label, count)| (label.as_slice(), *count)),
         );
         text.gauge("exec_server_draining", "1 while the server ends in order.", &[(&[], u64::from(snapshot.draining))]);
     }

@@ -15,7 +15,7 @@ use exec_server_mcp::serve::{
 };
 use exec_server_server::{
     access::Access,
-    door::{Door, DoorConfig, Judgement},
+    admission::{Admission, AdmissionConfig, AdmissionDecision},
     state_dir::Token,
 };
 use http::request::Parts;
@@ -164,24 +164,28 @@ async fn over_http(
 ) -> anyhow::Result<()> {
     let local = listener.local_addr().context("find the address")?;
     let access = Arc::new(Access::new(token.digest()));
-    let door = Door::new(DoorConfig { access, allowed_hosts: args.allow_host.clone(), ..DoorConfig::default() });
+    let door = Admission::new(AdmissionConfig {
+        access,
+        allowed_hosts: args.allow_host.clone(),
+        ..AdmissionConfig::default()
+    });
     let token = crate::serve::percent_encode(token.reveal());
     print::line(&format!("http://{local}{}?token={token}", serve::http::PATH));
     serve::http::serve(server, listener, Arc::new(DoorGate(door)), args.session_idle).await.context("serve HTTP")
 }
 
 /// Applies the access rules of the server's own door to MCP requests.
-struct DoorGate(Door);
+struct DoorGate(Admission);
 
 impl HttpGate for DoorGate {
     fn check(&self, head: &Parts, local: SocketAddr) -> GateVerdict {
         let headers: Vec<(&str, &[u8])> =
             head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
-        match self.0.judge(local, target, &headers) {
-            Judgement::Admitted(_) => GateVerdict::Admitted,
-            Judgement::Forbidden => GateVerdict::Forbidden,
-            Judgement::Unauthorized => GateVerdict::Unauthorized,
+        match self.0.check_request(local, target, &headers) {
+            AdmissionDecision::Admitted(_) => GateVerdict::Admitted,
+            AdmissionDecision::Forbidden => GateVerdict::Forbidden,
+            AdmissionDecision::Unauthorized => GateVerdict::Unauthorized,
         }
     }
 }

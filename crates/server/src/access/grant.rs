@@ -1,5 +1,5 @@
-//! The grant that the door gives to a connection: the principal, its rights, and a notification when they end. Does not
-//! depend on where a grant comes from.
+//! The grant that admission gives to a connection: the principal, its rights, and a notification when they end. Does
+//! not depend on where a grant comes from.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 

@@ -1,12 +1,12 @@
 //! Authenticates peers and decides their rights.
 //!
-//! The door passes what a peer offers (tokens, a certificate) to [`Access`] and gets a [`Grant`] or `None`. Peers that
+//! Admission passes what a peer offers (tokens, a certificate) to [`Access`] and gets a [`Grant`] or `None`. Peers that
 //! the kernel authenticates (a Unix socket with the owner's uid, standard streams) get [`Grant::owner`] directly.
 //!
 //! ```text
-//!                    ┌── the owner's token: all rights, never revoked
-//!  Access ◀── door   ├── `table`: the current entries ◀── `file`: tokens.toml ◀── exec-server token, or an editor
-//!    │               └── certificates that are not listed
+//!                       ┌── the owner's token: all rights, never revoked
+//!  Access ◀── admission ├── `table`: the current entries ◀── `file`: tokens.toml ◀── exec-server token, or an editor
+//!    │                  └── certificates that are not listed
 //!    └──▶ Grant: principal, rights ──▶ connection; ended when its entry is revoked, expires, changes or is removed
 //! ```
 //!

@@ -47,7 +47,7 @@ const BEGIN: &str = "audit.begin";
 /// The first line of a file that continues another file.
 const CONTINUE: &str = "audit.continue";
 
-/// Most refusals at the door that are written per second. Refusals cost a client nothing, so without this bound anyone
+/// Most refusals by admission that are written per second. Refusals cost a client nothing, so without this bound anyone
 /// could fill the disk. The rest are only counted.
 const REFUSALS_MAX: u64 = 20;
 
@@ -141,7 +141,7 @@ pub struct Record {
     /// Why a request was refused or access changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The HTTP status that the door answered with.
+    /// The HTTP status that admission answered with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
     /// How many events this line stands for, if more than one.
@@ -260,7 +260,7 @@ impl Audit {
         rx.await.unwrap_or(false)
     }
 
-    /// Records that the door refused a connection.
+    /// Records that admission refused a connection.
     pub(crate) fn refused(&self, peer: &impl fmt::Display, status: u16) {
         let Some(inner) = &self.0 else { return };
         let mut refusals = lock(&inner.refusals);

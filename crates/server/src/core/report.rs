@@ -9,19 +9,19 @@ use exec_server_log::BlockReason;
 
 use super::Core;
 use crate::{
-    door::{DoorCounts, Report},
+    admission::{AdmissionCounts, AdmissionReporter},
     metrics::{Metrics, MetricsSnapshot},
     process::lock,
     session::Session,
 };
 
-impl Report for Core {
+impl AdmissionReporter for Core {
     fn refused(&self, status: u16) {
         self.metrics.refused(status);
     }
 
-    fn page(&self, door: DoorCounts) -> String {
-        self.report(door)
+    fn page(&self, admission: AdmissionCounts) -> String {
+        self.report(admission)
     }
 
     fn is_ready(&self) -> bool {
@@ -36,14 +36,18 @@ impl Core {
     }
 
     /// Renders the metrics page as of now.
-    pub fn report(&self, door: DoorCounts) -> String {
+    pub fn report(&self, admission: AdmissionCounts) -> String {
         let mut snapshot = MetricsSnapshot {
             draining: self.is_draining(),
             audit_lost: self.config.audit.lost(),
             ..MetricsSnapshot::default()
         };
-        snapshot.door =
-            [("refused", door.refused), ("stalled", door.stalled), ("evicted", door.evicted), ("slowed", door.slowed)];
+        snapshot.admission = [
+            ("refused", admission.refused),
+            ("stalled", admission.stalled),
+            ("evicted", admission.evicted),
+            ("slowed", admission.slowed),
+        ];
         snapshot.connections = lock(&self.peers).len() as u64;
         let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
         for session in sessions {

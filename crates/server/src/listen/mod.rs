@@ -1,7 +1,8 @@
 //! Listeners: the addresses to listen on, the sockets, and the accept loop.
 //!
 //! [`url`] parses the addresses, [`exposure`] refuses unprotected ones, `tcp` and `unix` create the sockets, `accept`
-//! survives a lack of fds, and [`Server`] runs all listeners and shuts them down in order. HTTP is handled by the door.
+//! survives a lack of fds, and [`Server`] runs all listeners and shuts them down in order. HTTP is handled by
+//! admission.
 
 mod accept;
 pub mod exposure;

@@ -31,8 +31,8 @@ use super::{
 };
 use crate::{
     access::Grant,
+    admission::{Admission, TcpEndpoint},
     core::{Authenticated, Core},
-    door::{Door, Entrance},
     tls::Tls,
 };
 
@@ -70,9 +70,9 @@ pub enum Ended {
 /// The bound listeners, not yet accepting.
 pub struct Server {
     core: Arc<Core>,
-    door: Arc<Door>,
+    admission: Arc<Admission>,
     config: ServerConfig,
-    tcp: Vec<(TcpListener, Entrance)>,
+    tcp: Vec<(TcpListener, TcpEndpoint)>,
     unix: Vec<UnixSocket>,
     dial: Option<UnixSocket>,
     stdio: bool,
@@ -83,12 +83,20 @@ impl Server {
     /// Binds all listeners or none: if one fails, those bound before it are closed.
     pub fn bind(
         core: Arc<Core>,
-        door: Arc<Door>,
+        admission: Arc<Admission>,
         listeners: &[ListenUrl],
         config: ServerConfig,
     ) -> Result<Self, BindError> {
-        let mut server =
-            Self { core, door, config, tcp: Vec::new(), unix: Vec::new(), dial: None, stdio: false, bound: Vec::new() };
+        let mut server = Self {
+            core,
+            admission,
+            config,
+            tcp: Vec::new(),
+            unix: Vec::new(),
+            dial: None,
+            stdio: false,
+            bound: Vec::new(),
+        };
         for url in listeners {
             let url = server.add(url)?;
             server.bound.push(Bound { url });
@@ -96,7 +104,7 @@ impl Server {
         if let Some(path) = &server.config.dial_socket {
             server.dial = bind_dial(path)?;
         }
-        let ports = server.tcp.iter().map(|(_, entrance)| entrance.local.port()).collect();
+        let ports = server.tcp.iter().map(|(_, endpoint)| endpoint.local.port()).collect();
         server.core.fetcher.set_own_ports(ports);
         Ok(server)
     }
@@ -108,19 +116,19 @@ impl Server {
 
     /// Serves until `stop` completes, or until EOF on standard input if there is no other listener. Then drains.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Ended {
-        let Self { core, door, config, tcp, unix, dial, stdio, bound } = self;
+        let Self { core, admission, config, tcp, unix, dial, stdio, bound } = self;
         let mut tasks = JoinSet::new();
-        for (listener, entrance) in tcp {
-            tasks.spawn(serve_tcp(Arc::clone(&core), Arc::clone(&door), listener, entrance));
+        for (listener, endpoint) in tcp {
+            tasks.spawn(serve_tcp(Arc::clone(&core), Arc::clone(&admission), listener, endpoint));
         }
         if let Some(tls) = config.tls {
             tasks.spawn(async move { tls.watch().await });
         }
         for socket in unix {
-            tasks.spawn(serve_unix(Arc::clone(&core), Arc::clone(&door), socket));
+            tasks.spawn(serve_unix(Arc::clone(&core), Arc::clone(&admission), socket));
         }
         if let Some(socket) = dial {
-            tasks.spawn(serve_dial(Arc::clone(&core), Arc::clone(&door), socket));
+            tasks.spawn(serve_dial(Arc::clone(&core), Arc::clone(&admission), socket));
         }
         let mut stdio_task = JoinSet::new();
         if stdio {
@@ -133,7 +141,7 @@ impl Server {
             () = ended_of(&mut stdio_task, only_stdio) => Ended::StdioClosed,
         };
         // From here on `/readyz` fails and upgrades are refused. `core.drain` closes the connections.
-        door.drain();
+        admission.drain();
         core.drain(FLUSH).await;
         tasks.shutdown().await;
         stdio_task.shutdown().await;
@@ -171,7 +179,7 @@ impl Server {
         let failed = |source| BindError::Tcp { url: url.clone(), source };
         let listener = tcp::bind(address).map_err(failed)?;
         let local = listener.local_addr().map_err(failed)?;
-        self.tcp.push((listener, Entrance { local, tls }));
+        self.tcp.push((listener, TcpEndpoint { local, tls }));
         Ok(local)
     }
 }
@@ -208,13 +216,13 @@ async fn ended_of(stdio: &mut JoinSet<()>, ends_server: bool) {
     }
 }
 
-async fn serve_tcp(core: Arc<Core>, door: Arc<Door>, listener: TcpListener, entrance: Entrance) {
-    let entrance = Arc::new(entrance);
-    accept_all(listener, &door, |(socket, peer)| {
-        let (core, door, entrance) = (Arc::clone(&core), Arc::clone(&door), Arc::clone(&entrance));
-        let slot = door.slot(Some(peer));
+async fn serve_tcp(core: Arc<Core>, admission: Arc<Admission>, listener: TcpListener, endpoint: TcpEndpoint) {
+    let endpoint = Arc::new(endpoint);
+    accept_all(listener, &admission, |(socket, peer)| {
+        let (core, admission, endpoint) = (Arc::clone(&core), Arc::clone(&admission), Arc::clone(&endpoint));
+        let slot = admission.reserve_slot(Some(peer));
         async move {
-            if let Some(connection) = door.admit_tcp(socket, &entrance, peer, slot).await {
+            if let Some(connection) = admission.admit_tcp(socket, &endpoint, peer, slot).await {
                 core.serve(connection).await;
             }
         }
@@ -222,12 +230,12 @@ async fn serve_tcp(core: Arc<Core>, door: Arc<Door>, listener: TcpListener, entr
     .await;
 }
 
-async fn serve_unix(core: Arc<Core>, door: Arc<Door>, socket: UnixSocket) {
-    accept_all(socket, &door, |socket| {
-        let (core, door) = (Arc::clone(&core), Arc::clone(&door));
-        let slot = door.slot(None);
+async fn serve_unix(core: Arc<Core>, admission: Arc<Admission>, socket: UnixSocket) {
+    accept_all(socket, &admission, |socket| {
+        let (core, admission) = (Arc::clone(&core), Arc::clone(&admission));
+        let slot = admission.reserve_slot(None);
         async move {
-            if let Some(connection) = door.admit_unix(socket, slot).await {
+            if let Some(connection) = admission.admit_unix(socket, slot).await {
                 core.serve(connection).await;
             }
         }
@@ -235,10 +243,10 @@ async fn serve_unix(core: Arc<Core>, door: Arc<Door>, socket: UnixSocket) {
     .await;
 }
 
-async fn serve_dial(core: Arc<Core>, door: Arc<Door>, socket: UnixSocket) {
-    accept_all(socket, &door, |socket| {
+async fn serve_dial(core: Arc<Core>, admission: Arc<Admission>, socket: UnixSocket) {
+    accept_all(socket, &admission, |socket| {
         let core = Arc::clone(&core);
-        let connection = door.admit_dial(socket);
+        let connection = admission.admit_dial(socket);
         async move {
             if let Some(mut connection) = connection
                 && let Some(_visit) = core.enter()
@@ -263,7 +271,7 @@ async fn serve_stdio(core: Arc<Core>, ends_session: bool) {
 }
 
 /// Accepts connections forever. Owns the connections' tasks: they are aborted when this future is dropped.
-async fn accept_all<L, F>(listener: L, door: &Door, mut serve: impl FnMut(L::Connection) -> F + Send)
+async fn accept_all<L, F>(listener: L, admission: &Admission, mut serve: impl FnMut(L::Connection) -> F + Send)
 where
     L: Listener + Send + Sync,
     L::Connection: Send,
@@ -272,7 +280,7 @@ where
     let mut acceptor = Acceptor::new(listener);
     let mut connections = JoinSet::new();
     loop {
-        if door.is_crowded() {
+        if admission.is_crowded() {
             // Let the connections of a burst run before later ones evict them.
             tokio::task::yield_now().await;
         }

@@ -1,4 +1,4 @@
-//! Binds TCP listeners. `exposure` has checked the address before, and the door authenticates the connections.
+//! Binds TCP listeners. `exposure` has checked the address before, and admission authenticates the connections.
 
 use std::{io, net::SocketAddr};
 

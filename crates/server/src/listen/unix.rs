@@ -1,7 +1,7 @@
 //! Creates the Unix socket so that no other user can connect to it, replace it or imitate it.
 //!
 //! Three things keep other users out: they cannot change the entries of the directory, the socket has mode 0600 before
-//! it listens, and the door checks the peer's uid. A directory that we create has mode 0700. An existing one must
+//! it listens, and admission checks the peer's uid. A directory that we create has mode 0700. An existing one must
 //! belong to us or root, and be writable only by its owner or sticky like `/tmp`: there, others can add names but
 //! cannot touch ours.
 

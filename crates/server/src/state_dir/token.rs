@@ -63,7 +63,7 @@ pub enum TokenError {
 /// A secret that authenticates its bearer. Wiped from memory on drop; `Debug` does not show it.
 pub struct Token(Zeroizing<String>);
 
-/// The SHA-256 of a token. The door keeps only this.
+/// The SHA-256 of a token. Admission keeps only this.
 #[derive(Clone, Copy)]
 pub struct TokenDigest([u8; 32]);
 

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
-use exec_server_server::door::AllowedHost;
+use exec_server_server::admission::AllowedHost;
 
 use crate::args::{client::ConnectArgs, values};
 

@@ -17,7 +17,7 @@ const DEFAULT_TLS_PORT: u16 = 443;
 
 /// The names by which one listener may be addressed.
 #[derive(Clone, Copy)]
-pub(super) struct Hosts<'a> {
+pub(super) struct ListenerHosts<'a> {
     /// The local address of the listener.
     pub(super) local: SocketAddr,
     /// The names from `--allow-host`.
@@ -56,7 +56,7 @@ impl FromStr for AllowedHost {
 }
 
 /// Whether the Host headers of a request name this server. There must be exactly one Host header.
-pub(super) fn is_ours<'a>(mut headers: impl Iterator<Item = &'a [u8]>, ours: &Hosts<'_>) -> bool {
+pub(super) fn is_ours<'a>(mut headers: impl Iterator<Item = &'a [u8]>, ours: &ListenerHosts<'_>) -> bool {
     let (Some(host), None) = (headers.next(), headers.next()) else {
         return false;
     };

@@ -1,4 +1,4 @@
-//! Tests all verdicts of the door, first as a pure function, then over a real socket.
+//! Tests all verdicts of admission, first as a pure function, then over a real socket.
 
 use std::{net::SocketAddr, str, sync::Arc};
 
@@ -9,9 +9,9 @@ use tokio::{
 };
 
 use super::{
-    AllowedHost, Door, DoorConfig, Entrance,
-    check::{self, Gate, Proof, Verdict},
-    host::Hosts,
+    Admission, AdmissionConfig, AllowedHost, TcpEndpoint,
+    check::{self, ListenerRequirements, Proof, Verdict},
+    host::ListenerHosts,
     http,
     pending::PENDING_MAX,
 };
@@ -34,13 +34,13 @@ fn status_at(local: &str, request: &str) -> u16 {
     let local: SocketAddr = local.parse().unwrap();
     let allowed: Vec<AllowedHost> = ["box.example", "proxy.example:8443"].map(|name| name.parse().unwrap()).into();
     let access = access();
-    let hosts = Some(Hosts { local, allowed: &allowed, certified: None });
-    let gate = Gate { hosts, proof: Proof::Token(&access), draining: false, is_ready: true };
-    judge(request, &gate)
+    let hosts = Some(ListenerHosts { local, allowed: &allowed, certified: None });
+    let requirements = ListenerRequirements { hosts, proof: Proof::Token(&access), draining: false, is_ready: true };
+    judge(request, &requirements)
 }
 
-fn judge(request: &str, gate: &Gate<'_>) -> u16 {
-    match http::with_request(request.as_bytes(), |request| check::check(request, gate)) {
+fn judge(request: &str, requirements: &ListenerRequirements<'_>) -> u16 {
+    match http::with_request(request.as_bytes(), |request| check::check(request, requirements)) {
         Verdict::Upgrade { accept, .. } => {
             assert_eq!(accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
             101
@@ -220,8 +220,8 @@ fn the_address_it_is_bound_to_is_ours_and_an_unspecified_one_is_nobodys() {
 fn health_asks_for_nothing_and_says_nothing() {
     let access = access();
     for (draining, ready) in [(false, 200), (true, 503)] {
-        let hosts = Some(Hosts { local: "127.0.0.1:1".parse().unwrap(), allowed: &[], certified: None });
-        let gate = Gate { hosts, proof: Proof::Token(&access), draining, is_ready: true };
+        let hosts = Some(ListenerHosts { local: "127.0.0.1:1".parse().unwrap(), allowed: &[], certified: None });
+        let requirements = ListenerRequirements { hosts, proof: Proof::Token(&access), draining, is_ready: true };
         for (request, expected) in [
             ("GET /healthz HTTP/1.0\r\n\r\n", 200),
             ("HEAD /healthz HTTP/1.1\r\nHost: evil\r\n\r\n", 200),
@@ -229,7 +229,7 @@ fn health_asks_for_nothing_and_says_nothing() {
             ("POST /readyz HTTP/1.1\r\n\r\n", 405),
             ("GET /healthz/x HTTP/1.1\r\n\r\n", 403),
         ] {
-            assert_eq!(judge(request, &gate), expected, "{request}");
+            assert_eq!(judge(request, &requirements), expected, "{request}");
         }
     }
 }
@@ -258,11 +258,12 @@ fn who_passed_is_told_what_is_wrong_with_the_upgrade() {
 
 #[test]
 fn a_unix_socket_asks_for_no_host_and_no_token_but_refuses_pages() {
-    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: true };
-    assert_eq!(judge(&upgrade("/", "whatever", ""), &gate), 101);
-    assert_eq!(judge(&upgrade("/", "whatever", "Origin: null\r\n"), &gate), 403);
-    let gate = Gate { draining: true, ..gate };
-    assert_eq!(judge(&upgrade("/", "whatever", ""), &gate), 503);
+    let requirements =
+        ListenerRequirements { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: true };
+    assert_eq!(judge(&upgrade("/", "whatever", ""), &requirements), 101);
+    assert_eq!(judge(&upgrade("/", "whatever", "Origin: null\r\n"), &requirements), 403);
+    let requirements = ListenerRequirements { draining: true, ..requirements };
+    assert_eq!(judge(&upgrade("/", "whatever", ""), &requirements), 503);
 }
 
 #[test]
@@ -279,7 +280,7 @@ fn a_name_to_allow_is_a_name() {
 struct Rig {
     listener: TcpListener,
     local: SocketAddr,
-    door: Door,
+    admission: Admission,
 }
 
 impl Rig {
@@ -290,7 +291,11 @@ impl Rig {
         Self {
             listener,
             local,
-            door: Door::new(DoorConfig { access, audit: Audit::default(), ..DoorConfig::default() }),
+            admission: Admission::new(AdmissionConfig {
+                access,
+                audit: Audit::default(),
+                ..AdmissionConfig::default()
+            }),
         }
     }
 
@@ -314,8 +319,13 @@ impl Rig {
         };
         let server = async {
             let (socket, peer) = self.listener.accept().await.unwrap();
-            self.door
-                .admit_tcp(socket, &Entrance { local: self.local, tls: None }, peer, self.door.slot(Some(peer)))
+            self.admission
+                .admit_tcp(
+                    socket,
+                    &TcpEndpoint { local: self.local, tls: None },
+                    peer,
+                    self.admission.reserve_slot(Some(peer)),
+                )
                 .await
                 .is_some()
         };
@@ -360,26 +370,27 @@ async fn a_head_beyond_its_bound_is_refused() {
 async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     let (mut near, mut far) = tokio::io::duplex(64);
     near.write_all(b"GET / HT").await.unwrap();
-    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: true };
+    let requirements =
+        ListenerRequirements { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: true };
     let started = tokio::time::Instant::now();
-    let door = Door::new(DoorConfig::default());
-    let super::Slot(place) = door.slot(None);
+    let admission = Admission::new(AdmissionConfig::default());
+    let super::AdmissionSlot(slot) = admission.reserve_slot(None);
     let audit = Audit::default();
-    let judging = super::judge(&mut far, &gate, &place, &"test", (&audit, &door.report));
-    assert!(super::in_time(&place, judging).await.is_ok_and(|judged| judged.is_none()));
-    assert_eq!(door.counts().stalled, 1);
+    let judging = super::check_and_answer(&mut far, &requirements, &slot, &"test", (&audit, &admission.report));
+    assert!(super::in_time(&slot, judging).await.is_ok_and(|judged| judged.is_none()));
+    assert_eq!(admission.counts().stalled, 1);
     assert_eq!(started.elapsed(), super::HEAD_DEADLINE);
 }
 
 #[tokio::test]
 async fn the_65th_pending_connection_takes_the_place_of_the_first() {
     let rig = Rig::new().await;
-    let slots: Vec<_> = (0..PENDING_MAX).map(|_| rig.door.slot(Some(rig.local))).collect();
-    assert!(rig.door.is_crowded());
+    let slots: Vec<_> = (0..PENDING_MAX).map(|_| rig.admission.reserve_slot(Some(rig.local))).collect();
+    assert!(rig.admission.is_crowded());
     let request = upgrade("/", &rig.local.to_string(), &bearer());
     assert!(rig.exchange(&[request.as_bytes()]).await.1);
-    assert!(slots[0].0.lost().now_or_never().is_some() && slots[1].0.lost().now_or_never().is_none());
-    assert_eq!(rig.door.counts().evicted, 1);
+    assert!(slots[0].0.evicted().now_or_never().is_some() && slots[1].0.evicted().now_or_never().is_none());
+    assert_eq!(rig.admission.counts().evicted, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -394,7 +405,7 @@ async fn who_fails_too_often_is_answered_later_and_the_right_token_comes_in_at_o
         seen.push(answer[9..12].to_owned());
     }
     assert!(seen[..99].iter().all(|status| status == "401") && seen[99..].iter().all(|status| status == "429"));
-    assert_eq!((rig.door.counts().refused, rig.door.counts().slowed), (140, 41));
+    assert_eq!((rig.admission.counts().refused, rig.admission.counts().slowed), (140, 41));
     let started = tokio::time::Instant::now();
     assert!(rig.exchange(&[right.as_bytes()]).await.1);
     assert_eq!(started.elapsed(), std::time::Duration::ZERO);
@@ -402,10 +413,11 @@ async fn who_fails_too_often_is_answered_later_and_the_right_token_comes_in_at_o
 
 #[test]
 fn a_server_that_lost_its_state_is_alive_and_not_ready() {
-    let gate = Gate { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: false };
+    let requirements =
+        ListenerRequirements { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: false };
     for (path, status) in [("/readyz", 503), ("/healthz", 200)] {
         let head = format!("GET {path} HTTP/1.1\r\n\r\n");
-        let verdict = http::with_request(head.as_bytes(), |request| check::check(request, &gate));
+        let verdict = http::with_request(head.as_bytes(), |request| check::check(request, &requirements));
         assert!(matches!(&verdict, Verdict::Answer(response) if response.status() == status), "{path}: {verdict:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Checks a request. A pure function of the request and the gate, so that one test can cover the whole table of
+//! Checks a request. A pure function of the request and the requirements, so that one test can cover the whole table of
 //! verdicts.
 //!
 //! The order of the checks matters. Health comes first, because its answer reveals nothing but "ok". On every other
@@ -10,15 +10,15 @@ use exec_server_rpc::handshake;
 
 use super::{
     auth,
-    host::{self, Hosts},
-    http::{Request, Response},
+    host::{self, ListenerHosts},
+    http::{HttpRequest, HttpResponse},
 };
 use crate::access::{Access, Grant};
 
 /// The requirements of one listener.
-pub(super) struct Gate<'a> {
+pub(super) struct ListenerRequirements<'a> {
     /// The host names that a request may use. `None`: the Host header is not checked.
-    pub(super) hosts: Option<Hosts<'a>>,
+    pub(super) hosts: Option<ListenerHosts<'a>>,
     pub(super) proof: Proof<'a>,
     /// The server is shutting down.
     pub(super) draining: bool,
@@ -47,102 +47,102 @@ pub(super) enum Verdict {
     /// Send the metrics page.
     Metrics { with_body: bool },
     /// Send this response and close.
-    Answer(Response),
+    Answer(HttpResponse),
 }
 
-pub(super) fn check(request: &Request<'_>, gate: &Gate<'_>) -> Verdict {
-    match examine(request, gate) {
+pub(super) fn check(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> Verdict {
+    match examine(request, requirements) {
         Ok(verdict) => verdict,
         Err(response) => Verdict::Answer(response),
     }
 }
 
-fn examine(request: &Request<'_>, gate: &Gate<'_>) -> Result<Verdict, Response> {
+fn examine(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> Result<Verdict, HttpResponse> {
     if let "/healthz" | "/readyz" = request.path() {
-        return Err(health(request, gate));
+        return Err(health(request, requirements));
     }
-    let grant = admit(request, gate)?;
+    let grant = admit(request, requirements)?;
     if request.path() == "/metrics" {
         return metrics(request, &grant);
     }
     if request.path() != "/" {
-        return Err(Response::not_found());
+        return Err(HttpResponse::not_found());
     }
-    if gate.draining {
-        return Err(Response::busy());
+    if requirements.draining {
+        return Err(HttpResponse::busy());
     }
     Ok(Verdict::Upgrade { accept: upgrade(request)?, grant })
 }
 
 /// The checks that apply to every path but health: Host, Origin, `Sec-Fetch-Site` and authentication.
-pub(super) fn admit(request: &Request<'_>, gate: &Gate<'_>) -> Result<Grant, Response> {
-    if let Some(hosts) = &gate.hosts
+pub(super) fn admit(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> Result<Grant, HttpResponse> {
+    if let Some(hosts) = &requirements.hosts
         && !host::is_ours(request.values("host"), hosts)
     {
-        return Err(Response::forbidden());
+        return Err(HttpResponse::forbidden());
     }
     // Our clients are not browsers, and a browser cannot omit Origin from an upgrade. So any Origin is refused.
     if request.values("origin").next().is_some() {
-        return Err(Response::forbidden());
+        return Err(HttpResponse::forbidden());
     }
     if request.values("sec-fetch-site").any(|site| !matches!(site.trim_ascii(), b"none" | b"same-origin")) {
-        return Err(Response::forbidden());
+        return Err(HttpResponse::forbidden());
     }
-    match &gate.proof {
+    match &requirements.proof {
         Proof::Given(grant) => Ok(grant.clone()),
-        Proof::Token(access) => {
-            auth::offered(request).and_then(|offered| access.by_tokens(&offered)).ok_or_else(Response::unauthorized)
-        }
+        Proof::Token(access) => auth::offered_tokens(request)
+            .and_then(|offered| access.by_tokens(&offered))
+            .ok_or_else(HttpResponse::unauthorized),
     }
 }
 
 /// Answers also while draining, so that a shutdown can be observed.
-fn metrics(request: &Request<'_>, grant: &Grant) -> Result<Verdict, Response> {
+fn metrics(request: &HttpRequest<'_>, grant: &Grant) -> Result<Verdict, HttpResponse> {
     if !grant.rights().scopes.contains(&Scope::Metrics) {
-        return Err(Response::forbidden());
+        return Err(HttpResponse::forbidden());
     }
     match request.method {
         "GET" | "HEAD" => Ok(Verdict::Metrics { with_body: request.method == "GET" }),
-        _ => Err(Response::method_not_allowed("GET, HEAD")),
+        _ => Err(HttpResponse::method_not_allowed("GET, HEAD")),
     }
 }
 
 /// Reveals nothing but "ok" or "do not send new clients".
-fn health(request: &Request<'_>, gate: &Gate<'_>) -> Response {
+fn health(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> HttpResponse {
     if !matches!(request.method, "GET" | "HEAD") {
-        return Response::method_not_allowed("GET, HEAD");
+        return HttpResponse::method_not_allowed("GET, HEAD");
     }
-    if request.path() == "/readyz" && (gate.draining || !gate.is_ready) {
-        return Response::busy();
+    if request.path() == "/readyz" && (requirements.draining || !requirements.is_ready) {
+        return HttpResponse::busy();
     }
-    let response = Response::ok();
+    let response = HttpResponse::ok();
     if request.method == "HEAD" { response.without_body() } else { response }
 }
 
 /// Checks the rules of RFC 6455 section 4.2.1 and returns the value of `Sec-WebSocket-Accept`.
-fn upgrade(request: &Request<'_>) -> Result<String, Response> {
+fn upgrade(request: &HttpRequest<'_>) -> Result<String, HttpResponse> {
     if request.method != "GET" {
-        return Err(Response::method_not_allowed("GET"));
+        return Err(HttpResponse::method_not_allowed("GET"));
     }
     let has_body = request.values("transfer-encoding").next().is_some()
         || request.values("content-length").any(|value| value.trim_ascii() != b"0");
     if has_body {
-        return Err(Response::bad_request());
+        return Err(HttpResponse::bad_request());
     }
     let asks = request.has_element("upgrade", "websocket") && request.has_element("connection", "upgrade");
     let mut versions = request.values("sec-websocket-version");
     let is_version = versions.next().is_some_and(|version| version.trim_ascii() == b"13") && versions.next().is_none();
     if request.minor_version != 1 || !asks || !is_version {
-        return Err(Response::upgrade_required());
+        return Err(HttpResponse::upgrade_required());
     }
     let mut keys = request.values("sec-websocket-key");
     let (Some(key), None) = (keys.next(), keys.next()) else {
-        return Err(Response::bad_request());
+        return Err(HttpResponse::bad_request());
     };
-    let key = std::str::from_utf8(key.trim_ascii()).map_err(|_| Response::bad_request())?;
-    let nonce = base64_simd::STANDARD.decode_to_vec(key).map_err(|_| Response::bad_request())?;
+    let key = std::str::from_utf8(key.trim_ascii()).map_err(|_| HttpResponse::bad_request())?;
+    let nonce = base64_simd::STANDARD.decode_to_vec(key).map_err(|_| HttpResponse::bad_request())?;
     if nonce.len() != 16 {
-        return Err(Response::bad_request());
+        return Err(HttpResponse::bad_request());
     }
     Ok(handshake::accept_key(key))
 }

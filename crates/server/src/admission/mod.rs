@@ -1,7 +1,7 @@
-//! The door: authenticates every connection before the rest of the server sees it.
+//! Admission: authenticates every connection before the rest of the server sees it.
 //!
 //! One request is read (`http`), checked (`check`, with `host` and `auth`) and answered. Only an upgrade that passed
-//! becomes an [`Authenticated`], and the core serves nothing else. So no route can skip the door.
+//! becomes an [`Authenticated`], and the core serves nothing else. So no route can skip admission.
 //!
 //! ```compile_fail
 //! # async fn serve(core: std::sync::Arc<exec_server_server::core::Core>, stream: exec_server_rpc::ByteStream) {
@@ -21,7 +21,7 @@ mod http;
 mod pending;
 
 pub use host::{AllowedHost, AllowedHostError};
-pub use pending::DoorCounts;
+pub use pending::AdmissionCounts;
 
 use std::{
     fmt::Display,
@@ -43,10 +43,10 @@ use tokio::{
 };
 
 use self::{
-    check::{Gate, Proof, Verdict},
-    host::Hosts,
-    http::Response,
-    pending::{Place, Room, Source},
+    check::{ListenerRequirements, Proof, Verdict},
+    host::ListenerHosts,
+    http::HttpResponse,
+    pending::{PeerSource, PendingConnections, PendingSlot},
 };
 use crate::{
     access::{Access, Certificate, Grant},
@@ -61,7 +61,7 @@ const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The requirements for TCP connections.
 #[derive(Clone, Debug, Default)]
-pub struct DoorConfig {
+pub struct AdmissionConfig {
     /// Maps tokens and certificates to grants.
     pub access: Arc<Access>,
     /// Records refused connections.
@@ -72,31 +72,31 @@ pub struct DoorConfig {
     pub token_beside_certificate: bool,
 }
 
-/// One TCP listener, as the door sees it.
+/// One TCP listener, as admission sees it.
 #[derive(Clone, Debug)]
-pub struct Entrance {
+pub struct TcpEndpoint {
     pub local: SocketAddr,
     /// `None` for `ws://`.
     pub tls: Option<Arc<Tls>>,
 }
 
-/// The interface between the door and the server: the door reports refusals, the server its metrics and readiness.
-pub trait Report: Send + Sync {
+/// The interface between admission and the server: admission reports refusals, the server its metrics and readiness.
+pub trait AdmissionReporter: Send + Sync {
     /// A connection was refused with this HTTP status; 0: the TLS handshake failed.
     fn refused(&self, status: u16);
-    /// The metrics page, including the door's own counters.
-    fn page(&self, door: DoorCounts) -> String;
+    /// The metrics page, including the counters of admission.
+    fn page(&self, admission: AdmissionCounts) -> String;
     /// Whether the server can serve new clients.
     fn is_ready(&self) -> bool {
         true
     }
 }
 
-/// The report target of a door. `None`: nothing is reported, and `/metrics` is 404.
+/// The report target of an admission. `None`: nothing is reported, and `/metrics` is 404.
 #[derive(Clone, Default)]
-struct Reporter(Option<Arc<dyn Report>>);
+struct OptionalReporter(Option<Arc<dyn AdmissionReporter>>);
 
-impl Reporter {
+impl OptionalReporter {
     fn is_ready(&self) -> bool {
         self.0.as_ref().is_none_or(|report| report.is_ready())
     }
@@ -107,16 +107,16 @@ impl Reporter {
         }
     }
 
-    fn metrics(&self, with_body: bool, door: DoorCounts) -> Response {
-        let Some(report) = &self.0 else { return Response::not_found() };
-        let response = Response::metrics(report.page(door));
+    fn metrics(&self, with_body: bool, admission: AdmissionCounts) -> HttpResponse {
+        let Some(report) = &self.0 else { return HttpResponse::not_found() };
+        let response = HttpResponse::metrics(report.page(admission));
         if with_body { response } else { response.without_body() }
     }
 }
 
-/// The door's decision about a request that another listener received; see [`Door::judge`].
+/// The decision of admission about a request that another listener received; see [`Admission::check_request`].
 #[derive(Clone, Debug)]
-pub enum Judgement {
+pub enum AdmissionDecision {
     /// Allowed, with this grant.
     Admitted(Grant),
     /// The Host header does not name this server, or the request comes from a web page.
@@ -126,42 +126,45 @@ pub enum Judgement {
 }
 
 /// Authenticates the connections of all listeners of a server.
-pub struct Door {
-    config: DoorConfig,
-    report: Reporter,
-    pending: Arc<Room>,
-    /// Set once by `Door::drain`: `/readyz` fails and upgrades are refused.
+pub struct Admission {
+    config: AdmissionConfig,
+    report: OptionalReporter,
+    pending: Arc<PendingConnections>,
+    /// Set once by `Admission::drain`: `/readyz` fails and upgrades are refused.
     draining: AtomicBool,
 }
 
 /// A slot among the unauthenticated connections.
-pub struct Slot(Place);
+pub struct AdmissionSlot(PendingSlot);
 
-impl Door {
-    pub fn new(config: DoorConfig) -> Self {
-        Self { config, report: Reporter::default(), pending: Arc::default(), draining: AtomicBool::new(false) }
+impl Admission {
+    pub fn new(config: AdmissionConfig) -> Self {
+        Self { config, report: OptionalReporter::default(), pending: Arc::default(), draining: AtomicBool::new(false) }
     }
 
     /// Reports refusals to `report` and serves its page at `/metrics`. Without a report, `/metrics` is 404.
-    pub fn reporting(mut self, report: Arc<dyn Report>) -> Self {
-        self.report = Reporter(Some(report));
+    pub fn reporting(mut self, report: Arc<dyn AdmissionReporter>) -> Self {
+        self.report = OptionalReporter(Some(report));
         self
     }
 
     /// Checks a request of another protocol that came in over plain HTTP at `local`: the same rules for Host, Origin
     /// and tokens, in the same order. The caller checks path and method.
-    pub fn judge(&self, local: SocketAddr, target: &str, headers: &[(&str, &[u8])]) -> Judgement {
+    pub fn check_request(&self, local: SocketAddr, target: &str, headers: &[(&str, &[u8])]) -> AdmissionDecision {
         let headers: Vec<_> = headers.iter().map(|(name, value)| httparse::Header { name, value }).collect();
-        let request = http::Request { method: "POST", target, minor_version: 1, headers: &headers };
-        let hosts = Hosts { local, allowed: &self.config.allowed_hosts, certified: None };
+        let request = http::HttpRequest { method: "POST", target, minor_version: 1, headers: &headers };
+        let hosts = ListenerHosts { local, allowed: &self.config.allowed_hosts, certified: None };
         let proof = match self.config.access.anybody() {
             Some(grant) => Proof::Given(grant),
             None => Proof::Token(&self.config.access),
         };
-        match check::admit(&request, &Gate { hosts: Some(hosts), proof, draining: false, is_ready: true }) {
-            Ok(grant) => Judgement::Admitted(grant),
-            Err(response) if response.status() == 401 => Judgement::Unauthorized,
-            Err(_) => Judgement::Forbidden,
+        match check::admit(
+            &request,
+            &ListenerRequirements { hosts: Some(hosts), proof, draining: false, is_ready: true },
+        ) {
+            Ok(grant) => AdmissionDecision::Admitted(grant),
+            Err(response) if response.status() == 401 => AdmissionDecision::Unauthorized,
+            Err(_) => AdmissionDecision::Forbidden,
         }
     }
 
@@ -172,8 +175,8 @@ impl Door {
 
     /// Takes a slot for a connection; `None` stands for a Unix socket. Call it at accept: then the bound also holds for
     /// connections whose task has not run yet.
-    pub fn slot(&self, peer: Option<SocketAddr>) -> Slot {
-        Slot(self.pending.enter(peer.map_or(Source::Local, Source::from), Instant::now()))
+    pub fn reserve_slot(&self, peer: Option<SocketAddr>) -> AdmissionSlot {
+        AdmissionSlot(self.pending.reserve(peer.map_or(PeerSource::Local, PeerSource::from), Instant::now()))
     }
 
     /// Whether the next connection will evict another one.
@@ -181,7 +184,7 @@ impl Door {
         self.pending.is_full()
     }
 
-    pub fn counts(&self) -> DoorCounts {
+    pub fn counts(&self) -> AdmissionCounts {
         self.pending.counts()
     }
 
@@ -189,26 +192,33 @@ impl Door {
     pub async fn admit_tcp(
         &self,
         mut socket: TcpStream,
-        entrance: &Entrance,
+        endpoint: &TcpEndpoint,
         peer: SocketAddr,
-        Slot(place): Slot,
+        AdmissionSlot(slot): AdmissionSlot,
     ) -> Option<Authenticated> {
-        if let Some(tls) = &entrance.tls {
-            let admitting = self.admit_secured(socket, tls, (entrance.local, peer), &place);
-            return in_time(&place, admitting).await.ok()?;
+        if let Some(tls) = &endpoint.tls {
+            let admitting = self.admit_secured(socket, tls, (endpoint.local, peer), &slot);
+            return in_time(&slot, admitting).await.ok()?;
         }
-        let gate = self.gate(Hosts { local: entrance.local, allowed: &self.config.allowed_hosts, certified: None });
-        let judged =
-            in_time(&place, judge(&mut socket, &gate, &place, &peer, (&self.config.audit, &self.report))).await;
-        let Ok(judged) = judged else {
+        let requirements = self.requirements(ListenerHosts {
+            local: endpoint.local,
+            allowed: &self.config.allowed_hosts,
+            certified: None,
+        });
+        let checked = in_time(
+            &slot,
+            check_and_answer(&mut socket, &requirements, &slot, &peer, (&self.config.audit, &self.report)),
+        )
+        .await;
+        let Ok(checked) = checked else {
             // The slot was lost. Answer with 503 as far as that is possible without waiting. Also read the
             // input: closing a socket with unread input sends a RST, and the peer may lose the response.
-            socket.try_write(&Response::busy().encode()).ok();
+            socket.try_write(&HttpResponse::busy().encode()).ok();
             socket.try_read(&mut [0; 1 << 10]).ok();
             self.report.refused(503);
             return None;
         };
-        let (leftover, grant) = judged?;
+        let (leftover, grant) = checked?;
         Some(websocket(socket.into(), leftover, grant, label(peer)))
     }
 
@@ -219,20 +229,21 @@ impl Door {
         socket: TcpStream,
         tls: &Tls,
         (local, peer): (SocketAddr, SocketAddr),
-        place: &Place,
+        slot: &PendingSlot,
     ) -> Option<Authenticated> {
         let mut secured = match tls.accept(socket.into()).await {
             Ok(secured) => secured,
             Err(error) => {
                 tracing::debug!(%peer, %error, "no TLS handshake");
                 // Without a handshake no response can be sent, so the delay for repeated failures is ignored.
-                place.refused(Instant::now());
+                slot.refused(Instant::now());
                 self.report.refused(0);
                 return None;
             }
         };
         let names = secured.names.clone();
-        let mut gate = self.gate(Hosts { local, allowed: &self.config.allowed_hosts, certified: Some(&names) });
+        let mut requirements =
+            self.requirements(ListenerHosts { local, allowed: &self.config.allowed_hosts, certified: Some(&names) });
         let certified = match &secured.certificate {
             None => None,
             Some(shown) => {
@@ -243,21 +254,22 @@ impl Door {
                 if found.is_none() {
                     tracing::warn!(%peer, names = ?shown.names, "refused a revoked certificate");
                     self.config.audit.refused(&format_args!("{peer} {}", shown.names.join(" ")), 403);
-                    place.refused(Instant::now());
+                    slot.refused(Instant::now());
                 }
                 Some(found?)
             }
         };
         if let (Some(grant), false) = (&certified, self.config.token_beside_certificate) {
-            gate.proof = Proof::Given(grant.clone());
+            requirements.proof = Proof::Given(grant.clone());
         }
         let (leftover, grant) =
-            judge(&mut secured.socket, &gate, place, &peer, (&self.config.audit, &self.report)).await?;
+            check_and_answer(&mut secured.socket, &requirements, slot, &peer, (&self.config.audit, &self.report))
+                .await?;
         Some(websocket(secured.into_stream(), leftover, certified.unwrap_or(grant), label(peer)))
     }
 
-    fn gate<'a>(&'a self, hosts: Hosts<'a>) -> Gate<'a> {
-        Gate {
+    fn requirements<'a>(&'a self, hosts: ListenerHosts<'a>) -> ListenerRequirements<'a> {
+        ListenerRequirements {
             hosts: Some(hosts),
             proof: self.config.access.anybody().map_or(Proof::Token(&self.config.access), Proof::Given),
             draining: self.draining.load(Ordering::Acquire),
@@ -266,18 +278,22 @@ impl Door {
     }
 
     /// Authenticates a connection on a Unix socket by the peer's uid, so neither a token nor a Host header is required.
-    pub async fn admit_unix(&self, mut socket: UnixStream, Slot(place): Slot) -> Option<Authenticated> {
+    pub async fn admit_unix(
+        &self,
+        mut socket: UnixStream,
+        AdmissionSlot(slot): AdmissionSlot,
+    ) -> Option<Authenticated> {
         if !is_owner(&socket) {
             self.config.audit.refused(&"unix", 403);
-            http::answer_and_close(&mut socket, &Response::forbidden()).await;
+            http::answer_and_close(&mut socket, &HttpResponse::forbidden()).await;
             self.report.refused(403);
             return None;
         }
         let proof = Proof::Given(Grant::owner());
         let draining = self.draining.load(Ordering::Acquire);
-        let gate = Gate { hosts: None, proof, draining, is_ready: self.report.is_ready() };
-        let judging = judge(&mut socket, &gate, &place, &"unix", (&self.config.audit, &self.report));
-        let (leftover, grant) = in_time(&place, judging).await.ok()??;
+        let requirements = ListenerRequirements { hosts: None, proof, draining, is_ready: self.report.is_ready() };
+        let checking = check_and_answer(&mut socket, &requirements, &slot, &"unix", (&self.config.audit, &self.report));
+        let (leftover, grant) = in_time(&slot, checking).await.ok()??;
         Some(websocket(socket.into(), leftover, grant, "exec-server websocket unix".to_owned()))
     }
 
@@ -296,44 +312,44 @@ impl Door {
 }
 
 /// The slot was given to another connection.
-struct Lost;
+struct Evicted;
 
-/// Runs `judging` until its deadline, or until the slot is lost.
-async fn in_time<T>(place: &Place, judging: impl Future<Output = Option<T>>) -> Result<Option<T>, Lost> {
+/// Runs `checking` until its deadline, or until the slot is lost.
+async fn in_time<T>(slot: &PendingSlot, checking: impl Future<Output = Option<T>>) -> Result<Option<T>, Evicted> {
     // When one branch completes, the other is dropped. If the check is dropped, its connection is closed with it.
     tokio::select! {
-        judged = time::timeout(HEAD_DEADLINE, judging) => Ok(judged.unwrap_or_else(|_| {
-            place.stalled(Instant::now());
+        checked = time::timeout(HEAD_DEADLINE, checking) => Ok(checked.unwrap_or_else(|_| {
+            slot.stalled(Instant::now());
             None
         })),
-        () = place.lost() => Err(Lost),
+        () = slot.evicted() => Err(Evicted),
     }
 }
 
 /// Reads one request and answers it. Returns the grant and the bytes that the peer sent behind its upgrade request.
-async fn judge(
+async fn check_and_answer(
     socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    gate: &Gate<'_>,
-    place: &Place,
+    requirements: &ListenerRequirements<'_>,
+    slot: &PendingSlot,
     peer: &impl Display,
-    (audit, report): (&Audit, &Reporter),
+    (audit, report): (&Audit, &OptionalReporter),
 ) -> Option<(BytesMut, Grant)> {
     let mut buf = BytesMut::new();
     let verdict = match http::read_head(socket, &mut buf).await {
         Ok(size) => {
             let head = buf.split_to(size);
-            http::with_request(&head, |request| check::check(request, gate))
+            http::with_request(&head, |request| check::check(request, requirements))
         }
         Err(failure) => Verdict::Answer(failure.response()?),
     };
     match verdict {
         Verdict::Upgrade { accept, grant } => {
-            socket.write_all(&Response::switching(&accept).encode()).await.ok()?;
+            socket.write_all(&HttpResponse::switching(&accept).encode()).await.ok()?;
             socket.flush().await.ok()?;
             Some((buf, grant))
         }
         Verdict::Metrics { with_body } => {
-            http::answer_and_close(socket, &report.metrics(with_body, place.counts())).await;
+            http::answer_and_close(socket, &report.metrics(with_body, slot.counts())).await;
             None
         }
         Verdict::Answer(mut response) => {
@@ -341,10 +357,10 @@ async fn judge(
                 audit.refused(peer, response.status());
             }
             if response.is_refusal()
-                && let Some(delay) = place.refused(Instant::now())
+                && let Some(delay) = slot.refused(Instant::now())
             {
                 time::sleep(delay).await;
-                response = Response::too_many(delay);
+                response = HttpResponse::too_many(delay);
             }
             if response.status() != 200 {
                 report.refused(response.status());

@@ -44,13 +44,13 @@ const SOURCES_MAX: usize = 1024;
 
 /// The origin of a connection, as far as origins are distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Source {
+pub(super) enum PeerSource {
     Local,
     /// An IP address. For IPv6 only the first 64 bits, because one machine usually has a whole /64.
     Net(IpAddr),
 }
 
-impl From<SocketAddr> for Source {
+impl From<SocketAddr> for PeerSource {
     fn from(peer: SocketAddr) -> Self {
         Self::Net(match peer.ip().to_canonical() {
             IpAddr::V6(ip) if !ip.is_loopback() => {
@@ -62,9 +62,9 @@ impl From<SocketAddr> for Source {
     }
 }
 
-/// Counters of a door since it was created.
+/// Counters of an admission since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DoorCounts {
+pub struct AdmissionCounts {
     /// Answered with a refusal, or failed in the TLS handshake.
     pub refused: u64,
     /// No complete request by the deadline.
@@ -77,8 +77,8 @@ pub struct DoorCounts {
 
 /// All unauthenticated connections, and the failures of their sources.
 #[derive(Debug, Default)]
-pub(super) struct Room {
-    inner: Mutex<Inner>,
+pub(super) struct PendingConnections {
+    table: Mutex<PendingTable>,
     refused: AtomicU64,
     stalled: AtomicU64,
     evicted: AtomicU64,
@@ -86,27 +86,27 @@ pub(super) struct Room {
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct PendingTable {
     /// By ticket: the first entry is the oldest connection.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, WaitingConnection>,
     next: u64,
-    sources: HashMap<Source, Record>,
+    sources: HashMap<PeerSource, SourceRecord>,
 }
 
 #[derive(Debug)]
-struct Waiting {
-    source: Source,
-    leave: Arc<Notify>,
+struct WaitingConnection {
+    source: PeerSource,
+    eviction: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
-struct Record {
+struct SourceRecord {
     pending: usize,
     failures: u32,
     last_failure: Option<Instant>,
 }
 
-impl Record {
+impl SourceRecord {
     fn delay(&self, now: Instant) -> Option<Duration> {
         let beyond = self.failures.checked_sub(FREE_FAILURES)?;
         let is_fresh = self.last_failure.is_some_and(|last| now.duration_since(last) < FORGET_AFTER);
@@ -117,31 +117,31 @@ impl Record {
 
 /// The slot of one connection. Dropping it frees the slot.
 #[derive(Debug)]
-pub(super) struct Place {
-    room: Arc<Room>,
+pub(super) struct PendingSlot {
+    pending: Arc<PendingConnections>,
     ticket: u64,
-    source: Source,
-    leave: Arc<Notify>,
+    source: PeerSource,
+    eviction: Arc<Notify>,
 }
 
-impl Room {
+impl PendingConnections {
     /// Takes a slot. Evicts another connection if none is free.
-    pub(super) fn enter(self: &Arc<Self>, source: Source, now: Instant) -> Place {
-        let mut inner = self.lock();
-        while let Some(victim) = inner.victim(source, now).and_then(|victim| inner.evict(victim)) {
-            victim.leave.notify_one();
-            inner.fail(victim.source, now);
+    pub(super) fn reserve(self: &Arc<Self>, source: PeerSource, now: Instant) -> PendingSlot {
+        let mut table = self.lock();
+        while let Some(victim) = table.victim(source, now).and_then(|victim| table.evict(victim)) {
+            victim.eviction.notify_one();
+            table.fail(victim.source, now);
             // Log only when the count is a power of two: a flood of connections must not fill the log.
             let evicted = self.evicted.fetch_add(1, Ordering::Relaxed) + 1;
             if evicted.is_power_of_two() {
                 tracing::warn!(evicted, "connections that said nothing were dropped to make room for others");
             }
         }
-        let (ticket, leave) = (inner.next, Arc::new(Notify::new()));
-        inner.next += 1;
-        inner.waiting.insert(ticket, Waiting { source, leave: Arc::clone(&leave) });
-        inner.record(source).pending += 1;
-        Place { room: Arc::clone(self), ticket, source, leave }
+        let (ticket, eviction) = (table.next, Arc::new(Notify::new()));
+        table.next += 1;
+        table.waiting.insert(ticket, WaitingConnection { source, eviction: Arc::clone(&eviction) });
+        table.record(source).pending += 1;
+        PendingSlot { pending: Arc::clone(self), ticket, source, eviction }
     }
 
     /// Whether the next connection will evict another one.
@@ -149,8 +149,8 @@ impl Room {
         self.lock().waiting.len() >= PENDING_MAX
     }
 
-    pub(super) fn counts(&self) -> DoorCounts {
-        DoorCounts {
+    pub(super) fn counts(&self) -> AdmissionCounts {
+        AdmissionCounts {
             refused: self.refused.load(Ordering::Relaxed),
             stalled: self.stalled.load(Ordering::Relaxed),
             evicted: self.evicted.load(Ordering::Relaxed),
@@ -158,14 +158,14 @@ impl Room {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, PendingTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inner {
+impl PendingTable {
     /// The source whose oldest connection must be evicted before a new one of `source` can enter.
-    fn victim(&self, source: Source, now: Instant) -> Option<Source> {
+    fn victim(&self, source: PeerSource, now: Instant) -> Option<PeerSource> {
         let record = self.sources.get(&source);
         if record.is_some_and(|record| record.pending >= PENALIZED_MAX && record.delay(now).is_some()) {
             return Some(source);
@@ -176,13 +176,13 @@ impl Inner {
     }
 
     /// Evicts the oldest connection of a source.
-    fn evict(&mut self, source: Source) -> Option<Waiting> {
+    fn evict(&mut self, source: PeerSource) -> Option<WaitingConnection> {
         let ticket = *self.waiting.iter().find(|(_, waiting)| waiting.source == source)?.0;
-        self.leave(ticket)
+        self.remove(ticket)
     }
 
     /// Frees the slot of a ticket. `None` if it was evicted before.
-    fn leave(&mut self, ticket: u64) -> Option<Waiting> {
+    fn remove(&mut self, ticket: u64) -> Option<WaitingConnection> {
         let waiting = self.waiting.remove(&ticket)?;
         if let Some(record) = self.sources.get_mut(&waiting.source) {
             record.pending -= 1;
@@ -193,7 +193,7 @@ impl Inner {
         Some(waiting)
     }
 
-    fn fail(&mut self, source: Source, now: Instant) -> Option<Duration> {
+    fn fail(&mut self, source: PeerSource, now: Instant) -> Option<Duration> {
         let record = self.record(source);
         if record.last_failure.is_some_and(|last| now.duration_since(last) >= FORGET_AFTER) {
             record.failures = 0;
@@ -205,7 +205,7 @@ impl Inner {
 
     /// The record of a source. When the table is full, the source whose last failure is oldest is removed, but never
     /// one with pending connections.
-    fn record(&mut self, source: Source) -> &mut Record {
+    fn record(&mut self, source: PeerSource) -> &mut SourceRecord {
         if self.sources.len() >= SOURCES_MAX && !self.sources.contains_key(&source) {
             let idle = self.sources.iter().filter(|(_, record)| record.pending == 0);
             let oldest = idle.min_by_key(|(_, record)| record.last_failure).map(|(source, _)| *source);
@@ -217,36 +217,36 @@ impl Inner {
     }
 }
 
-impl Place {
+impl PendingSlot {
     /// Returns when the connection is evicted. Cancel safe.
-    pub(super) async fn lost(&self) {
-        self.leave.notified().await;
+    pub(super) async fn evicted(&self) {
+        self.eviction.notified().await;
     }
 
     /// Counts a refusal and returns how long to delay the response.
     pub(super) fn refused(&self, now: Instant) -> Option<Duration> {
-        self.room.refused.fetch_add(1, Ordering::Relaxed);
-        let delay = self.room.lock().fail(self.source, now);
+        self.pending.refused.fetch_add(1, Ordering::Relaxed);
+        let delay = self.pending.lock().fail(self.source, now);
         if delay.is_some() {
-            self.room.slowed.fetch_add(1, Ordering::Relaxed);
+            self.pending.slowed.fetch_add(1, Ordering::Relaxed);
         }
         delay
     }
 
-    pub(super) fn counts(&self) -> DoorCounts {
-        self.room.counts()
+    pub(super) fn counts(&self) -> AdmissionCounts {
+        self.pending.counts()
     }
 
     /// Counts a connection that sent no complete request before the deadline.
     pub(super) fn stalled(&self, now: Instant) {
-        self.room.stalled.fetch_add(1, Ordering::Relaxed);
-        self.room.lock().fail(self.source, now);
+        self.pending.stalled.fetch_add(1, Ordering::Relaxed);
+        self.pending.lock().fail(self.source, now);
     }
 }
 
-impl Drop for Place {
+impl Drop for PendingSlot {
     fn drop(&mut self) {
-        self.room.lock().leave(self.ticket);
+        self.pending.lock().remove(self.ticket);
     }
 }
 
@@ -256,12 +256,12 @@ mod tests {
 
     use super::*;
 
-    fn at(address: &str) -> Source {
+    fn at(address: &str) -> PeerSource {
         address.parse::<SocketAddr>().unwrap().into()
     }
 
-    fn is_lost(place: &Place) -> bool {
-        place.lost().now_or_never().is_some()
+    fn is_evicted(slot: &PendingSlot) -> bool {
+        slot.evicted().now_or_never().is_some()
     }
 
     #[test]
@@ -275,44 +275,44 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_full_room_loses_the_oldest_of_whoever_has_most() {
-        let room = Arc::new(Room::default());
+        let pending = Arc::new(PendingConnections::default());
         let now = Instant::now();
-        let lone: Vec<_> = (0..4).map(|n| room.enter(at(&format!("10.0.0.{n}:1")), now)).collect();
-        let mut flood: Vec<_> = (0..500).map(|_| room.enter(at("10.9.9.9:1"), now)).collect();
-        assert!(lone.iter().all(|place| !is_lost(place)), "others keep theirs");
-        assert_eq!(flood.iter().filter(|place| !is_lost(place)).count(), PENALIZED_MAX);
-        assert!(!is_lost(&flood.pop().unwrap()), "the newest is in");
-        let newcomer = room.enter(at("10.0.0.9:1"), now);
-        assert!(!is_lost(&newcomer));
+        let lone: Vec<_> = (0..4).map(|n| pending.reserve(at(&format!("10.0.0.{n}:1")), now)).collect();
+        let mut flood: Vec<_> = (0..500).map(|_| pending.reserve(at("10.9.9.9:1"), now)).collect();
+        assert!(lone.iter().all(|slot| !is_evicted(slot)), "others keep theirs");
+        assert_eq!(flood.iter().filter(|slot| !is_evicted(slot)).count(), PENALIZED_MAX);
+        assert!(!is_evicted(&flood.pop().unwrap()), "the newest is in");
+        let newcomer = pending.reserve(at("10.0.0.9:1"), now);
+        assert!(!is_evicted(&newcomer));
         drop((lone, flood, newcomer));
-        let inner = room.lock();
-        assert!(inner.waiting.is_empty() && inner.sources.values().all(|record| record.pending == 0));
-        assert!(room.counts().evicted >= 400);
+        let table = pending.lock();
+        assert!(table.waiting.is_empty() && table.sources.values().all(|record| record.pending == 0));
+        assert!(pending.counts().evicted >= 400);
     }
 
     #[tokio::test(start_paused = true)]
     async fn failures_slow_their_source_more_and_more_up_to_a_bound_and_are_forgiven() {
-        let room = Arc::new(Room::default());
-        let place = room.enter(at("10.0.0.1:1"), Instant::now());
-        let mut delays: Vec<_> = (0..400).map(|_| place.refused(Instant::now()).unwrap_or_default()).collect();
+        let pending = Arc::new(PendingConnections::default());
+        let slot = pending.reserve(at("10.0.0.1:1"), Instant::now());
+        let mut delays: Vec<_> = (0..400).map(|_| slot.refused(Instant::now()).unwrap_or_default()).collect();
         assert!(delays[..99].iter().all(Duration::is_zero));
         assert_eq!((delays[99], delays[399]), (DELAY_FIRST, DELAY_MAX));
         assert!(delays.is_sorted());
         delays.dedup();
         assert_eq!(delays.len(), 9, "{delays:?}");
-        let other = room.enter(at("10.0.0.2:1"), Instant::now());
+        let other = pending.reserve(at("10.0.0.2:1"), Instant::now());
         assert_eq!(other.refused(Instant::now()), None);
         tokio::time::advance(FORGET_AFTER).await;
-        assert_eq!(place.refused(Instant::now()), None);
+        assert_eq!(slot.refused(Instant::now()), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_table_of_sources_is_bounded() {
-        let room = Arc::new(Room::default());
+        let pending = Arc::new(PendingConnections::default());
         for n in 0..3 * SOURCES_MAX as u32 {
-            let source = Source::Net(IpAddr::V4((0x0a00_0000 + n).into()));
-            room.enter(source, Instant::now()).refused(Instant::now());
+            let source = PeerSource::Net(IpAddr::V4((0x0a00_0000 + n).into()));
+            pending.reserve(source, Instant::now()).refused(Instant::now());
         }
-        assert!(room.lock().sources.len() <= SOURCES_MAX);
+        assert!(pending.lock().sources.len() <= SOURCES_MAX);
     }
 }

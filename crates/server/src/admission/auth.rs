@@ -3,12 +3,12 @@
 
 use zeroize::Zeroizing;
 
-use super::http::Request;
+use super::http::HttpRequest;
 use crate::state_dir::TokenDigest;
 
 /// Digests of all tokens that a request offers. `None` if one of them is malformed: then the whole request counts as
 /// unauthorized.
-pub(super) fn offered(request: &Request<'_>) -> Option<Vec<TokenDigest>> {
+pub(super) fn offered_tokens(request: &HttpRequest<'_>) -> Option<Vec<TokenDigest>> {
     let from_header = request.values("authorization").map(bearer);
     let from_query = request
         .query()

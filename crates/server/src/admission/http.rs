@@ -1,4 +1,4 @@
-//! The part of HTTP/1.1 that the door needs: read one request head, write one response, then close or upgrade. `check`
+//! The part of HTTP/1.1 that admission needs: read one request head, write one response, then close or upgrade. `check`
 //! decides what the response is.
 
 use std::{borrow::Cow, fmt::Write as _, io, time::Duration};
@@ -21,8 +21,8 @@ const HEADERS_MAX: usize = 64;
 /// How long to wait for a refused peer to read its response before the socket is closed.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The parts of a request that the door looks at.
-pub(super) struct Request<'a> {
+/// The parts of a request that admission looks at.
+pub(super) struct HttpRequest<'a> {
     pub(super) method: &'a str,
     /// As sent. May contain the token, so never log it.
     pub(super) target: &'a str,
@@ -42,7 +42,7 @@ pub(super) enum HeadFailure {
 
 /// A response after which the connection is closed (101: upgraded).
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Response {
+pub(super) struct HttpResponse {
     status: u16,
     reason: &'static str,
     /// Complete header lines, in addition to those that every response has.
@@ -51,7 +51,7 @@ pub(super) struct Response {
     content_type: &'static str,
 }
 
-impl<'a> Request<'a> {
+impl<'a> HttpRequest<'a> {
     pub(super) fn values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
         self.headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value)
     }
@@ -75,16 +75,16 @@ impl<'a> Request<'a> {
 
 impl HeadFailure {
     /// The response to send. `None` if the peer is gone.
-    pub(super) fn response(&self) -> Option<Response> {
+    pub(super) fn response(&self) -> Option<HttpResponse> {
         match self {
             Self::Gone => None,
-            Self::Malformed => Some(Response::bad_request()),
-            Self::TooLarge => Some(Response::plain(431, "Request Header Fields Too Large")),
+            Self::Malformed => Some(HttpResponse::bad_request()),
+            Self::TooLarge => Some(HttpResponse::plain(431, "Request Header Fields Too Large")),
         }
     }
 }
 
-impl Response {
+impl HttpResponse {
     pub(super) fn ok() -> Self {
         Self { body: Cow::Borrowed("ok"), ..Self::plain(200, "OK") }
     }
@@ -194,21 +194,21 @@ pub(super) async fn read_head(socket: &mut (impl AsyncRead + Unpin), buf: &mut B
     }
 }
 
-/// Parses a whole head and passes the request to `judge`.
-pub(super) fn with_request(head: &[u8], judge: impl FnOnce(&Request<'_>) -> Verdict) -> Verdict {
+/// Parses a whole head and passes the request to `decide`.
+pub(super) fn with_request(head: &[u8], decide: impl FnOnce(&HttpRequest<'_>) -> Verdict) -> Verdict {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut headers);
     let complete = matches!(parsed.parse(head), Ok(Status::Complete(_)));
     let (true, Some(method), Some(target), Some(minor_version)) =
         (complete, parsed.method, parsed.path, parsed.version)
     else {
-        return Verdict::Answer(Response::bad_request());
+        return Verdict::Answer(HttpResponse::bad_request());
     };
-    judge(&Request { method, target, minor_version, headers: parsed.headers })
+    decide(&HttpRequest { method, target, minor_version, headers: parsed.headers })
 }
 
 /// Sends a response and closes the connection in a way that lets the peer read the response.
-pub(super) async fn answer_and_close(socket: &mut (impl AsyncRead + AsyncWrite + Unpin), response: &Response) {
+pub(super) async fn answer_and_close(socket: &mut (impl AsyncRead + AsyncWrite + Unpin), response: &HttpResponse) {
     let answered: io::Result<()> = async {
         socket.write_all(&response.encode()).await?;
         // With TLS, this also flushes.
