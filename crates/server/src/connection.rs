@@ -41,11 +41,11 @@ use crate::{
     dispatch::{self, Call},
     error::Failure,
     fetch::Fetches,
+    file_tasks::FileTasks,
     handlers,
     incoming::{Incoming as Budget, Share},
     process::lock,
     pump::{OutgoingQueue, PeerCapabilities, Pump, PumpCommand, Reply, encode_failure},
-    seekers::Seekers,
     session::Session,
     trace,
 };
@@ -85,7 +85,7 @@ pub(crate) struct Peer {
     pub(crate) label: Arc<str>,
     pub(crate) outgoing: Arc<OutgoingQueue>,
     /// Searches and watches, which end with the connection.
-    pub(crate) seekers: Seekers,
+    pub(crate) file_tasks: FileTasks,
     /// HTTP requests that are under way.
     pub(crate) fetches: Arc<Fetches>,
     capabilities: Mutex<PeerCapabilities>,
@@ -176,7 +176,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         id,
         label: label.as_str().into(),
         outgoing: OutgoingQueue::new(core.incoming.clone(), core.metrics.clone(), core.config.concurrent_requests),
-        seekers: Seekers::default(),
+        file_tasks: FileTasks::default(),
         fetches: Arc::default(),
         capabilities: Mutex::default(),
         listening: AtomicBool::new(false),
@@ -302,7 +302,7 @@ impl Connection {
         // These tasks are not polled from here on. Drop them now, so that what they hold (a download, an fd) is freed
         // before the goodbye.
         self.tasks.clear();
-        self.peer.seekers.end();
+        self.peer.file_tasks.end();
         match &self.stage {
             Stage::Fresh => {}
             Stage::Implicit(session) => session.end().await,

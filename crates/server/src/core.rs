@@ -28,13 +28,13 @@ use crate::{
     dispatch::Call,
     error::Failure,
     fetch::Fetcher,
-    files::Pool,
+    file_tasks::FileTaskSlots,
+    files::FilePool,
     incoming::Incoming,
     metrics::Metrics,
     own_files::OwnFiles,
     process::{Process, lock},
     sandbox::Sandboxes,
-    seekers::Places,
     session::{AttachClaim, Attachment, Session, short_id},
 };
 
@@ -243,9 +243,9 @@ pub struct Core {
     /// Bounds the bytes of received messages that all connections together may hold.
     pub(crate) incoming: Arc<Incoming>,
     /// Threads and memory for file operations.
-    pub(crate) files: Pool,
+    pub(crate) files: FilePool,
     /// Slots for searches and watches.
-    pub(crate) seekers: Places,
+    pub(crate) file_tasks: FileTaskSlots,
     /// Makes the HTTP requests.
     pub(crate) fetcher: Fetcher,
     pub(crate) metrics: Arc<Metrics>,
@@ -285,8 +285,8 @@ impl Core {
             sandboxes: Arc::new(Sandboxes::new(holders.clone(), hidden, tmpdir)),
             own_files,
             incoming: Arc::new(Incoming::new(config.incoming_bytes)),
-            files: Pool::new(config.before_file_work.clone()),
-            seekers: Places::default(),
+            files: FilePool::new(config.before_file_work.clone()),
+            file_tasks: FileTaskSlots::default(),
             fetcher: Fetcher::new(&config.environment),
             config,
             holders,

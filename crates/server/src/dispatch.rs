@@ -73,11 +73,11 @@ pub(crate) fn call(
             request.run_borrowed(decode, handlers::files::block::write)
         }
         "fs/commit" => request.run(handlers::files::block::commit),
-        "fs/search" => request.run(handlers::files::seek::search),
-        "fs/searchNext" => request.run(handlers::files::seek::search_next),
-        "fs/glob" => request.run(handlers::files::seek::glob),
-        "fs/watch" => request.run(handlers::files::seek::watch),
-        "fs/watchNext" => request.run(handlers::files::seek::watch_next),
+        "fs/search" => request.run(handlers::files::search_and_watch::search),
+        "fs/searchNext" => request.run(handlers::files::search_and_watch::search_next),
+        "fs/glob" => request.run(handlers::files::search_and_watch::glob),
+        "fs/watch" => request.run(handlers::files::search_and_watch::watch),
+        "fs/watchNext" => request.run(handlers::files::search_and_watch::watch_next),
         "http/request" => request.run_borrowed(handlers::http::decode, handlers::http::request),
         "http/cancel" => request.run(handlers::http::cancel),
         "command/exec" => request.run(handlers::command::exec),

@@ -13,7 +13,7 @@ use exec_server_protocol::{
 };
 use rustix::io::Errno;
 
-use crate::{fetch::FetchError, files::Use, handlers::sizes, process::ProcessMeta, session::short_id};
+use crate::{fetch::FetchError, files::HandleUse, handlers::sizes, process::ProcessMeta, session::short_id};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -126,17 +126,17 @@ pub(crate) enum Failure {
     #[error("`{id}` is open already; close it first")]
     DuplicateHandle { id: String },
     #[error("{}", too_many_handles(*used))]
-    TooManyHandles { used: Use },
+    TooManyHandles { used: HandleUse },
     #[error("{source}")]
     Pattern { source: exec_server_fs::PatternError },
     #[error("there are too many {what} already, at most {most} of a connection; close some and try again")]
-    TooManySeekers { what: &'static str, most: usize },
+    TooManyFileTasks { what: &'static str, most: usize },
     #[error("{what}: the host is out of resources: {source}")]
     Host { what: &'static str, source: io::Error },
     #[error("nothing is open as `{id}`")]
     UnknownHandle { id: String },
-    #[error("`{id}` is not open for {}", match used { Use::Read => "reading", Use::Write => "writing" })]
-    WrongHandle { id: String, used: Use },
+    #[error("`{id}` is not open for {}", match used { HandleUse::Read => "reading", HandleUse::Write => "writing" })]
+    WrongHandle { id: String, used: HandleUse },
     /// `Http` and `HttpTimeout` begin with the text by which the reference's MCP client recognizes what it may retry.
     #[error("http/request failed: request to `{host}`: {source}")]
     Http { host: String, source: Box<FetchError> },
@@ -266,7 +266,7 @@ impl Failure {
             Self::HandleName | Self::WrongHandle { .. } => Kind::InvalidInput,
             Self::FileTooLarge => Kind::FileTooLarge,
             Self::DuplicateHandle { .. } => Kind::DuplicateHandle,
-            Self::TooManyHandles { .. } | Self::TooManySeekers { .. } => Kind::TooManyHandles,
+            Self::TooManyHandles { .. } | Self::TooManyFileTasks { .. } => Kind::TooManyHandles,
             Self::Pattern { .. } => Kind::InvalidPattern,
             Self::Host { .. } => Kind::ResourcesExhausted,
             Self::UnknownHandle { .. } => Kind::UnknownHandle,
@@ -294,10 +294,10 @@ impl From<exec_server_fs::Error> for Failure {
 }
 
 /// Peers compare the first text.
-fn too_many_handles(used: Use) -> String {
+fn too_many_handles(used: HandleUse) -> String {
     match used {
-        Use::Read => format!("at most {} file reads may be open per connection", limits::OPEN_FILES),
-        Use::Write => format!("at most {} drafts may be open per session", limits::OPEN_FILES),
+        HandleUse::Read => format!("at most {} file reads may be open per connection", limits::OPEN_FILES),
+        HandleUse::Write => format!("at most {} drafts may be open per session", limits::OPEN_FILES),
     }
 }
 

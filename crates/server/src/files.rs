@@ -1,9 +1,9 @@
 //! The server's resources for file methods: threads for blocking work, memory for file contents, and the open files of
 //! a session.
 //!
-//! Bounds: [`Pool`] limits concurrent jobs for all sessions and, lower, for each session, so that a disk that hangs for
-//! one session leaves threads to the others. Reads wait for memory. A job whose waiter is gone is cancelled, but keeps
-//! its slot until it has ended.
+//! Bounds: [`FilePool`] limits concurrent jobs for all sessions and, lower, for each session, so that a disk that hangs
+//! for one session leaves threads to the others. Reads wait for memory. A job whose waiter is gone is cancelled, but
+//! keeps its slot until it has ended.
 
 use std::{
     collections::BTreeMap,
@@ -23,22 +23,22 @@ const KIB: usize = 1024;
 
 /// The server-wide threads and memory for file work.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct FilePool {
     jobs: Arc<Semaphore>,
     reading: Arc<Semaphore>,
     before: Hook,
 }
 
 /// Cancels a job when its waiter is dropped.
-struct CallOff(Cancel);
+struct CancelOnDrop(Cancel);
 
-impl Drop for CallOff {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.cancel();
     }
 }
 
-impl Pool {
+impl FilePool {
     /// Creates a pool whose jobs call `before` first.
     pub(crate) fn new(before: Hook) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl Pool {
     /// line.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        files: &Files,
+        files: &SessionFiles,
         line: Option<Arc<JobQueue>>,
         job: impl FnOnce(&Cancel) -> T + Send + 'static,
     ) -> Result<T, Failure> {
@@ -67,20 +67,20 @@ impl Pool {
     /// Not generic, so that the code of the thread and the waiter is not compiled again for each job type.
     async fn run_boxed(
         &self,
-        files: &Files,
+        files: &SessionFiles,
         line: Option<Arc<JobQueue>>,
         job: Box<dyn FnOnce(&Cancel) + Send>,
     ) -> Result<(), Failure> {
-        let places = (place(&files.jobs, 1).await?, place(&self.jobs, 1).await?);
+        let slots = (acquire(&files.jobs, 1).await?, acquire(&self.jobs, 1).await?);
         let cancel = Cancel::new();
-        let call_off = CallOff(cancel.clone());
+        let cancel_on_drop = CancelOnDrop(cancel.clone());
         let before = self.before.clone();
         let (done_tx, done_rx) = oneshot::channel();
         let job = move || {
             before.call();
             job(&cancel);
             // Free the slots before the waiter continues, so that its next job finds them free.
-            drop(places);
+            drop(slots);
             done_tx.send(()).unwrap_or(()); // The waiter is gone.
         };
         match line {
@@ -89,44 +89,48 @@ impl Pool {
             Some(_) => {}
         }
         let done = done_rx.await.map_err(|_| Failure::Internal { what: "a file operation" });
-        drop(call_off);
+        drop(cancel_on_drop);
         done
     }
 
     /// Reserves memory for `bytes` of a file. Keep it until they are sent to the peer.
-    pub(crate) async fn room(&self, files: &Files, bytes: u64) -> Result<[OwnedSemaphorePermit; 2], Failure> {
+    pub(crate) async fn reserve_memory(
+        &self,
+        files: &SessionFiles,
+        bytes: u64,
+    ) -> Result<[OwnedSemaphorePermit; 2], Failure> {
         let kib = usize::try_from(bytes.div_ceil(1024))
             .unwrap_or(usize::MAX)
             .min(limits::FILE_READING_BYTES_OF_SESSION / KIB);
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
-        Ok([place(&files.reading, kib).await?, place(&self.reading, kib).await?])
+        Ok([acquire(&files.reading, kib).await?, acquire(&self.reading, kib).await?])
     }
 }
 
-async fn place(semaphore: &Arc<Semaphore>, many: u32) -> Result<OwnedSemaphorePermit, Failure> {
+async fn acquire(semaphore: &Arc<Semaphore>, many: u32) -> Result<OwnedSemaphorePermit, Failure> {
     // The semaphore is never closed.
     semaphore.clone().acquire_many_owned(many).await.map_err(|_| Failure::Draining)
 }
 
 /// An open file of a session.
 #[derive(Clone, Debug)]
-pub(crate) enum Handle {
+pub(crate) enum FileHandle {
     /// The name is reserved, and the file is being opened.
-    Opening(Use),
+    Opening(HandleUse),
     Reading(Arc<OpenFile>),
-    Writing(Arc<Writing>),
+    Writing(Arc<DraftHandle>),
 }
 
 /// A draft, and the line in which its blocks are written one after the other.
 #[derive(Debug)]
-pub(crate) struct Writing {
+pub(crate) struct DraftHandle {
     pub(crate) draft: Mutex<Draft>,
     pub(crate) line: Arc<JobQueue>,
     /// The user that writes the draft and that removes what is left of it.
     user: Option<Arc<FileUser>>,
 }
 
-impl Writing {
+impl DraftHandle {
     /// Called on the thread that created the draft. From then on the draft is always removed as the user who created
     /// it, whichever thread drops it.
     pub(crate) fn new(draft: Draft, user: Option<Arc<FileUser>>) -> Arc<Self> {
@@ -135,16 +139,16 @@ impl Writing {
 
     /// Removes the draft, even if it was to be kept.
     pub(crate) fn discard(&self) {
-        if let Ok(_acting) = act(self.user.as_ref()) {
+        if let Ok(_acting) = act_as(self.user.as_ref()) {
             lock(&self.draft).discard();
         }
     }
 }
 
-impl Drop for Writing {
+impl Drop for DraftHandle {
     fn drop(&mut self) {
         // Never with the server's rights: the user may have put another file under the hidden name.
-        match act(self.user.as_ref()) {
+        match act_as(self.user.as_ref()) {
             Ok(_acting) => lock(&self.draft).abandon(),
             Err(failure) => {
                 tracing::error!(%failure, "a draft could not be removed");
@@ -155,32 +159,32 @@ impl Drop for Writing {
 }
 
 /// Makes this thread access files as a user until the returned value is dropped. Without a user nothing changes.
-pub(crate) fn act(user: Option<&Arc<FileUser>>) -> Result<Option<Acting>, Failure> {
+pub(crate) fn act_as(user: Option<&Arc<FileUser>>) -> Result<Option<Acting>, Failure> {
     let acting = user.map(|user| user.enter()).transpose();
     acting.map_err(|source| Failure::Host { what: "use files as the user of `--run-as`", source })
 }
 
 /// The purpose of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum HandleUse {
     Read,
     Write,
 }
 
-impl Handle {
-    fn used_for(&self) -> Use {
+impl FileHandle {
+    fn used_for(&self) -> HandleUse {
         match self {
             Self::Opening(used) => *used,
-            Self::Reading(_) => Use::Read,
-            Self::Writing(_) => Use::Write,
+            Self::Reading(_) => HandleUse::Read,
+            Self::Writing(_) => HandleUse::Write,
         }
     }
 }
 
 /// The open files of a session, and its share of the pool.
 #[derive(Debug)]
-pub(crate) struct Files {
-    handles: Mutex<Handles>,
+pub(crate) struct SessionFiles {
+    handles: Mutex<HandleTable>,
     jobs: Arc<Semaphore>,
     reading: Arc<Semaphore>,
     /// For a client that did not announce `concurrent`: serializes its requests, so that they take effect one after the
@@ -189,14 +193,14 @@ pub(crate) struct Files {
 }
 
 #[derive(Debug, Default)]
-struct Handles {
+struct HandleTable {
     /// Each with the number of its opening, so that an opening that finishes late does not take a name that was reused.
-    by_name: BTreeMap<String, (u64, Handle)>,
+    by_name: BTreeMap<String, (u64, FileHandle)>,
     openings: u64,
     is_over: bool,
 }
 
-impl Default for Files {
+impl Default for SessionFiles {
     fn default() -> Self {
         Self {
             handles: Mutex::default(),
@@ -208,15 +212,15 @@ impl Default for Files {
 }
 
 /// A reserved name. Dropping it frees the name, unless the file is open.
-pub(crate) struct Opening<'a> {
-    files: &'a Files,
+pub(crate) struct HandleReservation<'a> {
+    files: &'a SessionFiles,
     name: String,
     number: u64,
 }
 
-impl Files {
+impl SessionFiles {
     /// Reserves a name for a file that is about to be opened.
-    pub(crate) fn reserve(&self, name: &str, used: Use) -> Result<Opening<'_>, Failure> {
+    pub(crate) fn reserve(&self, name: &str, used: HandleUse) -> Result<HandleReservation<'_>, Failure> {
         if name.len() > limits::HANDLE_ID_BYTES {
             return Err(Failure::HandleName);
         }
@@ -230,25 +234,25 @@ impl Files {
         }
         handles.openings += 1;
         let number = handles.openings;
-        handles.by_name.insert(name.to_owned(), (number, Handle::Opening(used)));
-        Ok(Opening { files: self, name: name.to_owned(), number })
+        handles.by_name.insert(name.to_owned(), (number, FileHandle::Opening(used)));
+        Ok(HandleReservation { files: self, name: name.to_owned(), number })
     }
 
     /// The open file with this name.
-    pub(crate) fn find(&self, name: &str) -> Result<Handle, Failure> {
+    pub(crate) fn find(&self, name: &str) -> Result<FileHandle, Failure> {
         let found = lock(&self.handles).by_name.get(name).map(|(_, handle)| handle.clone());
         found.ok_or_else(|| Failure::UnknownHandle { id: name.to_owned() })
     }
 
     /// Removes an open file from the table. Work on it continues.
-    pub(crate) fn close(&self, name: &str) -> Option<Handle> {
+    pub(crate) fn close(&self, name: &str) -> Option<FileHandle> {
         lock(&self.handles).by_name.remove(name).map(|(_, handle)| handle)
     }
 
     /// Removes exactly this file from the table. Another file with the same name stays.
     pub(crate) fn close_reading(&self, name: &str, file: &Arc<OpenFile>) {
         let mut handles = lock(&self.handles);
-        let is_it = |handle: &Handle| matches!(handle, Handle::Reading(other) if Arc::ptr_eq(other, file));
+        let is_it = |handle: &FileHandle| matches!(handle, FileHandle::Reading(other) if Arc::ptr_eq(other, file));
         if handles.by_name.get(name).is_some_and(|(_, handle)| is_it(handle)) {
             handles.by_name.remove(name);
         }
@@ -258,10 +262,10 @@ impl Files {
     /// kept of them.
     pub(crate) fn close_drafts(&self, path: &Path) {
         let mut handles = lock(&self.handles);
-        let is_it = |handle: &Handle| match handle {
+        let is_it = |handle: &FileHandle| match handle {
             // Leave a draft that is being written right now to its writer. The client can retry.
-            Handle::Writing(writing) => writing.draft.try_lock().is_ok_and(|draft| draft.path() == path),
-            Handle::Opening(_) | Handle::Reading(_) => false,
+            FileHandle::Writing(writing) => writing.draft.try_lock().is_ok_and(|draft| draft.path() == path),
+            FileHandle::Opening(_) | FileHandle::Reading(_) => false,
         };
         let closed: Vec<_> = handles.by_name.extract_if(.., |_, (_, handle)| is_it(handle)).collect();
         // Unlock first: dropping a handle may block on the disk.
@@ -279,9 +283,9 @@ impl Files {
     }
 }
 
-impl Opening<'_> {
+impl HandleReservation<'_> {
     /// Publishes the opened file. If the name was closed in the meantime, the file is closed again.
-    pub(crate) fn done(self, handle: Handle) {
+    pub(crate) fn done(self, handle: FileHandle) {
         let mut handles = lock(&self.files.handles);
         let is_ours = handles.by_name.get(&self.name).is_some_and(|(number, _)| *number == self.number);
         if is_ours && !handles.is_over {
@@ -290,11 +294,11 @@ impl Opening<'_> {
     }
 }
 
-impl Drop for Opening<'_> {
+impl Drop for HandleReservation<'_> {
     fn drop(&mut self) {
         let mut handles = lock(&self.files.handles);
         let is_opening =
-            |(number, handle): &(u64, Handle)| *number == self.number && matches!(handle, Handle::Opening(_));
+            |(number, handle): &(u64, FileHandle)| *number == self.number && matches!(handle, FileHandle::Opening(_));
         if handles.by_name.get(&self.name).is_some_and(is_opening) {
             handles.by_name.remove(&self.name);
         }

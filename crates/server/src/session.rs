@@ -27,7 +27,7 @@ use crate::{
     connection::Peer,
     core::{Config, Core, DeadHolder, Principal},
     error::Failure,
-    files::Files,
+    files::SessionFiles,
     holder_link::{FdShortage, HolderLink},
     process::{Process, ProcessInit, ProcessMeta, lock},
     pump::{FollowCommand, FollowRole, FollowStart, PeerCapabilities, PumpCommand},
@@ -60,7 +60,7 @@ pub struct Session {
     core: Weak<Core>,
     state: Mutex<SessionState>,
     /// The session's open files.
-    pub(crate) files: Files,
+    pub(crate) files: SessionFiles,
     /// Held while the holder is being created, so that only one is created and starts keep their order.
     opening: tokio::sync::Mutex<()>,
     /// In strict audit mode, held from the audit record of a start until the start is sent, so that both have the same
@@ -135,7 +135,7 @@ impl Session {
                 used_at: None,
             }),
             archive: ArchiveState::default(),
-            files: Files::default(),
+            files: SessionFiles::default(),
             opening: tokio::sync::Mutex::default(),
             recording: tokio::sync::Mutex::default(),
         })

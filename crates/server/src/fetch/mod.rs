@@ -237,7 +237,11 @@ impl Fetcher {
 
     /// Reserves memory for a body of at most `bytes` bytes: for the bytes and for their base64. The caller keeps the
     /// permits until the body has been queued for the peer.
-    pub(crate) async fn room(&self, fetches: &Fetches, bytes: usize) -> Result<[OwnedSemaphorePermit; 2], Failure> {
+    pub(crate) async fn reserve_memory(
+        &self,
+        fetches: &Fetches,
+        bytes: usize,
+    ) -> Result<[OwnedSemaphorePermit; 2], Failure> {
         let kib = (bytes + bytes.div_ceil(3) * 4).div_ceil(KIB);
         let kib = u32::try_from(kib).unwrap_or(u32::MAX);
         let room = async |semaphore: &Arc<Semaphore>| {

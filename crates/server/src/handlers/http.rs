@@ -280,7 +280,7 @@ async fn whole(context: &Context, request: &Request, mut response: Response) -> 
         }
         // Reserve all that may be needed at once, while the body is still small: two growing bodies could deadlock.
         if room.is_none() && body.len() + piece.len() > SMALL_BYTES {
-            room = Some(context.core.fetcher.room(&context.peer.fetches, expected).await?);
+            room = Some(context.core.fetcher.reserve_memory(&context.peer.fetches, expected).await?);
         }
         body.extend_from_slice(&piece);
     }

@@ -9,10 +9,10 @@ use exec_server_fs::{self as files, Cancel, Draft, View, WriteOptions};
 use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
 use exec_server_rpc::pool::PooledBuffer;
 
-use super::{Errand, from_wire, links, one_of, path, to_wire, write_result};
+use super::{FileRequest, from_wire, links, one_of, path, to_wire, write_result};
 use crate::{
     error::Failure,
-    files::{Handle, Use, Writing},
+    files::{DraftHandle, FileHandle, HandleUse},
     handlers::Context,
     process::lock,
     pump::Reply,
@@ -20,19 +20,19 @@ use crate::{
 
 /// `fs/open`: opens a regular file for reading.
 pub(crate) async fn open(context: Context, params: wire::OpenParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/open").await;
-    errand.answer(reply, open_file(&errand, params).await);
+    let request = FileRequest::begin(context, "fs/open").await;
+    request.answer(reply, open_file(&request, params).await);
 }
 
-async fn open_file(errand: &Errand, params: wire::OpenParams) -> Result<wire::OpenResult, Failure> {
+async fn open_file(request: &FileRequest, params: wire::OpenParams) -> Result<wire::OpenResult, Failure> {
     let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
-    let opening = errand.session().files.reserve(&params.handle_id, Use::Read)?;
+    let opening = request.session().files.reserve(&params.handle_id, HandleUse::Read)?;
     let operation = move |view: &View, _: &Cancel| {
         let file = files::open(view, &path, links)?;
         let etag = file.etag()?;
         Ok((file, etag))
     };
-    let (file, etag) = errand.run(params.sandbox.as_deref(), operation).await?;
+    let (file, etag) = request.run(params.sandbox.as_deref(), operation).await?;
     let result = wire::OpenResult {
         handle_id: params.handle_id,
         size: Some(file.stat.size),
@@ -40,37 +40,37 @@ async fn open_file(errand: &Errand, params: wire::OpenParams) -> Result<wire::Op
         mode: Some(file.stat.mode),
         modified_at: Some(to_wire(file.stat.modified)),
     };
-    opening.done(Handle::Reading(Arc::new(file)));
+    opening.done(FileHandle::Reading(Arc::new(file)));
     Ok(result)
 }
 
 /// `fs/readBlock`: reads bytes of an open file. An error closes the file.
 pub(crate) async fn read(context: Context, params: wire::ReadBlockParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/readBlock").await;
-    match read_block(&errand, params).await {
+    let request = FileRequest::begin(context, "fs/readBlock").await;
+    match read_block(&request, params).await {
         Ok((block, Some(bytes))) => reply.result_attached(&block, bytes),
-        Ok((block, None)) => errand.answer(reply, Ok(block)),
+        Ok((block, None)) => request.answer(reply, Ok(block)),
         Err(failure) => reply.fail(&failure),
     }
 }
 
 /// Reads a block. The bytes are in the result, or attached for a peer that understands that.
 async fn read_block(
-    errand: &Errand,
+    request: &FileRequest,
     params: wire::ReadBlockParams,
 ) -> Result<(wire::ReadBlockResult, Option<Bytes>), Failure> {
     let len = usize::try_from(params.len).ok().filter(|len| (1..=limits::BLOCK_BYTES).contains(len));
     let len = len.ok_or(Failure::FileInput { what: "`len` is 1 to 1048576 bytes" })?;
-    let table = &errand.session().files;
+    let table = &request.session().files;
     let file = match table.find(&params.handle_id)? {
-        Handle::Reading(file) => file,
-        Handle::Writing(_) | Handle::Opening(_) => {
-            return Err(Failure::WrongHandle { id: params.handle_id, used: Use::Read });
+        FileHandle::Reading(file) => file,
+        FileHandle::Writing(_) | FileHandle::Opening(_) => {
+            return Err(Failure::WrongHandle { id: params.handle_id, used: HandleUse::Read });
         }
     };
-    errand.context.peer.outgoing.wait_for_room().await;
+    request.context.peer.outgoing.wait_for_room().await;
     let (read, offset, holes) = (file.clone(), params.offset, params.holes);
-    let is_attached = errand.context.peer.capabilities().attached;
+    let is_attached = request.context.peer.capabilities().attached;
     let mut bytes = PooledBuffer::with_room(len);
     let result = move |mut bytes: PooledBuffer, block: files::ReadBlock| {
         bytes.fill(block.len);
@@ -87,7 +87,7 @@ async fn read_block(
         let block = read.read_block(&mut bytes.spare()[..len], offset, holes, cancel)?;
         Ok(result(bytes, block))
     };
-    let block = errand.work(None, work).await;
+    let block = request.work(None, work).await;
     if block.is_err() {
         table.close_reading(&params.handle_id, &file);
     }
@@ -97,11 +97,11 @@ async fn read_block(
 /// `fs/close`: closes a file. A draft is removed with all that was written, unless it is kept. A search or watch is
 /// cancelled.
 pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Reply) {
-    context.peer.seekers.close(&params.handle_id);
+    context.peer.file_tasks.close(&params.handle_id);
     let closed = context.session.files.close(&params.handle_id);
     if let Some(handle) = closed {
         let close = move || {
-            if let (Handle::Writing(writing), true) = (&handle, params.discard) {
+            if let (FileHandle::Writing(writing), true) = (&handle, params.discard) {
                 writing.discard();
             }
             drop(handle);
@@ -114,31 +114,31 @@ pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Re
 
 /// `fs/create`: begins a draft.
 pub(crate) async fn create(context: Context, params: wire::CreateParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/create").await;
-    errand.answer(reply, create_draft(&errand, params).await);
+    let request = FileRequest::begin(context, "fs/create").await;
+    request.answer(reply, create_draft(&request, params).await);
 }
 
-async fn create_draft(errand: &Errand, params: wire::CreateParams) -> Result<wire::CreateResult, Failure> {
+async fn create_draft(request: &FileRequest, params: wire::CreateParams) -> Result<wire::CreateResult, Failure> {
     let (path, links, keep) = (path(&params.path)?, links(params.follow_symlinks), params.keep);
-    let opening = errand.session().files.reserve(&params.handle_id, Use::Write)?;
+    let opening = request.session().files.reserve(&params.handle_id, HandleUse::Write)?;
     if keep.is_some() {
-        close_left(errand, &path);
+        close_left(request, &path);
     }
-    let user = errand.context.core.config.file_user.clone();
+    let user = request.context.core.config.file_user.clone();
     let operation = move |view: &View, _: &Cancel| {
         let draft = Draft::create(view, &path, links, keep.as_deref())?;
         let size = draft.size()?;
-        Ok((Writing::new(draft, user), size))
+        Ok((DraftHandle::new(draft, user), size))
     };
-    let (writing, size) = errand.run(params.sandbox.as_deref(), operation).await?;
-    opening.done(Handle::Writing(writing));
+    let (writing, size) = request.run(params.sandbox.as_deref(), operation).await?;
+    opening.done(FileHandle::Writing(writing));
     Ok(wire::CreateResult { handle_id: params.handle_id, size })
 }
 
 /// Closes drafts of this path in the principal's detached sessions, whose clients may or may not come back. The client
 /// of this request can then continue the drafts.
-fn close_left(errand: &Errand, path: &Path) {
-    let others = errand.context.core.sessions_of(&errand.session().principal);
+fn close_left(request: &FileRequest, path: &Path) {
+    let others = request.context.core.sessions_of(&request.session().principal);
     others.iter().filter(|other| other.attached().is_none()).for_each(|other| other.files.close_drafts(path));
 }
 
@@ -159,36 +159,38 @@ pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<
 
 /// `fs/writeBlock`: writes bytes of a draft.
 pub(crate) async fn write(context: Context, params: WriteBlock, reply: Reply) {
-    let errand = Errand::begin(context, "fs/writeBlock").await;
+    let request = FileRequest::begin(context, "fs/writeBlock").await;
     let written = async {
-        let writing = writing(&errand, &params.handle_id)?;
+        let writing = writing(&request, &params.handle_id)?;
         let line = writing.line.clone();
         let work = move |_: &Cancel| {
             let draft = lock(&writing.draft);
             draft.write_block(params.offset, &params.bytes)?;
             draft.size()
         };
-        errand.work(Some(line), work).await.map(|size| wire::WriteBlockResult { size })
+        request.work(Some(line), work).await.map(|size| wire::WriteBlockResult { size })
     };
-    errand.answer(reply, written.await);
+    request.answer(reply, written.await);
 }
 
-fn writing(errand: &Errand, id: &str) -> Result<Arc<Writing>, Failure> {
-    match errand.session().files.find(id)? {
-        Handle::Writing(writing) => Ok(writing),
-        Handle::Reading(_) | Handle::Opening(_) => Err(Failure::WrongHandle { id: id.to_owned(), used: Use::Write }),
+fn writing(request: &FileRequest, id: &str) -> Result<Arc<DraftHandle>, Failure> {
+    match request.session().files.find(id)? {
+        FileHandle::Writing(writing) => Ok(writing),
+        FileHandle::Reading(_) | FileHandle::Opening(_) => {
+            Err(Failure::WrongHandle { id: id.to_owned(), used: HandleUse::Write })
+        }
     }
 }
 
 /// `fs/commit`: turns the draft into the file. Then the draft is gone, except after an etag mismatch or a commit that
 /// failed halfway.
 pub(crate) async fn commit(context: Context, params: wire::CommitParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/commit").await;
-    errand.answer(reply, commit_draft(&errand, params).await);
+    let request = FileRequest::begin(context, "fs/commit").await;
+    request.answer(reply, commit_draft(&request, params).await);
 }
 
-async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {
-    let writing = writing(errand, &params.handle_id)?;
+async fn commit_draft(request: &FileRequest, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {
+    let writing = writing(request, &params.handle_id)?;
     let finish = WriteOptions {
         if_match: params.if_match,
         fsync: params.fsync,
@@ -199,15 +201,15 @@ async fn commit_draft(errand: &Errand, params: wire::CommitParams) -> Result<wir
     // Do not wait for the lock here. A client that commits while one of its blocks is being written does not yet need
     // other drafts of this path closed.
     let path = writing.draft.try_lock().ok().map(|draft| draft.path().to_owned());
-    path.iter().for_each(|path| close_left(errand, path));
+    path.iter().for_each(|path| close_left(request, path));
     let at = writing.clone();
-    let committed = errand.work(None, move |cancel| lock(&at.draft).commit(size, &finish, cancel)).await;
+    let committed = request.work(None, move |cancel| lock(&at.draft).commit(size, &finish, cancel)).await;
     let is_there = match &committed {
         Err(failure) => failure.kind() == FailureKind::EtagMismatch || lock(&writing.draft).is_half_done(),
         Ok(_) => false,
     };
     if !is_there {
-        drop(errand.session().files.close(&params.handle_id));
+        drop(request.session().files.close(&params.handle_id));
     }
     committed.map(write_result)
 }

@@ -12,7 +12,7 @@ use exec_server_protocol::{
     path::{self as paths, Form, PathArg},
 };
 
-use super::{Errand, links, owners::OwnerNames, path, text_and_bytes, to_wire};
+use super::{FileRequest, links, owners::OwnerNames, path, text_and_bytes, to_wire};
 use crate::{error::Failure, handlers::Context, pump::Reply};
 
 /// Maximum entries of one answer with details. With all their members they stay below the value limit of one message.
@@ -26,25 +26,25 @@ const OWNED_ENTRIES: usize = limits::VALUES / 21;
 
 /// `fs/createDirectory`.
 pub(crate) async fn create_directory(context: Context, params: wire::CreateDirectoryParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/createDirectory").await;
+    let request = FileRequest::begin(context, "fs/createDirectory").await;
     let created = async {
         let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
         let how = (params.recursive.unwrap_or(true), params.mode);
         let operation = move |view: &View, _: &Cancel| files::create_directory(view, &path, links, how);
-        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    errand.answer(reply, created.await);
+    request.answer(reply, created.await);
 }
 
 /// `fs/readDirectory`: lists a directory as the reference does, or with all details of each entry.
 pub(crate) async fn read_directory(context: Context, params: wire::ReadDirectoryParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/readDirectory").await;
-    errand.answer(reply, list(&errand, params).await);
+    let request = FileRequest::begin(context, "fs/readDirectory").await;
+    request.answer(reply, list(&request, params).await);
 }
 
-async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire::ReadDirectoryResult, Failure> {
+async fn list(request: &FileRequest, params: wire::ReadDirectoryParams) -> Result<wire::ReadDirectoryResult, Failure> {
     let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
-    errand.context.peer.outgoing.wait_for_room().await;
+    request.context.peer.outgoing.wait_for_room().await;
     if !params.details {
         let most = limits::DIRECTORY_ENTRIES;
         let operation = move |view: &View, cancel: &Cancel| {
@@ -57,14 +57,14 @@ async fn list(errand: &Errand, params: wire::ReadDirectoryParams) -> Result<wire
             }
             Ok(entries)
         };
-        let entries = errand.run(params.sandbox.as_deref(), operation).await?;
+        let entries = request.run(params.sandbox.as_deref(), operation).await?;
         return Ok(wire::ReadDirectoryResult { entries: entries.iter().map(entry).collect(), truncated: false });
     }
     let after = params.after_base64.as_deref().map(super::decode).transpose()?.map(OsString::from_vec);
     let most = if params.owners { OWNED_ENTRIES } else { DETAILED_ENTRIES };
     let operation =
         move |view: &View, cancel: &Cancel| files::read_details(view, &path, links, (after.as_deref(), most), cancel);
-    let (details, truncated) = errand.run(params.sandbox.as_deref(), operation).await?;
+    let (details, truncated) = request.run(params.sandbox.as_deref(), operation).await?;
     let owners = if params.owners { Some(OwnerNames::load().await) } else { None };
     let entries = details.iter().map(|of| {
         let owner = owners.as_ref().map(|names| names.owner(of.stat.uid, of.stat.gid));
@@ -112,11 +112,11 @@ fn detail(detail: &files::DetailedEntry) -> wire::DirectoryEntry {
 
 /// `fs/walk`: a bounded walk over a tree. Its limits are checked before anything else.
 pub(crate) async fn walk(context: Context, params: wire::WalkParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/walk").await;
-    errand.answer(reply, walk_tree(&errand, params).await);
+    let request = FileRequest::begin(context, "fs/walk").await;
+    request.answer(reply, walk_tree(&request, params).await);
 }
 
-async fn walk_tree(errand: &Errand, params: wire::WalkParams) -> Result<wire::WalkResult, Failure> {
+async fn walk_tree(request: &FileRequest, params: wire::WalkParams) -> Result<wire::WalkResult, Failure> {
     let options = params.options;
     if options.max_directories == 0 || options.max_entries == 0 {
         return Err(Failure::Literal { text: "filesystem walk limits must be greater than zero" });
@@ -138,9 +138,9 @@ async fn walk_tree(errand: &Errand, params: wire::WalkParams) -> Result<wire::Wa
         follow_directories: options.follow_directory_symlinks,
         prune_hidden: options.prune_hidden_directories,
     };
-    errand.context.peer.outgoing.wait_for_room().await;
+    request.context.peer.outgoing.wait_for_room().await;
     let operation = move |view: &View, cancel: &Cancel| files::walk(view, &path, &walk, cancel);
-    let walked = errand.run(params.sandbox.as_deref(), operation).await?;
+    let walked = request.run(params.sandbox.as_deref(), operation).await?;
     Ok(walk_result(walked, form))
 }
 
@@ -182,31 +182,31 @@ pub(super) fn written(path: &Path, form: Form) -> (String, Option<String>) {
 
 /// `fs/remove`.
 pub(crate) async fn remove(context: Context, params: wire::RemoveParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/remove").await;
+    let request = FileRequest::begin(context, "fs/remove").await;
     let removed = async {
         let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
         let how = (params.recursive.unwrap_or(true), params.force.unwrap_or(true));
         let operation = move |view: &View, cancel: &Cancel| files::remove(view, &path, links, how, cancel);
-        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    errand.answer(reply, removed.await);
+    request.answer(reply, removed.await);
 }
 
 /// `fs/copy`.
 pub(crate) async fn copy(context: Context, params: wire::CopyParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/copy").await;
+    let request = FileRequest::begin(context, "fs/copy").await;
     let copied = async {
         let (source, destination) = (path(&params.source_path)?, path(&params.destination_path)?);
         let recursive = params.recursive;
         let operation = move |view: &View, cancel: &Cancel| files::copy(view, &source, &destination, recursive, cancel);
-        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    errand.answer(reply, copied.await);
+    request.answer(reply, copied.await);
 }
 
 /// `fs/createSymlink`.
 pub(crate) async fn create_symlink(context: Context, params: wire::CreateSymlinkParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/createSymlink").await;
+    let request = FileRequest::begin(context, "fs/createSymlink").await;
     let created = async {
         let (path, links, replace) = (path(&params.path)?, links(params.follow_symlinks), params.replace);
         let target = match params.target_base64.as_deref() {
@@ -214,7 +214,7 @@ pub(crate) async fn create_symlink(context: Context, params: wire::CreateSymlink
             None => params.target.into_bytes(),
         };
         let operation = move |view: &View, _: &Cancel| files::create_symlink(view, &path, links, &target, replace);
-        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    errand.answer(reply, created.await);
+    request.answer(reply, created.await);
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use exec_server_fs::{self as files, Links, ReadRange, WriteOptions, WritePosition};
 use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 
-use super::{Errand, from_wire, links, one_of, owners::OwnerNames, path, text_and_bytes, to_wire, write_result};
+use super::{FileRequest, from_wire, links, one_of, owners::OwnerNames, path, text_and_bytes, to_wire, write_result};
 use crate::{error::Failure, handlers::Context, pump::Reply};
 
 /// Advice for a file that is too large for one message.
@@ -20,16 +20,16 @@ const GROWTHS: usize = 8;
 
 /// `fs/readFile`: reads a file, a byte range of it, or some lines.
 pub(crate) async fn read(context: Context, params: wire::ReadFileParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/readFile").await;
-    match read_file(&errand, params).await {
+    let request = FileRequest::begin(context, "fs/readFile").await;
+    match read_file(&request, params).await {
         Ok((result, Some(bytes))) => reply.result_attached(&result, bytes),
-        other => errand.answer(reply, other.map(|(result, _)| result)),
+        other => request.answer(reply, other.map(|(result, _)| result)),
     }
 }
 
 /// Reads the file. The bytes are in the result, or attached for a peer that understands that.
 async fn read_file(
-    errand: &Errand,
+    request: &FileRequest,
     params: wire::ReadFileParams,
 ) -> Result<(wire::ReadFileResult, Option<Bytes>), Failure> {
     let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
@@ -40,14 +40,14 @@ async fn read_file(
             return Err(Failure::FileInput { what: "`lines` does not go together with `offset` and `len`" });
         }
     };
-    errand.context.peer.outgoing.wait_for_room().await;
+    request.context.peer.outgoing.wait_for_room().await;
     let most = limits::FILE_BYTES as u64;
-    let is_attached = errand.context.peer.capabilities().binary;
+    let is_attached = request.context.peer.capabilities().binary;
     let mut room = (SMALL_BYTES, None);
     // A larger file waits for memory without an open fd. It may have grown by then, so check its size again.
     for _ in 0..GROWTHS {
         let (path, reserved) = (path.clone(), room.0);
-        let read = errand
+        let read = request
             .run(params.sandbox.as_deref(), move |view, cancel| {
                 let file = files::open(view, &path, links)?;
                 match file.expected_bytes(part, most) {
@@ -64,7 +64,8 @@ async fn read_file(
                 drop(room.1.take());
                 // Once as bytes and once as base64.
                 let bytes = expected + expected.div_ceil(3) * 4;
-                room = (expected, Some(errand.context.core.files.room(&errand.session().files, bytes).await?));
+                room =
+                    (expected, Some(request.context.core.files.reserve_memory(&request.session().files, bytes).await?));
             }
         }
     }
@@ -119,28 +120,28 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
 
 /// `fs/writeFile`: replaces a file atomically if possible, or writes into it.
 pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
-    let errand = Errand::begin(context, "fs/writeFile").await;
+    let request = FileRequest::begin(context, "fs/writeFile").await;
     let Write { path, links, sandbox, bytes, place, finish } = params;
-    let written = errand
+    let written = request
         .run(sandbox.as_deref(), move |view, cancel| {
             files::write(view, &path, links, (place, &bytes), (&finish, cancel))
         })
         .await;
-    errand.answer(reply, written.map(write_result));
+    request.answer(reply, written.map(write_result));
 }
 
 /// `fs/getMetadata`: describes the file at a path.
 pub(crate) async fn get_metadata(context: Context, params: wire::GetMetadataParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/getMetadata").await;
+    let request = FileRequest::begin(context, "fs/getMetadata").await;
     let described = async {
         let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
         let operation = move |view: &files::View, _: &files::Cancel| files::metadata(view, &path, links, of_link);
-        let found = errand.run(params.sandbox.as_deref(), operation).await?;
+        let found = request.run(params.sandbox.as_deref(), operation).await?;
         let (uid, gid) = (found.stat.uid, found.stat.gid);
         let owner = if params.owners { Some(OwnerNames::load().await.owner(uid, gid)) } else { None };
         Ok(wire::GetMetadataResult { owner, ..metadata_result(found) })
     };
-    errand.answer(reply, described.await);
+    request.answer(reply, described.await);
 }
 
 fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
@@ -171,25 +172,25 @@ fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
 
 /// `fs/setMetadata`: sets mode and modification time.
 pub(crate) async fn set_metadata(context: Context, params: wire::SetMetadataParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/setMetadata").await;
+    let request = FileRequest::begin(context, "fs/setMetadata").await;
     let changed = async {
         let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
         let change = (params.mode, params.modified_at.map(from_wire));
         let operation =
             move |view: &files::View, _: &files::Cancel| files::set_metadata(view, &path, links, of_link, change);
-        errand.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
-    errand.answer(reply, changed.await);
+    request.answer(reply, changed.await);
 }
 
 /// `fs/canonicalize`: resolves all symlinks of a path.
 pub(crate) async fn canonicalize(context: Context, params: wire::CanonicalizeParams, reply: Reply) {
-    let errand = Errand::begin(context, "fs/canonicalize").await;
+    let request = FileRequest::begin(context, "fs/canonicalize").await;
     let resolved = async {
         let path = path(&params.path)?;
         let operation = move |view: &files::View, cancel: &files::Cancel| files::canonicalize(view, &path, cancel);
-        let real = errand.run(params.sandbox.as_deref(), operation).await?;
+        let real = request.run(params.sandbox.as_deref(), operation).await?;
         Ok(wire::CanonicalizeResult { path: PathArg::new(super::tree::written(&real, params.path.form()).0) })
     };
-    errand.answer(reply, resolved.await);
+    request.answer(reply, resolved.await);
 }

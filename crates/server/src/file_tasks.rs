@@ -2,8 +2,8 @@
 //! for them.
 //!
 //! ```text
-//! thread: search ▶ Search: at most two pages, then the thread waits ▶ fs/searchNext
-//! thread: watch  ▶ Watching: one entry per path, then overflow      ▶ fs/watchNext
+//! thread: search ▶ SearchTask: at most two pages, then the thread waits ▶ fs/searchNext
+//! thread: watch  ▶ WatchTask: one entry per path, then overflow          ▶ fs/watchNext
 //! ```
 //!
 //! Their number is bounded, per connection and for the whole server. A permit is returned only when its thread has
@@ -34,12 +34,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Most search and watch threads of all connections together.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct FileTaskSlots {
     searches: Arc<Semaphore>,
     watches: Arc<Semaphore>,
 }
 
-impl Default for Places {
+impl Default for FileTaskSlots {
     fn default() -> Self {
         let of_server = || Arc::new(Semaphore::new(limits::SEARCHES_OF_SERVER));
         Self { searches: of_server(), watches: of_server() }
@@ -48,36 +48,36 @@ impl Default for Places {
 
 /// One permit of the connection and one of the server. Returned on drop.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct FileTaskSlot {
     _of_connection: OwnedSemaphorePermit,
     _of_server: OwnedSemaphorePermit,
 }
 
 /// The searches and watches of a connection.
 #[derive(Debug)]
-pub(crate) struct Seekers {
+pub(crate) struct FileTasks {
     searches: Arc<Semaphore>,
     watches: Arc<Semaphore>,
-    named: Mutex<Named>,
+    named: Mutex<NamedTasks>,
 }
 
 #[derive(Debug, Default)]
-struct Named {
-    by_name: BTreeMap<String, Seeker>,
+struct NamedTasks {
+    by_name: BTreeMap<String, FileTask>,
     is_over: bool,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Seeker {
+pub(crate) enum FileTask {
     /// A search or a glob.
-    Search(Arc<Search>),
-    Watch(Arc<Watching>),
+    Search(Arc<SearchTask>),
+    Watch(Arc<WatchTask>),
 }
 
-impl Seeker {
+impl FileTask {
     fn end(&self) {
         match self {
-            Self::Search(search) => search.call_off(),
+            Self::Search(search) => search.cancel(),
             Self::Watch(watching) => watching.ender.end(),
         }
     }
@@ -91,7 +91,7 @@ impl Seeker {
     }
 }
 
-impl Default for Seekers {
+impl Default for FileTasks {
     fn default() -> Self {
         Self {
             searches: Arc::new(Semaphore::new(limits::SEARCHES)),
@@ -101,18 +101,19 @@ impl Default for Seekers {
     }
 }
 
-impl Seekers {
-    pub(crate) fn place_to_search(&self, server: &Places) -> Result<Place, Failure> {
-        place(&self.searches, &server.searches)
-            .ok_or(Failure::TooManySeekers { what: "searches", most: limits::SEARCHES })
+impl FileTasks {
+    pub(crate) fn reserve_search(&self, server: &FileTaskSlots) -> Result<FileTaskSlot, Failure> {
+        reserve_slot(&self.searches, &server.searches)
+            .ok_or(Failure::TooManyFileTasks { what: "searches", most: limits::SEARCHES })
     }
 
-    pub(crate) fn place_to_watch(&self, server: &Places) -> Result<Place, Failure> {
-        place(&self.watches, &server.watches).ok_or(Failure::TooManySeekers { what: "watches", most: limits::WATCHES })
+    pub(crate) fn reserve_watch(&self, server: &FileTaskSlots) -> Result<FileTaskSlot, Failure> {
+        reserve_slot(&self.watches, &server.watches)
+            .ok_or(Failure::TooManyFileTasks { what: "watches", most: limits::WATCHES })
     }
 
-    /// Registers a seeker under a name, by which it can be found and closed.
-    pub(crate) fn add(&self, name: &str, seeker: Seeker) -> Result<(), Failure> {
+    /// Registers a task under a name, by which it can be found and closed.
+    pub(crate) fn add(&self, name: &str, task: FileTask) -> Result<(), Failure> {
         if name.is_empty() || name.len() > limits::HANDLE_ID_BYTES {
             return Err(Failure::HandleName);
         }
@@ -123,74 +124,74 @@ impl Seekers {
         if named.by_name.contains_key(name) {
             return Err(Failure::DuplicateHandle { id: name.to_owned() });
         }
-        named.by_name.insert(name.to_owned(), seeker);
+        named.by_name.insert(name.to_owned(), task);
         Ok(())
     }
 
-    pub(crate) fn find(&self, name: &str) -> Option<Seeker> {
+    pub(crate) fn find(&self, name: &str) -> Option<FileTask> {
         lock(&self.named).by_name.get(name).cloned()
     }
 
-    /// Removes this seeker. Another one that has taken the same name stays.
-    pub(crate) fn remove(&self, name: &str, seeker: &Seeker) {
+    /// Removes this task. Another one that has taken the same name stays.
+    pub(crate) fn remove(&self, name: &str, task: &FileTask) {
         let mut named = lock(&self.named);
-        if named.by_name.get(name).is_some_and(|known| known.is(seeker)) {
+        if named.by_name.get(name).is_some_and(|known| known.is(task)) {
             named.by_name.remove(name);
         }
     }
 
-    /// Removes and stops the seeker with this name.
+    /// Removes and stops the task with this name.
     pub(crate) fn close(&self, name: &str) {
         let closed = lock(&self.named).by_name.remove(name);
-        if let Some(seeker) = closed {
-            seeker.end();
+        if let Some(task) = closed {
+            task.end();
         }
     }
 
-    /// Stops all seekers because the connection has ended. No new ones can be added.
+    /// Stops all tasks because the connection has ended. No new ones can be added.
     pub(crate) fn end(&self) {
         let mut named = lock(&self.named);
         named.is_over = true;
         let all = std::mem::take(&mut named.by_name);
         drop(named);
-        all.values().for_each(Seeker::end);
+        all.values().for_each(FileTask::end);
     }
 }
 
-fn place(of_connection: &Arc<Semaphore>, of_server: &Arc<Semaphore>) -> Option<Place> {
+fn reserve_slot(of_connection: &Arc<Semaphore>, of_server: &Arc<Semaphore>) -> Option<FileTaskSlot> {
     let _of_connection = of_connection.clone().try_acquire_owned().ok()?;
     let _of_server = of_server.clone().try_acquire_owned().ok()?;
-    Some(Place { _of_connection, _of_server })
+    Some(FileTaskSlot { _of_connection, _of_server })
 }
 
 /// A search that is running, or finished with results left to read.
 #[derive(Debug)]
-pub(crate) struct Search {
+pub(crate) struct SearchTask {
     pub(crate) stop: Stop,
     /// How paths are written on the wire.
     pub(crate) form: Form,
     /// Most bytes of buffered lines. Beyond that, the thread waits.
     capacity: usize,
-    found: Mutex<Found>,
+    buffer: Mutex<SearchBuffer>,
     /// Notified when lines were taken, and when the search is cancelled.
     room: Condvar,
     /// Notified when there are new lines or an outcome.
-    news: Notify,
+    changed: Notify,
     /// Held by the request that waits for a page.
     reader: tokio::sync::Mutex<()>,
-    _place: Place,
+    _slot: FileTaskSlot,
 }
 
 #[derive(Debug, Default)]
-struct Found {
+struct SearchBuffer {
     lines: Vec<SearchLine>,
     bytes: usize,
-    outcome: Option<Result<SearchSummary, Refused>>,
+    outcome: Option<Result<SearchSummary, TaskError>>,
 }
 
 /// Why a search or a watch failed.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub(crate) enum TaskError {
     /// The pattern is invalid.
     Pattern(PatternError),
     /// A file operation failed.
@@ -199,19 +200,19 @@ pub(crate) enum Refused {
     Failure(Failure),
 }
 
-impl From<PatternError> for Refused {
+impl From<PatternError> for TaskError {
     fn from(error: PatternError) -> Self {
         Self::Pattern(error)
     }
 }
 
-impl From<exec_server_fs::Error> for Refused {
+impl From<exec_server_fs::Error> for TaskError {
     fn from(error: exec_server_fs::Error) -> Self {
         Self::File(error)
     }
 }
 
-impl From<Failure> for Refused {
+impl From<Failure> for TaskError {
     fn from(failure: Failure) -> Self {
         Self::Failure(failure)
     }
@@ -219,118 +220,118 @@ impl From<Failure> for Refused {
 
 /// Lines, and the outcome if they are the last.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct SearchPage {
     pub(crate) lines: Vec<SearchLine>,
-    pub(crate) outcome: Option<Result<SearchSummary, Refused>>,
+    pub(crate) outcome: Option<Result<SearchSummary, TaskError>>,
 }
 
-impl Search {
+impl SearchTask {
     /// A search that has not started yet. With `in_pages`, its thread runs at most two pages ahead of the reader.
-    pub(crate) fn new(stop: Stop, in_pages: bool, form: Form, place: Place) -> Arc<Self> {
+    pub(crate) fn new(stop: Stop, in_pages: bool, form: Form, slot: FileTaskSlot) -> Arc<Self> {
         let capacity = if in_pages { 2 * limits::SEARCH_PAGE_BYTES } else { usize::MAX };
         Arc::new(Self {
             stop,
             form,
             capacity,
-            found: Mutex::default(),
+            buffer: Mutex::default(),
             room: Condvar::new(),
-            news: Notify::new(),
+            changed: Notify::new(),
             reader: tokio::sync::Mutex::default(),
-            _place: place,
+            _slot: slot,
         })
     }
 
     /// Cancels the search. Its thread ends at its next check.
-    pub(crate) fn call_off(&self) {
+    pub(crate) fn cancel(&self) {
         self.stop.cancel();
         self.room.notify_all();
     }
 
     /// Buffers a line; called by the search's thread. Waits while the buffer is full.
-    pub(crate) fn tell(&self, line: SearchLine) -> ControlFlow<()> {
-        let mut found = lock(&self.found);
-        while found.bytes >= self.capacity {
+    pub(crate) fn push_line(&self, line: SearchLine) -> ControlFlow<()> {
+        let mut buffer = lock(&self.buffer);
+        while buffer.bytes >= self.capacity {
             if self.stop.check().is_some() {
                 return ControlFlow::Break(());
             }
-            let waited = self.room.wait_timeout(found, LOOK_EVERY);
-            found = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.room.wait_timeout(buffer, LOOK_EVERY);
+            buffer = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        found.bytes += line.cost();
-        found.lines.push(line);
-        drop(found);
-        self.news.notify_one();
+        buffer.bytes += line.cost();
+        buffer.lines.push(line);
+        drop(buffer);
+        self.changed.notify_one();
         ControlFlow::Continue(())
     }
 
     /// Sets the outcome; the last call of the search's thread.
-    pub(crate) fn done(&self, outcome: Result<SearchSummary, Refused>) {
-        lock(&self.found).outcome = Some(outcome);
-        self.news.notify_one();
+    pub(crate) fn finish(&self, outcome: Result<SearchSummary, TaskError>) {
+        lock(&self.buffer).outcome = Some(outcome);
+        self.changed.notify_one();
     }
 
     /// Waits for the next page.
-    pub(crate) async fn page(&self) -> Result<Page, Failure> {
+    pub(crate) async fn page(&self) -> Result<SearchPage, Failure> {
         let Ok(_reader) = self.reader.try_lock() else {
             return Err(Failure::Overloaded { what: "requests for a page of one search" });
         };
-        self.wait(|found| !found.lines.is_empty()).await;
-        let full = self.wait(|found| found.bytes >= limits::SEARCH_PAGE_BYTES);
+        self.wait(|buffer| !buffer.lines.is_empty()).await;
+        let full = self.wait(|buffer| buffer.bytes >= limits::SEARCH_PAGE_BYTES);
         // On timeout, return the lines that there are.
         tokio::time::timeout(PAGE_TIME, full).await.ok();
         Ok(self.take())
     }
 
     /// Waits until the search is done and returns all lines.
-    pub(crate) async fn all(&self) -> Page {
+    pub(crate) async fn all(&self) -> SearchPage {
         self.wait(|_| false).await;
         self.take()
     }
 
     /// Waits until `is_enough` returns true or the search is done. Cancel safe.
-    async fn wait(&self, is_enough: impl Fn(&Found) -> bool) {
+    async fn wait(&self, is_enough: impl Fn(&SearchBuffer) -> bool) {
         loop {
-            // `notify_one` stores a permit, so news that arrives between the check and the `await` is not lost.
-            let news = self.news.notified();
+            // `notify_one` stores a permit, so a change between the check and the `await` is not lost.
+            let changed = self.changed.notified();
             {
-                let found = lock(&self.found);
-                if found.outcome.is_some() || is_enough(&found) {
+                let buffer = lock(&self.buffer);
+                if buffer.outcome.is_some() || is_enough(&buffer) {
                     return;
                 }
             }
-            news.await;
+            changed.await;
         }
     }
 
-    fn take(&self) -> Page {
-        let Found { lines, outcome, .. } = std::mem::take(&mut *lock(&self.found));
+    fn take(&self) -> SearchPage {
+        let SearchBuffer { lines, outcome, .. } = std::mem::take(&mut *lock(&self.buffer));
         self.room.notify_all();
-        Page { lines, outcome }
+        SearchPage { lines, outcome }
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Watching {
+pub(crate) struct WatchTask {
     pub(crate) changes: PendingChanges,
     pub(crate) ender: WatchStopper,
     /// How paths are written on the wire.
     pub(crate) form: Form,
-    news: Notify,
+    changed: Notify,
     /// Held by the request that waits for changes.
     reader: tokio::sync::Mutex<()>,
-    _place: Place,
+    _slot: FileTaskSlot,
 }
 
-impl Watching {
+impl WatchTask {
     /// A watch that has not started yet.
-    pub(crate) fn new(ender: WatchStopper, form: Form, place: Place) -> Arc<Self> {
-        let (changes, news, reader) = (PendingChanges::default(), Notify::new(), tokio::sync::Mutex::default());
-        Arc::new(Self { changes, ender, form, news, reader, _place: place })
+    pub(crate) fn new(ender: WatchStopper, form: Form, slot: FileTaskSlot) -> Arc<Self> {
+        let (changes, changed, reader) = (PendingChanges::default(), Notify::new(), tokio::sync::Mutex::default());
+        Arc::new(Self { changes, ender, form, changed, reader, _slot: slot })
     }
 
     /// Called by the watch's thread when there are changes.
-    pub(crate) fn ring(&self) {
-        self.news.notify_one();
+    pub(crate) fn notify(&self) {
+        self.changed.notify_one();
     }
 
     /// Waits for changes, at most `wait`. After the first change, waits for `settle` to collect more, then returns at
@@ -341,11 +342,11 @@ impl Watching {
         };
         let something = async {
             loop {
-                let news = self.news.notified();
+                let changed = self.changed.notified();
                 if !self.changes.is_empty() {
                     return;
                 }
-                news.await;
+                changed.await;
             }
         };
         if !wait.is_zero() {
@@ -370,7 +371,7 @@ mod tests {
     };
     use exec_server_protocol::{limits, path::Form};
 
-    use super::{Places, Search, Seeker, Seekers, Watching};
+    use super::{FileTask, FileTaskSlots, FileTasks, SearchTask, WatchTask};
     use crate::error::Failure;
 
     fn line() -> SearchLine {
@@ -388,15 +389,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_search_waits_for_a_slow_reader_and_keeps_no_more_than_two_pages() {
-        let (seekers, server) = (Seekers::default(), Places::default());
-        let search = Search::new(Stop::new(), true, Form::Native, seekers.place_to_search(&server).unwrap());
+        let (tasks, server) = (FileTasks::default(), FileTaskSlots::default());
+        let search = SearchTask::new(Stop::new(), true, Form::Native, tasks.reserve_search(&server).unwrap());
         let thread = std::thread::spawn({
             let search = search.clone();
             move || {
                 for _ in 0..2000 {
-                    assert_eq!(search.tell(line()), ControlFlow::Continue(()));
+                    assert_eq!(search.push_line(line()), ControlFlow::Continue(()));
                 }
-                search.done(Ok(SearchSummary::default()));
+                search.finish(Ok(SearchSummary::default()));
             }
         });
         let (mut lines, mut most) = (0, 0);
@@ -415,39 +416,39 @@ mod tests {
 
     #[test]
     fn a_search_that_is_called_off_does_not_wait_for_its_reader() {
-        let (seekers, server) = (Seekers::default(), Places::default());
-        let search = Search::new(Stop::new(), true, Form::Native, seekers.place_to_search(&server).unwrap());
-        seekers.add("s", Seeker::Search(search.clone())).unwrap();
+        let (tasks, server) = (FileTasks::default(), FileTaskSlots::default());
+        let search = SearchTask::new(Stop::new(), true, Form::Native, tasks.reserve_search(&server).unwrap());
+        tasks.add("s", FileTask::Search(search.clone())).unwrap();
         let thread = std::thread::spawn({
             let search = search.clone();
-            move || while search.tell(line()).is_continue() {}
+            move || while search.push_line(line()).is_continue() {}
         });
-        seekers.close("s");
+        tasks.close("s");
         thread.join().unwrap();
-        assert!(seekers.find("s").is_none());
+        assert!(tasks.find("s").is_none());
         let timed =
-            Search::new(Stop::within(Duration::ZERO), true, Form::Native, seekers.place_to_search(&server).unwrap());
-        while timed.tell(line()).is_continue() {}
+            SearchTask::new(Stop::within(Duration::ZERO), true, Form::Native, tasks.reserve_search(&server).unwrap());
+        while timed.push_line(line()).is_continue() {}
     }
 
     #[test]
     fn names_and_places_are_bounded_and_come_back() {
-        let (seekers, server) = (Seekers::default(), Places::default());
+        let (tasks, server) = (FileTasks::default(), FileTaskSlots::default());
         let watch = || {
-            let place = seekers.place_to_watch(&server)?;
-            Ok::<Arc<Watching>, Failure>(Watching::new(WatchStopper::new().unwrap(), Form::Native, place))
+            let slot = tasks.reserve_watch(&server)?;
+            Ok::<Arc<WatchTask>, Failure>(WatchTask::new(WatchStopper::new().unwrap(), Form::Native, slot))
         };
         let all: Vec<_> = (0..limits::WATCHES).map(|_| watch().unwrap()).collect();
-        assert!(matches!(watch(), Err(Failure::TooManySeekers { .. })));
+        assert!(matches!(watch(), Err(Failure::TooManyFileTasks { .. })));
         drop(all);
         let one = watch().unwrap();
-        seekers.add("w", Seeker::Watch(one.clone())).unwrap();
-        assert!(matches!(seekers.add("w", Seeker::Watch(one.clone())), Err(Failure::DuplicateHandle { .. })));
-        assert!(matches!(seekers.add("", Seeker::Watch(one.clone())), Err(Failure::HandleName)));
+        tasks.add("w", FileTask::Watch(one.clone())).unwrap();
+        assert!(matches!(tasks.add("w", FileTask::Watch(one.clone())), Err(Failure::DuplicateHandle { .. })));
+        assert!(matches!(tasks.add("", FileTask::Watch(one.clone())), Err(Failure::HandleName)));
         let long = "x".repeat(limits::HANDLE_ID_BYTES + 1);
-        assert!(matches!(seekers.add(&long, Seeker::Watch(one.clone())), Err(Failure::HandleName)));
-        seekers.end();
-        assert!(seekers.find("w").is_none());
-        assert!(seekers.add("v", Seeker::Watch(one)).is_err());
+        assert!(matches!(tasks.add(&long, FileTask::Watch(one.clone())), Err(Failure::HandleName)));
+        tasks.end();
+        assert!(tasks.find("w").is_none());
+        assert!(tasks.add("v", FileTask::Watch(one)).is_err());
     }
 }

@@ -1,5 +1,5 @@
 //! `fs/search`, `fs/searchNext`, `fs/glob`, `fs/watch`, `fs/watchNext`: long work on separate threads. Results wait in
-//! [`Seekers`](crate::seekers::Seekers) until the client fetches them. All of it ends with the connection.
+//! [`FileTasks`](crate::file_tasks::FileTasks) until the client fetches them. All of it ends with the connection.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,63 +19,63 @@ use exec_server_protocol::{
 };
 use tokio::sync::oneshot;
 
-use super::{Errand, path, text_and_bytes, tree::written};
+use super::{FileRequest, path, text_and_bytes, tree::written};
 use crate::{
     error::Failure,
+    file_tasks::{FileTask, FileTasks, SearchPage, SearchTask, TaskError, WatchTask},
     handlers::Context,
     pump::Reply,
-    seekers::{Page, Refused, Search, Seeker, Seekers, Watching},
 };
 
 /// `fs/search`: returns everything at once, or the first page.
 pub(crate) async fn search(context: Context, params: wire::SearchParams, reply: Reply) {
-    let mut errand = Errand::begin(context, "fs/search").await;
-    let done = begin_search(&mut errand, params).await;
-    errand.answer(reply, done);
+    let mut request = FileRequest::begin(context, "fs/search").await;
+    let done = begin_search(&mut request, params).await;
+    request.answer(reply, done);
 }
 
-async fn begin_search(errand: &mut Errand, params: wire::SearchParams) -> Result<wire::SearchResult, Failure> {
+async fn begin_search(request: &mut FileRequest, params: wire::SearchParams) -> Result<wire::SearchResult, Failure> {
     let (path, form) = (path(&params.path)?, params.path.form());
     if params.pages && params.scan.handle_id.is_none() {
         return Err(Failure::InvalidParams { reason: "`pages` needs a `handleId`".to_owned() });
     }
-    let place = errand.seekers().place_to_search(&errand.context.core.seekers)?;
-    let search = Search::new(stop(&params.scan), params.pages, form, place);
-    let under_way = UnderWay::new(errand, params.scan.handle_id.as_deref(), &search)?;
+    let slot = request.file_tasks().reserve_search(&request.context.core.file_tasks)?;
+    let search = SearchTask::new(stop(&params.scan), params.pages, form, slot);
+    let pending = PendingSearch::new(request, params.scan.handle_id.as_deref(), &search)?;
     let (pages, sandbox) = (params.pages, params.sandbox.clone());
     let worker = search.clone();
-    errand.launch((&path.clone(), sandbox.as_deref()), move |view| {
+    request.launch((&path.clone(), sandbox.as_deref()), move |view| {
         let outcome = run_search(view, &path, &params, &worker);
-        worker.done(outcome);
+        worker.finish(outcome);
     })?;
     // The thread sees the effects of all earlier requests. Later requests need not wait for its end.
-    errand.give_turn_away();
+    request.release_turn();
     if pages {
         let page = search.page().await?;
         let is_done = page.outcome.is_some();
-        let told = search_result(errand, page, form);
-        if !is_done && told.is_ok() {
-            under_way.stays();
+        let result = search_result(request, page, form);
+        if !is_done && result.is_ok() {
+            pending.keep();
         }
-        return told;
+        return result;
     }
     let all = search.all().await;
-    search_result(errand, all, form)
+    search_result(request, all, form)
 }
 
 fn run_search(
     view: Result<&View, Failure>,
     path: &Path,
     params: &wire::SearchParams,
-    search: &Search,
-) -> Result<searching::SearchSummary, Refused> {
+    search: &SearchTask,
+) -> Result<searching::SearchSummary, TaskError> {
     let reading =
         searching::PatternOptions { literal: params.literal, ignore_case: params.ignore_case, word: params.word };
     let pattern = searching::SearchPattern::new(&params.pattern, reading)?;
     let filter = ScanFilter { include: Patterns::anywhere(&params.include)?, ..filter(&params.scan)? };
     let bounds = bounds(params);
     let request = searching::SearchRequest { path, pattern: &pattern, filter: &filter, limits: &bounds };
-    Ok(searching::search(view?, request, &search.stop, &mut |line| search.tell(line))?)
+    Ok(searching::search(view?, request, &search.stop, &mut |line| search.push_line(line))?)
 }
 
 fn bounds(params: &wire::SearchParams) -> searching::SearchLimits {
@@ -94,27 +94,27 @@ fn bounds(params: &wire::SearchParams) -> searching::SearchLimits {
 
 /// `fs/searchNext`: returns the next page.
 pub(crate) async fn search_next(context: Context, params: wire::SearchNextParams, reply: Reply) {
-    let errand = Errand::out_of_turn(context, "fs/searchNext");
-    errand.answer(reply, next_page(&errand, &params.handle_id).await);
+    let request = FileRequest::without_turn(context, "fs/searchNext");
+    request.answer(reply, next_page(&request, &params.handle_id).await);
 }
 
-async fn next_page(errand: &Errand, name: &str) -> Result<wire::SearchResult, Failure> {
-    let Some(Seeker::Search(search)) = errand.seekers().find(name) else {
+async fn next_page(request: &FileRequest, name: &str) -> Result<wire::SearchResult, Failure> {
+    let Some(FileTask::Search(search)) = request.file_tasks().find(name) else {
         return Err(Failure::UnknownHandle { id: name.to_owned() });
     };
     let page = search.page().await?;
     let form = search.form;
     if page.outcome.is_some() {
-        errand.seekers().remove(name, &Seeker::Search(search));
+        request.file_tasks().remove(name, &FileTask::Search(search));
     }
-    search_result(errand, page, form)
+    search_result(request, page, form)
 }
 
-fn search_result(errand: &Errand, page: Page, form: Form) -> Result<wire::SearchResult, Failure> {
+fn search_result(request: &FileRequest, page: SearchPage, form: Form) -> Result<wire::SearchResult, Failure> {
     let summary = match page.outcome {
         None => None,
         Some(Ok(outcome)) => Some(search_summary(outcome, form)),
-        Some(Err(refused)) => return Err(errand.refused(refused)),
+        Some(Err(error)) => return Err(request.task_failure(error)),
     };
     let matches = page.lines.into_iter().map(|line| search_line(line, form)).collect();
     Ok(wire::SearchResult { matches, done: summary.is_some(), summary })
@@ -180,24 +180,24 @@ fn cut(cut: scan::ScanCut) -> wire::Cut {
 
 /// `fs/glob`: lists the paths that match.
 pub(crate) async fn glob(context: Context, params: wire::GlobParams, reply: Reply) {
-    let mut errand = Errand::begin(context, "fs/glob").await;
-    let done = glob_all(&mut errand, params).await;
-    errand.answer(reply, done);
+    let mut request = FileRequest::begin(context, "fs/glob").await;
+    let done = glob_all(&mut request, params).await;
+    request.answer(reply, done);
 }
 
-async fn glob_all(errand: &mut Errand, params: wire::GlobParams) -> Result<wire::GlobResult, Failure> {
+async fn glob_all(request: &mut FileRequest, params: wire::GlobParams) -> Result<wire::GlobResult, Failure> {
     let (path, form) = (path(&params.path)?, params.path.form());
-    let place = errand.seekers().place_to_search(&errand.context.core.seekers)?;
-    let search = Search::new(stop(&params.scan), false, form, place);
-    let _under_way = UnderWay::new(errand, params.scan.handle_id.as_deref(), &search)?;
+    let slot = request.file_tasks().reserve_search(&request.context.core.file_tasks)?;
+    let search = SearchTask::new(stop(&params.scan), false, form, slot);
+    let _pending = PendingSearch::new(request, params.scan.handle_id.as_deref(), &search)?;
     let (found_tx, found_rx) = oneshot::channel();
     let (worker, sandbox) = (search.clone(), params.sandbox.clone());
-    errand.launch((&path.clone(), sandbox.as_deref()), move |view| {
+    request.launch((&path.clone(), sandbox.as_deref()), move |view| {
         found_tx.send(run_glob(view, &path, &params, &worker)).ok(); // Send fails if the connection has ended.
     })?;
-    errand.give_turn_away();
+    request.release_turn();
     let found = found_rx.await.map_err(|_| Failure::Internal { what: "a glob" })?;
-    let (found, seen) = found.map_err(|refused| errand.refused(refused))?;
+    let (found, seen) = found.map_err(|error| request.task_failure(error))?;
     let entries = found.into_iter().map(|named| glob_entry(&named, form)).collect();
     Ok(wire::GlobResult { entries, summary: scan_summary(seen, form) })
 }
@@ -206,8 +206,8 @@ fn run_glob(
     view: Result<&View, Failure>,
     path: &Path,
     params: &wire::GlobParams,
-    search: &Search,
-) -> Result<(Vec<globbing::GlobMatch>, ScanSummary), Refused> {
+    search: &SearchTask,
+) -> Result<(Vec<globbing::GlobMatch>, ScanSummary), TaskError> {
     let pattern = PathPattern::new(&params.pattern)?;
     let filter = filter(&params.scan)?;
     let results = size(params.max_results.unwrap_or(limits::GLOB_RESULTS)).min(limits::DIRECTORY_ENTRIES);
@@ -229,12 +229,12 @@ fn glob_entry(named: &globbing::GlobMatch, form: Form) -> wire::GlobEntry {
 
 /// `fs/watch`: starts to collect changes.
 pub(crate) async fn watch(context: Context, params: wire::WatchParams, reply: Reply) {
-    let mut errand = Errand::begin(context, "fs/watch").await;
-    let done = begin_watch(&mut errand, params).await;
-    errand.answer(reply, done);
+    let mut request = FileRequest::begin(context, "fs/watch").await;
+    let done = begin_watch(&mut request, params).await;
+    request.answer(reply, done);
 }
 
-async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<wire::WatchResult, Failure> {
+async fn begin_watch(request: &mut FileRequest, params: wire::WatchParams) -> Result<wire::WatchResult, Failure> {
     let (path, form) = (path(&params.path)?, params.path.form());
     let options = watching::WatchOptions {
         recursive: params.recursive.unwrap_or(true),
@@ -244,12 +244,12 @@ async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<w
             params.max_directories.unwrap_or(limits::WATCHED_DIRECTORIES).clamp(1, limits::WATCHED_DIRECTORIES_MAX),
         ),
     };
-    let place = errand.seekers().place_to_watch(&errand.context.core.seekers)?;
+    let slot = request.file_tasks().reserve_watch(&request.context.core.file_tasks)?;
     let ender = WatchStopper::new().map_err(|source| Failure::Host { what: "watch", source })?;
-    let watched = Watching::new(ender, form, place);
-    let seeker = Seeker::Watch(watched.clone());
-    errand.seekers().add(&params.handle_id, seeker.clone())?;
-    let begun = watch_and_tell(errand, path, options, &params, &watched).await;
+    let watched = WatchTask::new(ender, form, slot);
+    let task = FileTask::Watch(watched.clone());
+    request.file_tasks().add(&params.handle_id, task.clone())?;
+    let begun = run_watch(request, path, options, &params, &watched).await;
     match begun {
         Ok(directories) => Ok(wire::WatchResult {
             handle_id: params.handle_id,
@@ -257,7 +257,7 @@ async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<w
             unwatched: watched.changes.unwatched(),
         }),
         Err(failure) => {
-            errand.seekers().remove(&params.handle_id, &seeker);
+            request.file_tasks().remove(&params.handle_id, &task);
             Err(failure)
         }
     }
@@ -265,22 +265,22 @@ async fn begin_watch(errand: &mut Errand, params: wire::WatchParams) -> Result<w
 
 /// Starts the watch on the pool, where it can fail, and runs it on a separate thread. Returns the number of watched
 /// directories.
-async fn watch_and_tell(
-    errand: &Errand,
+async fn run_watch(
+    request: &FileRequest,
     path: PathBuf,
     options: watching::WatchOptions,
     params: &wire::WatchParams,
-    watched: &Arc<Watching>,
+    watched: &Arc<WatchTask>,
 ) -> Result<usize, Failure> {
     let (sandbox, worker, whence) = (params.sandbox.as_deref(), watched.clone(), path.clone());
     let begin = move |view: &View, _: &Cancel| Watch::new(view, &path, options, &worker.changes);
-    let watch = errand.run(sandbox, begin).await?;
+    let watch = request.run(sandbox, begin).await?;
     let (directories, worker) = (watch.directories(), watched.clone());
-    errand.keep((&whence, sandbox), move |view| match view {
-        Ok(view) => watch.run(view, &worker.changes, &worker.ender, &|| worker.ring()),
+    request.launch_thread((&whence, sandbox), move |view| match view {
+        Ok(view) => watch.run(view, &worker.changes, &worker.ender, &|| worker.notify()),
         Err(_) => {
             worker.changes.fail();
-            worker.ring();
+            worker.notify();
         }
     })?;
     Ok(directories)
@@ -288,13 +288,13 @@ async fn watch_and_tell(
 
 /// `fs/watchNext`: returns the changes, or waits for some.
 pub(crate) async fn watch_next(context: Context, params: wire::WatchNextParams, reply: Reply) {
-    let errand = Errand::out_of_turn(context, "fs/watchNext");
-    errand.answer(reply, next_changes(&errand, &params).await);
+    let request = FileRequest::without_turn(context, "fs/watchNext");
+    request.answer(reply, next_changes(&request, &params).await);
 }
 
-async fn next_changes(errand: &Errand, params: &wire::WatchNextParams) -> Result<wire::WatchNextResult, Failure> {
+async fn next_changes(request: &FileRequest, params: &wire::WatchNextParams) -> Result<wire::WatchNextResult, Failure> {
     let name = &params.handle_id;
-    let Some(Seeker::Watch(watched)) = errand.seekers().find(name) else {
+    let Some(FileTask::Watch(watched)) = request.file_tasks().find(name) else {
         return Err(Failure::UnknownHandle { id: name.clone() });
     };
     let wait = Duration::from_millis(params.wait_ms).min(limits::READ_WAIT);
@@ -303,7 +303,7 @@ async fn next_changes(errand: &Errand, params: &wire::WatchNextParams) -> Result
     let taken = watched.next(wait, settle, most).await?;
     let form = watched.form;
     if taken.end.is_some() {
-        errand.seekers().remove(name, &Seeker::Watch(watched));
+        request.file_tasks().remove(name, &FileTask::Watch(watched));
     }
     Ok(watch_result(taken, form))
 }
@@ -331,50 +331,50 @@ fn watch_result(taken: ChangeBatch, form: Form) -> wire::WatchNextResult {
 }
 
 /// A search whose request is pending. Dropping it cancels the search and frees its name.
-struct UnderWay {
+struct PendingSearch {
     peer: Arc<crate::connection::Peer>,
     name: Option<String>,
-    search: Arc<Search>,
-    stays: bool,
+    search: Arc<SearchTask>,
+    is_kept: bool,
 }
 
-impl UnderWay {
-    fn new(errand: &Errand, name: Option<&str>, search: &Arc<Search>) -> Result<Self, Failure> {
+impl PendingSearch {
+    fn new(request: &FileRequest, name: Option<&str>, search: &Arc<SearchTask>) -> Result<Self, Failure> {
         if let Some(name) = name {
-            errand.seekers().add(name, Seeker::Search(search.clone()))?;
+            request.file_tasks().add(name, FileTask::Search(search.clone()))?;
         }
-        let peer = errand.context.peer.clone();
-        Ok(Self { peer, name: name.map(str::to_owned), search: search.clone(), stays: false })
+        let peer = request.context.peer.clone();
+        Ok(Self { peer, name: name.map(str::to_owned), search: search.clone(), is_kept: false })
     }
 
     /// Keeps the search after this request: there are more pages to fetch.
-    fn stays(mut self) {
-        self.stays = true;
+    fn keep(mut self) {
+        self.is_kept = true;
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for PendingSearch {
     fn drop(&mut self) {
-        if self.stays {
+        if self.is_kept {
             return;
         }
-        self.search.call_off();
+        self.search.cancel();
         if let Some(name) = &self.name {
-            self.peer.seekers.remove(name, &Seeker::Search(self.search.clone()));
+            self.peer.file_tasks.remove(name, &FileTask::Search(self.search.clone()));
         }
     }
 }
 
-impl Errand {
-    fn seekers(&self) -> &Seekers {
-        &self.context.peer.seekers
+impl FileRequest {
+    fn file_tasks(&self) -> &FileTasks {
+        &self.context.peer.file_tasks
     }
 
-    fn refused(&self, refused: Refused) -> Failure {
-        match refused {
-            Refused::Pattern(source) => Failure::Pattern { source },
-            Refused::File(error) => self.failed(error),
-            Refused::Failure(failure) => failure,
+    fn task_failure(&self, error: TaskError) -> Failure {
+        match error {
+            TaskError::Pattern(source) => Failure::Pattern { source },
+            TaskError::File(error) => self.failed(error),
+            TaskError::Failure(failure) => failure,
         }
     }
 }
@@ -384,7 +384,7 @@ fn stop(params: &wire::ScanParams) -> Stop {
     Stop::within(time.min(limits::SCAN_TIME_MAX))
 }
 
-fn filter(params: &wire::ScanParams) -> Result<ScanFilter, Refused> {
+fn filter(params: &wire::ScanParams) -> Result<ScanFilter, TaskError> {
     Ok(ScanFilter {
         hidden: params.hidden,
         ignore_rules: params.ignore_rules.unwrap_or(true),
@@ -401,7 +401,7 @@ fn size(number: u64) -> usize {
 }
 
 /// Runs work on a thread named `exec-seek`, so that it can be recognized in a list of threads.
-pub(super) fn named(work: impl FnOnce()) {
+pub(super) fn with_thread_name(work: impl FnOnce()) {
     let before = rustix::thread::name().ok();
     rustix::thread::set_name(c"exec-seek").ok(); // Only cosmetic, so an error does not matter.
     work();
