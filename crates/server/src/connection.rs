@@ -38,23 +38,23 @@ use crate::{
     access::{Ended, Grant},
     audit::Record,
     core::{Authenticated, Core},
-    dispatch::{self, Call},
+    dispatch::{self, RequestFuture},
     error::Failure,
     fetch::Fetches,
     file_tasks::FileTasks,
     handlers,
-    incoming::{Incoming as Budget, Share},
+    incoming::{BudgetShare, IncomingBudget},
     process::lock,
     pump::{OutgoingQueue, PeerCapabilities, Pump, PumpCommand, Reply, encode_failure},
     session::Session,
     trace,
 };
 
-mod heard;
+mod counting_reader;
 #[cfg(test)]
 mod tests;
 
-use self::heard::Heard;
+use self::counting_reader::CountingReader;
 
 /// How long a connection may take to close after a goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
@@ -95,7 +95,7 @@ pub(crate) struct Peer {
     born: Instant,
     /// When the last byte was received, in nanoseconds after `born`. Milliseconds are too coarse: a pong on the
     /// loopback takes less.
-    last_in_ns: AtomicU64,
+    last_received_ns: AtomicU64,
     ended: Notify,
 }
 
@@ -126,13 +126,13 @@ impl Peer {
     }
 
     /// When the last byte was received.
-    pub(crate) fn last_in(&self) -> Instant {
-        self.born + Duration::from_nanos(self.last_in_ns.load(Ordering::Relaxed))
+    pub(crate) fn last_received(&self) -> Instant {
+        self.born + Duration::from_nanos(self.last_received_ns.load(Ordering::Relaxed))
     }
 
-    fn heard(&self) {
+    fn note_received(&self) {
         let ns = u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.last_in_ns.store(ns, Ordering::Relaxed);
+        self.last_received_ns.store(ns, Ordering::Relaxed);
     }
 }
 
@@ -164,9 +164,9 @@ pub(crate) struct Connection {
     /// When the peer was last checked, and since when the checks have been uninterrupted. If the server itself was
     /// paused (a stopped process, a suspended machine), it must not mistake its own pause for silence of the peer.
     watched: (Instant, Instant),
-    tasks: FuturesUnordered<Call>,
+    tasks: FuturesUnordered<RequestFuture>,
     /// The connection's share of the server's budget for received messages.
-    share: Arc<Share>,
+    share: Arc<BudgetShare>,
 }
 
 /// Serves a connection until it ends. Then its session, if any, is detached.
@@ -182,7 +182,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         listening: AtomicBool::new(false),
         superseded: AtomicBool::new(false),
         born: Instant::now(),
-        last_in_ns: AtomicU64::new(0),
+        last_received_ns: AtomicU64::new(0),
         ended: Notify::new(),
     });
     core.connected(&peer);
@@ -192,8 +192,12 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         ..Record::of("connection.open")
     });
     let share = core.incoming.join(id);
-    let reader =
-        Box::new(Heard { reader: stream.reader, peer: peer.clone(), core: core.clone(), share: share.clone() });
+    let reader = Box::new(CountingReader {
+        reader: stream.reader,
+        peer: peer.clone(),
+        core: core.clone(),
+        share: share.clone(),
+    });
     let mut receiver = Receiver::new(framing, reader, stream.leftover);
     let mut pump = JoinSet::new();
     pump.spawn(Pump::new(framing, stream.writer, peer.outgoing.clone()).run());
@@ -283,7 +287,7 @@ impl Connection {
             since = now;
         }
         self.watched = (now, since);
-        let silent = now.duration_since(self.peer.last_in().min(now));
+        let silent = now.duration_since(self.peer.last_received().min(now));
         if silent >= self.core.config.ping_every && !self.peer.outgoing.is_flushing() {
             self.peer.outgoing.ping();
         }
@@ -426,7 +430,7 @@ impl Connection {
         };
         let data = if data.len() <= COPIED_BYTES { Bytes::copy_from_slice(data) } else { bytes.slice_ref(data) };
         let frame = handlers::stdin::WriteFrame::new(process, head.write_id, data);
-        let call = |_, reply| Some(Box::pin(handlers::stdin::write_frame(frame, reply)) as Call);
+        let call = |_, reply| Some(Box::pin(handlers::stdin::write_frame(frame, reply)) as RequestFuture);
         self.begin(method, reply, bytes.len(), call).await;
     }
 
@@ -471,7 +475,7 @@ impl Connection {
         method: &'static Method,
         reply: Reply,
         bytes: usize,
-        call: impl FnOnce(handlers::Context, Reply) -> Option<Call>,
+        call: impl FnOnce(handlers::RequestContext, Reply) -> Option<RequestFuture>,
     ) {
         // A request may keep all its bytes until it is answered. Small requests are bounded by their number and not
         // counted. stdin is always counted: after a large write was refused, a later small one must not be
@@ -496,7 +500,7 @@ impl Connection {
         }
         let span = reply.span().clone();
         let Some(call) = call(context, reply) else { return };
-        let mut call: Call = Box::pin(call.instrument(span));
+        let mut call: RequestFuture = Box::pin(call.instrument(span));
         if poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await.is_pending() {
             self.tasks.push(call);
         }
@@ -516,7 +520,7 @@ impl Connection {
 
     /// Builds the handler's context after the gates: `initialize` received, session not taken over, `initialized`
     /// received.
-    fn context(&mut self, method: &Method) -> Result<handlers::Context, Failure> {
+    fn context(&mut self, method: &Method) -> Result<handlers::RequestContext, Failure> {
         let session = match (&self.stage, method.family.gate_word()) {
             (Stage::Confirmed(session) | Stage::Initialized { session, .. } | Stage::Implicit(session), None) => {
                 session.clone()
@@ -537,7 +541,7 @@ impl Connection {
             (Stage::Confirmed(session), Some(_)) => session.clone(),
         };
         let (core, peer, grant) = (self.core.clone(), self.peer.clone(), self.grant.clone());
-        Ok(handlers::Context { core, peer, grant, session })
+        Ok(handlers::RequestContext { core, peer, grant, session })
     }
 
     fn notified(&mut self, method: &str, params: Option<&RawValue>) {
@@ -583,7 +587,7 @@ impl Connection {
 
 /// Reads and discards messages until the peer closes. If the connection was shed for lack of memory, nothing is
 /// buffered.
-async fn discard(receiver: &mut Receiver, budget: &Budget, share: &Share) {
+async fn discard(receiver: &mut Receiver, budget: &IncomingBudget, share: &BudgetShare) {
     if share.is_shed() {
         return receiver.drain().await;
     }

@@ -25,12 +25,12 @@ use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 use crate::{
     access::Grant,
     connection::{self, Peer},
-    dispatch::Call,
+    dispatch::RequestFuture,
     error::Failure,
     fetch::Fetcher,
     file_tasks::FileTaskSlots,
     files::FilePool,
-    incoming::Incoming,
+    incoming::IncomingBudget,
     metrics::Metrics,
     own_files::OwnFiles,
     process::{Process, lock},
@@ -241,7 +241,7 @@ pub struct Core {
     pub(crate) config: Config,
     pub(crate) holders: Arc<dyn Holders>,
     /// Bounds the bytes of received messages that all connections together may hold.
-    pub(crate) incoming: Arc<Incoming>,
+    pub(crate) incoming: Arc<IncomingBudget>,
     /// Threads and memory for file operations.
     pub(crate) files: FilePool,
     /// Slots for searches and watches.
@@ -284,7 +284,7 @@ impl Core {
         Arc::new(Self {
             sandboxes: Arc::new(Sandboxes::new(holders.clone(), hidden, tmpdir)),
             own_files,
-            incoming: Arc::new(Incoming::new(config.incoming_bytes)),
+            incoming: Arc::new(IncomingBudget::new(config.incoming_bytes)),
             files: FilePool::new(config.before_file_work.clone()),
             file_tasks: FileTaskSlots::default(),
             fetcher: Fetcher::new(&config.environment),
@@ -366,7 +366,7 @@ impl Core {
         // Reap finished tasks, so that the set does not grow with every session.
         while tasks.try_join_next().is_some() {}
         // Box to one type, so that the runtime's generic code is not compiled again for each task.
-        let task: Call = Box::pin(task);
+        let task: RequestFuture = Box::pin(task);
         tasks.spawn(task);
     }
 

@@ -19,9 +19,9 @@ const FREE_MIN: u64 = 64;
 static RESERVED: AtomicU64 = AtomicU64::new(0);
 
 /// A reservation of one fd that will be opened soon.
-pub(crate) struct Reserved(());
+pub(crate) struct ReservedFd(());
 
-impl Reserved {
+impl ReservedFd {
     /// Fails if so few fds are free that existing work could suffer.
     pub(crate) fn new() -> io::Result<Self> {
         let all = RESERVED.fetch_add(1, Ordering::Relaxed) + 1;
@@ -30,7 +30,7 @@ impl Reserved {
     }
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedFd {
     fn drop(&mut self) {
         RESERVED.fetch_sub(1, Ordering::Relaxed);
     }
@@ -38,7 +38,7 @@ impl Drop for Reserved {
 
 /// Whether a new connection may have an fd. Unauthenticated connections must leave half of the reserve to existing
 /// work.
-pub(crate) fn allow_stranger() -> bool {
+pub(crate) fn allow_unauthenticated() -> bool {
     are_free(RESERVED.load(Ordering::Relaxed) + 1, 2)
 }
 

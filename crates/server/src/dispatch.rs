@@ -12,24 +12,24 @@ use serde_json::value::RawValue;
 
 use crate::{
     error::Failure,
-    handlers::{self, Context},
+    handlers::{self, RequestContext},
     pump::Reply,
 };
 
 /// A running request. When it ends, the answer is queued or another task holds its [`Reply`].
-pub(crate) type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type RequestFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The params of a request, and its attached bytes.
-pub(crate) type Params<'a> = (Option<&'a RawValue>, Option<Bytes>);
+pub(crate) type RawParams<'a> = (Option<&'a RawValue>, Option<Bytes>);
 
 /// The handler of a request, ready to be polled. `None` if the params were invalid; the error is already sent.
 pub(crate) fn call(
-    context: Context,
+    context: RequestContext,
     method: &'static Method,
-    (params, attached): Params<'_>,
+    (params, attached): RawParams<'_>,
     reply: Reply,
-) -> Option<Call> {
-    let request = Request { context, params, reply };
+) -> Option<RequestFuture> {
+    let request = DispatchRequest { context, params, reply };
     if attached.is_some() && !matches!(method.name, "fs/writeBlock" | "fs/writeFile") {
         let reason = format!("`{}` takes no attached bytes", method.name);
         request.reply.fail(&Failure::InvalidParams { reason });
@@ -90,29 +90,29 @@ pub(crate) fn call(
     }
 }
 
-struct Request<'a> {
-    context: Context,
+struct DispatchRequest<'a> {
+    context: RequestContext,
     params: Option<&'a RawValue>,
     reply: Reply,
 }
 
-impl<'a> Request<'a> {
+impl<'a> DispatchRequest<'a> {
     /// Runs a handler with owned params.
-    fn run<P, F, R>(self, handler: F) -> Option<Call>
+    fn run<P, F, R>(self, handler: F) -> Option<RequestFuture>
     where
         P: for<'de> Deserialize<'de>,
-        F: FnOnce(Context, P, Reply) -> R,
+        F: FnOnce(RequestContext, P, Reply) -> R,
         R: Future<Output = ()> + Send + 'static,
     {
         self.run_borrowed(Ok::<P, Failure>, handler)
     }
 
     /// Runs a handler whose params borrow from the message. `own` converts them before the message is dropped.
-    fn run_borrowed<P, O, D, F, R>(self, own: D, handler: F) -> Option<Call>
+    fn run_borrowed<P, O, D, F, R>(self, own: D, handler: F) -> Option<RequestFuture>
     where
         P: Deserialize<'a>,
         D: FnOnce(P) -> Result<O, Failure>,
-        F: FnOnce(Context, O, Reply) -> R,
+        F: FnOnce(RequestContext, O, Reply) -> R,
         R: Future<Output = ()> + Send + 'static,
     {
         let decoded =

@@ -30,7 +30,7 @@ use tokio::{
 
 use crate::{
     core::Holders,
-    descriptors::Reserved,
+    descriptors::ReservedFd,
     error::Failure,
     metrics::Metrics,
     process::{Process, ProcessInit, ProcessMeta, lock},
@@ -113,7 +113,7 @@ pub(crate) enum ReplyWaiter {
         gate: StartGate,
         reply: Reply,
         confined: Option<Arc<Confined>>,
-        reserved: Reserved,
+        reserved: ReservedFd,
         session: Weak<Session>,
         /// The search path for a program name without a slash. Named in the error if the program is not found.
         search_path: Option<String>,
@@ -123,7 +123,7 @@ pub(crate) enum ReplyWaiter {
     Withdrawn {
         meta: ProcessMeta,
         gate: StartGate,
-        reserved: Reserved,
+        reserved: ReservedFd,
         session: Weak<Session>,
     },
     Stdin(Weak<Process>),

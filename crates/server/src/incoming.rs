@@ -22,43 +22,43 @@ const SHED_LEAST: usize = 1 << 20;
 
 /// The budget of all connections.
 #[derive(Debug, Default)]
-pub(crate) struct Incoming {
+pub(crate) struct IncomingBudget {
     /// Zero = no bound.
     max: usize,
     total: AtomicUsize,
-    shares: Mutex<BTreeMap<u64, Arc<Share>>>,
+    shares: Mutex<BTreeMap<u64, Arc<BudgetShare>>>,
 }
 
 /// The bytes that one connection holds.
 #[derive(Debug, Default)]
-pub(crate) struct Share {
+pub(crate) struct BudgetShare {
     id: u64,
     bytes: AtomicUsize,
     is_shed: AtomicBool,
     shed: Notify,
 }
 
-impl Incoming {
+impl IncomingBudget {
     pub(crate) fn new(max: usize) -> Self {
         Self { max, ..Self::default() }
     }
 
     /// Adds a connection, which holds nothing yet.
-    pub(crate) fn join(&self, id: u64) -> Arc<Share> {
-        let share = Arc::new(Share { id, ..Share::default() });
+    pub(crate) fn join(&self, id: u64) -> Arc<BudgetShare> {
+        let share = Arc::new(BudgetShare { id, ..BudgetShare::default() });
         lock(&self.shares).insert(id, Arc::clone(&share));
         share
     }
 
     /// Removes a connection and its bytes.
-    pub(crate) fn leave(&self, share: &Share) {
+    pub(crate) fn leave(&self, share: &BudgetShare) {
         self.settle(share, 0);
         lock(&self.shares).remove(&share.id);
     }
 
     /// Counts bytes that were read. A connection that is already being closed discards what it reads, so nothing is
     /// counted.
-    pub(crate) fn grow(&self, share: &Share, bytes: usize) {
+    pub(crate) fn grow(&self, share: &BudgetShare, bytes: usize) {
         if share.is_shed() {
             return;
         }
@@ -70,7 +70,7 @@ impl Incoming {
     }
 
     /// Sets the bytes that a connection holds now.
-    pub(crate) fn settle(&self, share: &Share, bytes: usize) {
+    pub(crate) fn settle(&self, share: &BudgetShare, bytes: usize) {
         let before = share.bytes.swap(bytes, Ordering::Relaxed);
         if bytes >= before {
             self.total.fetch_add(bytes - before, Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl Incoming {
     /// Closes the connection that holds the most, unless the connections already being closed free enough.
     fn shed(&self, total: usize) {
         let shares = lock(&self.shares);
-        let held = |share: &&Arc<Share>| share.bytes.load(Ordering::Relaxed);
+        let held = |share: &&Arc<BudgetShare>| share.bytes.load(Ordering::Relaxed);
         let going: usize = shares.values().filter(|share| share.is_shed()).map(|share| held(&share)).sum();
         if total.saturating_sub(going) <= self.max {
             return;
@@ -112,7 +112,7 @@ impl Incoming {
     }
 }
 
-impl Share {
+impl BudgetShare {
     /// Whether this connection is being closed to free memory.
     pub(crate) fn is_shed(&self) -> bool {
         self.is_shed.load(Ordering::Relaxed)
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn over_the_budget_the_largest_goes_and_only_as_many_as_must() {
-        let incoming = Incoming::new(10 << 20);
+        let incoming = IncomingBudget::new(10 << 20);
         let shares: Vec<_> = (0..4).map(|id| incoming.join(id)).collect();
         incoming.grow(&shares[0], 2 << 20);
         incoming.grow(&shares[1], 5 << 20);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn small_ones_are_never_closed_and_waiting_requests_are_counted() {
-        let incoming = Incoming::new(4 << 20);
+        let incoming = IncomingBudget::new(4 << 20);
         let shares: Vec<_> = (0..100).map(|id| incoming.join(id)).collect();
         shares.iter().for_each(|share| incoming.grow(share, 64 << 10));
         assert!(shares.iter().all(|share| !share.is_shed()));

@@ -10,8 +10,8 @@ use super::*;
 /// Newline-framed data that is counted as it is read.
 struct Lines {
     left: usize,
-    budget: Arc<Budget>,
-    share: Arc<Share>,
+    budget: Arc<IncomingBudget>,
+    share: Arc<BudgetShare>,
 }
 
 impl AsyncRead for Lines {
@@ -35,7 +35,7 @@ impl AsyncRead for Lines {
 // that time.
 #[tokio::test]
 async fn what_comes_behind_a_goodbye_takes_no_room_from_others() {
-    let budget = Arc::new(Budget::new(8 << 20));
+    let budget = Arc::new(IncomingBudget::new(8 << 20));
     let share = budget.join(1);
     let lines = Lines { left: 64 << 20, budget: budget.clone(), share: share.clone() };
     let mut receiver = Receiver::new(Framing::Lines { max: 1 << 20 }, Box::new(lines), BytesMut::new());

@@ -1,18 +1,18 @@
 //! HTTP requests that the server makes for its clients: the `reqwest` clients, and the bounds on concurrent requests.
 //!
 //! ```text
-//! handlers::http ▶ Errand ▶ Fetcher::send ── target: is it allowed? ──▶ client (any target, or public ones) ▶ response
-//!                                  ▲                                                   │
-//!                                  └────────────── redirect, at most ten ──────────────┘
+//! handlers::http ▶ FetchRequest ▶ Fetcher::send ── target: is it allowed? ──▶ client (any target, or public ones) ▶ response
+//!                                        ▲                                                   │
+//!                                        └────────────── redirect, at most ten ──────────────┘
 //! ```
 //!
 //! Redirects are followed here and not by `reqwest`, so that each target is checked like the first. Principals with
 //! different rights use different `reqwest` clients, which share no connection pool: a request that may reach only
 //! public addresses must not find a pooled connection to a private one.
 
+mod active;
 mod proxies;
 mod target;
-mod under_way;
 
 use std::{
     ffi::OsString,
@@ -31,11 +31,11 @@ use reqwest::{
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs::default_provider};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
-use self::{proxies::Proxies, target::Names, under_way::Shares};
+use self::{active::PrincipalShares, proxies::Proxies, target::TargetResolver};
 pub(crate) use self::{
+    active::{ActiveFetch, Fetches},
     proxies::ProxyError,
     target::{OwnListener, Private},
-    under_way::{Fetches, UnderWay},
 };
 use crate::error::Failure;
 
@@ -64,7 +64,7 @@ const CREDENTIALS: [HeaderName; 4] =
     [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION, header::WWW_AUTHENTICATE];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum TargetReach {
     /// Any address. For principals that may start processes, because a process can connect anywhere.
     Anywhere,
     /// Only addresses of the public internet.
@@ -73,7 +73,7 @@ pub(crate) enum Reach {
 
 /// A validated request. Only its target is not checked yet.
 #[derive(Debug)]
-pub(crate) struct Errand {
+pub(crate) struct FetchRequest {
     pub(crate) method: Method,
     pub(crate) url: Url,
     pub(crate) headers: HeaderMap,
@@ -81,7 +81,7 @@ pub(crate) struct Errand {
     pub(crate) secret: Vec<HeaderName>,
     pub(crate) body: Bytes,
     pub(crate) follows: bool,
-    pub(crate) reach: Reach,
+    pub(crate) reach: TargetReach,
     /// Refuse targets that are a listener of this server, by any address or name. Set unless the caller is the owner.
     pub(crate) avoids_own: bool,
 }
@@ -111,7 +111,7 @@ pub(crate) enum FetchError {
     #[error("the answer has more than {} headers or {} bytes of them", limits::HTTP_HEADERS, limits::HTTP_HEADER_BYTES)]
     Headers,
     /// Without the URL, which may contain secrets.
-    #[error("{}", told(.0))]
+    #[error("{}", error_text(.0))]
     Client(reqwest::Error),
 }
 
@@ -136,8 +136,8 @@ pub(crate) struct Fetcher {
     /// A file of certificate authorities, used instead of the system's.
     authorities: Option<PathBuf>,
     clients: OnceCell<Clients>,
-    places: Arc<Semaphore>,
-    shares: Arc<Shares>,
+    slots: Arc<Semaphore>,
+    shares: Arc<PrincipalShares>,
     reading: Arc<Semaphore>,
     /// TCP ports of this server's listeners. Set once, when they are bound.
     own_ports: OnceLock<Vec<u16>>,
@@ -159,7 +159,7 @@ impl Fetcher {
             authorities: authorities.map(|(_, file)| PathBuf::from(file)),
             proxies: Arc::new(Proxies::read(environment)),
             clients: OnceCell::new(),
-            places: Arc::new(Semaphore::new(limits::HTTP_REQUESTS_OF_SERVER)),
+            slots: Arc::new(Semaphore::new(limits::HTTP_REQUESTS_OF_SERVER)),
             shares: Arc::default(),
             reading: Arc::new(Semaphore::new(limits::HTTP_READING_BYTES_OF_SERVER / KIB)),
             own_ports: OnceLock::new(),
@@ -178,25 +178,26 @@ impl Fetcher {
 
     /// Makes a request and follows redirects. Returns when the headers of the last response have arrived. Dropping the
     /// future cancels the request.
-    pub(crate) async fn send(&self, errand: Errand) -> Result<Response, FetchError> {
+    pub(crate) async fn send(&self, fetch_request: FetchRequest) -> Result<Response, FetchError> {
         let clients = self.clients().await?;
-        let Errand { mut method, mut url, mut headers, secret, mut body, follows, reach, avoids_own } = errand;
+        let FetchRequest { mut method, mut url, mut headers, secret, mut body, follows, reach, avoids_own } =
+            fetch_request;
         for _ in 0..=limits::HTTP_REDIRECTS {
             let is_own_port = avoids_own && self.is_own_port(&url);
             if is_own_port {
                 target::check_not_here(&url)?;
                 // A proxy resolves names itself, and it may run on this host.
-                if reach == Reach::Anywhere && self.proxies.apply_to(&url) {
+                if reach == TargetReach::Anywhere && self.proxies.apply_to(&url) {
                     return Err(OwnListener::of(&url).into());
                 }
             }
             let client = match reach {
-                Reach::Anywhere if is_own_port => &clients.anywhere_but_here,
-                Reach::Anywhere => {
+                TargetReach::Anywhere if is_own_port => &clients.anywhere_but_here,
+                TargetReach::Anywhere => {
                     self.proxies.check(&url)?;
                     &clients.anywhere
                 }
-                Reach::Public => {
+                TargetReach::Public => {
                     target::check_literal(&url)?;
                     if self.proxies.apply_to(&url) {
                         return Err(FetchError::Proxied);
@@ -254,7 +255,7 @@ impl Fetcher {
 
 fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Clients, String> {
     let tls = tls(authorities).map_err(|error| format!("set TLS up: {error}"))?;
-    let builder = |names: Names, idle: usize| {
+    let builder = |names: TargetResolver, idle: usize| {
         reqwest::Client::builder()
             .tls_backend_preconfigured(tls.clone())
             .redirect(redirect::Policy::none())
@@ -272,17 +273,17 @@ fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Cl
     };
     let through = proxies.clone();
     let proxy = reqwest::Proxy::custom(move |url| through.find(url).cloned());
-    let anywhere = builder(Names::new(Reach::Anywhere), IDLE_PER_HOST).proxy(proxy).build();
-    let public = builder(Names::new(Reach::Public), 0).build();
+    let anywhere = builder(TargetResolver::new(TargetReach::Anywhere), IDLE_PER_HOST).proxy(proxy).build();
+    let public = builder(TargetResolver::new(TargetReach::Public), 0).build();
     // No pooled connections here: an address may become an address of this host later.
-    let anywhere_but_here = builder(Names::new(Reach::Anywhere).but_here(), 0).build();
-    let public_but_here = builder(Names::new(Reach::Public).but_here(), 0).build();
-    let told = |error: reqwest::Error| format!("make an HTTP client: {}", told(&error));
+    let anywhere_but_here = builder(TargetResolver::new(TargetReach::Anywhere).but_here(), 0).build();
+    let public_but_here = builder(TargetResolver::new(TargetReach::Public).but_here(), 0).build();
+    let error_text = |error: reqwest::Error| format!("make an HTTP client: {}", error_text(&error));
     Ok(Clients {
-        anywhere: anywhere.map_err(told)?,
-        public: public.map_err(told)?,
-        anywhere_but_here: anywhere_but_here.map_err(told)?,
-        public_but_here: public_but_here.map_err(told)?,
+        anywhere: anywhere.map_err(error_text)?,
+        public: public.map_err(error_text)?,
+        anywhere_but_here: anywhere_but_here.map_err(error_text)?,
+        public_but_here: public_but_here.map_err(error_text)?,
     })
 }
 
@@ -354,7 +355,7 @@ fn check_headers(headers: &HeaderMap) -> Result<(), FetchError> {
 }
 
 /// The error of the client with its sources, without the URL.
-pub(crate) fn told(error: &reqwest::Error) -> String {
+pub(crate) fn error_text(error: &reqwest::Error) -> String {
     let mut text = String::new();
     let mut next: Option<&dyn std::error::Error> = Some(error);
     while let Some(error) = next {

@@ -16,7 +16,7 @@ use reqwest::{
 };
 use tokio::sync::Semaphore;
 
-use super::Reach;
+use super::TargetReach;
 
 /// Most concurrent lookups of one resolver. A lookup cannot be cancelled: it occupies its thread until the system's
 /// resolver gives up, and file operations need these threads too.
@@ -79,19 +79,19 @@ fn is_here(address: IpAddr) -> bool {
     address.is_loopback() || address.is_unspecified() || UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// Resolves names for a `reqwest` client. With `Reach::Public` it refuses a name that has a private address, even if
-/// it has public ones too.
+/// Resolves names for a `reqwest` client. With `TargetReach::Public` it refuses a name that has a private address, even
+/// if it has public ones too.
 #[derive(Debug)]
-pub(super) struct Names {
-    reach: Reach,
+pub(super) struct TargetResolver {
+    reach: TargetReach,
     /// Refuse a name that has an address of this machine, even if it has others too.
     is_but_here: bool,
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
 }
 
-impl Names {
-    pub(super) fn new(reach: Reach) -> Self {
-        Self { reach, is_but_here: false, places: Arc::new(Semaphore::new(LOOK_UPS)) }
+impl TargetResolver {
+    pub(super) fn new(reach: TargetReach) -> Self {
+        Self { reach, is_but_here: false, slots: Arc::new(Semaphore::new(LOOK_UPS)) }
     }
 
     /// Also refuses addresses of this machine.
@@ -100,12 +100,12 @@ impl Names {
     }
 }
 
-impl Resolve for Names {
+impl Resolve for TargetResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let (reach, is_but_here, places) = (self.reach, self.is_but_here, self.places.clone());
+        let (reach, is_but_here, slots) = (self.reach, self.is_but_here, self.slots.clone());
         Box::pin(async move {
             let host = name.as_str().to_owned();
-            let looked_up = in_its_place(places, move || {
+            let looked_up = with_permit(slots, move || {
                 let found: Vec<_> = (host.as_str(), 0).to_socket_addrs()?.collect();
                 Ok::<_, io::Error>((host, found))
             });
@@ -113,7 +113,7 @@ impl Resolve for Names {
             if is_but_here && found.iter().any(|address| is_here(address.ip())) {
                 return Err(OwnListener { host }.into());
             }
-            match found.iter().find(|address| reach == Reach::Public && !is_public(address.ip())) {
+            match found.iter().find(|address| reach == TargetReach::Public && !is_public(address.ip())) {
                 Some(private) => Err(Private { host, address: private.ip() }.into()),
                 None => Ok(Box::new(found.into_iter()) as Addrs),
             }
@@ -123,14 +123,14 @@ impl Resolve for Names {
 
 /// Runs blocking work once there is a permit. The permit is held until the work is done, even if the future is dropped
 /// before.
-async fn in_its_place<T: Send + 'static>(
-    places: Arc<Semaphore>,
+async fn with_permit<T: Send + 'static>(
+    slots: Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
-    let place = places.acquire_owned().await.map_err(io::Error::other)?;
+    let permit = slots.acquire_owned().await.map_err(io::Error::other)?;
     let working = tokio::task::spawn_blocking(move || {
         let done = work();
-        drop(place);
+        drop(permit);
         done
     });
     working.await.map_err(io::Error::other)
@@ -190,7 +190,9 @@ mod tests {
     use reqwest::{Url, dns::Resolve};
     use tokio::sync::Semaphore;
 
-    use super::{Names, OwnListener, Private, Reach, check_literal, check_not_here, in_its_place, is_public};
+    use super::{
+        OwnListener, Private, TargetReach, TargetResolver, check_literal, check_not_here, is_public, with_permit,
+    };
 
     #[test]
     fn only_the_public_internet_is_public() {
@@ -293,13 +295,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_that_leads_to_this_host_is_given_to_those_alone_who_may_go_there() {
-        let Err(error) = Names::new(Reach::Public).resolve("localhost".parse().unwrap()).await else {
+        let Err(error) = TargetResolver::new(TargetReach::Public).resolve("localhost".parse().unwrap()).await else {
             panic!("localhost is this host")
         };
         let private = error.downcast_ref::<Private>().expect("it is refused as such");
         assert!(private.address().is_loopback());
         assert!(!error.to_string().contains(&private.address().to_string()), "{error}");
-        let found = Names::new(Reach::Anywhere).resolve("localhost".parse().unwrap()).await.unwrap();
+        let found = TargetResolver::new(TargetReach::Anywhere).resolve("localhost".parse().unwrap()).await.unwrap();
         assert!(found.count() > 0);
     }
 
@@ -312,22 +314,22 @@ mod tests {
         for host in ["8.8.8.8", "192.0.2.1", "[2001:db8::1]", "localhost"] {
             assert!(check_not_here(&Url::parse(&format!("http://{host}/")).unwrap()).is_ok(), "{host}");
         }
-        let names = Names::new(Reach::Anywhere).but_here();
+        let names = TargetResolver::new(TargetReach::Anywhere).but_here();
         let Err(error) = names.resolve("localhost".parse().unwrap()).await else { panic!("localhost is this host") };
         assert!(error.downcast_ref::<OwnListener>().is_some(), "{error}");
     }
 
     #[tokio::test]
     async fn a_look_up_that_nobody_waits_for_keeps_its_place_until_it_is_done() {
-        let places = Arc::new(Semaphore::new(1));
+        let slots = Arc::new(Semaphore::new(1));
         let (done, wait) = std::sync::mpsc::channel::<()>();
-        let mut abandoned = Box::pin(in_its_place(places.clone(), move || wait.recv().ok()));
+        let mut abandoned = Box::pin(with_permit(slots.clone(), move || wait.recv().ok()));
         assert!(abandoned.as_mut().now_or_never().is_none());
         drop(abandoned);
-        assert_eq!(places.available_permits(), 0);
-        let mut next = Box::pin(in_its_place(places.clone(), || "next"));
+        assert_eq!(slots.available_permits(), 0);
+        let mut next = Box::pin(with_permit(slots.clone(), || "next"));
         assert!(next.as_mut().now_or_never().is_none());
-        assert_eq!(places.available_permits(), 0);
+        assert_eq!(slots.available_permits(), 0);
         drop(done);
         assert_eq!(next.await.unwrap(), "next");
     }

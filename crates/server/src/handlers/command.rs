@@ -10,8 +10,8 @@ use exec_server_protocol::{
 use tokio::time::Instant;
 
 use super::{
-    Context, permitted,
-    process::{DEFAULT_SIZE, Parts, launch, terminate_running},
+    RequestContext, permitted,
+    process::{DEFAULT_SIZE, StartParts, launch, terminate_running},
 };
 use crate::{
     audit::Record,
@@ -22,10 +22,10 @@ use crate::{
 
 /// `command/exec`. Ignores `outputBytesCap`: with a lower cap the child could block forever behind a client that cannot
 /// acknowledge, and only the operator may grant a higher one.
-pub(crate) async fn exec(context: Context, params: command::ExecParams, reply: Reply) {
+pub(crate) async fn exec(context: RequestContext, params: command::ExecParams, reply: Reply) {
     let config = &context.core.config;
     let env = child_environment(&config.environment, None, &params.env);
-    let parts = Parts {
+    let parts = StartParts {
         process_id: params.process_id.as_str().to_owned(),
         argv: params.argv,
         cwd: Some(absolute(params.cwd, config.cwd.as_deref())),
@@ -70,7 +70,7 @@ fn absolute(cwd: PathArg, own: Option<&Path>) -> PathArg {
 
 /// `command/exec/terminate`: removes the entry at once, so that a later write reports an unknown process. The exit is
 /// still sent.
-pub(crate) async fn terminate(context: Context, params: command::TerminateParams, reply: Reply) {
+pub(crate) async fn terminate(context: RequestContext, params: command::TerminateParams, reply: Reply) {
     let id = params.process_id.as_str();
     let running = match context.session.process(id).await {
         None => false,

@@ -11,14 +11,14 @@ use exec_server_protocol::{
 
 use exec_server_sandbox::Host;
 
-use super::{Context, permitted};
+use super::{RequestContext, permitted};
 use crate::pump::Reply;
 
 /// The shell if `SHELL` is not set.
 const FALLBACK_SHELL: &str = "/bin/sh";
 
 /// `environment/info`: shell, working directory and temporary directories, as URIs.
-pub(crate) async fn info(context: Context, _: Empty, reply: Reply) {
+pub(crate) async fn info(context: RequestContext, _: Empty, reply: Reply) {
     let config = &context.core.config;
     let variable = |name: &str| -> Option<&OsString> {
         config
@@ -51,6 +51,6 @@ fn support() -> SandboxSupport {
 }
 
 /// `environment/status`: a server that answers is ready.
-pub(crate) async fn status(_: Context, _: Empty, reply: Reply) {
+pub(crate) async fn status(_: RequestContext, _: Empty, reply: Reply) {
     reply.result(&StatusResult { status: Status::Ready });
 }

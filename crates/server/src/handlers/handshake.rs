@@ -165,7 +165,7 @@ async fn answers(session: &Session, peer: &Peer, within: Duration) -> bool {
     // Poll instead of signalling: this is rare, and it keeps the read path free of the work.
     while Instant::now() < deadline && has_session() {
         tokio::time::sleep(CHECK_EVERY).await;
-        if peer.last_in() > asked && has_session() {
+        if peer.last_received() > asked && has_session() {
             return true;
         }
     }

@@ -24,12 +24,12 @@ use reqwest::{
 };
 use tokio::time::Instant;
 
-use super::{Context, permitted};
+use super::{RequestContext, permitted};
 use crate::{
     audit::Record,
     environment,
     error::Failure,
-    fetch::{Errand, FetchError, Reach, SMALL_BYTES, UnderWay},
+    fetch::{ActiveFetch, FetchError, FetchRequest, SMALL_BYTES, TargetReach},
     pump::Reply,
 };
 
@@ -47,7 +47,7 @@ const HEAD_MS: u64 = 5 * 60 * 1000;
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// A validated request.
-pub(crate) struct Request {
+pub(crate) struct OutboundRequest {
     method: Method,
     url: Url,
     headers: Vec<(HeaderName, wire::Header)>,
@@ -60,7 +60,7 @@ pub(crate) struct Request {
 }
 
 /// Checks what does not depend on the principal.
-pub(crate) fn decode(params: wire::RequestParams) -> Result<Request, Failure> {
+pub(crate) fn decode(params: wire::RequestParams) -> Result<OutboundRequest, Failure> {
     if params.sandbox.as_ref().is_some_and(has_no_network) {
         let what = "the sandbox of the request has no network, and no HTTP request is made in its name".to_owned();
         return Err(Failure::SandboxDenied { what });
@@ -88,7 +88,7 @@ pub(crate) fn decode(params: wire::RequestParams) -> Result<Request, Failure> {
         }
         Ok((name, header))
     });
-    Ok(Request {
+    Ok(OutboundRequest {
         method,
         url,
         headers: headers.collect::<Result<_, Failure>>()?,
@@ -136,19 +136,19 @@ fn name(text: &str) -> Result<HeaderName, Failure> {
 }
 
 /// `http/request`: answered when the response is complete, or its head if the body is streamed.
-pub(crate) async fn request(context: Context, mut request: Request, reply: Reply) {
-    let (under_way, errand) = match begin(&context, &mut request) {
+pub(crate) async fn request(context: RequestContext, mut request: OutboundRequest, reply: Reply) {
+    let (active, fetch_request) = match begin(&context, &mut request) {
         Ok(begun) => begun,
         Err(failure) => return refuse(&context, &request, &failure, reply),
     };
     let begun = Instant::now();
-    let clock = Clock { under_way: &under_way, host: host(&request.url), begun, timeout_ms: request.timeout_ms };
-    let until_head = clock.of_head(errand.reach);
+    let clock = RequestClock { active: &active, host: host(&request.url), begun, timeout_ms: request.timeout_ms };
+    let until_head = clock.of_head(fetch_request.reach);
     let sent = async {
         // The timeout covers the audit record: a disk that hangs must not delay the request longer than the target
         // could.
         context.record_first(Record { target: Some(target(&request.url)), ..Record::of("http.request") }).await?;
-        context.core.fetcher.send(errand).await.map_err(|error| failed(&context, &request, error))
+        context.core.fetcher.send(fetch_request).await.map_err(|error| failed(&context, &request, error))
     };
     let response = match until_head.run(sent).await {
         Ok(response) => response,
@@ -171,14 +171,14 @@ pub(crate) async fn request(context: Context, mut request: Request, reply: Reply
 }
 
 /// `http/cancel`: the pending request ends with the error that it was cancelled.
-pub(crate) async fn cancel(context: Context, params: wire::CancelParams, reply: Reply) {
+pub(crate) async fn cancel(context: RequestContext, params: wire::CancelParams, reply: Reply) {
     let cancelled = context.peer.fetches.cancel(&params.request_id);
     reply.result(&wire::CancelResult { cancelled });
 }
 
 /// Checks what depends on the principal, and reserves a slot. Sends nothing yet. Moves body and headers into the
-/// errand: what stays in the request counts as waiting until the answer, and a stream may take long.
-fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand), Failure> {
+/// fetch: what stays in the request counts as waiting until the answer, and a stream may take long.
+fn begin(context: &RequestContext, request: &mut OutboundRequest) -> Result<(ActiveFetch, FetchRequest), Failure> {
     permitted::network(&context.grant)?;
     let is_trusted = context.grant.rights().scopes.contains(&Scope::Exec);
     let (mut headers, mut secret) = (HeaderMap::new(), Vec::new());
@@ -203,18 +203,18 @@ fn begin(context: &Context, request: &mut Request) -> Result<(UnderWay, Errand),
         }
     }
     let (fetcher, principal) = (&context.core.fetcher, context.grant.principal().to_string());
-    let under_way = context.peer.fetches.begin(fetcher, &principal, &request.request_id, request.is_stream)?;
-    let errand = Errand {
+    let active = context.peer.fetches.begin(fetcher, &principal, &request.request_id, request.is_stream)?;
+    let fetch_request = FetchRequest {
         method: request.method.clone(),
         url: request.url.clone(),
         headers,
         secret,
         body: std::mem::take(&mut request.body),
         follows: request.follows,
-        reach: if is_trusted { Reach::Anywhere } else { Reach::Public },
+        reach: if is_trusted { TargetReach::Anywhere } else { TargetReach::Public },
         avoids_own: !context.grant.is_owner(),
     };
-    Ok((under_way, errand))
+    Ok((active, fetch_request))
 }
 
 /// The value of a server variable that a header names. Errors never contain the value.
@@ -229,7 +229,7 @@ fn variable_of<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Resul
 }
 
 /// Converts a fetch error into the failure for this principal.
-fn failed(context: &Context, request: &Request, source: FetchError) -> Failure {
+fn failed(context: &RequestContext, request: &OutboundRequest, source: FetchError) -> Failure {
     let source = Box::new(source);
     match *source {
         FetchError::Private(_) | FetchError::Proxied => {
@@ -244,7 +244,7 @@ fn failed(context: &Context, request: &Request, source: FetchError) -> Failure {
 
 /// Answers with an error, and writes it to the log and the audit log. They omit the URL's path and query, which may be
 /// private.
-fn refuse(context: &Context, request: &Request, failure: &Failure, reply: Reply) {
+fn refuse(context: &RequestContext, request: &OutboundRequest, failure: &Failure, reply: Reply) {
     let kind = failure.kind();
     // Only the logs contain the private address: a principal that may not reach it must not learn it.
     let reason = match failure {
@@ -264,7 +264,11 @@ fn refuse(context: &Context, request: &Request, failure: &Failure, reply: Reply)
 }
 
 /// Reads the whole body as base64. Also returns the reserved memory, to be kept until the answer is queued.
-async fn whole(context: &Context, request: &Request, mut response: Response) -> Result<(String, impl Sized), Failure> {
+async fn whole(
+    context: &RequestContext,
+    request: &OutboundRequest,
+    mut response: Response,
+) -> Result<(String, impl Sized), Failure> {
     context.peer.outgoing.wait_for_room().await;
     let too_large = || Failure::HttpTooLarge { host: host(&request.url) };
     let expected = response
@@ -288,9 +292,9 @@ async fn whole(context: &Context, request: &Request, mut response: Response) -> 
 }
 
 /// Sends the body in pieces, each after the previous one has got its slot, and then its end.
-async fn stream(context: &Context, request: &Request, clock: &Clock<'_>, mut response: Response) {
-    let mut pieces = Pieces { context, request, under_way: clock.under_way, seq: 0 };
-    let mut ahead = Ahead::default();
+async fn stream(context: &RequestContext, request: &OutboundRequest, clock: &RequestClock<'_>, mut response: Response) {
+    let mut pieces = BodySender { context, request, active: clock.active, seq: 0 };
+    let mut ahead = BodyReader::default();
     let error = loop {
         let next = async {
             let piece = ahead.next(&mut response).await.map_err(|error| failed(context, request, error.into()))?;
@@ -314,13 +318,13 @@ async fn stream(context: &Context, request: &Request, clock: &Clock<'_>, mut res
 
 /// Data of a body that was read but not sent.
 #[derive(Default)]
-struct Ahead {
+struct BodyReader {
     rest: Bytes,
     /// How the body ended, if the end was seen while more data was collected.
     end: Option<Result<(), reqwest::Error>>,
 }
 
-impl Ahead {
+impl BodyReader {
     /// The next piece: all that is available, up to the size of one piece, so that many small reads make few messages.
     /// `None` at the end.
     async fn next(&mut self, response: &mut Response) -> Result<Option<Bytes>, reqwest::Error> {
@@ -354,18 +358,18 @@ impl Ahead {
 }
 
 /// The sending side of a streamed body.
-struct Pieces<'a> {
-    context: &'a Context,
-    request: &'a Request,
-    under_way: &'a UnderWay,
+struct BodySender<'a> {
+    context: &'a RequestContext,
+    request: &'a OutboundRequest,
+    active: &'a ActiveFetch,
     seq: u64,
 }
 
-impl Pieces<'_> {
+impl BodySender<'_> {
     /// Sends a piece. Cancel safe: a piece gets its number only after it has got its slot.
     async fn send(&mut self, piece: &[u8]) {
         if let Some(window) = self.request.window {
-            self.under_way.window(self.seq + 1, window).await;
+            self.active.window(self.seq + 1, window).await;
         }
         self.put(piece, false, None).await;
     }
@@ -393,17 +397,17 @@ impl Pieces<'_> {
 
 /// The timeout and the cancellation of a request.
 #[derive(Clone)]
-struct Clock<'a> {
-    under_way: &'a UnderWay,
+struct RequestClock<'a> {
+    active: &'a ActiveFetch,
     host: String,
     begun: Instant,
     timeout_ms: Option<u64>,
 }
 
-impl Clock<'_> {
+impl RequestClock<'_> {
     /// The clock for the time until the response head has arrived.
-    fn of_head(&self, reach: Reach) -> Self {
-        let most = (reach == Reach::Public).then_some(HEAD_MS);
+    fn of_head(&self, reach: TargetReach) -> Self {
+        let most = (reach == TargetReach::Public).then_some(HEAD_MS);
         Self { timeout_ms: self.timeout_ms.into_iter().chain(most).min(), ..self.clone() }
     }
 
@@ -413,7 +417,7 @@ impl Clock<'_> {
         let deadline = self.begun + Duration::from_millis(ms).min(FOREVER);
         tokio::select! {
             biased;
-            () = self.under_way.called_off() => Err(Failure::HttpCancelled),
+            () = self.active.cancelled() => Err(Failure::HttpCancelled),
             done = work => done,
             () = tokio::time::sleep_until(deadline), if self.timeout_ms.is_some() => {
                 Err(Failure::HttpTimeout { host: self.host.clone(), ms })
@@ -442,7 +446,7 @@ fn target(url: &Url) -> String {
     format!("{}://{}:{port}", url.scheme(), url.host_str().unwrap_or_default())
 }
 
-fn target_of(request: &Request) -> String {
+fn target_of(request: &OutboundRequest) -> String {
     target(&request.url)
 }
 
@@ -454,10 +458,10 @@ mod tests {
     use serde_json::json;
     use tokio::time::Instant;
 
-    use super::{Clock, HEAD_MS, decode};
+    use super::{HEAD_MS, RequestClock, decode};
     use crate::{
         error::Failure,
-        fetch::{Fetcher, Fetches, Reach},
+        fetch::{Fetcher, Fetches, TargetReach},
     };
 
     fn check(method: &str, variable: &str) -> Result<(), String> {
@@ -478,14 +482,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_has_the_scope_http_alone_waits_for_no_head_for_ever() {
         let fetches = Arc::new(Fetches::default());
-        let under_way = fetches.begin(&Fetcher::new(&[]), "me", "r", true).unwrap();
-        let clock = Clock { under_way: &under_way, host: String::new(), begun: Instant::now(), timeout_ms: None };
+        let active = fetches.begin(&Fetcher::new(&[]), "me", "r", true).unwrap();
+        let clock = RequestClock { active: &active, host: String::new(), begun: Instant::now(), timeout_ms: None };
         let silent = std::future::pending::<Result<(), Failure>>;
-        let late = clock.of_head(Reach::Public).run(silent()).await;
+        let late = clock.of_head(TargetReach::Public).run(silent()).await;
         assert!(matches!(late, Err(Failure::HttpTimeout { ms: HEAD_MS, .. })), "{late:?}");
-        let (hour, forever) = (Duration::from_secs(3600), clock.of_head(Reach::Anywhere));
+        let (hour, forever) = (Duration::from_secs(3600), clock.of_head(TargetReach::Anywhere));
         assert!(tokio::time::timeout(hour, forever.run(silent())).await.is_err());
-        let short = Clock { begun: Instant::now(), timeout_ms: Some(5), ..clock.clone() };
-        assert!(matches!(short.of_head(Reach::Public).run(silent()).await, Err(Failure::HttpTimeout { ms: 5, .. })));
+        let short = RequestClock { begun: Instant::now(), timeout_ms: Some(5), ..clock.clone() };
+        assert!(matches!(
+            short.of_head(TargetReach::Public).run(silent()).await,
+            Err(Failure::HttpTimeout { ms: 5, .. })
+        ));
     }
 }

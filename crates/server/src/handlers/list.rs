@@ -6,7 +6,7 @@ use std::{io, sync::Arc};
 
 use exec_server_protocol::{base64, limits, process as wire, signal as names};
 
-use super::Context;
+use super::RequestContext;
 use crate::{
     error::Failure,
     process::Process,
@@ -23,14 +23,14 @@ const ADOPTING_BYTES: usize = 128;
 type ListPosition = (u64, String, String);
 
 /// `process/list`: the processes of this session, or of all sessions of the principal.
-pub(crate) async fn list(context: Context, params: wire::ListParams, reply: Reply) {
+pub(crate) async fn list(context: RequestContext, params: wire::ListParams, reply: Reply) {
     match page(&context, &params) {
         Ok(page) => reply.result(&page),
         Err(failure) => reply.fail(&failure),
     }
 }
 
-fn page(context: &Context, params: &wire::ListParams) -> Result<wire::ListResult, Failure> {
+fn page(context: &RequestContext, params: &wire::ListParams) -> Result<wire::ListResult, Failure> {
     let after = params.cursor.as_deref().map(read_cursor).transpose()?;
     if params.limit == Some(0) {
         return Err(Failure::InvalidParams { reason: "limit must be 1 or more".to_owned() });

@@ -34,14 +34,14 @@ use crate::{
 };
 
 /// Everything that a handler can use. The request has passed the gates of its method family.
-pub(crate) struct Context {
+pub(crate) struct RequestContext {
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Arc<Peer>,
     pub(crate) grant: Grant,
     pub(crate) session: Arc<Session>,
 }
 
-impl Context {
+impl RequestContext {
     /// Records a start that was refused because the principal lacks a permission. Other refusals are not recorded.
     pub(crate) fn record_denied(&self, dialect: Dialect, failure: &Failure) {
         if failure.kind() == Kind::Forbidden {
@@ -108,9 +108,9 @@ impl Context {
 }
 
 /// `session/end`: ends the session with all its processes, and then the connection.
-pub(crate) async fn session_end(context: Context, _: wire::EndParams, reply: Reply) {
+pub(crate) async fn session_end(context: RequestContext, _: wire::EndParams, reply: Reply) {
     context.record(&context.session, None, Record::of("session.end"));
-    let Context { core, peer, session, .. } = context;
+    let RequestContext { core, peer, session, .. } = context;
     // Stop pushing first: the feeds would report the end of the holder as a loss, although the client asked for it.
     for process in session.processes() {
         peer.outgoing.enqueue_command(PumpCommand::Unfollow(process));

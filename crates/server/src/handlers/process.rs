@@ -17,7 +17,7 @@ use exec_server_protocol::{
 };
 use tokio::time::Instant;
 
-use super::{Context, permitted, sizes};
+use super::{RequestContext, permitted, sizes};
 use crate::{
     audit::Record,
     environment::{check_names, child_environment},
@@ -33,7 +33,7 @@ use crate::{
 pub(super) const DEFAULT_SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 };
 
 /// The parts of a start, before its path is resolved and its argv is checked.
-pub(super) struct Parts {
+pub(super) struct StartParts {
     pub(super) process_id: String,
     pub(super) argv: Vec<String>,
     /// `None` = the principal's default directory.
@@ -50,8 +50,8 @@ pub(super) struct Parts {
 }
 
 /// Checks what can be checked before the id is reserved: the path, then argv, then whether another start may be queued.
-pub(super) fn launch(context: &Context, parts: Parts) -> Result<ProcessLaunch, Failure> {
-    let Parts { process_id, argv, cwd, dialect, stdin, tty, auto_forget, confinement, mut spec } = parts;
+pub(super) fn launch(context: &RequestContext, parts: StartParts) -> Result<ProcessLaunch, Failure> {
+    let StartParts { process_id, argv, cwd, dialect, stdin, tty, auto_forget, confinement, mut spec } = parts;
     let confinement = permitted::sandbox(&context.grant, confinement)?;
     let path = match &cwd {
         Some(cwd) => cwd.resolve().map_err(|source| Failure::Path { path: cwd.as_str().to_owned(), source })?,
@@ -81,7 +81,7 @@ fn wall_clock_ms() -> u64 {
 }
 
 /// `process/start`. The id is reserved immediately; the answer is sent when the process runs or has failed to start.
-pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Reply) {
+pub(crate) async fn start(context: RequestContext, params: wire::StartParams, reply: Reply) {
     trace::about(params.process_id.as_str());
     // Wait for a pending start of the same id. Only then it is known whether this request repeats that start or
     // replaces it.
@@ -99,7 +99,7 @@ pub(crate) async fn start(context: Context, params: wire::StartParams, reply: Re
     context.session.start(launch, gate, reply).await;
 }
 
-fn prepare(context: &Context, params: wire::StartParams) -> Result<ProcessLaunch, Failure> {
+fn prepare(context: &RequestContext, params: wire::StartParams) -> Result<ProcessLaunch, Failure> {
     if context.core.is_draining() {
         return Err(Failure::Draining);
     }
@@ -133,7 +133,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<ProcessLaunch
     let size = params.size.map_or(DEFAULT_SIZE, |size| TerminalSize { rows: size.rows, cols: size.cols });
     launch(
         context,
-        Parts {
+        StartParts {
             process_id: params.process_id.as_str().to_owned(),
             argv: params.argv,
             cwd: params.cwd,
@@ -165,7 +165,7 @@ fn prepare(context: &Context, params: wire::StartParams) -> Result<ProcessLaunch
 }
 
 /// `process/read`: passed to the pump, which answers it at send time.
-pub(crate) async fn read(context: Context, params: wire::ReadParams, reply: Reply) {
+pub(crate) async fn read(context: RequestContext, params: wire::ReadParams, reply: Reply) {
     match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(process) => {
             let own = *process.session == *context.session.id;
@@ -189,7 +189,7 @@ pub(crate) async fn read(context: Context, params: wire::ReadParams, reply: Repl
 
 /// `process/signal`: signals the process group. No effect on an unknown, starting or exited process, as in the
 /// reference.
-pub(crate) async fn signal(context: Context, params: wire::SignalParams, reply: Reply) {
+pub(crate) async fn signal(context: RequestContext, params: wire::SignalParams, reply: Reply) {
     let Some(signal) = names::number(&params.signal) else {
         return reply.fail(&Failure::UnknownSignal { name: params.signal.chars().take(32).collect() });
     };
@@ -211,7 +211,7 @@ pub(crate) async fn signal(context: Context, params: wire::SignalParams, reply: 
 }
 
 /// `process/resize`: sets the terminal's size.
-pub(crate) async fn resize(context: Context, params: wire::ResizeParams, reply: Reply) {
+pub(crate) async fn resize(context: RequestContext, params: wire::ResizeParams, reply: Reply) {
     let process = match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(process) => process,
         Err(failure) => return reply.fail(&failure),
@@ -231,7 +231,7 @@ pub(crate) async fn resize(context: Context, params: wire::ResizeParams, reply: 
 /// `process/terminate`: at once, or with a grace period. A pending start completes first and is then terminated. It
 /// still counts as started: a client that lost the answer in a disconnect and repeats the start must not start it a
 /// second time.
-pub(crate) async fn terminate(context: Context, params: wire::TerminateParams, reply: Reply) {
+pub(crate) async fn terminate(context: RequestContext, params: wire::TerminateParams, reply: Reply) {
     let session = match context.session(params.session_id.as_ref()) {
         Ok(session) => session,
         Err(failure) => return reply.fail(&failure),
@@ -258,7 +258,7 @@ pub(super) async fn terminate_running(process: &Process, grace: Option<Duration>
 }
 
 /// `process/forget`: drops a closed process and its log.
-pub(crate) async fn forget(context: Context, params: wire::ForgetParams, reply: Reply) {
+pub(crate) async fn forget(context: RequestContext, params: wire::ForgetParams, reply: Reply) {
     let found = context.session(params.session_id.as_ref());
     let session = match found {
         Ok(session) => session,

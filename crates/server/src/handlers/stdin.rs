@@ -7,25 +7,25 @@ use bytes::Bytes;
 use exec_server_protocol::{SessionId, base64, command, process as wire};
 use sha2::{Digest, Sha256};
 
-use super::Context;
+use super::RequestContext;
 use crate::{
     error::Failure,
     process::{Dialect, Process, StdinOperation},
     pump::Reply,
 };
 
-pub(crate) struct Write {
+pub(crate) struct StdinWrite {
     process_id: String,
     session_id: Option<SessionId>,
     data: Bytes,
     key: Option<[u8; 16]>,
 }
 
-pub(crate) fn decode_write(params: wire::WriteParams<'_>) -> Result<Write, Failure> {
+pub(crate) fn decode_write(params: wire::WriteParams<'_>) -> Result<StdinWrite, Failure> {
     if params.write_id.as_deref() == Some("") {
         return Err(Failure::EmptyWriteId);
     }
-    Ok(Write {
+    Ok(StdinWrite {
         data: decode(&params.chunk)?,
         key: params.write_id.as_deref().map(key),
         process_id: params.process_id.as_str().to_owned(),
@@ -33,9 +33,9 @@ pub(crate) fn decode_write(params: wire::WriteParams<'_>) -> Result<Write, Failu
     })
 }
 
-pub(crate) fn decode_command_write(params: command::WriteParams<'_>) -> Result<Write, Failure> {
+pub(crate) fn decode_command_write(params: command::WriteParams<'_>) -> Result<StdinWrite, Failure> {
     let process_id = params.process_id.as_str().to_owned();
-    Ok(Write { data: decode(&params.chunk)?, key: None, process_id, session_id: None })
+    Ok(StdinWrite { data: decode(&params.chunk)?, key: None, process_id, session_id: None })
 }
 
 fn decode(chunk: &str) -> Result<Bytes, Failure> {
@@ -51,7 +51,7 @@ fn key(write_id: &str) -> [u8; 16] {
     key
 }
 
-pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
+pub(crate) async fn write(context: RequestContext, params: StdinWrite, reply: Reply) {
     let process = match context.process(params.session_id.as_ref(), &params.process_id).await {
         Ok(Some(process)) => process,
         Ok(None) => return reply.write(&params.process_id, wire::WriteStatus::UnknownProcess),
@@ -90,7 +90,7 @@ pub(crate) async fn write_frame(frame: WriteFrame, reply: Reply) {
 }
 
 /// `process/closeStdin`: closes stdin after all earlier writes.
-pub(crate) async fn close(context: Context, params: wire::CloseStdinParams, reply: Reply) {
+pub(crate) async fn close(context: RequestContext, params: wire::CloseStdinParams, reply: Reply) {
     match context.process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(Some(process)) if process.meta.stdin => process.enqueue_stdin(StdinOperation::Close { reply }),
         Ok(Some(_)) => reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::StdinClosed }),

@@ -3,7 +3,7 @@
 
 use exec_server_protocol::{Empty, process as wire};
 
-use super::Context;
+use super::RequestContext;
 use crate::{
     error::Failure,
     pump::{FollowCommand, FollowRole, FollowStart, PumpCommand, Reply},
@@ -11,7 +11,7 @@ use crate::{
 
 /// Pushes a process's events to this connection, too, after `afterSeq`. With `hold` its untaken output is kept like the
 /// owner's.
-pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, reply: Reply) {
+pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribeParams, reply: Reply) {
     let process = match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(process) => process,
         Err(failure) => return reply.fail(&failure),
@@ -40,7 +40,7 @@ pub(crate) async fn subscribe(context: Context, params: wire::SubscribeParams, r
     context.peer.outgoing.enqueue_command(PumpCommand::Follow(follow));
 }
 
-pub(crate) async fn unsubscribe(context: Context, params: wire::UnsubscribeParams, reply: Reply) {
+pub(crate) async fn unsubscribe(context: RequestContext, params: wire::UnsubscribeParams, reply: Reply) {
     // The owner's own feed is not a subscription, so it stays. A process that is gone has no feed.
     let other = params.session_id.filter(|id| id.as_str() != &*context.session.id);
     if let Some(session) = other

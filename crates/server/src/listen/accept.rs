@@ -61,7 +61,7 @@ impl<L: Listener> Acceptor<L> {
         loop {
             // Few free fds count as none: they are reserved for existing work.
             let accepted = self.listener.accept().await.and_then(|connection| {
-                if descriptors::allow_stranger() { Ok(connection) } else { Err(Errno::MFILE.into()) }
+                if descriptors::allow_unauthenticated() { Ok(connection) } else { Err(Errno::MFILE.into()) }
             });
             match accepted {
                 Ok(connection) => return connection,

@@ -32,7 +32,7 @@ use tracing::Span;
 use super::{channels::Channels, feed::FollowCommand, read::ReadCommand};
 use crate::{
     error::Failure,
-    incoming::Incoming,
+    incoming::IncomingBudget,
     metrics::Metrics,
     process::{Dialect, Process, lock},
 };
@@ -47,7 +47,7 @@ pub(crate) struct OutgoingQueue {
     /// Bytes of this connection's waiting requests.
     parked: AtomicUsize,
     /// The same for all connections.
-    incoming: Arc<Incoming>,
+    incoming: Arc<IncomingBudget>,
     /// Requests without an answer.
     outstanding: AtomicUsize,
     /// One slot for each start that may run concurrently. Other starts wait in arrival order.
@@ -128,7 +128,7 @@ const PONGS_WAITING: usize = 16;
 impl OutgoingQueue {
     /// Creates a queue. Its waiting requests count in the server's budget `incoming`; `slots` starts may run
     /// concurrently.
-    pub(crate) fn new(incoming: Arc<Incoming>, metrics: Arc<Metrics>, slots: usize) -> Arc<Self> {
+    pub(crate) fn new(incoming: Arc<IncomingBudget>, metrics: Arc<Metrics>, slots: usize) -> Arc<Self> {
         Arc::new(Self { incoming, metrics, slots: Semaphore::new(slots), ..Self::default() })
     }
 

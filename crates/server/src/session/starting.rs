@@ -14,7 +14,7 @@ use exec_server_holder::control::SANDBOXES;
 
 use super::{ProcessLaunch, Session, StartGate};
 use crate::{
-    descriptors::Reserved,
+    descriptors::ReservedFd,
     environment,
     error::Failure,
     holder_link::{ReplyWaiter, UnsentRequest},
@@ -50,7 +50,7 @@ impl Session {
 
     /// Checks whether a start that has a slot may begin. Checked this late so that queued starts do not count against
     /// the limits.
-    fn admit(&self, launch: &ProcessLaunch, gate: &StartGate) -> Result<Reserved, Failure> {
+    fn admit(&self, launch: &ProcessLaunch, gate: &StartGate) -> Result<ReservedFd, Failure> {
         let Some(core) = self.core.upgrade().filter(|core| !core.is_draining()) else { return Err(Failure::Draining) };
         let most = core.config.processes_max;
         let state = lock(&self.state);
@@ -58,12 +58,18 @@ impl Session {
             return Err(Failure::TooMany { what: "running processes in this session", most });
         }
         let reserved =
-            Reserved::new().map_err(|source| Failure::Resources { program: launch.meta.program(), source })?;
+            ReservedFd::new().map_err(|source| Failure::Resources { program: launch.meta.program(), source })?;
         gate.begin();
         Ok(reserved)
     }
 
-    async fn hand_over(self: &Arc<Self>, mut launch: ProcessLaunch, gate: StartGate, reserved: Reserved, reply: Reply) {
+    async fn hand_over(
+        self: &Arc<Self>,
+        mut launch: ProcessLaunch,
+        gate: StartGate,
+        reserved: ReservedFd,
+        reply: Reply,
+    ) {
         let prepared = async {
             let confined = sandbox::confine(self.core.upgrade(), &mut launch).await?;
             let turn = self.record_start(&launch).await?;

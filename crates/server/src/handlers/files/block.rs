@@ -13,13 +13,13 @@ use super::{FileRequest, from_wire, links, one_of, path, to_wire, write_result};
 use crate::{
     error::Failure,
     files::{DraftHandle, FileHandle, HandleUse},
-    handlers::Context,
+    handlers::RequestContext,
     process::lock,
     pump::Reply,
 };
 
 /// `fs/open`: opens a regular file for reading.
-pub(crate) async fn open(context: Context, params: wire::OpenParams, reply: Reply) {
+pub(crate) async fn open(context: RequestContext, params: wire::OpenParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/open").await;
     request.answer(reply, open_file(&request, params).await);
 }
@@ -45,7 +45,7 @@ async fn open_file(request: &FileRequest, params: wire::OpenParams) -> Result<wi
 }
 
 /// `fs/readBlock`: reads bytes of an open file. An error closes the file.
-pub(crate) async fn read(context: Context, params: wire::ReadBlockParams, reply: Reply) {
+pub(crate) async fn read(context: RequestContext, params: wire::ReadBlockParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/readBlock").await;
     match read_block(&request, params).await {
         Ok((block, Some(bytes))) => reply.result_attached(&block, bytes),
@@ -96,7 +96,7 @@ async fn read_block(
 
 /// `fs/close`: closes a file. A draft is removed with all that was written, unless it is kept. A search or watch is
 /// cancelled.
-pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Reply) {
+pub(crate) async fn close(context: RequestContext, params: wire::CloseParams, reply: Reply) {
     context.peer.file_tasks.close(&params.handle_id);
     let closed = context.session.files.close(&params.handle_id);
     if let Some(handle) = closed {
@@ -113,7 +113,7 @@ pub(crate) async fn close(context: Context, params: wire::CloseParams, reply: Re
 }
 
 /// `fs/create`: begins a draft.
-pub(crate) async fn create(context: Context, params: wire::CreateParams, reply: Reply) {
+pub(crate) async fn create(context: RequestContext, params: wire::CreateParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/create").await;
     request.answer(reply, create_draft(&request, params).await);
 }
@@ -158,7 +158,7 @@ pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<
 }
 
 /// `fs/writeBlock`: writes bytes of a draft.
-pub(crate) async fn write(context: Context, params: WriteBlock, reply: Reply) {
+pub(crate) async fn write(context: RequestContext, params: WriteBlock, reply: Reply) {
     let request = FileRequest::begin(context, "fs/writeBlock").await;
     let written = async {
         let writing = writing(&request, &params.handle_id)?;
@@ -184,7 +184,7 @@ fn writing(request: &FileRequest, id: &str) -> Result<Arc<DraftHandle>, Failure>
 
 /// `fs/commit`: turns the draft into the file. Then the draft is gone, except after an etag mismatch or a commit that
 /// failed halfway.
-pub(crate) async fn commit(context: Context, params: wire::CommitParams, reply: Reply) {
+pub(crate) async fn commit(context: RequestContext, params: wire::CommitParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/commit").await;
     request.answer(reply, commit_draft(&request, params).await);
 }

@@ -13,7 +13,7 @@ use exec_server_protocol::{
 };
 
 use super::{FileRequest, links, owners::OwnerNames, path, text_and_bytes, to_wire};
-use crate::{error::Failure, handlers::Context, pump::Reply};
+use crate::{error::Failure, handlers::RequestContext, pump::Reply};
 
 /// Maximum entries of one answer with details. With all their members they stay below the value limit of one message.
 const DETAILED_ENTRIES: usize = limits::VALUES / 16;
@@ -25,7 +25,7 @@ const ENVELOPE_VALUES: usize = 16;
 const OWNED_ENTRIES: usize = limits::VALUES / 21;
 
 /// `fs/createDirectory`.
-pub(crate) async fn create_directory(context: Context, params: wire::CreateDirectoryParams, reply: Reply) {
+pub(crate) async fn create_directory(context: RequestContext, params: wire::CreateDirectoryParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/createDirectory").await;
     let created = async {
         let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
@@ -37,7 +37,7 @@ pub(crate) async fn create_directory(context: Context, params: wire::CreateDirec
 }
 
 /// `fs/readDirectory`: lists a directory as the reference does, or with all details of each entry.
-pub(crate) async fn read_directory(context: Context, params: wire::ReadDirectoryParams, reply: Reply) {
+pub(crate) async fn read_directory(context: RequestContext, params: wire::ReadDirectoryParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/readDirectory").await;
     request.answer(reply, list(&request, params).await);
 }
@@ -111,7 +111,7 @@ fn detail(detail: &files::DetailedEntry) -> wire::DirectoryEntry {
 }
 
 /// `fs/walk`: a bounded walk over a tree. Its limits are checked before anything else.
-pub(crate) async fn walk(context: Context, params: wire::WalkParams, reply: Reply) {
+pub(crate) async fn walk(context: RequestContext, params: wire::WalkParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/walk").await;
     request.answer(reply, walk_tree(&request, params).await);
 }
@@ -181,7 +181,7 @@ pub(super) fn written(path: &Path, form: Form) -> (String, Option<String>) {
 }
 
 /// `fs/remove`.
-pub(crate) async fn remove(context: Context, params: wire::RemoveParams, reply: Reply) {
+pub(crate) async fn remove(context: RequestContext, params: wire::RemoveParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/remove").await;
     let removed = async {
         let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
@@ -193,7 +193,7 @@ pub(crate) async fn remove(context: Context, params: wire::RemoveParams, reply: 
 }
 
 /// `fs/copy`.
-pub(crate) async fn copy(context: Context, params: wire::CopyParams, reply: Reply) {
+pub(crate) async fn copy(context: RequestContext, params: wire::CopyParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/copy").await;
     let copied = async {
         let (source, destination) = (path(&params.source_path)?, path(&params.destination_path)?);
@@ -205,7 +205,7 @@ pub(crate) async fn copy(context: Context, params: wire::CopyParams, reply: Repl
 }
 
 /// `fs/createSymlink`.
-pub(crate) async fn create_symlink(context: Context, params: wire::CreateSymlinkParams, reply: Reply) {
+pub(crate) async fn create_symlink(context: RequestContext, params: wire::CreateSymlinkParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/createSymlink").await;
     let created = async {
         let (path, links, replace) = (path(&params.path)?, links(params.follow_symlinks), params.replace);

@@ -7,7 +7,7 @@ use exec_server_fs::{self as files, Links, ReadRange, WriteOptions, WritePositio
 use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 
 use super::{FileRequest, from_wire, links, one_of, owners::OwnerNames, path, text_and_bytes, to_wire, write_result};
-use crate::{error::Failure, handlers::Context, pump::Reply};
+use crate::{error::Failure, handlers::RequestContext, pump::Reply};
 
 /// Advice for a file that is too large for one message.
 const READ_ADVICE: &str = "read it in blocks with `fs/open` and `fs/readBlock`";
@@ -19,7 +19,7 @@ const SMALL_BYTES: u64 = 1 << 20;
 const GROWTHS: usize = 8;
 
 /// `fs/readFile`: reads a file, a byte range of it, or some lines.
-pub(crate) async fn read(context: Context, params: wire::ReadFileParams, reply: Reply) {
+pub(crate) async fn read(context: RequestContext, params: wire::ReadFileParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/readFile").await;
     match read_file(&request, params).await {
         Ok((result, Some(bytes))) => reply.result_attached(&result, bytes),
@@ -83,7 +83,7 @@ fn read_result(content: files::FileContent, is_attached: bool) -> (wire::ReadFil
 }
 
 /// A decoded `fs/writeFile`.
-pub(crate) struct Write {
+pub(crate) struct FileWrite {
     path: PathBuf,
     links: Links,
     sandbox: wire::Sandbox,
@@ -92,7 +92,7 @@ pub(crate) struct Write {
     finish: WriteOptions,
 }
 
-pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<Bytes>) -> Result<Write, Failure> {
+pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<Bytes>) -> Result<FileWrite, Failure> {
     let place = match (params.append, params.offset) {
         (false, None) => WritePosition::Whole,
         (true, None) => WritePosition::End,
@@ -103,7 +103,7 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
     if bytes.len() > limits::FILE_BYTES {
         return Err(Failure::FileTooLarge);
     }
-    Ok(Write {
+    Ok(FileWrite {
         path: path(&params.path)?,
         links: links(params.follow_symlinks),
         sandbox: params.sandbox,
@@ -119,9 +119,9 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
 }
 
 /// `fs/writeFile`: replaces a file atomically if possible, or writes into it.
-pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
+pub(crate) async fn write(context: RequestContext, params: FileWrite, reply: Reply) {
     let request = FileRequest::begin(context, "fs/writeFile").await;
-    let Write { path, links, sandbox, bytes, place, finish } = params;
+    let FileWrite { path, links, sandbox, bytes, place, finish } = params;
     let written = request
         .run(sandbox.as_deref(), move |view, cancel| {
             files::write(view, &path, links, (place, &bytes), (&finish, cancel))
@@ -131,7 +131,7 @@ pub(crate) async fn write(context: Context, params: Write, reply: Reply) {
 }
 
 /// `fs/getMetadata`: describes the file at a path.
-pub(crate) async fn get_metadata(context: Context, params: wire::GetMetadataParams, reply: Reply) {
+pub(crate) async fn get_metadata(context: RequestContext, params: wire::GetMetadataParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/getMetadata").await;
     let described = async {
         let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
@@ -171,7 +171,7 @@ fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
 }
 
 /// `fs/setMetadata`: sets mode and modification time.
-pub(crate) async fn set_metadata(context: Context, params: wire::SetMetadataParams, reply: Reply) {
+pub(crate) async fn set_metadata(context: RequestContext, params: wire::SetMetadataParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/setMetadata").await;
     let changed = async {
         let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
@@ -184,7 +184,7 @@ pub(crate) async fn set_metadata(context: Context, params: wire::SetMetadataPara
 }
 
 /// `fs/canonicalize`: resolves all symlinks of a path.
-pub(crate) async fn canonicalize(context: Context, params: wire::CanonicalizeParams, reply: Reply) {
+pub(crate) async fn canonicalize(context: RequestContext, params: wire::CanonicalizeParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/canonicalize").await;
     let resolved = async {
         let path = path(&params.path)?;

@@ -10,22 +10,22 @@ use std::{
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::Peer;
-use crate::{core::Core, incoming::Share};
+use crate::{core::Core, incoming::BudgetShare};
 
 /// Notes when bytes arrive, so that a large message that arrives slowly counts as a sign of life.
-pub(super) struct Heard {
+pub(super) struct CountingReader {
     pub(super) reader: Box<dyn AsyncRead + Send + Unpin>,
     pub(super) peer: Arc<Peer>,
     pub(super) core: Arc<Core>,
-    pub(super) share: Arc<Share>,
+    pub(super) share: Arc<BudgetShare>,
 }
 
-impl AsyncRead for Heard {
+impl AsyncRead for CountingReader {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.reader).poll_read(cx, buf);
         if buf.filled().len() > before {
-            self.peer.heard();
+            self.peer.note_received();
             self.core.incoming.grow(&self.share, buf.filled().len() - before);
             self.peer.outgoing.metrics.received_bytes.add((buf.filled().len() - before) as u64);
         }

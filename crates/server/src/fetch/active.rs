@@ -16,26 +16,26 @@ const OF_PRINCIPAL: usize = limits::HTTP_REQUESTS_OF_SERVER / 4;
 
 /// How many pending requests each principal has.
 #[derive(Default)]
-pub(super) struct Shares(Mutex<BTreeMap<String, usize>>);
+pub(super) struct PrincipalShares(Mutex<BTreeMap<String, usize>>);
 
-impl Shares {
-    fn take(self: &Arc<Self>, principal: &str) -> Option<Share> {
+impl PrincipalShares {
+    fn take(self: &Arc<Self>, principal: &str) -> Option<PrincipalShare> {
         let mut shares = lock(&self.0);
         let taken = shares.entry(principal.to_owned()).or_default();
         (*taken < OF_PRINCIPAL).then(|| {
             *taken += 1;
-            Share { shares: self.clone(), principal: principal.to_owned() }
+            PrincipalShare { shares: self.clone(), principal: principal.to_owned() }
         })
     }
 }
 
 /// The share of one request. Dropping it frees the share.
-struct Share {
-    shares: Arc<Shares>,
+struct PrincipalShare {
+    shares: Arc<PrincipalShares>,
     principal: String,
 }
 
-impl Drop for Share {
+impl Drop for PrincipalShare {
     fn drop(&mut self) {
         let mut shares = lock(&self.shares.0);
         if let Some(taken) = shares.get_mut(&self.principal) {
@@ -49,21 +49,21 @@ impl Drop for Share {
 
 /// The pending requests of a connection.
 pub(crate) struct Fetches {
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     pub(super) reading: Arc<Semaphore>,
-    table: Mutex<Table>,
+    table: Mutex<FetchTable>,
 }
 
 #[derive(Default)]
-struct Table {
+struct FetchTable {
     last: u64,
-    under_way: BTreeMap<u64, Entry>,
+    active: BTreeMap<u64, FetchEntry>,
 }
 
-struct Entry {
+struct FetchEntry {
     name: String,
     is_stream: bool,
-    calling_off: Arc<Notify>,
+    cancelled: Arc<Notify>,
     /// The sequence number of the last body chunk that the client has acknowledged.
     taken: watch::Sender<u64>,
 }
@@ -71,7 +71,7 @@ struct Entry {
 impl Default for Fetches {
     fn default() -> Self {
         Self {
-            places: Arc::new(Semaphore::new(limits::HTTP_REQUESTS)),
+            slots: Arc::new(Semaphore::new(limits::HTTP_REQUESTS)),
             reading: Arc::new(Semaphore::new(limits::HTTP_READING_BYTES / KIB)),
             table: Mutex::default(),
         }
@@ -86,31 +86,31 @@ impl Fetches {
         principal: &str,
         name: &str,
         is_stream: bool,
-    ) -> Result<UnderWay, Failure> {
+    ) -> Result<ActiveFetch, Failure> {
         if name.len() > limits::HTTP_REQUEST_ID_BYTES {
             let reason = format!("requestId has more than {} bytes", limits::HTTP_REQUEST_ID_BYTES);
             return Err(Failure::InvalidParams { reason });
         }
-        let place = |semaphore: &Arc<Semaphore>| semaphore.clone().try_acquire_owned().ok();
-        let places = place(&self.places).zip(place(&server.places)).zip(server.shares.take(principal));
-        let (places, share) = places.ok_or(Failure::Overloaded { what: "HTTP requests that are under way" })?;
+        let slot = |semaphore: &Arc<Semaphore>| semaphore.clone().try_acquire_owned().ok();
+        let slots = slot(&self.slots).zip(slot(&server.slots)).zip(server.shares.take(principal));
+        let (slots, share) = slots.ok_or(Failure::Overloaded { what: "HTTP requests that are under way" })?;
         let mut table = lock(&self.table);
-        if is_stream && table.under_way.values().any(|entry| entry.is_stream && entry.name == name) {
+        if is_stream && table.active.values().any(|entry| entry.is_stream && entry.name == name) {
             return Err(Failure::DuplicateRequest { id: name.to_owned() });
         }
         table.last += 1;
-        let (key, calling_off) = (table.last, Arc::new(Notify::new()));
+        let (key, cancelled) = (table.last, Arc::new(Notify::new()));
         let (taken, taken_rx) = watch::channel(0);
-        let entry = Entry { name: name.to_owned(), is_stream, calling_off: calling_off.clone(), taken };
-        table.under_way.insert(key, entry);
+        let entry = FetchEntry { name: name.to_owned(), is_stream, cancelled: cancelled.clone(), taken };
+        table.active.insert(key, entry);
         drop(table);
-        Ok(UnderWay { fetches: self.clone(), key, calling_off, taken: taken_rx, _places: places, _share: share })
+        Ok(ActiveFetch { fetches: self.clone(), key, cancelled, taken: taken_rx, _slots: slots, _share: share })
     }
 
     /// The client acknowledges a stream up to chunk `seq`. An unknown stream or an old number is ignored.
     pub(crate) fn ack(&self, name: &str, seq: u64) {
         let table = lock(&self.table);
-        if let Some(entry) = table.under_way.values().find(|entry| entry.is_stream && entry.name == name) {
+        if let Some(entry) = table.active.values().find(|entry| entry.is_stream && entry.name == name) {
             entry.taken.send_if_modified(|taken| seq > std::mem::replace(taken, seq.max(*taken)));
         }
     }
@@ -118,27 +118,27 @@ impl Fetches {
     /// Cancels all requests with this id. Returns whether there were any.
     pub(crate) fn cancel(&self, name: &str) -> bool {
         let table = lock(&self.table);
-        let named = table.under_way.values().filter(|entry| entry.name == name);
-        named.inspect(|entry| entry.calling_off.notify_one()).count() > 0
+        let named = table.active.values().filter(|entry| entry.name == name);
+        named.inspect(|entry| entry.cancelled.notify_one()).count() > 0
     }
 }
 
 /// A registered request. Dropping it removes it from the table and frees its slots.
-pub(crate) struct UnderWay {
+pub(crate) struct ActiveFetch {
     fetches: Arc<Fetches>,
     key: u64,
-    calling_off: Arc<Notify>,
+    cancelled: Arc<Notify>,
     taken: watch::Receiver<u64>,
-    _places: (OwnedSemaphorePermit, OwnedSemaphorePermit),
-    _share: Share,
+    _slots: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+    _share: PrincipalShare,
 }
 
-impl UnderWay {
+impl ActiveFetch {
     /// Returns when the request is cancelled. Cancel safe.
-    pub(crate) async fn called_off(&self) {
-        self.calling_off.notified().await;
+    pub(crate) async fn cancelled(&self) {
+        self.cancelled.notified().await;
         // Store the permit again, so that later calls return as well.
-        self.calling_off.notify_one();
+        self.cancelled.notify_one();
     }
 
     /// Waits until chunk `seq` is within the window. Cancel safe.
@@ -149,9 +149,9 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for ActiveFetch {
     fn drop(&mut self) {
-        lock(&self.fetches.table).under_way.remove(&self.key);
+        lock(&self.fetches.table).active.remove(&self.key);
     }
 }
 
@@ -197,27 +197,27 @@ mod tests {
     #[tokio::test]
     async fn whoever_waits_hears_that_it_was_called_off_however_late_it_asks() {
         let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
-        let under_way = fetches.begin(&server, "me", "r", true).unwrap();
+        let active = fetches.begin(&server, "me", "r", true).unwrap();
         assert!(!fetches.cancel("other"));
         assert!(fetches.cancel("r"));
-        under_way.called_off().await;
-        under_way.called_off().await;
-        drop(under_way);
+        active.cancelled().await;
+        active.cancelled().await;
+        drop(active);
         assert!(!fetches.cancel("r"));
     }
 
     #[tokio::test]
     async fn a_piece_waits_for_its_window() {
         let (fetches, server) = (Arc::new(Fetches::default()), Fetcher::new(&[]));
-        let under_way = fetches.begin(&server, "me", "r", true).unwrap();
-        under_way.window(2, 2).await;
-        assert_eq!(under_way.window(3, 2).now_or_never(), None);
+        let active = fetches.begin(&server, "me", "r", true).unwrap();
+        active.window(2, 2).await;
+        assert_eq!(active.window(3, 2).now_or_never(), None);
         fetches.ack("r", 1);
-        under_way.window(3, 2).await;
+        active.window(3, 2).await;
         // Acknowledgements never go back, and those of other streams do not count.
         fetches.ack("r", 0);
         fetches.ack("other", 9);
-        under_way.window(3, 2).await;
-        assert_eq!(under_way.window(4, 2).now_or_never(), None);
+        active.window(3, 2).await;
+        assert_eq!(active.window(4, 2).now_or_never(), None);
     }
 }
