@@ -24,9 +24,9 @@ use exec_server_server::{
     admission::AllowedHost,
     listen::{
         ListenUrl,
-        exposure::{Auth, Terms},
+        exposure::{ExposureTerms, RequiredAuth},
     },
-    tls::{Oldest, TlsFiles},
+    tls::{MinTlsVersion, TlsFiles},
 };
 use rustix::fs::FileType;
 
@@ -305,11 +305,11 @@ pub(crate) enum LogFormat {
 
 impl ServeArgs {
     /// The authentication rules of the listeners.
-    pub(crate) fn terms(&self) -> Terms {
-        Terms {
+    pub(crate) fn terms(&self) -> ExposureTerms {
+        ExposureTerms {
             auth: self.auth.map(|auth| match auth {
-                AuthArg::Token => Auth::Token,
-                AuthArg::None => Auth::None,
+                AuthArg::Token => RequiredAuth::Token,
+                AuthArg::None => RequiredAuth::None,
             }),
             has_certificate: self.tls_cert.is_some(),
             asks_for_certificates: self.client_ca.is_some(),
@@ -321,8 +321,8 @@ impl ServeArgs {
     pub(crate) fn tls_files(&self) -> Option<TlsFiles> {
         let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return None };
         let oldest = match self.tls_min {
-            TlsMin::V1_2 => Oldest::Tls12,
-            TlsMin::V1_3 => Oldest::Tls13,
+            TlsMin::V1_2 => MinTlsVersion::Tls12,
+            TlsMin::V1_3 => MinTlsVersion::Tls13,
         };
         Some(TlsFiles { cert: cert.clone(), key: key.clone(), client_ca: self.client_ca.clone(), oldest })
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use exec_server_server::audit::{self, Anchor, Expected, Report, VerifyError};
+use exec_server_server::audit::{self, Anchor, ExpectedLog, VerifyError, VerifyReport};
 
 use crate::{
     args::{AuditArgs, AuditCommand},
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &AuditArgs) -> anyhow::Result<ExitCode> {
 
 fn verify(command: &AuditCommand) -> anyhow::Result<()> {
     let AuditCommand::Verify { files, after, has, state_dir, anchor } = command;
-    let chain_alone = Expected { after: after.as_deref(), has: has.as_deref(), anchor: None };
+    let chain_alone = ExpectedLog { after: after.as_deref(), has: has.as_deref(), anchor: None };
     // The first pass checks the hash chain alone and reads which anchor the log names. The second pass checks against the anchor.
     let mut report = audit::verify(files, chain_alone)?;
     let found = match anchor {
@@ -44,7 +44,7 @@ fn verify(command: &AuditCommand) -> anyhow::Result<()> {
         None => find_anchor(files, state_dir.as_deref(), &report)?,
     };
     if let Some(found) = &found {
-        report = audit::verify(files, Expected { anchor: Some(&found.anchor), ..chain_alone })?;
+        report = audit::verify(files, ExpectedLog { anchor: Some(&found.anchor), ..chain_alone })?;
     }
     print::line(&format!("ok: {} lines, the last has the hash {}", report.lines, report.last));
     report_checked(&report, found.as_ref(), after.is_some());
@@ -59,7 +59,7 @@ fn verify(command: &AuditCommand) -> anyhow::Result<()> {
 }
 
 /// Prints which parts of the beginning and the end could be checked.
-fn report_checked(report: &Report, found: Option<&FoundAnchor>, is_after_given: bool) {
+fn report_checked(report: &VerifyReport, found: Option<&FoundAnchor>, is_after_given: bool) {
     if report.first_seq > 1 && !is_after_given {
         let (first, before) = (report.first_seq, report.first_seq - 1);
         print::message(format_args!(
@@ -94,7 +94,11 @@ fn report_checked(report: &Report, found: Option<&FoundAnchor>, is_after_given: 
 }
 
 /// Finds the anchor of the newest file by the path of the log, else the anchor that the log itself names.
-fn find_anchor(files: &[PathBuf], state_dir: Option<&Path>, report: &Report) -> anyhow::Result<Option<FoundAnchor>> {
+fn find_anchor(
+    files: &[PathBuf],
+    state_dir: Option<&Path>,
+    report: &VerifyReport,
+) -> anyhow::Result<Option<FoundAnchor>> {
     let named = report.anchor.as_deref();
     let dirs = match state_dir {
         Some(dir) => vec![dir.to_owned()],

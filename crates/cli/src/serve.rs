@@ -14,13 +14,13 @@ use std::{
 use anyhow::Context as _;
 use exec_server_holder::spawner::SpawnerHandle;
 use exec_server_server::{
-    access::{Access, News},
+    access::{Access, AccessUpdate},
     admission::{Admission, AdmissionConfig},
-    audit::{Anchor, Audit, Record},
+    audit::{Anchor, Audit, AuditRecord},
     core::{Config, Core},
     listen::{
         ListenUrl, Server, ServerConfig,
-        exposure::{self, Auth, Terms},
+        exposure::{self, ExposureTerms, RequiredAuth},
     },
     state_dir::{SpawnedHolders, StateDir, TOKENS, Token},
     tls::Tls,
@@ -87,7 +87,7 @@ fn serve_from(
         }
         None => Audit::default(),
     };
-    audit.record(Record { pid: Some(process::id()), ..Record::of("server.start") });
+    audit.record(AuditRecord { pid: Some(process::id()), ..AuditRecord::of("server.start") });
     let tls = args.tls_files().map(Tls::load).transpose()?.map(Arc::new);
     let run_as = args.run_as.as_deref().map(confine::RunAs::find).transpose()?;
     let mut config = confine::settings(args, run_as.as_ref(), state.path(), raise_nofile());
@@ -96,7 +96,7 @@ fn serve_from(
     let holders = Arc::new(SpawnedHolders::new(Arc::clone(state), spawner, config));
     let runtime = runtime::new().context("start the runtime")?;
     let ended = runtime.block_on(serve(args, location, (token, tls), holders, run_as.as_ref(), audit.clone()));
-    audit.record(Record::of("server.stop"));
+    audit.record(AuditRecord::of("server.stop"));
     audit.close();
     if let Some(cgroups) = cgroups {
         cgroups.remove();
@@ -123,7 +123,7 @@ async fn serve(
         access: Arc::clone(&access),
         audit: audit.clone(),
         allowed_hosts: args.allow_host.clone(),
-        token_beside_certificate: args.terms().auth == Some(Auth::Token),
+        token_beside_certificate: args.terms().auth == Some(RequiredAuth::Token),
     });
     let door = Arc::new(door.reporting(Arc::clone(&core) as _));
     let config = ServerConfig {
@@ -179,7 +179,7 @@ async fn stop(core: &Core, signals: &mut ShutdownSignals, idle: Option<Duration>
 
 /// The access rules: clients need the owner's token, an entry in the token file or a certificate; with `--auth none` everyone may connect.
 fn open_access(args: &args::ServeArgs, location: &StateLocation, token: Option<&Token>) -> anyhow::Result<Access> {
-    if args.terms().auth == Some(Auth::None) {
+    if args.terms().auth == Some(RequiredAuth::None) {
         return Ok(Access::open());
     }
     let file = args.guard.tokens.clone().unwrap_or_else(|| location.path.join(TOKENS));
@@ -197,17 +197,17 @@ fn open_access(args: &args::ServeArgs, location: &StateLocation, token: Option<&
 }
 
 /// Reports to the log and the audit log that the access of a principal has changed, or that the token file cannot be used.
-fn report_token_change(audit: &Audit, news: &News) {
+fn report_token_change(audit: &Audit, news: &AccessUpdate) {
     match news {
-        News::Changed(change) => {
+        AccessUpdate::Changed(change) => {
             tracing::warn!(principal = change.principal, "access {}", change.what);
             let (principal, reason) = (Some(change.principal.clone()), Some(change.what.to_owned()));
-            audit.record(Record { principal, reason, ..Record::of("access.change") });
+            audit.record(AuditRecord { principal, reason, ..AuditRecord::of("access.change") });
         }
-        News::Broken(error) => {
+        AccessUpdate::Broken(error) => {
             let source = std::error::Error::source(error).map(ToString::to_string);
             tracing::error!(%error, ?source, "the token file cannot be used; what was in force stays in force");
-            audit.record(Record { reason: Some(error.to_string()), ..Record::of("access.broken") });
+            audit.record(AuditRecord { reason: Some(error.to_string()), ..AuditRecord::of("access.broken") });
         }
     }
 }
@@ -250,7 +250,7 @@ fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
 }
 
 /// Records our sockets in the state directory. If this fails, only `token create` misses the information.
-fn record_listeners(location: &StateLocation, server: &Server, terms: &Terms) {
+fn record_listeners(location: &StateLocation, server: &Server, terms: &ExposureTerms) {
     let listener = |url: &ListenUrl| Listener { url: url.to_string(), asks_for_token: terms.asks_for_token(url) };
     let all: Vec<Listener> = server.bound().iter().map(|bound| listener(&bound.url)).collect();
     if let Err(error) = listeners::write(&location.path, &all) {
@@ -284,7 +284,7 @@ fn startup_notes(
 
 /// Prints one line per socket, in order. If `stdio` is served, stdout belongs to the peer; then the lines go to stderr, without the token,
 /// which must not end up in a log.
-fn announce(server: &Server, terms: &Terms, token: Option<Token>) {
+fn announce(server: &Server, terms: &ExposureTerms, token: Option<Token>) {
     let serves_stdio = server.bound().iter().any(|bound| bound.url == ListenUrl::Stdio);
     for bound in server.bound() {
         match (&bound.url, serves_stdio) {
@@ -324,7 +324,7 @@ fn find_token(
         print::message("warning: `--auth none`: every local user can run programs as you through this server");
     }
     let is_by_certificate = |url: &ListenUrl| matches!(url, ListenUrl::Wss(_)) && !terms.asks_for_token(url);
-    if terms.auth == Some(Auth::None) || args.listen.iter().all(is_by_certificate) {
+    if terms.auth == Some(RequiredAuth::None) || args.listen.iter().all(is_by_certificate) {
         return Ok(None);
     }
     if let Some(file) = &args.token_file {

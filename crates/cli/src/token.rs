@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use exec_server_protocol::method::Scope;
 use exec_server_server::{
-    access::{Entry, FileError, Moment, TokenFile},
+    access::{AccessEntry, Timestamp, TokenFile, TokenFileError},
     listen::ListenUrl,
     state_dir::TOKENS,
     wall_clock,
@@ -34,7 +34,9 @@ pub(crate) fn run(args: &TokenArgs) -> anyhow::Result<ExitCode> {
     };
     match done {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) if matches!(error.downcast_ref(), Some(FileError::Exists { .. } | FileError::Unknown { .. })) => {
+        Err(error)
+            if matches!(error.downcast_ref(), Some(TokenFileError::Exists { .. } | TokenFileError::Unknown { .. })) =>
+        {
             print::error(&error);
             Ok(ExitCode::from(NO_ENTRY))
         }
@@ -85,14 +87,14 @@ fn create(args: &TokenCreateArgs) -> anyhow::Result<()> {
         // The server compares canonical paths: symlinks resolved. The directory must exist.
         root.canonicalize().with_context(|| format!("find `{}`", root.display()))
     });
-    let entry = Entry {
+    let entry = AccessEntry {
         name: args.name.clone(),
         scopes: if args.scope.is_empty() { all() } else { args.scope.clone() },
         roots: roots.collect::<anyhow::Result<_>>()?,
         env: (!args.env.is_empty()).then(|| args.env.clone()),
         sandbox: args.sandbox,
-        expires: args.expires.map(|after| Moment(wall_clock::now_seconds() + after.as_secs())),
-        ..Entry::default()
+        expires: args.expires.map(|after| Timestamp(wall_clock::now_seconds() + after.as_secs())),
+        ..AccessEntry::default()
     };
     // Open the output file first: do not create a token that cannot be stored.
     let out = args.out.as_deref().map(NewFile::create).transpose()?;
@@ -169,7 +171,7 @@ fn revoke(path: &Path, name: &str) -> anyhow::Result<()> {
 
 fn list(path: &Path, as_json: bool) -> anyhow::Result<()> {
     let file = TokenFile::read(path)?.unwrap_or_default();
-    let date = |moment: Option<Moment>| moment.map(|moment| wall_clock::show_seconds(moment.0));
+    let date = |moment: Option<Timestamp>| moment.map(|moment| wall_clock::show_seconds(moment.0));
     if as_json {
         let entries: Vec<_> = file
             .all()
@@ -207,8 +209,8 @@ fn list(path: &Path, as_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn state(entry: &Entry) -> &'static str {
-    let is_past = |moment: Moment| moment.0 <= wall_clock::now_seconds();
+fn state(entry: &AccessEntry) -> &'static str {
+    let is_past = |moment: Timestamp| moment.0 <= wall_clock::now_seconds();
     match (entry.revoked, entry.expires) {
         (Some(_), _) => "revoked",
         (None, Some(expires)) if is_past(expires) => "expired",

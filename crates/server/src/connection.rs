@@ -35,8 +35,8 @@ use tokio::{
 use tracing::Instrument as _;
 
 use crate::{
-    access::{Ended, Grant},
-    audit::Record,
+    access::{Grant, GrantEnd},
+    audit::AuditRecord,
     core::{Authenticated, Core},
     dispatch::{self, RequestFuture},
     error::Failure,
@@ -186,10 +186,10 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         ended: Notify::new(),
     });
     core.connected(&peer);
-    core.config.audit.record(Record {
+    core.config.audit.record(AuditRecord {
         principal: Some(grant.principal().to_string()),
         peer: Some(label.clone()),
-        ..Record::of("connection.open")
+        ..AuditRecord::of("connection.open")
     });
     let share = core.incoming.join(id);
     let reader = Box::new(CountingReader {
@@ -265,11 +265,11 @@ impl Connection {
 
     /// Ends the connection because its grant has ended. Nothing that the peer sent is handled from here on. Its session
     /// is detached as after any disconnect.
-    fn cut(&mut self, why: Ended) -> Option<u16> {
+    fn cut(&mut self, why: GrantEnd) -> Option<u16> {
         tracing::warn!(peer = %self.label, principal = %self.grant.principal(), reason = why.reason(), "connection cut");
         self.goodbye = CUT;
         self.peer.outgoing.close(ACCESS_ENDED, why.reason());
-        self.record(Record { reason: Some(why.word().to_owned()), ..Record::of("connection.cut") });
+        self.record(AuditRecord { reason: Some(why.as_str().to_owned()), ..AuditRecord::of("connection.cut") });
         None
     }
 
@@ -333,13 +333,13 @@ impl Connection {
         }
         self.core.incoming.leave(&self.share);
         self.core.disconnected(&self.peer);
-        self.record(Record::of("connection.close"));
+        self.record(AuditRecord::of("connection.close"));
     }
 
     /// Writes an audit record about this peer.
-    pub(crate) fn record(&self, record: Record) {
+    pub(crate) fn record(&self, record: AuditRecord) {
         let (principal, peer) = (Some(self.grant.principal().to_string()), Some(self.label.clone()));
-        self.core.config.audit.record(Record { principal, peer, ..record });
+        self.core.config.audit.record(AuditRecord { principal, peer, ..record });
     }
 
     /// Waits, unless the connection ends first.
@@ -495,7 +495,7 @@ impl Connection {
         if let Some(scope) = self.grant.lacks(method) {
             let (principal, method) = (self.grant.principal().to_string(), method.name);
             let reason = Some(format!("lacks {}", scope.as_str()));
-            self.record(Record { method: Some(method), reason, ..Record::of("request.deny") });
+            self.record(AuditRecord { method: Some(method), reason, ..AuditRecord::of("request.deny") });
             return reply.fail(&Failure::LacksScope { principal, method, scope: scope.as_str() });
         }
         let span = reply.span().clone();

@@ -30,7 +30,7 @@ use crate::{error::Failure, process::lock};
 const PAGE_TIME: Duration = Duration::from_millis(100);
 
 /// How often a thread that waits for its reader checks whether it should stop.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 /// Most search and watch threads of all connections together.
 #[derive(Debug)]
@@ -254,7 +254,7 @@ impl SearchTask {
             if self.stop.check().is_some() {
                 return ControlFlow::Break(());
             }
-            let waited = self.room.wait_timeout(buffer, LOOK_EVERY);
+            let waited = self.room.wait_timeout(buffer, CHECK_EVERY);
             buffer = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         buffer.bytes += line.cost();

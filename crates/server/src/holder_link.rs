@@ -35,7 +35,7 @@ use crate::{
     metrics::Metrics,
     process::{Process, ProcessInit, ProcessMeta, lock},
     pump::Reply,
-    sandbox::Confined,
+    sandbox::ProcessSandbox,
     session::{Session, StartGate, short_id},
 };
 
@@ -87,7 +87,7 @@ struct HolderMessage {
     /// The request number, if the message is a start.
     start: Option<u32>,
     bytes: Vec<u8>,
-    confined: Option<Arc<Confined>>,
+    confined: Option<Arc<ProcessSandbox>>,
 }
 
 impl HolderMessage {
@@ -112,7 +112,7 @@ pub(crate) enum ReplyWaiter {
         meta: ProcessMeta,
         gate: StartGate,
         reply: Reply,
-        confined: Option<Arc<Confined>>,
+        confined: Option<Arc<ProcessSandbox>>,
         reserved: ReservedFd,
         session: Weak<Session>,
         /// The search path for a program name without a slash. Named in the error if the program is not found.
@@ -313,7 +313,7 @@ impl HolderLink {
         &self,
         waiter: ReplyWaiter,
         spec: StartSpec,
-        confined: Option<Arc<Confined>>,
+        confined: Option<Arc<ProcessSandbox>>,
     ) -> Result<(), Box<UnsentRequest>> {
         let kit = confined.as_ref().map(|confined| confined.kit.parts().0);
         self.request_with(waiter, confined, |req| match kit {
@@ -330,7 +330,7 @@ impl HolderLink {
     fn request_with<'a>(
         &self,
         waiter: ReplyWaiter,
-        confined: Option<Arc<Confined>>,
+        confined: Option<Arc<ProcessSandbox>>,
         request: impl FnOnce(u32) -> ToHolder<'a>,
     ) -> Result<(), Box<UnsentRequest>> {
         let is_start;

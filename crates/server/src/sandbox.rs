@@ -60,7 +60,7 @@ pub(crate) struct Confinement {
     files: Option<Policy>,
     scope: Scope,
     is_network_restricted: bool,
-    /// The principal whose rights require that files are restricted (see `Floor`).
+    /// The principal whose rights require that files are restricted (see `SandboxFloor`).
     floor_of: Option<String>,
 }
 
@@ -85,7 +85,7 @@ impl Confinement {
 }
 
 /// The parsed sandbox field of a request.
-pub(crate) enum Asked {
+pub(crate) enum RequestedSandbox {
     /// `null`: no sandbox.
     Nothing,
     /// A sandbox that restricts nothing.
@@ -99,7 +99,7 @@ pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
 
 /// The prepared sandbox of a process.
 #[derive(Debug)]
-pub(crate) struct Confined {
+pub(crate) struct ProcessSandbox {
     pub(crate) kit: Kit,
     pub(crate) rules: Rules,
     mounted: Mounted,
@@ -112,7 +112,7 @@ pub(crate) struct Confined {
 #[derive(Debug)]
 pub(crate) struct FileView {
     /// `None`: all files may be accessed, so no view is needed.
-    shown: Option<Shown>,
+    shown: Option<MountedTree>,
     pub(crate) rules: Rules,
     is_network_restricted: bool,
     used: Mutex<Instant>,
@@ -120,7 +120,7 @@ pub(crate) struct FileView {
 
 /// A file tree, and the mount namespace that keeps it alive.
 #[derive(Debug)]
-struct Shown {
+struct MountedTree {
     tree: Arc<FileTree>,
     mounted: Mounted,
     _namespace: OwnedFd,
@@ -164,7 +164,7 @@ impl FileView {
     }
 }
 
-impl Confined {
+impl ProcessSandbox {
     /// If the sandbox is the reason for a failed start, returns the error that says so. Otherwise returns `failure`.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
         let denied = match &failure {
@@ -182,7 +182,7 @@ impl Confined {
     }
 }
 
-trait Ready {
+trait CachedSandbox {
     fn rules(&self) -> &Rules;
 
     /// Whether all mounts of the view are still in place.
@@ -191,7 +191,7 @@ trait Ready {
     fn used(&self) -> &Mutex<Instant>;
 }
 
-impl Ready for Confined {
+impl CachedSandbox for ProcessSandbox {
     fn rules(&self) -> &Rules {
         &self.rules
     }
@@ -205,7 +205,7 @@ impl Ready for Confined {
     }
 }
 
-impl Ready for FileView {
+impl CachedSandbox for FileView {
     fn rules(&self) -> &Rules {
         &self.rules
     }
@@ -220,15 +220,15 @@ impl Ready for FileView {
 }
 
 /// Cached sandboxes, most recently used last; at most [`KEPT`].
-type Kept<T> = Mutex<Vec<(Confinement, Arc<T>)>>;
+type SandboxCache<T> = Mutex<Vec<(Confinement, Arc<T>)>>;
 
 /// All sandboxes of a server, with their caches.
 pub(crate) struct Sandboxes {
     holders: Arc<dyn Holders>,
     hidden: Vec<PathBuf>,
     tmpdir: Option<PathBuf>,
-    processes: Kept<Confined>,
-    views: Kept<FileView>,
+    processes: SandboxCache<ProcessSandbox>,
+    views: SandboxCache<FileView>,
     /// Paths of possible placeholders, and the time of the last sweep.
     placed: Mutex<(BTreeSet<PathBuf>, Instant)>,
 }
@@ -269,15 +269,15 @@ impl Sandboxes {
     }
 
     /// `read` for the raw JSON of a request.
-    pub(crate) fn read_raw(&self, context: &RawValue) -> Result<Asked, Failure> {
+    pub(crate) fn read_raw(&self, context: &RawValue) -> Result<RequestedSandbox, Failure> {
         let context: Option<wire::SandboxContext> = serde_json::from_str(context.get())
             .map_err(|error| Failure::InvalidParams { reason: format!("sandbox: {error}") })?;
-        let Some(context) = context else { return Ok(Asked::Nothing) };
-        Ok(self.read(&context)?.map_or(Asked::Free, Asked::Confined))
+        let Some(context) = context else { return Ok(RequestedSandbox::Nothing) };
+        Ok(self.read(&context)?.map_or(RequestedSandbox::Free, RequestedSandbox::Confined))
     }
 
     /// The sandbox for a process, cached or new.
-    pub(crate) fn process(&self, asked: &Confinement) -> Result<Arc<Confined>, Failure> {
+    pub(crate) fn process(&self, asked: &Confinement) -> Result<Arc<ProcessSandbox>, Failure> {
         // A mount hides a path, not a file. If the file has another hard link, a sandboxed process could reach it
         // there, even inside a directory that the policy grants.
         if let Some(path) = own_files::find_hard_linked(&self.hidden) {
@@ -288,7 +288,7 @@ impl Sandboxes {
                 ),
             });
         }
-        self.ready(
+        self.get_or_build(
             asked,
             &self.processes,
             || self.rules_with_placeholders(asked),
@@ -303,7 +303,13 @@ impl Sandboxes {
                 Kit::check_host().map_err(not_enforceable)?;
                 let (view, mounted) = self.build(&Script::new(rules, purpose))?;
                 let kit = Kit::new(rules, purpose, asked.is_network_restricted, view).map_err(not_enforceable)?;
-                Ok(Confined { kit, rules: rules.clone(), mounted, placeholders, used: Mutex::new(Instant::now()) })
+                Ok(ProcessSandbox {
+                    kit,
+                    rules: rules.clone(),
+                    mounted,
+                    placeholders,
+                    used: Mutex::new(Instant::now()),
+                })
             },
         )
     }
@@ -318,7 +324,7 @@ impl Sandboxes {
         if !rules.absent().is_empty() {
             // Record the paths before creating the placeholders. If the server is killed in between, the next server
             // finds them.
-            self.place(rules.absent());
+            self.record_placeholders(rules.absent());
             for path in rules.absent() {
                 placeholder::make(path).map_err(|error| Failure::NotEnforceable {
                     what: format!("`{}` cannot be kept from being made: {error}", path.display()),
@@ -326,13 +332,13 @@ impl Sandboxes {
             }
             rules = asked.rules()?;
         }
-        self.place(rules.guarded());
+        self.record_placeholders(rules.guarded());
         Ok(rules)
     }
 
     /// Records placeholders in memory and on disk. The file is written under the lock, so that it is never older than
     /// the memory.
-    fn place(&self, paths: &[PathBuf]) {
+    fn record_placeholders(&self, paths: &[PathBuf]) {
         let mut placed = lock(&self.placed);
         let before = placed.0.len();
         placed.0.extend(paths.iter().cloned());
@@ -355,12 +361,12 @@ impl Sandboxes {
         }
         if !gone.is_empty() || !left.is_empty() {
             lock(&self.placed).0.extend(left);
-            self.forget_placed(&gone);
+            self.forget_placeholders(&gone);
         }
     }
 
     /// Removes the paths from the record, in memory and on disk.
-    fn forget_placed(&self, gone: &[PathBuf]) {
+    fn forget_placeholders(&self, gone: &[PathBuf]) {
         let mut placed = lock(&self.placed);
         for path in gone {
             placed.0.remove(path);
@@ -395,19 +401,19 @@ impl Sandboxes {
         lock(&self.views).retain(|(_, kept)| Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < IDLE);
         let (gone, _) = placeholder::remove_all(paths);
         if !gone.is_empty() {
-            self.forget_placed(&gone);
+            self.forget_placeholders(&gone);
         }
     }
 
     /// The view for a file request, cached or new.
     pub(crate) fn files(&self, asked: &Confinement) -> Result<Arc<FileView>, Failure> {
-        self.ready(
+        self.get_or_build(
             asked,
             &self.views,
             || asked.rules(),
             |rules| {
                 let is_open = asked.files.is_none() || rules.allows_everything_but(&self.hidden);
-                let shown = if is_open { None } else { Some(self.show(rules)?) };
+                let shown = if is_open { None } else { Some(self.build_tree(rules)?) };
                 let is_network_restricted = asked.is_network_restricted;
                 Ok(FileView { shown, rules: rules.clone(), is_network_restricted, used: Mutex::new(Instant::now()) })
             },
@@ -415,10 +421,10 @@ impl Sandboxes {
     }
 
     /// Returns the cached sandbox for this request if it is still valid, or makes a new one.
-    fn ready<T: Ready>(
+    fn get_or_build<T: CachedSandbox>(
         &self,
         asked: &Confinement,
-        kept: &Kept<T>,
+        kept: &SandboxCache<T>,
         read: impl Fn() -> Result<Rules, Failure>,
         make: impl Fn(&Rules) -> Result<T, Failure>,
     ) -> Result<Arc<T>, Failure> {
@@ -465,7 +471,7 @@ impl Sandboxes {
     }
 
     /// Builds the file tree that the rules allow.
-    fn show(&self, rules: &Rules) -> Result<Shown, Failure> {
+    fn build_tree(&self, rules: &Rules) -> Result<MountedTree, Failure> {
         let script = Script::new(rules, Purpose::Files);
         let (Built { root, mounts, .. }, mounted) = self.build(&script)?;
         let mut covers = Vec::new();
@@ -482,7 +488,7 @@ impl Sandboxes {
         // A placeholder may be removed at any time, but its name must stay reserved. So the tree treats guarded paths
         // as absent too.
         let absent = rules.absent().iter().chain(rules.guarded()).cloned().collect();
-        Ok(Shown { tree: Arc::new(FileTree { root, covers, absent }), mounted, _namespace: mounts })
+        Ok(MountedTree { tree: Arc::new(FileTree { root, covers, absent }), mounted, _namespace: mounts })
     }
 
     fn build(&self, script: &Script) -> Result<(Built, Mounted), Failure> {
@@ -535,7 +541,7 @@ impl Confinement {
 pub(crate) async fn confine(
     core: Option<Arc<Core>>,
     launch: &mut ProcessLaunch,
-) -> Result<Option<Arc<Confined>>, Failure> {
+) -> Result<Option<Arc<ProcessSandbox>>, Failure> {
     let (Some(asked), Some(core)) = (launch.confinement.clone(), core) else { return Ok(None) };
     let sandboxes = core.sandboxes.clone();
     let made = tokio::task::spawn_blocking(move || sandboxes.process(&asked)).await;

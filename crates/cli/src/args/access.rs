@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
-use exec_server_server::{access::Floor, audit::Mode, listen::ListenUrl};
+use exec_server_server::{access::SandboxFloor, audit::AuditPolicy, listen::ListenUrl};
 
 use super::values;
 
@@ -56,10 +56,10 @@ pub(crate) struct AccessArgs {
 
 impl AccessArgs {
     /// What happens when the audit log cannot be written.
-    pub(crate) fn audit_mode(&self) -> Mode {
+    pub(crate) fn audit_mode(&self) -> AuditPolicy {
         match self.audit_mode {
-            AuditMode::BestEffort => Mode::BestEffort,
-            AuditMode::Strict => Mode::Strict,
+            AuditMode::BestEffort => AuditPolicy::BestEffort,
+            AuditMode::Strict => AuditPolicy::Strict,
         }
     }
 }
@@ -118,7 +118,7 @@ pub(crate) struct TokenCreateArgs {
     /// Refuse what touches files or starts processes without a sandbox of this server: required, or offline for one without a network
     /// [default: none is needed]
     #[arg(long, value_name = "FLOOR", value_parser = values::floor)]
-    pub(crate) sandbox: Option<Floor>,
+    pub(crate) sandbox: Option<SandboxFloor>,
     /// Let it end after so long: 12h, 30d [default: never]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) expires: Option<Duration>,

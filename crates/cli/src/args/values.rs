@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use exec_server_protocol::limits;
-use exec_server_server::access::Floor;
+use exec_server_server::access::SandboxFloor;
 
 use crate::limits::LimitValue;
 
@@ -190,10 +190,10 @@ pub(super) fn scope(text: &str) -> Result<String, &'static str> {
 }
 
 /// A sandbox floor.
-pub(super) fn floor(text: &str) -> Result<Floor, &'static str> {
+pub(super) fn floor(text: &str) -> Result<SandboxFloor, &'static str> {
     match text {
-        "required" => Ok(Floor::Required),
-        "offline" => Ok(Floor::Offline),
+        "required" => Ok(SandboxFloor::Required),
+        "offline" => Ok(SandboxFloor::Offline),
         _ => Err("must be required or offline"),
     }
 }

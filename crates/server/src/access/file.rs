@@ -33,7 +33,7 @@ use exec_server_protocol::method::Scope;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-use super::{Floor, Rights};
+use super::{Rights, SandboxFloor};
 use crate::{
     core::Principal,
     state_dir::{self, NotPrivate, Token, TokenDigest, TokenError, private},
@@ -46,7 +46,7 @@ const MAX_BYTES: u64 = 1 << 20;
 const HEADER: &str = "# Who may connect to exec-server, and what for. Written by `exec-server token`; an edit by hand counts within a second.\n\n";
 
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
+pub enum TokenFileError {
     #[error("use token file `{}`", path.display())]
     Io { path: PathBuf, source: io::Error },
     /// Other users can read the file or could have written it.
@@ -68,16 +68,16 @@ pub enum FileError {
 
 /// Seconds since 1970. Stored as a date in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(pub u64);
+pub struct Timestamp(pub u64);
 
-impl Serialize for Moment {
+impl Serialize for Timestamp {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let date: toml::value::Datetime = wall_clock::show_seconds(self.0).parse().map_err(ser::Error::custom)?;
         date.serialize(serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Moment {
+impl<'de> Deserialize<'de> for Timestamp {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = toml::value::Datetime::deserialize(deserializer)?.to_string();
         let wrong = || de::Error::custom(format_args!("`{text}` is neither a date nor a time in UTC with `Z`"));
@@ -88,7 +88,7 @@ impl<'de> Deserialize<'de> for Moment {
 /// A token or a certificate, and its rights.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct AccessEntry {
     pub name: String,
     /// SHA-256 of the token or of the certificate's DER, in lower-case hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,13 +106,13 @@ pub struct Entry {
     pub env: Option<Vec<String>>,
     /// The weakest sandbox that its requests may use; see `Rights::sandbox`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sandbox: Option<Floor>,
+    pub sandbox: Option<SandboxFloor>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub created: Option<Moment>,
+    pub created: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expires: Option<Moment>,
+    pub expires: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub revoked: Option<Moment>,
+    pub revoked: Option<Timestamp>,
 }
 
 /// The contents of a token file.
@@ -123,16 +123,16 @@ pub struct TokenFile {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_listed_certificates: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tokens: Vec<Entry>,
+    pub tokens: Vec<AccessEntry>,
     /// Certificates, by subject alternative name or fingerprint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub certificates: Vec<Entry>,
+    pub certificates: Vec<AccessEntry>,
 }
 
-impl Entry {
+impl AccessEntry {
     /// The rights of the entry, or an error if they are invalid.
-    pub(super) fn rights(&self) -> Result<Rights, FileError> {
-        let wrong = |what| FileError::Entry { name: self.name.clone(), what };
+    pub(super) fn rights(&self) -> Result<Rights, TokenFileError> {
+        let wrong = |what| TokenFileError::Entry { name: self.name.clone(), what };
         let scopes: Option<Vec<Scope>> = self.scopes.iter().map(|word| Scope::find(word)).collect();
         let scopes =
             scopes.ok_or_else(|| wrong("a scope is none of exec, stdin, signal, fs-read, fs-write, http, metrics"))?;
@@ -152,8 +152,8 @@ impl Entry {
         self.sha256.as_deref().and_then(TokenDigest::from_hex)
     }
 
-    fn check(&self, is_token: bool) -> Result<(), FileError> {
-        let wrong = |what| Err(FileError::Entry { name: self.name.clone(), what });
+    fn check(&self, is_token: bool) -> Result<(), TokenFileError> {
+        let wrong = |what| Err(TokenFileError::Entry { name: self.name.clone(), what });
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'@');
         if self.name.is_empty() || self.name.len() > 64 || !self.name.bytes().all(is_plain) {
             return wrong("a name has 1 to 64 of letters, digits and `._-@`");
@@ -174,8 +174,8 @@ impl Entry {
 
 impl TokenFile {
     /// Reads a file that belongs to us or root and that no other user can access. `None` if it does not exist.
-    pub fn read(path: &Path) -> Result<Option<Self>, FileError> {
-        let failed = |source| FileError::Io { path: path.to_owned(), source };
+    pub fn read(path: &Path) -> Result<Option<Self>, TokenFileError> {
+        let failed = |source| TokenFileError::Io { path: path.to_owned(), source };
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -185,17 +185,17 @@ impl TokenFile {
         let mut text = String::new();
         file.take(MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
         let file: Self = toml::from_str(&text)
-            .map_err(|source| FileError::Syntax { path: path.to_owned(), source: Box::new(source) })?;
+            .map_err(|source| TokenFileError::Syntax { path: path.to_owned(), source: Box::new(source) })?;
         file.check()?;
         Ok(Some(file))
     }
 
-    fn check(&self) -> Result<(), FileError> {
+    fn check(&self) -> Result<(), TokenFileError> {
         let mut names = BTreeSet::new();
         let mut keys = BTreeSet::new();
         for (is_token, entry) in self.all() {
             entry.check(is_token)?;
-            let wrong = |what| FileError::Entry { name: entry.name.clone(), what };
+            let wrong = |what| TokenFileError::Entry { name: entry.name.clone(), what };
             if !names.insert(&entry.name) {
                 return Err(wrong("two entries have this name"));
             }
@@ -207,7 +207,7 @@ impl TokenFile {
     }
 
     /// All entries, each with a flag: true for a token, false for a certificate.
-    pub fn all(&self) -> impl Iterator<Item = (bool, &Entry)> {
+    pub fn all(&self) -> impl Iterator<Item = (bool, &AccessEntry)> {
         self.tokens.iter().map(|entry| (true, entry)).chain(self.certificates.iter().map(|entry| (false, entry)))
     }
 
@@ -216,36 +216,36 @@ impl TokenFile {
     ///
     /// A revoked entry of the same name is replaced. The new token then also gets the sessions of the old one, because
     /// both have the same principal.
-    pub fn create(path: &Path, entry: Entry) -> Result<Token, FileError> {
+    pub fn create(path: &Path, entry: AccessEntry) -> Result<Token, TokenFileError> {
         let token = Token::generate()?;
         let name = entry.name.clone();
         Self::edit(path, |file| {
             file.tokens.retain(|old| old.name != name || old.revoked.is_none());
             if file.all().any(|(_, old)| old.name == name) {
-                return Err(FileError::Exists { name: name.clone() });
+                return Err(TokenFileError::Exists { name: name.clone() });
             }
-            let created = Some(Moment(wall_clock::now_seconds()));
-            file.tokens.push(Entry { sha256: Some(token.digest().to_hex()), san: None, created, ..entry });
+            let created = Some(Timestamp(wall_clock::now_seconds()));
+            file.tokens.push(AccessEntry { sha256: Some(token.digest().to_hex()), san: None, created, ..entry });
             Ok(())
         })?;
         Ok(token)
     }
 
     /// Revokes an entry of the file at `path`, permanently.
-    pub fn revoke(path: &Path, name: &str) -> Result<(), FileError> {
+    pub fn revoke(path: &Path, name: &str) -> Result<(), TokenFileError> {
         Self::edit(path, |file| {
             let mut all = file.tokens.iter_mut().chain(&mut file.certificates);
             let entry = all.find(|entry| entry.name == name);
-            let entry = entry.ok_or_else(|| FileError::Unknown { name: name.to_owned() })?;
+            let entry = entry.ok_or_else(|| TokenFileError::Unknown { name: name.to_owned() })?;
             // If it was revoked before, keep the first date.
-            entry.revoked.get_or_insert(Moment(wall_clock::now_seconds()));
+            entry.revoked.get_or_insert(Timestamp(wall_clock::now_seconds()));
             Ok(())
         })
     }
 
     /// Changes the file under a lock, so that concurrent edits do not overwrite each other.
-    fn edit(path: &Path, change: impl FnOnce(&mut Self) -> Result<(), FileError>) -> Result<(), FileError> {
-        let failed = |source: io::Error| FileError::Io { path: path.to_owned(), source };
+    fn edit(path: &Path, change: impl FnOnce(&mut Self) -> Result<(), TokenFileError>) -> Result<(), TokenFileError> {
+        let failed = |source: io::Error| TokenFileError::Io { path: path.to_owned(), source };
         // The lock is a separate file, because the rename replaces the token file itself.
         let lock = path.with_extension("toml.lock");
         let lock =

@@ -20,14 +20,14 @@ pub struct Rights {
     /// Names of environment variables that its requests may set; `LC_*` matches a prefix. `None`: any.
     pub env: Option<Vec<String>>,
     /// The weakest sandbox that its requests may use. `None`: a sandbox is not required.
-    pub sandbox: Option<Floor>,
+    pub sandbox: Option<SandboxFloor>,
 }
 
 /// The minimum for the sandbox of a request. The request must have a sandbox, but chooses itself what the sandbox
 /// allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Floor {
+pub enum SandboxFloor {
     /// A sandbox that restricts files and that this server enforces.
     Required,
     /// Like `Required`, and also without network access.
@@ -43,7 +43,7 @@ impl Rights {
 
 /// Why a grant ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum GrantEnd {
     /// The entry was revoked or removed from the file.
     Revoked,
     /// The entry's expiry date has passed.
@@ -52,9 +52,9 @@ pub enum Ended {
     Changed,
 }
 
-impl Ended {
+impl GrantEnd {
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Revoked => "revoked",
             Self::Expired => "expired",
@@ -79,14 +79,14 @@ pub struct Grant {
     principal: Principal,
     rights: Arc<Rights>,
     /// `None` for a grant that cannot be revoked while the server runs.
-    ended: Option<watch::Receiver<Option<Ended>>>,
+    ended: Option<watch::Receiver<Option<GrantEnd>>>,
 }
 
 /// The revoking end of the grants of one entry.
 #[derive(Debug)]
-pub(super) struct Recall(watch::Sender<Option<Ended>>);
+pub(super) struct GrantRevoker(watch::Sender<Option<GrantEnd>>);
 
-impl Recall {
+impl GrantRevoker {
     pub(super) fn new() -> Self {
         Self(watch::channel(None).0)
     }
@@ -96,7 +96,7 @@ impl Recall {
     }
 
     /// Ends all grants. If they have ended before, the first reason stays.
-    pub(super) fn end(&self, why: Ended) {
+    pub(super) fn end(&self, why: GrantEnd) {
         self.0.send_if_modified(|ended| ended.is_none() && ended.replace(why).is_none());
     }
 
@@ -137,14 +137,14 @@ impl Grant {
     }
 
     /// Returns when the grant ends. Cancel safe.
-    pub(crate) async fn ended(&mut self) -> Ended {
+    pub(crate) async fn ended(&mut self) -> GrantEnd {
         if let Some(ended) = &mut self.ended
             && let Ok(why) = ended.wait_for(Option::is_some).await
             && let Some(why) = *why
         {
             return why;
         }
-        // The grant cannot be revoked, or its `Recall` was dropped.
+        // The grant cannot be revoked, or its `GrantRevoker` was dropped.
         std::future::pending().await
     }
 }

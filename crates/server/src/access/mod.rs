@@ -20,9 +20,9 @@ mod file;
 mod grant;
 mod table;
 
-pub use file::{Entry, FileError, Moment, TokenFile};
-pub use grant::{Ended, Floor, Grant, Rights};
-pub use table::Change;
+pub use file::{AccessEntry, Timestamp, TokenFile, TokenFileError};
+pub use grant::{Grant, GrantEnd, Rights, SandboxFloor};
+pub use table::AccessChange;
 
 use std::{
     fs, io,
@@ -35,12 +35,12 @@ use std::{
 
 use tokio::sync::mpsc;
 
-use self::table::Table;
+use self::table::AccessTable;
 use crate::{process::lock, state_dir::TokenDigest, wall_clock};
 
 /// How often to check the file and the expiry dates. Including the time to close a connection, a revocation takes
 /// effect in less than a second.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const CHECK_EVERY: Duration = Duration::from_millis(250);
 
 /// Capacity of the queue of news. When it is full, the watching thread waits.
 const NEWS_WAITING: usize = 64;
@@ -64,14 +64,14 @@ pub struct Access {
     /// No authentication is required: all clients act as the owner.
     is_open: bool,
     file: Option<PathBuf>,
-    table: Mutex<Table>,
+    table: Mutex<AccessTable>,
     /// The stamp of the file at the last check, whether the file was valid or not.
-    seen: Mutex<Option<Stamp>>,
+    seen: Mutex<Option<FileStamp>>,
 }
 
 /// File metadata that changes when the file does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     id: (u64, u64),
     size: u64,
     modified: (i64, i64),
@@ -80,10 +80,10 @@ struct Stamp {
 
 /// The outcome of a check of the file and the expiry dates.
 #[derive(Debug)]
-pub enum News {
-    Changed(Change),
+pub enum AccessUpdate {
+    Changed(AccessChange),
     /// The file is invalid. The previous entries stay in force.
-    Broken(FileError),
+    Broken(TokenFileError),
 }
 
 impl Access {
@@ -100,11 +100,11 @@ impl Access {
     }
 
     /// Also admits the clients in a token file. A missing file counts as empty; an invalid one is an error.
-    pub fn with_file(mut self, path: &Path) -> Result<Self, FileError> {
+    pub fn with_file(mut self, path: &Path) -> Result<Self, TokenFileError> {
         self.file = Some(path.to_owned());
-        match self.look().into_iter().find_map(|news| match news {
-            News::Broken(error) => Some(error),
-            News::Changed(_) => None,
+        match self.check().into_iter().find_map(|news| match news {
+            AccessUpdate::Broken(error) => Some(error),
+            AccessUpdate::Changed(_) => None,
         }) {
             Some(error) => Err(error),
             None => Ok(self),
@@ -113,7 +113,7 @@ impl Access {
 
     /// The grant of a client that offers nothing. `None` if authentication is required.
     #[must_use]
-    pub fn anybody(&self) -> Option<Grant> {
+    pub fn open_grant(&self) -> Option<Grant> {
         self.is_open.then(Grant::owner)
     }
 
@@ -131,18 +131,18 @@ impl Access {
     }
 
     /// Checks the file and the expiry dates until the returned future is dropped. A change is already in force when
-    /// `tell` is called with it.
+    /// `on_update` is called with it.
     ///
     /// The checks run on a separate thread, which ends with the future. One reason is that a file system may be slow.
     /// The other is the kernel's scheduler: it treats a runtime thread that wakes another thread four times a second as
     /// one that serves many threads, and moves it to a different CPU from the client that it answers.
-    pub fn watch<T: Fn(News)>(self: Arc<Self>, tell: T) -> io::Result<impl Future<Output = ()> + use<T>> {
+    pub fn watch<T: Fn(AccessUpdate)>(self: Arc<Self>, on_update: T) -> io::Result<impl Future<Output = ()> + use<T>> {
         let (news_tx, mut news_rx) = mpsc::channel(NEWS_WAITING);
         // Nothing is sent on this channel. It disconnects when the future is dropped, which ends the thread.
         let (alive_tx, alive_rx) = std::sync::mpsc::sync_channel::<()>(0);
         thread::Builder::new().name("access".to_owned()).stack_size(STACK_BYTES).spawn(move || {
-            while alive_rx.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
-                for news in self.look() {
+            while alive_rx.recv_timeout(CHECK_EVERY) == Err(RecvTimeoutError::Timeout) {
+                for news in self.check() {
                     if news_tx.blocking_send(news).is_err() {
                         return;
                     }
@@ -152,33 +152,33 @@ impl Access {
         Ok(async move {
             let _alive_tx = alive_tx;
             while let Some(news) = news_rx.recv().await {
-                tell(news);
+                on_update(news);
             }
         })
     }
 
-    fn look(&self) -> Vec<News> {
+    fn check(&self) -> Vec<AccessUpdate> {
         let now = wall_clock::now_seconds();
-        let mut news: Vec<News> = Vec::new();
+        let mut news: Vec<AccessUpdate> = Vec::new();
         if let Some(path) = &self.file {
             let stamp = stamp(path).ok();
             let mut seen = lock(&self.seen);
             if *seen != stamp {
                 match TokenFile::read(path).and_then(|file| lock(&self.table).apply(&file.unwrap_or_default(), now)) {
-                    Ok(changes) => news.extend(changes.into_iter().map(News::Changed)),
-                    Err(error) => news.push(News::Broken(error)),
+                    Ok(changes) => news.extend(changes.into_iter().map(AccessUpdate::Changed)),
+                    Err(error) => news.push(AccessUpdate::Broken(error)),
                 }
                 *seen = stamp;
             }
         }
-        news.extend(lock(&self.table).expire(now).into_iter().map(News::Changed));
+        news.extend(lock(&self.table).expire(now).into_iter().map(AccessUpdate::Changed));
         news
     }
 }
 
-fn stamp(path: &Path) -> io::Result<Stamp> {
+fn stamp(path: &Path) -> io::Result<FileStamp> {
     let metadata = fs::metadata(path)?;
-    Ok(Stamp {
+    Ok(FileStamp {
         id: (metadata.dev(), metadata.ino()),
         size: metadata.size(),
         modified: (metadata.mtime(), metadata.mtime_nsec()),

@@ -6,67 +6,67 @@ use std::{collections::BTreeMap, sync::Arc};
 use subtle::{Choice, ConditionallySelectable as _};
 
 use super::{
-    Certificate, Ended, Grant, Rights,
-    file::{Entry, FileError, TokenFile},
-    grant::Recall,
+    Certificate, Grant, GrantEnd, Rights,
+    file::{AccessEntry, TokenFile, TokenFileError},
+    grant::GrantRevoker,
 };
 use crate::{core::Principal, state_dir::TokenDigest};
 
 /// A change of an entry, to be logged and recorded in the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct AccessChange {
     pub principal: String,
     /// `granted`, `revoked`, `expired` or `changed`.
     pub what: &'static str,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    listed: Vec<Listed>,
+pub(super) struct AccessTable {
+    listed: Vec<ListedEntry>,
     only_listed_certificates: bool,
     /// Connected certificates that are not listed, by fingerprint. Kept so that a later revocation can end their
     /// connections.
-    unlisted: BTreeMap<String, Unlisted>,
+    unlisted: BTreeMap<String, UnlistedCertificate>,
 }
 
 #[derive(Debug)]
-struct Listed {
+struct ListedEntry {
     is_token: bool,
-    entry: Entry,
+    entry: AccessEntry,
     /// Decoded once. The digest of a certificate is never compared with a token.
     digest: TokenDigest,
     rights: Arc<Rights>,
-    recall: Recall,
+    revoker: GrantRevoker,
     /// Set once the end was reported.
-    ended: Option<Ended>,
+    ended: Option<GrantEnd>,
 }
 
 #[derive(Debug)]
-struct Unlisted {
+struct UnlistedCertificate {
     names: Vec<String>,
-    recall: Recall,
+    revoker: GrantRevoker,
 }
 
-impl Listed {
-    fn new(is_token: bool, entry: &Entry, now: u64) -> Result<Self, FileError> {
+impl ListedEntry {
+    fn new(is_token: bool, entry: &AccessEntry, now: u64) -> Result<Self, TokenFileError> {
         let mut listed = Self {
             is_token,
             // An entry for a certificate by name has no digest. No token hashes to zeros.
             digest: entry.digest().unwrap_or_else(TokenDigest::nobody),
             rights: Arc::new(entry.rights()?),
             entry: entry.clone(),
-            recall: Recall::new(),
+            revoker: GrantRevoker::new(),
             ended: None,
         };
         listed.ended = listed.over(now);
         Ok(listed)
     }
 
-    fn over(&self, now: u64) -> Option<Ended> {
+    fn over(&self, now: u64) -> Option<GrantEnd> {
         if self.entry.revoked.is_some() {
-            return Some(Ended::Revoked);
+            return Some(GrantEnd::Revoked);
         }
-        self.entry.expires.is_some_and(|expires| expires.0 <= now).then_some(Ended::Expired)
+        self.entry.expires.is_some_and(|expires| expires.0 <= now).then_some(GrantEnd::Expired)
     }
 
     /// Whether it is the same token or certificate with the same principal and rights. The expiry date may differ.
@@ -87,21 +87,21 @@ impl Listed {
 
     fn grant(&self, now: u64) -> Option<Grant> {
         let good = self.ended.or_else(|| self.over(now)).is_none();
-        good.then(|| self.recall.grant(Principal::named(&self.entry.name), self.rights.clone()))
+        good.then(|| self.revoker.grant(Principal::named(&self.entry.name), self.rights.clone()))
     }
 
-    fn change(&self, what: &'static str) -> Change {
-        Change { principal: self.entry.name.clone(), what }
+    fn change(&self, what: &'static str) -> AccessChange {
+        AccessChange { principal: self.entry.name.clone(), what }
     }
 }
 
-impl Table {
+impl AccessTable {
     /// Replaces the entries with those of `file`. Connections whose entry was removed, revoked or changed are notified
     /// at once.
-    pub(super) fn apply(&mut self, file: &TokenFile, now: u64) -> Result<Vec<Change>, FileError> {
+    pub(super) fn apply(&mut self, file: &TokenFile, now: u64) -> Result<Vec<AccessChange>, TokenFileError> {
         // Convert all entries first, so that an invalid file changes nothing.
-        let mut next: Vec<Listed> =
-            file.all().map(|(is_token, entry)| Listed::new(is_token, entry, now)).collect::<Result<_, _>>()?;
+        let mut next: Vec<ListedEntry> =
+            file.all().map(|(is_token, entry)| ListedEntry::new(is_token, entry, now)).collect::<Result<_, _>>()?;
         let mut changes = Vec::new();
         let before = std::mem::take(&mut self.listed);
         for new in next.iter().filter(|new| new.ended.is_none()) {
@@ -114,30 +114,30 @@ impl Table {
             let why = match next.iter_mut().find(|new| new.is_same(&old)) {
                 Some(new) if new.ended.is_none() => {
                     // No change to report. The connections of the old entry now belong to the new one.
-                    std::mem::swap(&mut new.recall, &mut old.recall);
+                    std::mem::swap(&mut new.revoker, &mut old.revoker);
                     continue;
                 }
-                Some(new) => new.ended.unwrap_or(Ended::Revoked),
-                None if is_elsewhere => Ended::Changed,
-                None => Ended::Revoked,
+                Some(new) => new.ended.unwrap_or(GrantEnd::Revoked),
+                None if is_elsewhere => GrantEnd::Changed,
+                None => GrantEnd::Revoked,
             };
-            old.recall.end(why);
-            changes.push(old.change(why.word()));
+            old.revoker.end(why);
+            changes.push(old.change(why.as_str()));
         }
         self.listed = next;
         self.only_listed_certificates = file.only_listed_certificates;
-        self.look_at_unlisted();
+        self.check_unlisted();
         Ok(changes)
     }
 
     /// Ends the entries that have expired by `now`.
-    pub(super) fn expire(&mut self, now: u64) -> Vec<Change> {
+    pub(super) fn expire(&mut self, now: u64) -> Vec<AccessChange> {
         let mut changes = Vec::new();
         for listed in self.listed.iter_mut().filter(|listed| listed.ended.is_none()) {
             if let Some(why) = listed.over(now) {
                 listed.ended = Some(why);
-                listed.recall.end(why);
-                changes.push(listed.change(why.word()));
+                listed.revoker.end(why);
+                changes.push(listed.change(why.as_str()));
             }
         }
         changes
@@ -165,9 +165,9 @@ impl Table {
     /// its first name, or `cert:` and its fingerprint if it has no name. The prefix keeps it apart from the owner and
     /// from principals in the file.
     pub(super) fn by_certificate(&mut self, certificate: &Certificate<'_>, now: u64) -> Option<Grant> {
-        let mut listed: Vec<&Listed> = self.listed.iter().filter(|listed| listed.is_of(certificate)).collect();
+        let mut listed: Vec<&ListedEntry> = self.listed.iter().filter(|listed| listed.is_of(certificate)).collect();
         // A revoked entry wins over all other entries that match.
-        if listed.iter().any(|listed| listed.over(now) == Some(Ended::Revoked)) {
+        if listed.iter().any(|listed| listed.over(now) == Some(GrantEnd::Revoked)) {
             return None;
         }
         // An entry by fingerprint is more specific than one by name.
@@ -178,27 +178,27 @@ impl Table {
         if self.only_listed_certificates {
             return None;
         }
-        self.unlisted.retain(|_, unlisted| unlisted.recall.is_in_use());
+        self.unlisted.retain(|_, unlisted| unlisted.revoker.is_in_use());
         let unlisted = self
             .unlisted
             .entry(certificate.fingerprint.to_owned())
-            .or_insert_with(|| Unlisted { names: certificate.names.to_vec(), recall: Recall::new() });
+            .or_insert_with(|| UnlistedCertificate { names: certificate.names.to_vec(), revoker: GrantRevoker::new() });
         let name = certificate.names.first().map_or(certificate.fingerprint, String::as_str);
-        Some(unlisted.recall.grant(Principal::named(&format!("cert:{name}")), Arc::new(Rights::all())))
+        Some(unlisted.revoker.grant(Principal::named(&format!("cert:{name}")), Arc::new(Rights::all())))
     }
 
     /// Applies a new file to certificates that are connected without being listed: ends their grants if the file now
     /// names them or accepts only listed certificates.
-    fn look_at_unlisted(&mut self) {
+    fn check_unlisted(&mut self) {
         let (listed, only_listed) = (&self.listed, self.only_listed_certificates);
         self.unlisted.retain(|fingerprint, unlisted| {
             let certificate = Certificate { names: &unlisted.names, fingerprint };
             let mut found = listed.iter().filter(|listed| listed.is_of(&certificate)).peekable();
             let is_named = found.peek().is_some();
             if found.any(|listed| listed.entry.revoked.is_some()) || (only_listed && !is_named) {
-                unlisted.recall.end(Ended::Revoked);
+                unlisted.revoker.end(GrantEnd::Revoked);
             } else if is_named {
-                unlisted.recall.end(Ended::Changed);
+                unlisted.revoker.end(GrantEnd::Changed);
             } else {
                 return true;
             }

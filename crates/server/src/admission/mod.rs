@@ -154,7 +154,7 @@ impl Admission {
         let headers: Vec<_> = headers.iter().map(|(name, value)| httparse::Header { name, value }).collect();
         let request = http::HttpRequest { method: "POST", target, minor_version: 1, headers: &headers };
         let hosts = ListenerHosts { local, allowed: &self.config.allowed_hosts, certified: None };
-        let proof = match self.config.access.anybody() {
+        let proof = match self.config.access.open_grant() {
             Some(grant) => Proof::Given(grant),
             None => Proof::Token(&self.config.access),
         };
@@ -271,7 +271,7 @@ impl Admission {
     fn requirements<'a>(&'a self, hosts: ListenerHosts<'a>) -> ListenerRequirements<'a> {
         ListenerRequirements {
             hosts: Some(hosts),
-            proof: self.config.access.anybody().map_or(Proof::Token(&self.config.access), Proof::Given),
+            proof: self.config.access.open_grant().map_or(Proof::Token(&self.config.access), Proof::Given),
             draining: self.draining.load(Ordering::Acquire),
             is_ready: self.report.is_ready(),
         }

@@ -14,7 +14,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::chain::{self, End};
+use super::chain::{self, ChainEnd};
 
 /// Most ends of older files that are kept. The ends of even older files are forgotten.
 const PARTS_MAX: usize = 1024;
@@ -23,15 +23,15 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Identifies a line by its number and hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct AnchorMark {
     /// Counted from 1 over all files of the log.
     pub seq: u64,
     /// SHA-256, as in the line.
     pub hash: String,
 }
 
-impl From<&End> for Mark {
-    fn from(end: &End) -> Self {
+impl From<&ChainEnd> for AnchorMark {
+    fn from(end: &ChainEnd) -> Self {
         Self { seq: end.seq, hash: end.hash.clone() }
     }
 }
@@ -43,12 +43,12 @@ pub struct Anchor {
     /// The path of the log, as configured.
     pub log: PathBuf,
     /// The oldest known line. This is the first line of the log, unless the log existed before its anchor.
-    pub first: Mark,
+    pub first: AnchorMark,
     /// The last line that was synced when the anchor was written.
-    pub last: Mark,
+    pub last: AnchorMark,
     /// The last lines of the log's earlier files, oldest first.
     #[serde(default)]
-    pub parts: Vec<Mark>,
+    pub parts: Vec<AnchorMark>,
 }
 
 impl Anchor {

@@ -21,12 +21,12 @@ const HASH_KEY: &str = ",\"hash\":\"";
 
 /// The last line of a chain. The next line continues from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct End {
+pub(super) struct ChainEnd {
     pub(super) seq: u64,
     pub(super) hash: String,
 }
 
-impl Default for End {
+impl Default for ChainEnd {
     fn default() -> Self {
         Self { seq: 0, hash: NOTHING.to_owned() }
     }
@@ -34,7 +34,7 @@ impl Default for End {
 
 /// The fields of a line that a verifier looks at.
 #[derive(Debug, Deserialize)]
-pub(super) struct Line {
+pub(super) struct ChainLine {
     pub(super) seq: u64,
     pub(super) event: String,
     pub(super) prev: String,
@@ -56,7 +56,7 @@ pub(super) struct Line {
 }
 
 /// Appends the line of a record to `out`, including the newline, and advances the end of the chain.
-pub(super) fn write(out: &mut Vec<u8>, end: &mut End, time_ms: u64, record: &impl Serialize) {
+pub(super) fn write(out: &mut Vec<u8>, end: &mut ChainEnd, time_ms: u64, record: &impl Serialize) {
     let begin = out.len();
     let body = serde_json::to_string(record).expect("a record of strings and numbers serializes");
     // Drop the braces: the fields of the record become fields of the line.
@@ -66,13 +66,13 @@ pub(super) fn write(out: &mut Vec<u8>, end: &mut End, time_ms: u64, record: &imp
     out.extend_from_slice(format!("{{\"seq\":{seq},\"time\":\"{time}\",{body},\"prev\":\"{}\"", end.hash).as_bytes());
     let hash = digest(&out[begin..]);
     out.extend_from_slice(format!("{HASH_KEY}{hash}\"}}\n").as_bytes());
-    *end = End { seq, hash };
+    *end = ChainEnd { seq, hash };
 }
 
 /// Parses a line without its newline. `None` if the line is malformed or its hash is wrong.
-pub(super) fn read(line: &[u8]) -> Option<Line> {
+pub(super) fn read(line: &[u8]) -> Option<ChainLine> {
     let at = line.len().checked_sub(HASH_KEY.len() + NOTHING.len() + 2)?;
-    let parsed: Line = serde_json::from_slice(line).ok()?;
+    let parsed: ChainLine = serde_json::from_slice(line).ok()?;
     let is_whole =
         line[at..].starts_with(HASH_KEY.as_bytes()) && line[at + HASH_KEY.len()..].starts_with(parsed.hash.as_bytes());
     (is_whole && digest(&line[..at]) == parsed.hash).then_some(parsed)

@@ -9,16 +9,16 @@
 //! Recording never blocks: a separate thread (`writer`) writes from a bounded queue. Records that do not fit, or that
 //! cannot be written, are lost and counted. The count becomes the first line once lines can be written again.
 //!
-//! In [`Mode::Strict`], a process is started or an HTTP request made only after its line is synced to disk. While the
-//! log cannot be written, both are refused. Everything needed to manage running processes still works.
+//! In [`AuditPolicy::Strict`], a process is started or an HTTP request made only after its line is synced to disk.
+//! While the log cannot be written, both are refused. Everything needed to manage running processes still works.
 
 mod anchor;
 mod chain;
 mod verify;
 mod writer;
 
-pub use anchor::{Anchor, Mark};
-pub use verify::{Expected, Report, VerifyError, verify};
+pub use anchor::{Anchor, AnchorMark};
+pub use verify::{ExpectedLog, VerifyError, VerifyReport, verify};
 
 use std::{
     fmt, io,
@@ -33,7 +33,7 @@ use tokio::{
     time::{Duration, Instant},
 };
 
-use self::writer::{Shared, Writer};
+use self::writer::{AuditWriter, WriterQueue};
 use crate::process::{lock, truncate_argv};
 
 /// Events that the verifier and the writer recognize by name.
@@ -59,7 +59,7 @@ const TEXT_MAX_BYTES: usize = 4 << 10;
 
 /// The behavior when the log cannot be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum AuditPolicy {
     /// The server continues. Lost records are counted, and the log reports the count later.
     #[default]
     BestEffort,
@@ -95,7 +95,7 @@ pub enum AuditError {
 /// One line without number, time and hashes. Fields that do not apply are left out.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub struct AuditRecord {
     /// Names the event, such as `process.start`.
     pub event: &'static str,
     /// The principal that acted or that the event is about.
@@ -158,7 +158,7 @@ pub struct Record {
     pub anchor: Option<String>,
 }
 
-impl Record {
+impl AuditRecord {
     #[must_use]
     pub fn of(event: &'static str) -> Self {
         Self { event, ..Self::default() }
@@ -202,7 +202,7 @@ impl Record {
 
 /// A process whose exit an earlier server recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Ended {
+struct RecordedExit {
     session: Option<String>,
     process: Option<String>,
     pid: Option<u32>,
@@ -210,18 +210,18 @@ struct Ended {
 
 /// A handle to an audit log. Clones write to the same log; the default one discards all records.
 #[derive(Clone, Default)]
-pub struct Audit(Option<Arc<Inner>>);
+pub struct Audit(Option<Arc<OpenAudit>>);
 
-struct Inner {
-    mode: Mode,
-    shared: Arc<Shared>,
+struct OpenAudit {
+    mode: AuditPolicy,
+    shared: Arc<WriterQueue>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Exits that are in the log already, so that adopted processes do not get a second exit record.
-    ended: Vec<Ended>,
-    refusals: Mutex<Refusals>,
+    ended: Vec<RecordedExit>,
+    refusals: Mutex<RefusalRate>,
 }
 
-struct Refusals {
+struct RefusalRate {
     since: Instant,
     written: u64,
     more: u64,
@@ -230,18 +230,18 @@ struct Refusals {
 impl Audit {
     /// Opens a log and starts the writer thread. Continues the chain in the file, or from the line that the anchor
     /// knows. `anchor` is the path of the anchor's file; see [`Anchor::path_in`].
-    pub fn open(path: &Path, mode: Mode, anchor: Option<&Path>) -> Result<Self, AuditError> {
-        let shared = Arc::new(Shared::default());
-        let (writer, ended) = Writer::open(path, mode, anchor, shared.clone())?;
+    pub fn open(path: &Path, mode: AuditPolicy, anchor: Option<&Path>) -> Result<Self, AuditError> {
+        let shared = Arc::new(WriterQueue::default());
+        let (writer, ended) = AuditWriter::open(path, mode, anchor, shared.clone())?;
         let thread = thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run());
         let thread = thread.map_err(|source| AuditError::Io { path: path.to_owned(), source })?;
-        let refusals = Refusals { since: Instant::now(), written: 0, more: 0 };
-        let inner = Inner { mode, shared, thread: Mutex::new(Some(thread)), ended, refusals: Mutex::new(refusals) };
+        let refusals = RefusalRate { since: Instant::now(), written: 0, more: 0 };
+        let inner = OpenAudit { mode, shared, thread: Mutex::new(Some(thread)), ended, refusals: Mutex::new(refusals) };
         Ok(Self(Some(Arc::new(inner))))
     }
 
     /// Queues a record. Never blocks.
-    pub fn record(&self, record: Record) {
+    pub fn record(&self, record: AuditRecord) {
         if let Some(inner) = &self.0 {
             inner.shared.push(record, None);
         }
@@ -249,11 +249,11 @@ impl Audit {
 
     /// Whether processes and HTTP requests must be recorded before they start.
     pub(crate) fn is_strict(&self) -> bool {
-        self.0.as_ref().is_some_and(|inner| inner.mode == Mode::Strict)
+        self.0.as_ref().is_some_and(|inner| inner.mode == AuditPolicy::Strict)
     }
 
     /// Records something and waits until it is synced to disk. Returns false if it could not be recorded.
-    pub(crate) async fn commit(&self, record: Record) -> bool {
+    pub(crate) async fn commit(&self, record: AuditRecord) -> bool {
         let Some(inner) = &self.0 else { return true };
         let (tx, rx) = oneshot::channel();
         inner.shared.push(record, Some(tx));
@@ -274,7 +274,8 @@ impl Audit {
         refusals.written += 1;
         let count = Some(std::mem::take(&mut refusals.more)).filter(|more| *more > 0).map(|more| more + 1);
         drop(refusals);
-        let record = Record { peer: Some(peer.to_string()), status: Some(status), count, ..Record::of("door.refuse") };
+        let record =
+            AuditRecord { peer: Some(peer.to_string()), status: Some(status), count, ..AuditRecord::of("door.refuse") };
         inner.shared.push(record, None);
     }
 
@@ -285,7 +286,7 @@ impl Audit {
 
     /// Whether the log already has the exit of this process.
     pub(crate) fn has_exit(&self, session: &str, process: &str, pid: u32) -> bool {
-        let is_it = |ended: &Ended| {
+        let is_it = |ended: &RecordedExit| {
             ended.session.as_deref() == Some(session)
                 && ended.process.as_deref() == Some(process)
                 && ended.pid == Some(pid)

@@ -5,15 +5,15 @@ use std::{fs, path::Path};
 use super::*;
 
 fn write(path: &Path, names: &[&str]) {
-    let audit = Audit::open(path, Mode::BestEffort, None).unwrap();
+    let audit = Audit::open(path, AuditPolicy::BestEffort, None).unwrap();
     for name in names {
-        audit.record(Record { process: Some((*name).to_owned()), ..Record::of("test") });
+        audit.record(AuditRecord { process: Some((*name).to_owned()), ..AuditRecord::of("test") });
     }
     audit.close();
 }
 
-fn check(path: &Path) -> Result<Report, VerifyError> {
-    verify(&[path], Expected::default())
+fn check(path: &Path) -> Result<VerifyReport, VerifyError> {
+    verify(&[path], ExpectedLog::default())
 }
 
 /// The verifier's verdict on the log after `change` was applied to its lines.
@@ -22,7 +22,7 @@ fn changed(path: &Path, change: impl FnOnce(&mut Vec<String>)) -> String {
     change(&mut lines);
     let other = path.with_extension("changed");
     fs::write(&other, lines.join("\n") + "\n").unwrap();
-    verify(&[&other], Expected::default()).map_or_else(|error| error.to_string(), |report| format!("{report:?}"))
+    verify(&[&other], ExpectedLog::default()).map_or_else(|error| error.to_string(), |report| format!("{report:?}"))
 }
 
 // Reasons of refusals were once written in full. A name of two megabytes made a line that no verifier accepts, and a
@@ -32,9 +32,20 @@ fn texts_of_any_length_leave_a_log_that_verifies_and_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     let long = "\u{1}".repeat(7 << 20);
-    let audit = Audit::open(&path, Mode::BestEffort, None).unwrap();
+    let audit = Audit::open(&path, AuditPolicy::BestEffort, None).unwrap();
     let [principal, peer, session, process, cwd, target, signal, cause, reason] = [(); 9].map(|()| Some(long.clone()));
-    let record = Record { principal, peer, session, process, cwd, target, signal, cause, reason, ..Record::of("test") };
+    let record = AuditRecord {
+        principal,
+        peer,
+        session,
+        process,
+        cwd,
+        target,
+        signal,
+        cause,
+        reason,
+        ..AuditRecord::of("test")
+    };
     audit.record(record);
     audit.close();
     write(&path, &["behind it"]);
@@ -70,7 +81,7 @@ fn a_removed_a_changed_and_a_moved_line_are_named() {
     let said = changed(&path, |lines| drop(lines.pop()));
     assert!(said.contains("lines: 4"), "{said}");
     let cut = path.with_extension("changed");
-    let has = Expected { has: Some(&last), ..Expected::default() };
+    let has = ExpectedLog { has: Some(&last), ..ExpectedLog::default() };
     assert!(matches!(verify(&[&cut], has), Err(VerifyError::Missing { .. })));
     assert!(verify(&[&path], has).is_ok());
 }
@@ -119,20 +130,20 @@ fn a_last_line_that_somebody_changed_is_not_taken_for_a_crash() {
 fn a_log_that_was_renamed_goes_on_in_a_new_file_from_its_last_hash() {
     let dir = tempfile::tempdir().unwrap();
     let (path, old) = (dir.path().join("log"), dir.path().join("log.1"));
-    let audit = Audit::open(&path, Mode::BestEffort, None).unwrap();
-    audit.record(Record::of("before"));
+    let audit = Audit::open(&path, AuditPolicy::BestEffort, None).unwrap();
+    audit.record(AuditRecord::of("before"));
     while !fs::read_to_string(&path).unwrap().contains("before") {
         thread::yield_now();
     }
     fs::rename(&path, &old).unwrap();
-    audit.record(Record::of("after"));
+    audit.record(AuditRecord::of("after"));
     audit.close();
-    let report = verify(&[&old, &path], Expected::default()).unwrap();
+    let report = verify(&[&old, &path], ExpectedLog::default()).unwrap();
     assert_eq!((report.lines, report.after.as_str()), (3, chain::NOTHING));
-    let last = verify(&[&old], Expected::default()).unwrap().last;
-    assert!(verify(&[&path], Expected { after: Some(&last), has: None, anchor: None }).is_ok());
-    assert!(verify(&[&path], Expected { after: Some(chain::NOTHING), has: None, anchor: None }).is_err());
-    assert!(verify(&[&path, &old], Expected::default()).is_err());
+    let last = verify(&[&old], ExpectedLog::default()).unwrap().last;
+    assert!(verify(&[&path], ExpectedLog { after: Some(&last), has: None, anchor: None }).is_ok());
+    assert!(verify(&[&path], ExpectedLog { after: Some(chain::NOTHING), has: None, anchor: None }).is_err());
+    assert!(verify(&[&path, &old], ExpectedLog::default()).is_err());
 }
 
 #[test]
@@ -140,32 +151,32 @@ fn one_file_has_one_writer_and_no_other_user_may_write_it() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
-    let audit = Audit::open(&path, Mode::Strict, None).unwrap();
+    let audit = Audit::open(&path, AuditPolicy::Strict, None).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
-    assert!(matches!(Audit::open(&path, Mode::Strict, None), Err(AuditError::InUse { .. })));
+    assert!(matches!(Audit::open(&path, AuditPolicy::Strict, None), Err(AuditError::InUse { .. })));
     audit.close();
     drop(audit);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o620)).unwrap();
-    assert!(matches!(Audit::open(&path, Mode::Strict, None), Err(AuditError::Mode { mode: 0o620, .. })));
-    assert!(matches!(Audit::open(Path::new("/dev/null"), Mode::Strict, None), Err(AuditError::NotAFile { .. })));
+    assert!(matches!(Audit::open(&path, AuditPolicy::Strict, None), Err(AuditError::Mode { mode: 0o620, .. })));
+    assert!(matches!(Audit::open(Path::new("/dev/null"), AuditPolicy::Strict, None), Err(AuditError::NotAFile { .. })));
 }
 
 #[test]
 fn arguments_beyond_the_bound_are_left_out_and_counted() {
-    let long = Record::of("x").argv(&["a".to_owned(), "ü".repeat(40_000), "b".to_owned()]);
+    let long = AuditRecord::of("x").argv(&["a".to_owned(), "ü".repeat(40_000), "b".to_owned()]);
     let kept: usize = long.argv.iter().flatten().map(String::len).sum();
     assert!(kept <= ARGV_MAX_BYTES && kept > ARGV_MAX_BYTES - 8, "{kept}");
     assert_eq!(long.argv_bytes, Some(80_002));
-    let many = Record::of("x").argv(&vec![String::new(); 100_000]);
+    let many = AuditRecord::of("x").argv(&vec![String::new(); 100_000]);
     assert!(many.argv.unwrap().len() <= ARGV_MAX_BYTES / 4 + 1 && many.argv_bytes == Some(0));
-    assert_eq!(Record::of("x").argv(&["a".to_owned()]).argv_bytes, None);
+    assert_eq!(AuditRecord::of("x").argv(&["a".to_owned()]).argv_bytes, None);
 }
 
 #[tokio::test]
 async fn refusals_are_written_at_a_bounded_rate_and_counted_beyond_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
-    let audit = Audit::open(&path, Mode::BestEffort, None).unwrap();
+    let audit = Audit::open(&path, AuditPolicy::BestEffort, None).unwrap();
     for _ in 0..10_000 {
         audit.refused(&"stranger", 401);
     }

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     Anchor,
-    chain::{self, Line},
+    chain::{self, ChainLine},
 };
 
 /// Longer than any line that the server writes.
@@ -19,7 +19,7 @@ const LINE_MAX_BYTES: u64 = 1 << 20;
 
 /// The result for logs that verify.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct VerifyReport {
     /// Number of lines, over all files.
     pub lines: u64,
     /// The hash before the first line. All zeros if the log begins there.
@@ -75,7 +75,7 @@ pub enum VerifyError {
 
 /// The caller's knowledge about the log, in addition to the chain itself.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Expected<'a> {
+pub struct ExpectedLog<'a> {
     /// The hash that the first line continues from, such as the last one of an older file.
     pub after: Option<&'a str>,
     /// A hash that must occur, which the caller noted earlier.
@@ -84,7 +84,7 @@ pub struct Expected<'a> {
     pub anchor: Option<&'a Anchor>,
 }
 
-impl Expected<'_> {
+impl ExpectedLog<'_> {
     /// The hash that the anchor has for this number.
     fn anchored(&self, seq: u64) -> Option<&str> {
         let anchor = self.anchor?;
@@ -94,8 +94,8 @@ impl Expected<'_> {
 }
 
 #[derive(Default)]
-struct Chain {
-    report: Report,
+struct ChainVerifier {
+    report: VerifyReport,
     end: Option<(u64, String)>,
     /// Bytes since the last valid line that are not a valid line themselves.
     torn: Vec<u8>,
@@ -114,8 +114,8 @@ fn without_head(seq: u64) -> String {
 }
 
 /// Verifies files as one log, oldest first.
-pub fn verify(paths: &[impl AsRef<Path>], expected: Expected<'_>) -> Result<Report, VerifyError> {
-    let mut chain = Chain { end: expected.after.map(|hash| (0, hash.to_owned())), ..Chain::default() };
+pub fn verify(paths: &[impl AsRef<Path>], expected: ExpectedLog<'_>) -> Result<VerifyReport, VerifyError> {
+    let mut chain = ChainVerifier { end: expected.after.map(|hash| (0, hash.to_owned())), ..ChainVerifier::default() };
     for path in paths {
         chain.file(path.as_ref(), expected)?;
     }
@@ -134,8 +134,8 @@ pub fn verify(paths: &[impl AsRef<Path>], expected: Expected<'_>) -> Result<Repo
     Ok(chain.report)
 }
 
-impl Chain {
-    fn file(&mut self, path: &Path, expected: Expected<'_>) -> Result<(), VerifyError> {
+impl ChainVerifier {
+    fn file(&mut self, path: &Path, expected: ExpectedLog<'_>) -> Result<(), VerifyError> {
         let failed = |source| VerifyError::Io { path: path.to_owned(), source };
         let broken = |line, what| VerifyError::Broken { path: path.to_owned(), line, what };
         let mut reader = BufReader::new(File::open(path).map_err(failed)?);
@@ -179,10 +179,10 @@ impl Chain {
 
     /// Checks that a valid line follows from the previous one. The error has the line number if it is not that of this
     /// line.
-    fn line(&mut self, line: &Line) -> Result<(), (Option<u64>, String)> {
+    fn line(&mut self, line: &ChainLine) -> Result<(), (Option<u64>, String)> {
         let is_behind_torn = !self.torn.is_empty();
         if is_behind_torn {
-            self.excused(line).map_err(|what| (Some(self.torn_line), what))?;
+            self.accept_torn(line).map_err(|what| (Some(self.torn_line), what))?;
         }
         match &self.end {
             Some((_, hash)) if *hash == line.prev => {}
@@ -226,7 +226,7 @@ impl Chain {
 
     /// Accepts bytes that are not a valid line if a crash left them and the next line declares them. It declares their
     /// length and hash, so that other bytes cannot be put in their place.
-    fn excused(&mut self, line: &Line) -> Result<(), String> {
+    fn accept_torn(&mut self, line: &ChainLine) -> Result<(), String> {
         let torn = std::mem::take(&mut self.torn);
         let piece = torn.strip_suffix(b"\n").unwrap_or(&torn);
         let is_named = line.event == super::TORN

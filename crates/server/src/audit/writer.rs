@@ -26,8 +26,8 @@ use rustix::fs::FlockOperation;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    Anchor, AuditError, Ended, Mark, Mode, Record,
-    chain::{self, End},
+    Anchor, AnchorMark, AuditError, AuditPolicy, AuditRecord, RecordedExit,
+    chain::{self, ChainEnd},
 };
 use crate::{process::lock, wall_clock};
 
@@ -35,7 +35,7 @@ use crate::{process::lock, wall_clock};
 const QUEUE_MAX_BYTES: usize = 8 << 20;
 
 /// The longest sleep of the thread. Bounds how long a rotation goes unnoticed and how soon a full disk is retried.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// The longest time until written lines are synced and the anchor is updated: at most 10 syncs per second under load.
 pub(super) const SYNC_EVERY: Duration = Duration::from_millis(100);
@@ -45,8 +45,8 @@ pub(super) const SYNC_EVERY: Duration = Duration::from_millis(100);
 const TAIL_BYTES: u64 = 8 << 20;
 
 #[derive(Default)]
-pub(super) struct Queue {
-    waiting: Vec<Item>,
+pub(super) struct RecordQueue {
+    waiting: Vec<QueuedRecord>,
     bytes: usize,
     /// Records lost since the last line that was written.
     lost: u64,
@@ -55,23 +55,23 @@ pub(super) struct Queue {
     is_closed: bool,
 }
 
-struct Item {
+struct QueuedRecord {
     time_ms: u64,
-    record: Record,
+    record: AuditRecord,
     /// Receives true once the record is synced, false if it cannot be written.
     done: Option<oneshot::Sender<bool>>,
 }
 
 /// State shared by the writer thread and the `Audit` handles.
 #[derive(Default)]
-pub(super) struct Shared {
-    queue: Mutex<Queue>,
-    bell: Condvar,
+pub(super) struct WriterQueue {
+    queue: Mutex<RecordQueue>,
+    changed: Condvar,
 }
 
-impl Shared {
+impl WriterQueue {
     /// Queues a record without blocking. If the queue is full, the record is lost, and dropping `done` reports it.
-    pub(super) fn push(&self, mut record: Record, done: Option<oneshot::Sender<bool>>) {
+    pub(super) fn push(&self, mut record: AuditRecord, done: Option<oneshot::Sender<bool>>) {
         let bytes = record.bound();
         let mut queue = lock(&self.queue);
         if queue.is_closed || queue.bytes + bytes > QUEUE_MAX_BYTES {
@@ -80,21 +80,21 @@ impl Shared {
             return;
         }
         queue.bytes += bytes;
-        queue.waiting.push(Item { time_ms: wall_clock::now_ms(), record, done });
+        queue.waiting.push(QueuedRecord { time_ms: wall_clock::now_ms(), record, done });
         drop(queue);
-        self.bell.notify_one();
+        self.changed.notify_one();
     }
 
     /// Accepts no more records. The thread ends when it has written the queued ones.
     pub(super) fn close(&self) {
         lock(&self.queue).is_closed = true;
-        self.bell.notify_one();
+        self.changed.notify_one();
     }
 
-    fn take(&self, within: Duration) -> (Vec<Item>, u64, bool) {
+    fn take(&self, within: Duration) -> (Vec<QueuedRecord>, u64, bool) {
         let mut queue = lock(&self.queue);
         if queue.waiting.is_empty() && !queue.is_closed {
-            let woken = self.bell.wait_timeout(queue, within);
+            let woken = self.changed.wait_timeout(queue, within);
             queue = woken.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
         queue.bytes = 0;
@@ -106,18 +106,18 @@ impl Shared {
     }
 
     /// Counts records that the next written line must report as lost. `known` of them are in `lost_ever` already.
-    fn lose(&self, count: u64, known: u64) {
+    fn count_lost(&self, count: u64, known: u64) {
         let mut queue = lock(&self.queue);
         queue.lost += count;
         queue.lost_ever += count.saturating_sub(known);
     }
 }
 
-pub(super) struct Writer {
+pub(super) struct AuditWriter {
     path: PathBuf,
-    mode: Mode,
-    shared: Arc<Shared>,
-    log: Log,
+    mode: AuditPolicy,
+    shared: Arc<WriterQueue>,
+    log: LogFile,
     is_down: bool,
     /// Lines were written since the last sync.
     is_dirty: bool,
@@ -149,8 +149,8 @@ impl KeptAnchor {
     }
 
     /// Advances the anchor to the last synced line.
-    fn advance(&mut self, log: &Path, durable: &mut Log) {
-        let last = Mark::from(&durable.end);
+    fn advance(&mut self, log: &Path, durable: &mut LogFile) {
+        let last = AnchorMark::from(&durable.end);
         match (&mut self.known, durable.begun.take()) {
             (Some(known), _) if known.last == last => {}
             (Some(known), _) => {
@@ -190,41 +190,41 @@ impl KeptAnchor {
     }
 }
 
-struct Log {
+struct LogFile {
     file: File,
     id: (u64, u64),
     /// Size of the file up to the end of the last valid line.
     good_bytes: u64,
-    end: End,
+    end: ChainEnd,
     /// Declares the bytes after the last valid line. Written before the next record.
-    torn: Option<Record>,
+    torn: Option<AuditRecord>,
     /// Those bytes do not end with a newline.
     is_open_ended: bool,
     /// Records about the log itself, to be written before the next record.
-    notices: Vec<Record>,
+    notices: Vec<AuditRecord>,
     /// The line at which an anchor begins, once it is written.
-    begun: Option<Mark>,
+    begun: Option<AnchorMark>,
 }
 
-impl Writer {
+impl AuditWriter {
     /// Opens the log and finds the end of its chain. Also returns the processes whose exit it contains.
     pub(super) fn open(
         path: &Path,
-        mode: Mode,
+        mode: AuditPolicy,
         anchor: Option<&Path>,
-        shared: Arc<Shared>,
-    ) -> Result<(Self, Vec<Ended>), AuditError> {
+        shared: Arc<WriterQueue>,
+    ) -> Result<(Self, Vec<RecordedExit>), AuditError> {
         let mut anchor = anchor.map(KeptAnchor::read);
         let known = anchor.as_ref().and_then(|anchor| anchor.known.as_ref());
-        let last = known.map(|known| End { seq: known.last.seq, hash: known.last.hash.clone() });
-        let (mut log, ended) = Log::open(path, last.as_ref())?;
+        let last = known.map(|known| ChainEnd { seq: known.last.seq, hash: known.last.hash.clone() });
+        let (mut log, ended) = LogFile::open(path, last.as_ref())?;
         if let Some(anchor) = &mut anchor {
             let place = Some(anchor.path.display().to_string());
             for notice in &mut log.notices {
                 notice.anchor.clone_from(&place);
             }
             match &anchor.known {
-                None => log.notices.push(Record { anchor: place, ..Record::of(super::BEGIN) }),
+                None => log.notices.push(AuditRecord { anchor: place, ..AuditRecord::of(super::BEGIN) }),
                 Some(_) if log.good_bytes == 0 => anchor.end_part(),
                 Some(_) => {}
             }
@@ -237,7 +237,7 @@ impl Writer {
 
     pub(super) fn run(mut self) {
         loop {
-            let within = if self.is_dirty { SYNC_EVERY } else { LOOK_EVERY };
+            let within = if self.is_dirty { SYNC_EVERY } else { CHECK_EVERY };
             let (items, lost, is_closed) = self.shared.take(within);
             let is_last = is_closed && items.is_empty();
             self.follow_rotation();
@@ -249,7 +249,7 @@ impl Writer {
         }
     }
 
-    fn round(&mut self, items: Vec<Item>, lost: u64) {
+    fn round(&mut self, items: Vec<QueuedRecord>, lost: u64) {
         if items.is_empty() && lost == 0 {
             return self.sync();
         }
@@ -267,7 +267,7 @@ impl Writer {
             Err(error) => {
                 // If the file could not be truncated, complete lines may have stayed in it. They are not lost.
                 let kept = self.log.end.seq.saturating_sub(before);
-                self.shared.lose((lost + items.len() as u64).saturating_sub(kept), lost);
+                self.shared.count_lost((lost + items.len() as u64).saturating_sub(kept), lost);
                 if !self.is_down {
                     tracing::error!(path = %self.path.display(), %error, mode = ?self.mode, "the audit log cannot be written");
                 }
@@ -300,7 +300,7 @@ impl Writer {
             self.has_lost_name = false;
             return;
         }
-        match Log::open(&self.path, Some(&self.log.end)) {
+        match LogFile::open(&self.path, Some(&self.log.end)) {
             Ok((mut log, _)) => {
                 self.sync();
                 if let Some(anchor) = &mut self.anchor {
@@ -309,8 +309,8 @@ impl Writer {
                     log.notices.iter_mut().for_each(|notice| notice.anchor = Some(place.clone()));
                 }
                 // If the old file could not take the anchor's first line, write it to the new file.
-                let unsaid = self.log.notices.drain(..).filter(|notice| notice.event == super::BEGIN);
-                log.notices.extend(unsaid);
+                let unwritten = self.log.notices.drain(..).filter(|notice| notice.event == super::BEGIN);
+                log.notices.extend(unwritten);
                 self.log = log;
                 self.has_lost_name = false;
             }
@@ -325,15 +325,15 @@ impl Writer {
 }
 
 /// The result of `recover`.
-struct Recovered {
-    ended: Vec<Ended>,
+struct RecoveredLog {
+    ended: Vec<RecordedExit>,
     /// Whether the file has the known line or its successor. `None` if it has no valid line.
     has_known: Option<bool>,
 }
 
-impl Log {
+impl LogFile {
     /// Opens a log for appending, without following a symlink. If the last line is known, the chain continues from it.
-    fn open(path: &Path, known: Option<&End>) -> Result<(Self, Vec<Ended>), AuditError> {
+    fn open(path: &Path, known: Option<&ChainEnd>) -> Result<(Self, Vec<RecordedExit>), AuditError> {
         let failed = |source: io::Error| match source.raw_os_error() {
             Some(number) if number == rustix::io::Errno::LOOP.raw_os_error() => {
                 AuditError::Link { path: path.to_owned() }
@@ -370,11 +370,11 @@ impl Log {
         let found = log.recover(known).map_err(failed)?;
         match (known, found.has_known) {
             (None, _) | (Some(_), Some(true)) => {}
-            (Some(_), None) => log.notices.push(Record::of(super::CONTINUE)),
+            (Some(_), None) => log.notices.push(AuditRecord::of(super::CONTINUE)),
             (Some(known), Some(false)) => {
                 let reason = format!("the line with the number {} is not in the file", known.seq);
                 tracing::error!(path = %path.display(), reason, "the audit log was cut or replaced");
-                log.notices.push(Record { reason: Some(reason), ..Record::of(super::DAMAGED) });
+                log.notices.push(AuditRecord { reason: Some(reason), ..AuditRecord::of(super::DAMAGED) });
             }
         }
         Ok((log, found.ended))
@@ -382,7 +382,7 @@ impl Log {
 
     /// Finds the last valid line. The bytes after it are declared by the next line. If the file lacks the line `known`,
     /// the chain continues from `known`.
-    fn recover(&mut self, known: Option<&End>) -> io::Result<Recovered> {
+    fn recover(&mut self, known: Option<&ChainEnd>) -> io::Result<RecoveredLog> {
         let size = self.file.metadata()?.len();
         let from = size.saturating_sub(TAIL_BYTES);
         self.file.seek(SeekFrom::Start(from))?;
@@ -402,9 +402,9 @@ impl Log {
                     let is_beyond = has_known.is_none() && from > 0 && line.seq > known.seq;
                     has_known = Some(has_known == Some(true) || is_known || is_next || is_beyond);
                 }
-                self.end = End { seq: line.seq, hash: line.hash };
+                self.end = ChainEnd { seq: line.seq, hash: line.hash };
                 if line.event == super::EXIT {
-                    ended.push(Ended { session: line.session, process: line.process, pid: line.pid });
+                    ended.push(RecordedExit { session: line.session, process: line.process, pid: line.pid });
                 }
             }
         }
@@ -417,16 +417,16 @@ impl Log {
         // A crash leaves the beginning of a line, without a newline. A complete line that is invalid was tampered with.
         let event = if self.is_open_ended { super::TORN } else { super::DAMAGED };
         let piece = rest.strip_suffix(b"\n").unwrap_or(rest);
-        self.torn = (!rest.is_empty()).then(|| Record {
+        self.torn = (!rest.is_empty()).then(|| AuditRecord {
             bytes: Some(piece.len() as u64),
             sha256: Some(chain::digest(piece)),
-            ..Record::of(event)
+            ..AuditRecord::of(event)
         });
-        Ok(Recovered { ended, has_known })
+        Ok(RecoveredLog { ended, has_known })
     }
 
     /// Appends all records or none.
-    fn append(&mut self, items: &[Item], lost: u64) -> io::Result<()> {
+    fn append(&mut self, items: &[QueuedRecord], lost: u64) -> io::Result<()> {
         let mut end = self.end.clone();
         let mut out = Vec::new();
         if self.is_open_ended {
@@ -440,11 +440,11 @@ impl Log {
         for notice in &self.notices {
             chain::write(&mut out, &mut end, now, notice);
             if notice.event == super::BEGIN {
-                begun = Some(Mark::from(&end));
+                begun = Some(AnchorMark::from(&end));
             }
         }
         if lost > 0 {
-            chain::write(&mut out, &mut end, now, &Record { count: Some(lost), ..Record::of(super::LOST) });
+            chain::write(&mut out, &mut end, now, &AuditRecord { count: Some(lost), ..AuditRecord::of(super::LOST) });
         }
         for item in items {
             chain::write(&mut out, &mut end, item.time_ms, &item.record);

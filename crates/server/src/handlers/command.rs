@@ -14,7 +14,7 @@ use super::{
     process::{DEFAULT_SIZE, StartParts, launch, terminate_running},
 };
 use crate::{
-    audit::Record,
+    audit::AuditRecord,
     environment::{check_names, child_environment},
     process::Dialect,
     pump::Reply,
@@ -75,7 +75,7 @@ pub(crate) async fn terminate(context: RequestContext, params: command::Terminat
     let running = match context.session.process(id).await {
         None => false,
         Some(process) => {
-            let record = Record { pid: Some(process.pid), ..Record::of("process.terminate") };
+            let record = AuditRecord { pid: Some(process.pid), ..AuditRecord::of("process.terminate") };
             context.record(&context.session, Some(id), record);
             let ended = terminate_running(&process, None::<Duration>).await;
             context.session.hide(&process);

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use crate::{
-    audit::Record,
+    audit::AuditRecord,
     connection::{Connection, Peer, Stage},
     core::HELD_FOR,
     error::Failure,
@@ -46,7 +46,7 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
                 session.ttl().map_or(Ttl::Unlimited, |ttl| Ttl::Ms(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
             });
             let event = if resumed { "session.resume" } else { "session.new" };
-            connection.record(Record { session: session.audit_record(event).session, ..Record::of(event) });
+            connection.record(AuditRecord { session: session.audit_record(event).session, ..AuditRecord::of(event) });
             connection.stage = Stage::Initialized { session, resumed };
             reply.result(&result);
         }
@@ -60,7 +60,7 @@ async fn refuse(connection: &mut Connection, params: Option<&RawValue>, failure:
     let asked = message::params::<InitializeParams>(params).ok().and_then(|params| params.resume_session_id);
     let session = asked.map(|id| short_id(id.as_str()).to_owned());
     let reason = Some(failure.kind().as_str().to_owned());
-    connection.record(Record { session, reason, ..Record::of("session.refuse") });
+    connection.record(AuditRecord { session, reason, ..AuditRecord::of("session.refuse") });
     if !matches!(failure, Failure::UnknownSession { .. }) {
         return reply.fail(failure);
     }

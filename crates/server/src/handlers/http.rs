@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 use super::{RequestContext, permitted};
 use crate::{
-    audit::Record,
+    audit::AuditRecord,
     environment,
     error::Failure,
     fetch::{ActiveFetch, FetchError, FetchRequest, SMALL_BYTES, TargetReach},
@@ -147,7 +147,9 @@ pub(crate) async fn request(context: RequestContext, mut request: OutboundReques
     let sent = async {
         // The timeout covers the audit record: a disk that hangs must not delay the request longer than the target
         // could.
-        context.record_first(Record { target: Some(target(&request.url)), ..Record::of("http.request") }).await?;
+        context
+            .record_first(AuditRecord { target: Some(target(&request.url)), ..AuditRecord::of("http.request") })
+            .await?;
         context.core.fetcher.send(fetch_request).await.map_err(|error| failed(&context, &request, error))
     };
     let response = match until_head.run(sent).await {
@@ -256,7 +258,8 @@ fn refuse(context: &RequestContext, request: &OutboundRequest, failure: &Failure
     };
     if kind == exec_server_protocol::failure::Kind::Forbidden {
         let (method, reason) = (Some("http/request"), Some(reason.clone()));
-        let record = Record { method, reason, target: Some(target(&request.url)), ..Record::of("request.deny") };
+        let record =
+            AuditRecord { method, reason, target: Some(target(&request.url)), ..AuditRecord::of("request.deny") };
         context.record(&context.session, None, record);
     }
     tracing::warn!(parent: reply.span(), to = target_of(request), kind = kind.as_str(), reason, "HTTP request failed");

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 pub(crate) use self::handshake::initialize;
 use crate::{
     access::Grant,
-    audit::Record,
+    audit::AuditRecord,
     connection::Peer,
     core::Core,
     error::Failure,
@@ -46,17 +46,17 @@ impl RequestContext {
     pub(crate) fn record_denied(&self, dialect: Dialect, failure: &Failure) {
         if failure.kind() == Kind::Forbidden {
             let (method, reason) = (Some(dialect.start_method()), Some(failure.to_string()));
-            self.record(&self.session, None, Record { method, reason, ..Record::of("request.deny") });
+            self.record(&self.session, None, AuditRecord { method, reason, ..AuditRecord::of("request.deny") });
         }
     }
 
     /// Records what this request does to a session or to one of its processes.
-    pub(crate) fn record(&self, session: &Session, process: Option<&str>, record: Record) {
+    pub(crate) fn record(&self, session: &Session, process: Option<&str>, record: AuditRecord) {
         self.core.config.audit.record(self.signed(session, process, record));
     }
 
     /// Records what this request is about to do. In strict mode it waits until the record is on disk.
-    pub(crate) async fn record_first(&self, record: Record) -> Result<(), Failure> {
+    pub(crate) async fn record_first(&self, record: AuditRecord) -> Result<(), Failure> {
         let (audit, record) = (&self.core.config.audit, self.signed(&self.session, None, record));
         if !audit.is_strict() {
             audit.record(record);
@@ -66,8 +66,8 @@ impl RequestContext {
     }
 
     /// Adds the requesting principal and peer to the record.
-    fn signed(&self, session: &Session, process: Option<&str>, record: Record) -> Record {
-        Record {
+    fn signed(&self, session: &Session, process: Option<&str>, record: AuditRecord) -> AuditRecord {
+        AuditRecord {
             principal: Some(self.grant.principal().to_string()),
             peer: Some(self.peer.label.to_string()),
             session: session.audit_record("").session,
@@ -109,7 +109,7 @@ impl RequestContext {
 
 /// `session/end`: ends the session with all its processes, and then the connection.
 pub(crate) async fn session_end(context: RequestContext, _: wire::EndParams, reply: Reply) {
-    context.record(&context.session, None, Record::of("session.end"));
+    context.record(&context.session, None, AuditRecord::of("session.end"));
     let RequestContext { core, peer, session, .. } = context;
     // Stop pushing first: the feeds would report the end of the holder as a loss, although the client asked for it.
     for process in session.processes() {

@@ -13,7 +13,7 @@ use std::{
 use exec_server_protocol::process::EnvPolicy;
 
 use crate::{
-    access::{Floor, Grant},
+    access::{Grant, SandboxFloor},
     error::Failure,
     sandbox::{Confinement, NEEDS_RESTRICTED_FILES},
 };
@@ -78,7 +78,7 @@ pub(super) fn sandbox(grant: &Grant, asked: Option<Confinement>) -> Result<Optio
     let principal = grant.principal().to_string();
     match asked.filter(Confinement::restricts_files) {
         None => Err(Failure::BelowFloor { principal, needed: NEEDS_RESTRICTED_FILES }),
-        Some(asked) if floor == Floor::Offline && !asked.restricts_network() => {
+        Some(asked) if floor == SandboxFloor::Offline && !asked.restricts_network() => {
             Err(Failure::BelowFloor { principal, needed: "a sandbox without a network" })
         }
         Some(asked) => Ok(Some(asked.with_floor_of(principal))),
@@ -89,10 +89,10 @@ pub(super) fn sandbox(grant: &Grant, asked: Option<Confinement>) -> Result<Optio
 /// sandbox.
 pub(super) fn network(grant: &Grant) -> Result<(), Failure> {
     match grant.rights().sandbox {
-        Some(Floor::Offline) => {
+        Some(SandboxFloor::Offline) => {
             let principal = grant.principal().to_string();
             Err(Failure::BelowFloor { principal, needed: "a sandbox without a network, where no HTTP request is made" })
         }
-        Some(Floor::Required) | None => Ok(()),
+        Some(SandboxFloor::Required) | None => Ok(()),
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::{RequestContext, permitted, sizes};
 use crate::{
-    audit::Record,
+    audit::AuditRecord,
     environment::{check_names, child_environment},
     error::Failure,
     process::{Dialect, Process, ProcessMeta, truncate_argv},
@@ -196,7 +196,7 @@ pub(crate) async fn signal(context: RequestContext, params: wire::SignalParams, 
     match context.process(params.session_id.as_ref(), params.process_id.as_str()).await {
         Ok(Some(process)) => {
             let name = u8::try_from(signal).ok().map(|signal| names::name(signal).into_owned());
-            let record = Record { pid: Some(process.pid), signal: name, ..Record::of("process.signal") };
+            let record = AuditRecord { pid: Some(process.pid), signal: name, ..AuditRecord::of("process.signal") };
             if let Ok(session) = context.session(params.session_id.as_ref()) {
                 context.record(&session, Some(process.id()), record);
             }
@@ -241,7 +241,7 @@ pub(crate) async fn terminate(context: RequestContext, params: wire::TerminatePa
     let Some(process) = session.process(id).await else {
         return reply.result(&wire::TerminateResult { running: false, streams_held: false });
     };
-    context.record(&session, Some(id), Record { pid: Some(process.pid), ..Record::of("process.terminate") });
+    context.record(&session, Some(id), AuditRecord { pid: Some(process.pid), ..AuditRecord::of("process.terminate") });
     let ended = terminate_running(&process, params.grace_ms.map(Duration::from_millis)).await;
     // `None`: the holder is dead, so nothing runs.
     reply.result(&ended.unwrap_or(wire::TerminateResult { running: false, streams_held: false }));

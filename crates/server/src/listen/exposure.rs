@@ -7,7 +7,7 @@ use super::ListenUrl;
 
 /// Authentication of TCP clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Auth {
+pub enum RequiredAuth {
     /// Clients must offer a token.
     Token,
     /// No authentication: every client that can connect is admitted.
@@ -16,9 +16,9 @@ pub enum Auth {
 
 /// The flags that apply to all listeners.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terms {
+pub struct ExposureTerms {
     /// `--auth`, if given. By default a token is required, except from clients with a certificate.
-    pub auth: Option<Auth>,
+    pub auth: Option<RequiredAuth>,
     /// Both `--tls-cert` and `--tls-key` were given.
     pub has_certificate: bool,
     /// `--client-ca` was given: clients of `wss://` must present a certificate.
@@ -26,12 +26,12 @@ pub struct Terms {
     pub insecure_plaintext: bool,
 }
 
-impl Terms {
+impl ExposureTerms {
     /// Whether a listener requires a token.
     pub fn asks_for_token(&self, url: &ListenUrl) -> bool {
         match (url, self.auth) {
-            (ListenUrl::Unix(_) | ListenUrl::Stdio, _) | (_, Some(Auth::None)) => false,
-            (_, Some(Auth::Token)) | (ListenUrl::Ws(_), None) => true,
+            (ListenUrl::Unix(_) | ListenUrl::Stdio, _) | (_, Some(RequiredAuth::None)) => false,
+            (_, Some(RequiredAuth::Token)) | (ListenUrl::Ws(_), None) => true,
             (ListenUrl::Wss(_), None) => !self.asks_for_certificates,
         }
     }
@@ -67,7 +67,7 @@ pub enum ExposureError {
 }
 
 /// Checks every listener. The error names the first one that is too open.
-pub fn check(listeners: &[ListenUrl], terms: &Terms) -> Result<(), ExposureError> {
+pub fn check(listeners: &[ListenUrl], terms: &ExposureTerms) -> Result<(), ExposureError> {
     for url in listeners {
         let (address, has_tls) = match *url {
             ListenUrl::Ws(address) => (address, false),
@@ -101,7 +101,7 @@ pub(crate) fn is_loopback(ip: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Auth, ExposureError, ListenUrl, Terms, check};
+    use super::{ExposureError, ExposureTerms, ListenUrl, RequiredAuth, check};
 
     const LOCAL: [&str; 4] = ["127.0.0.1:0", "127.9.9.9:80", "[::1]:80", "[::ffff:127.0.0.1]:80"];
     const OPEN: [&str; 8] = [
@@ -116,9 +116,9 @@ mod tests {
     ];
 
     /// All combinations of the flags.
-    fn all_terms() -> impl Iterator<Item = Terms> {
-        (0..24).map(|n| Terms {
-            auth: [None, Some(Auth::Token), Some(Auth::None)][n % 3],
+    fn all_terms() -> impl Iterator<Item = ExposureTerms> {
+        (0..24).map(|n| ExposureTerms {
+            auth: [None, Some(RequiredAuth::Token), Some(RequiredAuth::None)][n % 3],
             has_certificate: n / 3 % 2 == 1,
             asks_for_certificates: n / 6 % 2 == 1,
             insecure_plaintext: n / 12 == 1,
@@ -126,8 +126,8 @@ mod tests {
     }
 
     /// The expected result for one listener, independent of the implementation.
-    fn expected(has_tls: bool, is_reachable: bool, terms: &Terms) -> &'static str {
-        let has_token = terms.auth != Some(Auth::None);
+    fn expected(has_tls: bool, is_reachable: bool, terms: &ExposureTerms) -> &'static str {
+        let has_token = terms.auth != Some(RequiredAuth::None);
         match (has_tls, is_reachable) {
             (true, _) if !terms.has_certificate => "certificate",
             (false, true) if !has_token => "auth",
@@ -163,9 +163,9 @@ mod tests {
         let [ws, wss, unix] =
             ["ws://[::1]:1", "wss://[::1]:1", "unix:///x"].map(|url| url.parse::<ListenUrl>().unwrap());
         for terms in all_terms() {
-            assert_eq!(terms.asks_for_token(&ws), terms.auth != Some(Auth::None));
+            assert_eq!(terms.asks_for_token(&ws), terms.auth != Some(RequiredAuth::None));
             let stands = terms.asks_for_certificates && terms.auth.is_none();
-            assert_eq!(terms.asks_for_token(&wss), terms.auth != Some(Auth::None) && !stands);
+            assert_eq!(terms.asks_for_token(&wss), terms.auth != Some(RequiredAuth::None) && !stands);
             assert!(!terms.asks_for_token(&unix) && !terms.is_open(&unix));
         }
     }
@@ -173,12 +173,13 @@ mod tests {
     #[test]
     fn the_refusal_names_the_flag() {
         let open = ["ws://0.0.0.0:1".parse().unwrap()];
-        let text = check(&open, &Terms::default()).unwrap_err().to_string();
+        let text = check(&open, &ExposureTerms::default()).unwrap_err().to_string();
         assert!(text.contains("--insecure-plaintext") && text.contains("--tls-cert"), "{text}");
-        let none = Terms { auth: Some(Auth::None), insecure_plaintext: true, ..Terms::default() };
+        let none =
+            ExposureTerms { auth: Some(RequiredAuth::None), insecure_plaintext: true, ..ExposureTerms::default() };
         let text = check(&open, &none).unwrap_err().to_string();
         assert!(text.contains("--auth none"), "{text}");
-        let text = check(&["wss://[::1]:1".parse().unwrap()], &Terms::default()).unwrap_err().to_string();
+        let text = check(&["wss://[::1]:1".parse().unwrap()], &ExposureTerms::default()).unwrap_err().to_string();
         assert!(text.contains("--tls-cert") && text.contains("--tls-key"), "{text}");
     }
 }

@@ -11,7 +11,7 @@ mod tcp;
 mod unix;
 pub mod url;
 
-pub use serve::{Bound, Ended, Server, ServerConfig};
+pub use serve::{BoundListener, Server, ServerConfig, ServerEnd};
 pub use unix::UnixError;
 pub use url::ListenUrl;
 

@@ -54,13 +54,13 @@ pub struct ServerConfig {
 
 /// A bound listener, to be printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub struct BoundListener {
     /// With the real port, also if port 0 was requested.
     pub url: ListenUrl,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ServerEnd {
     /// The `stop` future completed.
     Stopped,
     /// EOF on standard input, which was the only listener.
@@ -76,7 +76,7 @@ pub struct Server {
     unix: Vec<UnixSocket>,
     dial: Option<UnixSocket>,
     stdio: bool,
-    bound: Vec<Bound>,
+    bound: Vec<BoundListener>,
 }
 
 impl Server {
@@ -99,7 +99,7 @@ impl Server {
         };
         for url in listeners {
             let url = server.add(url)?;
-            server.bound.push(Bound { url });
+            server.bound.push(BoundListener { url });
         }
         if let Some(path) = &server.config.dial_socket {
             server.dial = bind_dial(path)?;
@@ -110,12 +110,12 @@ impl Server {
     }
 
     /// The listeners in the order in which they were requested.
-    pub fn bound(&self) -> &[Bound] {
+    pub fn bound(&self) -> &[BoundListener] {
         &self.bound
     }
 
     /// Serves until `stop` completes, or until EOF on standard input if there is no other listener. Then drains.
-    pub async fn run(self, stop: impl Future<Output = ()>) -> Ended {
+    pub async fn run(self, stop: impl Future<Output = ()>) -> ServerEnd {
         let Self { core, admission, config, tcp, unix, dial, stdio, bound } = self;
         let mut tasks = JoinSet::new();
         for (listener, endpoint) in tcp {
@@ -137,8 +137,8 @@ impl Server {
         let only_stdio = stdio && bound.len() == 1;
         // Both branches are cancel safe: a task that ended stays in its `JoinSet`.
         let ended = tokio::select! {
-            () = stop => Ended::Stopped,
-            () = ended_of(&mut stdio_task, only_stdio) => Ended::StdioClosed,
+            () = stop => ServerEnd::Stopped,
+            () = wait_for_end(&mut stdio_task, only_stdio) => ServerEnd::StdioClosed,
         };
         // From here on `/readyz` fails and upgrades are refused. `core.drain` closes the connections.
         admission.drain();
@@ -208,9 +208,9 @@ fn bind_dial(path: &Path) -> Result<Option<UnixSocket>, BindError> {
 }
 
 /// Waits for the end of standard input if that ends the server. Otherwise never returns.
-async fn ended_of(stdio: &mut JoinSet<()>, ends_server: bool) {
+async fn wait_for_end(stdio: &mut JoinSet<()>, ends_server: bool) {
     if ends_server {
-        report(stdio.join_next().await);
+        log_panic(stdio.join_next().await);
     } else {
         future::pending().await
     }
@@ -289,13 +289,13 @@ where
             connection = acceptor.next() => {
                 connections.spawn(serve(connection));
             }
-            ended = connections.join_next(), if !connections.is_empty() => report(ended),
+            ended = connections.join_next(), if !connections.is_empty() => log_panic(ended),
         }
     }
 }
 
 /// Logs that a connection's task panicked. Other connections are not affected.
-fn report(ended: Option<Result<(), JoinError>>) {
+fn log_panic(ended: Option<Result<(), JoinError>>) {
     if let Some(Err(error)) = ended
         && error.is_panic()
     {

@@ -21,7 +21,7 @@ pub enum ListenUrl {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ParseError {
+pub enum ListenUrlError {
     /// The text has none of the known forms.
     #[error("`{text}` is none of `ws://IP:PORT`, `wss://IP:PORT`, `unix:///path`, `stdio`")]
     Unknown { text: String },
@@ -47,21 +47,25 @@ impl Default for ListenUrl {
 }
 
 impl FromStr for ListenUrl {
-    type Err = ParseError;
+    type Err = ListenUrlError;
 
-    fn from_str(text: &str) -> Result<Self, ParseError> {
+    fn from_str(text: &str) -> Result<Self, ListenUrlError> {
         let owned = || text.to_owned();
         if matches!(text, "stdio" | "stdio://") {
             return Ok(Self::Stdio);
         }
         if let Some(path) = text.strip_prefix("unix://") {
             let is_file = path.starts_with('/') && !path.ends_with('/') && !path.contains('\0');
-            return if is_file { Ok(Self::Unix(path.into())) } else { Err(ParseError::SocketPath { text: owned() }) };
+            return if is_file {
+                Ok(Self::Unix(path.into()))
+            } else {
+                Err(ListenUrlError::SocketPath { text: owned() })
+            };
         }
         match text.split_once("://") {
             Some(("ws", rest)) => address(text, rest).map(Self::Ws),
             Some(("wss", rest)) => address(text, rest).map(Self::Wss),
-            Some(_) | None => Err(ParseError::Unknown { text: owned() }),
+            Some(_) | None => Err(ListenUrlError::Unknown { text: owned() }),
         }
     }
 }
@@ -77,12 +81,12 @@ impl fmt::Display for ListenUrl {
     }
 }
 
-fn address(text: &str, rest: &str) -> Result<SocketAddr, ParseError> {
+fn address(text: &str, rest: &str) -> Result<SocketAddr, ListenUrlError> {
     let authority = rest.strip_suffix('/').unwrap_or(rest);
     if authority.contains(['/', '?', '#', '@']) {
-        return Err(ParseError::Path { text: text.to_owned() });
+        return Err(ListenUrlError::Path { text: text.to_owned() });
     }
-    let port_error = || ParseError::Port { text: text.to_owned() };
+    let port_error = || ListenUrlError::Port { text: text.to_owned() };
     let (host, port) = match authority.strip_prefix('[') {
         Some(inner) => inner.split_once("]:").ok_or_else(port_error)?,
         None => authority.rsplit_once(':').ok_or_else(port_error)?,
@@ -95,7 +99,7 @@ fn address(text: &str, rest: &str) -> Result<SocketAddr, ParseError> {
     } else {
         host.parse::<Ipv4Addr>().ok().map(IpAddr::V4)
     };
-    let ip = ip.ok_or_else(|| ParseError::HostName { host: host.to_owned() })?;
+    let ip = ip.ok_or_else(|| ListenUrlError::HostName { host: host.to_owned() })?;
     // `parse` alone would accept `+80`.
     if !port.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(port_error());
@@ -106,7 +110,7 @@ fn address(text: &str, rest: &str) -> Result<SocketAddr, ParseError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ListenUrl, ParseError};
+    use super::{ListenUrl, ListenUrlError};
 
     #[test]
     fn accepts_ip_addresses_socket_paths_and_stdio() {
@@ -129,26 +133,26 @@ mod tests {
 
     #[test]
     fn refuses_everything_else_with_its_own_reason() {
-        type Expected = fn(&ParseError) -> bool;
+        type Expected = fn(&ListenUrlError) -> bool;
         let cases: [(&str, Expected); 18] = [
-            ("ws://example.test:80", |e| matches!(e, ParseError::HostName { .. })),
-            ("ws://example.com:80", |e| matches!(e, ParseError::HostName { .. })),
-            ("ws://127.1:80", |e| matches!(e, ParseError::HostName { .. })),
-            ("ws://::1:80", |e| matches!(e, ParseError::HostName { .. })),
-            ("ws://[127.0.0.1]:80", |e| matches!(e, ParseError::HostName { .. })),
-            ("ws://:80", |e| matches!(e, ParseError::HostName { .. })),
-            ("ws://127.0.0.1", |e| matches!(e, ParseError::Port { .. })),
-            ("ws://127.0.0.1:", |e| matches!(e, ParseError::Port { .. })),
-            ("ws://127.0.0.1:65536", |e| matches!(e, ParseError::Port { .. })),
-            ("ws://127.0.0.1:+80", |e| matches!(e, ParseError::Port { .. })),
-            ("ws://[::1]", |e| matches!(e, ParseError::Port { .. })),
-            ("ws://127.0.0.1:80/path", |e| matches!(e, ParseError::Path { .. })),
-            ("ws://u@127.0.0.1:80", |e| matches!(e, ParseError::Path { .. })),
-            ("wss://example.test:80", |e| matches!(e, ParseError::HostName { .. })),
-            ("unix://relative", |e| matches!(e, ParseError::SocketPath { .. })),
-            ("unix:///dir/", |e| matches!(e, ParseError::SocketPath { .. })),
-            ("http://127.0.0.1:80", |e| matches!(e, ParseError::Unknown { .. })),
-            ("", |e| matches!(e, ParseError::Unknown { .. })),
+            ("ws://example.test:80", |e| matches!(e, ListenUrlError::HostName { .. })),
+            ("ws://example.com:80", |e| matches!(e, ListenUrlError::HostName { .. })),
+            ("ws://127.1:80", |e| matches!(e, ListenUrlError::HostName { .. })),
+            ("ws://::1:80", |e| matches!(e, ListenUrlError::HostName { .. })),
+            ("ws://[127.0.0.1]:80", |e| matches!(e, ListenUrlError::HostName { .. })),
+            ("ws://:80", |e| matches!(e, ListenUrlError::HostName { .. })),
+            ("ws://127.0.0.1", |e| matches!(e, ListenUrlError::Port { .. })),
+            ("ws://127.0.0.1:", |e| matches!(e, ListenUrlError::Port { .. })),
+            ("ws://127.0.0.1:65536", |e| matches!(e, ListenUrlError::Port { .. })),
+            ("ws://127.0.0.1:+80", |e| matches!(e, ListenUrlError::Port { .. })),
+            ("ws://[::1]", |e| matches!(e, ListenUrlError::Port { .. })),
+            ("ws://127.0.0.1:80/path", |e| matches!(e, ListenUrlError::Path { .. })),
+            ("ws://u@127.0.0.1:80", |e| matches!(e, ListenUrlError::Path { .. })),
+            ("wss://example.test:80", |e| matches!(e, ListenUrlError::HostName { .. })),
+            ("unix://relative", |e| matches!(e, ListenUrlError::SocketPath { .. })),
+            ("unix:///dir/", |e| matches!(e, ListenUrlError::SocketPath { .. })),
+            ("http://127.0.0.1:80", |e| matches!(e, ListenUrlError::Unknown { .. })),
+            ("", |e| matches!(e, ListenUrlError::Unknown { .. })),
         ];
         for (text, expected) in cases {
             let error = text.parse::<ListenUrl>().unwrap_err();

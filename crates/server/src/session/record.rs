@@ -7,7 +7,7 @@ use tokio::sync::MutexGuard;
 
 use super::{ProcessLaunch, Session, short_id};
 use crate::{
-    audit::{Audit, Record},
+    audit::{Audit, AuditRecord},
     error::Failure,
     process::Process,
     pump,
@@ -19,14 +19,14 @@ impl Session {
     }
 
     /// An audit record about this session.
-    pub(crate) fn audit_record(&self, event: &'static str) -> Record {
+    pub(crate) fn audit_record(&self, event: &'static str) -> AuditRecord {
         let (principal, session) = (Some(self.principal.to_string()), Some(short_id(&self.id).to_owned()));
-        Record { principal, session, ..Record::of(event) }
+        AuditRecord { principal, session, ..AuditRecord::of(event) }
     }
 
     /// An audit record about a process of this session.
-    fn process_audit_record(&self, event: &'static str, process: &str) -> Record {
-        Record { process: Some(process.to_owned()), ..self.audit_record(event) }
+    fn process_audit_record(&self, event: &'static str, process: &str) -> AuditRecord {
+        AuditRecord { process: Some(process.to_owned()), ..self.audit_record(event) }
     }
 
     /// Records a start before it happens. In strict mode it waits until the record is on disk; the returned guard keeps
@@ -34,7 +34,7 @@ impl Session {
     pub(super) async fn record_start(&self, launch: &ProcessLaunch) -> Result<Option<MutexGuard<'_, ()>>, Failure> {
         let audit = self.audit();
         let meta = &launch.meta;
-        let record = Record {
+        let record = AuditRecord {
             peer: Some(launch.peer.to_string()),
             method: Some(meta.dialect.start_method()),
             cwd: Some(meta.cwd.clone()),
@@ -42,7 +42,7 @@ impl Session {
             sandbox: Some(if launch.confinement.is_some() { "linuxSeccomp" } else { "none" }),
             ..self.process_audit_record("process.start", &meta.process_id).argv(&meta.argv)
         };
-        let record = Record { argv_bytes: meta.argv_bytes.or(record.argv_bytes), ..record };
+        let record = AuditRecord { argv_bytes: meta.argv_bytes.or(record.argv_bytes), ..record };
         if !audit.is_strict() {
             audit.record(record);
             return Ok(None);
@@ -54,13 +54,13 @@ impl Session {
     /// Records that the process runs.
     pub(super) fn record_running(&self, process: &Process) {
         self.audit()
-            .record(Record { pid: Some(process.pid), ..self.process_audit_record("process.run", process.id()) });
+            .record(AuditRecord { pid: Some(process.pid), ..self.process_audit_record("process.run", process.id()) });
     }
 
     /// Records that the start failed.
     pub(crate) fn record_failed(&self, process: &str, failure: &Failure) {
         let reason = Some(failure.kind().as_str().to_owned());
-        self.audit().record(Record { reason, ..self.process_audit_record("process.fail", process) });
+        self.audit().record(AuditRecord { reason, ..self.process_audit_record("process.fail", process) });
     }
 
     /// Records the end of a process, once. `otherwise` is the cause if neither an exit status nor the loss of the
@@ -75,7 +75,7 @@ impl Session {
             let word = serde_json::to_value(cause).ok();
             word.and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
         });
-        self.audit().record(Record {
+        self.audit().record(AuditRecord {
             pid: Some(process.pid),
             exit_code: exit.map(|exit| exit.code),
             signal: exit

@@ -20,10 +20,10 @@ use crate::state_dir::private;
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
 /// Metadata that differs between two versions of a file. `None` if the file does not exist.
-pub(super) type Stamp = Option<(u64, u64, i64, i64, u64)>;
+pub(super) type PemStamp = Option<(u64, u64, i64, i64, u64)>;
 
 /// The stamp of a file. Does not read the file.
-pub(super) fn stamp(path: &Path) -> Stamp {
+pub(super) fn stamp(path: &Path) -> PemStamp {
     let metadata = fs::metadata(path).ok()?;
     // Use the ctime, not the mtime: it changes even if a tool sets the mtime back.
     Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec(), metadata.size()))

@@ -30,15 +30,15 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use self::{files::Stamp, names::Name, verifier::Verifier};
+use self::{files::PemStamp, names::CertificateName, verifier::ClientVerifier};
 use crate::state_dir::NotPrivate;
 
 /// How often to check the files for changes.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The oldest accepted TLS version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Oldest {
+pub enum MinTlsVersion {
     /// TLS 1.2 and 1.3.
     Tls12,
     /// Only TLS 1.3.
@@ -55,7 +55,7 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// The authorities for client certificates. `None`: client certificates are not requested.
     pub client_ca: Option<PathBuf>,
-    pub oldest: Oldest,
+    pub oldest: MinTlsVersion,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +90,7 @@ pub struct ClientCertificate {
 impl ClientCertificate {
     /// Returns `None` if the certificate has no usable name.
     fn read(der: &[u8]) -> Option<Self> {
-        let names = names::bearer(der);
+        let names = names::client_names(der);
         if names.is_empty() {
             return None;
         }
@@ -102,25 +102,25 @@ impl ClientCertificate {
 /// The TLS configuration, replaced when the files change.
 pub struct Tls {
     files: TlsFiles,
-    current: RwLock<Arc<Loaded>>,
+    current: RwLock<Arc<LoadedTls>>,
     /// Stamps of the files, taken before they were first read.
-    first: [Stamp; 3],
+    first: [PemStamp; 3],
 }
 
-struct Loaded {
+struct LoadedTls {
     config: Arc<ServerConfig>,
     names: OwnNames,
 }
 
 /// The subject alternative names in our own certificate.
 #[derive(Clone, Debug)]
-pub(crate) struct OwnNames(Arc<[Name]>);
+pub(crate) struct OwnNames(Arc<[CertificateName]>);
 
-type Secure = TlsStream<Join<Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>>>;
+type TlsSocket = TlsStream<Join<Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>>>;
 
 /// A connection after its TLS handshake.
-pub(crate) struct Secured {
-    pub(crate) socket: Secure,
+pub(crate) struct SecuredConnection {
+    pub(crate) socket: TlsSocket,
     pub(crate) certificate: Option<ClientCertificate>,
     pub(crate) names: OwnNames,
     probe: Option<TcpProbe>,
@@ -141,7 +141,7 @@ impl Tls {
 
     /// Reloads the files whenever they change, forever. Open connections keep the old certificates.
     pub(crate) async fn watch(&self) {
-        let mut tick = time::interval(LOOK_EVERY);
+        let mut tick = time::interval(CHECK_EVERY);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut seen = self.first;
         let mut failure = None;
@@ -171,7 +171,7 @@ impl Tls {
     }
 
     /// Does the TLS handshake. The caller must set a deadline.
-    pub(crate) async fn accept(&self, stream: ByteStream) -> io::Result<Secured> {
+    pub(crate) async fn accept(&self, stream: ByteStream) -> io::Result<SecuredConnection> {
         let loaded = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
         let ByteStream { reader, writer, probe, .. } = stream;
         let acceptor = TlsAcceptor::from(Arc::clone(&loaded.config));
@@ -183,12 +183,12 @@ impl Tls {
             // can never get in.
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        Ok(Secured { socket, certificate, names: loaded.names.clone(), probe })
+        Ok(SecuredConnection { socket, certificate, names: loaded.names.clone(), probe })
     }
 }
 
 impl TlsFiles {
-    fn stamps(&self) -> [Stamp; 3] {
+    fn stamps(&self) -> [PemStamp; 3] {
         let ca = self.client_ca.as_deref().and_then(files::stamp);
         [files::stamp(&self.cert), files::stamp(&self.key), ca]
     }
@@ -200,14 +200,14 @@ impl OwnNames {
     /// would be accepted.
     pub(crate) fn has(&self, host: &str) -> bool {
         self.0.iter().any(|name| match name {
-            Name::Dns(dns) => !dns.contains('*') && dns.eq_ignore_ascii_case(host),
-            Name::Ip(ip) => host.parse() == Ok(*ip),
-            Name::Uri(_) | Name::Email(_) => false,
+            CertificateName::Dns(dns) => !dns.contains('*') && dns.eq_ignore_ascii_case(host),
+            CertificateName::Ip(ip) => host.parse() == Ok(*ip),
+            CertificateName::Uri(_) | CertificateName::Email(_) => false,
         })
     }
 }
 
-impl Secured {
+impl SecuredConnection {
     /// Splits into reader and writer, and keeps the TCP probe of the socket below TLS.
     pub(crate) fn into_stream(self) -> ByteStream {
         let (reader, writer) = tokio::io::split(self.socket);
@@ -221,19 +221,19 @@ impl fmt::Debug for Tls {
     }
 }
 
-fn load(files: &TlsFiles) -> Result<Loaded, TlsError> {
+fn load(files: &TlsFiles) -> Result<LoadedTls, TlsError> {
     // Pass the provider explicitly, so that the process-wide default provider of an embedding program is not touched.
     let provider = Arc::new(default_provider());
     let chain = files::certificates(&files.cert)?;
     let key = files::private_key(&files.key)?;
     let names = OwnNames(chain.first().map(|leaf| names::of(leaf)).unwrap_or_default().into());
     let clients: Arc<dyn ClientCertVerifier> = match &files.client_ca {
-        Some(path) => Verifier::new(path, Arc::clone(&provider))?,
+        Some(path) => ClientVerifier::new(path, Arc::clone(&provider))?,
         None => Arc::new(NoClientAuth),
     };
     let versions: &[&SupportedProtocolVersion] = match files.oldest {
-        Oldest::Tls12 => &[&TLS13, &TLS12],
-        Oldest::Tls13 => &[&TLS13],
+        MinTlsVersion::Tls12 => &[&TLS13, &TLS12],
+        MinTlsVersion::Tls13 => &[&TLS13],
     };
     let failed = |source| TlsError::Pair { cert: files.cert.clone(), key: files.key.clone(), source };
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -245,7 +245,7 @@ fn load(files: &TlsFiles) -> Result<Loaded, TlsError> {
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok(Loaded { config: Arc::new(config), names })
+    Ok(LoadedTls { config: Arc::new(config), names })
 }
 
 /// The error with all its sources, on one line.

@@ -19,7 +19,7 @@ const NAME_MAX_BYTES: usize = 256;
 
 /// A subject alternative name of a kind that we use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Name {
+pub(super) enum CertificateName {
     /// `[1]`, an e-mail address.
     Email(String),
     /// `[2]`, a host name.
@@ -31,20 +31,20 @@ pub(super) enum Name {
 }
 
 /// The names of a certificate, in order.
-pub(super) fn of(certificate: &[u8]) -> Vec<Name> {
+pub(super) fn of(certificate: &[u8]) -> Vec<CertificateName> {
     find(certificate).unwrap_or_default()
 }
 
 /// The names of a client certificate, in order of preference: URIs, then host names, then e-mail addresses. Names that
 /// are too long for a principal are left out.
-pub(super) fn bearer(certificate: &[u8]) -> Vec<String> {
+pub(super) fn client_names(certificate: &[u8]) -> Vec<String> {
     let mut names: Vec<(u8, String)> = of(certificate)
         .into_iter()
         .filter_map(|name| match name {
-            Name::Uri(uri) => Some((0, uri)),
-            Name::Dns(dns) => Some((1, dns)),
-            Name::Email(email) => Some((2, email)),
-            Name::Ip(_) => None,
+            CertificateName::Uri(uri) => Some((0, uri)),
+            CertificateName::Dns(dns) => Some((1, dns)),
+            CertificateName::Email(email) => Some((2, email)),
+            CertificateName::Ip(_) => None,
         })
         .filter(|(_, name)| name.len() <= NAME_MAX_BYTES)
         .collect();
@@ -53,7 +53,7 @@ pub(super) fn bearer(certificate: &[u8]) -> Vec<String> {
     names.into_iter().map(|(_, name)| name).collect()
 }
 
-fn find(certificate: &[u8]) -> Option<Vec<Name>> {
+fn find(certificate: &[u8]) -> Option<Vec<CertificateName>> {
     let (certificate, _) = expect(certificate, SEQUENCE)?;
     let (mut fields, _) = expect(certificate, SEQUENCE)?;
     let extensions = loop {
@@ -83,7 +83,7 @@ fn find(certificate: &[u8]) -> Option<Vec<Name>> {
     }
 }
 
-fn general_names(mut list: &[u8]) -> Vec<Name> {
+fn general_names(mut list: &[u8]) -> Vec<CertificateName> {
     let mut names = Vec::new();
     while let Some((tag, value, rest)) = element(list) {
         list = rest;
@@ -92,10 +92,10 @@ fn general_names(mut list: &[u8]) -> Vec<Name> {
             is_plain.then(|| String::from_utf8_lossy(value).into_owned())
         };
         let name = match tag {
-            0x81 => text().map(Name::Email),
-            0x82 => text().map(|name| Name::Dns(name.to_ascii_lowercase())),
-            0x86 => text().map(Name::Uri),
-            0x87 => ip(value).map(Name::Ip),
+            0x81 => text().map(CertificateName::Email),
+            0x82 => text().map(|name| CertificateName::Dns(name.to_ascii_lowercase())),
+            0x86 => text().map(CertificateName::Uri),
+            0x87 => ip(value).map(CertificateName::Ip),
             _ => None,
         };
         names.extend(name);
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn uris_count_before_hosts_and_those_before_email() {
-        let check = |names: Vec<SanType>, expected: &[&str]| assert_eq!(bearer(&certificate(names)), expected);
+        let check = |names: Vec<SanType>, expected: &[&str]| assert_eq!(client_names(&certificate(names)), expected);
         check(
             vec![email("a@b"), dns("X.example"), uri("spiffe://c/d"), uri("spiffe://a")],
             &["spiffe://c/d", "spiffe://a", "x.example", "a@b"],
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_certificate_that_is_cut_or_changed_anywhere_is_walked_without_harm() {
         let whole = certificate(vec![dns("x.example"), SanType::IpAddress("::1".parse().unwrap())]);
-        assert_eq!(of(&whole), [Name::Dns("x.example".into()), Name::Ip("::1".parse().unwrap())]);
+        assert_eq!(of(&whole), [CertificateName::Dns("x.example".into()), CertificateName::Ip("::1".parse().unwrap())]);
         for at in 0..whole.len() {
             assert_eq!(of(&whole[..at]), []);
             for byte in [0, 0x7f, 0x80, 0x84, 0x85, 0xff] {

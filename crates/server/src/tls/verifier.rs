@@ -17,11 +17,11 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use super::{ClientCertificate, TlsError, files};
 
 #[derive(Debug)]
-pub(super) struct Verifier {
+pub(super) struct ClientVerifier {
     chain: Arc<dyn ClientCertVerifier>,
 }
 
-impl Verifier {
+impl ClientVerifier {
     /// Creates a verifier that trusts the authorities in a PEM file.
     pub(super) fn new(authorities: &std::path::Path, provider: Arc<CryptoProvider>) -> Result<Arc<Self>, TlsError> {
         let failed = |reason: String| TlsError::Authorities { path: authorities.to_owned(), reason };
@@ -35,7 +35,7 @@ impl Verifier {
     }
 }
 
-impl ClientCertVerifier for Verifier {
+impl ClientCertVerifier for ClientVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()
     }

@@ -5,14 +5,14 @@ use std::{cell::Cell, time::Instant};
 use futures_util::FutureExt as _;
 
 use super::*;
-use crate::access::Moment;
+use crate::access::Timestamp;
 
 fn digest(token: &str) -> TokenDigest {
     TokenDigest::of(token.as_bytes())
 }
 
-fn entry(name: &str, token: &str) -> Entry {
-    Entry {
+fn entry(name: &str, token: &str) -> AccessEntry {
+    AccessEntry {
         name: name.to_owned(),
         sha256: Some(digest(token).to_hex()),
         san: None,
@@ -26,15 +26,15 @@ fn entry(name: &str, token: &str) -> Entry {
     }
 }
 
-fn tokens(entries: Vec<Entry>) -> TokenFile {
+fn tokens(entries: Vec<AccessEntry>) -> TokenFile {
     TokenFile { tokens: entries, ..TokenFile::default() }
 }
 
-fn certificates(entries: Vec<Entry>) -> TokenFile {
+fn certificates(entries: Vec<AccessEntry>) -> TokenFile {
     TokenFile { certificates: entries, ..TokenFile::default() }
 }
 
-fn ended(grant: &mut Grant) -> Option<Ended> {
+fn ended(grant: &mut Grant) -> Option<GrantEnd> {
     grant.ended().now_or_never()
 }
 
@@ -44,7 +44,7 @@ fn named(grant: Option<Grant>) -> Option<String> {
 
 #[test]
 fn all_that_is_offered_must_be_right_and_mean_the_same() {
-    let mut table = Table::default();
+    let mut table = AccessTable::default();
     table.apply(&tokens(vec![entry("a", "ta"), entry("b", "tb")]), 0).unwrap();
     let owner = digest("to");
     let ask = |offered: &[&str]| {
@@ -82,7 +82,7 @@ fn every_candidate_is_compared_whichever_is_right() {
 #[test]
 #[allow(clippy::disallowed_methods, reason = "a comparison of times")]
 fn the_first_the_last_and_no_match_take_about_the_same_time() {
-    let mut table = Table::default();
+    let mut table = AccessTable::default();
     table.apply(&tokens((0..3000).map(|n| entry(&format!("n{n}"), &format!("t{n}"))).collect()), 0).unwrap();
     let median = |token: &str| {
         let offered = [digest(token)];
@@ -104,26 +104,29 @@ fn the_first_the_last_and_no_match_take_about_the_same_time() {
 
 #[test]
 fn a_revoked_an_expired_and_a_removed_entry_end_their_grants_and_no_others() {
-    let mut table = Table::default();
+    let mut table = AccessTable::default();
     let file = tokens(["a", "b", "c", "d"].map(|name| entry(name, name)).into());
     table.apply(&file, 10).unwrap();
     let mut grants = ["a", "b", "c", "d"].map(|token| table.by_tokens(None, &[digest(token)], 10).unwrap());
     assert!(grants.iter_mut().all(|grant| ended(grant).is_none()));
     let mut next = file.clone();
-    next.tokens[0].revoked = Some(Moment(11));
-    next.tokens[1].expires = Some(Moment(20));
+    next.tokens[0].revoked = Some(Timestamp(11));
+    next.tokens[1].expires = Some(Timestamp(20));
     next.tokens[2].scopes = vec!["stdin".to_owned()];
     let changes = table.apply(&next, 11).unwrap();
     let [a, b, c, d] = &mut grants;
-    assert_eq!([ended(a), ended(b), ended(c), ended(d)], [Some(Ended::Revoked), None, Some(Ended::Changed), None]);
+    assert_eq!(
+        [ended(a), ended(b), ended(c), ended(d)],
+        [Some(GrantEnd::Revoked), None, Some(GrantEnd::Changed), None]
+    );
     let told: Vec<(&str, &str)> = changes.iter().map(|change| (change.principal.as_str(), change.what)).collect();
     assert_eq!(told, [("c", "granted"), ("a", "revoked"), ("c", "changed")]);
     assert!(table.expire(19).is_empty() && table.by_tokens(None, &[digest("b")], 19).is_some());
     assert!(table.by_tokens(None, &[digest("b")], 20).is_none(), "the date counts, whether it was noticed or not");
     assert_eq!(table.expire(20).len(), 1);
-    assert_eq!((ended(b), ended(d)), (Some(Ended::Expired), None));
+    assert_eq!((ended(b), ended(d)), (Some(GrantEnd::Expired), None));
     table.apply(&TokenFile::default(), 21).unwrap();
-    assert_eq!(ended(d), Some(Ended::Revoked));
+    assert_eq!(ended(d), Some(GrantEnd::Revoked));
 }
 
 #[test]
@@ -131,25 +134,25 @@ fn a_certificate_is_known_by_fingerprint_or_name_and_a_revoked_one_by_either() {
     let print = "ab".repeat(32);
     let names = ["alice@example.org".to_owned(), "host.example".to_owned()];
     let certificate = Certificate { names: &names, fingerprint: &print };
-    let mut table = Table::default();
+    let mut table = AccessTable::default();
     let mut unlisted = table.by_certificate(&certificate, 0).unwrap();
     assert_eq!(ended(&mut unlisted), None);
     assert_eq!(unlisted.principal().as_str(), "cert:alice@example.org");
-    let by_name = Entry { sha256: None, san: Some("host.example".to_owned()), ..entry("host", "") };
-    let by_print = Entry { sha256: Some(print.clone()), ..entry("laptop", "") };
+    let by_name = AccessEntry { sha256: None, san: Some("host.example".to_owned()), ..entry("host", "") };
+    let by_print = AccessEntry { sha256: Some(print.clone()), ..entry("laptop", "") };
     table.apply(&certificates(vec![by_name.clone()]), 0).unwrap();
-    assert_eq!(ended(&mut unlisted), Some(Ended::Changed));
+    assert_eq!(ended(&mut unlisted), Some(GrantEnd::Changed));
     assert_eq!(named(table.by_certificate(&certificate, 0)).as_deref(), Some("host"));
     table.apply(&certificates(vec![by_name.clone(), by_print.clone()]), 0).unwrap();
     assert_eq!(named(table.by_certificate(&certificate, 0)).as_deref(), Some("laptop"));
     for revoked in [0, 1] {
         let mut both = vec![by_name.clone(), by_print.clone()];
-        both[revoked].revoked = Some(Moment(1));
+        both[revoked].revoked = Some(Timestamp(1));
         table.apply(&certificates(both), 1).unwrap();
         assert!(table.by_certificate(&certificate, 1).is_none());
     }
     // The digest of a certificate entry is not accepted as a token.
-    table.apply(&certificates(vec![Entry { sha256: Some(digest("x").to_hex()), ..entry("c", "") }]), 1).unwrap();
+    table.apply(&certificates(vec![AccessEntry { sha256: Some(digest("x").to_hex()), ..entry("c", "") }]), 1).unwrap();
     assert!(table.by_tokens(None, &[digest("x")], 1).is_none());
 }
 
@@ -157,18 +160,18 @@ fn a_certificate_is_known_by_fingerprint_or_name_and_a_revoked_one_by_either() {
 fn a_revoked_fingerprint_reaches_a_certificate_that_nobody_had_listed() {
     let print = "cd".repeat(32);
     let certificate = Certificate { names: &[], fingerprint: &print };
-    let mut table = Table::default();
+    let mut table = AccessTable::default();
     let mut grant = table.by_certificate(&certificate, 0).unwrap();
     assert_eq!(grant.principal().as_str(), format!("cert:{print}"));
-    let mut revoked = Entry { sha256: Some(print.clone()), revoked: Some(Moment(1)), ..entry("lost", "") };
+    let mut revoked = AccessEntry { sha256: Some(print.clone()), revoked: Some(Timestamp(1)), ..entry("lost", "") };
     revoked.scopes.clear();
     table.apply(&certificates(vec![revoked]), 1).unwrap();
-    assert_eq!(ended(&mut grant), Some(Ended::Revoked));
-    let mut grant = Table::default().by_certificate(&certificate, 0).unwrap();
+    assert_eq!(ended(&mut grant), Some(GrantEnd::Revoked));
+    let mut grant = AccessTable::default().by_certificate(&certificate, 0).unwrap();
     assert_eq!(ended(&mut grant), None, "whose source is gone is not taken back");
-    let mut closed = Table::default();
+    let mut closed = AccessTable::default();
     let mut grant = closed.by_certificate(&certificate, 0).unwrap();
     closed.apply(&TokenFile { only_listed_certificates: true, ..TokenFile::default() }, 0).unwrap();
-    assert_eq!(ended(&mut grant), Some(Ended::Revoked));
+    assert_eq!(ended(&mut grant), Some(GrantEnd::Revoked));
     assert!(closed.by_certificate(&certificate, 0).is_none());
 }
