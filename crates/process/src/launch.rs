@@ -22,7 +22,7 @@ use std::{
     },
 };
 
-use exec_server_sandbox::{InChild, address, system_call};
+use exec_server_sandbox::{ChildKit, address, system_call};
 use libc::{c_char, c_int, c_long, c_void};
 use rustix::{
     io::Errno,
@@ -78,7 +78,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) user: Option<&'a ChildUser>,
     /// Resource, and its soft and hard limit.
     pub(crate) limits: &'a [(u32, u64)],
-    pub(crate) sandbox: Option<&'a InChild>,
+    pub(crate) sandbox: Option<&'a ChildKit>,
     /// The signals that we ignore, if known.
     pub(crate) ignored: Option<IgnoredSignals>,
 }
@@ -392,7 +392,7 @@ fn set_up(shared: &LaunchShared<'_>) -> Result<(), (SpawnStage, c_int)> {
     if launch.terminal {
         call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as usize, 0, 0, 0, 0]).map_err(at(SpawnStage::Terminal))?;
     }
-    let ipc = launch.sandbox.map(InChild::enter).transpose().map_err(at(SpawnStage::Sandbox))?;
+    let ipc = launch.sandbox.map(ChildKit::enter).transpose().map_err(at(SpawnStage::Sandbox))?;
     close_others(launch.keep).map_err(at(SpawnStage::CloseRange))?;
     set_limits(launch).map_err(at(SpawnStage::Limits))?;
     if let Some(user) = launch.user {

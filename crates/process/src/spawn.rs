@@ -10,7 +10,7 @@ use std::{
     ptr,
 };
 
-use exec_server_sandbox::{InChild, Kit};
+use exec_server_sandbox::{ChildKit, Kit};
 
 use crate::{
     child::Child,
@@ -311,7 +311,7 @@ impl Spawn {
 
 /// A sandbox whose fds have numbers that are not overwritten.
 struct RaisedSandbox<'a> {
-    in_child: InChild,
+    in_child: ChildKit,
     /// Keeps the fds open until the exec.
     _sources: [Option<PassedFd<'a>>; 3],
 }

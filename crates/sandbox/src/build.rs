@@ -26,7 +26,7 @@ use crate::{
 const STAGE: &str = "/proc";
 
 #[derive(Debug)]
-pub struct Built {
+pub struct BuiltView {
     /// The user namespace that owns the mount namespace. `None` if the process had the privileges without one.
     pub user: Option<OwnedFd>,
     pub mounts: OwnedFd,
@@ -43,36 +43,36 @@ pub struct BuildError {
     pub source: io::Error,
 }
 
-trait Doing<T> {
+trait BuildContext<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, BuildError>;
 }
 
-impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+impl<T, E: Into<io::Error>> BuildContext<T> for Result<T, E> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, BuildError> {
         self.map_err(|source| BuildError { what: what(), source: source.into() })
     }
 }
 
 /// Enters new namespaces and builds the view in them. The process is of no other use afterwards.
-pub fn build(script: &Script) -> Result<Built, BuildError> {
+pub fn build(script: &Script) -> Result<BuiltView, BuildError> {
     let user = enter_namespaces()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mounts =
         rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty()).doing(|| "open the mount namespace".to_owned())?;
     keep_private().doing(|| "keep mounts to ourselves".to_owned())?;
-    let null = system::place(CWD, Path::new("/dev/null")).doing(|| "find `/dev/null`".to_owned())?;
+    let null = system::open_path(CWD, Path::new("/dev/null")).doing(|| "find `/dev/null`".to_owned())?;
     let proc = kernel_files::open_proc().doing(|| "open `/proc`".to_owned())?;
     let copies = copy_sources(script)?;
-    let mut builder = Builder { trees: BTreeMap::new(), null, mask: None };
+    let mut builder = ViewBuilder { trees: BTreeMap::new(), null, mask: None };
     if script.is_empty_tree {
         builder.begin_empty()?;
     } else if script.is_read_only {
-        let root = system::place(CWD, Path::new("/")).doing(|| "open `/`".to_owned())?;
+        let root = system::open_path(CWD, Path::new("/")).doing(|| "open `/`".to_owned())?;
         let read_only = libc::MOUNT_ATTR_RDONLY;
         system::set_attributes(root.as_fd(), read_only, true).doing(|| "make `/` read-only".to_owned())?;
     }
     for (step, copy) in script.steps.iter().zip(copies) {
-        builder.take(step, copy)?;
+        builder.apply(step, copy)?;
     }
     builder.freeze()?;
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -85,7 +85,7 @@ pub fn build(script: &Script) -> Result<Built, BuildError> {
     if script.is_for_process {
         kernel_files::protect(proc.as_fd()).doing(|| "make the kernel's file systems read-only".to_owned())?;
     }
-    Ok(Built { user, mounts, root })
+    Ok(BuiltView { user, mounts, root })
 }
 
 /// Enters a new mount namespace. Without the privilege for that, also enters a new user namespace that maps our own uid
@@ -128,8 +128,8 @@ fn copy_sources(script: &Script) -> Result<Vec<Option<OwnedFd>>, BuildError> {
     let copy = |step: &Step| {
         let Step::Bind { path, is_read_only, .. } = step else { return Ok(None) };
         let what = || format!("copy `{}`", path.display());
-        let place = system::place(CWD, path).doing(what)?;
-        let tree = system::clone_tree(place.as_fd()).doing(what)?;
+        let target = system::open_path(CWD, path).doing(what)?;
+        let tree = system::clone_tree(target.as_fd()).doing(what)?;
         if *is_read_only {
             let read_only = libc::MOUNT_ATTR_RDONLY;
             system::set_attributes(tree.as_fd(), read_only, true)
@@ -140,7 +140,7 @@ fn copy_sources(script: &Script) -> Result<Vec<Option<OwnedFd>>, BuildError> {
     script.steps.iter().map(copy).collect()
 }
 
-struct Builder {
+struct ViewBuilder {
     /// Our tmpfs instances, by mount point.
     trees: BTreeMap<PathBuf, OwnedFd>,
     null: OwnedFd,
@@ -148,11 +148,11 @@ struct Builder {
     mask: Option<OwnedFd>,
 }
 
-impl Builder {
+impl ViewBuilder {
     fn begin_empty(&mut self) -> Result<(), BuildError> {
         let what = || "make an empty tree".to_owned();
         let tree = system::tmpfs(c"0755").doing(what)?;
-        let stage = system::place(CWD, Path::new(STAGE)).doing(what)?;
+        let stage = system::open_path(CWD, Path::new(STAGE)).doing(what)?;
         system::attach(tree.as_fd(), stage.as_fd()).doing(what)?;
         rustix::process::fchdir(&tree).doing(what)?;
         rustix::process::pivot_root(".", ".").doing(|| "make the empty tree the root".to_owned())?;
@@ -160,13 +160,14 @@ impl Builder {
         Ok(())
     }
 
-    fn take(&mut self, step: &Step, copy: Option<OwnedFd>) -> Result<(), BuildError> {
+    fn apply(&mut self, step: &Step, copy: Option<OwnedFd>) -> Result<(), BuildError> {
         match step {
             Step::Bind { path, is_dir, has_place, .. } => {
                 let what = || format!("mount `{}`", path.display());
                 let Some(copy) = copy else { return Ok(()) };
-                let place = if *has_place { system::place(CWD, path) } else { self.make_place(path, *is_dir) };
-                system::attach(copy.as_fd(), place.doing(what)?.as_fd()).doing(what)
+                let target =
+                    if *has_place { system::open_path(CWD, path) } else { self.make_mount_point(path, *is_dir) };
+                system::attach(copy.as_fd(), target.doing(what)?.as_fd()).doing(what)
             }
             Step::MaskDir { path, is_open } => {
                 self.mask_dir(path, *is_open).doing(|| format!("cover `{}`", path.display()))
@@ -182,10 +183,10 @@ impl Builder {
     }
 
     fn mask_dir(&mut self, path: &Path, is_open: bool) -> io::Result<()> {
-        let place = system::place(CWD, path)?;
+        let target = system::open_path(CWD, path)?;
         if is_open {
             let tree = system::tmpfs(c"0755")?;
-            system::attach(tree.as_fd(), place.as_fd())?;
+            system::attach(tree.as_fd(), target.as_fd())?;
             self.trees.insert(path.to_owned(), tree);
             return Ok(());
         }
@@ -194,23 +195,23 @@ impl Builder {
             None => system::tmpfs(c"0000")?,
         };
         system::set_attributes(tree.as_fd(), libc::MOUNT_ATTR_RDONLY, false)?;
-        system::attach(tree.as_fd(), place.as_fd())?;
+        system::attach(tree.as_fd(), target.as_fd())?;
         self.mask.get_or_insert(tree);
         Ok(())
     }
 
     /// Covers a file with a device node on a `nodev` mount, which cannot be opened even by root.
     fn mask_file(&self, path: &Path) -> io::Result<()> {
-        let place = system::place(CWD, path)?;
+        let target = system::open_path(CWD, path)?;
         let cover = system::clone_tree(self.null.as_fd())?;
         let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
         system::set_attributes(cover.as_fd(), attributes, false)?;
-        system::attach(cover.as_fd(), place.as_fd())
+        system::attach(cover.as_fd(), target.as_fd())
     }
 
     fn make_terminals(&self, path: &Path) -> io::Result<()> {
-        let place = self.make_place(path, true)?;
-        system::attach(system::terminals()?.as_fd(), place.as_fd())
+        let target = self.make_mount_point(path, true)?;
+        system::attach(system::terminals()?.as_fd(), target.as_fd())
     }
 
     /// The tmpfs of ours that contains a path, and the path below it.
@@ -221,7 +222,7 @@ impl Builder {
         Ok((tree.as_fd(), rest))
     }
 
-    fn make_place(&self, path: &Path, is_dir: bool) -> io::Result<OwnedFd> {
+    fn make_mount_point(&self, path: &Path, is_dir: bool) -> io::Result<OwnedFd> {
         let (tree, rest) = self.tree_of(path)?;
         self.make_parents(tree, rest)?;
         let made = if is_dir {
@@ -231,7 +232,7 @@ impl Builder {
             rustix::fs::openat(tree, rest, flags, Mode::from_raw_mode(0o444)).map(drop)
         };
         match made {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => system::place(tree, rest),
+            Ok(()) | Err(rustix::io::Errno::EXIST) => system::open_path(tree, rest),
             Err(error) => Err(error.into()),
         }
     }

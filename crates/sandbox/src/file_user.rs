@@ -2,7 +2,7 @@
 //! without root's capabilities.
 //!
 //! ```text
-//!  FileUser::enter ──▶ setgroups, setfsgid, setfsuid, capset ──▶ work ──▶ Acting::drop restores the server's ids
+//!  FileUser::enter ──▶ setgroups, setfsgid, setfsuid, capset ──▶ work ──▶ ActingUser::drop restores the server's ids
 //!                                                                 └── as_server(..): the server's own rights, temporarily
 //! ```
 //!
@@ -28,10 +28,10 @@ const ASK: usize = u32::MAX as usize;
 
 thread_local! {
     /// The user that this thread acts as, and what is needed to restore its rights.
-    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<CurrentUser>> = const { RefCell::new(None) };
 }
 
-struct Current {
+struct CurrentUser {
     user: Arc<FileUser>,
     /// Whether the groups were changed to the user's.
     has_groups: bool,
@@ -60,7 +60,7 @@ pub struct FileUser {
 
 /// The thread acts as a [`FileUser`] until this value is dropped. Not `Send`: it must be dropped on the same thread.
 #[derive(Debug)]
-pub struct Acting {
+pub struct ActingUser {
     /// False for a nested value on a thread that already acts as a user. Dropping that one changes nothing.
     is_outer: bool,
     _not_send: PhantomData<*const ()>,
@@ -75,24 +75,24 @@ impl FileUser {
     }
 
     /// Makes this thread act as the user until the returned value is dropped.
-    pub fn enter(self: &Arc<Self>) -> io::Result<Acting> {
+    pub fn enter(self: &Arc<Self>) -> io::Result<ActingUser> {
         let is_outer = CURRENT.with_borrow(Option::is_none);
         if is_outer {
-            let mut current = Current { user: self.clone(), has_groups: false, capabilities: None };
-            let taken = current.take_rights();
-            // Set it even if `take_rights` failed half-way, so that `end` undoes what was changed.
+            let mut current = CurrentUser { user: self.clone(), has_groups: false, capabilities: None };
+            let taken = current.become_user();
+            // Set it even if `become_user` failed half-way, so that `end` undoes what was changed.
             CURRENT.set(Some(current));
             if let Err(error) = taken {
                 end();
                 return Err(error);
             }
         }
-        Ok(Acting { is_outer, _not_send: PhantomData })
+        Ok(ActingUser { is_outer, _not_send: PhantomData })
     }
 }
 
-impl Current {
-    fn take_rights(&mut self) -> io::Result<()> {
+impl CurrentUser {
+    fn become_user(&mut self) -> io::Result<()> {
         let FileUser { uid, gid, groups, .. } = &*self.user;
         let capabilities = capabilities()?;
         set_groups(groups)?;
@@ -110,7 +110,7 @@ impl Current {
         Ok(())
     }
 
-    fn give_rights_back(&self) -> io::Result<()> {
+    fn restore_rights(&self) -> io::Result<()> {
         let (uid, gid, groups) = &self.user.server;
         set_file_id(libc::SYS_setfsuid, *uid)?;
         set_file_id(libc::SYS_setfsgid, *gid)?;
@@ -121,7 +121,7 @@ impl Current {
     }
 }
 
-impl Drop for Acting {
+impl Drop for ActingUser {
     fn drop(&mut self) {
         if self.is_outer {
             end();
@@ -138,7 +138,7 @@ pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
             // Runs also if the work panicked: the rest of the thread's work must run as the user.
             let resumed = self.0.take().map(|user| user.enter());
             match resumed {
-                Some(Ok(acting)) => std::mem::forget(acting), // The outer `Acting` restores the rights.
+                Some(Ok(acting)) => std::mem::forget(acting), // The outer `ActingUser` restores the rights.
                 Some(Err(_)) => std::process::abort(),
                 None => {}
             }
@@ -154,7 +154,7 @@ pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
 
 /// Restores the server's rights. Aborts if that fails.
 fn end() {
-    if CURRENT.take().is_some_and(|current| current.give_rights_back().is_err()) {
+    if CURRENT.take().is_some_and(|current| current.restore_rights().is_err()) {
         std::process::abort();
     }
 }

@@ -142,86 +142,87 @@ pub(crate) fn program(is_network_restricted: bool, ipc: Ipc) -> &'static [sock_f
 
 fn make(is_network_restricted: bool, ipc: Ipc) -> Vec<sock_filter> {
     // Another architecture has other system call numbers.
-    let mut out = vec![load(ARCH), jump(IF_EQUAL, ARCHITECTURE, 1, 0), give(KILL), load(NUMBER)];
+    let mut out = vec![load(ARCH), jump(IF_EQUAL, ARCHITECTURE, 1, 0), return_code(KILL), load(NUMBER)];
     if cfg!(target_arch = "x86_64") {
         // The x32 system calls.
-        out.extend([jump(IF_AT_LEAST, 0x4000_0000, 0, 1), give(KILL)]);
+        out.extend([jump(IF_AT_LEAST, 0x4000_0000, 0, 1), return_code(KILL)]);
     }
     out.extend(tree(&leaves(rules(is_network_restricted, ipc))));
     out
 }
 
 /// The decision about a system call.
-enum Rule {
+enum SyscallRule {
     Refuse,
     /// Instructions that refuse the call, or continue after the last one. A call that reaches the end is allowed.
     Unless(Vec<sock_filter>),
 }
 
-fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, Rule> {
+fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, SyscallRule> {
     let of_ipc = OF_IPC.iter().filter(|_| ipc == Ipc::Refused);
-    let mut rules: BTreeMap<u32, Rule> =
-        REFUSED.iter().chain(of_ipc).map(|number| (to_u32(*number), Rule::Refuse)).collect();
+    let mut rules: BTreeMap<u32, SyscallRule> =
+        REFUSED.iter().chain(of_ipc).map(|number| (to_u32(*number), SyscallRule::Refuse)).collect();
     let mut unless = |number: c_long, steps: &[sock_filter]| {
-        if let Rule::Unless(all) = rules.entry(to_u32(number)).or_insert_with(|| Rule::Unless(Vec::new())) {
+        if let SyscallRule::Unless(all) = rules.entry(to_u32(number)).or_insert_with(|| SyscallRule::Unless(Vec::new()))
+        {
             all.extend(steps);
         }
     };
     for (number, index, own) in ABOUT_OTHERS {
-        unless(*number, &[load(argument(*index)), jump(IF_EQUAL, *own, 1, 0), give(REFUSE)]);
+        unless(*number, &[load(argument(*index)), jump(IF_EQUAL, *own, 1, 0), return_code(REFUSE)]);
     }
     for (number, flags) in [(libc::SYS_clone, CLONE_NAMESPACES), (libc::SYS_unshare, UNSHARE_NAMESPACES)] {
-        unless(number, &[load(argument(0)), jump(IF_ANY_BIT, flags, 0, 1), give(REFUSE)]);
+        unless(number, &[load(argument(0)), jump(IF_ANY_BIT, flags, 0, 1), return_code(REFUSE)]);
     }
     // `clone3` has its flags in memory, which a filter cannot read. With ENOSYS, libraries fall back to `clone`.
-    unless(libc::SYS_clone3, &[give(NOT_THERE)]);
+    unless(libc::SYS_clone3, &[return_code(NOT_THERE)]);
     // These requests inject input into a terminal, as if the user had typed it.
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
-        unless(libc::SYS_ioctl, &[load(argument(1)), jump(IF_EQUAL, request as u32, 0, 1), give(REFUSE)]);
+        unless(libc::SYS_ioctl, &[load(argument(1)), jump(IF_EQUAL, request as u32, 0, 1), return_code(REFUSE)]);
     }
     if is_network_restricted {
         for socket in [libc::SYS_socket, libc::SYS_socketpair] {
-            unless(socket, &[load(argument(0)), jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), give(REFUSE)]);
+            unless(socket, &[load(argument(0)), jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), return_code(REFUSE)]);
             // Allow only connection-oriented types. A datagram socket needs no connection: each datagram can have its
             // own address, in memory that a filter cannot read. Raw Unix sockets are datagram sockets too.
             unless(socket, &[load(argument(1)), keep(SOCKET_KINDS), jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0)]);
-            unless(socket, &[jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), give(REFUSE)]);
+            unless(socket, &[jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), return_code(REFUSE)]);
         }
         // A message needs an address or a connection. `connect` is refused, so it is enough to refuse an address in
         // `sendto`.
         for half in [argument(4), argument(4) + 4] {
-            unless(libc::SYS_sendto, &[load(half), jump(IF_EQUAL, 0, 1, 0), give(REFUSE)]);
+            unless(libc::SYS_sendto, &[load(half), jump(IF_EQUAL, 0, 1, 0), return_code(REFUSE)]);
         }
-        rules.insert(to_u32(libc::SYS_connect), Rule::Refuse);
+        rules.insert(to_u32(libc::SYS_connect), SyscallRule::Refuse);
     }
     rules
 }
 
 /// The leaves of the tree, in order: each has its lowest system call number, and the instructions that decide. These
 /// expect the number to be loaded.
-fn leaves(rules: BTreeMap<u32, Rule>) -> Vec<(u32, Vec<sock_filter>)> {
+fn leaves(rules: BTreeMap<u32, SyscallRule>) -> Vec<(u32, Vec<sock_filter>)> {
     let mut out = Vec::new();
     let mut refused: Vec<u32> = Vec::new();
     let gathered = |refused: &mut Vec<u32>| {
         let count = refused.len();
         let first = *refused.first()?;
         let to_the_end = |(at, number): (usize, u32)| jump(IF_EQUAL, number, (count - at) as u8, 0);
-        let steps = refused.drain(..).enumerate().map(to_the_end).chain([give(ALLOW), give(REFUSE)]);
+        let steps = refused.drain(..).enumerate().map(to_the_end).chain([return_code(ALLOW), return_code(REFUSE)]);
         Some((first, steps.collect()))
     };
     for (number, rule) in rules {
         match rule {
-            Rule::Refuse => {
+            SyscallRule::Refuse => {
                 refused.push(number);
                 if refused.len() == LEAF {
                     out.extend(gathered(&mut refused));
                 }
             }
-            Rule::Unless(steps) => {
+            SyscallRule::Unless(steps) => {
                 out.extend(gathered(&mut refused));
                 let mut leaf = vec![jump(IF_EQUAL, number, 0, steps.len() as u8)];
                 leaf.extend(steps);
-                leaf.push(give(ALLOW));
+                leaf.push(return_code(ALLOW));
                 out.push((number, leaf));
             }
         }
@@ -234,7 +235,7 @@ fn leaves(rules: BTreeMap<u32, Rule>) -> Vec<(u32, Vec<sock_filter>)> {
 /// call number. With a linear list of all numbers, that took longer than the exec that follows.
 fn tree(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
     match leaves {
-        [] => vec![give(ALLOW)],
+        [] => vec![return_code(ALLOW)],
         [(_, steps)] => steps.clone(),
         _ => {
             let (low, high) = leaves.split_at(leaves.len() / 2);
@@ -269,7 +270,7 @@ fn skip(steps: usize) -> sock_filter {
     sock_filter { code: GO_ON, jt: 0, jf: 0, k: u32::try_from(steps).unwrap_or(u32::MAX) }
 }
 
-const fn give(answer: u32) -> sock_filter {
+const fn return_code(answer: u32) -> sock_filter {
     sock_filter { code: RETURN, jt: 0, jf: 0, k: answer }
 }
 
@@ -326,9 +327,9 @@ mod tests {
             let own = [0, 1, 0, 0, 0, 0];
             for number in 0..1000 {
                 let expected = match rules.get(&number) {
-                    Some(Rule::Refuse) => REFUSE,
-                    Some(Rule::Unless(steps)) => {
-                        answer(&[&steps[..], &[give(ALLOW)]].concat(), c_long::from(number), own)
+                    Some(SyscallRule::Refuse) => REFUSE,
+                    Some(SyscallRule::Unless(steps)) => {
+                        answer(&[&steps[..], &[return_code(ALLOW)]].concat(), c_long::from(number), own)
                     }
                     None => ALLOW,
                 };

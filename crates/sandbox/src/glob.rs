@@ -28,7 +28,7 @@ const NESTING_MAX: usize = 32;
 
 /// Why a search failed.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub(crate) enum GlobError {
     /// The search exceeded its budget: the pattern covers more than can be enforced.
     TooMuch,
     /// A directory cannot be listed, but we own it, so the sandboxed process could change its mode.
@@ -39,7 +39,7 @@ pub(crate) enum Trouble {
 
 /// All paths that an absolute pattern matches. Does not search below a match. Each name that it looks at takes one from
 /// `budget`.
-pub(crate) fn find(pattern: &str, depth: Option<usize>, budget: &mut usize) -> Result<Vec<PathBuf>, Trouble> {
+pub(crate) fn find(pattern: &str, depth: Option<usize>, budget: &mut usize) -> Result<Vec<PathBuf>, GlobError> {
     // Normalize the pattern as paths are: without empty components and dots.
     let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     let matcher = matcher(&format!("/{}", parts.join("/")))?;
@@ -57,19 +57,19 @@ pub(crate) fn find(pattern: &str, depth: Option<usize>, budget: &mut usize) -> R
 
 /// Compiles a pattern as a set of one: a set returns an error for a pattern that the regex engine cannot compile, where
 /// a single matcher would panic.
-fn matcher(pattern: &str) -> Result<GlobSet, Trouble> {
+fn matcher(pattern: &str) -> Result<GlobSet, GlobError> {
     if pattern.len() > BYTES_MAX {
-        return Err(Trouble::Malformed(format!("it has {} bytes; the limit is {BYTES_MAX}", pattern.len())));
+        return Err(GlobError::Malformed(format!("it has {} bytes; the limit is {BYTES_MAX}", pattern.len())));
     }
     if nesting(pattern) > NESTING_MAX {
-        return Err(Trouble::Malformed(format!("braces are nested more than {NESTING_MAX} deep")));
+        return Err(GlobError::Malformed(format!("braces are nested more than {NESTING_MAX} deep")));
     }
     let built = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).empty_alternates(true).build();
     let set = built.and_then(|glob| GlobSetBuilder::new().add(glob).build());
     set.map_err(|error| {
         // The text of some errors has several lines, with a drawing of the pattern. The last line has the reason.
         let reason = error.kind().to_string();
-        Trouble::Malformed(reason.lines().next_back().unwrap_or_default().to_owned())
+        GlobError::Malformed(reason.lines().next_back().unwrap_or_default().to_owned())
     })
 }
 
@@ -89,20 +89,20 @@ fn nesting(pattern: &str) -> usize {
     deepest
 }
 
-fn search(base: &Path, matcher: &GlobSet, depth: usize, budget: &mut usize) -> Result<Vec<PathBuf>, Trouble> {
+fn search(base: &Path, matcher: &GlobSet, depth: usize, budget: &mut usize) -> Result<Vec<PathBuf>, GlobError> {
     let mut found = Vec::new();
     let mut open = vec![(base.to_owned(), 0)];
     while let Some((dir, above)) = open.pop() {
         let entries = match fs::read_dir(&dir) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && paths::is_ours(&dir) => {
-                return Err(Trouble::Closed(dir));
+                return Err(GlobError::Closed(dir));
             }
             // If we cannot list the directory, the sandboxed process cannot either.
             Err(_) => continue,
         };
         for entry in entries.flatten() {
-            *budget = budget.checked_sub(1).ok_or(Trouble::TooMuch)?;
+            *budget = budget.checked_sub(1).ok_or(GlobError::TooMuch)?;
             let path = entry.path();
             if matcher.is_match(&path) {
                 found.push(path);
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_denies_nothing_in_silence() {
         for pattern in ["/x/[", "/x/{a", "/x/a}"] {
-            assert!(matches!(find(pattern, None, &mut 10), Err(Trouble::Malformed(_))), "{pattern}");
+            assert!(matches!(find(pattern, None, &mut 10), Err(GlobError::Malformed(_))), "{pattern}");
         }
     }
 
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(find("a/{b,note}", None), ["a/b", "a/note"]);
         assert_eq!(find("a/**", None), ["a/b", "a/note", "a/y.env"]);
         let pattern = format!("{}/**/*.env", base.display());
-        assert_eq!(super::find(&pattern, None, &mut 7), Err(Trouble::TooMuch), "there are eight names");
+        assert_eq!(super::find(&pattern, None, &mut 7), Err(GlobError::TooMuch), "there are eight names");
     }
 
     proptest! {

@@ -16,7 +16,7 @@ pub struct Host {
 }
 
 impl Host {
-    pub fn look() -> Self {
+    pub fn detect() -> Self {
         let setting = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
         let is_root = rustix::process::geteuid().is_root();
         let is_off = setting("/proc/sys/user/max_user_namespaces").as_deref() == Some("0")

@@ -49,7 +49,7 @@ const KERNEL_FILE_SYSTEMS: [&str; 16] = [
 const KERNEL_PLACES: [&str; 2] = ["/proc", "/sys"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Treatment {
+enum MountTreatment {
     ReadOnly,
     Cover,
 }
@@ -59,7 +59,7 @@ enum Treatment {
 struct KernelMount {
     id: u64,
     path: PathBuf,
-    treatment: Treatment,
+    treatment: MountTreatment,
 }
 
 /// Opens `/proc` before the root is replaced, because the view may not contain it.
@@ -74,7 +74,7 @@ pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
     for mount in find(&read_mounts(proc)?) {
         // Skip mounts that cannot be reached: those under another mount, and those in a directory that this user cannot
         // enter.
-        let place = match system::place(CWD, &mount.path) {
+        let place = match system::open_path(CWD, &mount.path) {
             Ok(place) => place,
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => continue,
@@ -85,8 +85,8 @@ pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
             continue;
         }
         match mount.treatment {
-            Treatment::ReadOnly => system::set_attributes(place.as_fd(), libc::MOUNT_ATTR_RDONLY, false)?,
-            Treatment::Cover => {
+            MountTreatment::ReadOnly => system::set_attributes(place.as_fd(), libc::MOUNT_ATTR_RDONLY, false)?,
+            MountTreatment::Cover => {
                 let cover = system::tmpfs(c"0555")?;
                 system::set_attributes(cover.as_fd(), libc::MOUNT_ATTR_RDONLY, false)?;
                 system::attach(cover.as_fd(), place.as_fd())?;
@@ -115,8 +115,8 @@ fn find(mountinfo: &[u8]) -> Vec<KernelMount> {
         let is_kernel =
             || KERNEL_FILE_SYSTEMS.contains(&kind) || KERNEL_PLACES.iter().any(|place| path.starts_with(place));
         let treatment = match kind {
-            "mqueue" => Treatment::Cover,
-            _ if is_kernel() => Treatment::ReadOnly,
+            "mqueue" => MountTreatment::Cover,
+            _ if is_kernel() => MountTreatment::ReadOnly,
             _ => return None,
         };
         Some(KernelMount { id, path, treatment })
@@ -162,10 +162,10 @@ mod tests {
         assert_eq!(
             find(text),
             [
-                mount(22, "/proc", Treatment::ReadOnly),
-                mount(23, "/proc/cpuinfo", Treatment::ReadOnly),
-                mount(24, "/srv/a b\\c/proc", Treatment::ReadOnly),
-                mount(25, "/dev/mqueue", Treatment::Cover),
+                mount(22, "/proc", MountTreatment::ReadOnly),
+                mount(23, "/proc/cpuinfo", MountTreatment::ReadOnly),
+                mount(24, "/srv/a b\\c/proc", MountTreatment::ReadOnly),
+                mount(25, "/dev/mqueue", MountTreatment::Cover),
             ]
         );
     }

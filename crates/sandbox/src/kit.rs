@@ -1,6 +1,6 @@
 //! Confines a child between clone and exec.
 //!
-//! A [`Kit`] is made where the policy is known, and can be passed to another process as fds. [`InChild`] is the part
+//! A [`Kit`] is made where the policy is known, and can be passed to another process as fds. [`ChildKit`] is the part
 //! that runs in the child: it makes only raw system calls, allocates nothing and takes no lock.
 
 use std::{
@@ -13,7 +13,7 @@ use libc::{c_int, sock_filter};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::{
-    build::Built,
+    build::BuiltView,
     filter, landlock,
     rules::{Access, Rules},
     script::{self, Purpose},
@@ -28,7 +28,7 @@ const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
 /// The restrictions of a kit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedKit {
     pub files: bool,
     pub network: bool,
 }
@@ -39,7 +39,7 @@ pub struct Kit {
     user: Option<OwnedFd>,
     mounts: OwnedFd,
     rules: OwnedFd,
-    applied: Applied,
+    applied: AppliedKit,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,12 @@ impl Kit {
     }
 
     /// Makes the kit for these rules. `view` must have been built for the same rules.
-    pub fn new(rules: &Rules, purpose: Purpose, is_network_restricted: bool, view: Built) -> Result<Self, KitError> {
+    pub fn new(
+        rules: &Rules,
+        purpose: Purpose,
+        is_network_restricted: bool,
+        view: BuiltView,
+    ) -> Result<Self, KitError> {
         Self::check_host()?;
         let is_about_files = purpose != Purpose::WholeSystem;
         let refused = |path: &Path| {
@@ -86,17 +91,17 @@ impl Kit {
             };
             set.allow(place.as_fd(), rule.access, rule.is_dir).map_err(refused(path))?;
         }
-        let applied = Applied { files: is_about_files, network: is_network_restricted };
+        let applied = AppliedKit { files: is_about_files, network: is_network_restricted };
         Ok(Self { user: view.user, mounts: view.mounts, rules: set.into_fd(), applied })
     }
 
-    pub fn applied(&self) -> Applied {
+    pub fn applied(&self) -> AppliedKit {
         self.applied
     }
 
     /// The kit in parts, to be passed to another process: a byte of flags, and the fds.
     pub fn parts(&self) -> (u8, Vec<BorrowedFd<'_>>) {
-        let Applied { files, network } = self.applied;
+        let AppliedKit { files, network } = self.applied;
         let flags = u8::from(self.user.is_some()) | u8::from(files) << 1 | u8::from(network) << 2;
         let fds = self.descriptors().into_iter().flatten();
         (flags, fds.map(|fd| fd.as_fd()).collect())
@@ -109,7 +114,7 @@ impl Kit {
         let user = if has_user { Some(fds.next()?) } else { None };
         let (mounts, rules) = (fds.next()?, fds.next()?);
         let is_whole = fds.next().is_none() && flags < 8;
-        is_whole.then_some(Self { user, mounts, rules, applied: Applied { files, network } })
+        is_whole.then_some(Self { user, mounts, rules, applied: AppliedKit { files, network } })
     }
 
     /// The fds: user namespace, mount namespace, Landlock ruleset.
@@ -118,10 +123,10 @@ impl Kit {
     }
 
     /// The part that runs in the child. `numbers` are the fds of `Self::descriptors` in the child.
-    pub fn in_child(&self, numbers: [Option<RawFd>; 3]) -> InChild {
+    pub fn in_child(&self, numbers: [Option<RawFd>; 3]) -> ChildKit {
         let [user, mounts, rules] = numbers;
         let filters = [Ipc::Own, Ipc::Refused].map(|ipc| filter::program(self.applied.network, ipc));
-        InChild { user, mounts, rules, filters }
+        ChildKit { user, mounts, rules, filters }
     }
 }
 
@@ -141,7 +146,7 @@ fn open_in(view: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
 
 /// The part of a [`Kit`] that runs in the child.
 #[derive(Debug)]
-pub struct InChild {
+pub struct ChildKit {
     user: Option<RawFd>,
     mounts: Option<RawFd>,
     rules: Option<RawFd>,
@@ -158,7 +163,7 @@ pub enum Ipc {
     Refused,
 }
 
-impl InChild {
+impl ChildKit {
     /// Enters the view, drops capabilities and applies the Landlock rules. Call it before fds are closed and the user
     /// is changed.
     ///

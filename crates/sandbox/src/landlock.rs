@@ -42,7 +42,7 @@ pub(crate) fn abi() -> Option<u32> {
 
 /// The kernel's `landlock_path_beneath_attr`.
 #[repr(C, packed)]
-struct Beneath {
+struct PathBeneathAttr {
     allowed: u64,
     parent: i32,
 }
@@ -75,7 +75,7 @@ impl Ruleset {
         if allowed == 0 {
             return Ok(());
         }
-        let rule = Beneath { allowed, parent: place.as_raw_fd() };
+        let rule = PathBeneathAttr { allowed, parent: place.as_raw_fd() };
         // LANDLOCK_RULE_PATH_BENEATH.
         let args = [self.fd.as_raw_fd() as usize, 1, address(&raw const rule), 0, 0, 0];
         io_call(libc::SYS_landlock_add_rule, args).map(drop)

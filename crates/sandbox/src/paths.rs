@@ -12,7 +12,7 @@ const LINKS_MAX: usize = 40;
 
 /// An existing path, and the links on the way to it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Traced {
+pub(crate) struct TracedPath {
     /// The path without links.
     pub(crate) real: PathBuf,
     pub(crate) is_dir: bool,
@@ -37,7 +37,7 @@ pub(crate) fn normalized(path: &Path) -> PathBuf {
 
 /// A path with a component that does not exist or cannot be read.
 #[derive(Debug)]
-pub(crate) struct Missing {
+pub(crate) struct MissingPath {
     /// The path up to the first missing component, without links. A placeholder counts as missing.
     pub(crate) first: PathBuf,
     /// The links that were followed before.
@@ -46,8 +46,8 @@ pub(crate) struct Missing {
 }
 
 /// Follows an absolute path to its end, or as far as it exists.
-pub(crate) fn trace(path: &Path) -> Result<Traced, Missing> {
-    let missing = |first: PathBuf, links, error| Missing { first, links, error };
+pub(crate) fn trace(path: &Path) -> Result<TracedPath, MissingPath> {
+    let missing = |first: PathBuf, links, error| MissingPath { first, links, error };
     let (real, rest, links) = walk(path).map_err(|error| missing(path.to_owned(), Vec::new(), error))?;
     if let Some((names, error)) = rest {
         let is_nothing = error.kind() == io::ErrorKind::NotFound && is_placeholder(&real);
@@ -55,7 +55,7 @@ pub(crate) fn trace(path: &Path) -> Result<Traced, Missing> {
         return Err(missing(first, links, error));
     }
     match fs::symlink_metadata(&real) {
-        Ok(meta) => Ok(Traced { is_dir: meta.is_dir(), real, links }),
+        Ok(meta) => Ok(TracedPath { is_dir: meta.is_dir(), real, links }),
         Err(error) => Err(missing(real, links, error)),
     }
 }
@@ -89,11 +89,11 @@ pub(crate) fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
-type Walked = (PathBuf, Option<(Vec<OsString>, io::Error)>, Vec<(PathBuf, PathBuf)>);
+type WalkedPath = (PathBuf, Option<(Vec<OsString>, io::Error)>, Vec<(PathBuf, PathBuf)>);
 
 /// Returns the existing part without links, the remaining components with the error (if any), and the links that were
 /// followed.
-fn walk(path: &Path) -> io::Result<Walked> {
+fn walk(path: &Path) -> io::Result<WalkedPath> {
     let names = |path: &Path| -> Vec<OsString> {
         let mut names: Vec<OsString> = path
             .components()

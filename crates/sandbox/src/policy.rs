@@ -10,7 +10,7 @@ use std::{
 use crate::{
     aliases::MountTable,
     glob,
-    paths::{self, Missing},
+    paths::{self, MissingPath},
     rules::{Access, Rule, Rules},
 };
 
@@ -37,7 +37,7 @@ const GIT_FILE_MAX: u64 = 8192;
 
 /// The subject of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum PolicyPath {
     /// A file or directory, by absolute path.
     Path(PathBuf),
     /// Everything that a glob pattern matches. Relative to the working directory unless it starts with a slash.
@@ -50,13 +50,13 @@ pub enum Place {
     /// The server's directory for temporary files.
     Tmpdir,
     SlashTmp,
-    /// A place that this release does not know, by its name.
+    /// A path that this release does not know, by its name.
     Unknown(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Entry {
-    pub place: Place,
+pub struct PolicyEntry {
+    pub path: PolicyPath,
     pub access: Access,
     /// Ignore the entry if its path does not exist.
     pub skips_missing: bool,
@@ -66,14 +66,14 @@ pub struct Entry {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Policy {
     /// Everything that no entry covers is denied.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<PolicyEntry>,
     /// How deep patterns are searched.
     pub scan_depth: Option<usize>,
 }
 
 /// The context in which a policy is evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Scope {
+pub struct PolicyScope {
     /// Where relative patterns start.
     pub cwd: Option<PathBuf>,
     /// The project roots. `None` if the request does not define them.
@@ -100,12 +100,12 @@ pub enum PolicyError {
 impl Policy {
     /// Whether the policy has patterns, which must be searched again at each evaluation.
     pub fn has_patterns(&self) -> bool {
-        self.entries.iter().any(|entry| matches!(entry.place, Place::Pattern(_)))
+        self.entries.iter().any(|entry| matches!(entry.path, PolicyPath::Pattern(_)))
     }
 
     /// Evaluates the policy on this host, as it is now.
-    pub fn resolve(&self, scope: &Scope) -> Result<Rules, PolicyError> {
-        let mut reading = Reading::default();
+    pub fn resolve(&self, scope: &PolicyScope) -> Result<Rules, PolicyError> {
+        let mut resolver = PolicyResolver::default();
         // Paths of entries that grant writing or skip missing paths, even if they do not exist. A `.git` that such an
         // entry names does not get the default protection.
         let mut named = Vec::new();
@@ -113,28 +113,28 @@ impl Policy {
         for entry in &self.entries {
             for path in self.paths(entry, scope, &mut budget)? {
                 let path = paths::normalized(&path);
-                reading.take(&path, entry)?;
+                resolver.add_path(&path, entry)?;
                 if entry.access == Access::Write || entry.skips_missing {
                     named.push(path);
                 }
             }
         }
-        let mut rules = reading.finish()?;
+        let mut rules = resolver.finish()?;
         protect_git(&mut rules, &named)?;
         hide(&mut rules, &scope.hidden);
         rules.guard();
         Ok(rules)
     }
 
-    fn paths(&self, entry: &Entry, scope: &Scope, budget: &mut usize) -> Result<Vec<PathBuf>, PolicyError> {
-        Ok(match &entry.place {
-            Place::Path(path) => vec![path.clone()],
-            Place::Root => vec![PathBuf::from("/")],
-            Place::SlashTmp => vec![PathBuf::from("/tmp")],
-            Place::Minimal => MINIMAL.iter().map(PathBuf::from).collect(),
-            Place::Tmpdir => scope.tmpdir.iter().cloned().collect(),
-            Place::Pattern(pattern) => self.matching(pattern, scope, budget)?,
-            Place::ProjectRoots(below) => {
+    fn paths(&self, entry: &PolicyEntry, scope: &PolicyScope, budget: &mut usize) -> Result<Vec<PathBuf>, PolicyError> {
+        Ok(match &entry.path {
+            PolicyPath::Path(path) => vec![path.clone()],
+            PolicyPath::Root => vec![PathBuf::from("/")],
+            PolicyPath::SlashTmp => vec![PathBuf::from("/tmp")],
+            PolicyPath::Minimal => MINIMAL.iter().map(PathBuf::from).collect(),
+            PolicyPath::Tmpdir => scope.tmpdir.iter().cloned().collect(),
+            PolicyPath::Pattern(pattern) => self.matching(pattern, scope, budget)?,
+            PolicyPath::ProjectRoots(below) => {
                 let Some(roots) = &scope.roots else {
                     return Err(PolicyError::NeedsCwd { what: "project_roots".to_owned() });
                 };
@@ -145,15 +145,15 @@ impl Policy {
                 }
                 roots.iter().map(|root| root.join(below)).collect()
             }
-            Place::Unknown(name) if entry.access == Access::Deny => {
+            PolicyPath::Unknown(name) if entry.access == Access::Deny => {
                 let what = format!("this release does not know the place `{name}`, so it cannot deny it");
                 return Err(PolicyError::NotEnforceable { what });
             }
-            Place::Unknown(_) => Vec::new(),
+            PolicyPath::Unknown(_) => Vec::new(),
         })
     }
 
-    fn matching(&self, pattern: &str, scope: &Scope, budget: &mut usize) -> Result<Vec<PathBuf>, PolicyError> {
+    fn matching(&self, pattern: &str, scope: &PolicyScope, budget: &mut usize) -> Result<Vec<PathBuf>, PolicyError> {
         let absolute = if pattern.starts_with('/') {
             pattern.to_owned()
         } else {
@@ -173,16 +173,16 @@ impl Policy {
             let what = format!("the pattern `{pattern}` has a part `..`");
             return Err(PolicyError::NotEnforceable { what });
         }
-        glob::find(&absolute, self.scan_depth, budget).map_err(|trouble| PolicyError::NotEnforceable {
-            what: match trouble {
-                glob::Trouble::TooMuch => format!(
+        glob::find(&absolute, self.scan_depth, budget).map_err(|error| PolicyError::NotEnforceable {
+            what: match error {
+                glob::GlobError::TooMuch => format!(
                     "the pattern `{pattern}` covers too many files; name a smaller directory or a `glob_scan_max_depth`"
                 ),
-                glob::Trouble::Closed(dir) => format!(
+                glob::GlobError::Closed(dir) => format!(
                     "the pattern `{pattern}` covers `{}`, which cannot be listed and could be opened",
                     dir.display()
                 ),
-                glob::Trouble::Malformed(reason) => format!("the pattern `{pattern}` cannot be read: {reason}"),
+                glob::GlobError::Malformed(reason) => format!("the pattern `{pattern}` cannot be read: {reason}"),
             },
         })
     }
@@ -190,7 +190,7 @@ impl Policy {
 
 /// The state of an evaluation. Some entries can be judged only when all are known.
 #[derive(Default)]
-struct Reading {
+struct PolicyResolver {
     rules: Rules,
     /// Symbolic links on the way to an entry's path, and where each of them led.
     links: Vec<(PathBuf, PathBuf)>,
@@ -198,9 +198,9 @@ struct Reading {
     missing: Vec<PathBuf>,
 }
 
-impl Reading {
+impl PolicyResolver {
     /// Adds the path of an entry, as it is now.
-    fn take(&mut self, path: &Path, entry: &Entry) -> Result<(), PolicyError> {
+    fn add_path(&mut self, path: &Path, entry: &PolicyEntry) -> Result<(), PolicyError> {
         self.rules.stamp(path);
         let links = match paths::trace(path) {
             Ok(traced) => {
@@ -223,8 +223,8 @@ impl Reading {
         Ok(())
     }
 
-    fn note_missing(&mut self, path: &Path, missing: Missing) -> Result<Vec<(PathBuf, PathBuf)>, PolicyError> {
-        let Missing { first, links, error } = missing;
+    fn note_missing(&mut self, path: &Path, missing: MissingPath) -> Result<Vec<(PathBuf, PathBuf)>, PolicyError> {
+        let MissingPath { first, links, error } = missing;
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {}
             // The sandboxed process has no permission there either, unless the directory belongs to us and the process
@@ -268,11 +268,11 @@ impl Reading {
     }
 }
 
-impl Entry {
+impl PolicyEntry {
     /// Whether the entry also applies to a path that does not exist: to one that is spelled out, not to a pattern or a
     /// named place.
     fn is_firm(&self) -> bool {
-        !self.skips_missing && matches!(self.place, Place::Path(_) | Place::ProjectRoots(Some(_)))
+        !self.skips_missing && matches!(self.path, PolicyPath::Path(_) | PolicyPath::ProjectRoots(Some(_)))
     }
 }
 
@@ -365,10 +365,10 @@ mod tests {
 
     use super::*;
 
-    fn policy(entries: &[(Place, Access)]) -> Policy {
+    fn policy(entries: &[(PolicyPath, Access)]) -> Policy {
         let entries = entries
             .iter()
-            .map(|(place, access)| Entry { place: place.clone(), access: *access, skips_missing: false })
+            .map(|(path, access)| PolicyEntry { path: path.clone(), access: *access, skips_missing: false })
             .collect();
         Policy { entries, scan_depth: None }
     }
@@ -388,7 +388,7 @@ mod tests {
         fs::create_dir(base.join("tree")).expect("directory");
         fs::write(base.join("tree/.git"), "gitdir: ../store/worktrees/x\n").expect("file");
         fs::write(base.join("store/worktrees/x/commondir"), "../..\n").expect("file");
-        let path = |name: &str| Place::Path(base.join(name));
+        let path = |name: &str| PolicyPath::Path(base.join(name));
         let asked = policy(&[
             (path("w"), Access::Write),
             (path("v"), Access::Write),
@@ -396,7 +396,7 @@ mod tests {
             (path("tree"), Access::Write),
             (path("store"), Access::Write),
         ]);
-        let rules = asked.resolve(&Scope::default()).expect("rules");
+        let rules = asked.resolve(&PolicyScope::default()).expect("rules");
         let access = |name: &str| rules.access(&base.join(name));
         assert_eq!(access("w/.git/config"), Access::Read);
         assert_eq!(access("w/.github"), Access::Write);
@@ -413,8 +413,8 @@ mod tests {
     fn a_link_called_git_is_refused_where_it_could_be_replaced() {
         let (_dir, base) = base();
         symlink("/", base.join(".git")).expect("link");
-        let asked = policy(&[(Place::Path(base.clone()), Access::Write)]);
-        assert!(matches!(asked.resolve(&Scope::default()), Err(PolicyError::NotEnforceable { .. })));
+        let asked = policy(&[(PolicyPath::Path(base.clone()), Access::Write)]);
+        assert!(matches!(asked.resolve(&PolicyScope::default()), Err(PolicyError::NotEnforceable { .. })));
     }
 
     #[test]
@@ -422,29 +422,29 @@ mod tests {
         let (_dir, base) = base();
         fs::create_dir(base.join("real")).expect("directory");
         symlink("real", base.join("alias")).expect("link");
-        let asked = policy(&[(Place::Path(base.join("alias")), Access::Write)]);
-        let rules = asked.resolve(&Scope::default()).expect("rules");
+        let asked = policy(&[(PolicyPath::Path(base.join("alias")), Access::Write)]);
+        let rules = asked.resolve(&PolicyScope::default()).expect("rules");
         assert_eq!(rules.decide(&base.join("alias/x"), Access::Write), Ok(()));
         assert_eq!(rules.decide(&base.join("real/x"), Access::Write), Ok(()));
-        let denied = crate::Denied { path: base.join("x"), wanted: Access::Read };
+        let denied = crate::AccessDenied { path: base.join("x"), wanted: Access::Read };
         assert_eq!(rules.decide(&base.join("alias/../x"), Access::Read), Err(denied));
         assert_eq!(rules.links.get(&base.join("alias")).map(PathBuf::as_path), Some(Path::new("real")));
     }
 
     #[test]
     fn roots_and_patterns_need_what_they_begin_at() {
-        let roots = policy(&[(Place::ProjectRoots(None), Access::Write)]);
-        let pattern = policy(&[(Place::Pattern("**/*.env".into()), Access::Deny)]);
+        let roots = policy(&[(PolicyPath::ProjectRoots(None), Access::Write)]);
+        let pattern = policy(&[(PolicyPath::Pattern("**/*.env".into()), Access::Deny)]);
         for asked in [&roots, &pattern] {
-            assert!(matches!(asked.resolve(&Scope::default()), Err(PolicyError::NeedsCwd { .. })));
+            assert!(matches!(asked.resolve(&PolicyScope::default()), Err(PolicyError::NeedsCwd { .. })));
         }
         let (_dir, base) = base();
         fs::write(base.join("a.env"), "").expect("file");
-        let none = Scope { cwd: Some(base.clone()), roots: Some(Vec::new()), ..Scope::default() };
+        let none = PolicyScope { cwd: Some(base.clone()), roots: Some(Vec::new()), ..PolicyScope::default() };
         assert_eq!(roots.resolve(&none).expect("rules").access(&base), Access::Deny);
         let rules = pattern.resolve(&none).expect("rules");
         assert_eq!(rules.rules.keys().collect::<Vec<_>>(), [&base.join("a.env")]);
-        let out = policy(&[(Place::ProjectRoots(Some("../x".into())), Access::Read)]);
+        let out = policy(&[(PolicyPath::ProjectRoots(Some("../x".into())), Access::Read)]);
         assert!(matches!(out.resolve(&none), Err(PolicyError::NotEnforceable { .. })));
     }
 
@@ -453,14 +453,14 @@ mod tests {
         let (_dir, base) = base();
         fs::create_dir_all(base.join("state/sub")).expect("directories");
         let asked = policy(&[
-            (Place::Root, Access::Read),
-            (Place::Path(base.join("state/sub")), Access::Write),
-            (Place::Unknown("later".into()), Access::Write),
+            (PolicyPath::Root, Access::Read),
+            (PolicyPath::Path(base.join("state/sub")), Access::Write),
+            (PolicyPath::Unknown("later".into()), Access::Write),
         ]);
-        let scope = Scope { hidden: vec![base.join("state")], ..Scope::default() };
+        let scope = PolicyScope { hidden: vec![base.join("state")], ..PolicyScope::default() };
         let rules = asked.resolve(&scope).expect("rules");
         assert_eq!(rules.access(&base.join("state/sub/x")), Access::Deny);
-        let unknown = policy(&[(Place::Unknown("later".into()), Access::Deny)]);
+        let unknown = policy(&[(PolicyPath::Unknown("later".into()), Access::Deny)]);
         assert!(matches!(unknown.resolve(&scope), Err(PolicyError::NotEnforceable { .. })));
     }
 }

@@ -53,7 +53,7 @@ pub struct Rules {
 /// An access that the policy does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the sandbox does not allow to {} `{}`", verb(*wanted), path.display())]
-pub struct Denied {
+pub struct AccessDenied {
     /// The path after all links.
     pub path: PathBuf,
     pub wanted: Access,
@@ -80,10 +80,14 @@ impl Rules {
 
     /// Checks the access to a path, following its links. Only for error texts and early refusals: the view is what
     /// enforces the rules.
-    pub fn decide(&self, path: &Path, wanted: Access) -> Result<(), Denied> {
+    pub fn decide(&self, path: &Path, wanted: Access) -> Result<(), AccessDenied> {
         let real = paths::reach(path);
         let is_kept_absent = wanted == Access::Write && self.absent.iter().any(|path| real.starts_with(path));
-        if self.access(&real).includes(wanted) && !is_kept_absent { Ok(()) } else { Err(Denied { path: real, wanted }) }
+        if self.access(&real).includes(wanted) && !is_kept_absent {
+            Ok(())
+        } else {
+            Err(AccessDenied { path: real, wanted })
+        }
     }
 
     /// Whether everything is writable, except the paths that are always hidden.

@@ -151,7 +151,7 @@ pub(crate) fn terminals() -> io::Result<OwnedFd> {
 
 /// Opens a path with O_PATH and refuses symbolic links in all components. An absolute path starts at the root, a
 /// relative one at `from`.
-pub(crate) fn place(from: BorrowedFd<'_>, path: &std::path::Path) -> io::Result<OwnedFd> {
+pub(crate) fn open_path(from: BorrowedFd<'_>, path: &std::path::Path) -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags, ResolveFlags};
     let path = if path.as_os_str().is_empty() { std::path::Path::new(".") } else { path };
     let flags = OFlags::PATH | OFlags::CLOEXEC;

@@ -13,7 +13,7 @@ use std::{
 
 use exec_server_fs::{Cancel, Draft, JobQueue, OpenFile};
 use exec_server_protocol::limits;
-use exec_server_sandbox::{Acting, FileUser};
+use exec_server_sandbox::{ActingUser, FileUser};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::{core::Hook, error::Failure, process::lock};
@@ -159,7 +159,7 @@ impl Drop for DraftHandle {
 }
 
 /// Makes this thread access files as a user until the returned value is dropped. Without a user nothing changes.
-pub(crate) fn act_as(user: Option<&Arc<FileUser>>) -> Result<Option<Acting>, Failure> {
+pub(crate) fn act_as(user: Option<&Arc<FileUser>>) -> Result<Option<ActingUser>, Failure> {
     let acting = user.map(|user| user.enter()).transpose();
     acting.map_err(|source| Failure::Host { what: "use files as the user of `--run-as`", source })
 }

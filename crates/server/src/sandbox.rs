@@ -21,8 +21,8 @@ use exec_server_protocol::{
     sandbox as wire,
 };
 use exec_server_sandbox::{
-    Access, Applied, Built, Denied, Entry, Kit, KitError, Mounted, Place, Policy, PolicyError, Purpose, Rules, Scope,
-    Script,
+    Access, AccessDenied, AppliedKit, BuiltView, Kit, KitError, Policy, PolicyEntry, PolicyError, PolicyPath,
+    PolicyScope, Purpose, Rules, Script, ViewMounts,
 };
 
 use rustix::fs::{AtFlags, statat};
@@ -58,7 +58,7 @@ const TRIES: usize = 3;
 pub(crate) struct Confinement {
     /// `None`: files are not restricted.
     files: Option<Policy>,
-    scope: Scope,
+    scope: PolicyScope,
     is_network_restricted: bool,
     /// The principal whose rights require that files are restricted (see `SandboxFloor`).
     floor_of: Option<String>,
@@ -102,7 +102,7 @@ pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
 pub(crate) struct ProcessSandbox {
     pub(crate) kit: Kit,
     pub(crate) rules: Rules,
-    mounted: Mounted,
+    mounted: ViewMounts,
     /// Locks on the placeholders at paths that must not be created.
     placeholders: Vec<Placeholder>,
     used: Mutex<Instant>,
@@ -122,14 +122,14 @@ pub(crate) struct FileView {
 #[derive(Debug)]
 struct MountedTree {
     tree: Arc<FileTree>,
-    mounted: Mounted,
+    mounted: ViewMounts,
     _namespace: OwnedFd,
 }
 
 impl FileView {
     /// The sandbox to report to the client.
     pub(crate) fn applied(&self) -> wire::AppliedSandbox {
-        applied(Applied { files: self.shown.is_some(), network: self.is_network_restricted })
+        applied(AppliedKit { files: self.shown.is_some(), network: self.is_network_restricted })
     }
 
     /// The files that a request sees. The roots of the principal narrow it further.
@@ -157,7 +157,7 @@ impl FileView {
             files::ErrorCategory::PermissionDenied | files::ErrorCategory::OutsideView => {
                 self.rules.decide(&error.path, Access::Write)
             }
-            _ if is_kept => Err(Denied { path: error.path.clone(), wanted: Access::Write }),
+            _ if is_kept => Err(AccessDenied { path: error.path.clone(), wanted: Access::Write }),
             _ => Ok(()),
         });
         denied.err().map(Failure::from)
@@ -174,7 +174,7 @@ impl ProcessSandbox {
             }
             // The program was looked up in `PATH`, and the sandbox hides or denies some of those directories.
             Failure::Program { program, source } if source.kind() == io::ErrorKind::PermissionDenied => {
-                Some(Denied { path: program.into(), wanted: Access::Read })
+                Some(AccessDenied { path: program.into(), wanted: Access::Read })
             }
             _ => None,
         };
@@ -264,7 +264,7 @@ impl Sandboxes {
             (None, Some(cwd)) if cwd.form() == Form::Uri => Some(Vec::new()),
             (None, Some(_)) => Some(cwd.iter().cloned().collect()),
         };
-        let scope = Scope { cwd, roots, tmpdir: self.tmpdir.clone(), hidden: self.hidden.clone() };
+        let scope = PolicyScope { cwd, roots, tmpdir: self.tmpdir.clone(), hidden: self.hidden.clone() };
         Ok(Some(Confinement { files, scope, is_network_restricted, floor_of: None }))
     }
 
@@ -473,7 +473,7 @@ impl Sandboxes {
     /// Builds the file tree that the rules allow.
     fn build_tree(&self, rules: &Rules) -> Result<MountedTree, Failure> {
         let script = Script::new(rules, Purpose::Files);
-        let (Built { root, mounts, .. }, mounted) = self.build(&script)?;
+        let (BuiltView { root, mounts, .. }, mounted) = self.build(&script)?;
         let mut covers = Vec::new();
         for path in script.covers() {
             let below =
@@ -491,7 +491,7 @@ impl Sandboxes {
         Ok(MountedTree { tree: Arc::new(FileTree { root, covers, absent }), mounted, _namespace: mounts })
     }
 
-    fn build(&self, script: &Script) -> Result<(Built, Mounted), Failure> {
+    fn build(&self, script: &Script) -> Result<(BuiltView, ViewMounts), Failure> {
         let refused = |error: &dyn Display| Failure::NotEnforceable {
             what: format!("this host does not let us make a view of the files: {error}"),
         };
@@ -501,7 +501,7 @@ impl Sandboxes {
             return Err(Failure::NotEnforceable { what });
         }
         let built = self.holders.view(script).map_err(|error| refused(&error))?;
-        let mounted = Mounted::look(&built.root, script).map_err(|error| refused(&error))?;
+        let mounted = ViewMounts::record(&built.root, script).map_err(|error| refused(&error))?;
         Ok((built, mounted))
     }
 }
@@ -520,7 +520,7 @@ impl Drop for Sandboxes {
 impl Confinement {
     fn rules(&self) -> Result<Rules, Failure> {
         let everything = Policy {
-            entries: vec![Entry { place: Place::Root, access: Access::Write, skips_missing: false }],
+            entries: vec![PolicyEntry { path: PolicyPath::Root, access: Access::Write, skips_missing: false }],
             scan_depth: None,
         };
         let rules = self.files.as_ref().unwrap_or(&everything).resolve(&self.scope)?;
@@ -552,7 +552,7 @@ pub(crate) async fn confine(
 }
 
 /// Converts to the wire format.
-pub(crate) fn applied(applied: Applied) -> wire::AppliedSandbox {
+pub(crate) fn applied(applied: AppliedKit) -> wire::AppliedSandbox {
     wire::AppliedSandbox {
         file_system: match applied.files {
             false => wire::AppliedFileSystem::Unrestricted,
@@ -566,17 +566,17 @@ fn not_enforceable(error: KitError) -> Failure {
     Failure::NotEnforceable { what: error.to_string() }
 }
 
-fn entry(entry: &wire::Entry) -> Result<Entry, Failure> {
-    let place = match &entry.path {
-        wire::EntryPath::Path { path } => Place::Path(resolve(path)?),
-        wire::EntryPath::GlobPattern { pattern } => Place::Pattern(pattern.clone()),
+fn entry(entry: &wire::Entry) -> Result<PolicyEntry, Failure> {
+    let path = match &entry.path {
+        wire::EntryPath::Path { path } => PolicyPath::Path(resolve(path)?),
+        wire::EntryPath::GlobPattern { pattern } => PolicyPath::Pattern(pattern.clone()),
         wire::EntryPath::Special { value } => match value {
-            wire::Special::Root => Place::Root,
-            wire::Special::Minimal => Place::Minimal,
-            wire::Special::ProjectRoots { subpath } => Place::ProjectRoots(subpath.as_ref().map(PathBuf::from)),
-            wire::Special::Tmpdir => Place::Tmpdir,
-            wire::Special::SlashTmp => Place::SlashTmp,
-            wire::Special::Unknown { path, .. } => Place::Unknown(path.clone()),
+            wire::Special::Root => PolicyPath::Root,
+            wire::Special::Minimal => PolicyPath::Minimal,
+            wire::Special::ProjectRoots { subpath } => PolicyPath::ProjectRoots(subpath.as_ref().map(PathBuf::from)),
+            wire::Special::Tmpdir => PolicyPath::Tmpdir,
+            wire::Special::SlashTmp => PolicyPath::SlashTmp,
+            wire::Special::Unknown { path, .. } => PolicyPath::Unknown(path.clone()),
         },
     };
     let access = match entry.access {
@@ -585,7 +585,7 @@ fn entry(entry: &wire::Entry) -> Result<Entry, Failure> {
         wire::Access::Deny => Access::Deny,
     };
     let skips_missing = entry.missing_path_behavior.as_deref() == Some("skip");
-    Ok(Entry { place, access, skips_missing })
+    Ok(PolicyEntry { path, access, skips_missing })
 }
 
 fn resolve(path: &PathArg) -> Result<PathBuf, Failure> {
@@ -601,8 +601,8 @@ impl From<PolicyError> for Failure {
     }
 }
 
-impl From<Denied> for Failure {
-    fn from(denied: Denied) -> Self {
+impl From<AccessDenied> for Failure {
+    fn from(denied: AccessDenied) -> Self {
         Self::SandboxDenied { what: denied.to_string() }
     }
 }

@@ -95,7 +95,7 @@ fn landlock() -> Finding {
     const ADVICE: &str =
         "boot with `landlock` in `lsm=`: without it no process can be put into a sandbox, and such a start is refused";
     const NEWER: &str = "use Linux 6.12 or later: with an older Landlock a process could signal others, so that none is put into a sandbox, and such a start is refused";
-    let host = exec_server_sandbox::Host::look();
+    let host = exec_server_sandbox::Host::detect();
     match host.landlock {
         Some(release) if host.has_landlock() => Finding::fine("landlock", format!("release {release}")),
         Some(release) => Finding::weak("landlock", format!("release {release}"), NEWER),
@@ -104,7 +104,7 @@ fn landlock() -> Finding {
 }
 
 fn seccomp() -> Finding {
-    if exec_server_sandbox::Host::look().seccomp {
+    if exec_server_sandbox::Host::detect().seccomp {
         Finding::fine("seccomp", "available")
     } else {
         Finding::weak(

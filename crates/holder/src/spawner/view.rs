@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use exec_server_sandbox::{BuildError, Built, Script, build};
+use exec_server_sandbox::{BuildError, BuiltView, Script, build};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::holder_request::LAYOUT;
@@ -28,7 +28,7 @@ const FAILED: u8 = 3;
 
 impl SpawnerHandle {
     /// Requests a view, and blocks until it is built.
-    pub fn view(&self, script: &Script) -> Result<Built, BuildError> {
+    pub fn view(&self, script: &Script) -> Result<BuiltView, BuildError> {
         let failed = |source: io::Error| BuildError { what: "ask the spawner for a view".to_owned(), source };
         let (ours, theirs) = pair().map_err(failed)?;
         #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
@@ -46,9 +46,9 @@ impl SpawnerHandle {
         let Some(mut answer) = answer else { return Err(failed(io::ErrorKind::UnexpectedEof.into())) };
         let mut fds = std::mem::take(&mut answer.fds);
         match (answer.bytes(&buf), fds.len()) {
-            ([MADE], 2) => Ok(Built { user: None, root: fds.remove(1), mounts: fds.remove(0) }),
+            ([MADE], 2) => Ok(BuiltView { user: None, root: fds.remove(1), mounts: fds.remove(0) }),
             ([MADE_WITH_USER], 3) => {
-                Ok(Built { root: fds.remove(2), mounts: fds.remove(1), user: Some(fds.remove(0)) })
+                Ok(BuiltView { root: fds.remove(2), mounts: fds.remove(1), user: Some(fds.remove(0)) })
             }
             ([FAILED, a, b, c, d, what @ ..], _) => Err(BuildError {
                 what: String::from_utf8_lossy(what).into_owned(),
@@ -80,8 +80,10 @@ fn answer(script: &Script, reply: OwnedFd) {
     let Ok([reply]) = isolate([reply]) else { return };
     // An error is ignored: if the answer cannot be sent, the server is gone.
     match build(script) {
-        Ok(Built { user: None, mounts, root }) => control::send_raw(&reply, &[MADE], &[mounts.as_fd(), root.as_fd()]),
-        Ok(Built { user: Some(user), mounts, root }) => {
+        Ok(BuiltView { user: None, mounts, root }) => {
+            control::send_raw(&reply, &[MADE], &[mounts.as_fd(), root.as_fd()])
+        }
+        Ok(BuiltView { user: Some(user), mounts, root }) => {
             control::send_raw(&reply, &[MADE_WITH_USER], &[user.as_fd(), mounts.as_fd(), root.as_fd()])
         }
         Err(BuildError { what, source }) => {

@@ -46,7 +46,7 @@ pub(crate) async fn info(context: RequestContext, _: Empty, reply: Reply) {
 }
 
 fn support() -> SandboxSupport {
-    let Host { landlock, seccomp, namespaces } = Host::look();
+    let Host { landlock, seccomp, namespaces } = Host::detect();
     SandboxSupport { landlock, seccomp, namespaces }
 }
 

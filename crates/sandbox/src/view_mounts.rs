@@ -16,14 +16,14 @@ use crate::script::{Script, Step};
 
 /// A view, and the mount ids at its mount points.
 #[derive(Debug)]
-pub struct Mounted {
+pub struct ViewMounts {
     root: OwnedFd,
     at: Vec<(PathBuf, u64)>,
 }
 
-impl Mounted {
+impl ViewMounts {
     /// Records the mounts of a view that was just built.
-    pub fn look(root: &OwnedFd, script: &Script) -> io::Result<Self> {
+    pub fn record(root: &OwnedFd, script: &Script) -> io::Result<Self> {
         let root = root.try_clone()?;
         let mut at = Vec::new();
         for step in &script.steps {
