@@ -56,11 +56,11 @@ mod tests;
 
 use self::counting_reader::CountingReader;
 
-/// How long a connection may take to close after a goodbye.
-const GOODBYE: Duration = Duration::from_secs(5);
+/// How long a connection may take to close after the close was requested.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The same if the grant has ended: with the time until the server notices it, at most a second in all.
-const CUT: Duration = Duration::from_millis(500);
+const REVOKED_CLOSE_WITHIN: Duration = Duration::from_millis(500);
 
 /// Close code for a peer whose grant has ended.
 const ACCESS_ENDED: u16 = 4001;
@@ -68,7 +68,7 @@ const ACCESS_ENDED: u16 = 4001;
 /// Close code for a peer that is closed because the server is short of memory for received messages.
 const TRY_AGAIN_LATER: u16 = 1013;
 
-/// How long a peer may take to close its side after the goodbye.
+/// How long a peer may take to close its side after the close frame.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Requests up to this size (4 KiB) are not counted by their bytes.
@@ -92,8 +92,8 @@ pub(crate) struct Peer {
     /// `initialized` was received, so events may be pushed.
     listening: AtomicBool,
     superseded: AtomicBool,
-    born: Instant,
-    /// When the last byte was received, in nanoseconds after `born`. Milliseconds are too coarse: a pong on the
+    created: Instant,
+    /// When the last byte was received, in nanoseconds after `created`. Milliseconds are too coarse: a pong on the
     /// loopback takes less.
     last_received_ns: AtomicU64,
     ended: Notify,
@@ -116,28 +116,28 @@ impl Peer {
     pub(crate) fn supersede(&self, session: Arc<str>) {
         self.superseded.store(true, Ordering::Release);
         self.outgoing.enqueue_command(PumpCommand::Superseded { session });
-        self.goodbye(1008, "session has been resumed by another connection");
+        self.close(1008, "session has been resumed by another connection");
     }
 
-    /// Sends what is queued and a close frame, then ends, at the latest after [`GOODBYE`].
-    pub(crate) fn goodbye(&self, code: u16, reason: &'static str) {
+    /// Sends what is queued and a close frame, then ends, at the latest after [`CLOSE_WITHIN`].
+    pub(crate) fn close(&self, code: u16, reason: &'static str) {
         self.outgoing.close(code, reason);
         self.ended.notify_one();
     }
 
     /// When the last byte was received.
     pub(crate) fn last_received(&self) -> Instant {
-        self.born + Duration::from_nanos(self.last_received_ns.load(Ordering::Relaxed))
+        self.created + Duration::from_nanos(self.last_received_ns.load(Ordering::Relaxed))
     }
 
     fn note_received(&self) {
-        let ns = u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let ns = u64::try_from(self.created.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.last_received_ns.store(ns, Ordering::Relaxed);
     }
 }
 
 /// The handshake state of a connection.
-pub(crate) enum Stage {
+pub(crate) enum HandshakeStage {
     Fresh,
     /// V0: `command/*` without a handshake uses an implicit session, which ends with the connection.
     Implicit(Arc<Session>),
@@ -152,13 +152,13 @@ pub(crate) struct Connection {
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Arc<Peer>,
     pub(crate) grant: Grant,
-    pub(crate) stage: Stage,
+    pub(crate) stage: HandshakeStage,
     label: String,
     /// Number of requests for sessions that do not exist.
     pub(crate) wrong_tries: u32,
     ends_session: bool,
-    /// How long the goodbye may take.
-    goodbye: Duration,
+    /// How long the close may take.
+    close_within: Duration,
     /// The framing has pings, so a live peer sends something.
     pings: bool,
     /// When the peer was last checked, and since when the checks have been uninterrupted. If the server itself was
@@ -181,11 +181,11 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         capabilities: Mutex::default(),
         listening: AtomicBool::new(false),
         superseded: AtomicBool::new(false),
-        born: Instant::now(),
+        created: Instant::now(),
         last_received_ns: AtomicU64::new(0),
         ended: Notify::new(),
     });
-    core.connected(&peer);
+    core.register_peer(&peer);
     core.config.audit.record(AuditRecord {
         principal: Some(grant.principal().to_string()),
         peer: Some(label.clone()),
@@ -205,11 +205,11 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         core,
         peer,
         grant,
-        stage: Stage::Fresh,
+        stage: HandshakeStage::Fresh,
         label,
         wrong_tries: 0,
         ends_session,
-        goodbye: GOODBYE,
+        close_within: CLOSE_WITHIN,
         pings: matches!(framing, Framing::WebSocket { .. }),
         watched: (Instant::now(), Instant::now()),
         tasks: FuturesUnordered::new(),
@@ -245,13 +245,13 @@ impl Connection {
                 Some(()) = self.tasks.next(), if !self.tasks.is_empty() => {}
                 _ = pump.join_next() => return None,
                 () = peer.ended.notified() => return None,
-                why = grant.ended() => return self.cut(why),
+                why = grant.ended() => return self.handle_grant_end(why),
                 () = share.shed() => return Some(TRY_AGAIN_LATER),
                 inbound = inbound => match inbound {
                     Ok(InboundFrame::Message(message)) => self.handle(message).await,
                     Ok(InboundFrame::Ping(payload)) => peer.outgoing.pong(payload),
                     Ok(InboundFrame::Pong(_)) => {}
-                    Err(closed) => return Some(self.inbound_ended(&closed)),
+                    Err(closed) => return Some(self.close_code(&closed)),
                 },
                 // Ignore the returned instant: it is the time at which the tick was due, which may be long ago.
                 _ = tick.tick() => if self.is_dead(Instant::now(), probe.as_ref()) {
@@ -265,16 +265,16 @@ impl Connection {
 
     /// Ends the connection because its grant has ended. Nothing that the peer sent is handled from here on. Its session
     /// is detached as after any disconnect.
-    fn cut(&mut self, why: GrantEnd) -> Option<u16> {
+    fn handle_grant_end(&mut self, why: GrantEnd) -> Option<u16> {
         tracing::warn!(peer = %self.label, principal = %self.grant.principal(), reason = why.reason(), "connection cut");
-        self.goodbye = CUT;
+        self.close_within = REVOKED_CLOSE_WITHIN;
         self.peer.outgoing.close(ACCESS_ENDED, why.reason());
         self.record(AuditRecord { reason: Some(why.as_str().to_owned()), ..AuditRecord::of("connection.cut") });
         None
     }
 
     /// The close code. A peer that has closed its sending half may still read the answers.
-    fn inbound_ended(&self, closed: &CloseReason) -> u16 {
+    fn close_code(&self, closed: &CloseReason) -> u16 {
         tracing::debug!(peer = %self.label, %closed, "connection ended");
         closed.code().unwrap_or(1000)
     }
@@ -304,14 +304,18 @@ impl Connection {
     async fn end(mut self, code: Option<u16>, mut receiver: Receiver, mut pump: JoinSet<io::Result<()>>) {
         let now = Instant::now();
         // These tasks are not polled from here on. Drop them now, so that what they hold (a download, an fd) is freed
-        // before the goodbye.
+        // before the close frame.
         self.tasks.clear();
         self.peer.file_tasks.end();
         match &self.stage {
-            Stage::Fresh => {}
-            Stage::Implicit(session) => session.end().await,
-            Stage::Initialized { session, .. } | Stage::Confirmed(session) if self.ends_session => session.end().await,
-            Stage::Initialized { session, .. } | Stage::Confirmed(session) => session.detach(&self.peer, now),
+            HandshakeStage::Fresh => {}
+            HandshakeStage::Implicit(session) => session.end().await,
+            HandshakeStage::Initialized { session, .. } | HandshakeStage::Confirmed(session) if self.ends_session => {
+                session.end().await
+            }
+            HandshakeStage::Initialized { session, .. } | HandshakeStage::Confirmed(session) => {
+                session.detach(&self.peer, now)
+            }
         }
         // After the detach: a peer that sees the connection closed finds its session free.
         if let Some(code) = code {
@@ -319,7 +323,7 @@ impl Connection {
         }
         // Read and discard what still arrives. Closing a socket with unread input resets it, and a peer that is still
         // sending would lose the last messages.
-        let farewell = async {
+        let closing = async {
             tokio::select! {
                 biased;
                 _ = pump.join_next() => {}
@@ -328,11 +332,11 @@ impl Connection {
             tokio::time::timeout(LINGER, discard(&mut receiver, &self.core.incoming, &self.share)).await.unwrap_or(());
         };
         // Do not wait longer for a peer that does not read.
-        if tokio::time::timeout(self.goodbye, farewell).await.is_err() {
+        if tokio::time::timeout(self.close_within, closing).await.is_err() {
             pump.shutdown().await;
         }
         self.core.incoming.leave(&self.share);
-        self.core.disconnected(&self.peer);
+        self.core.remove_peer(&self.peer);
         self.record(AuditRecord::of("connection.close"));
     }
 
@@ -344,11 +348,11 @@ impl Connection {
 
     /// Waits, unless the connection ends first.
     pub(crate) async fn pause(&mut self, wait: Duration) {
-        self.hold(std::future::pending(), wait).await;
+        self.wait_for(std::future::pending(), wait).await;
     }
 
     /// Waits for `until`, at most for `most`, unless the connection ends first.
-    pub(crate) async fn hold(&mut self, until: impl Future<Output = ()>, most: Duration) {
+    pub(crate) async fn wait_for(&mut self, until: impl Future<Output = ()>, most: Duration) {
         let mut grant = self.grant.clone();
         // All branches are cancel safe.
         tokio::select! {
@@ -381,7 +385,7 @@ impl Connection {
         match message::decode(json) {
             Ok(Incoming::Request { id, method, params, trace }) => {
                 let Some(found) = Method::find(&method) else {
-                    return self.fail(&id, &self.unserved(method.into_owned()));
+                    return self.fail(&id, &self.unserved_failure(method.into_owned()));
                 };
                 if found.class == Class::Inline {
                     let reply = self.reply(found, id, trace.as_ref());
@@ -395,18 +399,18 @@ impl Connection {
                 let call = |context, reply| dispatch::call(context, found, (params, attached), reply);
                 self.begin(found, reply, bytes.len(), call).await;
             }
-            Ok(Incoming::Notification { method, params }) => self.notified(&method, params),
+            Ok(Incoming::Notification { method, params }) => self.handle_notification(&method, params),
             // The server never sends requests, so no response is expected.
             Ok(Incoming::Response { .. } | Incoming::Error { .. }) => {}
             Err(error) => {
-                let failure = self.malformed(&error);
+                let failure = self.malformed_failure(&error);
                 self.fail(&message::MALFORMED_ID, &failure);
             }
         }
     }
 
     /// The text names the framing because peers compare it.
-    fn malformed(&self, error: &dyn std::error::Error) -> Failure {
+    fn malformed_failure(&self, error: &dyn std::error::Error) -> Failure {
         let (is_websocket, label) = (self.pings, self.label.clone());
         Failure::Malformed { is_websocket, label, reason: error.to_string() }
     }
@@ -416,7 +420,7 @@ impl Connection {
         let (head, data) = match WriteFrame::decode(bytes) {
             Ok(decoded) => decoded,
             Err(error) => {
-                let failure = self.malformed(&error);
+                let failure = self.malformed_failure(&error);
                 return self.fail(&message::MALFORMED_ID, &failure);
             }
         };
@@ -436,16 +440,16 @@ impl Connection {
 
     /// The error for a method that is not served. The gates of the reference's method families come first, because
     /// peers compare their texts.
-    fn unserved(&self, method: String) -> Failure {
+    fn unserved_failure(&self, method: String) -> Failure {
         let family = match method.split_once('/') {
             Some(("fs", _)) => "filesystem",
             Some(("http", _)) => "http",
             Some(_) | None => return Failure::UnknownMethod { method },
         };
         match self.stage {
-            Stage::Fresh | Stage::Implicit(_) => Failure::NotInitialized { family },
-            Stage::Initialized { .. } => Failure::NotConfirmed { family },
-            Stage::Confirmed(_) => Failure::UnknownMethod { method },
+            HandshakeStage::Fresh | HandshakeStage::Implicit(_) => Failure::NotInitialized { family },
+            HandshakeStage::Initialized { .. } => Failure::NotConfirmed { family },
+            HandshakeStage::Confirmed(_) => Failure::UnknownMethod { method },
         }
     }
 
@@ -492,7 +496,7 @@ impl Connection {
             Err(failure) => return reply.fail(&failure),
         };
         // The only place where scopes are checked: no handler gets a request that its principal may not make.
-        if let Some(scope) = self.grant.lacks(method) {
+        if let Some(scope) = self.grant.missing_scope(method) {
             let (principal, method) = (self.grant.principal().to_string(), method.name);
             let reason = Some(format!("lacks {}", scope.as_str()));
             self.record(AuditRecord { method: Some(method), reason, ..AuditRecord::of("request.deny") });
@@ -509,10 +513,10 @@ impl Connection {
     /// Creates the reply of a request, with its tracing span.
     fn reply(&self, method: &'static Method, id: RequestId, trace: Option<&Trace>) -> Reply {
         let session = match &self.stage {
-            Stage::Fresh => None,
-            Stage::Implicit(session) | Stage::Initialized { session, .. } | Stage::Confirmed(session) => {
-                Some(&*session.id)
-            }
+            HandshakeStage::Fresh => None,
+            HandshakeStage::Implicit(session)
+            | HandshakeStage::Initialized { session, .. }
+            | HandshakeStage::Confirmed(session) => Some(&*session.id),
         };
         let span = trace::request(self.peer.id, self.grant.principal(), session, method.name, &id, trace);
         Reply::new(id, self.peer.outgoing.clone(), method, span)
@@ -522,34 +526,39 @@ impl Connection {
     /// received.
     fn context(&mut self, method: &Method) -> Result<handlers::RequestContext, Failure> {
         let session = match (&self.stage, method.family.gate_word()) {
-            (Stage::Confirmed(session) | Stage::Initialized { session, .. } | Stage::Implicit(session), None) => {
-                session.clone()
-            }
-            (Stage::Fresh, None) => {
+            (
+                HandshakeStage::Confirmed(session)
+                | HandshakeStage::Initialized { session, .. }
+                | HandshakeStage::Implicit(session),
+                None,
+            ) => session.clone(),
+            (HandshakeStage::Fresh, None) => {
                 let session = self.core.implicit_session(self.grant.principal().clone(), self.peer.clone())?;
                 self.peer.listening.store(true, Ordering::Release);
-                self.stage = Stage::Implicit(session.clone());
+                self.stage = HandshakeStage::Implicit(session.clone());
                 session
             }
-            (Stage::Fresh | Stage::Implicit(_), Some(family)) => return Err(Failure::NotInitialized { family }),
-            (Stage::Initialized { .. } | Stage::Confirmed(_), Some(_))
+            (HandshakeStage::Fresh | HandshakeStage::Implicit(_), Some(family)) => {
+                return Err(Failure::NotInitialized { family });
+            }
+            (HandshakeStage::Initialized { .. } | HandshakeStage::Confirmed(_), Some(_))
                 if self.peer.superseded.load(Ordering::Acquire) =>
             {
                 return Err(Failure::Superseded);
             }
-            (Stage::Initialized { .. }, Some(family)) => return Err(Failure::NotConfirmed { family }),
-            (Stage::Confirmed(session), Some(_)) => session.clone(),
+            (HandshakeStage::Initialized { .. }, Some(family)) => return Err(Failure::NotConfirmed { family }),
+            (HandshakeStage::Confirmed(session), Some(_)) => session.clone(),
         };
         let (core, peer, grant) = (self.core.clone(), self.peer.clone(), self.grant.clone());
         Ok(handlers::RequestContext { core, peer, grant, session })
     }
 
-    fn notified(&mut self, method: &str, params: Option<&RawValue>) {
+    fn handle_notification(&mut self, method: &str, params: Option<&RawValue>) {
         match method {
-            method::INITIALIZED => self.confirmed(),
+            method::INITIALIZED => self.handle_initialized(),
             method::PROCESS_ACK => {
                 // An invalid or unknown acknowledgement has no effect and gets no answer.
-                if let (Stage::Confirmed(own), Ok(ack)) = (&self.stage, message::params::<AckParams>(params)) {
+                if let (HandshakeStage::Confirmed(own), Ok(ack)) = (&self.stage, message::params::<AckParams>(params)) {
                     let session = ack.session_id.map_or_else(|| own.id.clone(), |id| id.as_str().into());
                     self.peer.outgoing.enqueue_command(PumpCommand::Ack {
                         session,
@@ -560,7 +569,9 @@ impl Connection {
             }
             method::HTTP_ACK => {
                 // As for `process/ack`.
-                if let (Stage::Confirmed(_), Ok(ack)) = (&self.stage, message::params::<http::AckParams>(params)) {
+                if let (HandshakeStage::Confirmed(_), Ok(ack)) =
+                    (&self.stage, message::params::<http::AckParams>(params))
+                {
                     self.peer.fetches.ack(&ack.request_id, ack.seq);
                 }
             }
@@ -570,15 +581,15 @@ impl Connection {
 
     /// Handles `initialized`: starts pushing events. A repeated one has no effect. Before `initialize` it is answered
     /// with an error, but the connection stays.
-    fn confirmed(&mut self) {
+    fn handle_initialized(&mut self) {
         match &self.stage {
-            Stage::Initialized { session, resumed } if !self.peer.superseded.load(Ordering::Acquire) => {
+            HandshakeStage::Initialized { session, resumed } if !self.peer.superseded.load(Ordering::Acquire) => {
                 self.peer.listening.store(true, Ordering::Release);
                 session.follow_all(&self.peer, *resumed, Instant::now());
-                self.stage = Stage::Confirmed(session.clone());
+                self.stage = HandshakeStage::Confirmed(session.clone());
             }
-            Stage::Confirmed(_) | Stage::Initialized { .. } => {}
-            Stage::Fresh | Stage::Implicit(_) => {
+            HandshakeStage::Confirmed(_) | HandshakeStage::Initialized { .. } => {}
+            HandshakeStage::Fresh | HandshakeStage::Implicit(_) => {
                 self.fail(&message::MALFORMED_ID, &Failure::NotInitialized { family: "session" });
             }
         }

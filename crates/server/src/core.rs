@@ -311,12 +311,12 @@ impl Core {
         connection::serve(self.clone(), connection, id).await;
     }
 
-    /// Sends a goodbye to every connection and waits until all have ended, at most for `within`. Sessions and holders
-    /// stay.
+    /// Sends a close frame to every connection and waits until all have ended, at most for `within`. Sessions and
+    /// holders stay.
     pub async fn drain(&self, within: Duration) {
         self.draining.store(true, Ordering::Release);
         for peer in lock(&self.peers).values() {
-            peer.goodbye(1001, "server is shutting down; connect again");
+            peer.close(1001, "server is shutting down; connect again");
         }
         let gone = async {
             loop {
@@ -370,15 +370,15 @@ impl Core {
         tasks.spawn(task);
     }
 
-    pub(crate) fn connected(&self, peer: &Arc<Peer>) {
+    pub(crate) fn register_peer(&self, peer: &Arc<Peer>) {
         self.metrics.connections.inc();
         lock(&self.peers).insert(peer.id, peer.clone());
         if self.is_draining() {
-            peer.goodbye(1001, "server is shutting down; connect again");
+            peer.close(1001, "server is shutting down; connect again");
         }
     }
 
-    pub(crate) fn disconnected(&self, peer: &Peer) {
+    pub(crate) fn remove_peer(&self, peer: &Peer) {
         lock(&self.peers).remove(&peer.id);
         self.peer_gone.notify_waiters();
     }
@@ -453,7 +453,7 @@ impl Core {
 
     /// Counts a request for a session that does not exist, and returns how long to delay its answer.
     pub(crate) fn count_wrong_try(&self, principal: &Principal, tries: u32) -> Duration {
-        lock(&self.guess_throttle).wait(principal, tries, Instant::now())
+        lock(&self.guess_throttle).delay(principal, tries, Instant::now())
     }
 
     pub(crate) fn sessions_of(&self, principal: &Principal) -> Vec<Arc<Session>> {

@@ -34,7 +34,7 @@ use rustix::{
 
 use crate::process::lock;
 
-type Identity = (u64, u64);
+type FileIdentity = (u64, u64);
 
 /// Resolution of inode timestamps, with a margin. A change this soon after the inventory may have an older timestamp.
 const CLOCK_GRAIN_NS: i128 = 20_000_000;
@@ -59,14 +59,14 @@ pub(crate) struct OwnFiles {
 struct Inventory {
     /// Start time, by CLOCK_REALTIME (as in inode timestamps) and CLOCK_BOOTTIME. `None` before the first inventory.
     taken: Option<(i128, i128)>,
-    objects: HashSet<Identity>,
+    objects: HashSet<FileIdentity>,
     /// Devices of the protected objects and names.
     devices: BTreeSet<u64>,
     /// Protected names, by their directory: of protected files, and of symbolic links on the path to them.
-    names: HashMap<Identity, Vec<ProtectedName>>,
+    names: HashMap<FileIdentity, Vec<ProtectedName>>,
     /// Directories on the path to protected objects.
-    ancestors: HashSet<Identity>,
-    listings: HashMap<Identity, Listing>,
+    ancestors: HashSet<FileIdentity>,
+    listings: HashMap<FileIdentity, DirectoryListing>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,9 +80,9 @@ enum ProtectedName {
 
 /// The contents of a directory when it was last listed.
 #[derive(Debug, Clone)]
-struct Listing {
+struct DirectoryListing {
     changed: Moment,
-    files: Vec<Identity>,
+    files: Vec<FileIdentity>,
     directories: Vec<OsString>,
 }
 
@@ -93,7 +93,7 @@ impl OwnFiles {
     }
 
     /// Queries an inventory that is new enough for `object`.
-    fn look_up(&self, object: &Stat, look: impl FnOnce(&Inventory, Identity) -> bool) -> bool {
+    fn look_up(&self, object: &Stat, look: impl FnOnce(&Inventory, FileIdentity) -> bool) -> bool {
         let mut inventory = lock(&self.inventory);
         if !inventory.is_valid_for(object) {
             // With `--run-as`, this thread may act as another user, who cannot read the state directory.
@@ -148,19 +148,19 @@ impl Inventory {
         let taken = (nanoseconds(ClockId::Realtime), nanoseconds(ClockId::Boottime));
         let before = std::mem::take(self);
         let settled_before = before.taken.map_or(i128::MIN, |(wall, _)| wall - CLOCK_GRAIN_NS);
-        let mut walk = Walk { inventory: self, before: &before.listings, settled_before };
+        let mut walk = ProtectedWalk { inventory: self, before: &before.listings, settled_before };
         for path in paths {
             walk.trace(path);
         }
         self.taken = Some(taken);
     }
 
-    fn add(&mut self, identity: Identity) {
+    fn add(&mut self, identity: FileIdentity) {
         self.devices.insert(identity.0);
         self.objects.insert(identity);
     }
 
-    fn add_name(&mut self, directory: Identity, name: ProtectedName) {
+    fn add_name(&mut self, directory: FileIdentity, name: ProtectedName) {
         self.devices.insert(directory.0);
         let names = self.names.entry(directory).or_default();
         if !names.contains(&name) {
@@ -170,15 +170,15 @@ impl Inventory {
 }
 
 /// One run of `Inventory::take`.
-struct Walk<'a> {
+struct ProtectedWalk<'a> {
     inventory: &'a mut Inventory,
     /// Listings of the previous inventory.
-    before: &'a HashMap<Identity, Listing>,
+    before: &'a HashMap<FileIdentity, DirectoryListing>,
     /// A directory that changed before this time was listed completely last time.
     settled_before: i128,
 }
 
-impl Walk<'_> {
+impl ProtectedWalk<'_> {
     /// Follows a path link by link and records what it passes. Stops at a missing component and protects its name.
     fn trace(&mut self, path: &Path) -> Option<()> {
         let mut rest = parts(path);
@@ -248,8 +248,8 @@ impl Walk<'_> {
 }
 
 /// Lists a directory. An entry that vanishes while it is listed is ignored: it no longer belongs to the server.
-fn list(dir: BorrowedFd<'_>, changed: Moment) -> Listing {
-    let mut listing = Listing { changed, files: Vec::new(), directories: Vec::new() };
+fn list(dir: BorrowedFd<'_>, changed: Moment) -> DirectoryListing {
+    let mut listing = DirectoryListing { changed, files: Vec::new(), directories: Vec::new() };
     for (name, stat) in entries(dir) {
         if stat.kind == FileKind::Directory {
             listing.directories.push(name);

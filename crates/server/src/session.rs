@@ -35,8 +35,8 @@ use crate::{
 };
 
 mod archive;
+mod audit_records;
 mod process_table;
-mod record;
 mod starting;
 mod usage;
 
@@ -479,7 +479,7 @@ impl Session {
             match self.lookup(id) {
                 ProcessLookup::Live(process) => return Some(process),
                 ProcessLookup::Unknown => return None,
-                ProcessLookup::Starting(gate) => gate.passed().await,
+                ProcessLookup::Starting(gate) => gate.decided().await,
             }
         }
     }
@@ -487,7 +487,7 @@ impl Session {
     /// Waits until no start of this id is pending.
     pub(crate) async fn start_decided(&self, id: &str) {
         while let ProcessLookup::Starting(gate) = self.lookup(id) {
-            gate.passed().await;
+            gate.decided().await;
         }
     }
 
@@ -501,7 +501,7 @@ impl Session {
 
     /// Removes the name of a V0 process. Its events are still sent, and the sweep forgets it after it has closed.
     pub(crate) fn hide(&self, process: &Arc<Process>) {
-        lock(&self.state).unname(process);
+        lock(&self.state).remove_name(process);
     }
 
     /// Drops a closed process and its log.
@@ -549,7 +549,7 @@ impl Session {
         self.files.end();
         // A client attached while the session was expiring. Close it; its next resume gets `sessionExpired`.
         if let Some(peer) = attached {
-            peer.goodbye(1001, "session has expired; connect again");
+            peer.close(1001, "session has expired; connect again");
         }
         if let Some(core) = self.core.upgrade() {
             let ended = self.processes().iter().map(|process| process.id().to_owned()).collect();

@@ -32,7 +32,7 @@ pub(crate) fn request(
         session = session.map(short_id),
         process = Empty,
         method,
-        request = %Cut(id),
+        request = %TruncatedId(id),
         trace_id = Empty,
         parent_span_id = Empty,
         span_id = Empty,
@@ -59,9 +59,9 @@ pub(crate) fn about(process: &str) {
 }
 
 /// A request id, truncated if it is long.
-struct Cut<'a>(&'a RequestId);
+struct TruncatedId<'a>(&'a RequestId);
 
-impl fmt::Display for Cut<'_> {
+impl fmt::Display for TruncatedId<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             RequestId::Number(number) => write!(f, "{number}"),

@@ -132,7 +132,7 @@ impl Grant {
     }
 
     /// The scope that the method needs, if the grant does not have it.
-    pub(crate) fn lacks(&self, method: &Method) -> Option<Scope> {
+    pub(crate) fn missing_scope(&self, method: &Method) -> Option<Scope> {
         method.scope.filter(|scope| !self.rights.scopes.contains(scope))
     }
 

@@ -19,7 +19,7 @@ use crate::access::{Access, Grant};
 pub(super) struct ListenerRequirements<'a> {
     /// The host names that a request may use. `None`: the Host header is not checked.
     pub(super) hosts: Option<ListenerHosts<'a>>,
-    pub(super) proof: Proof<'a>,
+    pub(super) proof: RequiredProof<'a>,
     /// The server is shutting down.
     pub(super) draining: bool,
     /// The server has all it needs to serve new clients.
@@ -27,7 +27,7 @@ pub(super) struct ListenerRequirements<'a> {
 }
 
 /// How the peer authenticates.
-pub(super) enum Proof<'a> {
+pub(super) enum RequiredProof<'a> {
     /// Already authenticated: by the peer credentials of the socket or by a certificate, or the listener requires no
     /// authentication.
     Given(Grant),
@@ -37,7 +37,7 @@ pub(super) enum Proof<'a> {
 
 /// The decision about a request.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(super) enum RequestVerdict {
     /// Switch to WebSocket.
     Upgrade {
         /// The value of `Sec-WebSocket-Accept`.
@@ -50,14 +50,14 @@ pub(super) enum Verdict {
     Answer(HttpResponse),
 }
 
-pub(super) fn check(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> Verdict {
+pub(super) fn check(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> RequestVerdict {
     match examine(request, requirements) {
         Ok(verdict) => verdict,
-        Err(response) => Verdict::Answer(response),
+        Err(response) => RequestVerdict::Answer(response),
     }
 }
 
-fn examine(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> Result<Verdict, HttpResponse> {
+fn examine(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> Result<RequestVerdict, HttpResponse> {
     if let "/healthz" | "/readyz" = request.path() {
         return Err(health(request, requirements));
     }
@@ -71,7 +71,7 @@ fn examine(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -
     if requirements.draining {
         return Err(HttpResponse::busy());
     }
-    Ok(Verdict::Upgrade { accept: upgrade(request)?, grant })
+    Ok(RequestVerdict::Upgrade { accept: upgrade(request)?, grant })
 }
 
 /// The checks that apply to every path but health: Host, Origin, `Sec-Fetch-Site` and authentication.
@@ -89,20 +89,20 @@ pub(super) fn admit(request: &HttpRequest<'_>, requirements: &ListenerRequiremen
         return Err(HttpResponse::forbidden());
     }
     match &requirements.proof {
-        Proof::Given(grant) => Ok(grant.clone()),
-        Proof::Token(access) => auth::offered_tokens(request)
+        RequiredProof::Given(grant) => Ok(grant.clone()),
+        RequiredProof::Token(access) => auth::offered_tokens(request)
             .and_then(|offered| access.by_tokens(&offered))
             .ok_or_else(HttpResponse::unauthorized),
     }
 }
 
 /// Answers also while draining, so that a shutdown can be observed.
-fn metrics(request: &HttpRequest<'_>, grant: &Grant) -> Result<Verdict, HttpResponse> {
+fn metrics(request: &HttpRequest<'_>, grant: &Grant) -> Result<RequestVerdict, HttpResponse> {
     if !grant.rights().scopes.contains(&Scope::Metrics) {
         return Err(HttpResponse::forbidden());
     }
     match request.method {
-        "GET" | "HEAD" => Ok(Verdict::Metrics { with_body: request.method == "GET" }),
+        "GET" | "HEAD" => Ok(RequestVerdict::Metrics { with_body: request.method == "GET" }),
         _ => Err(HttpResponse::method_not_allowed("GET, HEAD")),
     }
 }

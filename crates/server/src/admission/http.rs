@@ -10,7 +10,7 @@ use tokio::{
     time,
 };
 
-use super::check::Verdict;
+use super::check::RequestVerdict;
 
 /// Largest request head. A larger one is answered with 431.
 const HEAD_MAX_BYTES: usize = 8 << 10;
@@ -195,14 +195,14 @@ pub(super) async fn read_head(socket: &mut (impl AsyncRead + Unpin), buf: &mut B
 }
 
 /// Parses a whole head and passes the request to `decide`.
-pub(super) fn with_request(head: &[u8], decide: impl FnOnce(&HttpRequest<'_>) -> Verdict) -> Verdict {
+pub(super) fn with_request(head: &[u8], decide: impl FnOnce(&HttpRequest<'_>) -> RequestVerdict) -> RequestVerdict {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut headers);
     let complete = matches!(parsed.parse(head), Ok(Status::Complete(_)));
     let (true, Some(method), Some(target), Some(minor_version)) =
         (complete, parsed.method, parsed.path, parsed.version)
     else {
-        return Verdict::Answer(HttpResponse::bad_request());
+        return RequestVerdict::Answer(HttpResponse::bad_request());
     };
     decide(&HttpRequest { method, target, minor_version, headers: parsed.headers })
 }

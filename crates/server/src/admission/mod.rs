@@ -43,7 +43,7 @@ use tokio::{
 };
 
 use self::{
-    check::{ListenerRequirements, Proof, Verdict},
+    check::{ListenerRequirements, RequestVerdict, RequiredProof},
     host::ListenerHosts,
     http::HttpResponse,
     pending::{PeerSource, PendingConnections, PendingSlot},
@@ -155,8 +155,8 @@ impl Admission {
         let request = http::HttpRequest { method: "POST", target, minor_version: 1, headers: &headers };
         let hosts = ListenerHosts { local, allowed: &self.config.allowed_hosts, certified: None };
         let proof = match self.config.access.open_grant() {
-            Some(grant) => Proof::Given(grant),
-            None => Proof::Token(&self.config.access),
+            Some(grant) => RequiredProof::Given(grant),
+            None => RequiredProof::Token(&self.config.access),
         };
         match check::admit(
             &request,
@@ -260,7 +260,7 @@ impl Admission {
             }
         };
         if let (Some(grant), false) = (&certified, self.config.token_beside_certificate) {
-            requirements.proof = Proof::Given(grant.clone());
+            requirements.proof = RequiredProof::Given(grant.clone());
         }
         let (leftover, grant) =
             check_and_answer(&mut secured.socket, &requirements, slot, &peer, (&self.config.audit, &self.report))
@@ -271,7 +271,11 @@ impl Admission {
     fn requirements<'a>(&'a self, hosts: ListenerHosts<'a>) -> ListenerRequirements<'a> {
         ListenerRequirements {
             hosts: Some(hosts),
-            proof: self.config.access.open_grant().map_or(Proof::Token(&self.config.access), Proof::Given),
+            proof: self
+                .config
+                .access
+                .open_grant()
+                .map_or(RequiredProof::Token(&self.config.access), RequiredProof::Given),
             draining: self.draining.load(Ordering::Acquire),
             is_ready: self.report.is_ready(),
         }
@@ -289,7 +293,7 @@ impl Admission {
             self.report.refused(403);
             return None;
         }
-        let proof = Proof::Given(Grant::owner());
+        let proof = RequiredProof::Given(Grant::owner());
         let draining = self.draining.load(Ordering::Acquire);
         let requirements = ListenerRequirements { hosts: None, proof, draining, is_ready: self.report.is_ready() };
         let checking = check_and_answer(&mut socket, &requirements, &slot, &"unix", (&self.config.audit, &self.report));
@@ -340,19 +344,19 @@ async fn check_and_answer(
             let head = buf.split_to(size);
             http::with_request(&head, |request| check::check(request, requirements))
         }
-        Err(failure) => Verdict::Answer(failure.response()?),
+        Err(failure) => RequestVerdict::Answer(failure.response()?),
     };
     match verdict {
-        Verdict::Upgrade { accept, grant } => {
+        RequestVerdict::Upgrade { accept, grant } => {
             socket.write_all(&HttpResponse::switching(&accept).encode()).await.ok()?;
             socket.flush().await.ok()?;
             Some((buf, grant))
         }
-        Verdict::Metrics { with_body } => {
+        RequestVerdict::Metrics { with_body } => {
             http::answer_and_close(socket, &report.metrics(with_body, slot.counts())).await;
             None
         }
-        Verdict::Answer(mut response) => {
+        RequestVerdict::Answer(mut response) => {
             if let 401 | 403 = response.status() {
                 audit.refused(peer, response.status());
             }

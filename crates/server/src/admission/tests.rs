@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{
     Admission, AdmissionConfig, AllowedHost, TcpEndpoint,
-    check::{self, ListenerRequirements, Proof, Verdict},
+    check::{self, ListenerRequirements, RequestVerdict, RequiredProof},
     host::ListenerHosts,
     http,
     pending::PENDING_MAX,
@@ -35,18 +35,19 @@ fn status_at(local: &str, request: &str) -> u16 {
     let allowed: Vec<AllowedHost> = ["box.example", "proxy.example:8443"].map(|name| name.parse().unwrap()).into();
     let access = access();
     let hosts = Some(ListenerHosts { local, allowed: &allowed, certified: None });
-    let requirements = ListenerRequirements { hosts, proof: Proof::Token(&access), draining: false, is_ready: true };
+    let requirements =
+        ListenerRequirements { hosts, proof: RequiredProof::Token(&access), draining: false, is_ready: true };
     judge(request, &requirements)
 }
 
 fn judge(request: &str, requirements: &ListenerRequirements<'_>) -> u16 {
     match http::with_request(request.as_bytes(), |request| check::check(request, requirements)) {
-        Verdict::Upgrade { accept, .. } => {
+        RequestVerdict::Upgrade { accept, .. } => {
             assert_eq!(accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
             101
         }
-        Verdict::Metrics { .. } => 200,
-        Verdict::Answer(response) => response.status(),
+        RequestVerdict::Metrics { .. } => 200,
+        RequestVerdict::Answer(response) => response.status(),
     }
 }
 
@@ -221,7 +222,8 @@ fn health_asks_for_nothing_and_says_nothing() {
     let access = access();
     for (draining, ready) in [(false, 200), (true, 503)] {
         let hosts = Some(ListenerHosts { local: "127.0.0.1:1".parse().unwrap(), allowed: &[], certified: None });
-        let requirements = ListenerRequirements { hosts, proof: Proof::Token(&access), draining, is_ready: true };
+        let requirements =
+            ListenerRequirements { hosts, proof: RequiredProof::Token(&access), draining, is_ready: true };
         for (request, expected) in [
             ("GET /healthz HTTP/1.0\r\n\r\n", 200),
             ("HEAD /healthz HTTP/1.1\r\nHost: evil\r\n\r\n", 200),
@@ -258,8 +260,12 @@ fn who_passed_is_told_what_is_wrong_with_the_upgrade() {
 
 #[test]
 fn a_unix_socket_asks_for_no_host_and_no_token_but_refuses_pages() {
-    let requirements =
-        ListenerRequirements { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: true };
+    let requirements = ListenerRequirements {
+        hosts: None,
+        proof: RequiredProof::Given(Grant::owner()),
+        draining: false,
+        is_ready: true,
+    };
     assert_eq!(judge(&upgrade("/", "whatever", ""), &requirements), 101);
     assert_eq!(judge(&upgrade("/", "whatever", "Origin: null\r\n"), &requirements), 403);
     let requirements = ListenerRequirements { draining: true, ..requirements };
@@ -370,8 +376,12 @@ async fn a_head_beyond_its_bound_is_refused() {
 async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     let (mut near, mut far) = tokio::io::duplex(64);
     near.write_all(b"GET / HT").await.unwrap();
-    let requirements =
-        ListenerRequirements { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: true };
+    let requirements = ListenerRequirements {
+        hosts: None,
+        proof: RequiredProof::Given(Grant::owner()),
+        draining: false,
+        is_ready: true,
+    };
     let started = tokio::time::Instant::now();
     let admission = Admission::new(AdmissionConfig::default());
     let super::AdmissionSlot(slot) = admission.reserve_slot(None);
@@ -413,11 +423,18 @@ async fn who_fails_too_often_is_answered_later_and_the_right_token_comes_in_at_o
 
 #[test]
 fn a_server_that_lost_its_state_is_alive_and_not_ready() {
-    let requirements =
-        ListenerRequirements { hosts: None, proof: Proof::Given(Grant::owner()), draining: false, is_ready: false };
+    let requirements = ListenerRequirements {
+        hosts: None,
+        proof: RequiredProof::Given(Grant::owner()),
+        draining: false,
+        is_ready: false,
+    };
     for (path, status) in [("/readyz", 503), ("/healthz", 200)] {
         let head = format!("GET {path} HTTP/1.1\r\n\r\n");
         let verdict = http::with_request(head.as_bytes(), |request| check::check(request, &requirements));
-        assert!(matches!(&verdict, Verdict::Answer(response) if response.status() == status), "{path}: {verdict:?}");
+        assert!(
+            matches!(&verdict, RequestVerdict::Answer(response) if response.status() == status),
+            "{path}: {verdict:?}"
+        );
     }
 }

@@ -175,7 +175,7 @@ impl AuditRecord {
 
     /// Truncates every text to `TEXT_MAX_BYTES`, because clients choose some of them and a longer line could not be
     /// verified. Returns the approximate size in memory.
-    fn bound(&mut self) -> usize {
+    fn truncate_texts(&mut self) -> usize {
         let texts = [
             &mut self.principal,
             &mut self.peer,

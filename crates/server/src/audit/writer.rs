@@ -72,7 +72,7 @@ pub(super) struct WriterQueue {
 impl WriterQueue {
     /// Queues a record without blocking. If the queue is full, the record is lost, and dropping `done` reports it.
     pub(super) fn push(&self, mut record: AuditRecord, done: Option<oneshot::Sender<bool>>) {
-        let bytes = record.bound();
+        let bytes = record.truncate_texts();
         let mut queue = lock(&self.queue);
         if queue.is_closed || queue.bytes + bytes > QUEUE_MAX_BYTES {
             queue.lost += 1;
@@ -122,13 +122,13 @@ pub(super) struct AuditWriter {
     /// Lines were written since the last sync.
     is_dirty: bool,
     synced: Instant,
-    anchor: Option<KeptAnchor>,
+    anchor: Option<StoredAnchor>,
     /// The log's path names something that cannot be used. Reported once.
     has_lost_name: bool,
 }
 
 /// The anchor of the log and its file.
-struct KeptAnchor {
+struct StoredAnchor {
     path: PathBuf,
     /// `None` until the first line for it is synced.
     known: Option<Anchor>,
@@ -137,7 +137,7 @@ struct KeptAnchor {
     is_failing: bool,
 }
 
-impl KeptAnchor {
+impl StoredAnchor {
     /// Reads the file. An unreadable anchor is replaced, and the log then records that its anchor is newer than the
     /// log.
     fn read(path: &Path) -> Self {
@@ -214,7 +214,7 @@ impl AuditWriter {
         anchor: Option<&Path>,
         shared: Arc<WriterQueue>,
     ) -> Result<(Self, Vec<RecordedExit>), AuditError> {
-        let mut anchor = anchor.map(KeptAnchor::read);
+        let mut anchor = anchor.map(StoredAnchor::read);
         let known = anchor.as_ref().and_then(|anchor| anchor.known.as_ref());
         let last = known.map(|known| ChainEnd { seq: known.last.seq, hash: known.last.hash.clone() });
         let (mut log, ended) = LogFile::open(path, last.as_ref())?;

@@ -1,4 +1,4 @@
-//! Tests of messages that arrive after the goodbye.
+//! Tests of messages that arrive after the close frame.
 
 use std::pin::Pin;
 

@@ -15,10 +15,10 @@ use crate::core::Principal;
 const FREE_TRIES: u32 = 3;
 
 /// Delay of the first throttled try. Each further try doubles it.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
+const FIRST_DELAY: Duration = Duration::from_millis(100);
 
 /// Maximum delay by the per-connection limit.
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+const LONGEST_DELAY: Duration = Duration::from_secs(2);
 
 /// Size of a principal's bucket. Many clients may reconnect at once to a server that has lost its sessions.
 const BURST: u32 = 64;
@@ -35,7 +35,7 @@ pub(crate) struct GuessThrottle(BTreeMap<Principal, Instant>);
 
 impl GuessThrottle {
     /// Counts a wrong try, the `tries`-th of its connection, and returns how long to delay its answer.
-    pub(crate) fn wait(&mut self, principal: &Principal, tries: u32, now: Instant) -> Duration {
+    pub(crate) fn delay(&mut self, principal: &Principal, tries: u32, now: Instant) -> Duration {
         if self.0.len() >= PRINCIPALS_MAX {
             self.0.retain(|_, empty| *empty > now);
         }
@@ -44,7 +44,7 @@ impl GuessThrottle {
         let in_line = empty.duration_since(now).saturating_sub(REFILL * BURST);
         let alone = match tries.checked_sub(FREE_TRIES + 1) {
             None => Duration::ZERO,
-            Some(doublings) => FIRST_WAIT.saturating_mul(1 << doublings.min(10)).min(LONGEST_WAIT),
+            Some(doublings) => FIRST_DELAY.saturating_mul(1 << doublings.min(10)).min(LONGEST_DELAY),
         };
         in_line.max(alone)
     }
@@ -58,7 +58,7 @@ mod tests {
     fn a_connection_waits_longer_with_each_wrong_try() {
         let (mut throttle, now) = (GuessThrottle::default(), Instant::now());
         let waits: Vec<u128> =
-            (1..=10).map(|tries| throttle.wait(&Principal::owner(), tries, now).as_millis()).collect();
+            (1..=10).map(|tries| throttle.delay(&Principal::owner(), tries, now).as_millis()).collect();
         assert_eq!(waits, [0, 0, 0, 100, 200, 400, 800, 1600, 2000, 2000]);
     }
 
@@ -66,10 +66,10 @@ mod tests {
     fn connections_of_one_principal_share_a_line_and_others_have_their_own() {
         let (mut throttle, now) = (GuessThrottle::default(), Instant::now());
         let (a, b) = (Principal::named("a"), Principal::named("b"));
-        let waits: Vec<Duration> = (0..10_000).map(|_| throttle.wait(&a, 1, now)).collect();
+        let waits: Vec<Duration> = (0..10_000).map(|_| throttle.delay(&a, 1, now)).collect();
         assert_eq!(waits[63], Duration::ZERO);
         assert_eq!(waits[9_999], REFILL * (10_000 - BURST));
-        assert_eq!(throttle.wait(&b, 1, now), Duration::ZERO);
-        assert_eq!(throttle.wait(&a, 1, now + REFILL * 20_000), Duration::ZERO);
+        assert_eq!(throttle.delay(&b, 1, now), Duration::ZERO);
+        assert_eq!(throttle.delay(&a, 1, now + REFILL * 20_000), Duration::ZERO);
     }
 }

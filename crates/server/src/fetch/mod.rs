@@ -35,7 +35,7 @@ use self::{active::PrincipalShares, proxies::Proxies, target::TargetResolver};
 pub(crate) use self::{
     active::{ActiveFetch, Fetches},
     proxies::ProxyError,
-    target::{OwnListener, Private},
+    target::{OwnListener, PrivateTarget},
 };
 use crate::error::Failure;
 
@@ -93,7 +93,7 @@ pub(crate) enum FetchError {
     Setup { reason: String },
     /// The principal may not send requests to a private address.
     #[error(transparent)]
-    Private(#[from] Private),
+    Private(#[from] PrivateTarget),
     /// The target is a listener of this server.
     #[error(transparent)]
     OwnListener(#[from] OwnListener),
@@ -118,7 +118,7 @@ pub(crate) enum FetchError {
 impl From<reqwest::Error> for FetchError {
     fn from(error: reqwest::Error) -> Self {
         let error = error.without_url();
-        match (source::<Private>(&error), source::<OwnListener>(&error)) {
+        match (source::<PrivateTarget>(&error), source::<OwnListener>(&error)) {
             (Some(private), _) => Self::Private(private.clone()),
             (None, Some(own)) => Self::OwnListener(own.clone()),
             (None, None) => Self::Client(error),
@@ -135,7 +135,7 @@ pub(crate) struct Fetcher {
     proxies: Arc<Proxies>,
     /// A file of certificate authorities, used instead of the system's.
     authorities: Option<PathBuf>,
-    clients: OnceCell<Clients>,
+    clients: OnceCell<HttpClients>,
     slots: Arc<Semaphore>,
     shares: Arc<PrincipalShares>,
     reading: Arc<Semaphore>,
@@ -143,7 +143,7 @@ pub(crate) struct Fetcher {
     own_ports: OnceLock<Vec<u16>>,
 }
 
-struct Clients {
+struct HttpClients {
     anywhere: reqwest::Client,
     public: reqwest::Client,
     /// The same two, for requests to a port that this server listens on. Their resolver refuses addresses of this host.
@@ -227,7 +227,7 @@ impl Fetcher {
     }
 
     /// Creates the clients on first use, because loading the system's certificates is slow.
-    async fn clients(&self) -> Result<&Clients, FetchError> {
+    async fn clients(&self) -> Result<&HttpClients, FetchError> {
         let making = async || {
             let (proxies, authorities) = (self.proxies.clone(), self.authorities.clone());
             let made = tokio::task::spawn_blocking(move || make_clients(&proxies, authorities.as_deref())).await;
@@ -253,7 +253,7 @@ impl Fetcher {
     }
 }
 
-fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Clients, String> {
+fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<HttpClients, String> {
     let tls = tls(authorities).map_err(|error| format!("set TLS up: {error}"))?;
     let builder = |names: TargetResolver, idle: usize| {
         reqwest::Client::builder()
@@ -279,7 +279,7 @@ fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Cl
     let anywhere_but_here = builder(TargetResolver::new(TargetReach::Anywhere).but_here(), 0).build();
     let public_but_here = builder(TargetResolver::new(TargetReach::Public).but_here(), 0).build();
     let error_text = |error: reqwest::Error| format!("make an HTTP client: {}", error_text(&error));
-    Ok(Clients {
+    Ok(HttpClients {
         anywhere: anywhere.map_err(error_text)?,
         public: public.map_err(error_text)?,
         anywhere_but_here: anywhere_but_here.map_err(error_text)?,

@@ -18,14 +18,14 @@ pub(crate) enum ProxyError {
 pub(super) struct Proxies {
     http: Option<Proxy>,
     https: Option<Proxy>,
-    direct: Vec<Direct>,
+    direct: Vec<ProxyExemption>,
 }
 
 type Proxy = Result<Url, ProxyError>;
 
 /// Hosts that are reached without a proxy (`no_proxy`).
 #[derive(Debug, PartialEq, Eq)]
-enum Direct {
+enum ProxyExemption {
     Everything,
     /// A domain and all its subdomains.
     Domain(String),
@@ -77,12 +77,14 @@ impl Proxies {
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let address = bare.parse::<IpAddr>().ok();
         self.direct.iter().any(|direct| match direct {
-            Direct::Everything => true,
-            Direct::Domain(domain) => {
+            ProxyExemption::Everything => true,
+            ProxyExemption::Domain(domain) => {
                 let below = bare.strip_suffix(domain.as_str());
                 below.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
             }
-            Direct::Network(network, bits) => address.is_some_and(|address| is_within(address, *network, *bits)),
+            ProxyExemption::Network(network, bits) => {
+                address.is_some_and(|address| is_within(address, *network, *bits))
+            }
         })
     }
 }
@@ -98,20 +100,20 @@ fn parse(variable: String, value: &str) -> Proxy {
     }
 }
 
-fn parse_direct(item: &str) -> Direct {
+fn parse_direct(item: &str) -> ProxyExemption {
     if item == "*" {
-        return Direct::Everything;
+        return ProxyExemption::Everything;
     }
     let (base, bits) = match item.split_once('/') {
         Some((base, bits)) => (base, bits.parse().ok()),
         None => (item, None),
     };
     match base.trim_matches(['[', ']']).parse::<IpAddr>() {
-        Ok(address) => Direct::Network(address, bits.unwrap_or(u8::MAX)),
+        Ok(address) => ProxyExemption::Network(address, bits.unwrap_or(u8::MAX)),
         Err(_) => {
             // The hosts of parsed URLs are in lower case too.
             let name = item.strip_prefix('*').unwrap_or(item);
-            Direct::Domain(name.trim_start_matches('.').to_ascii_lowercase())
+            ProxyExemption::Domain(name.trim_start_matches('.').to_ascii_lowercase())
         }
     }
 }

@@ -26,12 +26,12 @@ const LOOK_UPS: usize = 32;
 /// that a client does not learn how a name resolves inside the network.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("`{host}` is not at an address of the public internet")]
-pub(crate) struct Private {
+pub(crate) struct PrivateTarget {
     host: String,
     address: IpAddr,
 }
 
-impl Private {
+impl PrivateTarget {
     /// The address, to be logged.
     pub(crate) fn address(&self) -> IpAddr {
         self.address
@@ -39,11 +39,11 @@ impl Private {
 }
 
 /// Refuses a URL whose host is a private address. Names are checked when they are resolved.
-pub(super) fn check_literal(url: &Url) -> Result<(), Private> {
+pub(super) fn check_literal(url: &Url) -> Result<(), PrivateTarget> {
     let host = url.host_str().unwrap_or_default();
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     match bare.parse::<IpAddr>() {
-        Ok(address) if !is_public(address) => Err(Private { host: host.to_owned(), address }),
+        Ok(address) if !is_public(address) => Err(PrivateTarget { host: host.to_owned(), address }),
         Ok(_) | Err(_) => Ok(()),
     }
 }
@@ -114,7 +114,7 @@ impl Resolve for TargetResolver {
                 return Err(OwnListener { host }.into());
             }
             match found.iter().find(|address| reach == TargetReach::Public && !is_public(address.ip())) {
-                Some(private) => Err(Private { host, address: private.ip() }.into()),
+                Some(private) => Err(PrivateTarget { host, address: private.ip() }.into()),
                 None => Ok(Box::new(found.into_iter()) as Addrs),
             }
         })
@@ -191,7 +191,7 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::{
-        OwnListener, Private, TargetReach, TargetResolver, check_literal, check_not_here, is_public, with_permit,
+        OwnListener, PrivateTarget, TargetReach, TargetResolver, check_literal, check_not_here, is_public, with_permit,
     };
 
     #[test]
@@ -298,7 +298,7 @@ mod tests {
         let Err(error) = TargetResolver::new(TargetReach::Public).resolve("localhost".parse().unwrap()).await else {
             panic!("localhost is this host")
         };
-        let private = error.downcast_ref::<Private>().expect("it is refused as such");
+        let private = error.downcast_ref::<PrivateTarget>().expect("it is refused as such");
         assert!(private.address().is_loopback());
         assert!(!error.to_string().contains(&private.address().to_string()), "{error}");
         let found = TargetResolver::new(TargetReach::Anywhere).resolve("localhost".parse().unwrap()).await.unwrap();

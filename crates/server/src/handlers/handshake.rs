@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     audit::AuditRecord,
-    connection::{Connection, Peer, Stage},
+    connection::{Connection, HandshakeStage, Peer},
     core::HELD_FOR,
     error::Failure,
     pump::{PeerCapabilities, Reply},
@@ -41,13 +41,13 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
                 }
             }
             let params = message::params::<InitializeParams>(params).ok();
-            let is_told = params.is_some_and(|params| params.ttl_ms.is_some() || params.capabilities.is_some());
-            result.ttl_ms = is_told.then(|| {
+            let is_ttl_reported = params.is_some_and(|params| params.ttl_ms.is_some() || params.capabilities.is_some());
+            result.ttl_ms = is_ttl_reported.then(|| {
                 session.ttl().map_or(Ttl::Unlimited, |ttl| Ttl::Ms(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)))
             });
             let event = if resumed { "session.resume" } else { "session.new" };
             connection.record(AuditRecord { session: session.audit_record(event).session, ..AuditRecord::of(event) });
-            connection.stage = Stage::Initialized { session, resumed };
+            connection.stage = HandshakeStage::Initialized { session, resumed };
             reply.result(&result);
         }
         Err(failure) => refuse(connection, params, &failure, reply).await,
@@ -69,16 +69,16 @@ async fn refuse(connection: &mut Connection, params: Option<&RawValue>, failure:
     connection.pause(wait.min(LONGEST_WAIT)).await;
     if wait > LONGEST_WAIT {
         // Close without an answer: too many unknown sessions were requested.
-        return connection.peer.goodbye(1013, "too many unknown sessions were asked for; try again later");
+        return connection.peer.close(1013, "too many unknown sessions were asked for; try again later");
     }
     reply.fail(failure);
 }
 
 async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Result<(Arc<Session>, bool), Failure> {
     let implicit = match &connection.stage {
-        Stage::Fresh => None,
-        Stage::Implicit(session) => Some(session.clone()),
-        Stage::Initialized { .. } | Stage::Confirmed(_) => return Err(Failure::AlreadyInitialized),
+        HandshakeStage::Fresh => None,
+        HandshakeStage::Implicit(session) => Some(session.clone()),
+        HandshakeStage::Initialized { .. } | HandshakeStage::Confirmed(_) => return Err(Failure::AlreadyInitialized),
     };
     let params: InitializeParams =
         message::params(params).map_err(|error| Failure::InvalidParams { reason: error.to_string() })?;
@@ -91,7 +91,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
             let claim =
                 if params.takeover { AttachClaim::Any } else { AttachClaim::From(old.as_ref().map(|old| old.id)) };
             if let Some(old) = old.filter(|_| !params.takeover)
-                && answers(&session, &old, connection.core.config.takeover_after).await
+                && is_answering(&session, &old, connection.core.config.takeover_after).await
             {
                 return Err(Failure::SessionAttached { id: id.to_string() });
             }
@@ -132,7 +132,7 @@ async fn find_session(connection: &mut Connection, id: &str, is_reference: bool)
     let (core, principal) = (connection.core.clone(), connection.grant.principal().clone());
     match core.session(id, &principal) {
         Err(Failure::SessionAdopting { .. }) if is_reference => {
-            connection.hold(core.session_settled(id), HELD_FOR).await;
+            connection.wait_for(core.session_settled(id), HELD_FOR).await;
             core.session(id, &principal)
         }
         found => found,
@@ -157,7 +157,7 @@ fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max:
 }
 
 /// Pings the attached connection. Returns true if it answers in time and is still attached.
-async fn answers(session: &Session, peer: &Peer, within: Duration) -> bool {
+async fn is_answering(session: &Session, peer: &Peer, within: Duration) -> bool {
     let asked = Instant::now();
     let deadline = asked + within;
     peer.outgoing.ping();

@@ -119,6 +119,6 @@ pub(crate) async fn session_end(context: RequestContext, _: wire::EndParams, rep
     core.spawn(async move {
         session.end().await;
         reply.result(&wire::EndResult {});
-        peer.goodbye(1000, "session ended");
+        peer.close(1000, "session ended");
     });
 }

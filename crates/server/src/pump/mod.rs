@@ -187,7 +187,7 @@ impl Pump {
         self.run_timers(now);
         // Reads go before feeds, because a client waits for each. The limit per batch keeps many large answers from
         // piling up in the outbox.
-        let batch = self.batch();
+        let batch = self.batch_limit();
         while self.outbox.len() < batch
             && let Some(key) = self.ready_reads.pop_front()
         {
@@ -198,7 +198,7 @@ impl Pump {
         self.deltas.extend(items.deltas);
         // The batch limit is taken again, so that feeds and HTTP pieces get room even if answers and reads have filled
         // the batch.
-        let batch = self.batch();
+        let batch = self.batch_limit();
         while self.outbox.len() < batch && !(self.turns.is_empty() && self.deltas.is_empty()) {
             if let Some(key) = self.turns.pop_front() {
                 self.take_turn(key, now);
@@ -217,7 +217,7 @@ impl Pump {
 
     /// The outbox size up to which the next kind of data may fill it. Always leaves room for one quantum: a client that
     /// downloads without pause still gets the output of its processes.
-    fn batch(&self) -> usize {
+    fn batch_limit(&self) -> usize {
         BATCH_BYTES.max(self.outbox.len() + QUANTUM_BYTES)
     }
 
@@ -255,7 +255,7 @@ impl Pump {
             // A second subscription replaces the first: the client names where to continue.
             self.drop_feed(old);
         }
-        let key = self.key();
+        let key = self.allocate_key();
         let waker = FeedWaker::new(key, self.outgoing.clone());
         follow.process.add_waker(waker.clone());
         self.by_process.insert(Arc::as_ptr(&follow.process).addr(), key);
@@ -266,7 +266,7 @@ impl Pump {
         self.queue_turn(key);
     }
 
-    fn key(&mut self) -> u64 {
+    fn allocate_key(&mut self) -> u64 {
         self.next_key += 1;
         self.next_key
     }
@@ -378,7 +378,7 @@ impl Pump {
         {
             feed.handle_read_begun(command.waits());
         }
-        let key = self.key();
+        let key = self.allocate_key();
         let waker = FeedWaker::new(key, self.outgoing.clone());
         command.process.add_waker(waker.clone());
         self.reads.insert(key, ReadJob::new(command, waker, now));

@@ -101,7 +101,7 @@ impl StartGate {
     }
 
     /// Returns when the start is decided or withdrawn. Waiters continue in arrival order.
-    pub(super) async fn passed(&self) {
+    pub(super) async fn decided(&self) {
         // Exempt from tokio's coop budget: a poll that the budget defers would run after waiters that came later.
         drop(unconstrained(self.0.taken.acquire()).await); // Always an error: the semaphore is closed and never grants a permit.
     }
@@ -198,7 +198,7 @@ impl SessionState {
     }
 
     /// Frees the name of a process, unless another process has it now.
-    pub(super) fn unname(&mut self, process: &Arc<Process>) {
+    pub(super) fn remove_name(&mut self, process: &Arc<Process>) {
         if self.is_named(process) {
             self.processes.remove(process.id());
         }
@@ -222,7 +222,7 @@ impl SessionState {
 
     /// Drops a closed process. Its name is removed at once. If readers hold its log, the sweep removes the log later.
     pub(super) fn forget(&mut self, process: &Arc<Process>) {
-        self.unname(process);
+        self.remove_name(process);
         process.abandon();
         if let Some(peer) = &self.attached {
             peer.outgoing.enqueue_command(PumpCommand::Unfollow(process.clone()));

@@ -22,7 +22,7 @@ use exec_server_holder::{
 use exec_server_sandbox::{BuildError, BuiltView, Script};
 use sha2::{Digest as _, Sha256};
 
-use super::{StateDir, place::hex, sessions};
+use super::{StateDir, location::hex, sessions};
 use crate::{
     core::{ArchiveFiles, DeadHolder, FoundSession, Holders, SavedClock},
     process::lock,

@@ -18,13 +18,13 @@
 //! Does not depend on the wire protocol, and reads neither the environment nor arguments: the caller passes all paths.
 
 mod holders;
-mod place;
+mod location;
 pub(crate) mod private;
 mod sessions;
 mod token;
 
 pub use holders::{SpawnedHolders, SpawnedHoldersConfig};
-pub use place::{private_dir, shared_name, slug};
+pub use location::{private_dir, shared_name, slug};
 pub use private::NotPrivate;
 pub use token::{Token, TokenDigest, TokenError};
 
