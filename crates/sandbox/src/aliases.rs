@@ -15,7 +15,7 @@ use crate::paths;
 
 /// One line of `mountinfo`: which part of a device is mounted where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Mount {
+struct MountInfo {
     device: String,
     root: PathBuf,
     at: PathBuf,
@@ -23,7 +23,7 @@ struct Mount {
 
 /// The mounts of this process, in the kernel's order.
 #[derive(Debug, Default)]
-pub(crate) struct MountTable(Vec<Mount>);
+pub(crate) struct MountTable(Vec<MountInfo>);
 
 impl MountTable {
     /// Reads the table. Without `/proc` it is empty.
@@ -36,7 +36,7 @@ impl MountTable {
             // id, parent, device, root, mount point. The other fields are not needed.
             let mut fields = line.split(|byte| *byte == b' ').skip(2);
             let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
-            Some(Mount { device, root: unescaped(fields.next()?), at: unescaped(fields.next()?) })
+            Some(MountInfo { device, root: unescaped(fields.next()?), at: unescaped(fields.next()?) })
         };
         Self(table.split(|byte| *byte == b'\n').filter_map(mount).collect())
     }

@@ -18,7 +18,7 @@ use rustix::{
 
 use crate::{
     kernel_files,
-    script::{Script, Step},
+    script::{ViewScript, ViewStep},
     system,
 };
 
@@ -54,7 +54,7 @@ impl<T, E: Into<io::Error>> BuildContext<T> for Result<T, E> {
 }
 
 /// Enters new namespaces and builds the view in them. The process is of no other use afterwards.
-pub fn build(script: &Script) -> Result<BuiltView, BuildError> {
+pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
     let user = enter_namespaces()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mounts =
@@ -124,9 +124,9 @@ fn keep_private() -> rustix::io::Result<()> {
 }
 
 /// Clones the source of each bind mount, in the order of the steps. Must run before any path is changed or covered.
-fn copy_sources(script: &Script) -> Result<Vec<Option<OwnedFd>>, BuildError> {
-    let copy = |step: &Step| {
-        let Step::Bind { path, is_read_only, .. } = step else { return Ok(None) };
+fn copy_sources(script: &ViewScript) -> Result<Vec<Option<OwnedFd>>, BuildError> {
+    let copy = |step: &ViewStep| {
+        let ViewStep::Bind { path, is_read_only, .. } = step else { return Ok(None) };
         let what = || format!("copy `{}`", path.display());
         let target = system::open_path(CWD, path).doing(what)?;
         let tree = system::clone_tree(target.as_fd()).doing(what)?;
@@ -160,23 +160,23 @@ impl ViewBuilder {
         Ok(())
     }
 
-    fn apply(&mut self, step: &Step, copy: Option<OwnedFd>) -> Result<(), BuildError> {
+    fn apply(&mut self, step: &ViewStep, copy: Option<OwnedFd>) -> Result<(), BuildError> {
         match step {
-            Step::Bind { path, is_dir, has_place, .. } => {
+            ViewStep::Bind { path, is_dir, has_place, .. } => {
                 let what = || format!("mount `{}`", path.display());
                 let Some(copy) = copy else { return Ok(()) };
                 let target =
                     if *has_place { system::open_path(CWD, path) } else { self.make_mount_point(path, *is_dir) };
                 system::attach(copy.as_fd(), target.doing(what)?.as_fd()).doing(what)
             }
-            Step::MaskDir { path, is_open } => {
+            ViewStep::MaskDir { path, is_open } => {
                 self.mask_dir(path, *is_open).doing(|| format!("cover `{}`", path.display()))
             }
-            Step::MaskFile { path } => self.mask_file(path).doing(|| format!("cover `{}`", path.display())),
-            Step::Terminals { path } => {
+            ViewStep::MaskFile { path } => self.mask_file(path).doing(|| format!("cover `{}`", path.display())),
+            ViewStep::Terminals { path } => {
                 self.make_terminals(path).doing(|| format!("make terminals in `{}`", path.display()))
             }
-            Step::Link { path, target } => {
+            ViewStep::Link { path, target } => {
                 self.make_link(path, target).doing(|| format!("make the link `{}`", path.display()))
             }
         }

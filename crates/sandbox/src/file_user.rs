@@ -132,8 +132,8 @@ impl Drop for ActingUser {
 /// Runs work with the server's own rights on a thread that may act as a user. For example, to read the server's own
 /// files.
 pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
-    struct Resume(Option<Arc<FileUser>>);
-    impl Drop for Resume {
+    struct ResumeGuard(Option<Arc<FileUser>>);
+    impl Drop for ResumeGuard {
         fn drop(&mut self) {
             // Runs also if the work panicked: the rest of the thread's work must run as the user.
             let resumed = self.0.take().map(|user| user.enter());
@@ -148,7 +148,7 @@ pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
     if user.is_some() {
         end();
     }
-    let _resume = Resume(user);
+    let _resume = ResumeGuard(user);
     work()
 }
 

@@ -185,7 +185,10 @@ fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, SyscallRule> {
             unless(socket, &[load(argument(0)), jump(IF_EQUAL, libc::AF_UNIX as u32, 1, 0), return_code(REFUSE)]);
             // Allow only connection-oriented types. A datagram socket needs no connection: each datagram can have its
             // own address, in memory that a filter cannot read. Raw Unix sockets are datagram sockets too.
-            unless(socket, &[load(argument(1)), keep(SOCKET_KINDS), jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0)]);
+            unless(
+                socket,
+                &[load(argument(1)), mask_bits(SOCKET_KINDS), jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0)],
+            );
             unless(socket, &[jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), return_code(REFUSE)]);
         }
         // A message needs an address or a connection. `connect` is refused, so it is enough to refuse an address in
@@ -257,7 +260,7 @@ const fn load(offset: u32) -> sock_filter {
     sock_filter { code: LOAD, jt: 0, jf: 0, k: offset }
 }
 
-const fn keep(bits: u32) -> sock_filter {
+const fn mask_bits(bits: u32) -> sock_filter {
     sock_filter { code: KEEP_BITS, jt: 0, jf: 0, k: bits }
 }
 

@@ -15,8 +15,8 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use crate::{
     build::BuiltView,
     filter, landlock,
-    rules::{Access, Rules},
-    script::{self, Purpose},
+    rules::{Access, AccessRules},
+    script::{self, ViewPurpose},
     system::{address, call},
 };
 
@@ -67,13 +67,13 @@ impl Kit {
 
     /// Makes the kit for these rules. `view` must have been built for the same rules.
     pub fn new(
-        rules: &Rules,
-        purpose: Purpose,
+        rules: &AccessRules,
+        purpose: ViewPurpose,
         is_network_restricted: bool,
         view: BuiltView,
     ) -> Result<Self, KitError> {
         Self::check_host()?;
-        let is_about_files = purpose != Purpose::WholeSystem;
+        let is_about_files = purpose != ViewPurpose::WholeSystem;
         let refused = |path: &Path| {
             let path = path.to_owned();
             move |source: io::Error| KitError::Rule { path, source }

@@ -4,17 +4,17 @@
 //! on a runtime.
 //!
 //! ```text
-//!  Policy ── resolve(scope) ──▶ Rules ──┬── decide(path) ─────────────▶ allowed or denied, for error texts
-//!                                       ├── Script ── build ──▶ Built:  a mount namespace and its root
-//!                                       └── Ruleset (Landlock) ──┐
-//!                                                Kit: namespace ─┴──▶ applied by a child between clone and exec
+//!  Policy ── resolve(scope) ──▶ AccessRules ──┬── decide(path) ──────────▶ allowed or denied, for error texts
+//!                                             ├── ViewScript ── build ──▶ BuiltView: a mount namespace and its root
+//!                                             └── Ruleset (Landlock) ──┐
+//!                                                      Kit: namespace ─┴──▶ applied by a child between clone and exec
 //! ```
 //!
-//! - [`Policy`] is the request. [`Policy::resolve`] evaluates it on this host, at this moment, into [`Rules`]: paths
-//!   without symbolic links, of which the longest match decides.
+//! - [`Policy`] is the request. [`Policy::resolve`] evaluates it on this host, at this moment, into [`AccessRules`]:
+//!   paths without symbolic links, of which the longest match decides.
 //! - A view is a mount namespace that contains only what the rules grant, read-only where they say so. A
-//!   single-threaded process that does nothing else builds it ([`build`]) from a [`Script`]. The fds of the view keep it
-//!   alive. A process that has them can resolve paths in the view without entering it.
+//!   single-threaded process that does nothing else builds it ([`build`]) from a [`ViewScript`]. The fds of the view
+//!   keep it alive. A process that has them can resolve paths in the view without entering it.
 //! - Landlock cannot deny anything inside a granted directory, and does not cover modes, owners and times of files. So
 //!   there is always a view. A view alone does not keep a process from accessing another process that sees more. So a
 //!   process always gets Landlock too ([`Kit`]).
@@ -48,7 +48,7 @@ pub use host::Host;
 pub use kit::{AppliedKit, ChildKit, Ipc, Kit, KitError};
 pub use paths::is_ours;
 pub use policy::{Policy, PolicyEntry, PolicyError, PolicyPath, PolicyScope};
-pub use rules::{Access, AccessDenied, Rule, Rules};
-pub use script::{Purpose, Script};
+pub use rules::{Access, AccessDenied, AccessRule, AccessRules};
+pub use script::{ViewPurpose, ViewScript};
 pub use system::{address, system_call};
 pub use view_mounts::ViewMounts;

@@ -73,7 +73,7 @@ pub fn is_ours(dir: &Path) -> bool {
 }
 
 /// Follows a path as far as it exists, and appends the missing components as written.
-pub(crate) fn reach(path: &Path) -> PathBuf {
+pub(crate) fn resolve_existing(path: &Path) -> PathBuf {
     match walk(&normalized(path)) {
         Ok((mut real, rest, _)) => {
             real.extend(rest.map(|(names, _)| names).unwrap_or_default());
@@ -156,7 +156,7 @@ mod tests {
         let missing = trace(&base.join("short/no/deep")).expect_err("missing");
         assert_eq!((missing.first, missing.error.kind()), (base.join("a/b/no"), io::ErrorKind::NotFound));
         assert_eq!(trace(&base.join("loop")).expect_err("loop").error.raw_os_error(), Some(libc::ELOOP));
-        assert_eq!(reach(&base.join("long/new/x")), base.join("a/b/new/x"));
+        assert_eq!(resolve_existing(&base.join("long/new/x")), base.join("a/b/new/x"));
         assert_eq!(normalized(Path::new("/a/./b/../../../c")), Path::new("/c"));
     }
 

@@ -11,7 +11,7 @@ use crate::{
     aliases::MountTable,
     glob,
     paths::{self, MissingPath},
-    rules::{Access, Rule, Rules},
+    rules::{Access, AccessRule, AccessRules},
 };
 
 /// The directories that system programs need to run.
@@ -104,7 +104,7 @@ impl Policy {
     }
 
     /// Evaluates the policy on this host, as it is now.
-    pub fn resolve(&self, scope: &PolicyScope) -> Result<Rules, PolicyError> {
+    pub fn resolve(&self, scope: &PolicyScope) -> Result<AccessRules, PolicyError> {
         let mut resolver = PolicyResolver::default();
         // Paths of entries that grant writing or skip missing paths, even if they do not exist. A `.git` that such an
         // entry names does not get the default protection.
@@ -191,7 +191,7 @@ impl Policy {
 /// The state of an evaluation. Some entries can be judged only when all are known.
 #[derive(Default)]
 struct PolicyResolver {
-    rules: Rules,
+    rules: AccessRules,
     /// Symbolic links on the way to an entry's path, and where each of them led.
     links: Vec<(PathBuf, PathBuf)>,
     /// Missing paths, each up to its first missing component.
@@ -208,7 +208,7 @@ impl PolicyResolver {
                     self.rules.links.extend(traced.links.iter().cloned());
                 }
                 let links = traced.links.into_iter().map(|(link, _)| (link, traced.real.clone())).collect();
-                self.rules.add(traced.real, Rule { access: entry.access, is_dir: traced.is_dir });
+                self.rules.add(traced.real, AccessRule { access: entry.access, is_dir: traced.is_dir });
                 links
             }
             // A path that does not exist cannot be granted.
@@ -241,14 +241,14 @@ impl PolicyResolver {
     }
 
     /// Judges the missing paths and the links, now that all rules are known.
-    fn finish(mut self) -> Result<Rules, PolicyError> {
+    fn finish(mut self) -> Result<AccessRules, PolicyError> {
         for first in std::mem::take(&mut self.missing) {
             // If the directory is not writable, the process cannot create the path.
             if self.rules.around(&first) != Access::Write {
                 continue;
             }
             if fs::symlink_metadata(&first).is_ok() {
-                self.rules.add(first, Rule { access: Access::Read, is_dir: true });
+                self.rules.add(first, AccessRule { access: Access::Read, is_dir: true });
             } else {
                 self.rules.absent.push(first);
             }
@@ -277,7 +277,7 @@ impl PolicyEntry {
 }
 
 /// Denies the paths that no policy can grant, also under every other path that a bind mount gives them.
-fn hide(rules: &mut Rules, hidden: &[PathBuf]) {
+fn hide(rules: &mut AccessRules, hidden: &[PathBuf]) {
     let mounts = if hidden.is_empty() { MountTable::default() } else { MountTable::read() };
     for path in hidden {
         rules.stamp(path);
@@ -285,7 +285,7 @@ fn hide(rules: &mut Rules, hidden: &[PathBuf]) {
         let aliases = mounts.present_aliases(&traced.real);
         for path in aliases.into_iter().chain([traced.real]) {
             let is_dir = fs::symlink_metadata(&path).map_or(traced.is_dir, |meta| meta.is_dir());
-            rules.cut(&path, is_dir);
+            rules.deny_below(&path, is_dir);
             rules.hidden.push(path);
         }
     }
@@ -293,7 +293,7 @@ fn hide(rules: &mut Rules, hidden: &[PathBuf]) {
 
 /// Makes `.git` below each writable directory read-only. Git runs programs from a repository's configuration, later and
 /// outside of the sandbox, as the user. So a sandboxed process must not change it.
-fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> {
+fn protect_git(rules: &mut AccessRules, named: &[PathBuf]) -> Result<(), PolicyError> {
     let roots: Vec<PathBuf> = rules
         .rules
         .iter()
@@ -302,7 +302,7 @@ fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> 
         .collect();
     for root in roots {
         let git = root.join(".git");
-        let is_named = rules.rules.contains_key(&git) || named.iter().any(|path| paths::reach(path) == git);
+        let is_named = rules.rules.contains_key(&git) || named.iter().any(|path| paths::resolve_existing(path) == git);
         if is_named {
             continue;
         }
@@ -319,7 +319,7 @@ fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> 
                 format!("`{}` is a link, which cannot be kept from being replaced; name it in an entry", git.display());
             return Err(PolicyError::NotEnforceable { what });
         }
-        rules.add(git.clone(), Rule { access: Access::Read, is_dir: meta.is_dir() });
+        rules.add(git.clone(), AccessRule { access: Access::Read, is_dir: meta.is_dir() });
         if meta.is_file() {
             protect_git_elsewhere(rules, &git);
         }
@@ -328,7 +328,7 @@ fn protect_git(rules: &mut Rules, named: &[PathBuf]) -> Result<(), PolicyError> 
 }
 
 /// Also protects the directories that a `.git` file refers to (worktrees), if they would be writable otherwise.
-fn protect_git_elsewhere(rules: &mut Rules, git: &Path) {
+fn protect_git_elsewhere(rules: &mut AccessRules, git: &Path) {
     let base = git.parent().unwrap_or(Path::new("/"));
     let Some(dir) = read_line(git).and_then(|line| line.strip_prefix("gitdir:").map(|path| base.join(path.trim())))
     else {
@@ -341,7 +341,7 @@ fn protect_git_elsewhere(rules: &mut Rules, git: &Path) {
             && rules.access(&traced.real) == Access::Write
             && !rules.rules.contains_key(&traced.real)
         {
-            rules.add(traced.real, Rule { access: Access::Read, is_dir: traced.is_dir });
+            rules.add(traced.real, AccessRule { access: Access::Read, is_dir: traced.is_dir });
         }
     }
 }

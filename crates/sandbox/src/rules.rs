@@ -29,15 +29,15 @@ impl Access {
 
 /// A grant or a denial of a path and everything below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rule {
+pub struct AccessRule {
     pub access: Access,
     pub is_dir: bool,
 }
 
 /// A policy as evaluated on this host at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rules {
-    pub(crate) rules: BTreeMap<PathBuf, Rule>,
+pub struct AccessRules {
+    pub(crate) rules: BTreeMap<PathBuf, AccessRule>,
     /// Symbolic links that lead to granted paths, with their targets.
     pub(crate) links: BTreeMap<PathBuf, PathBuf>,
     /// Paths that do not exist and that a process must not create, because they would be denied or read-only.
@@ -67,9 +67,9 @@ fn verb(wanted: Access) -> &'static str {
     }
 }
 
-impl Rules {
+impl AccessRules {
     /// The rule for a path without links: the longest that covers it.
-    pub fn covering(&self, path: &Path) -> Option<(&Path, Rule)> {
+    pub fn covering(&self, path: &Path) -> Option<(&Path, AccessRule)> {
         path.ancestors().find_map(|above| self.rules.get_key_value(above)).map(|(path, rule)| (path.as_path(), *rule))
     }
 
@@ -81,7 +81,7 @@ impl Rules {
     /// Checks the access to a path, following its links. Only for error texts and early refusals: the view is what
     /// enforces the rules.
     pub fn decide(&self, path: &Path, wanted: Access) -> Result<(), AccessDenied> {
-        let real = paths::reach(path);
+        let real = paths::resolve_existing(path);
         let is_kept_absent = wanted == Access::Write && self.absent.iter().any(|path| real.starts_with(path));
         if self.access(&real).includes(wanted) && !is_kept_absent {
             Ok(())
@@ -93,7 +93,8 @@ impl Rules {
     /// Whether everything is writable, except the paths that are always hidden.
     pub fn allows_everything_but(&self, hidden: &[PathBuf]) -> bool {
         let is_hidden = |path: &Path| {
-            self.hidden.iter().any(|hidden| hidden == path) || hidden.iter().any(|hidden| paths::reach(hidden) == path)
+            self.hidden.iter().any(|hidden| hidden == path)
+                || hidden.iter().any(|hidden| paths::resolve_existing(hidden) == path)
         };
         self.rules.get(Path::new("/")).is_some_and(|rule| rule.access == Access::Write)
             && self.rules.iter().all(|(path, rule)| rule.access == Access::Write || is_hidden(path))
@@ -126,7 +127,7 @@ impl Rules {
 
     /// Collects the paths that may be placeholders; see `Self::guarded`.
     pub(crate) fn guard(&mut self) {
-        let is_kept = |(path, rule): &(&PathBuf, &Rule)| {
+        let is_kept = |(path, rule): &(&PathBuf, &AccessRule)| {
             rule.access != Access::Write
                 && rule.is_dir
                 && self.around(path) == Access::Write
@@ -136,15 +137,15 @@ impl Rules {
     }
 
     /// Adds a rule. Of several rules for the same path, the access with the highest precedence wins.
-    pub(crate) fn add(&mut self, path: PathBuf, rule: Rule) {
+    pub(crate) fn add(&mut self, path: PathBuf, rule: AccessRule) {
         let kept = self.rules.entry(path).or_insert(rule);
         kept.access = kept.access.max(rule.access);
     }
 
     /// Denies a path, and removes all other rules at and below it.
-    pub(crate) fn cut(&mut self, path: &Path, is_dir: bool) {
+    pub(crate) fn deny_below(&mut self, path: &Path, is_dir: bool) {
         self.rules.retain(|at, _| !at.starts_with(path));
-        self.rules.insert(path.to_owned(), Rule { access: Access::Deny, is_dir });
+        self.rules.insert(path.to_owned(), AccessRule { access: Access::Deny, is_dir });
     }
 }
 
@@ -152,10 +153,10 @@ impl Rules {
 mod tests {
     use super::*;
 
-    fn rules(list: &[(&str, Access)]) -> Rules {
-        let mut rules = Rules::default();
+    fn rules(list: &[(&str, Access)]) -> AccessRules {
+        let mut rules = AccessRules::default();
         for (path, access) in list {
-            rules.add(PathBuf::from(path), Rule { access: *access, is_dir: true });
+            rules.add(PathBuf::from(path), AccessRule { access: *access, is_dir: true });
         }
         rules
     }
@@ -183,7 +184,7 @@ mod tests {
         ] {
             assert_eq!(rules.access(Path::new(path)), access, "{path}");
         }
-        assert_eq!(Rules::default().access(Path::new("/")), Access::Deny);
+        assert_eq!(AccessRules::default().access(Path::new("/")), Access::Deny);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::rules::{Access, Rule, Rules};
+use crate::rules::{Access, AccessRule, AccessRules};
 
 /// Devices that programs expect and that reveal nothing.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
@@ -31,7 +31,7 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
 
 /// The use of a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Purpose {
+pub enum ViewPurpose {
     /// A process. It gets `/proc` and a few devices.
     Process,
     /// A process whose files are not restricted, except for hidden ones. It keeps all devices.
@@ -41,7 +41,7 @@ pub enum Purpose {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ViewStep {
     /// Mounts a clone of the host's `path` at the same path.
     Bind { path: PathBuf, is_read_only: bool, is_dir: bool, has_place: bool },
     /// Covers a directory with an empty one, or with one that has mount points for grants.
@@ -56,36 +56,36 @@ pub(crate) enum Step {
 
 /// A view as a list of steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Script {
+pub struct ViewScript {
     /// Start with an empty tree instead of the host's.
     pub(crate) is_empty_tree: bool,
     /// Make the host's tree read-only.
     pub(crate) is_read_only: bool,
     /// The view is for a process: make the kernel's file systems read-only and cover message queues.
     pub(crate) is_for_process: bool,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<ViewStep>,
 }
 
 /// Adapts the rules to a purpose: adds what it always gets and removes what it never gets.
-pub(crate) fn fitted(rules: &Rules, purpose: Purpose) -> Rules {
+pub(crate) fn fitted(rules: &AccessRules, purpose: ViewPurpose) -> AccessRules {
     let mut rules = rules.clone();
-    let has_own = |rules: &Rules, path: &str| rules.rules.keys().any(|at| at.starts_with(path));
-    let dir = |access| Rule { access, is_dir: true };
+    let has_own = |rules: &AccessRules, path: &str| rules.rules.keys().any(|at| at.starts_with(path));
+    let dir = |access| AccessRule { access, is_dir: true };
     match purpose {
-        Purpose::WholeSystem => {}
-        Purpose::Files => {
+        ViewPurpose::WholeSystem => {}
+        ViewPurpose::Files => {
             for place in ["/proc", "/dev"] {
                 if place == "/proc" || !has_own(&rules, place) {
-                    rules.cut(Path::new(place), true);
+                    rules.deny_below(Path::new(place), true);
                 }
             }
         }
-        Purpose::Process => {
+        ViewPurpose::Process => {
             if !rules.rules.contains_key(Path::new("/dev")) {
                 rules.add("/dev".into(), dir(Access::Deny));
             }
             for device in DEVICES.iter().filter(|device| Path::new(device).exists()) {
-                rules.rules.entry(device.into()).or_insert(Rule { access: Access::Write, is_dir: false });
+                rules.rules.entry(device.into()).or_insert(AccessRule { access: Access::Write, is_dir: false });
             }
             rules.rules.entry(TERMINALS.into()).or_insert(dir(Access::Write));
             rules.rules.entry("/proc".into()).or_insert(dir(Access::Read));
@@ -97,21 +97,21 @@ pub(crate) fn fitted(rules: &Rules, purpose: Purpose) -> Rules {
 
 /// Keeps the parent directories of mounts from being renamed, which would move a protected path away from its mount.
 /// Each such directory is bind-mounted onto itself: the kernel refuses to rename a mount point.
-fn pin(rules: &Rules, steps: &mut BTreeMap<PathBuf, Step>) {
+fn pin(rules: &AccessRules, steps: &mut BTreeMap<PathBuf, ViewStep>) {
     let is_movable = |dir: &Path| rules.access(dir) == Access::Write && rules.around(dir) == Access::Write;
     let above = steps.keys().flat_map(|path| path.ancestors().skip(1));
     let pins: BTreeSet<PathBuf> =
         above.filter(|dir| *dir != Path::new("/") && is_movable(dir)).map(Path::to_owned).collect();
     for path in pins {
-        let step = Step::Bind { path: path.clone(), is_read_only: false, is_dir: true, has_place: true };
+        let step = ViewStep::Bind { path: path.clone(), is_read_only: false, is_dir: true, has_place: true };
         steps.entry(path).or_insert(step);
     }
 }
 
-impl Script {
+impl ViewScript {
     /// The view for these rules.
-    pub fn new(rules: &Rules, purpose: Purpose) -> Self {
-        let has_own_terminals = purpose == Purpose::Process && !rules.rules.contains_key(Path::new(TERMINALS));
+    pub fn new(rules: &AccessRules, purpose: ViewPurpose) -> Self {
+        let has_own_terminals = purpose == ViewPurpose::Process && !rules.rules.contains_key(Path::new(TERMINALS));
         let rules = fitted(rules, purpose);
         let root = rules.access(Path::new("/"));
         // Sorted by path, so that outer paths come first.
@@ -124,14 +124,14 @@ impl Script {
                     let is_open = rules.rules.iter().any(|(inner, inside)| {
                         inner != path && inner.starts_with(path) && inside.access != Access::Deny
                     }) || rules.links.keys().any(|link| link.parent() == Some(path));
-                    Step::MaskDir { path: path.clone(), is_open }
+                    ViewStep::MaskDir { path: path.clone(), is_open }
                 }
-                (Access::Deny, _) => Step::MaskFile { path: path.clone() },
+                (Access::Deny, _) => ViewStep::MaskFile { path: path.clone() },
                 (access, around) if access == around => continue,
                 (_, Access::Deny) if has_own_terminals && path == Path::new(TERMINALS) => {
-                    Step::Terminals { path: path.clone() }
+                    ViewStep::Terminals { path: path.clone() }
                 }
-                (access, around) => Step::Bind {
+                (access, around) => ViewStep::Bind {
                     path: path.clone(),
                     is_read_only: access == Access::Read,
                     is_dir,
@@ -141,15 +141,15 @@ impl Script {
             steps.insert(path.clone(), step);
         }
         pin(&rules, &mut steps);
-        let mut steps: Vec<Step> = steps.into_values().collect();
+        let mut steps: Vec<ViewStep> = steps.into_values().collect();
         // Only for links whose directory is denied. A link in a granted directory exists already.
         let is_ours = |path: &Path| path.parent().is_some_and(|dir| rules.access(dir) == Access::Deny);
         let links = rules.links.iter().filter(|(path, _)| is_ours(path));
-        steps.extend(links.map(|(path, target)| Step::Link { path: path.clone(), target: target.clone() }));
+        steps.extend(links.map(|(path, target)| ViewStep::Link { path: path.clone(), target: target.clone() }));
         Self {
             is_empty_tree: root == Access::Deny,
             is_read_only: root == Access::Read,
-            is_for_process: purpose != Purpose::Files,
+            is_for_process: purpose != ViewPurpose::Files,
             steps,
         }
     }
@@ -163,8 +163,8 @@ impl Script {
     pub fn covers(&self) -> Vec<&Path> {
         let root = self.is_empty_tree.then_some(Path::new("/"));
         let masks = self.steps.iter().filter_map(|step| match step {
-            Step::MaskDir { path, .. } | Step::MaskFile { path } => Some(path.as_path()),
-            Step::Bind { .. } | Step::Terminals { .. } | Step::Link { .. } => None,
+            ViewStep::MaskDir { path, .. } | ViewStep::MaskFile { path } => Some(path.as_path()),
+            ViewStep::Bind { .. } | ViewStep::Terminals { .. } | ViewStep::Link { .. } => None,
         });
         root.into_iter().chain(masks).collect()
     }
@@ -185,13 +185,13 @@ impl Script {
         let none = Path::new("");
         for each in &self.steps {
             match each {
-                Step::Bind { path, is_read_only, is_dir, has_place } => {
+                ViewStep::Bind { path, is_read_only, is_dir, has_place } => {
                     step(1, [*is_read_only, *is_dir, *has_place], [path, none]);
                 }
-                Step::MaskDir { path, is_open } => step(2, [*is_open, false, false], [path, none]),
-                Step::MaskFile { path } => step(3, [false; 3], [path, none]),
-                Step::Link { path, target } => step(4, [false; 3], [path, target]),
-                Step::Terminals { path } => step(5, [false; 3], [path, none]),
+                ViewStep::MaskDir { path, is_open } => step(2, [*is_open, false, false], [path, none]),
+                ViewStep::MaskFile { path } => step(3, [false; 3], [path, none]),
+                ViewStep::Link { path, target } => step(4, [false; 3], [path, target]),
+                ViewStep::Terminals { path } => step(5, [false; 3], [path, none]),
             }
         }
         out
@@ -215,11 +215,11 @@ impl Script {
             let flag = |at: u8| flags >> at & 1 == 1;
             let (path, target) = (text(&mut bytes)?, text(&mut bytes)?);
             steps.push(match kind {
-                1 => Step::Bind { path, is_read_only: flag(0), is_dir: flag(1), has_place: flag(2) },
-                2 => Step::MaskDir { path, is_open: flag(0) },
-                3 => Step::MaskFile { path },
-                4 => Step::Link { path, target },
-                5 => Step::Terminals { path },
+                1 => ViewStep::Bind { path, is_read_only: flag(0), is_dir: flag(1), has_place: flag(2) },
+                2 => ViewStep::MaskDir { path, is_open: flag(0) },
+                3 => ViewStep::MaskFile { path },
+                4 => ViewStep::Link { path, target },
+                5 => ViewStep::Terminals { path },
                 _ => return None,
             });
         }
@@ -232,10 +232,10 @@ impl Script {
 mod tests {
     use super::*;
 
-    fn rules(list: &[(&str, Access)]) -> Rules {
-        let mut rules = Rules::default();
+    fn rules(list: &[(&str, Access)]) -> AccessRules {
+        let mut rules = AccessRules::default();
         for (path, access) in list {
-            rules.add(PathBuf::from(path), Rule { access: *access, is_dir: !path.ends_with(".env") });
+            rules.add(PathBuf::from(path), AccessRule { access: *access, is_dir: !path.ends_with(".env") });
         }
         rules
     }
@@ -253,8 +253,8 @@ mod tests {
             ("/w/on/the/way", Access::Deny),
         ]);
         rules.links.insert("/w/deep/alias".into(), "out".into());
-        let script = Script::new(&rules, Purpose::WholeSystem);
-        let bind = |path: &str, is_read_only, has_place| Step::Bind {
+        let script = ViewScript::new(&rules, ViewPurpose::WholeSystem);
+        let bind = |path: &str, is_read_only, has_place| ViewStep::Bind {
             path: path.into(),
             is_read_only,
             is_dir: true,
@@ -265,42 +265,42 @@ mod tests {
             [
                 bind("/w", false, true),
                 bind("/w/.git", true, true),
-                Step::MaskFile { path: "/w/a.env".into() },
-                Step::MaskDir { path: "/w/deep".into(), is_open: true },
+                ViewStep::MaskFile { path: "/w/a.env".into() },
+                ViewStep::MaskDir { path: "/w/deep".into(), is_open: true },
                 bind("/w/deep/out", false, false),
                 bind("/w/on", false, true),
                 bind("/w/on/the", false, true),
-                Step::MaskDir { path: "/w/on/the/way".into(), is_open: false },
-                Step::Link { path: "/w/deep/alias".into(), target: "out".into() },
+                ViewStep::MaskDir { path: "/w/on/the/way".into(), is_open: false },
+                ViewStep::Link { path: "/w/deep/alias".into(), target: "out".into() },
             ]
         );
         assert!(script.is_read_only && !script.is_empty_tree && script.is_for_process);
         let bytes = script.encode();
-        assert_eq!(Script::decode(&bytes), Some(script));
+        assert_eq!(ViewScript::decode(&bytes), Some(script));
         for cut in 0..bytes.len() {
             // A cut between two steps decodes. No cut may panic.
-            Script::decode(&bytes[..cut]);
+            ViewScript::decode(&bytes[..cut]);
         }
     }
 
     #[test]
     fn without_a_root_the_tree_is_empty_but_for_the_grants() {
-        let script = Script::new(&rules(&[("/r", Access::Read), ("/no", Access::Deny)]), Purpose::Files);
+        let script = ViewScript::new(&rules(&[("/r", Access::Read), ("/no", Access::Deny)]), ViewPurpose::Files);
         assert!(script.is_empty_tree && !script.is_for_process);
         assert_eq!(
             script.steps,
-            [Step::Bind { path: "/r".into(), is_read_only: true, is_dir: true, has_place: false }]
+            [ViewStep::Bind { path: "/r".into(), is_read_only: true, is_dir: true, has_place: false }]
         );
     }
 
     #[test]
     fn files_never_reach_proc_and_processes_get_devices() {
         let whole = rules(&[("/", Access::Read), ("/proc/1", Access::Write)]);
-        let files = Script::new(&whole, Purpose::Files);
-        assert!(files.steps.contains(&Step::MaskDir { path: "/proc".into(), is_open: false }), "{files:?}");
-        let process = Script::new(&whole, Purpose::Process);
-        assert!(process.steps.contains(&Step::MaskDir { path: "/dev".into(), is_open: true }), "{process:?}");
-        let null = Step::Bind { path: "/dev/null".into(), is_read_only: false, is_dir: false, has_place: false };
+        let files = ViewScript::new(&whole, ViewPurpose::Files);
+        assert!(files.steps.contains(&ViewStep::MaskDir { path: "/proc".into(), is_open: false }), "{files:?}");
+        let process = ViewScript::new(&whole, ViewPurpose::Process);
+        assert!(process.steps.contains(&ViewStep::MaskDir { path: "/dev".into(), is_open: true }), "{process:?}");
+        let null = ViewStep::Bind { path: "/dev/null".into(), is_read_only: false, is_dir: false, has_place: false };
         assert!(process.steps.contains(&null), "{process:?}");
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
-use crate::script::{Script, Step};
+use crate::script::{ViewScript, ViewStep};
 
 /// A view, and the mount ids at its mount points.
 #[derive(Debug)]
@@ -23,16 +23,16 @@ pub struct ViewMounts {
 
 impl ViewMounts {
     /// Records the mounts of a view that was just built.
-    pub fn record(root: &OwnedFd, script: &Script) -> io::Result<Self> {
+    pub fn record(root: &OwnedFd, script: &ViewScript) -> io::Result<Self> {
         let root = root.try_clone()?;
         let mut at = Vec::new();
         for step in &script.steps {
             let path = match step {
-                Step::Bind { path, .. }
-                | Step::MaskDir { path, .. }
-                | Step::MaskFile { path }
-                | Step::Terminals { path } => path,
-                Step::Link { .. } => continue,
+                ViewStep::Bind { path, .. }
+                | ViewStep::MaskDir { path, .. }
+                | ViewStep::MaskFile { path }
+                | ViewStep::Terminals { path } => path,
+                ViewStep::Link { .. } => continue,
             };
             at.push((path.clone(), mount_of(&root, path)?));
         }

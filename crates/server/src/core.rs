@@ -19,7 +19,7 @@ use exec_server_holder::manifest::ManifestEntry;
 use exec_server_log::RecoveredLog;
 use exec_server_protocol::limits;
 use exec_server_rpc::{ByteStream, Framing};
-use exec_server_sandbox::{BuildError, BuiltView, Script};
+use exec_server_sandbox::{BuildError, BuiltView, ViewScript};
 use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
 use crate::{
@@ -223,7 +223,7 @@ pub trait Holders: Send + Sync + 'static {
     /// runtime's threads).
     fn repair(&self) {}
     /// Creates a view of the files for a sandbox (blocking; called off the runtime's threads).
-    fn view(&self, _script: &Script) -> Result<BuiltView, BuildError> {
+    fn view(&self, _script: &ViewScript) -> Result<BuiltView, BuildError> {
         let source = io::ErrorKind::Unsupported.into();
         Err(BuildError { what: "make a view of the files".to_owned(), source })
     }

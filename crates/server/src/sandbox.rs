@@ -21,8 +21,8 @@ use exec_server_protocol::{
     sandbox as wire,
 };
 use exec_server_sandbox::{
-    Access, AccessDenied, AppliedKit, BuiltView, Kit, KitError, Policy, PolicyEntry, PolicyError, PolicyPath,
-    PolicyScope, Purpose, Rules, Script, ViewMounts,
+    Access, AccessDenied, AccessRules, AppliedKit, BuiltView, Kit, KitError, Policy, PolicyEntry, PolicyError,
+    PolicyPath, PolicyScope, ViewMounts, ViewPurpose, ViewScript,
 };
 
 use rustix::fs::{AtFlags, statat};
@@ -101,7 +101,7 @@ pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
 #[derive(Debug)]
 pub(crate) struct ProcessSandbox {
     pub(crate) kit: Kit,
-    pub(crate) rules: Rules,
+    pub(crate) rules: AccessRules,
     mounted: ViewMounts,
     /// Locks on the placeholders at paths that must not be created.
     placeholders: Vec<Placeholder>,
@@ -113,7 +113,7 @@ pub(crate) struct ProcessSandbox {
 pub(crate) struct FileView {
     /// `None`: all files may be accessed, so no view is needed.
     shown: Option<MountedTree>,
-    pub(crate) rules: Rules,
+    pub(crate) rules: AccessRules,
     is_network_restricted: bool,
     used: Mutex<Instant>,
 }
@@ -183,7 +183,7 @@ impl ProcessSandbox {
 }
 
 trait CachedSandbox {
-    fn rules(&self) -> &Rules;
+    fn rules(&self) -> &AccessRules;
 
     /// Whether all mounts of the view are still in place.
     fn is_whole(&self) -> bool;
@@ -192,7 +192,7 @@ trait CachedSandbox {
 }
 
 impl CachedSandbox for ProcessSandbox {
-    fn rules(&self) -> &Rules {
+    fn rules(&self) -> &AccessRules {
         &self.rules
     }
 
@@ -206,7 +206,7 @@ impl CachedSandbox for ProcessSandbox {
 }
 
 impl CachedSandbox for FileView {
-    fn rules(&self) -> &Rules {
+    fn rules(&self) -> &AccessRules {
         &self.rules
     }
 
@@ -296,12 +296,12 @@ impl Sandboxes {
                 let placeholders: Vec<Placeholder> =
                     rules.guarded().iter().filter_map(|path| placeholder::hold(path)).collect();
                 let purpose = match asked.files {
-                    Some(_) if !rules.allows_everything_but(&self.hidden) => Purpose::Process,
-                    Some(_) | None => Purpose::WholeSystem,
+                    Some(_) if !rules.allows_everything_but(&self.hidden) => ViewPurpose::Process,
+                    Some(_) | None => ViewPurpose::WholeSystem,
                 };
                 // Check this first: it is cheap, and without Landlock a view would be built in vain.
                 Kit::check_host().map_err(not_enforceable)?;
-                let (view, mounted) = self.build(&Script::new(rules, purpose))?;
+                let (view, mounted) = self.build(&ViewScript::new(rules, purpose))?;
                 let kit = Kit::new(rules, purpose, asked.is_network_restricted, view).map_err(not_enforceable)?;
                 Ok(ProcessSandbox {
                     kit,
@@ -315,7 +315,7 @@ impl Sandboxes {
     }
 
     /// The rules for a process. Creates a placeholder at each path that the process must not create.
-    fn rules_with_placeholders(&self, asked: &Confinement) -> Result<Rules, Failure> {
+    fn rules_with_placeholders(&self, asked: &Confinement) -> Result<AccessRules, Failure> {
         let mut rules = asked.rules()?;
         // Rules that allow everything protect no path, so they need no placeholders.
         if asked.files.is_none() || rules.allows_everything_but(&self.hidden) {
@@ -425,8 +425,8 @@ impl Sandboxes {
         &self,
         asked: &Confinement,
         kept: &SandboxCache<T>,
-        read: impl Fn() -> Result<Rules, Failure>,
-        make: impl Fn(&Rules) -> Result<T, Failure>,
+        read: impl Fn() -> Result<AccessRules, Failure>,
+        make: impl Fn(&AccessRules) -> Result<T, Failure>,
     ) -> Result<Arc<T>, Failure> {
         // Do not hold the lock while a sandbox is checked or built: both access the file system. If two requests build
         // the same sandbox, the later one replaces the earlier one in the cache.
@@ -471,8 +471,8 @@ impl Sandboxes {
     }
 
     /// Builds the file tree that the rules allow.
-    fn build_tree(&self, rules: &Rules) -> Result<MountedTree, Failure> {
-        let script = Script::new(rules, Purpose::Files);
+    fn build_tree(&self, rules: &AccessRules) -> Result<MountedTree, Failure> {
+        let script = ViewScript::new(rules, ViewPurpose::Files);
         let (BuiltView { root, mounts, .. }, mounted) = self.build(&script)?;
         let mut covers = Vec::new();
         for path in script.covers() {
@@ -491,7 +491,7 @@ impl Sandboxes {
         Ok(MountedTree { tree: Arc::new(FileTree { root, covers, absent }), mounted, _namespace: mounts })
     }
 
-    fn build(&self, script: &Script) -> Result<(BuiltView, ViewMounts), Failure> {
+    fn build(&self, script: &ViewScript) -> Result<(BuiltView, ViewMounts), Failure> {
         let refused = |error: &dyn Display| Failure::NotEnforceable {
             what: format!("this host does not let us make a view of the files: {error}"),
         };
@@ -518,7 +518,7 @@ impl Drop for Sandboxes {
 }
 
 impl Confinement {
-    fn rules(&self) -> Result<Rules, Failure> {
+    fn rules(&self) -> Result<AccessRules, Failure> {
         let everything = Policy {
             entries: vec![PolicyEntry { path: PolicyPath::Root, access: Access::Write, skips_missing: false }],
             scan_depth: None,

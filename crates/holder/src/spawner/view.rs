@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use exec_server_sandbox::{BuildError, BuiltView, Script, build};
+use exec_server_sandbox::{BuildError, BuiltView, ViewScript, build};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::holder_request::LAYOUT;
@@ -28,7 +28,7 @@ const FAILED: u8 = 3;
 
 impl SpawnerHandle {
     /// Requests a view, and blocks until it is built.
-    pub fn view(&self, script: &Script) -> Result<BuiltView, BuildError> {
+    pub fn view(&self, script: &ViewScript) -> Result<BuiltView, BuildError> {
         let failed = |source: io::Error| BuildError { what: "ask the spawner for a view".to_owned(), source };
         let (ours, theirs) = pair().map_err(failed)?;
         #[expect(clippy::cast_possible_truncation, reason = "layout numbers are small")]
@@ -62,7 +62,7 @@ impl SpawnerHandle {
 /// Forks a process that builds a view. Returns its pid, in the spawner only.
 pub(super) fn fork_view(request: &[u8], fds: Vec<OwnedFd>) -> Option<i32> {
     let Ok([reply]) = <[OwnedFd; 1]>::try_from(fds) else { return None };
-    let script = Script::decode(request)?;
+    let script = ViewScript::decode(request)?;
     // SAFETY: the spawner has a single thread, so the child may use everything that the parent could. If the fork
     // fails, `reply` is dropped here and the server sees EOF.
     match unsafe { libc::fork() } {
@@ -75,7 +75,7 @@ pub(super) fn fork_view(request: &[u8], fds: Vec<OwnedFd>) -> Option<i32> {
     unsafe { libc::_exit(0) }
 }
 
-fn answer(script: &Script, reply: OwnedFd) {
+fn answer(script: &ViewScript, reply: OwnedFd) {
     name(c"exec-view");
     let Ok([reply]) = isolate([reply]) else { return };
     // An error is ignored: if the answer cannot be sent, the server is gone.

@@ -19,7 +19,7 @@ use exec_server_holder::{
     manifest::{self, MANIFEST_NAME},
     spawner::{self, NewHolder, SECRET_NAME, SOCKET_NAME, SpawnerHandle},
 };
-use exec_server_sandbox::{BuildError, BuiltView, Script};
+use exec_server_sandbox::{BuildError, BuiltView, ViewScript};
 use sha2::{Digest as _, Sha256};
 
 use super::{StateDir, location::hex, sessions};
@@ -167,7 +167,7 @@ fn monotonic_ns() -> u64 {
 }
 
 impl Holders for SpawnedHolders {
-    fn view(&self, script: &Script) -> Result<BuiltView, BuildError> {
+    fn view(&self, script: &ViewScript) -> Result<BuiltView, BuildError> {
         let spawner = self.spawner().map_err(|source| BuildError { what: "reach the spawner".to_owned(), source })?;
         spawner.view(script)
     }
