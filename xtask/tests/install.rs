@@ -1,7 +1,7 @@
-//! `install.sh` on made-up packages, as the one who runs the tests and, where that is root, as nobody too.
+//! `install.sh` with packages made for the test, as the current user and, if that is root, also as the user `nobody`.
 //!
-//! The program inside is a copy of bash: it runs on this machine, knows `--version` and can be told to wait. What the real
-//! program does after an install is checked by `cargo xtask dist`.
+//! The program inside is a copy of bash: it runs on this machine, accepts `--version` and can wait. `cargo xtask dist` checks the real
+//! program after an install.
 
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test; the script is started as a user would")]
 

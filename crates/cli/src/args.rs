@@ -117,7 +117,7 @@ struct Cli {
     command: Command,
 }
 
-/// What to do.
+/// The command to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a program, here or on a server: streams apart, exit code kept.
@@ -243,7 +243,7 @@ pub(crate) struct ServeArgs {
     /// Print every setting with its value and where it comes from, as JSON, and end; nothing is started or made
     #[arg(long)]
     pub(crate) print_config: bool,
-    /// What `--print-config` prints
+    /// The output of `--print-config`
     #[arg(skip)]
     pub(crate) settings: Vec<FlagSetting>,
     /// How long a private state directory, and the sessions in it whose clients asked for no time to live, stay after this server was
@@ -396,7 +396,7 @@ pub(crate) fn connection(words: &[OsString]) -> Option<ConnectArgs> {
     }
 }
 
-/// What a command needs at startup.
+/// Resources that a command needs at startup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartupRole {
     /// It is a server with its own holders.

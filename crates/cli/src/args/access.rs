@@ -55,7 +55,7 @@ pub(crate) struct AccessArgs {
 }
 
 impl AccessArgs {
-    /// What happens when the audit log cannot be written.
+    /// Reaction to an audit log that cannot be written.
     pub(crate) fn audit_mode(&self) -> AuditPolicy {
         match self.audit_mode {
             AuditMode::BestEffort => AuditPolicy::BestEffort,
@@ -78,7 +78,7 @@ pub(crate) struct TokenArgs {
     pub(crate) command: TokenCommand,
 }
 
-/// What to do with tokens.
+/// A subcommand of `token`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
     /// Make a token and print it, the only time that it is seen.
@@ -155,7 +155,7 @@ pub(crate) struct AuditArgs {
     pub(crate) command: AuditCommand,
 }
 
-/// What to do with an audit log.
+/// A subcommand of `audit`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
     /// Say whether a line was removed, changed or moved, and which; whether the end was cut off or the log replaced.

@@ -239,7 +239,7 @@ mod tests {
         let mut command = <super::super::Cli as clap::CommandFactory>::command();
         let create = command.find_subcommand_mut("token").and_then(|token| token.find_subcommand_mut("create"));
         let help = create.expect("`token create`").render_long_help().to_string();
-        let line = help.lines().find(|line| line.contains("What it may do")).expect("the line about scopes");
+        let line = help.lines().find(|line| line.trim_start().starts_with("Scopes: ")).expect("the line about scopes");
         let error = scope("nonsense").unwrap_err();
         for scope in exec_server_protocol::method::Scope::ALL {
             assert!(line.contains(scope.as_str()) && error.contains(scope.as_str()), "{scope:?}: {line} {error}");
