@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -18,6 +18,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use super::holder_request::LAYOUT;
 use super::strays::StrayKiller;
 use super::{LOCK_NAME, SpawnerHandle};
+use crate::run::monotonic_ns;
 
 /// The request kind. 1 is a holder, 2 a view.
 pub(super) const KIND: u8 = 3;
@@ -79,16 +80,16 @@ impl DirectoryGuard {
 /// The main loop of the spawner after its server has ended: removes each directory when it is due, and returns when
 /// none is left.
 pub(super) fn run_after_server(mut guards: Vec<DirectoryGuard>, strays: &mut StrayKiller, signals: &OwnedFd) {
-    let begun = Instant::now();
-    let mut quiet_since = None;
+    let begun_ns = monotonic_ns();
+    let mut quiet_since_ns = None;
     loop {
         guards.retain(DirectoryGuard::exists);
         if strays.has_holders() {
-            quiet_since = None;
+            quiet_since_ns = None;
         } else {
-            let since = *quiet_since.get_or_insert_with(Instant::now);
+            let since_ns = *quiet_since_ns.get_or_insert_with(monotonic_ns);
             guards.retain(|guard| {
-                let is_due = since.elapsed() >= guard.after;
+                let is_due = elapsed_since(since_ns) >= guard.after;
                 if is_due {
                     // An error cannot be reported to anyone. The directory stays.
                     guard.remove().ok();
@@ -99,7 +100,7 @@ pub(super) fn run_after_server(mut guards: Vec<DirectoryGuard>, strays: &mut Str
         if guards.is_empty() {
             return;
         }
-        let pause = if begun.elapsed() < CHECK_LATER.0 { CHECK_EVERY } else { CHECK_LATER.1 };
+        let pause = if elapsed_since(begun_ns) < CHECK_LATER.0 { CHECK_EVERY } else { CHECK_LATER.1 };
         let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
         let mut ready = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         if rustix::event::poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0) {
@@ -108,4 +109,8 @@ pub(super) fn run_after_server(mut guards: Vec<DirectoryGuard>, strays: &mut Str
             strays.handle_death();
         }
     }
+}
+
+fn elapsed_since(then_ns: u64) -> Duration {
+    Duration::from_nanos(monotonic_ns().saturating_sub(then_ns))
 }
