@@ -119,19 +119,19 @@ async fn serve(
     let access = Arc::new(open_access(args, location, token.as_ref())?);
     let config = Config { orphan_ttl: orphan_ttl(args, location), ..core_config(args, run_as, audit.clone())? };
     let core = Core::new(config, holders);
-    let door = Admission::new(AdmissionConfig {
+    let admission = Admission::new(AdmissionConfig {
         access: Arc::clone(&access),
         audit: audit.clone(),
         allowed_hosts: args.allow_host.clone(),
         token_beside_certificate: args.terms().auth == Some(RequiredAuth::Token),
     });
-    let door = Arc::new(door.reporting(Arc::clone(&core) as _));
+    let admission = Arc::new(admission.reporting(Arc::clone(&core) as _));
     let config = ServerConfig {
         dial_socket: Some(location.path.join("dial.sock")),
         stdio_ends_session: location.is_private,
         tls,
     };
-    let server = Server::bind(Arc::clone(&core), door, &args.listen, config)?;
+    let server = Server::bind(Arc::clone(&core), admission, &args.listen, config)?;
     // The sockets are bound before this, so that clients queue in the backlog. Sessions are adopted before clients are accepted, so that
     // clients find their sessions.
     core.adopt().await.context("take over the sessions of the server before")?;

@@ -27,9 +27,11 @@ pub(super) const KIND: u8 = 3;
 /// spawner checks often at first.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// Threshold and pause. A server that has been gone for longer than the threshold was killed, so checking once per pause
-/// is enough.
-const CHECK_LATER: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(1));
+/// A server that has been gone for longer than this was killed, so the spawner checks less often from then on.
+const FREQUENT_FOR: Duration = Duration::from_secs(5);
+
+/// How often to check after [`FREQUENT_FOR`].
+const CHECK_LATER_EVERY: Duration = Duration::from_secs(1);
 
 /// One directory to remove.
 pub(super) struct DirectoryGuard {
@@ -68,7 +70,8 @@ impl DirectoryGuard {
         let lock = File::from(rustix::fs::openat(&self.dir, LOCK_NAME, flags, Mode::empty())?);
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         let path = std::fs::read_link(format!("/proc/self/fd/{}", self.dir.as_raw_fd()))?;
-        let (ours, named) = (rustix::fs::fstat(&self.dir)?, rustix::fs::lstat(&path)?);
+        let ours = rustix::fs::fstat(&self.dir)?;
+        let named = rustix::fs::lstat(&path)?;
         // The directory may have been renamed and replaced by another.
         if (ours.st_dev, ours.st_ino) != (named.st_dev, named.st_ino) {
             return Err(rustix::io::Errno::STALE.into());
@@ -100,7 +103,7 @@ pub(super) fn run_after_server(mut guards: Vec<DirectoryGuard>, strays: &mut Str
         if guards.is_empty() {
             return;
         }
-        let pause = if elapsed_since(begun_ns) < CHECK_LATER.0 { CHECK_EVERY } else { CHECK_LATER.1 };
+        let pause = if elapsed_since(begun_ns) < FREQUENT_FOR { CHECK_EVERY } else { CHECK_LATER_EVERY };
         let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
         let mut ready = [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         if rustix::event::poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0) {

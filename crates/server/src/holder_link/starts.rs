@@ -92,7 +92,7 @@ impl HolderLink {
             if self.dequeue_start(req) {
                 self.take_waiter(req);
                 session.handle_start_failed(&meta.process_id, &gate);
-            } else if self.version.get().is_some_and(|version| *version >= control::WITHDRAWALS) {
+            } else if self.supports(control::WITHDRAWALS) {
                 self.send(&ToHolder::Withdraw { req });
             }
             reply.fail(&failure);
