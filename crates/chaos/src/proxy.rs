@@ -7,11 +7,13 @@ use std::{
     io,
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
 };
+
+use parking_lot::Mutex;
 
 use crate::{
     Event, Plan, Random, Way,
@@ -51,7 +53,7 @@ impl Shared {
         if self.disarmed.load(Ordering::Relaxed) {
             return false;
         }
-        let mut injected = lock(&self.injected);
+        let mut injected = self.injected.lock();
         if injected.len() == REMEMBERED {
             injected.pop_front();
         }
@@ -62,20 +64,15 @@ impl Shared {
 
     pub(crate) fn keep(&self, link: &Arc<Link>) {
         if !self.over.load(Ordering::Relaxed) {
-            lock(&self.kept).push(Arc::clone(link));
+            self.kept.lock().push(Arc::clone(link));
         }
     }
 
     fn live(&self) -> Vec<Arc<Link>> {
-        let mut links = lock(&self.links);
+        let mut links = self.links.lock();
         links.retain(|link| link.strong_count() > 0);
         links.iter().filter_map(Weak::upgrade).collect()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Ignore poisoning: the contents are consistent after every statement.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A proxy in front of a server. Dropping it cuts all its connections.
@@ -143,7 +140,7 @@ impl Proxy {
 
     /// The events that have happened, in order. At most the last 65,536.
     pub fn injected(&self) -> Vec<Injected> {
-        lock(&self.shared.injected).iter().copied().collect()
+        self.shared.injected.lock().iter().copied().collect()
     }
 
     /// Disables all further events, also in open connections.
@@ -168,7 +165,7 @@ impl Proxy {
         for link in self.shared.live() {
             link.cut(event);
         }
-        lock(&self.shared.kept).clear();
+        self.shared.kept.lock().clear();
     }
 }
 
@@ -198,7 +195,7 @@ fn link(
     let (swallow_up, swallow_down) = (AtomicBool::new(false), AtomicBool::new(false));
     let link = Arc::new(Link { number, client, server, swallow_up, swallow_down });
     {
-        let mut links = lock(&shared.links);
+        let mut links = shared.links.lock();
         links.retain(|link| link.strong_count() > 0);
         links.push(Arc::downgrade(&link));
     }

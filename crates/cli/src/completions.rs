@@ -10,7 +10,6 @@ use std::{
     ffi::{OsStr, OsString},
     fs::OpenOptions,
     process::ExitCode,
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -22,6 +21,7 @@ use clap_complete::{
 };
 use exec_server_client::environment;
 use exec_server_protocol::process::ProcessInfo;
+use parking_lot::Mutex;
 use tokio::time;
 
 use crate::{args, connect::ListingSession, env_token, ids, print, runtime};
@@ -63,7 +63,7 @@ pub(crate) fn answer(token: Option<env_token::StoredToken>) -> ExitCode {
     if let Ok(null) = OpenOptions::new().write(true).open("/dev/null") {
         rustix::stdio::dup2_stderr(null).ok();
     }
-    *TOKEN.lock().unwrap_or_else(PoisonError::into_inner) = token;
+    *TOKEN.lock() = token;
     let asked = CompleteEnv::with_factory(|| with_values(args::grammar())).var(VARIABLE);
     let current = std::env::current_dir().ok();
     match asked.try_complete(std::env::args_os(), current.as_deref()) {
@@ -142,7 +142,7 @@ fn matching(current: &OsStr, all: impl Iterator<Item = (String, Option<String>)>
 fn listed() -> anyhow::Result<Vec<ProcessInfo>> {
     let words: Vec<OsString> = std::env::args_os().skip_while(|word| word != "--").skip(1).collect();
     let connect = args::connection(&words).context("read the words")?;
-    let token = TOKEN.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let token = TOKEN.lock().take();
     runtime::block_on(async {
         let asked = time::timeout(ANSWER_WITHIN, async {
             let listing = ListingSession::open(&connect, token).await?;

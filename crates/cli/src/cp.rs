@@ -8,7 +8,7 @@ use std::{
     io::{self, IsTerminal as _},
     path::Path,
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use crate::{
@@ -24,6 +24,7 @@ use exec_server_client::{
     fs::{self, EntryKind},
     protocol::initialize::Ttl,
 };
+use parking_lot::Mutex;
 use progress::ProgressLine;
 
 /// Copies. Prints each file that failed; the exit code says whether all files were copied.
@@ -171,7 +172,7 @@ struct CopyReporter {
 impl CopyReporter {
     fn with(&self, change: impl FnOnce(&mut ProgressLine)) {
         if let Some(line) = &self.line {
-            change(&mut line.lock().unwrap_or_else(PoisonError::into_inner));
+            change(&mut line.lock());
         }
     }
 

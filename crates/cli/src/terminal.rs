@@ -5,14 +5,12 @@
 use std::{
     io::{self, IsTerminal as _, Write as _},
     os::fd::{AsFd as _, BorrowedFd},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use anyhow::Context as _;
 use exec_server_protocol::process::Size;
+use parking_lot::Mutex;
 use rustix::termios::{self, OptionalActions, Termios};
 
 /// The modes to restore; `None` while the terminal is not in raw mode.
@@ -67,7 +65,7 @@ impl Drop for Terminal {
 
 /// Whether our terminal is in raw mode.
 pub(crate) fn is_raw() -> bool {
-    before().is_some()
+    BEFORE.lock().is_some()
 }
 
 /// Whether another program, such as ssh, is reading a password from our terminal: then echo is off.
@@ -135,7 +133,7 @@ fn write(sequence: &[u8]) {
 
 fn make_raw() -> anyhow::Result<()> {
     let stdin = io::stdin();
-    let mut before = before();
+    let mut before = BEFORE.lock();
     let now = termios::tcgetattr(&stdin).context("read the modes of the terminal")?;
     let mut raw = before.get_or_insert(now).clone();
     raw.make_raw();
@@ -148,12 +146,8 @@ fn make_raw() -> anyhow::Result<()> {
 }
 
 fn restore() {
-    if let Some(modes) = before().take() {
+    if let Some(modes) = BEFORE.lock().take() {
         // Ignore the error, because the terminal may have gone. Do not drain: output stopped with Ctrl-S would block us forever.
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &modes).ok();
     }
-}
-
-fn before() -> MutexGuard<'static, Option<Termios>> {
-    BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,8 +3,9 @@
 //! Records whether a session is up, down or lost. Wakes waiting callers in the order in which they came, so that interrupted calls are sent
 //! again in their first order. Does not depend on what is sent or why a link ended.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::{error::Error, server_link::ServerLink};
@@ -35,12 +36,12 @@ impl LinkState {
     }
 
     pub(crate) fn get(&self) -> LinkStatus {
-        self.0.status().clone()
+        self.0.status.lock().clone()
     }
 
     /// Changes the status. Returns false if the session is already lost, which is final.
     pub(crate) fn set(&self, status: LinkStatus) -> bool {
-        let mut current = self.0.status();
+        let mut current = self.0.status.lock();
         if matches!(*current, LinkStatus::Lost(_)) {
             return false;
         }
@@ -62,11 +63,7 @@ impl Drop for LinkState {
     }
 }
 
-impl SharedLinkState {
-    fn status(&self) -> MutexGuard<'_, LinkStatus> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl SharedLinkState {}
 
 /// Access to the consecutive links of a session, for work that must not keep the session itself alive.
 pub(crate) struct LinkWaiter {
@@ -81,7 +78,7 @@ impl LinkWaiter {
             // Register before reading the status, so that no change between the two is missed.
             let mut changed = std::pin::pin!(self.shared.changed.notified());
             changed.as_mut().enable();
-            match &*self.shared.status() {
+            match &*self.shared.status.lock() {
                 LinkStatus::Up(link) if link.epoch > after => return Ok(Arc::clone(link)),
                 LinkStatus::Lost(error) => return Err(error.clone()),
                 LinkStatus::Down { reason } if self.fail_fast => {

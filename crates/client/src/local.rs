@@ -18,7 +18,7 @@ use std::{
     ffi::OsString,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -33,6 +33,7 @@ use exec_server_server::{
     core::{Authenticated, Config, Core},
     state_dir::{self, SpawnedHolders, SpawnedHoldersConfig, StateDir},
 };
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use crate::{
@@ -206,13 +207,8 @@ struct ServingCore {
 }
 
 impl LocalServer {
-    fn lock(&self) -> MutexGuard<'_, Option<ServingCore>> {
-        // Poisoning is harmless: no code under the lock can panic half-way through a change.
-        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take(&self) -> Option<ServingCore> {
-        self.lock().take()
+        self.serving.lock().take()
     }
 }
 
@@ -228,7 +224,7 @@ struct MemoryConnect(Arc<LocalServer>);
 impl Connect for MemoryConnect {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
-            let mut serving = self.0.lock();
+            let mut serving = self.0.serving.lock();
             // `Disconnected` and not `Connect`, so that the client does not retry.
             let ended = || Error::Disconnected { reason: Some("the local server has ended".to_owned()) };
             let ServingCore { core, links } = serving.as_mut().ok_or_else(ended)?;

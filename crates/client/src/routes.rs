@@ -2,8 +2,10 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
+
+use parking_lot::Mutex;
 
 use exec_server_protocol::{ProcessId, SessionId, process::AckParams};
 
@@ -44,14 +46,14 @@ struct RouteTable {
 impl Routes {
     /// Sets the rules that the server's events follow, and the id of the client's own session.
     pub(crate) fn set_delivery_mode(&self, delivery_mode: DeliveryMode, own: Option<SessionId>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.delivery_mode = Some(delivery_mode);
         state.own = own;
     }
 
     /// Creates the log of a process before any request about it is sent; `None` if the process has a log already.
     pub(crate) fn add(&self, key: ProcessKey, source: EventSource, after: u64) -> Option<Arc<EventLog>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let delivery_mode = match source {
             EventSource::Starting | EventSource::Pushed => state.delivery_mode.unwrap_or(DeliveryMode::Reference),
             EventSource::Observed => DeliveryMode::Observed,
@@ -74,14 +76,14 @@ impl Routes {
 
     /// Records that the server has started a process.
     pub(crate) fn confirm(&self, key: &ProcessKey) {
-        if let Some((_, source)) = self.lock().routes.get_mut(key) {
+        if let Some((_, source)) = self.state.lock().routes.get_mut(key) {
             *source = EventSource::Pushed;
         }
     }
 
     /// Removes a process if `log` is still its log. A newer handle of the same process may have replaced the log.
     pub(crate) fn remove(&self, key: &ProcessKey, log: &Arc<EventLog>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.routes.get(key).is_some_and(|(current, _)| Arc::ptr_eq(current, log)) {
             state.routes.remove(key);
         }
@@ -89,37 +91,32 @@ impl Routes {
 
     /// The key of the process that an event names.
     pub(crate) fn key(&self, session_id: Option<SessionId>, process_id: ProcessId) -> ProcessKey {
-        let session_id = session_id.filter(|id| Some(id) != self.lock().own.as_ref());
+        let session_id = session_id.filter(|id| Some(id) != self.state.lock().own.as_ref());
         ProcessKey { session_id, process_id }
     }
 
     /// The log that a notification is for; `None` if the process has no log or its log is polled.
     pub(crate) fn pushed_log(&self, key: &ProcessKey) -> Option<Arc<EventLog>> {
-        match self.lock().routes.get(key) {
+        match self.state.lock().routes.get(key) {
             Some((log, EventSource::Starting | EventSource::Pushed | EventSource::Observed)) => Some(Arc::clone(log)),
             Some((_, EventSource::Polled)) | None => None,
         }
     }
 
     pub(crate) fn logs(&self) -> Vec<Arc<EventLog>> {
-        self.lock().routes.values().map(|(log, _)| Arc::clone(log)).collect()
+        self.state.lock().routes.values().map(|(log, _)| Arc::clone(log)).collect()
     }
 
     pub(crate) fn all(&self) -> Vec<(ProcessKey, Arc<EventLog>, EventSource)> {
-        let state = self.lock();
+        let state = self.state.lock();
         state.routes.iter().map(|(key, (log, source))| (key.clone(), Arc::clone(log), *source)).collect()
     }
 
     /// The acknowledgements that are due now.
     pub(crate) fn due_acks(&self) -> Vec<AckParams> {
-        let state = self.lock();
+        let state = self.state.lock();
         let due = state.routes.iter().filter_map(|(key, (log, _))| log.due_ack().map(|seq| (key, seq)));
         due.map(|(key, seq)| AckParams { process_id: key.process_id.clone(), session_id: key.session_id.clone(), seq })
             .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, RouteTable> {
-        // Poisoning is harmless: no code under the lock can panic half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

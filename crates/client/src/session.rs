@@ -11,11 +11,7 @@
 //! Failure paths: an interrupted call is sent again if that is harmless; otherwise it fails with an unknown outcome. If the server no
 //! longer knows the session, every process and every later call fails with the same reason.
 
-use std::{
-    pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use exec_server_protocol::{
@@ -26,6 +22,7 @@ use exec_server_protocol::{
     initialize::{InitializeResult, ServerInfo, Ttl},
     limits, method,
 };
+use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use tokio::{
     sync::{Notify, OnceCell, watch},
@@ -376,7 +373,7 @@ impl Session {
 
     /// Spawns a task that belongs to the session and is aborted with it.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = lock(&self.tasks);
+        let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         // Boxed, so that `spawn` is compiled once and not for each future type.
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
@@ -520,7 +517,7 @@ impl Session {
     /// Called when the last handle is dropped: marks the session as lost and aborts all background work.
     pub(crate) fn abandon(&self) {
         self.set(LinkStatus::Lost(Error::Disconnected { reason: Some("nobody uses the client any more".to_owned()) }));
-        lock(&self.tasks).abort_all();
+        self.tasks.lock().abort_all();
     }
 
     /// Gives the session up: every call and every process fails with this error.
@@ -578,9 +575,4 @@ pub(crate) struct ProcessKey {
     pub(crate) process_id: ProcessId,
     /// `None` means the client's own session.
     pub(crate) session_id: Option<SessionId>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Poisoning is harmless: no code under these locks can panic half-way through a change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

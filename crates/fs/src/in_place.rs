@@ -8,9 +8,9 @@ use std::{
     fs::File,
     io,
     os::{fd::AsFd, unix::fs::FileExt},
-    sync::MutexGuard,
 };
 
+use parking_lot::MutexGuard;
 use rustix::{
     fs::{FallocateFlags, Mode, SeekFrom},
     io::{Errno, retry_on_intr},

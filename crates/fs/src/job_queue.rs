@@ -3,11 +3,9 @@
 //! Threads that all need the same draft would only wait for each other, and wake each other for every block. Instead, a caller adds its job
 //! to the queue, and the thread that is already working runs it too.
 
-use std::{
-    collections::VecDeque,
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::VecDeque, fmt};
+
+use parking_lot::Mutex;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -27,7 +25,7 @@ impl JobQueue {
     /// Adds a job at the end. Returns true if no thread is working on the queue: the caller must then let one call [`JobQueue::run`].
     #[must_use]
     pub fn enqueue(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.waiting.push_back(Box::new(job));
         !std::mem::replace(&mut state.is_running, true)
     }
@@ -43,20 +41,16 @@ impl JobQueue {
     }
 
     fn next(&self) -> Option<Job> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let job = state.waiting.pop_front();
         state.is_running = job.is_some();
         job
-    }
-
-    fn state(&self) -> MutexGuard<'_, JobQueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for JobQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobQueue").field("waiting", &self.state().waiting.len()).finish_non_exhaustive()
+        f.debug_struct("JobQueue").field("waiting", &self.state.lock().waiting.len()).finish_non_exhaustive()
     }
 }
 
@@ -65,7 +59,7 @@ struct ClearOnPanic<'a>(&'a JobQueue);
 
 impl Drop for ClearOnPanic<'_> {
     fn drop(&mut self) {
-        let abandoned = std::mem::take(&mut *self.0.state());
+        let abandoned = std::mem::take(&mut *self.0.state.lock());
         // Drop the jobs after the lock is released: dropping a job runs code of its owner.
         drop(abandoned);
     }

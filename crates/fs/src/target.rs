@@ -9,9 +9,10 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::{
     fs::{Mode, OFlags},
     io::Errno,
@@ -190,8 +191,7 @@ fn lock_of(locks: &'static [Mutex<()>; 64], key: impl Hash) -> MutexGuard<'stati
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     let at = usize::try_from(hasher.finish() % locks.len() as u64).unwrap_or(0);
-    // A poisoned lock is fine: it guards no data, only the order of writers.
-    locks[at].lock().unwrap_or_else(PoisonError::into_inner)
+    locks[at].lock()
 }
 
 /// The hidden name of a link just before it replaces `name`.

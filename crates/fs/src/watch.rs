@@ -19,9 +19,9 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     fs::{
@@ -136,7 +136,7 @@ impl PendingChanges {
     /// Takes up to `most` changes. Overflow is reported once. The end is reported by every call after the last change.
     #[must_use]
     pub fn take(&self, most: usize) -> ChangeBatch {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut changes = Vec::new();
         while changes.len() < most
             && let Some((path, (kind, is_directory))) = state.waiting.pop_first()
@@ -152,14 +152,14 @@ impl PendingChanges {
     /// Whether there is nothing to take.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.waiting.is_empty() && !state.overflow && state.end.is_none()
     }
 
     /// Whether the watch has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.lock().end.is_some()
+        self.state.lock().end.is_some()
     }
 
     /// Marks the watch as failed.
@@ -168,7 +168,7 @@ impl PendingChanges {
     }
 
     fn record(&self, path: PathBuf, kind: ChangeKind, is_directory: bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(known) = state.waiting.get_mut(&path) {
             *known = (merge_changes(known.0, kind), is_directory);
             return;
@@ -181,26 +181,21 @@ impl PendingChanges {
     }
 
     fn overflow(&self) {
-        self.lock().drop_all();
+        self.state.lock().drop_all();
     }
 
     /// Number of directories that are not watched because of a limit.
     #[must_use]
     pub fn unwatched(&self) -> u64 {
-        self.lock().unwatched
+        self.state.lock().unwatched
     }
 
     fn add_unwatched(&self, count: u64) {
-        self.lock().unwatched += count;
+        self.state.lock().unwatched += count;
     }
 
     fn end(&self, end: WatchEnd) {
-        self.lock().end.get_or_insert(end);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PendingState> {
-        // No code under the lock can panic midway through a change, so the state behind a poisoned lock is consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().end.get_or_insert(end);
     }
 }
 
@@ -305,7 +300,7 @@ impl Watch {
             }
             let continues = self.read_events(view, &mut buffer, changes);
             notify();
-            if !continues || changes.lock().end.is_some() {
+            if !continues || changes.state.lock().end.is_some() {
                 return;
             }
         }

@@ -26,10 +26,11 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use exec_server_log::{SEGMENT_BYTES, Segment, disk_name, failpoint};
+use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
@@ -184,9 +185,9 @@ impl Spill {
 
     /// Blocks until every job is done. The outcome of a write must still be taken.
     pub(crate) fn wait(&self) {
-        let mut queue = self.shared.lock();
+        let mut queue = self.shared.queue.lock();
         while !queue.jobs.is_empty() || queue.is_busy {
-            queue = self.shared.idle.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.shared.idle.wait(&mut queue);
         }
     }
 
@@ -209,7 +210,7 @@ impl Spill {
     pub(crate) fn busy_slots(&self) -> BTreeSet<u32> {
         let mut busy: BTreeSet<u32> = self.due.iter().filter_map(DiskJob::removed_slot).chain(self.writing).collect();
         if self.thread.is_some() {
-            let queue = self.shared.lock();
+            let queue = self.shared.queue.lock();
             busy.extend(queue.jobs.iter().filter_map(DiskJob::removed_slot).chain(queue.removed_slot));
         }
         busy
@@ -238,7 +239,7 @@ impl Spill {
             return;
         }
         let has_thread = self.start_thread().is_ok();
-        let mut queue = self.shared.lock();
+        let mut queue = self.shared.queue.lock();
         let has_write = self.due.iter().any(|job| matches!(job, DiskJob::Write { .. }));
         // A manifest is due only if files exist, and writing them has normally started the thread already.
         if let Some(text) = manifest.take_if(|_| !has_write).filter(|_| has_thread) {
@@ -301,7 +302,7 @@ impl Spill {
 
     /// The result of the last archive job, once no archive job is pending.
     pub(crate) fn take_archived(&mut self) -> Option<bool> {
-        let done = std::mem::take(&mut self.shared.lock().archived);
+        let done = std::mem::take(&mut self.shared.queue.lock().archived);
         self.archiving = self.archiving.saturating_sub(done.len());
         done.last().copied().filter(|_| self.archiving == 0)
     }
@@ -310,7 +311,7 @@ impl Spill {
     pub(crate) fn take_outcome(&mut self, now_ns: u64) -> Option<SpillOutcome> {
         // EAGAIN is fine: nothing has finished.
         rustix::io::read(&self.shared.eventfd, &mut [0; 8]).ok();
-        let mut outcome = self.shared.lock().outcome.take()?;
+        let mut outcome = self.shared.queue.lock().outcome.take()?;
         self.writing = None;
         self.buffer = std::mem::take(&mut outcome.bytes);
         match outcome.result {
@@ -347,7 +348,7 @@ impl Spill {
 
     /// Finishes all queued jobs and ends the thread.
     pub(crate) fn shut_down(&mut self) {
-        self.shared.lock().is_stopped = true;
+        self.shared.queue.lock().is_stopped = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread does not matter at this point.
@@ -386,13 +387,8 @@ impl SpillQueue {
 }
 
 impl SpillShared {
-    fn lock(&self) -> MutexGuard<'_, SpillQueue> {
-        // Poisoning is harmless: the queue is consistent at every point where a thread could panic under the lock.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn next(&self) -> Option<DiskJob> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         loop {
             let job = queue.jobs.pop_front();
             (queue.is_busy, queue.removed_slot) = (job.is_some(), job.as_ref().and_then(DiskJob::removed_slot));
@@ -402,7 +398,7 @@ impl SpillShared {
             match job {
                 Some(job) => return Some(job),
                 None if queue.is_stopped => return None,
-                None => queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                None => self.wake.wait(&mut queue),
             }
         }
     }
@@ -416,7 +412,7 @@ impl SpillShared {
                 DiskJob::UnlinkArchive => remove(&self.dir, archive_file::ARCHIVE_NAME),
                 DiskJob::Archive { manifest, clock } => {
                     let written = manifest::write(&self.dir, &manifest).and_then(|()| clock.write(&self.dir));
-                    self.lock().archived.push(written.is_ok());
+                    self.queue.lock().archived.push(written.is_ok());
                     // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
                     rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
                 }
@@ -429,7 +425,7 @@ impl SpillShared {
                         Some(error) => Err(error),
                         None => write(&self.dir, &disk_name(slot, id), &bytes, floor),
                     };
-                    self.lock().outcome = Some(SpillOutcome { slot, id, result, bytes });
+                    self.queue.lock().outcome = Some(SpillOutcome { slot, id, result, bytes });
                     // Cannot fail: the epoll thread reads the counter once per write, so it is never full.
                     rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes()).ok();
                 }

@@ -26,15 +26,9 @@ mod snapshot;
 mod start;
 mod state;
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    path::PathBuf,
-    pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use rmcp::model::{Prompt, Resource, ResourceTemplate, ServerPeerInfo, Tool};
 use serde_json::{Map, Value, json};
 use tokio::{
@@ -293,7 +287,7 @@ impl Manager {
     /// Returns when they are gone, within a bounded time. Nothing can be started afterwards.
     pub async fn shutdown(&self) {
         self.stop.send_replace(true);
-        let mut tasks = std::mem::take(&mut *self.lock());
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
         while tasks.join_next().await.is_some() {}
         for server in self.servers.values() {
             server.set_cancelled();
@@ -324,7 +318,7 @@ impl Manager {
 
     fn begin(&self, server: &Arc<ManagedServer>, again: bool) {
         // Check `stop` under the lock of the tasks. Shutdown sets `stop` before it takes this lock, so no task starts after it.
-        let mut tasks = self.lock();
+        let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         if !*self.stop.borrow() && server.begin(again) {
             tasks.spawn(Arc::clone(server).run(Arc::clone(&self.context), self.stop.subscribe()));
@@ -332,7 +326,7 @@ impl Manager {
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.lock();
+        let mut tasks = self.tasks.lock();
         if !*self.stop.borrow() {
             // Box the future so that the runtime's code is compiled for one task type only.
             let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
@@ -365,11 +359,6 @@ impl Manager {
                 }
             });
         futures_util::future::join_all(lists).await.into_iter().flatten().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, JoinSet<()>> {
-        // Ignore poisoning: no code under the lock can panic halfway through a change.
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -28,12 +28,7 @@ mod decode;
 mod lines;
 mod log;
 
-use std::{
-    collections::VecDeque,
-    fmt, io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, fmt, io, sync::Arc, time::Duration};
 
 use exec_server_client::{Error, Event, Exit, Process, protocol::process as wire};
 use rmcp::{
@@ -242,7 +237,7 @@ impl StdioTransport {
         tracing::info!(server = self.child.name, "it exited, and what it left behind is ended");
         self.exited = Some(LeftoverDeadline::GiveUp(Instant::now() + GONE_WITHIN));
         let process = self.child.process.clone();
-        lock(&self.child.tasks).spawn(async move {
+        self.child.tasks.lock().spawn(async move {
             if let Err(error) = process.terminate(None).await {
                 tracing::debug!(%error, "terminate");
             }
@@ -337,7 +332,7 @@ impl Transport<RoleClient> for StdioTransport {
 impl Drop for StdioTransport {
     fn drop(&mut self) {
         // Code that still has the `ServerProcess` can read the remaining output.
-        *lock(&self.child.output_tail) = self.output_tail.take();
+        *self.child.output_tail.lock() = self.output_tail.take();
     }
 }
 
@@ -373,9 +368,4 @@ impl fmt::Display for ByteCountText<'_> {
             None => f.write_str("some bytes"),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Ignore poisoning: no code under these locks can panic halfway through a change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,11 +7,12 @@ use std::{
     fmt, io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicI32, Ordering},
     },
 };
 
+use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, eventfd},
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
@@ -69,23 +70,23 @@ impl ScriptDriver {
 
     /// Writes as much to stdout as fits. `WouldBlock` if nothing fits, `BrokenPipe` if stdout is closed.
     pub fn write_stdout(&self, bytes: &[u8]) -> io::Result<usize> {
-        write(&self.script.state().stdout, bytes)
+        write(&self.script.state.lock().stdout, bytes)
     }
 
     /// Writes to stderr, like [`ScriptDriver::write_stdout`].
     pub fn write_stderr(&self, bytes: &[u8]) -> io::Result<usize> {
-        write(&self.script.state().stderr, bytes)
+        write(&self.script.state.lock().stderr, bytes)
     }
 
     /// Writes to the terminal, like [`ScriptDriver::write_stdout`].
     pub fn write_pty(&self, bytes: &[u8]) -> io::Result<usize> {
-        write(&self.script.state().pty, bytes)
+        write(&self.script.state.lock().pty, bytes)
     }
 
     /// Reads the bytes that were written to the child's stdin or terminal. 0 if it is closed, `WouldBlock` if it is
     /// empty.
     pub fn read_stdin(&self, buf: &mut [u8]) -> io::Result<usize> {
-        let state = self.script.state();
+        let state = self.script.state.lock();
         match state.stdin.as_ref().or(state.pty.as_ref()) {
             Some(fd) => Ok(rustix::io::read(fd, buf)?),
             None => Ok(0),
@@ -94,23 +95,23 @@ impl ScriptDriver {
 
     /// Stops reading stdin: a write to it fails with `EPIPE`.
     pub fn close_stdin(&self) {
-        self.script.state().stdin = None;
+        self.script.state.lock().stdin = None;
     }
 
     pub fn close_stdout(&self) {
-        self.script.state().stdout = None;
+        self.script.state.lock().stdout = None;
     }
 
     pub fn close_stderr(&self) {
-        self.script.state().stderr = None;
+        self.script.state.lock().stderr = None;
     }
 
     pub fn close_pty(&self) {
-        self.script.state().pty = None;
+        self.script.state.lock().pty = None;
     }
 
     pub fn close_all(&self) {
-        self.script.state().close_all();
+        self.script.state.lock().close_all();
     }
 
     /// Ends the child with an exit code. The streams stay open, as if a grandchild held them. Only the first end
@@ -125,32 +126,32 @@ impl ScriptDriver {
     }
 
     pub fn has_exited(&self) -> bool {
-        self.script.state().exited.is_some()
+        self.script.state.lock().exited.is_some()
     }
 
     /// Sets the terminal to canonical mode (the default) or raw mode.
     pub fn set_canonical(&self, is_canonical: bool) {
-        self.script.state().is_canonical = is_canonical;
+        self.script.state.lock().is_canonical = is_canonical;
     }
 
     /// Every signal that was sent to the child so far.
     pub fn signals(&self) -> Vec<i32> {
-        self.script.state().signals.clone()
+        self.script.state.lock().signals.clone()
     }
 
     /// Every size that the terminal had so far, including the initial one.
     pub fn resizes(&self) -> Vec<TerminalSize> {
-        self.script.state().resizes.clone()
+        self.script.state.lock().resizes.clone()
     }
 
     /// Sets a hook that decides what signals do while the child lives. SIGKILL still ends the child, after the hook
     /// ran.
     pub fn on_signal(&self, hook: impl FnMut(&ScriptDriver, i32) + Send + 'static) {
-        self.script.state().hook = Some(Box::new(hook));
+        self.script.state.lock().hook = Some(Box::new(hook));
     }
 
     fn end(&self, code: i32, signal: Option<u8>) {
-        let mut state = self.script.state();
+        let mut state = self.script.state.lock();
         if state.exited.is_none() {
             state.exited = Some(ChildExit { code, signal, user_ms: 0, system_ms: 0, max_rss_bytes: 0 });
             rustix::io::write(&self.script.exit_fd, &1_u64.to_ne_bytes())
@@ -210,21 +211,21 @@ impl ChildScript {
     }
 
     pub(crate) fn exited(&self) -> Option<ChildExit> {
-        self.state().exited
+        self.state.lock().exited
     }
 
     pub(crate) fn eof_character(&self) -> Option<u8> {
-        self.state().is_canonical.then_some(EOF_CHARACTER)
+        self.state.lock().is_canonical.then_some(EOF_CHARACTER)
     }
 
     pub(crate) fn resize(&self, size: TerminalSize) {
-        self.state().resizes.push(size);
+        self.state.lock().resizes.push(size);
     }
 
     /// Records a signal and applies it. The hook runs without the lock, because it may call methods of the driver.
     pub(crate) fn signal(self: &Arc<Self>, signal: i32) {
         let driver = ScriptDriver { script: Arc::clone(self) };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.signals.push(signal);
         let hook = if state.exited.is_none() { state.hook.take() } else { None };
         drop(state);
@@ -232,7 +233,7 @@ impl ChildScript {
             Some(mut hook) => {
                 hook(&driver, signal);
                 // If the hook installed a new hook, keep the new one.
-                self.state().hook.get_or_insert(hook);
+                self.state.lock().hook.get_or_insert(hook);
                 signal == libc::SIGKILL
             }
             None => matches!(signal, libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT),
@@ -241,11 +242,6 @@ impl ChildScript {
             driver.die(signal);
             driver.close_all();
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, ScriptState> {
-        // Ignore poisoning: a hook that panicked has already failed its test, and the state is plain data.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

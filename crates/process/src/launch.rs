@@ -16,14 +16,12 @@ use std::{
     io,
     os::fd::{AsFd as _, FromRawFd, OwnedFd, RawFd},
     ptr,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 use exec_server_sandbox::{ChildKit, address, system_call};
 use libc::{c_char, c_int, c_long, c_void};
+use parking_lot::Mutex;
 use rustix::{
     io::Errno,
     process::{Pid, WaitId, WaitIdOptions},
@@ -238,7 +236,7 @@ impl Drop for ChildInMemory<'_> {
 
 impl ChildStack {
     fn take() -> io::Result<Self> {
-        let spare = SPARE_STACK.lock().map_or(None, |mut spare| spare.take());
+        let spare = SPARE_STACK.lock().take();
         spare.map_or_else(Self::map, Ok)
     }
 
@@ -270,9 +268,7 @@ impl ChildStack {
     }
 
     fn release(self) {
-        if let Ok(mut spare) = SPARE_STACK.lock() {
-            spare.get_or_insert(self);
-        }
+        SPARE_STACK.lock().get_or_insert(self);
     }
 }
 

@@ -4,11 +4,9 @@
 //! No call outlives the connection: `register` checks for the end under the same lock that `drain` takes. So a call is
 //! either refused or woken.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::CloseReason;
@@ -70,7 +68,7 @@ impl<T> PendingCalls<T> {
     }
 
     fn register_within(self: &Arc<Self>, limit: usize) -> Result<PendingCall<T>, PendingError> {
-        match &mut *self.lock() {
+        match &mut *self.state.lock() {
             PendingCallsState::Drained(closed) => Err(PendingError::Disconnected(Arc::clone(closed))),
             PendingCallsState::Open { waiting, .. } if waiting.len() >= limit => Err(PendingError::Full { limit }),
             PendingCallsState::Open { next_id, waiting } => {
@@ -85,7 +83,7 @@ impl<T> PendingCalls<T> {
 
     /// Delivers an answer to its call. Returns false if no call has this id.
     pub fn complete(&self, id: i64, answer: T) -> bool {
-        let waiter = match &mut *self.lock() {
+        let waiter = match &mut *self.state.lock() {
             PendingCallsState::Open { waiting, .. } => waiting.remove(&id),
             PendingCallsState::Drained(_) => None,
         };
@@ -94,7 +92,7 @@ impl<T> PendingCalls<T> {
 
     /// Ends every waiting call and refuses all later ones. Only the first reason is kept.
     pub fn drain(&self, closed: Arc<CloseReason>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let PendingCallsState::Open { .. } = &*state {
             // Dropping the old state drops the senders, which wakes the calls. Do this after the new state is set and
             // the lock is released.
@@ -106,7 +104,7 @@ impl<T> PendingCalls<T> {
 
     /// Returns the number of waiting calls.
     pub fn len(&self) -> usize {
-        match &*self.lock() {
+        match &*self.state.lock() {
             PendingCallsState::Open { waiting, .. } => waiting.len(),
             PendingCallsState::Drained(_) => 0,
         }
@@ -118,15 +116,10 @@ impl<T> PendingCalls<T> {
 
     /// Returns the reason of the end, if the connection has ended.
     pub fn closed(&self) -> Option<Arc<CloseReason>> {
-        match &*self.lock() {
+        match &*self.state.lock() {
             PendingCallsState::Open { .. } => None,
             PendingCallsState::Drained(closed) => Some(Arc::clone(closed)),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PendingCallsState<T>> {
-        // Ignore poisoning: no code under the lock can panic in the middle of a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -150,7 +143,7 @@ impl<T> PendingCall<T> {
 
 impl<T> Drop for PendingCall<T> {
     fn drop(&mut self) {
-        if let PendingCallsState::Open { waiting, .. } = &mut *self.pending.lock() {
+        if let PendingCallsState::Open { waiting, .. } = &mut *self.pending.state.lock() {
             waiting.remove(&self.id);
         }
     }

@@ -9,7 +9,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -21,6 +21,7 @@ use exec_server_protocol::{
     frame,
     message::{self, Incoming, RequestId},
 };
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::{
@@ -305,7 +306,7 @@ impl RawClient {
     /// If it is full, the reader stops. So a user who does not take notifications also blocks the answers to calls.
     pub fn notifications(&self) -> mpsc::Receiver<Notification> {
         let (notifications_tx, notifications_rx) = mpsc::channel(NOTIFICATIONS);
-        let mut subscriber = lock(&self.shared.subscriber);
+        let mut subscriber = self.shared.subscriber.lock();
         match &*subscriber {
             Subscriber::Absent | Subscriber::Listening(_) => *subscriber = Subscriber::Listening(notifications_tx),
             Subscriber::Ended => {}
@@ -363,7 +364,7 @@ impl RawClient {
 
     /// Ends the connection without waiting for the peer. Every waiting call ends with this reason.
     pub fn abandon(&self, reason: CloseReason) {
-        if let Some(abandon_tx) = lock(&self.shared.abandon_tx).take() {
+        if let Some(abandon_tx) = self.shared.abandon_tx.lock().take() {
             abandon_tx.send(reason).ok(); // Fails if the reader has already ended.
         }
     }
@@ -459,7 +460,7 @@ impl<H: NotificationSink> ReaderTask<H> {
         };
         self.shared.request_control_frame(|control_frames| control_frames.close = Some(closed.code().unwrap_or(1000)));
         let closed = Arc::new(closed);
-        *lock(&self.shared.subscriber) = Subscriber::Ended;
+        *self.shared.subscriber.lock() = Subscriber::Ended;
         // Drain the calls last: a caller that sees its call fail can then also see the reason and the end of the
         // notifications.
         self.closed_tx.send_replace(Some(Arc::clone(&closed)));
@@ -545,7 +546,7 @@ impl WriterTask {
 
     /// Encodes the pending control frames. Returns false after a close.
     fn encode_control_frames(&mut self) -> bool {
-        let control_frames = std::mem::take(&mut *lock(&self.shared.control_frames));
+        let control_frames = std::mem::take(&mut *self.shared.control_frames.lock());
         if let Some(payload) = control_frames.pong {
             self.outbox.pong(&payload);
         }
@@ -561,26 +562,21 @@ impl WriterTask {
 
 impl ClientShared {
     fn request_control_frame(&self, change: impl FnOnce(&mut PendingControlFrames)) {
-        change(&mut lock(&self.control_frames));
+        change(&mut self.control_frames.lock());
         self.control_frames_changed.notify_one();
     }
 
     async fn deliver_to_subscriber(&self, notification: Notification) {
-        let notifications_tx = match &*lock(&self.subscriber) {
+        let notifications_tx = match &*self.subscriber.lock() {
             Subscriber::Listening(notifications_tx) => notifications_tx.clone(),
             Subscriber::Absent | Subscriber::Ended => return,
         };
         if notifications_tx.send(notification).await.is_err() {
-            let mut subscriber = lock(&self.subscriber);
+            let mut subscriber = self.subscriber.lock();
             // Only if no newer subscription has replaced it.
             if matches!(&*subscriber, Subscriber::Listening(current) if current.same_channel(&notifications_tx)) {
                 *subscriber = Subscriber::Absent;
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Ignore poisoning: no code under these locks can panic in the middle of a change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,9 +4,8 @@
 //! memory is freed. For a file in blocks this costs more than copying the bytes. So the pool keeps a few buffers while
 //! any is in use.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 /// Capacity of one buffer: a block of 256 KiB and the message around it.
 pub const BUFFER_BYTES: usize = (256 + 4) * 1024;
@@ -37,7 +36,7 @@ impl PooledBuffer {
     /// Takes a buffer with room for at least `len` bytes and at least [`BUFFER_BYTES`].
     #[must_use]
     pub fn with_room(len: usize) -> Self {
-        let mut pool = pool();
+        let mut pool = POOL.lock();
         pool.in_use += 1;
         let spare = if len <= BUFFER_BYTES { pool.spare.pop() } else { None };
         drop(pool);
@@ -74,7 +73,7 @@ impl PooledBuffer {
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let room = std::mem::take(&mut self.room);
-        let mut pool = pool();
+        let mut pool = POOL.lock();
         pool.in_use -= 1;
         // A larger buffer is not worth the memory that it would keep.
         if room.len() == BUFFER_BYTES && pool.spare.len() < KEPT_BUSY {
@@ -90,11 +89,6 @@ impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         self.filled()
     }
-}
-
-fn pool() -> MutexGuard<'static, BufferPool> {
-    // Ignore poisoning: no code under this lock can panic in the middle of a change.
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -114,13 +108,13 @@ mod tests {
 
         let many: Vec<PooledBuffer> = (0..KEPT_BUSY * 2).map(|_| PooledBuffer::with_room(1)).collect();
         drop(many);
-        assert_eq!(pool().spare.len(), KEPT_BUSY, "while one is in use");
+        assert_eq!(POOL.lock().spare.len(), KEPT_BUSY, "while one is in use");
         drop(again);
-        assert_eq!(pool().spare.len(), KEPT_IDLE);
+        assert_eq!(POOL.lock().spare.len(), KEPT_IDLE);
 
         let mut large = PooledBuffer::with_room(BUFFER_BYTES * 2);
         assert_eq!(large.spare().len(), BUFFER_BYTES * 2);
         drop(large);
-        assert!(pool().spare.iter().all(|spare| spare.len() == BUFFER_BYTES));
+        assert!(POOL.lock().spare.iter().all(|spare| spare.len() == BUFFER_BYTES));
     }
 }

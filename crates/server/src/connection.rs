@@ -8,7 +8,7 @@ use std::{
     future::poll_fn,
     io,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Poll,
@@ -26,6 +26,7 @@ use exec_server_protocol::{
 };
 use exec_server_rpc::{CloseReason, EncodedMessage, Framing, InboundFrame, Receiver, TcpProbe};
 use futures_util::{StreamExt, stream::FuturesUnordered};
+use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use tokio::{
     sync::Notify,
@@ -44,7 +45,6 @@ use crate::{
     file_tasks::FileTasks,
     handlers,
     incoming::{BudgetShare, IncomingBudget},
-    process::lock,
     pump::{OutgoingQueue, PeerCapabilities, Pump, PumpCommand, Reply, encode_failure},
     session::Session,
     trace,
@@ -101,11 +101,11 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn capabilities(&self) -> PeerCapabilities {
-        *lock(&self.capabilities)
+        *self.capabilities.lock()
     }
 
     pub(crate) fn set_capabilities(&self, capabilities: PeerCapabilities) {
-        *lock(&self.capabilities) = capabilities;
+        *self.capabilities.lock() = capabilities;
     }
 
     pub(crate) fn is_listening(&self) -> bool {

@@ -9,7 +9,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,6 +20,7 @@ use exec_server_log::RecoveredLog;
 use exec_server_protocol::limits;
 use exec_server_rpc::{ByteStream, Framing};
 use exec_server_sandbox::{BuildError, BuiltView, ViewScript};
+use parking_lot::Mutex;
 use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
 use crate::{
@@ -33,7 +34,7 @@ use crate::{
     incoming::IncomingBudget,
     metrics::Metrics,
     own_files::OwnFiles,
-    process::{Process, lock},
+    process::Process,
     sandbox::Sandboxes,
     session::{AttachClaim, Attachment, Session, short_id},
 };
@@ -315,14 +316,14 @@ impl Core {
     /// holders stay.
     pub async fn drain(&self, within: Duration) {
         self.draining.store(true, Ordering::Release);
-        for peer in lock(&self.peers).values() {
+        for peer in self.peers.lock().values() {
             peer.close(1001, "server is shutting down; connect again");
         }
         let gone = async {
             loop {
                 // Created before the check, so that a notification between the two is not missed.
                 let changed = self.peer_gone.notified();
-                if lock(&self.peers).is_empty() {
+                if self.peers.lock().is_empty() {
                     return;
                 }
                 changed.await;
@@ -334,7 +335,7 @@ impl Core {
 
     /// Ends every session and its processes, and waits for completion.
     pub async fn end_all(&self) {
-        let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
+        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         let mut ends = JoinSet::new();
         for session in sessions {
             ends.spawn(async move { session.end().await });
@@ -362,7 +363,7 @@ impl Core {
 
     /// Spawns a task that this core owns.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = lock(&self.tasks);
+        let mut tasks = self.tasks.lock();
         // Reap finished tasks, so that the set does not grow with every session.
         while tasks.try_join_next().is_some() {}
         // Box to one type, so that the runtime's generic code is not compiled again for each task.
@@ -372,14 +373,14 @@ impl Core {
 
     pub(crate) fn register_peer(&self, peer: &Arc<Peer>) {
         self.metrics.connections.inc();
-        lock(&self.peers).insert(peer.id, peer.clone());
+        self.peers.lock().insert(peer.id, peer.clone());
         if self.is_draining() {
             peer.close(1001, "server is shutting down; connect again");
         }
     }
 
     pub(crate) fn remove_peer(&self, peer: &Peer) {
-        lock(&self.peers).remove(&peer.id);
+        self.peers.lock().remove(&peer.id);
         self.peer_gone.notify_waiters();
     }
 
@@ -399,7 +400,7 @@ impl Core {
         }
         // Insert only after the record is written: a request that ends the session then finds the record and removes
         // it.
-        lock(&self.sessions).insert(session.id.clone(), session.clone());
+        self.sessions.lock().insert(session.id.clone(), session.clone());
         Ok(session)
     }
 
@@ -408,7 +409,7 @@ impl Core {
             return Err(Failure::Draining);
         }
         // The check reserves nothing, so concurrent requests can exceed the bound by at most their number.
-        if lock(&self.sessions).len() >= self.config.sessions_max {
+        if self.sessions.lock().len() >= self.config.sessions_max {
             return Err(Failure::TooMany { what: "sessions of this server", most: self.config.sessions_max });
         }
         self.metrics.sessions.inc();
@@ -425,7 +426,7 @@ impl Core {
     ) -> Result<Arc<Session>, Failure> {
         let attachment = Attachment { ttl: Some(limits::REFERENCE_TTL), is_ttl_asked: false, reference: true };
         let session = self.bare_session(principal, attachment)?;
-        lock(&self.sessions).insert(session.id.clone(), session.clone());
+        self.sessions.lock().insert(session.id.clone(), session.clone());
         session.attach(peer, attachment, AttachClaim::Any)?;
         Ok(session)
     }
@@ -437,7 +438,7 @@ impl Core {
         if let Some(waited) = self.pending.pending_for(id, principal) {
             return Err(Failure::SessionAdopting { id: id.to_owned(), waited });
         }
-        if let Some(session) = lock(&self.sessions).get(id).filter(|session| session.principal == *principal) {
+        if let Some(session) = self.sessions.lock().get(id).filter(|session| session.principal == *principal) {
             return Ok(session.clone());
         }
         Err(self.gone_failure(id))
@@ -445,7 +446,7 @@ impl Core {
 
     /// The error for a session that does not exist, with the reason if it is remembered.
     pub(crate) fn gone_failure(&self, id: &str) -> Failure {
-        match lock(&self.gone).get(id) {
+        match self.gone.lock().get(id) {
             Some(gone) => gone.failure(id),
             None => Failure::UnknownSession { id: id.chars().take(64).collect() },
         }
@@ -453,16 +454,16 @@ impl Core {
 
     /// Counts a request for a session that does not exist, and returns how long to delay its answer.
     pub(crate) fn count_wrong_try(&self, principal: &Principal, tries: u32) -> Duration {
-        lock(&self.guess_throttle).delay(principal, tries, Instant::now())
+        self.guess_throttle.lock().delay(principal, tries, Instant::now())
     }
 
     pub(crate) fn sessions_of(&self, principal: &Principal) -> Vec<Arc<Session>> {
-        lock(&self.sessions).values().filter(|session| session.principal == *principal).cloned().collect()
+        self.sessions.lock().values().filter(|session| session.principal == *principal).cloned().collect()
     }
 
     /// Removes an ended session from the table and from disk.
     pub(crate) fn remove(&self, id: &str) {
-        lock(&self.sessions).remove(id);
+        self.sessions.lock().remove(id);
         match self.holders.remove(id) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The holder has removed its directory itself.
@@ -478,7 +479,7 @@ impl Core {
     }
 
     fn remember_gone(&self, id: &str, why: GoneReason) {
-        let mut gone = lock(&self.gone);
+        let mut gone = self.gone.lock();
         while gone.len() >= GONE_REMEMBERED {
             gone.pop_first();
         }
@@ -486,7 +487,7 @@ impl Core {
     }
 
     fn sweep(&self, now: Instant) {
-        let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
+        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         for session in sessions {
             session.sweep(now, self.config.closed_kept);
         }

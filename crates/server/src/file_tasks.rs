@@ -9,12 +9,7 @@
 //! Their number is bounded, per connection and for the whole server. A permit is returned only when its thread has
 //! ended. All searches and watches end with the connection.
 
-use std::{
-    collections::BTreeMap,
-    ops::ControlFlow,
-    sync::{Arc, Condvar, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc, time::Duration};
 
 use exec_server_fs::{
     PatternError, Stop,
@@ -22,9 +17,10 @@ use exec_server_fs::{
     watch::{ChangeBatch, PendingChanges, WatchStopper},
 };
 use exec_server_protocol::{limits, path::Form};
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use crate::{error::Failure, process::lock};
+use crate::error::Failure;
 
 /// How long to wait for a full page after the first line.
 const PAGE_TIME: Duration = Duration::from_millis(100);
@@ -117,7 +113,7 @@ impl FileTasks {
         if name.is_empty() || name.len() > limits::HANDLE_ID_BYTES {
             return Err(Failure::HandleName);
         }
-        let mut named = lock(&self.named);
+        let mut named = self.named.lock();
         if named.is_over {
             return Err(Failure::Superseded);
         }
@@ -129,12 +125,12 @@ impl FileTasks {
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<FileTask> {
-        lock(&self.named).by_name.get(name).cloned()
+        self.named.lock().by_name.get(name).cloned()
     }
 
     /// Removes this task. Another one that has taken the same name stays.
     pub(crate) fn remove(&self, name: &str, task: &FileTask) {
-        let mut named = lock(&self.named);
+        let mut named = self.named.lock();
         if named.by_name.get(name).is_some_and(|known| known.is(task)) {
             named.by_name.remove(name);
         }
@@ -142,7 +138,7 @@ impl FileTasks {
 
     /// Removes and stops the task with this name.
     pub(crate) fn close(&self, name: &str) {
-        let closed = lock(&self.named).by_name.remove(name);
+        let closed = self.named.lock().by_name.remove(name);
         if let Some(task) = closed {
             task.end();
         }
@@ -150,7 +146,7 @@ impl FileTasks {
 
     /// Stops all tasks because the connection has ended. No new ones can be added.
     pub(crate) fn end(&self) {
-        let mut named = lock(&self.named);
+        let mut named = self.named.lock();
         named.is_over = true;
         let all = std::mem::take(&mut named.by_name);
         drop(named);
@@ -249,13 +245,12 @@ impl SearchTask {
 
     /// Buffers a line; called by the search's thread. Waits while the buffer is full.
     pub(crate) fn push_line(&self, line: SearchLine) -> ControlFlow<()> {
-        let mut buffer = lock(&self.buffer);
+        let mut buffer = self.buffer.lock();
         while buffer.bytes >= self.capacity {
             if self.stop.check().is_some() {
                 return ControlFlow::Break(());
             }
-            let waited = self.room.wait_timeout(buffer, CHECK_EVERY);
-            buffer = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.room.wait_for(&mut buffer, CHECK_EVERY);
         }
         buffer.bytes += line.cost();
         buffer.lines.push(line);
@@ -266,7 +261,7 @@ impl SearchTask {
 
     /// Sets the outcome; the last call of the search's thread.
     pub(crate) fn finish(&self, outcome: Result<SearchSummary, TaskError>) {
-        lock(&self.buffer).outcome = Some(outcome);
+        self.buffer.lock().outcome = Some(outcome);
         self.changed.notify_one();
     }
 
@@ -294,7 +289,7 @@ impl SearchTask {
             // `notify_one` stores a permit, so a change between the check and the `await` is not lost.
             let changed = self.changed.notified();
             {
-                let buffer = lock(&self.buffer);
+                let buffer = self.buffer.lock();
                 if buffer.outcome.is_some() || is_enough(&buffer) {
                     return;
                 }
@@ -304,7 +299,7 @@ impl SearchTask {
     }
 
     fn take(&self) -> SearchPage {
-        let SearchBuffer { lines, outcome, .. } = std::mem::take(&mut *lock(&self.buffer));
+        let SearchBuffer { lines, outcome, .. } = std::mem::take(&mut *self.buffer.lock());
         self.room.notify_all();
         SearchPage { lines, outcome }
     }

@@ -5,18 +5,15 @@
 //! for one session leaves threads to the others. Reads wait for memory. A job whose waiter is gone is cancelled, but
 //! keeps its slot until it has ended.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use exec_server_fs::{Cancel, Draft, JobQueue, OpenFile};
 use exec_server_protocol::limits;
 use exec_server_sandbox::{ActingUser, FileUser};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use crate::{core::Hook, error::Failure, process::lock};
+use crate::{core::Hook, error::Failure};
 
 /// The unit in which memory is counted.
 const KIB: usize = 1024;
@@ -58,9 +55,9 @@ impl FilePool {
     ) -> Result<T, Failure> {
         let made = Arc::new(Mutex::new(None));
         let making = Arc::clone(&made);
-        let job = Box::new(move |cancel: &Cancel| *lock(&making) = Some(job(cancel)));
+        let job = Box::new(move |cancel: &Cancel| *making.lock() = Some(job(cancel)));
         self.run_boxed(files, line, job).await?;
-        let made = lock(&made).take();
+        let made = made.lock().take();
         made.ok_or(Failure::Internal { what: "a file operation" })
     }
 
@@ -140,7 +137,7 @@ impl DraftHandle {
     /// Removes the draft, even if it was to be kept.
     pub(crate) fn discard(&self) {
         if let Ok(_acting) = act_as(self.user.as_ref()) {
-            lock(&self.draft).discard();
+            self.draft.lock().discard();
         }
     }
 }
@@ -149,10 +146,10 @@ impl Drop for DraftHandle {
     fn drop(&mut self) {
         // Never with the server's rights: the user may have put another file under the hidden name.
         match act_as(self.user.as_ref()) {
-            Ok(_acting) => lock(&self.draft).abandon(),
+            Ok(_acting) => self.draft.lock().abandon(),
             Err(failure) => {
                 tracing::error!(%failure, "a draft could not be removed");
-                lock(&self.draft).close_unremoved();
+                self.draft.lock().close_unremoved();
             }
         }
     }
@@ -224,7 +221,7 @@ impl SessionFiles {
         if name.len() > limits::HANDLE_ID_BYTES {
             return Err(Failure::HandleName);
         }
-        let mut handles = lock(&self.handles);
+        let mut handles = self.handles.lock();
         if handles.by_name.contains_key(name) {
             return Err(Failure::DuplicateHandle { id: name.to_owned() });
         }
@@ -240,18 +237,18 @@ impl SessionFiles {
 
     /// The open file with this name.
     pub(crate) fn find(&self, name: &str) -> Result<FileHandle, Failure> {
-        let found = lock(&self.handles).by_name.get(name).map(|(_, handle)| handle.clone());
+        let found = self.handles.lock().by_name.get(name).map(|(_, handle)| handle.clone());
         found.ok_or_else(|| Failure::UnknownHandle { id: name.to_owned() })
     }
 
     /// Removes an open file from the table. Work on it continues.
     pub(crate) fn close(&self, name: &str) -> Option<FileHandle> {
-        lock(&self.handles).by_name.remove(name).map(|(_, handle)| handle)
+        self.handles.lock().by_name.remove(name).map(|(_, handle)| handle)
     }
 
     /// Removes exactly this file from the table. Another file with the same name stays.
     pub(crate) fn close_reading(&self, name: &str, file: &Arc<OpenFile>) {
-        let mut handles = lock(&self.handles);
+        let mut handles = self.handles.lock();
         let is_it = |handle: &FileHandle| matches!(handle, FileHandle::Reading(other) if Arc::ptr_eq(other, file));
         if handles.by_name.get(name).is_some_and(|(_, handle)| is_it(handle)) {
             handles.by_name.remove(name);
@@ -261,10 +258,10 @@ impl SessionFiles {
     /// Removes drafts of this path from the table of a detached session, so that another session can continue what is
     /// kept of them.
     pub(crate) fn close_drafts(&self, path: &Path) {
-        let mut handles = lock(&self.handles);
+        let mut handles = self.handles.lock();
         let is_it = |handle: &FileHandle| match handle {
             // Leave a draft that is being written right now to its writer. The client can retry.
-            FileHandle::Writing(writing) => writing.draft.try_lock().is_ok_and(|draft| draft.path() == path),
+            FileHandle::Writing(writing) => writing.draft.try_lock().is_some_and(|draft| draft.path() == path),
             FileHandle::Opening(_) | FileHandle::Reading(_) => false,
         };
         let closed: Vec<_> = handles.by_name.extract_if(.., |_, (_, handle)| is_it(handle)).collect();
@@ -275,7 +272,7 @@ impl SessionFiles {
 
     /// Closes everything when the session is over. Nothing more can be opened.
     pub(crate) fn end(&self) {
-        let mut handles = lock(&self.handles);
+        let mut handles = self.handles.lock();
         handles.is_over = true;
         let closed = std::mem::take(&mut handles.by_name);
         drop(handles);
@@ -286,7 +283,7 @@ impl SessionFiles {
 impl HandleReservation<'_> {
     /// Publishes the opened file. If the name was closed in the meantime, the file is closed again.
     pub(crate) fn done(self, handle: FileHandle) {
-        let mut handles = lock(&self.files.handles);
+        let mut handles = self.files.handles.lock();
         let is_ours = handles.by_name.get(&self.name).is_some_and(|(number, _)| *number == self.number);
         if is_ours && !handles.is_over {
             handles.by_name.insert(self.name.clone(), (self.number, handle));
@@ -296,7 +293,7 @@ impl HandleReservation<'_> {
 
 impl Drop for HandleReservation<'_> {
     fn drop(&mut self) {
-        let mut handles = lock(&self.files.handles);
+        let mut handles = self.files.handles.lock();
         let is_opening =
             |(number, handle): &(u64, FileHandle)| *number == self.number && matches!(handle, FileHandle::Opening(_));
         if handles.by_name.get(&self.name).is_some_and(is_opening) {

@@ -14,7 +14,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, OnceLock, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -23,6 +23,7 @@ use std::{
 use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder};
 use exec_server_log::{ControlBlock, SegmentInfo, SegmentLocation};
 use exec_server_protocol::process::CloseStdinStatus;
+use parking_lot::Mutex;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{Notify, oneshot, watch},
@@ -33,7 +34,7 @@ use crate::{
     descriptors::ReservedFd,
     error::Failure,
     metrics::Metrics,
-    process::{Process, ProcessInit, ProcessMeta, lock},
+    process::{Process, ProcessInit, ProcessMeta},
     pump::Reply,
     sandbox::ProcessSandbox,
     session::{Session, StartGate, short_id},
@@ -245,7 +246,7 @@ impl HolderLink {
 
     /// Tells the holder to leave, unless it was already told or a request waits for its reply.
     pub(crate) fn request_leave(&self) {
-        if lock(&self.waiters).waiting.is_empty() && !self.is_departing() {
+        if self.waiters.lock().waiting.is_empty() && !self.is_departing() {
             self.departure.send_replace(HolderDeparture::Asked);
             self.send(&ToHolder::Leave);
         }
@@ -335,7 +336,7 @@ impl HolderLink {
     ) -> Result<(), Box<UnsentRequest>> {
         let is_start;
         let req = {
-            let mut waiters = lock(&self.waiters);
+            let mut waiters = self.waiters.lock();
             if self.broken.load(Ordering::Acquire) {
                 return Err(Box::new(UnsentRequest { waiter, error: io::ErrorKind::BrokenPipe.into() }));
             }
@@ -365,7 +366,7 @@ impl HolderLink {
         if self.broken.load(Ordering::Acquire) {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let mut unsent = lock(&self.unsent);
+        let mut unsent = self.unsent.lock();
         if unsent.is_empty() {
             match message.send(self.socket()?.get_ref()) {
                 Ok(()) => return Ok(()),
@@ -528,7 +529,7 @@ impl HolderLink {
     /// Sends queued messages when the socket has room. It watches for writability only while the queue is not empty:
     /// otherwise every message that the holder reads would wake a thread here.
     async fn flush_unsent(&self) {
-        if lock(&self.unsent).is_empty() {
+        if self.unsent.lock().is_empty() {
             self.unsent_added.notified().await;
         }
         let copy = self.socket().and_then(|socket| socket.get_ref().try_clone());
@@ -549,7 +550,7 @@ impl HolderLink {
     }
 
     fn flush_some(&self) -> FlushOutcome {
-        let mut unsent = lock(&self.unsent);
+        let mut unsent = self.unsent.lock();
         let Ok(socket) = self.socket() else { return FlushOutcome::All };
         while let Some(message) = unsent.front() {
             match message.send(socket.get_ref()) {
@@ -563,7 +564,7 @@ impl HolderLink {
     }
 
     fn take_waiter(&self, req: u32) -> Option<ReplyWaiter> {
-        let mut waiters = lock(&self.waiters);
+        let mut waiters = self.waiters.lock();
         waiters.starts.remove(&req);
         waiters.waiting.remove(&req)
     }
@@ -621,7 +622,7 @@ impl HolderLink {
     fn end(&self, session: &Arc<Session>, reason: &io::Error) {
         // Set `broken` under the lock of the waiters: no waiter can be added after they are taken.
         let waiting = {
-            let mut waiters = lock(&self.waiters);
+            let mut waiters = self.waiters.lock();
             self.broken.store(true, Ordering::Release);
             waiters.starts.clear();
             std::mem::take(&mut waiters.waiting)

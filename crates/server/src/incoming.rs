@@ -8,14 +8,13 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
-
-use crate::process::lock;
 
 /// A connection that holds less is never closed for the budget. A bit more than one read.
 const SHED_LEAST: usize = 1 << 20;
@@ -46,14 +45,14 @@ impl IncomingBudget {
     /// Adds a connection, which holds nothing yet.
     pub(crate) fn join(&self, id: u64) -> Arc<BudgetShare> {
         let share = Arc::new(BudgetShare { id, ..BudgetShare::default() });
-        lock(&self.shares).insert(id, Arc::clone(&share));
+        self.shares.lock().insert(id, Arc::clone(&share));
         share
     }
 
     /// Removes a connection and its bytes.
     pub(crate) fn leave(&self, share: &BudgetShare) {
         self.settle(share, 0);
-        lock(&self.shares).remove(&share.id);
+        self.shares.lock().remove(&share.id);
     }
 
     /// Counts bytes that were read. A connection that is already being closed discards what it reads, so nothing is
@@ -96,7 +95,7 @@ impl IncomingBudget {
 
     /// Closes the connection that holds the most, unless the connections already being closed free enough.
     fn shed(&self, total: usize) {
-        let shares = lock(&self.shares);
+        let shares = self.shares.lock();
         let held = |share: &&Arc<BudgetShare>| share.bytes.load(Ordering::Relaxed);
         let going: usize = shares.values().filter(|share| share.is_shed()).map(|share| held(&share)).sum();
         if total.saturating_sub(going) <= self.max {
@@ -144,7 +143,7 @@ mod tests {
         incoming.leave(&shares[1]);
         assert_eq!(incoming.total.load(Ordering::Relaxed), (9 << 20) + 1);
         shares.iter().filter(|share| share.id != 1).for_each(|share| incoming.leave(share));
-        assert_eq!((incoming.total.load(Ordering::Relaxed), lock(&incoming.shares).len()), (0, 0));
+        assert_eq!((incoming.total.load(Ordering::Relaxed), incoming.shares.lock().len()), (0, 0));
     }
 
     #[test]

@@ -22,17 +22,15 @@ use std::{
         unix::ffi::{OsStrExt as _, OsStringExt as _},
     },
     path::{Component, Path, PathBuf},
-    sync::Mutex,
 };
 
 use exec_server_fs::{FileKind, Guard, Moment, Stat};
 use exec_server_sandbox::as_server;
+use parking_lot::Mutex;
 use rustix::{
     fs::{CWD, Dir, Mode, OFlags},
     time::{ClockId, clock_gettime},
 };
-
-use crate::process::lock;
 
 type FileIdentity = (u64, u64);
 
@@ -94,7 +92,7 @@ impl OwnFiles {
 
     /// Queries an inventory that is new enough for `object`.
     fn look_up(&self, object: &Stat, look: impl FnOnce(&Inventory, FileIdentity) -> bool) -> bool {
-        let mut inventory = lock(&self.inventory);
+        let mut inventory = self.inventory.lock();
         if !inventory.is_valid_for(object) {
             // With `--run-as`, this thread may act as another user, who cannot read the state directory.
             as_server(|| inventory.take(&self.paths));

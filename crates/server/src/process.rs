@@ -15,7 +15,7 @@ use std::{
     fmt,
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, RwLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -24,6 +24,7 @@ use bytes::Bytes;
 use exec_server_holder::control::{DIGESTS, ToHolder, WriteStatus};
 use exec_server_log::{ControlBlock, Cursor, LogStatus, ReadStep, SegmentChain, SegmentInfo, SegmentLocation};
 use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::time::Instant;
 
 use crate::{
@@ -223,7 +224,7 @@ impl Process {
     }
 
     pub(crate) fn link(&self) -> Arc<HolderLink> {
-        lock(&self.link).clone()
+        self.link.lock().clone()
     }
 
     /// The status that the holder publishes, with a made-up end if the holder is dead.
@@ -261,7 +262,7 @@ impl Process {
         drop(link.status(|req| ToHolder::Forget { req, slot: self.slot }));
         link.save_archive();
         // Answer the queued stdin operations now: they must not reach the next process in this slot.
-        self.send_next_stdin(lock(&self.stdin));
+        self.send_next_stdin(self.stdin.lock());
         self.wake();
     }
 
@@ -280,12 +281,12 @@ impl Process {
     }
 
     pub(crate) fn chain(&self) -> MutexGuard<'_, SegmentChain> {
-        lock(&self.chain)
+        self.chain.lock()
     }
 
     /// Returns true if there are already events after `seen_next_seq`. Otherwise the next event wakes the readers.
     pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
-        match &*self.status_source() {
+        match &*self.status_source.read() {
             StatusSource::Shared(control) => {
                 self.lost.get().is_none()
                     && self.forgotten.get().is_none()
@@ -296,31 +297,31 @@ impl Process {
     }
 
     pub(crate) fn add_waker(&self, waker: Arc<FeedWaker>) {
-        lock(&self.wakers).push(waker);
+        self.wakers.lock().push(waker);
     }
 
     pub(crate) fn remove_waker(&self, waker: &Arc<FeedWaker>) {
-        lock(&self.wakers).retain(|other| !Arc::ptr_eq(other, waker));
+        self.wakers.lock().retain(|other| !Arc::ptr_eq(other, waker));
     }
 
     /// Number of feeds and reads that wait for events, including the owner's.
     pub(crate) fn waker_count(&self) -> usize {
-        lock(&self.wakers).len()
+        self.wakers.lock().len()
     }
 
     /// Wakes every feed and read, because there are new events.
     pub(crate) fn wake(&self) {
-        for waker in lock(&self.wakers).iter() {
+        for waker in self.wakers.lock().iter() {
             waker.wake();
         }
     }
 
     pub(crate) fn owner_position(&self) -> LogPosition {
-        let owner = *lock(&self.owner);
+        let owner = *self.owner.lock();
         // If events after the owner's position were dropped, start at the mark instead. Its byte offset is exact, so the
         // reported gap is exact. The client knows which part of the gap it already has.
         let is_gone = self.chain().first().is_some_and(|(first, _)| first > owner.seq + 1);
-        if is_gone { *lock(&self.owner_mark) } else { owner }
+        if is_gone { *self.owner_mark.lock() } else { owner }
     }
 
     /// The output bytes up to and including event `seq`, if the log knows: it is the offset at which the next event
@@ -340,13 +341,13 @@ impl Process {
         if seq == 0 {
             return Some(0);
         }
-        let mark = *lock(&self.owner_mark);
+        let mark = *self.owner_mark.lock();
         self.offset_after(seq).or((mark.seq == seq).then_some(mark.offset))
     }
 
     /// Records that the owner has everything up to `position`, whose offset is exact.
     pub(crate) fn set_owner_mark(&self, position: LogPosition) {
-        let mut mark = lock(&self.owner_mark);
+        let mut mark = self.owner_mark.lock();
         if position.seq >= mark.seq {
             *mark = position;
         }
@@ -354,7 +355,7 @@ impl Process {
 
     /// Records how far the owner got. Never moves back: an old connection may report after a new one.
     pub(crate) fn set_owner_position(&self, position: LogPosition) {
-        let mut owner = lock(&self.owner);
+        let mut owner = self.owner.lock();
         if position.seq >= owner.seq {
             *owner = position;
         }
@@ -372,7 +373,7 @@ impl Process {
         // Clamp to what was written: an acknowledgement of future numbers must not count for events that come later.
         let seq = seq.min(self.status().next_seq.saturating_sub(1));
         let mut moved = false;
-        for taker in lock(&self.takers).iter_mut().filter(|taker| taker.key == key && taker.seq < seq) {
+        for taker in self.takers.lock().iter_mut().filter(|taker| taker.key == key && taker.seq < seq) {
             taker.seq = seq;
             moved = true;
         }
@@ -386,12 +387,12 @@ impl Process {
 
     /// The last event that the owner has taken, on any of its connections.
     pub(crate) fn owner_taken_seq(&self) -> u64 {
-        lock(&self.takers).iter().find(|taker| taker.key == OWNER).map_or(0, |taker| taker.seq)
+        self.takers.lock().iter().find(|taker| taker.key == OWNER).map_or(0, |taker| taker.seq)
     }
 
     /// The last event that every holding taker has taken.
     pub(crate) fn taken_seq(&self) -> u64 {
-        lock(&self.takers).iter().filter(|taker| taker.holds).map(|taker| taker.seq).min().unwrap_or(ABANDONED)
+        self.takers.lock().iter().filter(|taker| taker.holds).map(|taker| taker.seq).min().unwrap_or(ABANDONED)
     }
 
     fn release_taken(&self) {
@@ -447,7 +448,7 @@ impl Process {
 
     /// Queues a stdin operation. It is answered after its turn.
     pub(crate) fn enqueue_stdin(self: &Arc<Self>, operation: StdinOperation) {
-        let mut stdin = lock(&self.stdin);
+        let mut stdin = self.stdin.lock();
         stdin.queue.push_back(operation);
         self.send_next_stdin(stdin);
     }
@@ -485,7 +486,7 @@ impl Process {
 
     fn fail_stdin(&self) {
         // Includes the part that the holder had: no answer will come for it.
-        let lost = std::mem::take(&mut *lock(&self.stdin));
+        let lost = std::mem::take(&mut *self.stdin.lock());
         let link = self.link();
         for operation in lost.queue {
             if link.is_archive() {
@@ -498,7 +499,7 @@ impl Process {
 
     /// Handles the holder's answer to a part: `done` bytes of the write have been written to the child's stdin.
     pub(crate) fn handle_written(self: &Arc<Self>, status: WriteStatus, done: u64) {
-        let mut stdin = lock(&self.stdin);
+        let mut stdin = self.stdin.lock();
         stdin.busy = false;
         if let Some(StdinOperation::Write { data, done: so_far, is_cut, .. }) = stdin.queue.front_mut() {
             *is_cut |= status == WriteStatus::Cut;
@@ -530,7 +531,7 @@ impl Process {
 
     /// Handles the holder's answer to `CloseStdin`.
     pub(crate) fn handle_stdin_closed(self: &Arc<Self>, status: wire::CloseStdinStatus) {
-        let mut stdin = lock(&self.stdin);
+        let mut stdin = self.stdin.lock();
         stdin.busy = false;
         if let Some(StdinOperation::Close { reply }) = stdin.queue.pop_front() {
             reply.result(&wire::CloseStdinResult { status });
@@ -548,26 +549,26 @@ impl Process {
 
     /// pidfd and pid of the leader, if the holder died before the process closed.
     pub(crate) fn leader(&self) -> Option<(Arc<OwnedFd>, u32)> {
-        lock(&self.leader).clone().filter(|_| self.lost.get().is_some()).map(|leader| (leader, self.pid))
+        self.leader.lock().clone().filter(|_| self.lost.get().is_some()).map(|leader| (leader, self.pid))
     }
 
     /// Drops the owner as a taker: all output counts as taken by it.
     pub(crate) fn abandon(&self) {
         self.set_owner_position(LogPosition { seq: ABANDONED, offset: 0 });
-        lock(&self.takers).retain(|taker| taker.key != OWNER);
+        self.takers.lock().retain(|taker| taker.key != OWNER);
         self.release_taken();
     }
 
     /// Whether readers other than the owner hold untaken output.
     pub(crate) fn has_holds(&self) -> bool {
-        lock(&self.takers).iter().any(|taker| taker.key != OWNER && taker.holds)
+        self.takers.lock().iter().any(|taker| taker.key != OWNER && taker.holds)
     }
 
     /// Since when the process has been closed and the owner could have known it. Time in which the owner is away does
     /// not count: each call without an owner restarts the clock.
     pub(crate) fn closed_since(&self, now: Instant, attached: bool) -> Option<Instant> {
         self.status().closed_seq?;
-        let mut since = lock(&self.closed_since);
+        let mut since = self.closed_since.lock();
         if since.is_none() || !attached || !self.is_taken() {
             *since = Some(now);
         }
@@ -576,17 +577,11 @@ impl Process {
 
     /// Whether the owner has everything: acknowledged or, if the peer cannot acknowledge, sent.
     pub(crate) fn is_taken(&self) -> bool {
-        lock(&self.owner).seq + 1 >= self.status().next_seq
+        self.owner.lock().seq + 1 >= self.status().next_seq
     }
 
     /// A cursor for a reader that has everything up to `after`.
     pub(crate) fn cursor(&self, after: LogPosition) -> Cursor {
         Cursor::after_with_offset(after.seq, after.offset)
     }
-}
-
-/// Locks a mutex and ignores poisoning. The data under these locks is consistent after every statement, and continuing
-/// is better than losing a session.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -11,7 +11,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
@@ -25,6 +25,7 @@ use exec_server_sandbox::{
     PolicyPath, PolicyScope, ViewMounts, ViewPurpose, ViewScript,
 };
 
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, statat};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
@@ -34,7 +35,6 @@ use crate::{
     error::Failure,
     own_files,
     placeholder::{self, Placeholder},
-    process::lock,
     session::ProcessLaunch,
 };
 
@@ -339,7 +339,7 @@ impl Sandboxes {
     /// Records placeholders in memory and on disk. The file is written under the lock, so that it is never older than
     /// the memory.
     fn record_placeholders(&self, paths: &[PathBuf]) {
-        let mut placed = lock(&self.placed);
+        let mut placed = self.placed.lock();
         let before = placed.0.len();
         placed.0.extend(paths.iter().cloned());
         if placed.0.len() == before {
@@ -360,14 +360,14 @@ impl Sandboxes {
             tracing::info!(count = gone.len(), "took away the placeholders of an earlier server");
         }
         if !gone.is_empty() || !left.is_empty() {
-            lock(&self.placed).0.extend(left);
+            self.placed.lock().0.extend(left);
             self.forget_placeholders(&gone);
         }
     }
 
     /// Removes the paths from the record, in memory and on disk.
     fn forget_placeholders(&self, gone: &[PathBuf]) {
-        let mut placed = lock(&self.placed);
+        let mut placed = self.placed.lock();
         for path in gone {
             placed.0.remove(path);
         }
@@ -379,13 +379,13 @@ impl Sandboxes {
 
     /// Whether `sweep` has work to do.
     pub(crate) fn has_any(&self) -> bool {
-        !(lock(&self.placed).0.is_empty() && lock(&self.processes).is_empty() && lock(&self.views).is_empty())
+        !(self.placed.lock().0.is_empty() && self.processes.lock().is_empty() && self.views.lock().is_empty())
     }
 
     /// Removes placeholders that are no longer needed, and cached sandboxes that are no longer used. Blocks.
     pub(crate) fn sweep(&self) {
         let paths = {
-            let mut placed = lock(&self.placed);
+            let mut placed = self.placed.lock();
             if placed.1.elapsed() < PLACED {
                 return;
             }
@@ -394,11 +394,11 @@ impl Sandboxes {
         };
         // Keep a sandbox that is in use or was used recently. A sandbox with placeholders is kept for a shorter time,
         // because it keeps them too.
-        lock(&self.processes).retain(|(_, kept)| {
+        self.processes.lock().retain(|(_, kept)| {
             let enough = if kept.placeholders.is_empty() { IDLE } else { PLACED };
-            Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < enough
+            Arc::strong_count(kept) > 1 || kept.used.lock().elapsed() < enough
         });
-        lock(&self.views).retain(|(_, kept)| Arc::strong_count(kept) > 1 || lock(&kept.used).elapsed() < IDLE);
+        self.views.lock().retain(|(_, kept)| Arc::strong_count(kept) > 1 || kept.used.lock().elapsed() < IDLE);
         let (gone, _) = placeholder::remove_all(paths);
         if !gone.is_empty() {
             self.forget_placeholders(&gone);
@@ -431,7 +431,7 @@ impl Sandboxes {
         // Do not hold the lock while a sandbox is checked or built: both access the file system. If two requests build
         // the same sandbox, the later one replaces the earlier one in the cache.
         let found = {
-            let mut kept = lock(kept);
+            let mut kept = kept.lock();
             let at = kept.iter().position(|(request, _)| request == asked);
             at.map(|at| {
                 let entry = kept.remove(at);
@@ -446,7 +446,7 @@ impl Sandboxes {
                 false => found.rules().is_fresh(),
             };
             if fits && found.is_whole() {
-                *lock(found.used()) = Instant::now();
+                *found.used().lock() = Instant::now();
                 return Ok(found);
             }
         }
@@ -461,7 +461,7 @@ impl Sandboxes {
             made = make(&rules);
         }
         let made = Arc::new(made?);
-        let mut kept = lock(kept);
+        let mut kept = kept.lock();
         kept.retain(|(request, _)| request != asked);
         if kept.len() >= KEPT {
             kept.remove(0);
@@ -510,8 +510,8 @@ impl Sandboxes {
 /// server.
 impl Drop for Sandboxes {
     fn drop(&mut self) {
-        lock(&self.processes).clear();
-        let mut placed = lock(&self.placed);
+        self.processes.lock().clear();
+        let mut placed = self.placed.lock();
         let (_, left) = placeholder::remove_all(std::mem::take(&mut placed.0));
         self.holders.keep_placeholders(&left).ok(); // On failure the old list stays. The next server checks each path.
     }

@@ -14,12 +14,13 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use exec_server_holder::control::{StartSpec, TTL_NONE, ToHolder};
 use exec_server_protocol::limits;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -29,7 +30,7 @@ use crate::{
     error::Failure,
     files::SessionFiles,
     holder_link::{FdShortage, HolderLink},
-    process::{Process, ProcessInit, ProcessMeta, lock},
+    process::{Process, ProcessInit, ProcessMeta},
     pump::{FollowCommand, FollowRole, FollowStart, PeerCapabilities, PumpCommand},
     sandbox::Confinement,
 };
@@ -142,7 +143,7 @@ impl Session {
     }
 
     pub(crate) fn record(&self) -> Vec<u8> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let record = SessionRecord {
             principal: self.principal.as_str().to_owned(),
             ttl_ms: state.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
@@ -153,13 +154,13 @@ impl Session {
 
     /// Whether no process of the session runs or is being started.
     pub(crate) fn is_idle(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         state.processes.values().all(|entry| entry.live().is_some_and(|process| process.has_ended()))
             && state.by_slot.values().all(|process| process.has_ended())
     }
 
     pub(crate) fn attached(&self) -> Option<Arc<Peer>> {
-        lock(&self.state).attached.clone()
+        self.state.lock().attached.clone()
     }
 
     /// Attaches `peer` and supersedes the previous connection, if any. With `AttachClaim::From` the attach fails if the
@@ -170,7 +171,7 @@ impl Session {
         attachment: Attachment,
         claim: AttachClaim,
     ) -> Result<(), Failure> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.over {
             return Err(Failure::UnknownSession { id: self.id.to_string() });
         }
@@ -204,7 +205,7 @@ impl Session {
 
     /// Handles the end of a connection. Does nothing if another connection has taken the session over.
     pub(crate) fn detach(self: &Arc<Self>, peer: &Peer, now: Instant) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.attached.as_ref().is_none_or(|attached| attached.id != peer.id) {
             return;
         }
@@ -230,7 +231,7 @@ impl Session {
 
     /// Starts pushing every process to the connection, after its `initialized`.
     pub(crate) fn follow_all(&self, peer: &Peer, resumed: bool, now: Instant) {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let capabilities = peer.capabilities();
         let cap = self.core.upgrade().map(|core| core.config.reference_cap_bytes()).filter(|_| !capabilities.ack);
         for process in state.processes.values().filter_map(ProcessEntry::live) {
@@ -255,7 +256,7 @@ impl Session {
         let failed = |source| Failure::HolderFailed { session: self.id.to_string(), source };
         self.departure_decided().await.map_err(failed)?;
         let (link, over, is_archived) = {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             (state.link.clone(), state.over, state.is_archived)
         };
         match link {
@@ -306,7 +307,7 @@ impl Session {
     }
 
     fn open(self: &Arc<Self>, core: &Arc<Core>, link: Arc<HolderLink>, welcome: crate::holder_link::HolderWelcome) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.link = Some(link.clone());
         self.limit_orphan(&link, state.is_ttl_asked);
         match state.attached {
@@ -348,7 +349,7 @@ impl Session {
         let session = Self::new(id, Principal::named(&record.principal), owner.clone(), attachment, Some(since));
         session.mark_recorded_ends(&core.config.audit, &found);
         {
-            let mut state = lock(&session.state);
+            let mut state = session.state.lock();
             found.into_iter().for_each(|process| state.adopt(process));
             state.link = Some(link.clone());
         }
@@ -373,7 +374,7 @@ impl Session {
         } else {
             HolderLink::without_holder(session.id.clone(), core.holders.clone(), core.metrics.clone())
         };
-        let mut state = lock(&session.state);
+        let mut state = session.state.lock();
         for (enrolled, recovered) in dead_holder.logs {
             let init = ProcessInit {
                 session: session.id.clone(),
@@ -397,13 +398,13 @@ impl Session {
 
     /// Whether the holder archived the session and exited. Then nothing of it is lost.
     pub(crate) fn is_archived(&self) -> bool {
-        lock(&self.state).is_archived
+        self.state.lock().is_archived
     }
 
     /// Reserves a process id, in arrival order. For a reference client the id of a closed process becomes free after
     /// some time.
     pub(crate) fn reserve(&self, id: &str, now: Instant, config: &Config) -> Result<StartGate, Failure> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.over {
             drop(state);
             return Err(self.holder_lost_failure());
@@ -429,7 +430,7 @@ impl Session {
     /// Handles the holder's report that a process has started.
     pub(crate) fn handle_started(&self, process: &Arc<Process>, gate: &StartGate) {
         self.record_running(process);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.by_slot.insert(process.slot(), process.clone());
         state.processes.insert(process.id().to_owned(), ProcessEntry::Live(process.clone()));
         drop(state);
@@ -445,7 +446,7 @@ impl Session {
             "started after its start was withdrawn; it is killed"
         );
         self.record_running(process);
-        lock(&self.state).by_slot.insert(process.slot(), process.clone());
+        self.state.lock().by_slot.insert(process.slot(), process.clone());
         let slot = process.slot();
         // Ignore the reply: the log records the exit, and the sweep then forgets the process.
         drop(process.link().status(|req| ToHolder::Terminate { req, slot, grace_ms: None }));
@@ -465,7 +466,7 @@ impl Session {
     }
 
     pub(crate) fn lookup(&self, id: &str) -> ProcessLookup {
-        match lock(&self.state).processes.get(id) {
+        match self.state.lock().processes.get(id) {
             Some(ProcessEntry::Live(process)) => ProcessLookup::Live(process.clone()),
             Some(ProcessEntry::Starting(gate)) if gate.is_withdrawn() => ProcessLookup::Unknown,
             Some(ProcessEntry::Starting(gate)) => ProcessLookup::Starting(gate.clone()),
@@ -492,33 +493,33 @@ impl Session {
     }
 
     pub(crate) fn by_slot(&self, slot: u32) -> Option<Arc<Process>> {
-        lock(&self.state).by_slot.get(&slot).cloned()
+        self.state.lock().by_slot.get(&slot).cloned()
     }
 
     pub(crate) fn processes(&self) -> Vec<Arc<Process>> {
-        lock(&self.state).processes.values().filter_map(ProcessEntry::live).cloned().collect()
+        self.state.lock().processes.values().filter_map(ProcessEntry::live).cloned().collect()
     }
 
     /// Removes the name of a V0 process. Its events are still sent, and the sweep forgets it after it has closed.
     pub(crate) fn hide(&self, process: &Arc<Process>) {
-        lock(&self.state).remove_name(process);
+        self.state.lock().remove_name(process);
     }
 
     /// Drops a closed process and its log.
     pub(crate) fn forget(&self, process: &Arc<Process>) {
         self.record_end(process, None);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.forget(process);
         state.shorten_if_empty(Instant::now());
     }
 
     /// Ends the session and its processes, and waits until the holder has done so.
     pub(crate) async fn end(&self) {
-        lock(&self.state).over = true;
+        self.state.lock().over = true;
         self.files.end();
         // Wait for a holder that is being created. Otherwise it would run without an owner.
         let opening = self.opening.lock().await;
-        let link = lock(&self.state).link.clone();
+        let link = self.state.lock().link.clone();
         drop(opening);
         if let Some(link) = link {
             let ended = link.status(|req| ToHolder::End { req });
@@ -534,7 +535,7 @@ impl Session {
 
     /// Writes audit records for process ends that caused no wake-up.
     fn record_ends(&self) {
-        let processes: Vec<Arc<Process>> = lock(&self.state).by_slot.values().cloned().collect();
+        let processes: Vec<Arc<Process>> = self.state.lock().by_slot.values().cloned().collect();
         for process in processes {
             self.record_end(&process, None);
         }
@@ -542,7 +543,7 @@ impl Session {
 
     pub(crate) fn handle_expired(&self) {
         let attached = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.over = true;
             state.attached.clone()
         };
@@ -559,7 +560,7 @@ impl Session {
 
     pub(crate) fn handle_link_ended(&self, reason: &io::Error) {
         let (over, processes) = {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             // Keep the processes in the table: the sweep forgets them in time, with or without a holder.
             (state.over, state.by_slot.clone())
         };
@@ -574,7 +575,7 @@ impl Session {
             core.metrics.holders_lost.inc();
             core.kill_orphans(self.id.clone(), processes.into_values().collect());
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         for gate in state.processes.values().filter_map(ProcessEntry::gate) {
             gate.close();
         }
@@ -585,12 +586,12 @@ impl Session {
     /// session's clock if no holder does.
     pub(crate) fn sweep(self: &Arc<Self>, now: Instant, kept: Duration) {
         self.record_ends();
-        let link = lock(&self.state).link.clone();
+        let link = self.state.lock().link.clone();
         if let Some(link) = link {
             link.withdraw_overdue(self);
         }
         self.save_again();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let attached = state.attached.is_some();
         let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {
             None => false,
@@ -626,7 +627,7 @@ impl Session {
 
     /// The error for a missing holder: it died, or the session is over.
     pub(crate) fn holder_lost_failure(&self) -> Failure {
-        let is_over = lock(&self.state).over;
+        let is_over = self.state.lock().over;
         match self.core.upgrade().filter(|_| is_over) {
             Some(core) => core.gone_failure(&self.id),
             None => Failure::HolderLost { session: self.id.to_string() },

@@ -3,17 +3,11 @@
 //! Keeps records of what the children really wrote, read and died of. Clients are checked against these records. Shares no code with the
 //! log or the server: the oracle counts independently.
 
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    fmt,
-    io::ErrorKind,
-    rc::Rc,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{cell::RefCell, collections::BTreeMap, fmt, io::ErrorKind, rc::Rc, sync::Arc};
 
 use exec_server_holder::ChildSpawner;
 use exec_server_process::{Child, ScriptDriver, Spawn, SpawnError};
+use parking_lot::Mutex;
 use rustix::process::Signal;
 
 use crate::context::WorldContext;
@@ -125,16 +119,12 @@ pub struct ChildRecords(Arc<Mutex<BTreeMap<String, ChildRecord>>>);
 impl ChildRecords {
     /// A copy of a child's record. Empty for a child that never started.
     pub fn get(&self, name: &str) -> ChildRecord {
-        self.lock().get(name).cloned().unwrap_or_default()
+        self.0.lock().get(name).cloned().unwrap_or_default()
     }
 
     /// Accesses a record without a copy.
     pub fn with<T>(&self, name: &str, access: impl FnOnce(&mut ChildRecord) -> T) -> T {
-        access(self.lock().entry(name.to_owned()).or_default())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, ChildRecord>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        access(self.0.lock().entry(name.to_owned()).or_default())
     }
 }
 

@@ -2,10 +2,7 @@
 //!
 //! Keeps the links that a client has dialled. The client recovers from a cut by dialling again, as over a network.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use exec_server_client::{
     Error,
@@ -13,6 +10,7 @@ use exec_server_client::{
 };
 use exec_server_protocol::limits;
 use exec_server_rpc::{Framing, WebSocketRole};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
@@ -54,7 +52,7 @@ impl Dialer {
 
     /// From now on new links have no faults, and the current link is fast.
     pub fn repair(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_good = true;
         if let Some(link) = &state.current {
             link.repair();
@@ -63,29 +61,29 @@ impl Dialer {
 
     /// The link dialled last, working or not.
     pub fn link(&self) -> Option<SimLink> {
-        self.lock().current.clone()
+        self.state.lock().current.clone()
     }
 
     /// How many links were dialled.
     pub fn dialled(&self) -> u32 {
-        self.lock().dialled
+        self.state.lock().dialled
     }
 
     /// The client has its session on the current link.
     pub fn mark_up(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.up = state.current.clone();
     }
 
     /// The client starts with a new session.
     pub fn reset_session(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         (state.up, state.started_at) = (None, Instant::now());
     }
 
     /// When the client last received anything on a link that had its session.
     pub fn last_received(&self) -> Instant {
-        let state = self.lock();
+        let state = self.state.lock();
         state.up.as_ref().map_or(state.started_at, SimLink::last_received)
     }
 
@@ -126,7 +124,7 @@ impl Dialer {
     }
 
     fn dial(&self) -> Result<Connection, Error> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.dialled += 1;
         let number = state.dialled;
         let quality = if state.is_good { LinkQuality::GOOD } else { LinkQuality::draw(&mut state.rng) };
@@ -154,10 +152,6 @@ impl Dialer {
         state.current = Some(link);
         let framing = Framing::WebSocket { role: WebSocketRole::Client, max: limits::MESSAGE_BYTES };
         Ok(Connection { stream: ours, framing, carrier: None })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, DialerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -11,13 +11,14 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use exec_server_holder::{ChildRestrictions, Holder, HolderConfig, HolderLimits, spawner};
 use exec_server_server::core::{self, FoundSession};
+use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::{Mode, OFlags},
@@ -95,7 +96,7 @@ impl Holders {
     /// Starts requested holders and drives them until they end.
     pub async fn run_pending(self: Arc<Self>, context: WorldContext) {
         loop {
-            let pending = self.lock().pending.pop_front();
+            let pending = self.state.lock().pending.pop_front();
             match pending {
                 Some(pending) => {
                     let (holders, holder_context) = (self.clone(), context.clone());
@@ -108,24 +109,24 @@ impl Holders {
 
     /// The number of running holders.
     pub fn alive(&self) -> usize {
-        self.lock().sessions.values().filter(|entry| entry.is_alive).count()
+        self.state.lock().sessions.values().filter(|entry| entry.is_alive).count()
     }
 
     /// Whether a session's holder is running.
     pub fn is_alive(&self, session: &str) -> bool {
-        self.lock().sessions.get(session).is_some_and(|entry| entry.is_alive)
+        self.state.lock().sessions.get(session).is_some_and(|entry| entry.is_alive)
     }
 
     /// Kills a session's holder and its children, like SIGKILL. Returns false if there is none.
     pub fn kill(&self, session: &str) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let alive = state.sessions.get(session).filter(|entry| entry.is_alive);
         alive.inspect(|entry| entry.death.notify_one()).is_some()
     }
 
     /// Makes the disk of a session refuse new segments, or accept them again. A directory blocks the name of each segment file.
     pub fn fill_disk(&self, session: &str, is_full: bool) {
-        let Some(dir) = self.lock().sessions.get(session).map(|entry| entry.dir.clone()) else { return };
+        let Some(dir) = self.state.lock().sessions.get(session).map(|entry| entry.dir.clone()) else { return };
         for (slot, id) in (0..SLOTS).flat_map(|slot| (0..SEGMENTS).map(move |id| (slot, id))) {
             let path = dir.join(exec_server_log::disk_name(slot, id));
             // Ignore errors: an existing segment stays, and a missing directory need not be removed.
@@ -156,7 +157,7 @@ impl Holders {
         if let Err(error) = driven {
             context.trace.fail(Invariant::Health, format_args!("holder {order} failed: {error}"));
         }
-        if let Some(entry) = self.lock().sessions.get_mut(&session) {
+        if let Some(entry) = self.state.lock().sessions.get_mut(&session) {
             entry.is_alive = false;
         }
         context.trace.line(format_args!("holder {order} ended"));
@@ -164,12 +165,12 @@ impl Holders {
 
     /// The directory of an existing session.
     fn dir(&self, session: &str) -> io::Result<PathBuf> {
-        self.lock().sessions.get(session).map(|entry| entry.dir.clone()).ok_or(io::ErrorKind::NotFound.into())
+        self.state.lock().sessions.get(session).map(|entry| entry.dir.clone()).ok_or(io::ErrorKind::NotFound.into())
     }
 
     /// The entry of a session. Creates it if necessary.
     fn entry(&self, session: &str) -> io::Result<HolderEntry> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(entry) = state.sessions.get(session) {
             return Ok(entry.clone());
         }
@@ -194,10 +195,6 @@ impl Holders {
             (Some(_) | None, _) => Ok(FoundSession::Lost),
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HoldersState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl core::Holders for Holders {
@@ -217,7 +214,7 @@ impl core::Holders for Holders {
             confine: ChildRestrictions::default(),
             exclusive: false,
         };
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(entry) = state.sessions.get_mut(session) {
             (entry.secret, entry.is_alive) = (Some(secret), true);
         }
@@ -230,7 +227,7 @@ impl core::Holders for Holders {
 
     fn scan(&self) -> io::Result<Vec<(String, FoundSession)>> {
         self.gate.wait_until_idle();
-        let mut entries: Vec<(String, HolderEntry)> = self.lock().sessions.clone().into_iter().collect();
+        let mut entries: Vec<(String, HolderEntry)> = self.state.lock().sessions.clone().into_iter().collect();
         entries.sort_by_key(|(_, entry)| entry.order);
         let found = entries.into_iter().map(|(id, entry)| Self::find(&entry).map(|found| (id, found)));
         // Skip a holder that ends during the scan: it cannot be adopted.
@@ -239,18 +236,18 @@ impl core::Holders for Holders {
 
     fn inspect(&self, session: &str) -> io::Result<Option<FoundSession>> {
         self.gate.wait_until_idle();
-        let entry = self.lock().sessions.get(session).cloned();
+        let entry = self.state.lock().sessions.get(session).cloned();
         Ok(entry.and_then(|entry| Self::find(&entry).ok()))
     }
 
     fn read_record(&self, session: &str) -> io::Result<Option<Vec<u8>>> {
-        Ok(self.lock().sessions.get(session).and_then(|entry| entry.record.clone()))
+        Ok(self.state.lock().sessions.get(session).and_then(|entry| entry.record.clone()))
     }
 
     fn write_record(&self, session: &str, record: &[u8]) -> io::Result<()> {
         self.gate.wait_until_idle();
         self.entry(session)?;
-        if let Some(entry) = self.lock().sessions.get_mut(session) {
+        if let Some(entry) = self.state.lock().sessions.get_mut(session) {
             entry.record = Some(record.to_vec());
         }
         Ok(())
@@ -268,7 +265,7 @@ impl core::Holders for Holders {
 
     fn remove(&self, session: &str) -> io::Result<()> {
         // The holder may still be ending. Its further files are removed with the directory.
-        let entry = self.lock().sessions.remove(session).ok_or(io::ErrorKind::NotFound)?;
+        let entry = self.state.lock().sessions.remove(session).ok_or(io::ErrorKind::NotFound)?;
         std::fs::remove_dir_all(entry.dir)
     }
 }

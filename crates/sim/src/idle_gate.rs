@@ -4,8 +4,9 @@
 //! is about to park. Tokio does not advance the simulated time while a blocking job runs. So the result of a job, and when the world
 //! receives it, do not depend on the speed of the machine.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
 /// How often the world's thread must park before the world counts as idle. More than the longest chain of messages between server and
@@ -34,13 +35,13 @@ struct GateState {
 impl IdleGate {
     /// The world's thread is about to park: nothing can run.
     pub fn mark_parked(&self) {
-        self.lock().is_parked = true;
+        self.0.state.lock().is_parked = true;
         self.0.changed.notify_one();
     }
 
     /// The world has ended. Jobs that are still waiting continue.
     pub fn open(&self) {
-        self.lock().is_over = true;
+        self.0.state.lock().is_over = true;
         self.0.changed.notify_all();
     }
 
@@ -48,12 +49,12 @@ impl IdleGate {
     /// of the previous job or the data in its sockets, and that data may cause further work.
     pub fn wait_until_idle(&self) {
         for _ in 0..IDLE_PARKS {
-            let mut state = self.lock();
+            let mut state = self.0.state.lock();
             state.is_parked = false;
             // If the thread is already parked, wake it, so that it parks again.
             self.0.wakeup.notify_one();
             while !state.is_parked && !state.is_over {
-                state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.0.changed.wait(&mut state);
             }
         }
     }
@@ -63,9 +64,5 @@ impl IdleGate {
         loop {
             self.0.wakeup.notified().await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -43,7 +43,9 @@ mod world_steps;
 
 pub use world::{Report, run};
 
-use std::{fs, io, ops::Range, path::Path, sync::Mutex, thread};
+use std::{fs, io, ops::Range, path::Path, thread};
+
+use parking_lot::Mutex;
 
 /// Runs a seed. Writes its trace to `dir` if it fails, or in any case if `always` is set.
 pub fn run_and_keep(seed: u64, dir: &Path, always: bool) -> io::Result<Report> {
@@ -64,7 +66,7 @@ pub fn run_many(seeds: Range<u64>, dir: &Path, on_report: impl Fn(&Report) + Syn
     let run_worlds = || {
         let mut reports = Vec::new();
         loop {
-            let next = left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
+            let next = left.lock().next();
             let Some(seed) = next else { return io::Result::Ok(reports) };
             let mut report = run_and_keep(seed, dir, false)?;
             on_report(&report);

@@ -7,13 +7,14 @@ use std::{
     collections::VecDeque,
     io,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use bytes::{Buf as _, Bytes};
 use exec_server_rpc::{ByteStream, TcpProbe};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep_until},
@@ -112,7 +113,7 @@ impl SimLink {
             // Answers like the kernel: a peer that only stalls still acknowledges, a peer behind a dead line does not.
             let asked = shared.clone();
             stream.probe = Some(TcpProbe::from_fn(move || {
-                let silent = lock(&asked).void_since.map_or(Duration::ZERO, |since| since.elapsed());
+                let silent = asked.lock().void_since.map_or(Duration::ZERO, |since| since.elapsed());
                 u32::try_from(silent.as_millis()).ok()
             }));
             stream
@@ -123,7 +124,7 @@ impl SimLink {
 
     /// Ends the link now.
     pub fn cut(&self, cut: CutKind) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         for pipe in [Direction::Up, Direction::Down] {
             state.pipe(pipe).end(cut);
         }
@@ -131,14 +132,14 @@ impl SimLink {
 
     /// Resets the link when `bytes` more have been delivered in this direction. This is mostly inside a frame.
     pub fn cut_after(&self, direction: Direction, bytes: u64) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let pipe = state.pipe(direction);
         pipe.cut_at = Some(pipe.delivered + bytes);
     }
 
     /// From now on writes vanish and reads hang in both directions, and neither side gets an error.
     pub fn half_open(&self) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.void_since.get_or_insert_with(Instant::now);
         for direction in [Direction::Up, Direction::Down] {
             let pipe = state.pipe(direction);
@@ -149,12 +150,12 @@ impl SimLink {
 
     /// Nothing arrives in this direction until `until`. Nothing is lost.
     pub fn stall(&self, direction: Direction, until: Instant) {
-        lock(&self.0).pipe(direction).stalled_until = Some(until);
+        self.0.lock().pipe(direction).stalled_until = Some(until);
     }
 
     /// Changes how fast the reader of this direction reads.
     pub fn pace(&self, direction: Direction, pace: Option<u64>) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         let pipe = state.pipe(direction);
         pipe.quality.pace = pace;
         pipe.wake();
@@ -162,7 +163,7 @@ impl SimLink {
 
     /// From now on the link is fast in both directions.
     pub fn repair(&self) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         for direction in [Direction::Up, Direction::Down] {
             let pipe = state.pipe(direction);
             pipe.quality = LinkQuality::GOOD;
@@ -172,12 +173,12 @@ impl SimLink {
 
     /// When the data that the client read last had arrived at its side.
     pub fn last_received(&self) -> Instant {
-        lock(&self.0).last_received
+        self.0.lock().last_received
     }
 
     /// Whether the link was reset, by the world or by its byte count.
     pub fn is_cut(&self) -> bool {
-        let state = lock(&self.0);
+        let state = self.0.lock();
         state.up.reset || state.down.reset
     }
 }
@@ -269,7 +270,7 @@ impl AsyncRead for LinkReader {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         loop {
-            let mut state = lock(&this.shared);
+            let mut state = this.shared.lock();
             let pipe = state.pipe(this.direction);
             pipe.reader = Some(cx.waker().clone());
             if pipe.reset {
@@ -309,7 +310,7 @@ impl AsyncRead for LinkReader {
 
 impl Drop for LinkReader {
     fn drop(&mut self) {
-        let mut state = lock(&self.shared);
+        let mut state = self.shared.lock();
         let pipe = state.pipe(self.direction);
         pipe.reader_gone = true;
         pipe.wake();
@@ -323,7 +324,7 @@ struct LinkWriter {
 
 impl AsyncWrite for LinkWriter {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let mut state = lock(&self.shared);
+        let mut state = self.shared.lock();
         let pipe = state.pipe(self.direction);
         if pipe.reset || pipe.reader_gone || pipe.writer_gone {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -349,7 +350,7 @@ impl AsyncWrite for LinkWriter {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut state = lock(&self.shared);
+        let mut state = self.shared.lock();
         let pipe = state.pipe(self.direction);
         pipe.writer_gone = true;
         pipe.wake();
@@ -359,13 +360,9 @@ impl AsyncWrite for LinkWriter {
 
 impl Drop for LinkWriter {
     fn drop(&mut self) {
-        let mut state = lock(&self.shared);
+        let mut state = self.shared.lock();
         let pipe = state.pipe(self.direction);
         pipe.writer_gone = true;
         pipe.wake();
     }
-}
-
-fn lock(state: &Mutex<LinkState>) -> MutexGuard<'_, LinkState> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

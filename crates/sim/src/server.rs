@@ -3,11 +3,7 @@
 //! Owns the core and its connections. Dropping both is a crash: no close frame, no detach, only closed file descriptors. All clients share
 //! it.
 
-use std::{
-    io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
 use exec_server_protocol::limits;
 use exec_server_rpc::{ByteStream, Framing, WebSocketRole};
@@ -15,6 +11,7 @@ use exec_server_server::{
     access::Grant,
     core::{Authenticated, Config, Core},
 };
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use crate::{
@@ -46,19 +43,19 @@ impl Server {
 
     /// Whether the server is running.
     pub fn is_up(&self) -> bool {
-        self.lock().core.is_some()
+        self.state.lock().core.is_some()
     }
 
     /// How many servers have started, including the current one.
     pub fn lives(&self) -> u32 {
-        self.lock().lives
+        self.state.lock().lives
     }
 
     /// Starts a server and adopts the existing holders.
     pub async fn start(&self) -> io::Result<()> {
         let core = Core::new(self.config.clone(), self.holders.clone());
         let adopted = core.adopt().await;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.core = Some(core);
         state.lives += 1;
         adopted
@@ -66,7 +63,7 @@ impl Server {
 
     /// Drains the server, as in a planned restart.
     pub async fn drain(&self) {
-        let core = self.lock().core.clone();
+        let core = self.state.lock().core.clone();
         if let Some(core) = core {
             core.drain(Duration::from_secs(5)).await;
         }
@@ -76,7 +73,7 @@ impl Server {
     pub async fn crash(&self) {
         // Take the core first, so that no new connection is accepted while the existing ones are aborted.
         let (core, mut connections) = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             (state.core.take(), std::mem::take(&mut state.connections))
         };
         connections.shutdown().await;
@@ -89,7 +86,7 @@ impl Server {
 
     /// Serves a connection. If the server is not running, drops the connection and returns false.
     pub fn accept(&self, stream: ByteStream) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while let Some(ended) = state.connections.try_join_next() {
             if ended.is_err() {
                 self.trace.fail(Invariant::Health, format_args!("a connection's task panicked"));
@@ -100,9 +97,5 @@ impl Server {
         let connection = Authenticated::vouch(stream, framing, Grant::owner(), "simulated");
         state.connections.spawn(async move { core.serve(connection).await });
         true
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ServerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,9 +6,10 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Write as _},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::branch::Branch;
@@ -99,7 +100,7 @@ impl Trace {
 
     /// Adds a line to the trace.
     pub fn line(&self, event: fmt::Arguments<'_>) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let ms = state.started.elapsed().as_millis();
         writeln!(state.recording.text, "{:>6}.{:03} {event}", ms / 1000, ms % 1000).expect("a string takes all");
     }
@@ -107,17 +108,17 @@ impl Trace {
     /// Records a violation. The first one is the result of the world.
     pub fn fail(&self, invariant: Invariant, what: fmt::Arguments<'_>) {
         self.line(format_args!("WRONG [{}]: {what}", invariant.name()));
-        self.lock().recording.failure.get_or_insert_with(|| format!("[{}] {what}", invariant.name()));
+        self.0.lock().recording.failure.get_or_insert_with(|| format!("[{}] {what}", invariant.name()));
     }
 
     /// Counts a rare branch.
     pub fn count(&self, branch: Branch) {
-        *self.lock().recording.counters.entry(branch).or_default() += 1;
+        *self.0.lock().recording.counters.entry(branch).or_default() += 1;
     }
 
     /// Counts a method or notification that was sent.
     pub fn sent(&self, method: &str) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         match state.recording.sent.get_mut(method) {
             Some(times) => *times += 1,
             None => drop(state.recording.sent.insert(method.to_owned(), 1)),
@@ -126,16 +127,12 @@ impl Trace {
 
     /// Whether there was a violation so far.
     pub fn has_failed(&self) -> bool {
-        self.lock().recording.failure.is_some()
+        self.0.lock().recording.failure.is_some()
     }
 
     /// Takes the recording out.
     pub fn take(&self) -> Recording {
-        std::mem::take(&mut self.lock().recording)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, TraceState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(&mut self.0.lock().recording)
     }
 }
 

@@ -77,12 +77,11 @@ async fn remote(
 ) -> anyhow::Result<()> {
     let server = Arc::new(server);
     let first = open(&server).await?;
-    let unused = Arc::new(std::sync::Mutex::new(Some(first.clone())));
+    let unused = Arc::new(parking_lot::Mutex::new(Some(first.clone())));
     let opened: OpenSession = Box::new(move || {
         let (server, unused) = (Arc::clone(&server), Arc::clone(&unused));
         Box::pin(async move {
-            // No panic can happen while the lock is held, so a poisoned lock is usable.
-            let first = unused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            let first = unused.lock().take();
             let client = match first {
                 Some(first) => first,
                 None => open(&server).await?,

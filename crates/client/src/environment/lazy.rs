@@ -10,12 +10,13 @@
 //! An attempt runs inside the futures of the callers that wait for it, so no task is left behind. If all of them are dropped, the attempt
 //! is dropped, too, and the next caller begins a new one.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures_util::{
     FutureExt as _,
     future::{Shared, WeakShared},
 };
+use parking_lot::Mutex;
 
 use crate::{error::Error, transport::BoxFuture};
 
@@ -88,7 +89,7 @@ impl<T: Openable> Lazy<T> {
     /// Returns the open value. Opens it first if it is not open or is lost.
     pub(super) async fn get(&self) -> Result<T, Error> {
         let attempt = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             match &state.slot {
                 LazySlot::Open(thing) if !matches!(thing.health(), Health::Lost(_)) => return Ok(thing.clone()),
                 LazySlot::Failed { error, is_final: true } => return Err(error.clone()),
@@ -104,7 +105,7 @@ impl<T: Openable> Lazy<T> {
 
     /// The current state. Does not open anything.
     pub(super) fn status(&self) -> EnvironmentState {
-        match &lock(&self.state).slot {
+        match &self.state.lock().slot {
             LazySlot::Idle | LazySlot::Opening(_) => EnvironmentState::Pending,
             LazySlot::Failed { error, .. } => EnvironmentState::Disconnected { error: error.clone() },
             LazySlot::Open(thing) => match thing.health() {
@@ -119,7 +120,7 @@ impl<T: Openable> Lazy<T> {
         let (opening, is_final, shared) = ((self.open)(), self.is_final, Arc::clone(&self.state));
         let attempt = async move {
             let result = opening.await;
-            let mut state = lock(&shared);
+            let mut state = shared.lock();
             state.slot = match &result {
                 Ok(thing) => LazySlot::Open(thing.clone()),
                 Err(error) => LazySlot::Failed { error: error.clone(), is_final: !state.was_open && is_final(error) },
@@ -132,11 +133,6 @@ impl<T: Openable> Lazy<T> {
         state.slot = attempt.downgrade().map_or(LazySlot::Idle, LazySlot::Opening);
         attempt
     }
-}
-
-fn lock<T: Openable>(state: &Mutex<LazyState<T>>) -> MutexGuard<'_, LazyState<T>> {
-    // Poisoning is harmless: no code under the lock can panic half-way through a change.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

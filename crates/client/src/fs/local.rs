@@ -6,13 +6,14 @@ use std::{
     ffi::OsString,
     os::unix::ffi::{OsStrExt as _, OsStringExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use bytes::Bytes;
 use exec_server_fs::{self as files, Cancel, JobQueue, View};
 use exec_server_protocol::limits;
 use exec_server_rpc::pool::PooledBuffer;
+use parking_lot::Mutex;
 use tokio::{sync::oneshot, task};
 
 use super::{
@@ -345,7 +346,7 @@ impl WriteAt for LocalDraft {
         let draft = Arc::clone(&self.draft);
         Box::pin(async move {
             let (done_tx, done_rx) = oneshot::channel();
-            let write = move || done_tx.send(lock(&draft).write_block(offset, &bytes)).unwrap_or(());
+            let write = move || done_tx.send(draft.lock().write_block(offset, &bytes)).unwrap_or(());
             if self.line.enqueue(write) {
                 let line = Arc::clone(&self.line);
                 drop(task::spawn_blocking(move || line.run()));
@@ -365,21 +366,17 @@ impl WriteAt for LocalDraft {
                 mode: options.mode,
                 modified: options.modified.map(to_moment),
             };
-            let written = lock(&self.draft).commit(options.size, &finish, cancel)?;
+            let written = self.draft.lock().commit(options.size, &finish, cancel)?;
             Ok(Written { atomic: written.atomic, etag: Some(written.etag) })
         }))
     }
 
     fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), FileError>> {
         Box::pin(blocking("give up", self.path.clone(), move |_| {
-            lock(&self.draft).discard();
+            self.draft.lock().discard();
             Ok(())
         }))
     }
-}
-
-fn lock(draft: &Mutex<files::Draft>) -> MutexGuard<'_, files::Draft> {
-    draft.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn of_links(links: Links) -> files::Links {

@@ -4,10 +4,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     task::Waker,
 };
 
@@ -18,6 +15,7 @@ use exec_server_protocol::{
     http as wire, limits,
 };
 use exec_server_rpc::CloseReason;
+use parking_lot::Mutex;
 
 use crate::error::Error;
 
@@ -71,12 +69,12 @@ impl BodyStreams {
     pub(super) fn add(&self, name: String, epoch: u64, window: Option<u64>) {
         let (pieces, end, reader) = (VecDeque::new(), None, None);
         let entry = BodyStream { epoch, window, received: 0, taken: 0, acked: 0, pieces, end, reader };
-        self.lock().streams.insert(name, entry);
+        self.table.lock().streams.insert(name, entry);
     }
 
     /// Removes a stream. Returns whether the server is still sending it.
     pub(super) fn remove(&self, name: &str, epoch: u64) -> bool {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if table.streams.get(name).is_none_or(|entry| entry.epoch != epoch) {
             return false;
         }
@@ -97,7 +95,7 @@ impl BodyStreams {
         if bytes.as_ref().is_ok_and(|bytes| bytes.len() > limits::HTTP_DELTA_BYTES) {
             return Err(TOO_LARGE);
         }
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let BodyTable { streams, buffered } = &mut *table;
         let Some(entry) = streams.get_mut(&delta.request_id).filter(|entry| entry.end.is_none()) else { return Ok(()) };
         let verdict = match bytes {
@@ -128,7 +126,7 @@ impl BodyStreams {
     }
 
     pub(super) fn take(&self, name: &str, epoch: u64, waker: &Waker) -> BodyRead {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let BodyTable { streams, buffered } = &mut *table;
         let Some(entry) = streams.get_mut(name).filter(|entry| entry.epoch == epoch) else {
             return BodyRead::End(Err(Error::Disconnected { reason: None }));
@@ -150,7 +148,7 @@ impl BodyStreams {
 
     /// The acknowledgements that are due on this link.
     pub(crate) fn due_acks(&self, epoch: u64) -> Vec<wire::AckParams> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let due = table.streams.iter_mut().filter(|(_, entry)| entry.epoch == epoch && entry.is_ack_due());
         let acks = due.map(|(name, entry)| {
             entry.acked = entry.taken;
@@ -162,16 +160,11 @@ impl BodyStreams {
     /// Fails every stream of this link and of earlier ones. Readers get the error after the pieces that had arrived.
     pub(crate) fn fail(&self, epoch: u64, error: &Error) {
         let mut readers = Vec::new();
-        for entry in self.lock().streams.values_mut().filter(|entry| entry.epoch <= epoch) {
+        for entry in self.table.lock().streams.values_mut().filter(|entry| entry.epoch <= epoch) {
             entry.end.get_or_insert_with(|| Err(error.clone()));
             readers.extend(entry.reader.take());
         }
         readers.into_iter().for_each(Waker::wake);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BodyTable> {
-        // Poisoning is harmless: no code under the lock can panic half-way through a change.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,11 +12,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
 };
 
 use exec_server_protocol::process as wire;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use self::event_runs::EventRuns;
@@ -165,7 +165,7 @@ impl EventLog {
     /// Appends an event. A new event is published, together with early events that waited for it. An early event is kept; a known one is
     /// ignored.
     pub(crate) fn append(&self, event: Event) -> Result<Appended, ProtocolViolation> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let event = state.renumber_late_end(event);
         let Some((from, to)) = event.span() else { return Ok(Appended::Accepted) };
         if from > to || to == u64::MAX {
@@ -193,12 +193,12 @@ impl EventLog {
 
     /// The sequence number after the last published event.
     pub(crate) fn next(&self) -> u64 {
-        self.lock().next
+        self.state.lock().next
     }
 
     /// Ends the log with a failure, unless it has failed or closed already.
     pub(crate) fn fail(&self, error: Error) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.failed.is_some() || state.closed.is_some() {
             return;
         }
@@ -219,12 +219,12 @@ impl EventLog {
 
     /// Records how the process ended without an event, because the exit event may lie before the log's beginning.
     pub(crate) fn record_exit(&self, exit: Exit) {
-        self.lock().recorded_exit = Some(exit);
+        self.state.lock().recorded_exit = Some(exit);
     }
 
     /// Records that the close lies before the log's beginning, so that no event follows.
     pub(crate) fn record_closed(&self, totals: Totals) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.failed.is_some() || state.closed.is_some() {
             return;
         }
@@ -238,31 +238,31 @@ impl EventLog {
 
     /// The exit recorded by [`record_exit`](Self::record_exit).
     pub(crate) fn recorded_exit(&self) -> Option<Exit> {
-        self.lock().recorded_exit.clone()
+        self.state.lock().recorded_exit.clone()
     }
 
     /// How the process ended, if known.
     pub(crate) fn exit(&self) -> Option<Exit> {
-        let state = self.lock();
+        let state = self.state.lock();
         state.exit.as_ref().map(|(_, exit)| exit).or(state.recorded_exit.as_ref()).cloned()
     }
 
     /// The exit and its sequence number, if it arrived as an event.
     pub(crate) fn exit_at(&self) -> Option<(u64, Exit)> {
-        self.lock().exit.clone()
+        self.state.lock().exit.clone()
     }
 
     pub(crate) fn closed(&self) -> Option<Totals> {
-        self.lock().closed
+        self.state.lock().closed
     }
 
     pub(crate) fn failed(&self) -> Option<Error> {
-        self.lock().failed.clone()
+        self.state.lock().failed.clone()
     }
 
     /// Adds a reader after `position`. From now on the log keeps what this reader has not consumed.
     pub(crate) fn add_cursor(&self, position: u64) -> u64 {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let id = state.next_cursor;
         state.next_cursor += 1;
         state.cursors.insert(id, CursorSlot { position, waker: None });
@@ -271,7 +271,7 @@ impl EventLog {
 
     /// Removes a reader. Everything up to `position` counts as consumed by it.
     pub(crate) fn remove_cursor(&self, id: u64, position: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.cursors.remove(&id).is_some() && state.cursors.is_empty() {
             state.consume(position);
         }
@@ -282,7 +282,7 @@ impl EventLog {
 
     /// Returns the event after `position`. Everything up to `position` counts as consumed by this reader.
     pub(crate) fn poll(&self, id: u64, position: u64, cx: &Context<'_>) -> Poll<CursorRead> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(slot) = state.cursors.get_mut(&id) {
             slot.position = position;
             slot.waker = None;
@@ -305,7 +305,7 @@ impl EventLog {
 
     /// Registers a caller that only waits. If there is no reader, every event counts as consumed.
     pub(crate) fn begin_wait(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.waiting += 1;
         state.release_consumed();
         drop(state);
@@ -314,7 +314,7 @@ impl EventLog {
 
     /// Unregisters a caller; see [`begin_wait`](Self::begin_wait).
     pub(crate) fn end_wait(&self) {
-        self.lock().waiting -= 1;
+        self.state.lock().waiting -= 1;
     }
 
     /// Waits until the connection to a reference server may be read again.
@@ -333,7 +333,7 @@ impl EventLog {
             tokio::pin!(changed);
             // Register before checking, so that no change between the two is missed.
             changed.as_mut().enable();
-            if is_met(&mut self.lock()) {
+            if is_met(&mut self.state.lock()) {
                 return;
             }
             changed.await;
@@ -342,12 +342,12 @@ impl EventLog {
 
     /// Whether an acknowledgement is due: a quarter of the window, or the last event, was consumed.
     pub(crate) fn is_ack_due(&self) -> bool {
-        self.lock().is_ack_due()
+        self.state.lock().is_ack_due()
     }
 
     /// Returns the number to acknowledge if an acknowledgement is due, and records it as acknowledged.
     pub(crate) fn due_ack(&self) -> Option<u64> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.is_ack_due() {
             return None;
         }
@@ -358,14 +358,9 @@ impl EventLog {
 
     /// Resets the acknowledgement after a reconnect, so that it is sent again on the new connection.
     pub(crate) fn renew_ack(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.acked = 0;
         state.unacked_bytes = u64::MAX / 2;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LogState> {
-        // Poisoning is harmless: no code under the lock can panic half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

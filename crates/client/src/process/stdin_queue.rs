@@ -8,12 +8,12 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
 use exec_server_protocol::process as wire;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 
 use crate::{
@@ -101,7 +101,7 @@ impl StdinQueue {
 
     /// Queues a write as soon as there is room. The returned flag is true if the caller must start the serving task.
     pub(super) fn poll_write(&self, cx: &Context<'_>, bytes: &Bytes) -> Poll<(oneshot::Receiver<WriteReply>, bool)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // An empty queue accepts a write of any size.
         let is_full =
             !state.queue.is_empty() && (state.bytes + bytes.len() > WAITING_BYTES || state.queue.len() >= WAITING);
@@ -129,7 +129,7 @@ impl StdinQueue {
 
     /// Queues a request to close stdin. The returned flag is true if the caller must start the serving task.
     pub(super) fn close(&self) -> (oneshot::Receiver<CloseReply>, bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (reply, closed) = oneshot::channel();
         if let Some(error) = &state.broken {
             reply.send(Err(error.clone())).ok(); // Cannot fail: `closed` is held here.
@@ -149,12 +149,12 @@ impl StdinQueue {
 
     /// The item at index `at`, if there is one.
     fn peek(&self, at: usize) -> Option<StdinItem> {
-        self.lock().queue.get(at).map(|queued| queued.item.clone())
+        self.state.lock().queue.get(at).map(|queued| queued.item.clone())
     }
 
     /// Removes the first item and reports its outcome to the caller.
     fn complete_first(&self, outcome: Result<ItemOutcome, Error>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(queued) = state.queue.pop_front() else { return };
         state.bytes -= queued.item.len();
         let wakers = std::mem::take(&mut state.wakers);
@@ -177,7 +177,7 @@ impl StdinQueue {
     fn fail_all(&self, refused: &Error) {
         let error = Error::InputBroken { reason: refused.to_string() };
         // Set this first, so that no further item is queued.
-        self.lock().broken = Some(error.clone());
+        self.state.lock().broken = Some(error.clone());
         while self.peek(0).is_some() {
             self.complete_first(Err(error.clone()));
         }
@@ -185,16 +185,11 @@ impl StdinQueue {
 
     /// Whether the task may end because the queue is empty. The next caller then starts another task.
     fn is_done(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.queue.is_empty() {
             state.has_sender = false;
         }
         !state.has_sender
-    }
-
-    fn lock(&self) -> MutexGuard<'_, StdinQueueState> {
-        // Poisoning is harmless: no code under the lock can panic half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

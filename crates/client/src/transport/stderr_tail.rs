@@ -3,11 +3,9 @@
 //! Memory is bounded, however much the program writes. Control characters are replaced in text that is shown to people, because the text
 //! may come from another machine.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
 
+use parking_lot::Mutex;
 use tokio::{io::AsyncReadExt as _, net::unix::pipe, sync::watch};
 
 /// Bytes of text that are kept: enough for any error message of ssh, including warnings.
@@ -46,7 +44,7 @@ impl StderrTail {
 
     /// Appends bytes.
     pub(super) fn append(&self, bytes: &[u8]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
             let (text, is_end) = piece.strip_suffix(b"\n").map_or((piece, false), |text| (text, true));
             let room = LINE_BYTES - state.partial.len();
@@ -59,7 +57,7 @@ impl StderrTail {
 
     /// The last lines, joined into one; empty if there are none.
     pub(super) fn text(&self) -> String {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.end_line();
         let skipped = state.lines.len().saturating_sub(SHOWN_LINES);
         let lines: Vec<&str> = state.lines.iter().skip(skipped).map(String::as_str).collect();
@@ -67,7 +65,7 @@ impl StderrTail {
     }
 
     pub(super) fn last(&self) -> Option<String> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.end_line();
         state.lines.back().cloned()
     }
@@ -85,11 +83,6 @@ impl StderrTail {
     pub(super) async fn finished(&self) {
         // Cannot fail: the sender is a field of `self`.
         self.finished_tx.subscribe().wait_for(|finished| *finished).await.ok();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, TailLines> {
-        // Poisoning is harmless: no code under this lock can panic half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -139,6 +132,6 @@ mod tests {
         tail.append(&[0xff; 3]);
         let text = tail.text();
         assert!(text.starts_with("line 99995; ") && text.ends_with("line 99999; \u{fffd}\u{fffd}\u{fffd}"), "{text}");
-        assert!(tail.lock().bytes <= TAIL_BYTES);
+        assert!(tail.state.lock().bytes <= TAIL_BYTES);
     }
 }

@@ -3,11 +3,9 @@
 //! A request ends with its answer, its timeout, or the end of the connection. If the caller stops waiting earlier, the server gets a
 //! cancellation. Whether the server is restarted is decided in `server`.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use rmcp::{
     Peer, RoleClient,
     model::{ClientRequest, CustomRequest, CustomResult, ServerPeerInfo, ServerResult},
@@ -248,8 +246,7 @@ impl Drop for PendingRequest<'_> {
         if tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        // Ignore poisoning: no code under the lock can panic halfway through a change.
-        let mut tasks = self.connection.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks = self.connection.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(async move {
             let ended = handle.cancel(Some("nobody waits for the answer any more".to_owned()));

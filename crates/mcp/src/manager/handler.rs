@@ -5,10 +5,11 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use exec_server_client::transport::BoxFuture;
+use parking_lot::Mutex;
 use rmcp::{
     ClientHandler, ErrorData, RoleClient,
     model::{
@@ -184,7 +185,7 @@ impl ConnectionShared {
     /// Passes a progress notification to the callback of its request, or keeps it if the request is not registered yet.
     pub(super) fn report_progress(&self, progress: Progress) {
         let callback = {
-            let mut callbacks = self.callbacks();
+            let mut callbacks = self.callbacks.lock();
             match callbacks.registered.get(&progress.token).cloned() {
                 Some(callback) => callback,
                 None => {
@@ -205,7 +206,7 @@ impl ConnectionShared {
         token: ProgressToken,
         callback: Arc<dyn Fn(Progress) + Send + Sync>,
     ) -> ProgressRegistration {
-        let mut callbacks = self.callbacks();
+        let mut callbacks = self.callbacks.lock();
         let early = std::mem::take(&mut callbacks.early);
         let (ours, others): (VecDeque<_>, _) = early.into_iter().partition(|step| step.token == token);
         callbacks.early = others;
@@ -217,11 +218,6 @@ impl ConnectionShared {
         drop(callbacks);
         ProgressRegistration { shared: Arc::clone(self), token }
     }
-
-    fn callbacks(&self) -> MutexGuard<'_, ProgressCallbacks> {
-        // Ignore poisoning: if a callback panics, the state here is still consistent.
-        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Unregisters the callback of a request when dropped.
@@ -232,7 +228,7 @@ pub(super) struct ProgressRegistration {
 
 impl Drop for ProgressRegistration {
     fn drop(&mut self) {
-        self.shared.callbacks().registered.remove(&self.token);
+        self.shared.callbacks.lock().registered.remove(&self.token);
     }
 }
 
@@ -359,16 +355,16 @@ mod tests {
             let received = Arc::clone(&received);
             shared.register_progress(
                 step(7, 0.0).token,
-                Arc::new(move |step: Progress| received.lock().unwrap().push(step.progress)),
+                Arc::new(move |step: Progress| received.lock().push(step.progress)),
             )
         };
         shared.report_progress(step(7, 3.0));
         drop(telling);
         shared.report_progress(step(7, 4.0));
-        assert_eq!(*received.lock().unwrap(), [0.0, 1.0, 2.0, 3.0]);
+        assert_eq!(*received.lock(), [0.0, 1.0, 2.0, 3.0]);
         for n in 0..1000 {
             shared.report_progress(step(n, 0.0));
         }
-        assert_eq!(shared.callbacks().early.len(), EARLY, "what nobody asks for is bounded");
+        assert_eq!(shared.callbacks.lock().early.len(), EARLY, "what nobody asks for is bounded");
     }
 }

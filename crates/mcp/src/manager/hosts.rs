@@ -6,12 +6,7 @@
 //! The session on an executor is used by this manager alone. The executor keeps it for [`KEEP`] without us. That bounds both how long a
 //! link may be cut and how long the processes of a killed manager stay there.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use exec_server_client::{
     Client, ConnectionState, Error, Token,
@@ -20,6 +15,7 @@ use exec_server_client::{
     local::{Local, LocalConfig},
     protocol::initialize::Ttl,
 };
+use parking_lot::Mutex;
 use tokio::time;
 
 use crate::config::Placement;
@@ -205,14 +201,14 @@ impl Hosts {
     /// Resolves a placement. Opens nothing.
     pub(super) fn find(&self, placement: &Placement) -> Result<Arc<HostSlot>, PlacementError> {
         let host = (self.find)(placement)?;
-        let mut slots = lock(&self.slots);
+        let mut slots = self.slots.lock();
         let slot = slots.entry(host.key.clone()).or_insert_with(|| Arc::new(HostSlot::new(host)));
         Ok(Arc::clone(slot))
     }
 
     /// Ends every session that was opened here, with all its processes. Takes a bounded time.
     pub async fn end(&self) {
-        let slots = std::mem::take(&mut *lock(&self.slots));
+        let slots = std::mem::take(&mut *self.slots.lock());
         // Sequential is fast enough: a reachable executor answers at once.
         for slot in slots.into_values() {
             let Some(opened) = slot.state.lock().await.opened.take() else { continue };
@@ -225,7 +221,7 @@ impl Hosts {
 
 impl fmt::Debug for Hosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock();
         let known: Vec<&str> = slots.values().map(|slot| slot.id()).collect();
         f.debug_struct("Hosts").field("known", &known).finish_non_exhaustive()
     }
@@ -332,9 +328,4 @@ fn without_token(name: &str) -> String {
         }
         None => name.to_owned(),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Ignore poisoning: no code under these locks can panic halfway through a change.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,13 +4,10 @@
 //! crashes is restarted after a pause. Too many crashes in a row are final. An unreachable executor does not count as a crash of its
 //! servers: once they were ready, the executor is retried without limit. A server that requires authentication is not restarted.
 
-use std::{
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use exec_server_client::{self as client, Client, ConnectionState, transport::BoxFuture};
+use parking_lot::Mutex;
 use rmcp::model::{ServerPeerInfo, Tool};
 use tokio::{
     sync::{Mutex as Turns, MutexGuard as Turn, broadcast, watch},
@@ -92,7 +89,7 @@ impl ManagedServer {
 
     /// The server's information from the handshake.
     pub(super) fn info(&self) -> Option<ServerPeerInfo> {
-        self.last_connection().connection.as_ref()?.info().cloned()
+        self.last_connection.lock().connection.as_ref()?.info().cloned()
     }
 
     /// Waits until the server is not starting. A server that was never started counts as settled.
@@ -108,8 +105,10 @@ impl ManagedServer {
         let offered =
             |tools: &Vec<Tool>| tools.iter().filter(|tool| self.config.tools.allows(&tool.name)).cloned().collect();
         match self.status() {
-            ServerStatus::Starting { restarts } if restarts > 0 => self.last_connection().tools.as_ref().map(offered),
-            _ if self.settled().await == ServerStatus::Ready => self.last_connection().tools.as_ref().map(offered),
+            ServerStatus::Starting { restarts } if restarts > 0 => {
+                self.last_connection.lock().tools.as_ref().map(offered)
+            }
+            _ if self.settled().await == ServerStatus::Ready => self.last_connection.lock().tools.as_ref().map(offered),
             _ => None,
         }
     }
@@ -123,7 +122,7 @@ impl ManagedServer {
         loop {
             match &*status.borrow_and_update() {
                 ServerStatus::Ready => {
-                    let connection = self.last_connection().connection.clone();
+                    let connection = self.last_connection.lock().connection.clone();
                     // A connection that has ended is about to be replaced.
                     if let Some(connection) = connection.filter(|found| found.shared().over().borrow().is_none()) {
                         return Ok(connection);
@@ -139,7 +138,7 @@ impl ManagedServer {
                 ServerStatus::Cancelled => return Err(Error::Cancelled { server: server() }),
                 ServerStatus::Disabled => return Err(Error::Disabled { server: server() }),
             }
-            let host_error = self.last_connection().host_error.clone();
+            let host_error = self.last_connection.lock().host_error.clone();
             let changed = match host_error {
                 None => status.changed().await,
                 Some(host_error) => match time::timeout_at(until, status.changed()).await {
@@ -162,7 +161,7 @@ impl ManagedServer {
             found.name == tool && found.annotations.as_ref().and_then(|all| all.read_only_hint) == Some(true)
         };
         let is_free = self.config.supports_parallel_tool_calls
-            || self.last_connection().tools.as_ref().is_some_and(|tools| tools.iter().any(only_reads));
+            || self.last_connection.lock().tools.as_ref().is_some_and(|tools| tools.iter().any(only_reads));
         if is_free { None } else { Some(self.turns.lock().await) }
     }
 
@@ -224,7 +223,7 @@ impl ManagedServer {
                 let reason = format!("it crashed {crashes} times in a row; the last time: {}", crash.reason);
                 return ServerStatus::Failed { reason };
             }
-            self.last_connection().host_error = crash.is_of_host.then(|| crash.reason.clone());
+            self.last_connection.lock().host_error = crash.is_of_host.then(|| crash.reason.clone());
             if self.status() != attempts.status() {
                 self.set(attempts.status());
             }
@@ -248,7 +247,7 @@ impl ManagedServer {
     ) -> Option<ServerCrash> {
         let ReadyServer { running, connection, tools, child, client } = ready_server;
         let shared = Arc::clone(connection.shared());
-        *self.last_connection() =
+        *self.last_connection.lock() =
             LastConnection { connection: Some(Arc::clone(&connection)), tools: Some(tools), host_error: None };
         attempts.was_ready = true;
         self.set(ServerStatus::Ready);
@@ -324,7 +323,7 @@ impl ManagedServer {
     /// Lists the tools again.
     async fn refresh_tools(&self, connection: &ServerConnection) {
         match list::list(connection, list::TOOLS, self.config.startup_timeout).await {
-            Ok(tools) => self.last_connection().tools = Some(tools),
+            Ok(tools) => self.last_connection.lock().tools = Some(tools),
             Err(error) => tracing::warn!(server = self.name, %error, "its tools changed, but cannot be listed"),
         }
     }
@@ -340,11 +339,6 @@ impl ManagedServer {
     fn publish(&self, update: ServerUpdate) {
         // Fails only without subscribers.
         self.updates.send(update).ok();
-    }
-
-    fn last_connection(&self) -> MutexGuard<'_, LastConnection> {
-        // Ignore poisoning: no code under the lock can panic halfway through a change.
-        self.last_connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

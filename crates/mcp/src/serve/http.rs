@@ -11,14 +11,7 @@
 //! that is too large or too slow ends its request. New sessions beyond the limit are refused with 503. A failing connection affects no
 //! other. When the server ends, running calls stop waiting and are answered, then sessions and connections are closed.
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -29,6 +22,7 @@ use http::{
 use http_body_util::{BodyExt as _, Full, Limited, combinators::BoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -229,14 +223,9 @@ struct UnauthenticatedConnection {
 }
 
 impl UnauthenticatedConnections {
-    fn lock(&self) -> MutexGuard<'_, UnauthenticatedTable> {
-        // Ignore poisoning: no code under the lock can panic halfway through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a connection. Closes the oldest one if there are too many.
     fn register(self: &Arc<Self>) -> UnauthenticatedConnection {
-        let mut waiting = self.lock();
+        let mut waiting = self.0.lock();
         if waiting.all.len() >= limits::STRANGERS
             && let Some((_, oldest)) = waiting.all.pop_first()
         {
@@ -252,7 +241,7 @@ impl UnauthenticatedConnections {
 impl UnauthenticatedConnection {
     /// Removes the connection from the list, because it has shown the token.
     fn mark_authenticated(&self) {
-        self.table.lock().all.remove(&self.number);
+        self.table.0.lock().all.remove(&self.number);
     }
 }
 

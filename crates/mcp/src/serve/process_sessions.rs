@@ -8,12 +8,10 @@
 //! After a command has exited, the processes that it left behind cannot be distinguished from others. But they never leave the executor
 //! session, so ending that session ends all of them. [`ProcessSessions`] owns all these sessions and the tasks that end them.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use exec_server_client::{Client, Error, ErrorKind, Process, Start};
+use parking_lot::Mutex;
 use tokio::{runtime::Handle, task::JoinSet};
 
 use super::{
@@ -34,13 +32,8 @@ struct ProcessSessionTable {
 }
 
 impl ProcessSessions {
-    fn lock(&self) -> MutexGuard<'_, ProcessSessionTable> {
-        // Ignore poisoning: no code under the lock can panic halfway through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn add(&self, opened: ExecutorSession) -> u64 {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         all.last += 1;
         let number = all.last;
         all.open.insert(number, opened);
@@ -49,7 +42,7 @@ impl ProcessSessions {
 
     /// Starts a task that ends a session.
     fn end_in_background(&self, number: u64) {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let all = &mut *all;
         // Remove finished tasks here, so that the set does not grow.
         while all.ending.try_join_next().is_some() {}
@@ -61,9 +54,9 @@ impl ProcessSessions {
 
     /// Ends all sessions. Returns when they have ended or timed out.
     pub(super) async fn end_all(&self) {
-        let numbers: Vec<u64> = self.lock().open.keys().copied().collect();
+        let numbers: Vec<u64> = self.0.lock().open.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.end_in_background(number));
-        let mut ending = std::mem::take(&mut self.lock().ending);
+        let mut ending = std::mem::take(&mut self.0.lock().ending);
         while ending.join_next().await.is_some() {}
     }
 }

@@ -7,13 +7,14 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use futures_util::{Stream, StreamExt as _, future::join_all};
+use parking_lot::Mutex;
 use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::streamable_http_server::session::{
@@ -106,13 +107,13 @@ impl HttpSessions {
 
     /// Whether the limit is reached.
     pub(super) fn is_full(&self) -> bool {
-        let used = lock(&self.used);
+        let used = self.used.lock();
         used.len() + self.beginning.load(Ordering::Acquire) >= self.most
     }
 
     /// Reserves a slot, if one is free.
     fn reserve(&self) -> Option<SessionSlot<'_>> {
-        let used = lock(&self.used);
+        let used = self.used.lock();
         let is_full = used.len() + self.beginning.load(Ordering::Acquire) >= self.most;
         (!is_full).then(|| {
             self.beginning.fetch_add(1, Ordering::AcqRel);
@@ -124,7 +125,7 @@ impl HttpSessions {
     pub(super) async fn expire(&self, idle: Duration) {
         let is_idle = |used: &SessionUse| used.streams == 0 && used.last.elapsed() >= idle;
         let ids: Vec<SessionId> =
-            lock(&self.used).iter().filter(|(_, used)| is_idle(used)).map(|(id, _)| id.clone()).collect();
+            self.used.lock().iter().filter(|(_, used)| is_idle(used)).map(|(id, _)| id.clone()).collect();
         if !ids.is_empty() {
             tracing::info!(count = ids.len(), "sessions were idle for too long and are ended");
         }
@@ -139,7 +140,7 @@ impl HttpSessions {
 
     /// Ends all sessions.
     pub(super) async fn end_all(&self) {
-        let ids: Vec<SessionId> = lock(&self.used).keys().cloned().collect();
+        let ids: Vec<SessionId> = self.used.lock().keys().cloned().collect();
         join_all(ids.iter().map(|id| self.end(id))).await;
     }
 
@@ -152,7 +153,7 @@ impl HttpSessions {
     }
 
     fn mark_used(&self, id: &SessionId) {
-        if let Some(used) = lock(&self.used).get_mut(id) {
+        if let Some(used) = self.used.lock().get_mut(id) {
             used.last = Instant::now();
         }
     }
@@ -164,7 +165,7 @@ impl HttpSessions {
         stream: S,
         is_answer: bool,
     ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<S> + 'static {
-        if let Some(used) = lock(&self.used).get_mut(id) {
+        if let Some(used) = self.used.lock().get_mut(id) {
             used.streams += 1;
         }
         let answers = is_answer.then(|| Arc::clone(&self.answers));
@@ -173,7 +174,7 @@ impl HttpSessions {
         }
         let open = OpenStream { used: Arc::clone(&self.used), id: id.clone(), answers };
         stream.map(move |message| {
-            lock(&open.used).entry(open.id.clone()).and_modify(|used| used.last = Instant::now());
+            open.used.lock().entry(open.id.clone()).and_modify(|used| used.last = Instant::now());
             message
         })
     }
@@ -181,7 +182,7 @@ impl HttpSessions {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        if let Some(used) = lock(&self.used).get_mut(&self.id) {
+        if let Some(used) = self.used.lock().get_mut(&self.id) {
             used.streams = used.streams.saturating_sub(1);
             used.last = Instant::now();
         }
@@ -189,11 +190,6 @@ impl Drop for OpenStream {
             answers.send_modify(|answers| *answers = answers.saturating_sub(1));
         }
     }
-}
-
-fn lock(used: &Mutex<HashMap<SessionId, SessionUse>>) -> MutexGuard<'_, HashMap<SessionId, SessionUse>> {
-    // Ignore poisoning: no code under the lock can panic halfway through a change.
-    used.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SessionManager for HttpSessions {
@@ -206,7 +202,7 @@ impl SessionManager for HttpSessions {
             return Err(SessionsError::TooMany { most: self.most });
         };
         let (id, transport) = self.kept.create_session().await?;
-        lock(&self.used).insert(id.clone(), SessionUse { streams: 0, last: Instant::now() });
+        self.used.lock().insert(id.clone(), SessionUse { streams: 0, last: Instant::now() });
         drop(slot);
         Ok((id, transport))
     }
@@ -225,7 +221,7 @@ impl SessionManager for HttpSessions {
     }
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        lock(&self.used).remove(id);
+        self.used.lock().remove(id);
         Ok(self.kept.close_session(id).await?)
     }
 

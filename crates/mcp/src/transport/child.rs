@@ -1,15 +1,10 @@
 //! The process of a server, apart from its messages: its stderr, how it ended, and how to end it. Also sends messages, in
 //! order.
 
-use std::{
-    fmt, io,
-    pin::pin,
-    sync::{Arc, Mutex},
-    task::Poll,
-    time::Duration,
-};
+use std::{fmt, io, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use exec_server_client::{Error, Event, Events, Process, protocol::process as wire};
+use parking_lot::Mutex;
 use rmcp::{RoleClient, service::TxJsonRpcMessage};
 use tokio::{
     sync::{Semaphore, oneshot, watch},
@@ -20,7 +15,6 @@ use tokio::{
 use super::{
     CLOSE_GRACE, GONE_WITHIN, STDERR_LINE_BYTES, StderrLog, StreamEnd,
     lines::{LineSplitter, LineTooLong},
-    lock,
 };
 
 /// Budget for messages being written, in KiB. It is smaller than the stdin queue of a process, so enqueueing a message never blocks.
@@ -89,7 +83,7 @@ impl ServerProcess {
     /// How many lines on stdout were not messages.
     #[must_use]
     pub fn skipped(&self) -> u64 {
-        lock(&self.skipped_lines).skipped
+        self.skipped_lines.lock().skipped
     }
 
     /// Why the stream ended, once it has. All messages before the end have been received by then.
@@ -103,7 +97,7 @@ impl ServerProcess {
     pub fn recent_output(&self) -> String {
         let mut recent_output = String::new();
         {
-            let skipped_lines = lock(&self.skipped_lines);
+            let skipped_lines = self.skipped_lines.lock();
             if let Some(first) = &skipped_lines.first {
                 let count = skipped_lines.skipped;
                 recent_output = format!(
@@ -122,9 +116,9 @@ impl ServerProcess {
     ///
     /// When a server exits, sending a message to it fails before the exit is reported, and the MCP client then drops the transport.
     pub async fn drain_output(&self, within: Duration) -> bool {
-        let Some(mut output_tail) = lock(&self.output_tail).take() else { return self.process.closed().is_some() };
+        let Some(mut output_tail) = self.output_tail.lock().take() else { return self.process.closed().is_some() };
         let is_over = time::timeout(within, output_tail.drain(self)).await.is_ok();
-        *lock(&self.output_tail) = Some(output_tail);
+        *self.output_tail.lock() = Some(output_tail);
         // Leftover processes may hold the streams open for longer.
         if let Some(exit) = self.process.exit().filter(|_| !is_over) {
             self.set_end(StreamEnd::Exited(Some(Box::new(exit))));
@@ -134,7 +128,7 @@ impl ServerProcess {
 
     /// Ends the process after the transport was dropped: closes its stdin, waits, terminates it, and waits. Takes a bounded time.
     pub async fn end(&self) {
-        let output_tail = lock(&self.output_tail).take();
+        let output_tail = self.output_tail.lock().take();
         let over = async {
             match output_tail {
                 Some(mut output_tail) => output_tail.drain(self).await,
@@ -208,7 +202,7 @@ impl ServerProcess {
         let text = String::from_utf8_lossy(&line[..line.len().min(4 * NOISE_CHARS)]);
         let shown: String =
             text.chars().take(NOISE_CHARS).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-        let mut skipped_lines = lock(&self.skipped_lines);
+        let mut skipped_lines = self.skipped_lines.lock();
         skipped_lines.skipped += 1;
         if skipped_lines.first.is_none() {
             skipped_lines.first = Some(format!("`{shown}` ({why})"));

@@ -1,9 +1,8 @@
 //! Keeps the last lines that a server wrote to stderr, in bounded memory, across restarts.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
 
 /// How many lines and bytes are kept.
 const LINES: usize = 1000;
@@ -34,13 +33,13 @@ impl StderrLog {
     /// The kept lines, oldest first.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
-        self.lock().lines.iter().cloned().collect()
+        self.kept.lock().lines.iter().cloned().collect()
     }
 
     /// How many lines were ever added.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.lock().total
+        self.kept.lock().total
     }
 
     /// Adds a line. Invalid UTF-8 is replaced.
@@ -50,7 +49,7 @@ impl StderrLog {
         if is_cut {
             text.push('…');
         }
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         kept.bytes += text.len();
         kept.lines.push_back(text);
         kept.total += 1;
@@ -62,7 +61,7 @@ impl StderrLog {
 
     /// Formats the last lines for an error message, without the first `seen` lines ever added. Empty if there are none.
     pub(crate) fn quote(&self, seen: u64) -> String {
-        let kept = self.lock();
+        let kept = self.kept.lock();
         let new = usize::try_from(kept.total.saturating_sub(seen)).unwrap_or(usize::MAX);
         let count = new.min(QUOTED_LINES).min(kept.lines.len());
         let last = kept.lines.iter().skip(kept.lines.len() - count);
@@ -74,11 +73,6 @@ impl StderrLog {
             );
         }
         text
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LogLines> {
-        // Ignore poisoning: no code under the lock can panic halfway through a change.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -28,15 +28,16 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, mpsc::RecvTimeoutError},
+    sync::{Arc, mpsc::RecvTimeoutError},
     thread,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use self::table::AccessTable;
-use crate::{process::lock, state_dir::TokenDigest, wall_clock};
+use crate::{state_dir::TokenDigest, wall_clock};
 
 /// How often to check the file and the expiry dates. Including the time to close a connection, a revocation takes
 /// effect in less than a second.
@@ -120,14 +121,14 @@ impl Access {
     /// The grant of a client that offers these tokens. All of them must be valid and belong to the same entry.
     #[must_use]
     pub fn by_tokens(&self, offered: &[TokenDigest]) -> Option<Grant> {
-        lock(&self.table).by_tokens(self.owner.as_ref(), offered, wall_clock::now_seconds())
+        self.table.lock().by_tokens(self.owner.as_ref(), offered, wall_clock::now_seconds())
     }
 
     /// The grant of a client with this certificate. `None` if it is revoked, or if it is not listed and only listed
     /// certificates are accepted.
     #[must_use]
     pub fn by_certificate(&self, certificate: &Certificate<'_>) -> Option<Grant> {
-        lock(&self.table).by_certificate(certificate, wall_clock::now_seconds())
+        self.table.lock().by_certificate(certificate, wall_clock::now_seconds())
     }
 
     /// Checks the file and the expiry dates until the returned future is dropped. A change is already in force when
@@ -162,16 +163,16 @@ impl Access {
         let mut news: Vec<AccessUpdate> = Vec::new();
         if let Some(path) = &self.file {
             let stamp = stamp(path).ok();
-            let mut seen = lock(&self.seen);
+            let mut seen = self.seen.lock();
             if *seen != stamp {
-                match TokenFile::read(path).and_then(|file| lock(&self.table).apply(&file.unwrap_or_default(), now)) {
+                match TokenFile::read(path).and_then(|file| self.table.lock().apply(&file.unwrap_or_default(), now)) {
                     Ok(changes) => news.extend(changes.into_iter().map(AccessUpdate::Changed)),
                     Err(error) => news.push(AccessUpdate::Broken(error)),
                 }
                 *seen = stamp;
             }
         }
-        news.extend(lock(&self.table).expire(now).into_iter().map(AccessUpdate::Changed));
+        news.extend(self.table.lock().expire(now).into_iter().map(AccessUpdate::Changed));
         news
     }
 }

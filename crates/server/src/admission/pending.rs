@@ -12,12 +12,13 @@ use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 /// Most unauthenticated connections. Each one costs an fd and 8 KiB.
@@ -127,7 +128,7 @@ pub(super) struct PendingSlot {
 impl PendingConnections {
     /// Takes a slot. Evicts another connection if none is free.
     pub(super) fn reserve(self: &Arc<Self>, source: PeerSource, now: Instant) -> PendingSlot {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         while let Some(victim) = table.victim(source, now).and_then(|victim| table.evict(victim)) {
             victim.eviction.notify_one();
             table.fail(victim.source, now);
@@ -146,7 +147,7 @@ impl PendingConnections {
 
     /// Whether the next connection will evict another one.
     pub(super) fn is_full(&self) -> bool {
-        self.lock().waiting.len() >= PENDING_MAX
+        self.table.lock().waiting.len() >= PENDING_MAX
     }
 
     pub(super) fn counts(&self) -> AdmissionCounts {
@@ -156,10 +157,6 @@ impl PendingConnections {
             evicted: self.evicted.load(Ordering::Relaxed),
             slowed: self.slowed.load(Ordering::Relaxed),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PendingTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -226,7 +223,7 @@ impl PendingSlot {
     /// Counts a refusal and returns how long to delay the response.
     pub(super) fn refused(&self, now: Instant) -> Option<Duration> {
         self.pending.refused.fetch_add(1, Ordering::Relaxed);
-        let delay = self.pending.lock().fail(self.source, now);
+        let delay = self.pending.table.lock().fail(self.source, now);
         if delay.is_some() {
             self.pending.slowed.fetch_add(1, Ordering::Relaxed);
         }
@@ -240,13 +237,13 @@ impl PendingSlot {
     /// Counts a connection that sent no complete request before the deadline.
     pub(super) fn stalled(&self, now: Instant) {
         self.pending.stalled.fetch_add(1, Ordering::Relaxed);
-        self.pending.lock().fail(self.source, now);
+        self.pending.table.lock().fail(self.source, now);
     }
 }
 
 impl Drop for PendingSlot {
     fn drop(&mut self) {
-        self.pending.lock().remove(self.ticket);
+        self.pending.table.lock().remove(self.ticket);
     }
 }
 
@@ -285,7 +282,7 @@ mod tests {
         let newcomer = pending.reserve(at("10.0.0.9:1"), now);
         assert!(!is_evicted(&newcomer));
         drop((lone, flood, newcomer));
-        let table = pending.lock();
+        let table = pending.table.lock();
         assert!(table.waiting.is_empty() && table.sources.values().all(|record| record.pending == 0));
         assert!(pending.counts().evicted >= 400);
     }
@@ -313,6 +310,6 @@ mod tests {
             let source = PeerSource::Net(IpAddr::V4((0x0a00_0000 + n).into()));
             pending.reserve(source, Instant::now()).refused(Instant::now());
         }
-        assert!(pending.lock().sources.len() <= SOURCES_MAX);
+        assert!(pending.table.lock().sources.len() <= SOURCES_MAX);
     }
 }

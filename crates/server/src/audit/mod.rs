@@ -23,10 +23,11 @@ pub use verify::{ExpectedLog, VerifyError, VerifyReport, verify};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread::{self, JoinHandle},
 };
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{
     sync::oneshot,
@@ -34,7 +35,7 @@ use tokio::{
 };
 
 use self::writer::{AuditWriter, WriterQueue};
-use crate::process::{lock, truncate_argv};
+use crate::process::truncate_argv;
 
 /// Events that the verifier and the writer recognize by name.
 const TORN: &str = "audit.torn";
@@ -263,7 +264,7 @@ impl Audit {
     /// Records that admission refused a connection.
     pub(crate) fn refused(&self, peer: &impl fmt::Display, status: u16) {
         let Some(inner) = &self.0 else { return };
-        let mut refusals = lock(&inner.refusals);
+        let mut refusals = inner.refusals.lock();
         if refusals.since.elapsed() >= Duration::from_secs(1) {
             (refusals.since, refusals.written) = (Instant::now(), 0);
         }
@@ -298,7 +299,7 @@ impl Audit {
     pub fn close(&self) {
         if let Some(inner) = &self.0 {
             inner.shared.close();
-            if let Some(thread) = lock(&inner.thread).take() {
+            if let Some(thread) = inner.thread.lock().take() {
                 thread.join().ok(); // An error means that the thread panicked. The log then ends early.
             }
         }

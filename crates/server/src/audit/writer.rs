@@ -18,10 +18,11 @@ use std::{
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::FlockOperation;
 use tokio::{sync::oneshot, time::Instant};
 
@@ -29,7 +30,7 @@ use super::{
     Anchor, AnchorMark, AuditError, AuditPolicy, AuditRecord, RecordedExit,
     chain::{self, ChainEnd},
 };
-use crate::{process::lock, wall_clock};
+use crate::wall_clock;
 
 /// Most bytes of records that may wait for a slow disk. Further records are lost and counted.
 const QUEUE_MAX_BYTES: usize = 8 << 20;
@@ -73,7 +74,7 @@ impl WriterQueue {
     /// Queues a record without blocking. If the queue is full, the record is lost, and dropping `done` reports it.
     pub(super) fn push(&self, mut record: AuditRecord, done: Option<oneshot::Sender<bool>>) {
         let bytes = record.truncate_texts();
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.is_closed || queue.bytes + bytes > QUEUE_MAX_BYTES {
             queue.lost += 1;
             queue.lost_ever += 1;
@@ -87,27 +88,26 @@ impl WriterQueue {
 
     /// Accepts no more records. The thread ends when it has written the queued ones.
     pub(super) fn close(&self) {
-        lock(&self.queue).is_closed = true;
+        self.queue.lock().is_closed = true;
         self.changed.notify_one();
     }
 
     fn take(&self, within: Duration) -> (Vec<QueuedRecord>, u64, bool) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.waiting.is_empty() && !queue.is_closed {
-            let woken = self.changed.wait_timeout(queue, within);
-            queue = woken.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            self.changed.wait_for(&mut queue, within);
         }
         queue.bytes = 0;
         (std::mem::take(&mut queue.waiting), std::mem::take(&mut queue.lost), queue.is_closed)
     }
 
     pub(super) fn lost_ever(&self) -> u64 {
-        lock(&self.queue).lost_ever
+        self.queue.lock().lost_ever
     }
 
     /// Counts records that the next written line must report as lost. `known` of them are in `lost_ever` already.
     fn count_lost(&self, count: u64, known: u64) {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.lost += count;
         queue.lost_ever += count.saturating_sub(known);
     }

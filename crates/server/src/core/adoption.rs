@@ -13,21 +13,19 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, Weak, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
 use exec_server_protocol::process::AdoptingSession;
+use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     time::{Instant, MissedTickBehavior},
 };
 
 use super::{Core, FoundSession, GoneReason, Principal};
-use crate::{
-    process::lock,
-    session::{Attachment, Session, SessionRecord, short_id},
-};
+use crate::session::{Attachment, Session, SessionRecord, short_id};
 
 /// How long server startup waits for holders. Then the server serves, and the sessions of holders that did not answer
 /// stay pending.
@@ -61,14 +59,14 @@ struct PendingSession {
 
 impl PendingSessions {
     pub(super) fn is_empty(&self) -> bool {
-        lock(&self.sessions).is_empty()
+        self.sessions.lock().is_empty()
     }
 
     /// How long a session of this principal has been pending; `None` if it is not pending. Without a readable record
     /// the owner is unknown. Then any principal that names the id gets the answer, because `unknownSession` would make
     /// the owner give the session up.
     pub(super) fn pending_for(&self, id: &str, principal: &Principal) -> Option<Duration> {
-        let sessions = lock(&self.sessions);
+        let sessions = self.sessions.lock();
         let pending = sessions.get(id)?;
         let is_own = pending.principal.as_ref().is_none_or(|owner| owner == principal);
         is_own.then(|| pending.since.elapsed())
@@ -80,7 +78,7 @@ impl PendingSessions {
             // Enable before the check, so that no notification between the two is missed.
             let mut settled = std::pin::pin!(self.settled.notified());
             settled.as_mut().enable();
-            if !lock(&self.sessions).keys().any(|id| is_meant(id)) {
+            if !self.sessions.lock().keys().any(|id| is_meant(id)) {
                 return;
             }
             settled.await;
@@ -96,7 +94,7 @@ struct Adoption {
 
 impl Adoption {
     fn begin(core: &Arc<Core>, id: String, principal: Option<Principal>) -> Self {
-        lock(&core.pending.sessions).insert(id.clone(), PendingSession { principal, since: Instant::now() });
+        core.pending.sessions.lock().insert(id.clone(), PendingSession { principal, since: Instant::now() });
         Self { core: Arc::downgrade(core), id }
     }
 
@@ -152,7 +150,7 @@ impl Adoption {
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         tracing::info!(session = short_id(&self.id), processes = session.processes().len(), "adopted");
         core.metrics.adopted.inc();
-        lock(&core.sessions).insert(session.id.clone(), session);
+        core.sessions.lock().insert(session.id.clone(), session);
         Ok(())
     }
 }
@@ -160,7 +158,7 @@ impl Adoption {
 impl Drop for Adoption {
     fn drop(&mut self) {
         if let Some(core) = self.core.upgrade() {
-            lock(&core.pending.sessions).remove(&self.id);
+            core.pending.sessions.lock().remove(&self.id);
             core.pending.settled.notify_waiters();
         }
     }
@@ -194,7 +192,7 @@ impl Core {
         }
         // After a timeout the adoption tasks keep waiting.
         if tokio::time::timeout(ADOPT_WITHIN, self.pending.settled(|_| true)).await.is_err() {
-            for id in lock(&self.pending.sessions).keys() {
+            for id in self.pending.sessions.lock().keys() {
                 tracing::error!(session = short_id(id), "its holder cannot be adopted now; it is waited for");
                 self.metrics.adoption_failures.inc();
             }
@@ -256,7 +254,7 @@ impl Core {
 
     /// The pending sessions of a principal.
     pub(crate) fn adopting(&self, principal: &Principal) -> Vec<AdoptingSession> {
-        let sessions = lock(&self.pending.sessions);
+        let sessions = self.pending.sessions.lock();
         let own = sessions.iter().filter(|(_, pending)| pending.principal.as_ref() == Some(principal));
         let describe = |(id, pending): (&String, &PendingSession)| AdoptingSession {
             session_id: id.as_str().into(),
@@ -275,7 +273,7 @@ impl Core {
                     let principal = Principal::named(&record.principal);
                     let since = Some(Instant::now());
                     let session = Session::new(id.into(), principal, Arc::downgrade(self), attachment, since);
-                    lock(&self.sessions).insert(session.id.clone(), session);
+                    self.sessions.lock().insert(session.id.clone(), session);
                 }
                 Err(error) => self.discard(id, &format!("its record cannot be read: {error}")),
             },
@@ -297,7 +295,7 @@ impl Core {
                                 "its holder is gone; what it spilled is kept"
                             );
                         }
-                        lock(&self.sessions).insert(session.id.clone(), session);
+                        self.sessions.lock().insert(session.id.clone(), session);
                     }
                     Err(error) => {
                         self.remember_gone(id, GoneReason::HolderLost);

@@ -19,7 +19,6 @@ use std::{
 use tokio::time::{self, Instant};
 
 use super::Core;
-use crate::process::lock;
 
 /// How often the server checks whether it is idle.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
@@ -29,14 +28,14 @@ pub struct Visit(Arc<Core>);
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        *lock(&self.0.visits) -= 1;
+        *self.0.visits.lock() -= 1;
     }
 }
 
 impl Core {
     /// Admits a peer that has not sent anything yet; `None` if the server is shutting down.
     pub fn enter(self: &Arc<Self>) -> Option<Visit> {
-        let mut visits = lock(&self.visits);
+        let mut visits = self.visits.lock();
         if self.is_draining() {
             return None;
         }
@@ -62,7 +61,7 @@ impl Core {
     }
 
     fn retire(&self) -> bool {
-        let visits = lock(&self.visits);
+        let visits = self.visits.lock();
         let is_over = *visits == 0 && self.is_idle();
         if is_over {
             self.draining.store(true, Ordering::Release);
@@ -72,9 +71,9 @@ impl Core {
 
     fn is_idle(&self) -> bool {
         // A pending session counts as busy: its holder does not answer, but may have running processes.
-        lock(&self.peers).is_empty()
+        self.peers.lock().is_empty()
             && self.pending.is_empty()
-            && lock(&self.sessions).values().all(|session| session.is_idle())
+            && self.sessions.lock().values().all(|session| session.is_idle())
     }
 
     fn connections_so_far(&self) -> u64 {

@@ -11,7 +11,6 @@ use super::Core;
 use crate::{
     admission::{AdmissionCounts, AdmissionReporter},
     metrics::{Metrics, MetricsSnapshot},
-    process::lock,
     session::Session,
 };
 
@@ -48,8 +47,8 @@ impl Core {
             ("evicted", admission.evicted),
             ("slowed", admission.slowed),
         ];
-        snapshot.connections = lock(&self.peers).len() as u64;
-        let sessions: Vec<Arc<Session>> = lock(&self.sessions).values().cloned().collect();
+        snapshot.connections = self.peers.lock().len() as u64;
+        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         for session in sessions {
             if session.attached().is_some() {
                 snapshot.sessions_attached += 1;

@@ -1,15 +1,13 @@
 //! The pending HTTP requests of one connection: their ids, their slots, and their cancellation.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use exec_server_protocol::limits;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use super::{Fetcher, KIB};
-use crate::{error::Failure, process::lock};
+use crate::error::Failure;
 
 /// Most of the server's slots for one principal, so that it cannot take the slots of others.
 const OF_PRINCIPAL: usize = limits::HTTP_REQUESTS_OF_SERVER / 4;
@@ -20,7 +18,7 @@ pub(super) struct PrincipalShares(Mutex<BTreeMap<String, usize>>);
 
 impl PrincipalShares {
     fn take(self: &Arc<Self>, principal: &str) -> Option<PrincipalShare> {
-        let mut shares = lock(&self.0);
+        let mut shares = self.0.lock();
         let taken = shares.entry(principal.to_owned()).or_default();
         (*taken < OF_PRINCIPAL).then(|| {
             *taken += 1;
@@ -37,7 +35,7 @@ struct PrincipalShare {
 
 impl Drop for PrincipalShare {
     fn drop(&mut self) {
-        let mut shares = lock(&self.shares.0);
+        let mut shares = self.shares.0.lock();
         if let Some(taken) = shares.get_mut(&self.principal) {
             *taken -= 1;
             if *taken == 0 {
@@ -94,7 +92,7 @@ impl Fetches {
         let slot = |semaphore: &Arc<Semaphore>| semaphore.clone().try_acquire_owned().ok();
         let slots = slot(&self.slots).zip(slot(&server.slots)).zip(server.shares.take(principal));
         let (slots, share) = slots.ok_or(Failure::Overloaded { what: "HTTP requests that are under way" })?;
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         if is_stream && table.active.values().any(|entry| entry.is_stream && entry.name == name) {
             return Err(Failure::DuplicateRequest { id: name.to_owned() });
         }
@@ -109,7 +107,7 @@ impl Fetches {
 
     /// The client acknowledges a stream up to chunk `seq`. An unknown stream or an old number is ignored.
     pub(crate) fn ack(&self, name: &str, seq: u64) {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         if let Some(entry) = table.active.values().find(|entry| entry.is_stream && entry.name == name) {
             entry.taken.send_if_modified(|taken| seq > std::mem::replace(taken, seq.max(*taken)));
         }
@@ -117,7 +115,7 @@ impl Fetches {
 
     /// Cancels all requests with this id. Returns whether there were any.
     pub(crate) fn cancel(&self, name: &str) -> bool {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let named = table.active.values().filter(|entry| entry.name == name);
         named.inspect(|entry| entry.cancelled.notify_one()).count() > 0
     }
@@ -151,7 +149,7 @@ impl ActiveFetch {
 
 impl Drop for ActiveFetch {
     fn drop(&mut self) {
-        lock(&self.fetches.table).active.remove(&self.key);
+        self.fetches.table.lock().active.remove(&self.key);
     }
 }
 
@@ -191,7 +189,7 @@ mod tests {
         many.pop();
         many.push(begin("greedy").unwrap());
         drop((many, other));
-        assert!(server.shares.0.lock().unwrap().is_empty(), "who has nothing under way is not remembered");
+        assert!(server.shares.0.lock().is_empty(), "who has nothing under way is not remembered");
     }
 
     #[tokio::test]

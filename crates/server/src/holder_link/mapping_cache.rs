@@ -5,17 +5,12 @@
 //! The pages belong to the holder, which bounds its free memory. The server drops a mapping when the holder reports
 //! that it has freed the memory (`Retired`).
 
-use std::{
-    collections::VecDeque,
-    io,
-    os::fd::OwnedFd,
-    sync::{Arc, Mutex},
-};
+use std::{collections::VecDeque, io, os::fd::OwnedFd, sync::Arc};
+
+use parking_lot::Mutex;
 
 use exec_server_holder::control::AnnouncedSegment;
 use exec_server_log::{MappedSegment, memfd_of};
-
-use crate::process::lock;
 
 /// As many as a holder keeps for its next segments.
 const KEPT_MAX: usize = 32;
@@ -49,13 +44,13 @@ impl MappingCache {
     }
 
     fn take(&self, memfd: u64) -> Option<Arc<MappedSegment>> {
-        let mut kept = lock(&self.0);
+        let mut kept = self.0.lock();
         let at = kept.iter().position(|(other, _)| *other == memfd)?;
         kept.remove(at).map(|(_, mapping)| mapping)
     }
 
     fn put_back(&self, memfd: u64, mapping: Arc<MappedSegment>) {
-        let mut kept = lock(&self.0);
+        let mut kept = self.0.lock();
         kept.retain(|(other, _)| *other != memfd);
         if kept.len() >= KEPT_MAX {
             kept.pop_front();

@@ -14,7 +14,7 @@ use exec_server_holder::control::{self, StartStage, ToHolder};
 use super::{HolderLink, ReplyWaiter};
 use crate::{
     error::Failure,
-    process::{Process, ProcessInit, ProcessMeta, lock},
+    process::{Process, ProcessInit, ProcessMeta},
     pump::Reply,
     session::{Session, StartGate},
 };
@@ -76,7 +76,7 @@ impl HolderLink {
     /// Fails and withdraws the starts that the holder has not answered in time. Called once a second.
     pub(crate) fn withdraw_overdue(&self, session: &Session) {
         let overdue: Vec<u32> = {
-            let mut waiters = lock(&self.waiters);
+            let mut waiters = self.waiters.lock();
             waiters.starts.values_mut().for_each(|sweeps| *sweeps += 1);
             waiters.starts.iter().filter(|(_, sweeps)| **sweeps >= START_SWEEPS).map(|(req, _)| *req).collect()
         };
@@ -103,7 +103,7 @@ impl HolderLink {
     /// holder reports a failure or the process was killed.
     fn withdraw(&self, req: u32) -> Option<(ProcessMeta, StartGate, Reply)> {
         // One lock for both steps: the link's task handles the holder's answer on another thread, and must find one of the two.
-        let mut waiters = lock(&self.waiters);
+        let mut waiters = self.waiters.lock();
         waiters.starts.remove(&req);
         match waiters.waiting.remove(&req)? {
             ReplyWaiter::Start { meta, gate, reply, reserved, session, .. } => {
@@ -121,7 +121,7 @@ impl HolderLink {
 
     /// Drops a queued start message. Returns false if it was already sent.
     fn dequeue_start(&self, req: u32) -> bool {
-        let mut unsent = lock(&self.unsent);
+        let mut unsent = self.unsent.lock();
         let before = unsent.len();
         unsent.retain(|message| message.start != Some(req));
         unsent.len() < before

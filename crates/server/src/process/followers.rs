@@ -11,7 +11,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use exec_server_holder::control::{FOLLOWERS, ToHolder};
 
-use super::{OWNER, Process, lock};
+use super::{OWNER, Process};
 
 /// A reader that takes output: the owner, a subscriber with `hold`, or a polling reader.
 pub(super) struct OutputTaker {
@@ -43,13 +43,13 @@ impl Process {
 
     fn add_taker(self: &Arc<Self>, from: u64, seq: u64, holds: bool) -> OutputHold {
         let key = self.next_taker.fetch_add(1, Ordering::Relaxed);
-        lock(&self.takers).push(OutputTaker { key, from, seq, holds });
+        self.takers.lock().push(OutputTaker { key, from, seq, holds });
         self.report_followed();
         OutputHold { process: self.clone(), key }
     }
 
     fn remove_taker(&self, key: u64) {
-        lock(&self.takers).retain(|taker| taker.key != key);
+        self.takers.lock().retain(|taker| taker.key != key);
         self.release_taken();
         self.report_followed();
     }
@@ -67,7 +67,7 @@ impl Process {
         }
         // Held until the message is sent: otherwise a thread with an older value could send after one with a newer
         // value.
-        let mut reported = lock(&self.followed);
+        let mut reported = self.followed.lock();
         let seq = self.followed_seq();
         if *reported != seq {
             *reported = seq;
@@ -77,7 +77,7 @@ impl Process {
 
     fn followed_seq(&self) -> u64 {
         let first_seq = self.chain().first().map_or_else(|| self.status().next_seq, |(seq, _)| seq);
-        let takers = lock(&self.takers);
+        let takers = self.takers.lock();
         followed(takers.iter().filter(|taker| taker.key != OWNER), first_seq)
     }
 }

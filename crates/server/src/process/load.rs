@@ -9,7 +9,7 @@ use std::{
 
 use exec_server_log::{LoadedSegment, RecoverError};
 
-use super::{Process, lock};
+use super::Process;
 use crate::{holder_link::is_temporary, session::short_id};
 
 /// Spilled segments of one process that are in memory at once, 1 MiB each. Enough for a few readers at different
@@ -57,7 +57,7 @@ impl SegmentLoad {
         if !is_loaded {
             return;
         }
-        let mut loads = lock(&process.loads);
+        let mut loads = process.loads.lock();
         loads.loaded.push_back(*segment);
         if loads.loaded.len() > LOADED_SEGMENTS
             && let Some(oldest) = loads.loaded.pop_front()
@@ -69,7 +69,7 @@ impl SegmentLoad {
 
 impl Drop for SegmentLoad {
     fn drop(&mut self) {
-        lock(&self.process.loads).under_way.remove(&self.segment);
+        self.process.loads.lock().under_way.remove(&self.segment);
         self.process.wake();
     }
 }
@@ -77,8 +77,8 @@ impl Drop for SegmentLoad {
 impl Process {
     /// Unloads the segments of a process that has no watchers, so that ended processes do not use memory.
     pub(crate) fn unload_idle(&self) {
-        let mut loads = lock(&self.loads);
-        if loads.loaded.is_empty() || !loads.under_way.is_empty() || !lock(&self.wakers).is_empty() {
+        let mut loads = self.loads.lock();
+        if loads.loaded.is_empty() || !loads.under_way.is_empty() || !self.wakers.lock().is_empty() {
             return;
         }
         let mut chain = self.chain();
@@ -87,7 +87,7 @@ impl Process {
 
     /// Starts the load of a spilled segment, unless one is already under way.
     pub(crate) fn begin_load(self: &Arc<Self>, segment: u64) -> Option<SegmentLoad> {
-        let is_new = lock(&self.loads).under_way.insert(segment);
+        let is_new = self.loads.lock().under_way.insert(segment);
         is_new.then(|| SegmentLoad { process: self.clone(), segment })
     }
 }

@@ -3,12 +3,12 @@
 //! A holder that archived a session ([`Process::archive`]) wrote all logs with their ends. A holder that died may not
 //! have.
 
-use std::sync::{Arc, PoisonError, RwLockReadGuard};
+use std::sync::Arc;
 
 use exec_server_holder::manifest::ManifestEntry;
 use exec_server_log::{ControlBlock, LogStatus, RecoveredLog, SegmentLocation};
 
-use super::{LogPosition, LostEnd, Process, ProcessInit, lock};
+use super::{LogPosition, LostEnd, Process, ProcessInit};
 use crate::holder_link::HolderLink;
 
 /// Where the status of a process comes from.
@@ -55,15 +55,10 @@ impl Process {
     }
 
     pub(super) fn published_status(&self) -> LogStatus {
-        match &*self.status_source() {
+        match &*self.status_source.read() {
             StatusSource::Shared(control) => control.status(self.slot),
             StatusSource::LastKnown { status, .. } => *status,
         }
-    }
-
-    /// Ignores poisoning: every change of the source is a single assignment, so it is consistent even after a panic.
-    pub(super) fn status_source(&self) -> RwLockReadGuard<'_, StatusSource> {
-        self.status_source.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the process has closed and all retained parts of its log are on disk.
@@ -76,9 +71,9 @@ impl Process {
     pub(crate) fn archive(&self, link: Arc<HolderLink>) {
         let status = self.published_status();
         let left = StatusSource::LastKnown { status, end_offset: status.written };
-        *self.status_source.write().unwrap_or_else(PoisonError::into_inner) = left;
-        *lock(&self.link) = link;
-        *lock(&self.leader) = None;
+        *self.status_source.write() = left;
+        *self.link.lock() = link;
+        *self.leader.lock() = None;
         self.fail_stdin();
         self.wake();
     }
@@ -91,7 +86,7 @@ impl Process {
         for taken in theirs.into_iter().filter(|id| !ours.contains(id)) {
             link.release(self.slot, taken);
         }
-        *lock(&self.link) = link;
+        *self.link.lock() = link;
     }
 
     /// The process's entry in the manifest, and the names of its segment files.
@@ -104,9 +99,7 @@ impl Process {
     /// Records that output was released: the log now begins at this number and offset, or is empty. Does nothing if a
     /// holder keeps the status.
     pub(super) fn note_released(&self, first: Option<(u64, u64)>) {
-        if let StatusSource::LastKnown { status, .. } =
-            &mut *self.status_source.write().unwrap_or_else(PoisonError::into_inner)
-        {
+        if let StatusSource::LastKnown { status, .. } = &mut *self.status_source.write() {
             let (seq, offset) = first.unwrap_or((status.next_seq, status.written));
             status.first_seq = seq;
             status.released_seq = status.released_seq.max(seq.saturating_sub(1));
@@ -116,12 +109,12 @@ impl Process {
 
     /// Whether it is unknown how much the process wrote.
     pub(crate) fn is_uncounted(&self) -> bool {
-        matches!(*self.status_source(), StatusSource::LastKnown { .. }) && self.lost.get().is_some()
+        matches!(*self.status_source.read(), StatusSource::LastKnown { .. }) && self.lost.get().is_some()
     }
 
     /// Output bytes that can still be read.
     pub(crate) fn retained_bytes(&self) -> u64 {
-        let left = match &*self.status_source() {
+        let left = match &*self.status_source.read() {
             StatusSource::Shared(_) => None,
             StatusSource::LastKnown { end_offset, .. } => Some(*end_offset),
         };

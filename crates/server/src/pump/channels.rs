@@ -3,12 +3,11 @@
 //! A channel is assigned when the pump starts to follow a process and is freed when it stops. The pump announces a
 //! channel to the peer before its first use. There are never more channels than followed processes.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::{collections::HashMap, sync::Arc};
 
-use crate::process::{Process, lock};
+use parking_lot::Mutex;
+
+use crate::process::Process;
 
 /// The channel table of one connection.
 #[derive(Default)]
@@ -23,7 +22,7 @@ struct ChannelTable {
 impl Channels {
     /// Assigns a channel to a process. A number is reused only after all others were used.
     pub(super) fn open(&self, process: Arc<Process>) -> u32 {
-        let mut table = lock(&self.0);
+        let mut table = self.0.lock();
         loop {
             table.last = table.last.wrapping_add(1);
             let channel = table.last;
@@ -36,18 +35,18 @@ impl Channels {
 
     pub(super) fn close(&self, channel: u32) {
         // Drop outside the lock: this may be the last reference to the process.
-        let closed = lock(&self.0).open.remove(&channel);
+        let closed = self.0.lock().open.remove(&channel);
         drop(closed);
     }
 
     /// Called when the pump has ended, so that the table keeps no process alive.
     pub(super) fn close_all(&self) {
-        let open = std::mem::take(&mut lock(&self.0).open);
+        let open = std::mem::take(&mut self.0.lock().open);
         drop(open);
     }
 
     /// The process of a channel that was announced to the peer.
     pub(crate) fn find(&self, channel: u32) -> Option<Arc<Process>> {
-        lock(&self.0).open.get(&channel).cloned()
+        self.0.lock().open.get(&channel).cloned()
     }
 }

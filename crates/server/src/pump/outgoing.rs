@@ -8,7 +8,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -21,6 +21,7 @@ use exec_server_protocol::{
     process as wire,
 };
 use exec_server_rpc::EncodedMessage;
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit},
@@ -34,7 +35,7 @@ use crate::{
     error::Failure,
     incoming::IncomingBudget,
     metrics::Metrics,
-    process::{Dialect, Process, lock},
+    process::{Dialect, Process},
 };
 
 /// The queue of the pump. Every sender of messages holds a reference.
@@ -133,7 +134,7 @@ impl OutgoingQueue {
     }
 
     pub(crate) fn enqueue_answer(&self, message: EncodedMessage) {
-        let mut items = lock(&self.items);
+        let mut items = self.items.lock();
         if !items.is_shut {
             items.answer_bytes += message.len();
             items.answers.push_back(message);
@@ -150,7 +151,7 @@ impl OutgoingQueue {
 
     /// Queues a piece of an HTTP body. It is sent after the answers.
     pub(crate) fn enqueue_delta(&self, message: Vec<u8>, slot: HttpDeltaSlot) {
-        let mut items = lock(&self.items);
+        let mut items = self.items.lock();
         if !items.is_shut {
             items.deltas.push_back(HttpDelta { message, _slot: slot });
         }
@@ -159,7 +160,7 @@ impl OutgoingQueue {
     }
 
     pub(crate) fn enqueue_command(&self, command: PumpCommand) {
-        let mut items = lock(&self.items);
+        let mut items = self.items.lock();
         if items.is_shut {
             drop(items); // Unlock first: dropping the command can re-enter this queue.
             return drop(command);
@@ -173,7 +174,7 @@ impl OutgoingQueue {
     /// process with a waiting write refers to this queue, whose items may refer to the process.
     pub(super) fn shut_down(&self) {
         let shut = OutgoingItems { is_shut: true, ..OutgoingItems::default() };
-        let rest = std::mem::replace(&mut *lock(&self.items), shut);
+        let rest = std::mem::replace(&mut *self.items.lock(), shut);
         drop(rest);
         self.channels.close_all();
         self.notify_drained();
@@ -186,7 +187,7 @@ impl OutgoingQueue {
     }
 
     pub(crate) fn pong(&self, payload: Bytes) {
-        let mut items = lock(&self.items);
+        let mut items = self.items.lock();
         items.pongs.push_back(payload);
         if items.pongs.len() > PONGS_WAITING {
             items.pongs.pop_front();
@@ -196,18 +197,18 @@ impl OutgoingQueue {
     }
 
     pub(crate) fn ping(&self) {
-        lock(&self.items).ping = true;
+        self.items.lock().ping = true;
         self.changed.notify_one();
     }
 
     /// Makes the pump send what is queued and a close frame, and then end. The first reason wins.
     pub(crate) fn close(&self, code: u16, reason: &'static str) {
-        lock(&self.items).close.get_or_insert((code, reason));
+        self.items.lock().close.get_or_insert((code, reason));
         self.changed.notify_one();
     }
 
     fn enqueue_ready(&self, key: u64) {
-        let mut items = lock(&self.items);
+        let mut items = self.items.lock();
         if !items.is_shut {
             items.ready.push_back(key);
         }
@@ -216,7 +217,7 @@ impl OutgoingQueue {
     }
 
     pub(super) fn take(&self) -> OutgoingItems {
-        let items = std::mem::take(&mut *lock(&self.items));
+        let items = std::mem::take(&mut *self.items.lock());
         self.notify_drained();
         items
     }
@@ -227,7 +228,7 @@ impl OutgoingQueue {
         loop {
             let drained = self.drained.notified();
             {
-                let items = lock(&self.items);
+                let items = self.items.lock();
                 let waiting = items.answers.len() + items.commands.len();
                 if items.answer_bytes < limits::ANSWERS_WAITING_BYTES && waiting < limits::ANSWERS_WAITING {
                     return;

@@ -14,21 +14,18 @@ use std::{
     collections::BTreeSet,
     io,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use exec_server_holder::control::ToHolder;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{ProcessEntry, Session, short_id, ttl_ms};
-use crate::{
-    core::ArchiveFiles,
-    holder_link::HolderLink,
-    process::{Process, lock},
-};
+use crate::{core::ArchiveFiles, holder_link::HolderLink, process::Process};
 
 /// How long a holder may take to exit after `Leave`.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
@@ -47,7 +44,7 @@ pub(super) struct ArchiveState {
 impl Session {
     /// Handles the holder's report that everything is on disk and that it could leave.
     pub(crate) fn handle_archived(&self, link: &Arc<HolderLink>) {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let is_quiet = state.attached.is_none()
             && !state.over
             && state.processes.values().all(|entry| matches!(entry, ProcessEntry::Live(_)))
@@ -64,7 +61,7 @@ impl Session {
         tracing::debug!(session = short_id(&self.id), "its processes have closed; it is served from its files");
         self.record_ends();
         let link = HolderLink::archive(core.holders.clone(), core.metrics.clone(), self);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.by_slot.values().for_each(|process| process.archive(link.clone()));
         state.link = None;
         state.is_archived = true;
@@ -75,7 +72,7 @@ impl Session {
 
     /// Waits for a holder that is about to leave.
     pub(super) async fn departure_decided(&self) -> io::Result<()> {
-        let Some(link) = lock(&self.state).link.clone().filter(|link| link.is_departing()) else { return Ok(()) };
+        let Some(link) = self.state.lock().link.clone().filter(|link| link.is_departing()) else { return Ok(()) };
         Ok(tokio::time::timeout(LEAVE_WITHIN, link.departure_decided()).await?)
     }
 
@@ -103,7 +100,7 @@ impl Session {
     }
 
     fn save(&self) {
-        let _turn = lock(&self.archive.turn);
+        let _turn = self.archive.turn.lock();
         if let Err(error) = self.write_archive() {
             tracing::warn!(session = short_id(&self.id), %error, "the files of the session are not up to date; trying again");
             self.archive.is_stale.store(true, Ordering::Release);
@@ -117,7 +114,7 @@ impl Session {
         self.archive.is_stale.store(false, Ordering::Release);
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         let files = {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             if !state.is_archived || state.over {
                 return Ok(());
             }
@@ -141,9 +138,9 @@ impl Session {
     pub(super) async fn hand_over_archive(self: &Arc<Self>) -> io::Result<()> {
         let session = self.clone();
         let hand_over = move || {
-            let _turn = lock(&session.archive.turn);
+            let _turn = session.archive.turn.lock();
             session.write_archive()?;
-            lock(&session.state).is_archived = false;
+            session.state.lock().is_archived = false;
             Ok(())
         };
         tokio::task::spawn_blocking(hand_over).await.map_err(io::Error::other).flatten()
@@ -151,14 +148,14 @@ impl Session {
 
     /// Undoes `hand_over_archive` when the new holder could not be created.
     pub(super) fn take_back_archive(self: &Arc<Self>) {
-        lock(&self.state).is_archived = true;
+        self.state.lock().is_archived = true;
         self.save_later();
     }
 
     /// Connects the known processes to a new holder, which reports the processes that it took over as `found`. Fails if
     /// one is missing: the holder would give its slot, and with it the names of its files, to another process.
     pub(super) fn rejoin(&self, link: &Arc<HolderLink>, found: &[Arc<Process>]) -> io::Result<()> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let is_found = |process: &Arc<Process>| found.iter().any(|known| is_same(known, process));
         if !state.by_slot.values().all(is_found) {
             return Err(io::Error::other("the files of its earlier processes cannot be taken over"));

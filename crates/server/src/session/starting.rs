@@ -18,7 +18,6 @@ use crate::{
     environment,
     error::Failure,
     holder_link::{ReplyWaiter, UnsentRequest},
-    process::lock,
     pump::Reply,
     sandbox,
 };
@@ -53,7 +52,7 @@ impl Session {
     fn admit(&self, launch: &ProcessLaunch, gate: &StartGate) -> Result<ReservedFd, Failure> {
         let Some(core) = self.core.upgrade().filter(|core| !core.is_draining()) else { return Err(Failure::Draining) };
         let most = core.config.processes_max;
-        let state = lock(&self.state);
+        let state = self.state.lock();
         if state.running_beyond(most) {
             return Err(Failure::TooMany { what: "running processes in this session", most });
         }
@@ -105,7 +104,7 @@ impl Session {
 
     /// Handles a failed start: frees the name.
     pub(crate) fn handle_start_failed(&self, id: &str, gate: &StartGate) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.is_starting(id, gate) {
             state.processes.remove(id);
         }

@@ -9,7 +9,6 @@ use exec_server_holder::control::{FOLLOWERS, ToHolder};
 use tokio::time::Instant;
 
 use super::{Session, process_table::SessionState};
-use crate::process::lock;
 
 /// Requests within this interval restart the clock only once, so the clock may be behind by at most this much.
 const ONE_USE: Duration = Duration::from_secs(1);
@@ -19,7 +18,7 @@ pub(crate) struct SessionUse(Arc<Session>);
 
 impl Drop for SessionUse {
     fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state.lock();
         state.users -= 1;
         if state.users == 0 {
             state.restart_clock(Instant::now());
@@ -30,12 +29,12 @@ impl Drop for SessionUse {
 impl Session {
     /// How long the session lives without use; `None` = no limit.
     pub(crate) fn ttl(&self) -> Option<Duration> {
-        lock(&self.state).ttl
+        self.state.lock().ttl
     }
 
     /// Restarts the clock because another session used this one.
     pub(crate) fn touch(&self, now: Instant) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let Some(ttl) = state.ttl.filter(|_| state.attached.is_none() && state.users == 0) else { return };
         let one_use = ONE_USE.min(ttl / 8);
         if state.used_at.is_none_or(|at| now.duration_since(at) >= one_use) {
@@ -46,7 +45,7 @@ impl Session {
 
     /// Pauses the clock until the returned value is dropped.
     pub(crate) fn begin_use(self: Arc<Self>) -> SessionUse {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.users += 1;
         if state.users == 1 {
             state.report_use(true);

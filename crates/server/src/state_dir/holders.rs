@@ -6,7 +6,7 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -20,13 +20,11 @@ use exec_server_holder::{
     spawner::{self, NewHolder, SECRET_NAME, SOCKET_NAME, SpawnerHandle},
 };
 use exec_server_sandbox::{BuildError, BuiltView, ViewScript};
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use super::{StateDir, location::hex, sessions};
-use crate::{
-    core::{ArchiveFiles, DeadHolder, FoundSession, Holders, SavedClock},
-    process::lock,
-};
+use crate::core::{ArchiveFiles, DeadHolder, FoundSession, Holders, SavedClock};
 
 /// After a kill, how many times and how far apart to check that a control group is empty: one second in all. A kill
 /// usually takes milliseconds.
@@ -85,7 +83,7 @@ impl SpawnedHolders {
 
     /// The spawner, replaced first if it has died. Blocks while a new one starts.
     fn spawner(&self) -> io::Result<Arc<SpawnerHandle>> {
-        let mut spawner = lock(&self.spawner);
+        let mut spawner = self.spawner.lock();
         if let Some(program) = self.config.respawn.as_deref().filter(|_| !spawner.is_alive()) {
             let whom = self.state.path().as_os_str();
             let new = spawner::exec_spawner_for(program, Some(whom)).map_err(io::Error::other)?;
@@ -307,7 +305,7 @@ impl Holders for SpawnedHolders {
     }
 
     fn can_create_holders(&self) -> bool {
-        self.config.respawn.is_none() || lock(&self.spawner).is_alive()
+        self.config.respawn.is_none() || self.spawner.lock().is_alive()
     }
 
     fn is_state_there(&self) -> bool {

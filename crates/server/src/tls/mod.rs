@@ -8,14 +8,10 @@ mod files;
 mod names;
 mod verifier;
 
-use std::{
-    fmt, io,
-    path::PathBuf,
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use exec_server_rpc::{ByteStream, TcpProbe};
+use parking_lot::RwLock;
 use rustls::{
     ServerConfig, SupportedProtocolVersion,
     crypto::aws_lc_rs::default_provider,
@@ -155,7 +151,7 @@ impl Tls {
             seen = now;
             match load(&self.files) {
                 Ok(loaded) => {
-                    *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
+                    *self.current.write() = Arc::new(loaded);
                     failure = None;
                     tracing::info!("certificates were read again");
                 }
@@ -172,7 +168,7 @@ impl Tls {
 
     /// Does the TLS handshake. The caller must set a deadline.
     pub(crate) async fn accept(&self, stream: ByteStream) -> io::Result<SecuredConnection> {
-        let loaded = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
+        let loaded = Arc::clone(&self.current.read());
         let ByteStream { reader, writer, probe, .. } = stream;
         let acceptor = TlsAcceptor::from(Arc::clone(&loaded.config));
         let socket = acceptor.accept(tokio::io::join(reader, writer)).await?;

@@ -17,7 +17,7 @@ fn gap(from_seq: u64, to_seq: u64, bytes: u64) -> Event {
 
 /// The numbers and the bytes of the last event, which must be a gap.
 fn last_gap(log: &EventLog) -> (u64, u64, Option<u64>) {
-    let state = log.lock();
+    let state = log.state.lock();
     match state.events.after(state.next - 2) {
         Some(Event::Gap { from_seq, to_seq, bytes }) => (from_seq, to_seq, bytes),
         other => panic!("the last event is a gap, not {other:?}"),
@@ -46,8 +46,8 @@ fn a_gap_from_the_beginning_is_counted_after_events_were_dropped() {
     let log = EventLog::new(DeliveryMode::Observed, 4);
     log.append(at(5, 10, 100)).and_then(|_| log.append(gap(1, 9, 170))).expect("in order");
     assert_eq!(last_gap(&log), (6, 9, Some(60)));
-    log.lock().consume(9);
-    log.lock().events = EventRuns::default();
+    log.state.lock().consume(9);
+    log.state.lock().events = EventRuns::default();
     log.append(gap(1, 20, 300)).expect("in order");
     assert_eq!(last_gap(&log), (10, 20, Some(130)));
 }
@@ -59,7 +59,7 @@ fn a_gap_with_unknown_overlap_has_no_count() {
     assert_eq!(last_gap(&log), (9, 12, None), "it began before this log");
     log.append(gap(7, 14, 300)).expect("in order");
     assert_eq!(last_gap(&log), (13, 14, None), "it begins inside of another");
-    let inside = log.lock().find(6);
+    let inside = log.state.lock().find(6);
     assert!(matches!(inside, Poll::Ready(CursorRead::Event(Event::Gap { from_seq: 7, to_seq: 8, bytes: None }))));
 }
 
@@ -68,9 +68,9 @@ fn an_exit_and_a_close_before_the_beginning_are_recorded_without_events() {
     let log = EventLog::new(DeliveryMode::Observed, 9);
     log.record_exit(Exit::of_code(3));
     assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(3)), None));
-    assert!(matches!(log.lock().find(9), Poll::Pending));
+    assert!(matches!(log.state.lock().find(9), Poll::Pending));
     log.record_closed(Totals::default());
-    assert!(matches!(log.lock().find(9), Poll::Ready(CursorRead::End)));
+    assert!(matches!(log.state.lock().find(9), Poll::Ready(CursorRead::End)));
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_window_of_single_bytes_for_a_slow_reader_is_not_a_violation() {
         assert_eq!(log.is_ack_due(), position >= window / 4, "{position}");
     }
     assert_eq!(log.due_ack(), Some(count - 1));
-    assert!(log.lock().events.len() <= HISTORY_EVENTS + 1);
+    assert!(log.state.lock().events.len() <= HISTORY_EVENTS + 1);
 }
 
 #[test]
@@ -116,6 +116,6 @@ fn events_that_no_window_counts_are_bounded() {
         let log = EventLog::new(DeliveryMode::Acked { window: 4 << 20 }, 0);
         let violation = (1..1 << 20).find_map(|seq| log.append(empty(seq)).err());
         assert_eq!(violation, Some(OVERRUN));
-        assert_eq!(log.lock().events.len(), EMPTY_EVENTS + 1);
+        assert_eq!(log.state.lock().events.len(), EMPTY_EVENTS + 1);
     }
 }

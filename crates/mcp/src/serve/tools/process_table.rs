@@ -1,12 +1,10 @@
 //! The processes of one MCP session, under short ids, and how far each one was read. The table is bounded; processes that are being started
 //! count too.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::BTreeMap;
 
 use exec_server_client::{Process, protocol::process::Stream};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::ToolFailure;
@@ -42,14 +40,9 @@ pub(super) struct ProcessEntry {
 pub(super) type IncompleteChars = Vec<(Stream, Vec<u8>)>;
 
 impl ProcessTable {
-    fn lock(&self) -> MutexGuard<'_, ProcessTableState> {
-        // Ignore poisoning: no code under the lock can panic halfway through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reserves a slot, if one is free.
     pub(super) fn reserve(&self) -> Option<ProcessSlot<'_>> {
-        let mut entries = self.lock();
+        let mut entries = self.0.lock();
         (entries.all.len() + entries.starting < PROCESSES).then(|| {
             entries.starting += 1;
             ProcessSlot(self)
@@ -57,7 +50,7 @@ impl ProcessTable {
     }
 
     fn add(&self, process: Process, command: String) -> u64 {
-        let mut entries = self.lock();
+        let mut entries = self.0.lock();
         entries.last += 1;
         let number = entries.last;
         entries.all.insert(
@@ -75,11 +68,11 @@ impl ProcessTable {
     }
 
     pub(super) fn remove(&self, number: u64) {
-        self.lock().all.remove(&number);
+        self.0.lock().all.remove(&number);
     }
 
     pub(super) fn find(&self, id: &str) -> Result<(u64, ProcessEntry), ToolFailure> {
-        let entries = self.lock();
+        let entries = self.0.lock();
         let number = id.strip_prefix('p').and_then(|number| number.parse().ok());
         match number.and_then(|number| Some((number, entries.all.get(&number)?.clone()))) {
             Some(found) => Ok(found),
@@ -97,7 +90,7 @@ impl ProcessTable {
     }
 
     pub(super) fn advance(&self, number: u64, cursor: u64, position: u64, incomplete: IncompleteChars) {
-        if let Some(entry) = self.lock().all.get_mut(&number) {
+        if let Some(entry) = self.0.lock().all.get_mut(&number) {
             // Of two concurrent reads, the one that got further counts.
             if cursor >= entry.cursor {
                 (entry.cursor, entry.position, entry.incomplete) = (cursor, position, incomplete);
@@ -106,7 +99,7 @@ impl ProcessTable {
     }
 
     pub(super) fn snapshot(&self) -> Vec<(u64, ProcessEntry)> {
-        self.lock().all.iter().map(|(number, entry)| (*number, entry.clone())).collect()
+        self.0.lock().all.iter().map(|(number, entry)| (*number, entry.clone())).collect()
     }
 }
 
@@ -121,7 +114,7 @@ impl ProcessSlot<'_> {
 
 impl Drop for ProcessSlot<'_> {
     fn drop(&mut self) {
-        self.0.lock().starting -= 1;
+        self.0.0.lock().starting -= 1;
     }
 }
 
@@ -136,6 +129,6 @@ mod tests {
         assert_eq!(slots.len(), PROCESSES);
         drop(slots);
         assert!(table.reserve().is_some());
-        assert_eq!(table.lock().starting, 0);
+        assert_eq!(table.0.lock().starting, 0);
     }
 }

@@ -14,7 +14,6 @@ use crate::{
     error::Failure,
     files::{DraftHandle, FileHandle, HandleUse},
     handlers::RequestContext,
-    process::lock,
     pump::Reply,
 };
 
@@ -164,7 +163,7 @@ pub(crate) async fn write(context: RequestContext, params: WriteBlock, reply: Re
         let writing = writing(&request, &params.handle_id)?;
         let line = writing.line.clone();
         let work = move |_: &Cancel| {
-            let draft = lock(&writing.draft);
+            let draft = writing.draft.lock();
             draft.write_block(params.offset, &params.bytes)?;
             draft.size()
         };
@@ -200,12 +199,12 @@ async fn commit_draft(request: &FileRequest, params: wire::CommitParams) -> Resu
     let size = params.size;
     // Do not wait for the lock here. A client that commits while one of its blocks is being written does not yet need
     // other drafts of this path closed.
-    let path = writing.draft.try_lock().ok().map(|draft| draft.path().to_owned());
+    let path = writing.draft.try_lock().map(|draft| draft.path().to_owned());
     path.iter().for_each(|path| close_left(request, path));
     let at = writing.clone();
-    let committed = request.work(None, move |cancel| lock(&at.draft).commit(size, &finish, cancel)).await;
+    let committed = request.work(None, move |cancel| at.draft.lock().commit(size, &finish, cancel)).await;
     let is_there = match &committed {
-        Err(failure) => failure.kind() == FailureKind::EtagMismatch || lock(&writing.draft).is_half_done(),
+        Err(failure) => failure.kind() == FailureKind::EtagMismatch || writing.draft.lock().is_half_done(),
         Ok(_) => false,
     };
     if !is_there {
