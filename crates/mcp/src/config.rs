@@ -14,16 +14,14 @@
 //!
 //! In JSON the same servers are in an object `mcpServers`, as other programs write it.
 //!
-//! `read` has the rules for one server, `keys` the types of its keys, `tree` the file formats, `similar_key` the detection of misspelt keys, and
-//! `error` the error messages. None of these modules starts a process or reads an environment variable.
+//! `table` has the keys of a server with their types, and the file formats; `read` has the rules, and `error` the error messages.
+//! None of these modules starts a process or reads an environment variable.
 
 mod error;
-mod keys;
 mod read;
-mod similar_key;
+mod table;
 #[cfg(test)]
 mod tests;
-mod tree;
 
 pub use error::{ConfigError, KeyFault};
 
@@ -35,6 +33,8 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
+
+use serde::Deserialize;
 
 /// Default time for a server to become ready.
 pub const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -159,7 +159,8 @@ pub struct EnvVar {
 }
 
 /// Where the value of a variable comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum EnvSource {
     /// From the environment of this program.
     #[default]

@@ -1,7 +1,7 @@
 //! Errors of a configuration. Each one names the file, the server and the key, and says what would be correct. Errors never contain values,
 //! because a value can be a secret.
 
-use std::{fmt, io, path::PathBuf};
+use std::{io, path::PathBuf};
 
 /// The longest piece of a file that an error repeats, in characters.
 const SHOWN_MAX: usize = 64;
@@ -24,7 +24,7 @@ pub enum ConfigError {
     #[error("`{}` is not UTF-8", path.display())]
     NotText { path: PathBuf },
     /// The file does not parse as the format that its name implies.
-    #[error("`{}` is not {format}{}: {reason}", path.display(), LineSuffix(*line))]
+    #[error("`{}` is not {format}{}: {reason}", path.display(), line_suffix(*line))]
     Syntax {
         path: PathBuf,
         /// The expected format: TOML or JSON.
@@ -36,7 +36,7 @@ pub enum ConfigError {
     },
     /// A server has a name that cannot be used in tool names.
     #[error(
-        "`{}`: server `{}`: a name has letters, digits, `_` and `-`; call it `{better}`", path.display(), ShownText(name)
+        "`{}`: server `{}`: a name has letters, digits, `_` and `-`; call it `{better}`", path.display(), shown(name)
     )]
     Name {
         path: PathBuf,
@@ -45,10 +45,10 @@ pub enum ConfigError {
         better: String,
     },
     /// Two tables of the file define a server with this name.
-    #[error("`{}`: server `{}` is there twice; every server needs its own name", path.display(), ShownText(name))]
+    #[error("`{}`: server `{}` is there twice; every server needs its own name", path.display(), shown(name))]
     Twice { path: PathBuf, name: String },
     /// A key of the file breaks a rule.
-    #[error("`{}`: {}key `{}`: {fault}", path.display(), ServerPrefix(server.as_deref()), ShownText(key))]
+    #[error("`{}`: {}key `{}`: {fault}", path.display(), server_prefix(server.as_deref()), shown(key))]
     Key {
         path: PathBuf,
         /// The server. Absent for keys of the whole file.
@@ -118,31 +118,18 @@ pub enum KeyFault {
 }
 
 /// The position in the file: `, line N`, or nothing if the line is unknown.
-struct LineSuffix(Option<usize>);
-
-impl fmt::Display for LineSuffix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |line| write!(f, ", line {line}"))
-    }
+fn line_suffix(line: Option<usize>) -> String {
+    line.map(|line| format!(", line {line}")).unwrap_or_default()
 }
 
 /// The server that a key belongs to, as a prefix of the message.
-struct ServerPrefix<'a>(Option<&'a str>);
-
-impl fmt::Display for ServerPrefix<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |name| write!(f, "server `{}`: ", ShownText(name)))
-    }
+fn server_prefix(server: Option<&str>) -> String {
+    server.map(|name| format!("server `{}`: ", shown(name))).unwrap_or_default()
 }
 
 /// Text from a file that may contain anything. It is truncated, and control characters are escaped so that they cannot affect a terminal.
-pub(super) struct ShownText<'a>(pub(super) &'a str);
-
-impl fmt::Display for ShownText<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for c in self.0.chars().take(SHOWN_MAX) {
-            if c.is_control() { write!(f, "{}", c.escape_unicode())? } else { write!(f, "{c}")? }
-        }
-        if self.0.chars().nth(SHOWN_MAX).is_some() { f.write_str("…") } else { Ok(()) }
-    }
+pub(super) fn shown(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_unicode().to_string() } else { c.to_string() };
+    let shown: String = text.chars().take(SHOWN_MAX).map(escape).collect();
+    if text.chars().nth(SHOWN_MAX).is_some() { shown + "…" } else { shown }
 }

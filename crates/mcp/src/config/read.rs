@@ -1,11 +1,12 @@
-//! The rules of a configuration: where in the file the servers are, what each key means, and which keys only cause a warning.
+//! The rules of a configuration: where in the file the servers are, what their keys mean together, and what only causes a warning.
 //!
-//! Both formats are parsed into the same tree of values, so that each rule is written once. An unknown key is only a warning, because other
-//! programs add their own keys. A key that is almost a known one is an error, because it is a typo that would change what runs.
+//! An unknown key is only a warning, because other programs add their own keys. A key that is almost a known one is an error, because it
+//! is a typo that would change what runs.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use exec_server_client::environment::{NONE, RemoteSpec, TOKEN_VARIABLE};
@@ -13,7 +14,9 @@ use serde_json::Value;
 
 use super::{
     Config, ConfigError, Format, HttpConfig, KeyFault, Placement, STARTUP_TIMEOUT, ServerConfig, ServerTransport,
-    StdioConfig, TOOL_TIMEOUT, ToolFilter, error::ShownText, keys::ServerKeys, similar_key::is_nearly, tree::tree,
+    StdioConfig, TIMEOUT_MAX, TOOL_TIMEOUT, ToolFilter,
+    error::shown,
+    table::{self, ServerTable, wrong_type},
 };
 
 /// The tables that may contain servers, in either format. Code editors use the last one.
@@ -28,53 +31,13 @@ const STDIO_KEYS: [&str; 5] = ["command", "args", "env", "env_vars", "cwd"];
 const HTTP_KEYS: [&str; 7] =
     ["url", "bearer_token_env_var", "http_headers", "env_http_headers", "headers", "serverUrl", "httpUrl"];
 
-/// Three synonyms for the key that says where a server runs.
-const PLACE_KEYS: [&str; 3] = ["environment", "experimental_environment", "environment_id"];
-
-const COMMON_KEYS: [&str; 15] = [
-    "type",
-    "transport",
-    "enabled",
-    "disabled",
-    "required",
-    "startup_timeout_sec",
-    "startup_timeout_ms",
-    "tool_timeout_sec",
-    "supports_parallel_tool_calls",
-    "enabled_tools",
-    "disabled_tools",
-    "includeTools",
-    "excludeTools",
-    "disabledTools",
-    "bearer_token",
-];
-
-/// Keys that other programs use and this one ignores: tool approval, logins, and descriptions for people.
-const PASSED_OVER: [&str; 18] = [
-    "default_tools_approval_mode",
-    "tools",
-    "scopes",
-    "oauth_resource",
-    "oauth",
-    "auth",
-    "http_headers_helper",
-    "authProviderType",
-    "autoApprove",
-    "alwaysAllow",
-    "trust",
-    // Some programs mean seconds, others milliseconds.
-    "timeout",
-    "envFile",
-    "name",
-    "description",
-    "icon",
-    "dev",
-    "version",
-];
+/// Keys in which other programs replace `${NAME}`.
+const TEMPLATE_KEYS: [&str; 9] =
+    ["command", "args", "env", "cwd", "url", "headers", "http_headers", "serverUrl", "httpUrl"];
 
 /// Parses all servers of a file.
 pub(super) fn config(text: &str, path: &Path, format: Format) -> Result<Config, ConfigError> {
-    let top = tree(text, path, format)?;
+    let top = table::parse(text, path, format)?;
     let mut warnings = ConfigWarnings::default();
     let mut servers = BTreeMap::new();
     let mut has_table = false;
@@ -83,17 +46,18 @@ pub(super) fn config(text: &str, path: &Path, format: Format) -> Result<Config, 
     for table in tables {
         let Some(value) = top.get(*table).filter(|value| !value.is_null()) else { continue };
         has_table = true;
-        let expected = "a table with a table for each server";
         let fault = |server| ConfigError::Key {
             path: path.to_owned(),
             server,
             key: (*table).to_owned(),
-            fault: KeyFault::Type { expected },
+            fault: KeyFault::Type { expected: "a table with a table for each server" },
         };
         for (name, value) in value.as_object().ok_or_else(|| fault(None))? {
             check_name(path, name)?;
-            let table = value.as_object().ok_or_else(|| fault(Some(name.clone())))?;
-            let server = server(&ServerKeys { path, server: name, table }, format, &mut warnings)?;
+            if !value.is_object() {
+                return Err(fault(Some(name.clone())));
+            }
+            let server = ServerReader { path, name, table: value }.read(format, &mut warnings)?;
             if servers.insert(name.clone(), server).is_some() {
                 return Err(ConfigError::Twice { path: path.to_owned(), name: name.clone() });
             }
@@ -112,140 +76,193 @@ fn check_name(path: &Path, name: &str) -> Result<(), ConfigError> {
         return Ok(());
     }
     let better: String = name.chars().map(|c| if is_good(c) { c } else { '_' }).collect();
-    let better = if better.is_empty() { "server".to_owned() } else { ShownText(&better).to_string() };
+    let better = if better.is_empty() { "server".to_owned() } else { shown(&better) };
     Err(ConfigError::Name { path: path.to_owned(), name: name.to_owned(), better })
 }
 
-fn server(keys: &ServerKeys<'_>, format: Format, warnings: &mut ConfigWarnings) -> Result<ServerConfig, ConfigError> {
-    check_keys(keys, warnings)?;
-    let placement = placement(keys)?;
-    let transport = transport(keys)?;
-    if let ServerTransport::Stdio(stdio) = &transport {
-        check_cwd(keys, stdio, &placement)?;
-        warnings.about_variables(keys.server, stdio);
-    }
-    if format == Format::Json {
-        warnings.about_templates(keys);
-    }
-    let startup = match keys.seconds("startup_timeout_sec")? {
-        Some(seconds) => {
-            keys.millis("startup_timeout_ms")?; // Ignored, but it must still be valid.
-            Some(("startup_timeout_sec", seconds))
-        }
-        None => keys.millis("startup_timeout_ms")?.map(|millis| ("startup_timeout_ms", millis)),
-    };
-    let tool = keys.seconds("tool_timeout_sec")?.map(|seconds| ("tool_timeout_sec", seconds));
-    for (key, (_, is_cut)) in startup.iter().chain(&tool) {
-        if *is_cut {
-            warnings
-                .lines
-                .push(format!("server `{}`: key `{key}`: taken as 30 days, the longest there is", keys.server));
-        }
-    }
-    Ok(ServerConfig {
-        transport,
-        placement,
-        enabled: keys.flag("enabled")?.unwrap_or(true) && !keys.flag("disabled")?.unwrap_or(false),
-        required: keys.flag("required")?.unwrap_or(false),
-        startup_timeout: startup.map_or(STARTUP_TIMEOUT, |(_, (time, _))| time),
-        tool_timeout: tool.map_or(TOOL_TIMEOUT, |(_, (time, _))| time),
-        supports_parallel_tool_calls: keys.flag("supports_parallel_tool_calls")?.unwrap_or(false),
-        tools: tools(keys)?,
-    })
+/// Reads one server. Errors name the file, the server and the key.
+struct ServerReader<'a> {
+    path: &'a Path,
+    name: &'a str,
+    table: &'a Value,
 }
 
-/// Rejects misspelt keys and inline tokens, and records a warning for each key that is ignored.
-fn check_keys(keys: &ServerKeys<'_>, warnings: &mut ConfigWarnings) -> Result<(), ConfigError> {
-    // Check this first. A user who sees another error first might fix only that one and leave the token in the file.
-    if keys.value("bearer_token").is_some() {
-        return Err(keys.fault("bearer_token", KeyFault::InlineToken));
+impl ServerReader<'_> {
+    fn fault(&self, key: &str, fault: KeyFault) -> ConfigError {
+        let server = Some(self.name.to_owned());
+        ConfigError::Key { path: self.path.to_owned(), server, key: key.to_owned(), fault }
     }
-    for key in keys.table.keys() {
-        if known().any(|known| known == key) {
-            continue;
-        }
-        if !PASSED_OVER.contains(&key.as_str())
-            && let Some(meant) = known().find(|known| is_nearly(key, known))
-        {
-            return Err(keys.fault(key, KeyFault::Misspelt { meant }));
-        }
-        warnings.passed_over.entry(key.clone()).or_default().push(keys.server.to_owned());
-    }
-    Ok(())
-}
 
-fn known() -> impl Iterator<Item = &'static str> {
-    STDIO_KEYS.into_iter().chain(HTTP_KEYS).chain(PLACE_KEYS).chain(COMMON_KEYS)
-}
-
-fn transport(keys: &ServerKeys<'_>) -> Result<ServerTransport, ConfigError> {
-    let url_key = ["url", "serverUrl", "httpUrl"].into_iter().find(|key| keys.value(key).is_some());
-    let has_command = keys.value("command").is_some();
-    check_transport(keys, has_command, url_key.is_some())?;
-    match url_key {
-        None if !has_command => Err(keys.fault("command", KeyFault::NoWay)),
-        None => {
-            refuse(keys, &HTTP_KEYS, "command")?;
-            Ok(ServerTransport::Stdio(StdioConfig {
-                command: keys.text("command")?.unwrap_or_default().to_owned(),
-                args: keys.texts("args")?.unwrap_or_default(),
-                env: keys.variables("env")?,
-                env_vars: keys.env_vars("env_vars")?,
-                cwd: keys.text("cwd")?.map(PathBuf::from),
-            }))
+    fn read(&self, format: Format, warnings: &mut ConfigWarnings) -> Result<ServerConfig, ConfigError> {
+        // Check this first. A user who sees another error first might fix only that one and leave the token in the file.
+        if self.table.get("bearer_token").is_some_and(|token| !token.is_null()) {
+            return Err(self.fault("bearer_token", KeyFault::InlineToken));
         }
-        Some(url_key) => {
-            refuse(keys, &STDIO_KEYS, "url")?;
-            let url = keys.text(url_key)?.unwrap_or_default().trim();
-            check_url(url).map_err(|fault| keys.fault(url_key, fault))?;
-            let (mut http_headers, headers) = (keys.headers("http_headers")?, keys.headers("headers")?);
-            if !http_headers.is_empty() && !headers.is_empty() && http_headers != headers {
-                return Err(keys.fault("headers", KeyFault::Contradicts { other: "http_headers" }));
-            }
-            http_headers.extend(headers);
-            Ok(ServerTransport::Http(HttpConfig {
-                url: url.to_owned(),
-                bearer_token_env_var: keys.variable("bearer_token_env_var")?,
-                http_headers,
-                env_http_headers: keys.header_variables("env_http_headers")?,
-            }))
+        let (table, ignored) = ServerTable::read(self.table).map_err(|(key, fault)| self.fault(&key, fault))?;
+        for key in ignored {
+            warnings.ignored.entry(key).or_default().push(self.name.to_owned());
         }
-    }
-}
-
-/// Rejects keys of the other kind of server. A key with an empty value is ignored.
-fn refuse(keys: &ServerKeys<'_>, others: &[&'static str], other: &'static str) -> Result<(), ConfigError> {
-    let is_empty = |value: &Value| match value {
-        Value::String(text) => text.is_empty(),
-        Value::Array(list) => list.is_empty(),
-        Value::Object(table) => table.is_empty(),
-        Value::Null => true,
-        Value::Bool(_) | Value::Number(_) => false,
-    };
-    match others.iter().find(|key| keys.value(key).is_some_and(|value| !is_empty(value))) {
-        Some(key) => Err(keys.fault(key, KeyFault::Beside { other })),
-        None => Ok(()),
-    }
-}
-
-/// Checks that `type` and `transport` agree with the presence of `command` or a URL.
-fn check_transport(keys: &ServerKeys<'_>, has_command: bool, has_url: bool) -> Result<(), ConfigError> {
-    for key in ["type", "transport"] {
-        let Some(text) = keys.text(key)? else { continue };
-        // Programs spell it in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
-        let plain: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
-        let fault = match plain.to_ascii_lowercase().as_str() {
-            "stdio" | "local" if has_url || !has_command => KeyFault::WrongTransport { says: "stdio", key: "command" },
-            "http" | "streamablehttp" if has_command || !has_url => {
-                KeyFault::WrongTransport { says: "http", key: "url" }
-            }
-            "stdio" | "local" | "http" | "streamablehttp" => continue,
-            "sse" => KeyFault::Sse,
-            _ => KeyFault::Transport,
+        let placement = self.placement(&table)?;
+        let transport = self.transport(&table)?;
+        if let ServerTransport::Stdio(stdio) = &transport {
+            self.check_cwd(stdio, &placement)?;
+            warnings.about_variables(self.name, stdio);
+        }
+        if format == Format::Json {
+            warnings.about_templates(self.name, self.table);
+        }
+        let from_seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        let startup = match (table.startup_timeout_sec, table.startup_timeout_ms) {
+            (Some(seconds), _) => Some(("startup_timeout_sec", from_seconds(seconds))),
+            (None, Some(millis)) => Some(("startup_timeout_ms", Duration::from_millis(millis))),
+            (None, None) => None,
         };
-        return Err(keys.fault(key, fault));
+        let tool = table.tool_timeout_sec.map(|seconds| ("tool_timeout_sec", from_seconds(seconds)));
+        for (key, _) in startup.iter().chain(&tool).filter(|(_, timeout)| *timeout > TIMEOUT_MAX) {
+            let name = self.name;
+            warnings.lines.push(format!("server `{name}`: key `{key}`: taken as 30 days, the longest there is"));
+        }
+        let disabled = [table.disabled_tools, table.exclude_tools, table.disabled_tools_camel];
+        Ok(ServerConfig {
+            transport,
+            placement,
+            enabled: table.enabled.unwrap_or(true) && !table.disabled.unwrap_or(false),
+            required: table.required.unwrap_or(false),
+            startup_timeout: startup.map_or(STARTUP_TIMEOUT, |(_, timeout)| timeout.min(TIMEOUT_MAX)),
+            tool_timeout: tool.map_or(TOOL_TIMEOUT, |(_, timeout)| timeout.min(TIMEOUT_MAX)),
+            supports_parallel_tool_calls: table.supports_parallel_tool_calls.unwrap_or(false),
+            tools: ToolFilter {
+                enabled: self.same([("enabled_tools", table.enabled_tools), ("includeTools", table.include_tools)])?,
+                disabled: BTreeSet::from_iter(disabled.into_iter().flatten().flatten()),
+            },
+        })
     }
-    Ok(())
+
+    /// The value of synonymous keys, which must not contradict each other.
+    fn same<T: PartialEq, const N: usize>(
+        &self,
+        values: [(&'static str, Option<T>); N],
+    ) -> Result<Option<T>, ConfigError> {
+        let mut found: Option<(&'static str, T)> = None;
+        for (key, value) in values {
+            let Some(value) = value else { continue };
+            match &found {
+                Some((other, first)) if *first != value => {
+                    return Err(self.fault(key, KeyFault::Contradicts { other }));
+                }
+                Some(_) => {}
+                None => found = Some((key, value)),
+            }
+        }
+        Ok(found.map(|(_, value)| value))
+    }
+
+    /// A text that must not be empty.
+    fn filled<'t>(&self, key: &str, text: &'t Option<String>) -> Result<Option<&'t str>, ConfigError> {
+        match text.as_deref() {
+            Some("") => Err(self.fault(key, wrong_type(key))),
+            text => Ok(text),
+        }
+    }
+
+    fn transport(&self, table: &ServerTable) -> Result<ServerTransport, ConfigError> {
+        let urls = [("url", &table.url), ("serverUrl", &table.server_url), ("httpUrl", &table.http_url)];
+        let url = urls.into_iter().find(|(_, url)| url.is_some());
+        self.check_transport(table, url.is_some())?;
+        let Some((url_key, url)) = url else {
+            let Some(command) = self.filled("command", &table.command)? else {
+                return Err(self.fault("command", KeyFault::NoWay));
+            };
+            self.refuse(&HTTP_KEYS, "command")?;
+            return Ok(ServerTransport::Stdio(StdioConfig {
+                command: command.to_owned(),
+                args: table.args.clone().unwrap_or_default(),
+                env: table.env.clone().unwrap_or_default(),
+                env_vars: table.env_vars.clone().unwrap_or_default(),
+                cwd: self.filled("cwd", &table.cwd)?.map(PathBuf::from),
+            }));
+        };
+        self.refuse(&STDIO_KEYS, "url")?;
+        let url = self.filled(url_key, url)?.unwrap_or_default().trim();
+        check_url(url).map_err(|fault| self.fault(url_key, fault))?;
+        if table.bearer_token_env_var.as_deref().is_some_and(|name| !table::is_variable(name)) {
+            return Err(self.fault("bearer_token_env_var", wrong_type("bearer_token_env_var")));
+        }
+        let filled = |headers: &Option<BTreeMap<String, String>>| headers.clone().filter(|all| !all.is_empty());
+        let headers = [("http_headers", filled(&table.http_headers)), ("headers", filled(&table.headers))];
+        Ok(ServerTransport::Http(HttpConfig {
+            url: url.to_owned(),
+            bearer_token_env_var: table.bearer_token_env_var.clone(),
+            http_headers: self.same(headers)?.unwrap_or_default(),
+            env_http_headers: table.env_http_headers.clone().unwrap_or_default(),
+        }))
+    }
+
+    /// Rejects keys of the other kind of server. A key with an empty value is ignored.
+    fn refuse(&self, others: &[&'static str], other: &'static str) -> Result<(), ConfigError> {
+        let is_set = |key: &&&str| match self.table.get(**key) {
+            Some(Value::String(text)) => !text.is_empty(),
+            Some(Value::Array(list)) => !list.is_empty(),
+            Some(Value::Object(table)) => !table.is_empty(),
+            Some(Value::Bool(_) | Value::Number(_)) => true,
+            Some(Value::Null) | None => false,
+        };
+        match others.iter().find(is_set) {
+            Some(key) => Err(self.fault(key, KeyFault::Beside { other })),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that `type` and `transport` agree with the presence of `command` or a URL.
+    fn check_transport(&self, table: &ServerTable, has_url: bool) -> Result<(), ConfigError> {
+        let has_command = table.command.is_some();
+        for (key, text) in [("type", &table.r#type), ("transport", &table.transport)] {
+            let Some(text) = self.filled(key, text)? else { continue };
+            // Programs spell it in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
+            let plain: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
+            let fault = match plain.to_ascii_lowercase().as_str() {
+                "stdio" | "local" if has_url || !has_command => {
+                    KeyFault::WrongTransport { says: "stdio", key: "command" }
+                }
+                "http" | "streamablehttp" if has_command || !has_url => {
+                    KeyFault::WrongTransport { says: "http", key: "url" }
+                }
+                "stdio" | "local" | "http" | "streamablehttp" => continue,
+                "sse" => KeyFault::Sse,
+                _ => KeyFault::Transport,
+            };
+            return Err(self.fault(key, fault));
+        }
+        Ok(())
+    }
+
+    fn placement(&self, table: &ServerTable) -> Result<Placement, ConfigError> {
+        let parse = |key: &'static str, text: &Option<String>| match self.filled(key, text)? {
+            Some(text) => match parse_placement(text.trim()) {
+                Ok(place) => Ok((key, Some(place))),
+                Err(fault) => Err(self.fault(key, fault)),
+            },
+            None => Ok((key, None)),
+        };
+        let places = [
+            parse("environment", &table.environment)?,
+            parse("experimental_environment", &table.experimental_environment)?,
+            parse("environment_id", &table.environment_id)?,
+        ];
+        Ok(self.same(places)?.unwrap_or_default())
+    }
+
+    /// On this machine a relative directory is allowed. On another machine the directory must be absolute by the rules of that machine's
+    /// OS, which may differ from ours.
+    fn check_cwd(&self, stdio: &StdioConfig, placement: &Placement) -> Result<(), ConfigError> {
+        let Some(cwd) = stdio.cwd.as_ref().and_then(|cwd| cwd.to_str()) else { return Ok(()) };
+        let has_drive = matches!(cwd.as_bytes(), [drive, b':', b'/' | b'\\', ..] if drive.is_ascii_alphabetic());
+        let is_absolute = cwd.starts_with('/') || cwd.starts_with("\\\\") || cwd.starts_with("file:") || has_drive;
+        if *placement == Placement::Local || is_absolute {
+            return Ok(());
+        }
+        Err(self.fault("cwd", KeyFault::RelativeCwd))
+    }
 }
 
 fn check_url(url: &str) -> Result<(), KeyFault> {
@@ -253,22 +270,6 @@ fn check_url(url: &str) -> Result<(), KeyFault> {
     let is_http = uri.scheme_str().is_some_and(|scheme| scheme == "http" || scheme == "https");
     let has_host = uri.host().is_some_and(|host| !host.is_empty());
     (is_http && has_host).then_some(()).ok_or(KeyFault::Url)
-}
-
-fn placement(keys: &ServerKeys<'_>) -> Result<Placement, ConfigError> {
-    let mut found: Option<(&'static str, Placement)> = None;
-    for key in PLACE_KEYS {
-        let Some(text) = keys.text(key)? else { continue };
-        let place = parse_placement(text.trim()).map_err(|fault| keys.fault(key, fault))?;
-        match &found {
-            Some((other, before)) if *before != place => {
-                return Err(keys.fault(key, KeyFault::Contradicts { other }));
-            }
-            Some(_) => {}
-            None => found = Some((key, place)),
-        }
-    }
-    Ok(found.map(|(_, place)| place).unwrap_or_default())
 }
 
 fn parse_placement(text: &str) -> Result<Placement, KeyFault> {
@@ -288,38 +289,12 @@ fn parse_placement(text: &str) -> Result<Placement, KeyFault> {
     }
 }
 
-/// On this machine a relative directory is allowed. On another machine the directory must be absolute by the rules of that machine's OS,
-/// which may differ from ours.
-fn check_cwd(keys: &ServerKeys<'_>, stdio: &StdioConfig, placement: &Placement) -> Result<(), ConfigError> {
-    let Some(cwd) = stdio.cwd.as_ref().and_then(|cwd| cwd.to_str()) else { return Ok(()) };
-    let has_drive = matches!(cwd.as_bytes(), [drive, b':', b'/' | b'\\', ..] if drive.is_ascii_alphabetic());
-    let is_absolute = cwd.starts_with('/') || cwd.starts_with("\\\\") || cwd.starts_with("file:") || has_drive;
-    if *placement == Placement::Local || is_absolute {
-        return Ok(());
-    }
-    Err(keys.fault("cwd", KeyFault::RelativeCwd))
-}
-
-fn tools(keys: &ServerKeys<'_>) -> Result<ToolFilter, ConfigError> {
-    let mut filter = ToolFilter { enabled: keys.names("enabled_tools")?, disabled: Default::default() };
-    if let Some(also) = keys.names("includeTools")? {
-        if filter.enabled.as_ref().is_some_and(|enabled| *enabled != also) {
-            return Err(keys.fault("includeTools", KeyFault::Contradicts { other: "enabled_tools" }));
-        }
-        filter.enabled = Some(also);
-    }
-    for key in ["disabled_tools", "excludeTools", "disabledTools"] {
-        filter.disabled.extend(keys.names(key)?.unwrap_or_default());
-    }
-    Ok(filter)
-}
-
 /// Collects the warnings while the servers are read.
 #[derive(Default)]
 struct ConfigWarnings {
     lines: Vec<String>,
     /// Ignored keys, each with the servers that have it.
-    passed_over: BTreeMap<String, Vec<String>>,
+    ignored: BTreeMap<String, Vec<String>>,
 }
 
 impl ConfigWarnings {
@@ -332,26 +307,24 @@ impl ConfigWarnings {
 
     /// Warns about `${...}`. Some programs replace such templates with variables. This one does not, and without a warning the user would
     /// expect a value.
-    fn about_templates(&mut self, keys: &ServerKeys<'_>) {
-        let taken = ["command", "args", "env", "cwd", "url", "headers", "http_headers", "serverUrl", "httpUrl"];
-        for key in taken {
-            if keys.value(key).is_some_and(has_template) {
+    fn about_templates(&mut self, server: &str, table: &Value) {
+        for key in TEMPLATE_KEYS {
+            if table.get(key).is_some_and(has_template) {
                 self.lines.push(format!(
-                    "server `{}`: key `{key}`: `${{…}}` is not replaced; name variables in `env_vars`, `env_http_headers` or \
-                     `bearer_token_env_var`",
-                    keys.server
+                    "server `{server}`: key `{key}`: `${{…}}` is not replaced; name variables in `env_vars`, `env_http_headers` or \
+                     `bearer_token_env_var`"
                 ));
             }
         }
     }
 
     fn into_warnings(self, path: &Path) -> Vec<String> {
-        let passed_over = self.passed_over.into_iter().map(|(key, servers)| {
+        let ignored = self.ignored.into_iter().map(|(key, servers)| {
             let of = if servers.len() == 1 { "server" } else { "servers" };
             let servers: Vec<String> = servers.iter().map(|server| format!("`{server}`")).collect();
-            format!("key `{}` is not acted on ({of} {})", ShownText(&key), servers.join(", "))
+            format!("key `{}` is not acted on ({of} {})", shown(&key), servers.join(", "))
         });
-        let lines = self.lines.into_iter().chain(passed_over);
+        let lines = self.lines.into_iter().chain(ignored);
         lines.map(|line| format!("`{}`: {line}", path.display())).collect()
     }
 }
