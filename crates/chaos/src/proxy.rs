@@ -38,6 +38,7 @@ pub struct Injected {
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     over: AtomicBool,
+    shut: AtomicBool,
     disarmed: AtomicBool,
     count: AtomicU64,
     connections: AtomicU64,
@@ -72,6 +73,13 @@ impl Shared {
         let mut links = self.links.lock();
         links.retain(|link| link.strong_count() > 0);
         links.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn cut(&self, event: Event) {
+        for link in self.live() {
+            link.cut(event);
+        }
+        self.kept.lock().clear();
     }
 }
 
@@ -109,6 +117,10 @@ impl Proxy {
                 if shared.over.load(Ordering::Relaxed) {
                     return;
                 }
+                // Checked again after the link is registered, because `shut` may run in between.
+                if shared.shut.load(Ordering::SeqCst) {
+                    continue;
+                }
                 let number = shared.connections.fetch_add(1, Ordering::Relaxed);
                 // Derive the numbers from the seed and the connection number only: then the numbers that one connection
                 // uses do not affect the next one.
@@ -117,6 +129,9 @@ impl Proxy {
                 // If the server does not accept a connection now, drop the client's connection.
                 if let Ok(server) = TcpStream::connect(upstream) {
                     link(client, server, number, (&plan, random), &shared).ok(); // A dead socket counts as a cut.
+                    if shared.shut.load(Ordering::SeqCst) {
+                        shared.cut(Event::Fin);
+                    }
                 }
             }
         })?;
@@ -161,11 +176,20 @@ impl Proxy {
         }
     }
 
+    /// Cuts all open connections. New ones are accepted.
     pub fn cut(&self, event: Event) {
-        for link in self.shared.live() {
-            link.cut(event);
-        }
-        self.shared.kept.lock().clear();
+        self.shared.cut(event);
+    }
+
+    /// Cuts all open connections, and closes new ones at once until [`Proxy::open`]. The closed ones are not counted.
+    pub fn shut(&self) {
+        self.shared.shut.store(true, Ordering::SeqCst);
+        self.cut(Event::Fin);
+    }
+
+    /// Accepts connections again after [`Proxy::shut`].
+    pub fn open(&self) {
+        self.shared.shut.store(false, Ordering::SeqCst);
     }
 }
 
