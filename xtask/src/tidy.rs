@@ -35,6 +35,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("cli", &["protocol", "rpc", "session", "log", "sandbox", "process", "holder", "fs", "server", "client", "mcp"]),
     ("bench", &["protocol", "rpc", "log", "server"]),
     ("chaos", &[]),
+    ("testkit", &["chaos"]),
     ("xtask", &["chaos"]),
 ];
 
@@ -109,9 +110,6 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// How a test program includes the shared helpers.
-const SHARED: &str = concat!("#[", "path = \"../common/mod.rs\"]");
-
 fn source(name: &str, text: &str, broken: &mut Vec<String>) {
     let lines = text.lines().count();
     if lines > MAX_LINES {
@@ -128,9 +126,7 @@ fn source(name: &str, text: &str, broken: &mut Vec<String>) {
     }
     for (number, line) in text.lines().enumerate() {
         let code = line.trim_start();
-        // Test programs that are a directory of files include shared helpers with this attribute, because Rust has no other way to name
-        // them.
-        if code.starts_with("//") || (product_test && code == SHARED) {
+        if code.starts_with("//") {
             continue;
         }
         for word in &forbidden {

@@ -8,7 +8,7 @@ use exec_server_client::{
 };
 use tempfile::TempDir;
 
-use crate::common::TestServer;
+use testkit::TestServer;
 
 /// A file system and a temporary directory for it.
 pub(crate) struct Ground {

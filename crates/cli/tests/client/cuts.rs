@@ -8,19 +8,20 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{Proxy, assert_same, bounded, client_of, common::TestServer, pattern, sh};
+use crate::{Proxy, assert_same, bounded, client_of, pattern, sh};
+use testkit::{TestServer, Way};
 
 const CUTS: u64 = 60;
 const CATS: u64 = 6;
 const BYTES: usize = 3 << 20;
 
-/// 6 times 3 MiB in both directions are 48 MiB of base64 traffic. Links are half of `LONGEST` long on average, so there are more than
+/// 6 times 3 MiB in each direction are 24 MiB in base64. A link carries half of `LONGEST` in a direction on average, so there are more than
 /// `CUTS` of them.
-const LONGEST: u64 = 600 << 10;
+const LONGEST: u64 = 300 << 10;
 
 async fn through_cuts(seed: u64) {
     let server = TestServer::builder().arg("--allow-host").arg("127.0.0.1").start();
-    let proxy = Proxy::start(server.address()).await;
+    let proxy = Proxy::start(server.address());
     let client = client_of().connect(&proxy.through(server.url())).await.expect("connect");
     let mut copying = JoinSet::new();
     for number in 0..CATS {
@@ -43,13 +44,13 @@ async fn through_cuts(seed: u64) {
             assert_eq!(u64::from(exit.code.cast_unsigned()), number, "seed {seed}");
         });
     }
-    proxy.cut_by_itself(seed, CUTS, LONGEST);
+    proxy.cut_next(seed, CUTS, &[Way::Up, Way::Down], LONGEST);
     while let Some(copied) = copying.join_next().await {
         if let Err(error) = copied {
             std::panic::resume_unwind(error.into_panic());
         }
     }
-    let cuts = *proxy.cuts().borrow();
+    let cuts = proxy.cuts();
     assert_eq!(cuts, CUTS, "seed {seed}: the link was cut as often as planned");
     client.end_session().await.expect("end the session");
 }

@@ -21,10 +21,8 @@ use exec_server_client::{
 };
 use futures_util::StreamExt as _;
 
-use crate::{
-    both::{at_both, kind, letter},
-    common::TestServer,
-};
+use crate::both::{at_both, kind, letter};
+use testkit::TestServer;
 
 const WALK: WalkOptions = WalkOptions {
     max_depth: 64,

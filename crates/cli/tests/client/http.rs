@@ -15,11 +15,8 @@ use exec_server_client::{
     protocol::{failure::Kind as Failure, limits},
 };
 
-use crate::{
-    Place, assert_same,
-    common::{Target, target},
-    pattern, soon, until,
-};
+use crate::{Place, assert_same, pattern, soon, until};
+use testkit::{Target, target};
 
 macro_rules! at_both_places {
     ($($name:ident)*) => {

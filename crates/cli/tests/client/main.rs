@@ -4,9 +4,6 @@
 //! every program that uses it.
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
-#[path = "../common/mod.rs"]
-mod common;
-
 pub(crate) mod behaviours;
 mod both;
 mod cuts;
@@ -22,8 +19,8 @@ mod suite;
 mod told;
 mod typed;
 
-pub(crate) use common::{Elsewhere, Proxy, assert_same, bounded, pattern};
 pub(crate) use place::{Kind, Place, client_of, run};
+pub(crate) use testkit::{Elsewhere, Proxy, assert_same, bounded, pattern};
 pub(crate) use told::{follow, output_until, spell, tell};
 
 use std::time::Duration;
@@ -40,19 +37,10 @@ pub(crate) fn sh(script: impl AsRef<str>) -> Start {
 
 /// Awaits a future with the timeout `SOON`.
 pub(crate) async fn soon<T>(what: &str, happening: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(SOON, happening).await {
-        Ok(done) => done,
-        Err(_) => panic!("timed out waiting for: {what}"),
-    }
+    testkit::within(SOON, what, happening).await
 }
 
 /// Polls until a condition holds.
-pub(crate) async fn until(what: &str, mut level: impl AsyncFnMut() -> bool) {
-    let mut ticks = tokio::time::interval(Duration::from_millis(5));
-    soon(what, async {
-        while !level().await {
-            ticks.tick().await;
-        }
-    })
-    .await;
+pub(crate) async fn until(what: &str, level: impl AsyncFnMut() -> bool) {
+    testkit::until(SOON, what, level).await;
 }

@@ -21,11 +21,8 @@ use rmcp::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    Place,
-    common::{Asked, Target, target},
-    soon, until,
-};
+use crate::{Place, soon, until};
+use testkit::{Asked, Target, target};
 
 macro_rules! at_both_places {
     ($($name:ident)*) => {

@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 
 use super::{Elsewhere, bounded};
 
-use crate::common::{self, TestServer, binary, descendants, marked, wait_gone};
+use testkit::{TestServer, binary, descendants, marked, wait_gone};
 
 /// Only one `Local` is created at a time, so that its directory can be identified.
 static MAKING: Mutex<()> = Mutex::const_new(());
@@ -178,7 +178,7 @@ async fn connect(url: &str) -> RemoteBackend {
     RemoteBackend(client_of().connect(url).await.expect("connect with the printed URL"))
 }
 
-async fn served(builder: common::Builder) -> Home {
+async fn served(builder: testkit::Builder) -> Home {
     let builder = builder.env("ONLY_THERE", "yes").env("DEEP_SECRET", "hidden");
     let server = builder.start();
     Home::Server { remote: connect(server.url()).await, server }

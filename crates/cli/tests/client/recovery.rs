@@ -23,12 +23,11 @@ use tokio::{
     task::{JoinSet, block_in_place},
 };
 
-use crate::{
-    Proxy, assert_same, bounded, client_of, common::TestServer, follow, output_until, pattern, sh, soon, spell, until,
-};
+use crate::{Proxy, assert_same, bounded, client_of, follow, output_until, pattern, sh, soon, spell, until};
+use testkit::TestServer;
 
 /// A server that can be reached through a proxy.
-fn reachable() -> crate::common::Builder {
+fn reachable() -> testkit::Builder {
     TestServer::builder().arg("--allow-host").arg("127.0.0.1")
 }
 
@@ -62,7 +61,7 @@ fn is_made(path: &Path) -> bool {
 fn remote_exec_process_recovers_after_transport_disconnect() {
     bounded(async {
         let server = reachable().start();
-        let proxy = Proxy::start(server.address()).await;
+        let proxy = Proxy::start(server.address());
         let client = client_of().connect(&proxy.through(server.url())).await.expect("connect");
         let (gate, made) = (server.dir().join("gate"), server.dir().join("made"));
         let script = format!(
@@ -117,7 +116,7 @@ fn remote_exec_process_recovers_after_transport_disconnect() {
 fn calls_in_flight_end_in_an_answer_or_say_that_the_outcome_is_unknown() {
     bounded(async {
         let server = reachable().start();
-        let proxy = Proxy::start(server.address()).await;
+        let proxy = Proxy::start(server.address());
         let client = client_of().connect(&proxy.through(server.url())).await.expect("connect");
         let process = client.start(sh("exec cat")).await.expect("start");
         let mut state = client.watch_state();
@@ -153,7 +152,7 @@ fn calls_in_flight_end_in_an_answer_or_say_that_the_outcome_is_unknown() {
 fn fail_fast_calls_do_not_wait_for_the_link() {
     bounded(async {
         let server = reachable().start();
-        let proxy = Proxy::start(server.address()).await;
+        let proxy = Proxy::start(server.address());
         let builder = client_of().fail_fast(true);
         let client = builder.connect(&proxy.through(server.url())).await.expect("connect");
         let process = client.start(sh("read x; echo $x")).await.expect("start");
@@ -300,7 +299,7 @@ fn a_session_that_a_new_server_does_not_know_is_lost() {
             for pid in left.iter().filter_map(|pid| rustix::process::Pid::from_raw(pid.cast_signed())) {
                 rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok(); // It may have ended with a process killed before it.
             }
-            crate::common::wait_gone("holders and children", &left);
+            testkit::wait_gone("holders and children", &left);
             fs::remove_dir_all(server.state_dir()).expect("lose the state");
             server.restart();
         });
@@ -315,7 +314,7 @@ fn a_session_that_a_new_server_does_not_know_is_lost() {
 fn a_wrong_token_is_refused_and_never_tried_again() {
     bounded(async {
         let server = reachable().start();
-        let proxy = Proxy::start(server.address()).await;
+        let proxy = Proxy::start(server.address());
         let url = proxy.through(server.url());
         let (bare, _) = url.split_once("?token=").expect("the URL carries a token");
         let wrong = exec_server_client::Token::new("wrong").expect("a token");

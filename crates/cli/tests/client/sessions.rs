@@ -9,9 +9,8 @@ use exec_server_client::{
     },
 };
 
-use crate::{
-    Proxy, assert_same, bounded, client_of, common::TestServer, follow, output_until, sh, soon, spell, tell, until,
-};
+use crate::{Proxy, assert_same, bounded, client_of, follow, output_until, sh, soon, spell, tell, until};
+use testkit::TestServer;
 
 async fn client_at(server: &TestServer) -> Client {
     client_of().connect(server.url()).await.expect("connect")
@@ -104,7 +103,7 @@ fn a_resumed_session_has_all_that_was_written_meanwhile() {
         first.close().await;
         until("all of its output", async || made.exists()).await;
 
-        let proxy = Proxy::start(server.address()).await;
+        let proxy = Proxy::start(server.address());
         let second = client_of().resume(session).connect(&proxy.through(server.url())).await.expect("resume");
         let process = second.attach(&"p".into(), Attach::default()).await.expect("attach");
         let mut events = process.events();

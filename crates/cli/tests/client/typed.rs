@@ -8,7 +8,7 @@ use exec_server_client::{
     requests,
 };
 
-use crate::common::TestServer;
+use testkit::TestServer;
 
 #[tokio::test]
 async fn a_typed_request_has_the_bytes_in_its_result_however_they_came() {

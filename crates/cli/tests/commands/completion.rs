@@ -2,7 +2,8 @@
 
 use std::process::{Command, Stdio};
 
-use crate::{Home, common::TestServer, finish, text};
+use crate::commands::{Home, finish, text};
+use testkit::TestServer;
 
 const COMMANDS: [&str; 14] = [
     "doctor",
@@ -41,8 +42,7 @@ fn offered(home: &Home, words: &[&str]) -> Vec<String> {
             None => bash.env_remove(name),
         };
     }
-    let dir =
-        std::path::Path::new(crate::common::binary()).parent().expect("it is in a directory").display().to_string();
+    let dir = std::path::Path::new(testkit::binary()).parent().expect("it is in a directory").display().to_string();
     bash.env("PATH", format!("{dir}:{}", std::env::var("PATH").expect("there is one")));
     let output = finish(bash);
     assert_eq!(text(&output.stderr), "", "the prompt stays clean");

@@ -10,12 +10,11 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    Home, Terminal,
-    common::{TestServer, wait_for},
-    finish, finish_child, noise, spawn, text,
+use crate::commands::{
+    Home, Terminal, finish, finish_child, noise, spawn, text,
     trees::{hidden, make_tree, same, same_inside, whole_so_far},
 };
+use testkit::{TestServer, wait_for};
 
 /// A server with its own home and working directory, and a user in another directory.
 pub(crate) struct World {

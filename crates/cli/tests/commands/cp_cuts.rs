@@ -18,13 +18,11 @@ use rustix::{
     pipe::PipeFlags,
 };
 
-use crate::{
-    Home,
-    common::{Proxy, bounded},
-    common::{TestServer, wait_for},
-    finish_child, noise, spawn, text,
+use crate::commands::{
+    Home, finish_child, noise, spawn, text,
     trees::{hidden, same_inside},
 };
+use testkit::{Proxy, TestServer, Way, wait_for};
 
 const CUTS: u64 = 8;
 
@@ -160,13 +158,12 @@ fn look(events: &OwnedFd, stopped: &OwnedFd, source: &Path, target: &Path) -> BT
 fn through_cuts(is_upload: bool) {
     let ground = Ground::new(is_upload);
     let looked = Looked::at(&ground);
-    bounded(async {
-        let proxy = Proxy::start(ground.server.address()).await;
-        proxy.cut_by_itself(0xC0FFEE, CUTS, LONGEST);
-        let child = spawn(&mut ground.cp(&proxy.through(ground.server.url())));
-        ended_well(&tokio::task::block_in_place(|| finish_child(child)));
-        assert_eq!(*proxy.cuts().borrow(), CUTS, "the link was cut as often as planned");
-    });
+    let proxy = Proxy::start(ground.server.address());
+    let way = if is_upload { Way::Up } else { Way::Down };
+    proxy.cut_next(0xC0FFEE, CUTS, &[way], LONGEST);
+    let child = spawn(&mut ground.cp(&proxy.through(ground.server.url())));
+    ended_well(&finish_child(child));
+    assert_eq!(proxy.cuts(), CUTS, "the link was cut as often as planned");
     ground.check(&looked.end());
 }
 

@@ -8,12 +8,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::{
-    common::wait_for,
+use crate::commands::{
     cp::{World, remote},
     noise, spawn,
     trees::{hidden, make_tree, same, same_inside},
 };
+use testkit::wait_for;
 
 /// A tree that is large enough to interrupt its copy.
 fn make_large_tree(world: &World) -> PathBuf {

@@ -6,11 +6,8 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::{
-    Home, QUOTA_NOTE,
-    common::{Client, TestServer, binary, marked, wait_for, wait_gone},
-    end_of, finish, finish_child, read_until, signal, spawn, text,
-};
+use crate::commands::{Home, QUOTA_NOTE, end_of, finish, finish_child, read_until, signal, spawn, text};
+use testkit::{Client, TestServer, binary, marked, wait_for, wait_gone};
 
 /// Whether the command succeeds with an empty list: nothing on stdout, and a message on stderr.
 fn lists_nothing(home: &Home, args: &[&str]) -> bool {
@@ -183,7 +180,7 @@ fn a_server_without_work_ends_in_order_and_leaves_what_was_not_read() {
         TestServer::builder().keep_holders().listen("unix://{dir}/x.sock").arg("--exit-when-idle").arg("1s").start();
     let mut client = Client::connect(server.url()).expect("connect");
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}, "ttlMs": "none"}));
-    client.ok("process/start", crate::common::start_params("p", &["sh", "-c", "echo kept; sleep 1.5"]));
+    client.ok("process/start", testkit::start_params("p", &["sh", "-c", "echo kept; sleep 1.5"]));
     client.leave();
     // First a process runs without a connection, so the server stays. After its end the server exits within the idle time of one second.
     assert_eq!(server.wait().code(), Some(0));

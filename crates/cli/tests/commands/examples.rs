@@ -8,7 +8,8 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{common::TestServer, finish, finish_with_input, text};
+use crate::commands::{finish, finish_with_input, text};
+use testkit::TestServer;
 
 /// The path of an example program, built with this test.
 fn example(name: &str) -> PathBuf {

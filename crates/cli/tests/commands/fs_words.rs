@@ -2,14 +2,8 @@
 
 use std::{fs, io::Read as _};
 
-use crate::{
-    Home,
-    common::{Proxy, TestServer, bounded, wait_for},
-    finish, finish_child,
-    fs::World,
-    noise, read_until, spawn, text,
-    trees::hidden,
-};
+use crate::commands::{Home, finish, finish_child, fs::World, noise, read_until, spawn, text, trees::hidden};
+use testkit::{Proxy, TestServer, wait_for};
 
 #[test]
 fn a_directory_is_removed_by_its_name_and_when_asked_for() {
@@ -148,25 +142,21 @@ fn a_link_that_breaks_is_told_and_so_is_that_it_is_back() {
     let home = Home::new();
     let source = server.dir().join("large");
     fs::write(&source, noise(10 << 20)).expect("write");
-    bounded(async {
-        let proxy = Proxy::start(server.address()).await;
-        let url = proxy.through(server.url());
-        let args = ["cp", "--connect", &url, &format!(":{}", source.display()), "copy"];
-        let mut command = home.command(&args);
-        let mut child = spawn(command.current_dir(home.path()));
-        let output = tokio::task::block_in_place(|| {
-            wait_for("the first bytes", || !hidden(home.path()).is_empty());
-            proxy.shut();
-            let stderr = child.stderr.as_mut().expect("a pipe");
-            let said = read_until(stderr, "; reconnecting\n");
-            assert!(said.starts_with("exec-server: connection to ws://127.0.0.1:"), "{said}");
-            proxy.open();
-            let said = read_until(stderr, " again\n");
-            assert!(said.starts_with("exec-server: connected to ws://127.0.0.1:"), "{said}");
-            assert_eq!(said.lines().count(), 1, "{said}");
-            finish_child(child)
-        });
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    });
+    let proxy = Proxy::start(server.address());
+    let url = proxy.through(server.url());
+    let args = ["cp", "--connect", &url, &format!(":{}", source.display()), "copy"];
+    let mut command = home.command(&args);
+    let mut child = spawn(command.current_dir(home.path()));
+    wait_for("the first bytes", || !hidden(home.path()).is_empty());
+    proxy.shut();
+    let stderr = child.stderr.as_mut().expect("a pipe");
+    let said = read_until(stderr, "; reconnecting\n");
+    assert!(said.starts_with("exec-server: connection to ws://127.0.0.1:"), "{said}");
+    proxy.open();
+    let said = read_until(stderr, " again\n");
+    assert!(said.starts_with("exec-server: connected to ws://127.0.0.1:"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let output = finish_child(child);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(fs::read(home.path().join("copy")).expect("it is there") == noise(10 << 20));
 }

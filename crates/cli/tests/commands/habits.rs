@@ -3,7 +3,8 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
-use crate::{Home, Terminal, common::TestServer, end_of, finish, finish_with_input, text};
+use crate::commands::{Home, Terminal, end_of, finish, finish_with_input, text};
+use testkit::TestServer;
 
 /// A server with the working directory `there`, and a user who has named it `box`.
 struct World {
@@ -138,7 +139,7 @@ fn cp_reaches_a_host_of_ssh_by_its_name() {
     );
     fs::write(bin.join("ssh"), script).expect("write");
     fs::set_permissions(bin.join("ssh"), fs::Permissions::from_mode(0o755)).expect("make it a program");
-    std::os::unix::fs::symlink(crate::common::binary(), bin.join("exec-server")).expect("link");
+    std::os::unix::fs::symlink(testkit::binary(), bin.join("exec-server")).expect("link");
     fs::create_dir(home.path().join("dir")).expect("make a directory");
     fs::write(home.path().join("f"), "over ssh").expect("write");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").expect("there is one"));
@@ -194,11 +195,11 @@ fn serve_takes_a_port_and_the_name_of_this_machine() {
     }
     for (flag, value) in [("--port", "0"), ("--listen", "ws://localhost:0")] {
         let mut command = home.command(&["serve", flag, value]);
-        let mut serving = crate::spawn(command.arg("--state-dir").arg(home.path().join(flag)));
+        let mut serving = crate::commands::spawn(command.arg("--state-dir").arg(home.path().join(flag)));
         let mut stdout = serving.stdout.take().expect("stdout is a pipe");
-        let line = crate::read_until(&mut stdout, "\n");
+        let line = crate::commands::read_until(&mut stdout, "\n");
         assert!(line.starts_with("ws://127.0.0.1:"), "{flag}: {line}");
-        crate::signal(serving.id(), rustix::process::Signal::TERM);
+        crate::commands::signal(serving.id(), rustix::process::Signal::TERM);
         assert_eq!(end_of(&mut serving).code(), Some(0));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::{Home, finish_child, finish_with_input, read_until, spawn, text};
+use crate::commands::{Home, finish_child, finish_with_input, read_until, spawn, text};
 
 const COMMANDS: [&str; 14] = [
     "doctor",

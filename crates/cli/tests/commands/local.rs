@@ -17,7 +17,7 @@ use exec_server_client::{
 };
 use tempfile::TempDir;
 
-use crate::common::{TestServer, binary, descendants, marked, wait_for, wait_gone};
+use testkit::{TestServer, binary, descendants, marked, wait_for, wait_gone};
 
 /// A private path for the program, so that its processes are distinct from those of other tests.
 struct Program {

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::{Home, Terminal, common::wait_for, end_of, finish_child, read_until, spawn, text};
+use crate::commands::{Home, Terminal, end_of, finish_child, read_until, spawn, text};
+use testkit::wait_for;
 
 #[test]
 fn the_tail_is_the_last_lines() {

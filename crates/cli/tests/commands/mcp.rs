@@ -10,11 +10,10 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::{
-    Home, Terminal,
-    common::{TestServer, marked, test_mcp_server, wait_for, wait_gone},
-    end_of, finish, finish_child, finish_with_input, read_until, signal, spawn, text,
+use crate::commands::{
+    Home, Terminal, end_of, finish, finish_child, finish_with_input, read_until, signal, spawn, text,
 };
+use testkit::{TestServer, marked, test_mcp_server, wait_for, wait_gone};
 
 const TOKEN: &str = "the-token-of-this-test";
 

@@ -13,11 +13,10 @@ use std::{
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::{
-    Home, Running,
-    common::{Proxy, TestServer, bounded, random, wait_for, wait_gone},
-    end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
+use crate::commands::{
+    Home, Running, end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
 };
+use testkit::{Proxy, TestServer, Way, random, wait_for, wait_gone};
 
 /// Prints its pid, and then echoes each line.
 const ECHO: &str = "echo $$; while IFS= read -r line; do printf '%s\\n' \"$line\"; done; exit 4";
@@ -119,12 +118,12 @@ fn a_line_is_answered_at_once_and_an_end_of_input_ends_the_server() {
 }
 
 /// A way to end a bridge: its description, the action, and the expected exit code.
-type Way = (&'static str, fn(&mut Bridge), i32);
+type BridgeEnd = (&'static str, fn(&mut Bridge), i32);
 
 #[test]
 fn a_server_that_does_not_want_to_end_is_ended_with_all_it_started() {
     let (server, home) = (server(), Home::new());
-    let ways: [Way; 3] = [
+    let ways: [BridgeEnd; 3] = [
         ("end of input", |bridge| drop(bridge.stdin.take()), 0),
         ("SIGTERM", |bridge| signal(bridge.child.id(), Signal::TERM), 143),
         ("SIGHUP twice", |bridge| (0..2).for_each(|_| signal(bridge.child.id(), Signal::HUP)), 129),
@@ -152,43 +151,37 @@ fn a_server_that_does_not_want_to_end_is_ended_with_all_it_started() {
 fn calls_are_answered_once_through_cuts_and_a_killed_executor() {
     let mut server = TestServer::builder().keep_holders().arg("--allow-host").arg("127.0.0.1").start();
     let home = Home::new();
-    bounded(async {
-        let proxy = Proxy::start(server.address()).await;
-        let url = proxy.through(server.url());
-        let slow = "echo $$; while IFS= read -r line; do sleep 0.01; printf '%s\\n' \"$line\"; done";
-        tokio::task::block_in_place(|| {
-            let mut bridge = Bridge::start(&home, &["--connect", &url], slow);
-            let mut seed = 7;
-            let mut ask = |bridge: &mut Bridge, round: u32, meanwhile: &mut dyn FnMut()| {
-                let filler = "x".repeat(usize::try_from(random(&mut seed) % 2000).expect("small"));
-                let asked: Vec<_> =
-                    (0..3).map(|part| format!("{{\"id\":\"{round}.{part}\",\"p\":\"{filler}\"}}")).collect();
-                bridge.send(&asked.join("\n"));
-                meanwhile();
-                for line in asked {
-                    assert_eq!(bridge.answer(), line, "round {round}");
-                }
-            };
-            for round in 0..15 {
-                ask(&mut bridge, round, &mut || proxy.cut());
-            }
-            // Cut at any byte of either direction.
-            proxy.cut_by_itself(3, 10, 1500);
-            let cuts = proxy.cuts();
-            let mut round = 100;
-            while *cuts.borrow() < 10 {
-                ask(&mut bridge, round, &mut || {});
-                round += 1;
-                assert!(round < 1000, "only {} cuts", *cuts.borrow());
-            }
-            for round in 2000..2002 {
-                ask(&mut bridge, round, &mut || server.restart());
-            }
-            let pid = bridge.pid;
-            assert_eq!(bridge.end(|bridge| drop(bridge.stdin.take())), Some(0));
-            wait_gone("the MCP server", &[pid].into());
-        });
-    });
+    let proxy = Proxy::start(server.address());
+    let url = proxy.through(server.url());
+    let slow = "echo $$; while IFS= read -r line; do sleep 0.01; printf '%s\\n' \"$line\"; done";
+    let mut bridge = Bridge::start(&home, &["--connect", &url], slow);
+    let mut seed = 7;
+    let mut ask = |bridge: &mut Bridge, round: u32, meanwhile: &mut dyn FnMut()| {
+        let filler = "x".repeat(usize::try_from(random(&mut seed) % 2000).expect("small"));
+        let asked: Vec<_> = (0..3).map(|part| format!("{{\"id\":\"{round}.{part}\",\"p\":\"{filler}\"}}")).collect();
+        bridge.send(&asked.join("\n"));
+        meanwhile();
+        for line in asked {
+            assert_eq!(bridge.answer(), line, "round {round}");
+        }
+    };
+    for round in 0..15 {
+        ask(&mut bridge, round, &mut || proxy.cut());
+    }
+    // Cut at any byte of either direction.
+    proxy.cut_next(3, 10, &[Way::Up, Way::Down], 750);
+    let mut round = 100;
+    while proxy.cuts() < 10 {
+        ask(&mut bridge, round, &mut || {});
+        round += 1;
+        assert!(round < 1000, "only {} cuts", proxy.cuts());
+    }
+    for round in 2000..2002 {
+        ask(&mut bridge, round, &mut || server.restart());
+    }
+    let pid = bridge.pid;
+    assert_eq!(bridge.end(|bridge| drop(bridge.stdin.take())), Some(0));
+    wait_gone("the MCP server", &[pid].into());
     nothing_is_left(&server);
 }
 
@@ -211,22 +204,18 @@ fn a_bridge_that_was_killed_is_waited_for_as_long_as_it_said() {
 #[test]
 fn an_executor_that_stays_away_is_given_up_and_told() {
     let (server, home) = (server(), Home::new());
-    bounded(async {
-        let proxy = Proxy::start(server.address()).await;
-        let url = proxy.through(server.url());
-        tokio::task::block_in_place(|| {
-            let bridge = Bridge::start(&home, &["--connect", &url, "--keep", "500ms"], ECHO);
-            let pid = bridge.pid;
-            proxy.shut();
-            // The MCP client has closed nothing and keeps waiting.
-            let _stdin = bridge.stdin;
-            let output = finish_child(bridge.child);
-            let said = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(255), "{said}");
-            assert!(said.contains("reconnecting\n") && said.contains("is lost; start it again"), "{said}");
-            wait_gone("the MCP server", &[pid].into());
-        });
-    });
+    let proxy = Proxy::start(server.address());
+    let url = proxy.through(server.url());
+    let bridge = Bridge::start(&home, &["--connect", &url, "--keep", "500ms"], ECHO);
+    let pid = bridge.pid;
+    proxy.shut();
+    // The MCP client has closed nothing and keeps waiting.
+    let _stdin = bridge.stdin;
+    let output = finish_child(bridge.child);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(255), "{said}");
+    assert!(said.contains("reconnecting\n") && said.contains("is lost; start it again"), "{said}");
+    wait_gone("the MCP server", &[pid].into());
 }
 
 #[test]

@@ -13,11 +13,8 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::{
-    Home, Running,
-    common::{DEADLINE, TestServer, descendants, wait_for, wait_gone},
-    end_of, finish, signal, spawn, state, text,
-};
+use crate::commands::{Home, Running, end_of, finish, signal, spawn, state, text};
+use testkit::{DEADLINE, TestServer, descendants, wait_for, wait_gone};
 
 /// A client of `mcp serve` that follows the protocol unless a test does otherwise.
 pub(crate) struct Mcp {

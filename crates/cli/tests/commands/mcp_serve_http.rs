@@ -13,13 +13,12 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::{
-    Home, Running,
-    common::{Reply, descendants, http, wait_for, wait_gone},
-    end_of, finish,
+use crate::commands::{
+    Home, Running, end_of, finish,
     mcp_serve::{initialize, pid_in},
     read_until, signal, spawn, state, text,
 };
+use testkit::{Reply, descendants, http, wait_for, wait_gone};
 
 /// A running server with its address and token.
 struct Served {

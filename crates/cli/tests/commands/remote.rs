@@ -11,11 +11,10 @@ use std::{
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::{
-    Home,
-    common::{TestServer, wait_for},
-    end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, state, text,
+use crate::commands::{
+    Home, end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, state, text,
 };
+use testkit::{TestServer, wait_for};
 
 /// A server on ws and unix sockets, and a user in another directory.
 struct World {
@@ -28,7 +27,7 @@ impl World {
         Self::with(TestServer::builder())
     }
 
-    fn with(builder: crate::common::Builder) -> Self {
+    fn with(builder: testkit::Builder) -> Self {
         let server = builder.listen("ws://127.0.0.1:0").listen("unix://{dir}/x.sock").start();
         Self { server, home: Home::new() }
     }
@@ -386,7 +385,7 @@ fn a_detached_process_is_seen_from_every_connection() {
 fn the_program_that_carries_the_connection_ends_with_us() {
     let home = Home::new();
     let file = home.path().join("pid");
-    let serve = format!("{} serve --listen stdio", crate::common::binary());
+    let serve = format!("{} serve --listen stdio", testkit::binary());
     // Neither program would end by itself: one keeps running after its server has ended, the other is not a server at all.
     for (program, code) in [(serve.as_str(), 0), ("echo hello", 255)] {
         let url = format!("stdio:sh -c 'echo $$ >{}; {program}; sleep 1000'", file.display());

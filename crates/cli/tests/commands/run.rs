@@ -6,10 +6,8 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use crate::{
-    common::{program, wait_for},
-    noise, read_until,
-};
+use crate::commands::{noise, read_until};
+use testkit::{program, wait_for};
 
 fn command(args: &[&str]) -> Command {
     let mut command = program();
@@ -215,11 +213,11 @@ fn a_killed_run_leaves_no_process_behind() {
         .expect("run exec-server");
     let mut stdout = child.stdout.take().expect("stdout is a pipe");
     let leader: u32 = read_until(&mut stdout, "\n").trim().parse().expect("a process id");
-    let all = crate::common::descendants(&[child.id(), leader].into());
+    let all = testkit::descendants(&[child.id(), leader].into());
     child.kill().expect("kill exec-server");
     assert_eq!(child.wait().expect("wait for exec-server").signal(), Some(9));
-    crate::common::wait_gone("the program and what it started", &all);
-    crate::common::wait_gone("the leader", &[leader].into());
+    testkit::wait_gone("the program and what it started", &all);
+    testkit::wait_gone("the leader", &[leader].into());
 }
 
 #[test]

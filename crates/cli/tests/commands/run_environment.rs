@@ -2,7 +2,8 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use crate::{Home, common::TestServer, finish, text};
+use crate::commands::{Home, finish, text};
+use testkit::TestServer;
 
 /// Installs a one-line shell script as a program in a new directory.
 fn install(dir: &Path, name: &str, line: &str) {

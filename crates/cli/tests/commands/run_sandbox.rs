@@ -4,7 +4,8 @@ use std::{fs, net::TcpListener, path::Path, process::Command};
 
 use tempfile::TempDir;
 
-use crate::{Home, common::TestServer, finish, text};
+use crate::commands::{Home, finish, text};
+use testkit::TestServer;
 
 /// A working directory for the program, with a subdirectory to write in, and a secret beside it.
 fn tree() -> TempDir {

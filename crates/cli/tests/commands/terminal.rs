@@ -11,11 +11,8 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::{
-    Home, Terminal,
-    common::{Deed, Middleman, Side, TestServer, wait_for},
-    end_of, read_until, signal, spawn, state,
-};
+use crate::commands::{Home, Terminal, end_of, read_until, signal, spawn, state};
+use testkit::{MessageProxy, Side, TestServer, Verdict, wait_for};
 
 /// A terminal program that prints its size for each line it reads, and exits on the line `end`. A signal interrupts its `read`.
 const SHOW: &str = "stty -echo; trap 'echo drawn' WINCH; echo ready; \
@@ -220,23 +217,23 @@ fn a_terminal_that_is_gone_ends_what_is_on_it() {
 }
 
 /// A server behind a link that the test can cut: the next message of the client ends the link, and no new link is accepted before `open`.
-fn cuttable(server: &TestServer) -> (Middleman, Arc<AtomicBool>) {
+fn cuttable(server: &TestServer) -> (MessageProxy, Arc<AtomicBool>) {
     let is_cut = Arc::new(AtomicBool::new(false));
     let cut = Arc::clone(&is_cut);
-    let middleman = Middleman::start(server.url(), move |side, _| {
-        if side == Side::Client && cut.swap(false, Ordering::SeqCst) { Deed::Shut } else { Deed::Pass }
+    let proxy = MessageProxy::start(server.url(), move |side, _| {
+        if side == Side::Client && cut.swap(false, Ordering::SeqCst) { Verdict::Shut } else { Verdict::Pass }
     });
-    (middleman, is_cut)
+    (proxy, is_cut)
 }
 
 #[test]
 fn a_cut_is_shown_on_the_last_row_and_the_screen_is_drawn_again_afterwards() {
     let (server, home) = (TestServer::start(), Home::new());
-    let (middleman, cut) = cuttable(&server);
+    let (proxy, cut) = cuttable(&server);
     for switch in ["", "printf '\\033[?1049h'; "] {
         let mut terminal = Terminal::new(24, 80);
         let program = format!("{switch}{SHOW}");
-        let args = ["run", "-t", "--connect", &middleman.url(), "--", "sh", "-c", &program];
+        let args = ["run", "-t", "--connect", &proxy.url(), "--", "sh", "-c", &program];
         let mut child = terminal.start(home.command(&args));
         terminal.see("ready\r\n");
         cut.store(true, Ordering::SeqCst);
@@ -245,7 +242,7 @@ fn a_cut_is_shown_on_the_last_row_and_the_screen_is_drawn_again_afterwards() {
         // On the alternate screen the program redraws the last row later. On the normal screen the text is scrolled up by one row instead.
         let begin = if switch.is_empty() { "\x1b7\x1b[24;1H\n\x1b[0;7m" } else { "\x1b7\x1b[24;1H\x1b[0;7m" };
         assert!(seen.contains(&format!("{begin}exec-server: connection lost (")), "{seen:?}");
-        middleman.open();
+        proxy.open();
         let seen = terminal.see("drawn\r\n");
         assert!(seen.contains("\x1b7\x1b[24;1H\x1b[0m\x1b[2K\x1b8"), "the row is empty again: {seen:?}");
         assert!(!seen.contains("connected again"), "no line of ours is in the program's picture: {seen:?}");

@@ -2,11 +2,8 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use crate::{
-    Home,
-    common::{TestServer, wait_for},
-    finish, text,
-};
+use crate::commands::{Home, finish, text};
+use testkit::{TestServer, wait_for};
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {

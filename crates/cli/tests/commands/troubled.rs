@@ -15,15 +15,14 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::{
-    Home, Terminal,
-    common::{Client, Deed, Middleman, Side, TestServer, start_params, wait_for},
-    end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
+use crate::commands::{
+    Home, Terminal, end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
 };
+use testkit::{Client, MessageProxy, Side, TestServer, Verdict, start_params, wait_for};
 
 /// An error answer.
-fn refusal(kind: &str) -> Deed {
-    Deed::Answer(json!({"error": {"code": -32600, "message": format!("refused: {kind}"), "data": {"kind": kind}}}))
+fn refusal(kind: &str) -> Verdict {
+    Verdict::Answer(json!({"error": {"code": -32600, "message": format!("refused: {kind}"), "data": {"kind": kind}}}))
 }
 
 /// Whether this is a request of the client for `method`.
@@ -64,16 +63,16 @@ fn server_with_a_log() -> TestServer {
 fn a_log_whose_session_is_lost_midway_is_no_success() {
     let server = server_with_a_log();
     let mut reads = 0;
-    let middleman = Middleman::start(server.url(), move |side, message| {
+    let proxy = MessageProxy::start(server.url(), move |side, message| {
         reads += u32::from(asks(side, message, "process/read"));
         match () {
-            () if asks(side, message, "process/read") && reads > 1 => Deed::Cut,
+            () if asks(side, message, "process/read") && reads > 1 => Verdict::Cut,
             () if message["params"]["resumeSessionId"].is_string() => refusal("unknownSession"),
-            () => Deed::Pass,
+            () => Verdict::Pass,
         }
     });
     let home = Home::new();
-    let output = home.run(&["logs", "--connect", &middleman.url(), "big"]);
+    let output = home.run(&["logs", "--connect", &proxy.url(), "big"]);
     let (said, printed) = (text(&output.stderr), output.stdout.len());
     assert_eq!(output.status.code(), Some(255), "{printed} bytes: {said}");
     assert!(printed > 0 && printed < LARGE, "what was read is printed: {printed}");
@@ -88,20 +87,20 @@ fn a_log_whose_session_is_lost_midway_is_no_success() {
 fn a_log_of_which_a_server_tells_nothing_is_no_success() {
     let server = server_with_a_log();
     let mut reads = 0;
-    let middleman = Middleman::start(server.url(), move |side, message| {
+    let proxy = MessageProxy::start(server.url(), move |side, message| {
         if !asks(side, message, "process/read") {
-            return Deed::Pass;
+            return Verdict::Pass;
         }
         reads += 1;
         let next = message["params"]["afterSeq"].as_u64().expect("a number") + 1;
         match reads {
-            1 => Deed::Pass,
-            _ => Deed::Answer(
+            1 => Verdict::Pass,
+            _ => Verdict::Answer(
                 json!({"result": {"chunks": [], "nextSeq": next, "exited": false, "exitCode": null, "closed": false, "failure": null}}),
             ),
         }
     });
-    let output = Home::new().run(&["logs", "--json", "--connect", &middleman.url(), "big"]);
+    let output = Home::new().run(&["logs", "--json", "--connect", &proxy.url(), "big"]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(255), "{said}");
     assert!(!output.stdout.is_empty() && said.contains("tells nothing that follows"), "{said}");
@@ -178,11 +177,11 @@ fn forget_leaves_an_empty_session_to_a_server_that_ends_it_itself() {
     client.leave();
     let resumes = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&resumes);
-    let middleman = Middleman::start(server.url(), move |_, message| {
+    let proxy = MessageProxy::start(server.url(), move |_, message| {
         count.fetch_add(u32::from(message["params"]["resumeSessionId"].is_string()), Ordering::SeqCst);
-        Deed::Pass
+        Verdict::Pass
     });
-    Home::new().ok(&["forget", "--connect", &middleman.url(), "old"]);
+    Home::new().ok(&["forget", "--connect", &proxy.url(), "old"]);
     assert_eq!((listed(&server, "old"), resumes.load(Ordering::SeqCst)), (Value::Null, 0));
     // The client of the session may be about to reconnect.
     come_back(&server, &session).leave();
@@ -193,12 +192,12 @@ fn forget_asks_once_for_a_session_that_somebody_has() {
     let (server, mut client, session) = server_with_an_ended_process();
     let resumes = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&resumes);
-    let middleman = Middleman::start(server.url(), move |_, message| {
+    let proxy = MessageProxy::start(server.url(), move |_, message| {
         as_an_older_server(message);
         count.fetch_add(u32::from(message["params"]["resumeSessionId"].is_string()), Ordering::SeqCst);
-        Deed::Pass
+        Verdict::Pass
     });
-    let url = middleman.url();
+    let url = proxy.url();
     let command = thread::spawn(move || {
         let home = Home::new();
         home.ok(&["forget", "--connect", &url, "old"])
@@ -221,14 +220,14 @@ fn forget_leaves_the_session_of_a_client_that_is_just_away() {
     client.leave();
     let lives = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&lives);
-    let middleman = Middleman::start(server.url(), move |_, message| {
+    let proxy = MessageProxy::start(server.url(), move |_, message| {
         as_an_older_server(message);
         if message["params"]["resumeSessionId"].is_string() {
             seen.lock().expect("no panic under the lock").push(message["params"]["ttlMs"].clone());
         }
-        Deed::Pass
+        Verdict::Pass
     });
-    Home::new().ok(&["forget", "--connect", &middleman.url(), "old"]);
+    Home::new().ok(&["forget", "--connect", &proxy.url(), "old"]);
     assert_eq!(listed(&server, "old"), Value::Null, "it is forgotten");
     // An abandoned empty session gets a short time-to-live.
     assert_eq!(*lives.lock().expect("no panic under the lock"), [json!(30_000)]);
@@ -243,7 +242,7 @@ fn forget_ends_nothing_that_was_started_meanwhile() {
     let server = Arc::new(server);
     let (busy, lives) = (Arc::clone(&server), Arc::new(Mutex::new(Vec::new())));
     let seen = Arc::clone(&lives);
-    let middleman = Middleman::start(server.url(), move |_, message| {
+    let proxy = MessageProxy::start(server.url(), move |_, message| {
         as_an_older_server(message);
         if message["params"]["resumeSessionId"].is_string() {
             let mut lives = seen.lock().expect("no panic under the lock");
@@ -255,23 +254,23 @@ fn forget_ends_nothing_that_was_started_meanwhile() {
             }
             lives.push(message["params"]["ttlMs"].clone());
         }
-        Deed::Pass
+        Verdict::Pass
     });
-    Home::new().ok(&["forget", "--connect", &middleman.url(), "old"]);
+    Home::new().ok(&["forget", "--connect", &proxy.url(), "old"]);
     assert_eq!(listed(&server, "new")["exited"], false, "it runs");
     assert_eq!(
         *lives.lock().expect("no panic under the lock"),
         [json!(30_000), json!("none")],
         "and not for less time"
     );
-    drop(middleman);
+    drop(proxy);
 }
 
 /// A program that acts only after it has read all of its input.
 const COMMITS: [&str; 3] = ["sh", "-c", "echo up; cat; echo committed"];
 
-fn run_through(middleman: &Middleman, home: &Home) -> Output {
-    let url = middleman.url();
+fn run_through(proxy: &MessageProxy, home: &Home) -> Output {
+    let url = proxy.url();
     let command = home.command(&[&["run", "--connect", &url, "--"], &COMMITS[..]].concat());
     finish_with_input(command, &noise(600_000))
 }
@@ -300,10 +299,10 @@ fn input_that_cannot_be_read_is_not_its_end() {
 #[test]
 fn input_that_a_server_refuses_is_not_its_end() {
     let server = TestServer::start();
-    let middleman = Middleman::start(server.url(), |side, message| {
-        if asks(side, message, "process/write") { refusal("resourcesExhausted") } else { Deed::Pass }
+    let proxy = MessageProxy::start(server.url(), |side, message| {
+        if asks(side, message, "process/write") { refusal("resourcesExhausted") } else { Verdict::Pass }
     });
-    let output = run_through(&middleman, &Home::new());
+    let output = run_through(&proxy, &Home::new());
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
     assert!(
@@ -317,20 +316,20 @@ fn input_that_may_have_been_lost_with_the_link_is_not_its_end() {
     let server = TestServer::start();
     let mut is_cut = false;
     // Imitate a server that keeps no write ids.
-    let middleman = Middleman::start(server.url(), move |side, message| {
+    let proxy = MessageProxy::start(server.url(), move |side, message| {
         if asks(side, message, "environment/info") {
-            return Deed::Answer(json!({"error": {"code": -32601, "message": "unknown method"}}));
+            return Verdict::Answer(json!({"error": {"code": -32601, "message": "unknown method"}}));
         }
         if let Some(result) = message["result"].as_object_mut().filter(|result| result.contains_key("sessionId")) {
             result.remove("capabilities");
         }
         if asks(side, message, "process/write") && !is_cut {
             is_cut = true;
-            return Deed::Cut;
+            return Verdict::Cut;
         }
-        Deed::Pass
+        Verdict::Pass
     });
-    let output = run_through(&middleman, &Home::new());
+    let output = run_through(&proxy, &Home::new());
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), text(&output.stdout).contains("committed")), (Some(255), false), "{said}");
     assert!(said.contains("because its input is not whole: pass standard input on: process/write: "), "{said}");
@@ -340,15 +339,15 @@ fn input_that_may_have_been_lost_with_the_link_is_not_its_end() {
 fn signalled_on_a_dead_link(name: &str, number: Signal) -> (String, Option<i32>) {
     let server = TestServer::start();
     let mut is_cut = false;
-    let middleman = Middleman::start(server.url(), move |side, message| {
+    let proxy = MessageProxy::start(server.url(), move |side, message| {
         if asks(side, message, "process/signal") && !std::mem::replace(&mut is_cut, true) {
-            return Deed::Cut;
+            return Verdict::Cut;
         }
-        Deed::Pass
+        Verdict::Pass
     });
     let home = Home::new();
     let program = format!("trap 'exit 7' {name}; echo ready; read line; exit 5");
-    let mut command = home.command(&["run", "--connect", &middleman.url(), "--", "sh", "-c", &program]);
+    let mut command = home.command(&["run", "--connect", &proxy.url(), "--", "sh", "-c", &program]);
     let mut child = spawn(command.stdin(Stdio::piped()));
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     read_until(child.stdout.as_mut().expect("stdout is a pipe"), "ready\n");
@@ -384,16 +383,16 @@ fn a_signal_that_was_lost_with_its_link_is_sent_again() {
 fn a_terminal_is_raw_only_when_there_is_a_program_for_its_keys() {
     let server = TestServer::start();
     let mut is_cut = false;
-    let middleman = Middleman::start(server.url(), move |side, message| {
+    let proxy = MessageProxy::start(server.url(), move |side, message| {
         if asks(side, message, "process/start") && !std::mem::replace(&mut is_cut, true) {
-            return Deed::Shut;
+            return Verdict::Shut;
         }
-        Deed::Pass
+        Verdict::Pass
     });
     let home = Home::new();
     let mut terminal = Terminal::new(24, 80);
     let program = "stty -echo; echo ready; while read -r line; do stty size; echo \"<$line>\"; done; exit 5";
-    let args = ["run", "-t", "--connect", &middleman.url(), "--", "sh", "-c", program];
+    let args = ["run", "-t", "--connect", &proxy.url(), "--", "sh", "-c", program];
     let mut child = terminal.start(home.command(&args));
     // The broken link is reported before the start is answered, and Ctrl-C still reaches us.
     terminal.see("reconnecting");
@@ -401,7 +400,7 @@ fn a_terminal_is_raw_only_when_there_is_a_program_for_its_keys() {
     terminal.keys(b"typed ahead\r");
     terminal.resize(55, 66);
     signal(child.id(), Signal::WINCH);
-    middleman.open();
+    proxy.open();
     terminal.see("ready");
     terminal.see("<typed ahead>\r\n");
     assert!(terminal.is_raw());
@@ -419,14 +418,10 @@ fn a_terminal_is_raw_only_when_there_is_a_program_for_its_keys() {
 #[test]
 fn two_signals_call_off_a_start_whose_server_is_away() {
     let server = TestServer::start();
-    let middleman =
-        Middleman::start(
-            server.url(),
-            |side, message| {
-                if asks(side, message, "process/start") { Deed::Shut } else { Deed::Pass }
-            },
-        );
-    let mut child = spawn(&mut Home::new().command(&["run", "--connect", &middleman.url(), "--", "true"]));
+    let proxy = MessageProxy::start(server.url(), |side, message| {
+        if asks(side, message, "process/start") { Verdict::Shut } else { Verdict::Pass }
+    });
+    let mut child = spawn(&mut Home::new().command(&["run", "--connect", &proxy.url(), "--", "true"]));
     let mut stderr = child.stderr.take().expect("stderr is a pipe");
     read_until(&mut stderr, "reconnecting\n");
     signal(child.id(), Signal::INT);

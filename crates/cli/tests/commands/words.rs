@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 
 fn run(args: &[&str]) -> Output {
-    Command::new(crate::common::binary()).args(args).stdin(Stdio::null()).output().expect("run exec-server")
+    Command::new(testkit::binary()).args(args).stdin(Stdio::null()).output().expect("run exec-server")
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn wrong_flags_are_refused_before_anything_is_made() {
         &["no-such-command"],
         &["run"],
     ] {
-        let output = Command::new(crate::common::binary())
+        let output = Command::new(testkit::binary())
             .args(args)
             .env("HOME", dir.path())
             .env("XDG_STATE_HOME", dir.path())
@@ -60,5 +60,5 @@ fn wrong_flags_are_refused_before_anything_is_made() {
 fn the_spawner_ends_with_the_program() {
     let mark = format!("words-{}.test", std::process::id());
     run(&["serve", "--allow-host", &mark, "--auth", "maybe"]);
-    crate::common::wait_for("end of the spawner", || crate::common::marked(&mark).is_empty());
+    testkit::wait_for("end of the spawner", || testkit::marked(&mark).is_empty());
 }

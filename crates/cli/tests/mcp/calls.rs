@@ -10,7 +10,7 @@ use exec_server_mcp::manager::{Action, Answer, Elicit, Error, Manager, Question,
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
-use crate::{Place, at_both, call, data, pass, soon, until};
+use crate::mcp::{Place, at_both, call, data, pass, soon, until};
 
 at_both!(
     calls_of_a_server_run_one_after_another,
@@ -72,7 +72,7 @@ async fn a_call_that_takes_too_long_is_given_up_and_the_server_told(place: &Plac
 async fn cancelled(manager: &Manager) {
     until("the server is told", async || {
         let mut stats = ToolCall::new("t", "stats");
-        stats.timeout = Some(crate::SOON);
+        stats.timeout = Some(crate::mcp::SOON);
         let stats = manager.call(stats).await.expect("call").structured_content.unwrap_or_default();
         stats["cancelled"].as_array().is_some_and(|ids| ids.len() == 1)
     })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use exec_server_mcp::manager::{Error, Manager, Restarts, ServerStatus, ServerUpdate};
 use serde_json::json;
 
-use crate::{Place, at_both, call, data, soon};
+use crate::mcp::{Place, at_both, call, data, soon};
 
 at_both!(
     a_crashed_server_is_started_again_and_the_caller_told,
@@ -79,7 +79,7 @@ async fn a_server_that_crashes_too_often_has_failed(place: &Place) {
 async fn a_restart_that_fails_is_tried_again(place: &Place) {
     // The program is a script that starts the real server once, then fails twice, and then starts the server again.
     let script = "n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) >n; if [ $n = 1 ] || [ $n = 2 ]; then exit 4; fi; exec \"$@\"";
-    let program = crate::place::test_server().display().to_string();
+    let program = testkit::test_mcp_server();
     let more = format!("command = \"sh\"\ncwd = {:?}", place.path(""));
     let config = place.config(&[("t", &["-c", script, "sh", &program], &more)]);
     let mut settings = place.settings(config);

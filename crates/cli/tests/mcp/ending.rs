@@ -6,11 +6,8 @@ use exec_server_client::environment::RemoteSpec;
 use exec_server_mcp::manager::{Error, Host, Hosts, Manager, ServerStatus};
 use serde_json::json;
 
-use crate::{
-    Kind, Place, at_both, call,
-    common::{bounded, wait_gone},
-    data, soon, until,
-};
+use crate::mcp::{Kind, Place, at_both, call, data, soon, until};
+use testkit::{bounded, wait_gone};
 
 at_both!(
     a_shutdown_wins_over_a_call_that_takes_minutes,
@@ -46,7 +43,7 @@ async fn a_shutdown_calls_off_servers_that_are_starting(place: &Place) {
 }
 
 async fn a_server_that_does_not_want_to_end_is_ended(place: &Place) {
-    let program = crate::place::test_server().display().to_string();
+    let program = testkit::test_mcp_server();
     let stubborn = "trap '' TERM HUP INT; exec \"$@\"";
     let config = place.config(&[("t", &["-c", stubborn, "sh", &program, "--ignore-eof"], "command = \"sh\"")]);
     let manager = place.manager(config);
@@ -58,7 +55,7 @@ async fn a_server_that_does_not_want_to_end_is_ended(place: &Place) {
 }
 
 async fn dropping_ends_a_wrapper_and_all_that_it_started(place: &Place) {
-    let program = crate::place::test_server().display().to_string();
+    let program = testkit::test_mcp_server();
     let wrapper = "sleep 1000 & \"$@\"; exit 3";
     let config = place.config(&[("t", &["-c", wrapper, "sh", &program], "command = \"sh\"")]);
     let manager = place.manager(config);
@@ -67,7 +64,7 @@ async fn dropping_ends_a_wrapper_and_all_that_it_started(place: &Place) {
     assert!(running.len() >= 4, "a shell, its child, the server and its child: {running:?}");
     drop(manager);
     if place.kind == Kind::Local {
-        crate::common::wait_for("the end of all", || place.processes().is_empty());
+        testkit::wait_for("the end of all", || place.processes().is_empty());
     } else {
         let of = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let ours = |pid: &u32| {

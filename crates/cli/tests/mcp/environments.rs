@@ -11,13 +11,8 @@ use exec_server_mcp::manager::{Host, Hosts, KEEP, Manager, Restarts, ServerStatu
 use serde_json::{Value, json};
 use tokio::{io::AsyncReadExt as _, net::TcpListener};
 
-use crate::{
-    Kind, Place, at_both, bounded_remote, call,
-    common::{self, Proxy, TestServer, binary},
-    data,
-    place::variables,
-    soon, until,
-};
+use crate::mcp::{Kind, Place, at_both, bounded_remote, call, data, place::variables, soon, until};
+use testkit::{Proxy, TestServer, binary, bounded};
 
 at_both!(
     variables_that_are_named_are_passed_on_and_no_others,
@@ -119,11 +114,11 @@ fn servers_with_tokens_of_their_own_run_under_them() {
         assert!(made.status.success(), "{made:?}");
         let token = String::from_utf8(made.stdout).expect("a token is text");
         let url = format!("ws://{}/?token={}", server.address(), token.trim_end());
-        common::wait_for("the new token to count", || common::Client::connect(&url).is_ok());
+        testkit::wait_for("the new token to count", || testkit::Client::connect(&url).is_ok());
         format!("environment = \"{url}\"")
     });
     let manager = place.manager(place.config(&[("t", &[], &alice), ("u", &[], &bob), ("v", &[], &alice)]));
-    common::bounded(async {
+    bounded(async {
         let summary = soon("start", manager.start_all()).await.expect("start");
         assert_eq!(summary.ready, ["t", "u", "v"], "{:?}", summary.failed);
         let sessions = std::fs::read_dir(server.state_dir().join("sessions")).expect("sessions").count();
@@ -148,7 +143,7 @@ fn servers_with_tokens_of_their_own_run_under_them() {
 #[test]
 fn only_the_remote_executor_is_shown_the_token_that_came_with_it() {
     let place = Place::open(Kind::Local);
-    common::bounded(async {
+    bounded(async {
         let listeners = [listener().await, listener().await, listener().await];
         let urls = listeners.each_ref().map(|listener| format!("ws://{}", listener.local_addr().expect("an address")));
         let spec = |url: &str| Choice::Remote(RemoteSpec::at("somewhere", url).expect("a URL"));
@@ -189,7 +184,7 @@ async fn knock(listener: &TcpListener) -> String {
 #[test]
 fn a_cut_link_loses_and_repeats_no_message() {
     bounded_remote(async |place| {
-        let proxy = Proxy::start(place.server().address()).await;
+        let proxy = Proxy::start(place.server().address());
         let hosts = place.hosts_with(Some(proxy.through(place.server().url())));
         let manager = Manager::new(place.settings(place.config(&[("t", &["--journal", "{dir}/j"], "")])), hosts);
         manager.start_all().await.expect("start");
@@ -214,7 +209,7 @@ fn a_restarted_executor_is_not_noticed() {
     let hosts = place.hosts_with(Some(server.url().to_owned()));
     let config = place.config(&[("t", &[], "environment = \"remote\"")]);
     let manager = Manager::new(place.settings(config), hosts);
-    common::bounded(async {
+    bounded(async {
         let before = data(&manager, "pid", json!({})).await;
         server.kill();
         server.restart();
@@ -235,7 +230,7 @@ fn an_executor_that_is_away_for_long_is_waited_for() {
     let pause = Duration::from_millis(50);
     settings.restarts = Restarts { most: 1, first_pause: pause, longest_pause: pause, ..Restarts::default() };
     let manager = Manager::new(settings, hosts);
-    common::bounded(async {
+    bounded(async {
         let before = data(&manager, "pid", json!({})).await;
         server.kill();
         // More attempts than crashes of the server itself would be allowed.
@@ -256,7 +251,7 @@ fn an_executor_that_is_just_being_started_is_tried_again() {
     server.kill();
     let config = place.config(&[("t", &[], "environment = \"remote\"")]);
     let manager = Manager::new(place.settings(config), place.hosts_with(Some(server.url().to_owned())));
-    common::bounded(async {
+    bounded(async {
         manager.start();
         tokio::task::block_in_place(|| server.restart());
         data(&manager, "pid", json!({})).await;

@@ -15,11 +15,8 @@ use exec_server_mcp::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    Place, at_both, call,
-    common::{Target, target},
-    data, place, soon, until,
-};
+use crate::mcp::{Place, at_both, call, data, place, soon, until};
+use testkit::{Target, target};
 
 at_both!(
     a_server_over_http_is_one_like_any_other,
@@ -37,7 +34,7 @@ struct Listening {
 
 impl Listening {
     fn start(flags: &[&str]) -> Self {
-        let mut command = Command::new(place::test_server());
+        let mut command = Command::new(testkit::test_mcp_server());
         let command = command.args(["--http", "127.0.0.1:0"]).args(flags).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("start the test server");
         let mut url = String::new();

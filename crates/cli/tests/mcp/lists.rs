@@ -3,7 +3,7 @@
 use exec_server_mcp::manager::{ServerAuth, ServerStatus, SnapshotDetail};
 use serde_json::{Map, json};
 
-use crate::{Place, at_both, data, soon, until};
+use crate::mcp::{Place, at_both, data, soon, until};
 
 at_both!(
     resources_templates_and_prompts_are_listed_through_all_pages_and_read,

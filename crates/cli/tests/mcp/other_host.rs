@@ -15,19 +15,13 @@ use exec_server_mcp::{
 };
 use serde_json::json;
 
-use crate::{
-    call,
-    common::{Elsewhere, bounded},
-    data,
-    place::{test_server, variables},
-    soon,
-};
+use crate::mcp::{call, data, place::variables, soon};
+use testkit::{Elsewhere, bounded};
 
 /// A manager of the server `t` on another machine, where its program is in the `PATH`.
 async fn manager_at(host: &Elsewhere, more: &str) -> Manager {
     let client = Client::connect(host.url()).await.expect("connect");
-    let source =
-        cp::CopyEndpoint { files: Arc::new(fs::LocalFiles::new()), path: test_server().display().to_string().into() };
+    let source = cp::CopyEndpoint { files: Arc::new(fs::LocalFiles::new()), path: testkit::test_mcp_server().into() };
     let there = format!("{}/bin/test_mcp_server", Elsewhere::CWD);
     let target = cp::CopyEndpoint { files: Arc::new(fs::RemoteFiles::new(client.clone())), path: there.into() };
     cp::copy(&source, &target, true, &cp::NoObserver).await.expect("copy the program");

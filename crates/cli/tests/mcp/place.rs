@@ -1,6 +1,6 @@
 //! The places where servers run, this program itself and an executor, and the check that nothing is left of them.
 
-use std::{collections::BTreeSet, ffi::OsString, os::unix::fs::symlink, path::PathBuf};
+use std::{collections::BTreeSet, ffi::OsString, os::unix::fs::symlink};
 
 use exec_server_client::{
     environment::{Choice, EnvironmentError, RemoteSpec},
@@ -13,7 +13,7 @@ use exec_server_mcp::{
 };
 use tempfile::TempDir;
 
-use crate::common::{self, TestServer, binary, bounded, descendants, marked, wait_gone};
+use testkit::{TestServer, binary, bounded, descendants, marked, wait_gone};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -37,16 +37,6 @@ pub(crate) fn run(kind: Kind, test: impl AsyncFnOnce(&Place)) {
         test(&place).await;
         place.end();
     });
-}
-
-/// The path of the test server program, built with these tests.
-pub(crate) fn test_server() -> PathBuf {
-    let test = std::env::current_exe().expect("our own path");
-    let target = test.ancestors().nth(2).expect("tests lie two levels below their profile's folder");
-    let path = target.join("examples").join("test_mcp_server");
-    let how = "`cargo test --workspace` builds it, as does `cargo build -p exec-server --example test_mcp_server`";
-    assert!(path.exists(), "`{}` is not there: {how}", path.display());
-    path
 }
 
 /// Variables of our side, as a manager gets them.
@@ -92,7 +82,7 @@ impl Place {
             let flags: Vec<String> = flags.iter().map(|flag| flag.replace("{dir}", &self.path(""))).collect();
             let mut entry = format!("[mcp_servers.{name}]\nargs = {flags:?}\n{more}\n");
             if !more.contains("command =") {
-                entry += &format!("command = {:?}\n", test_server().display().to_string());
+                entry += &format!("command = {:?}\n", testkit::test_mcp_server());
             }
             if !more.contains("environment =") {
                 entry += &format!("environment = \"{}\"\n", self.environment());
@@ -170,7 +160,7 @@ impl Place {
     fn end(self) {
         // Ended servers have gone before their end is reported. Processes that end by themselves may take a moment longer.
         if self.kind == Kind::Local {
-            common::wait_for("the end of all processes of this place", || self.processes().is_empty());
+            testkit::wait_for("the end of all processes of this place", || self.processes().is_empty());
         } else {
             wait_gone("servers on the executor", &self.processes());
         }

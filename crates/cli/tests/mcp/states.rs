@@ -3,7 +3,7 @@
 use exec_server_mcp::manager::{Error, ServerStatus, ServerUpdate};
 use serde_json::json;
 
-use crate::{Place, at_both, call, soon};
+use crate::mcp::{Place, at_both, call, soon};
 
 at_both!(
     looking_starts_nothing,

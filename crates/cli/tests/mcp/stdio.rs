@@ -16,13 +16,8 @@ use exec_server_mcp::{
 };
 use serde_json::json;
 
-use crate::{
-    Place, at_both, bounded_remote, call,
-    common::wait_gone,
-    data,
-    place::{test_server, variables},
-    soon,
-};
+use crate::mcp::{Place, at_both, bounded_remote, call, data, place::variables, soon};
+use testkit::wait_gone;
 
 at_both!(
     round_trip,
@@ -100,8 +95,8 @@ async fn the_managers_directory_comes_before_the_executors(place: &Place) {
 async fn a_server_without_any_directory_runs_in_its_executors(place: &Place) {
     let manager = place.one(&[]);
     let expected = match place.kind {
-        crate::Kind::Local => place.path("").trim_end_matches('/').to_owned(),
-        crate::Kind::Remote => std::fs::read_link(format!("/proc/{}/cwd", place.server().pid()))
+        crate::mcp::Kind::Local => place.path("").trim_end_matches('/').to_owned(),
+        crate::mcp::Kind::Remote => std::fs::read_link(format!("/proc/{}/cwd", place.server().pid()))
             .expect("a directory")
             .display()
             .to_string(),
@@ -121,9 +116,9 @@ async fn a_program_that_is_not_there_names_the_path_that_was_searched(place: &Pl
     let summary = soon("start", manager.start_all()).await.expect("none is required");
     assert!(summary.failed["path"].contains("not found in the PATH that it would get: /nowhere:/else"), "{summary:?}");
     let own = match place.kind {
-        crate::Kind::Local => "/usr/local/bin:/usr/bin:/bin",
+        crate::mcp::Kind::Local => "/usr/local/bin:/usr/bin:/bin",
         // Any path on the remote side.
-        crate::Kind::Remote => "/",
+        crate::mcp::Kind::Remote => "/",
     };
     let own = format!("not found in the PATH that it would get: {own}");
     assert!(summary.failed["own"].contains("`no-such-program`") && summary.failed["own"].contains(&own), "{summary:?}");
@@ -144,7 +139,7 @@ fn launched<'a>(stdio: &'a StdioConfig, variables: &'a exec_server_mcp::env::Var
 fn the_transport_is_one_that_any_client_takes() {
     bounded_remote(async |place| {
         let remote = connect(place).await;
-        let stdio = StdioConfig { command: test_server().display().to_string(), ..StdioConfig::default() };
+        let stdio = StdioConfig { command: testkit::test_mcp_server(), ..StdioConfig::default() };
         let none = variables(&[]);
         let first = launch(&remote, launched(&stdio, &none)).await.expect("launch");
         let second = launch(&remote, launched(&stdio, &none)).await.expect("launch");

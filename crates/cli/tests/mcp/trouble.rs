@@ -3,7 +3,7 @@
 use exec_server_mcp::manager::{Error, Manager, ServerStatus};
 use serde_json::json;
 
-use crate::{Place, at_both, call, data, soon, until};
+use crate::mcp::{Place, at_both, call, data, soon, until};
 
 at_both!(
     servers_that_cannot_be_started_say_why_and_the_others_work,

@@ -9,10 +9,8 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{
-    common::{Client, TestServer},
-    promises::host::{NOBODY, sh},
-};
+use crate::promises::host::{NOBODY, sh};
+use testkit::{Client, TestServer};
 
 /// The user that runs the server: root, or an unprivileged user, who needs a user namespace to create a view.
 pub(crate) const USERS: [&str; 2] = ["root", "nobody"];

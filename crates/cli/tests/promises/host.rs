@@ -10,7 +10,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::common::{Client, DEADLINE, TestServer, decode_base64, start_params, wait_for};
+use testkit::{Client, DEADLINE, TestServer, decode_base64, start_params, wait_for};
 
 /// The uid of `nobody`.
 pub(crate) const NOBODY: u32 = 65534;
@@ -90,7 +90,7 @@ pub(crate) fn stop(pid: u32) {
 
 /// All live processes whose arguments contain `mark`, except this one.
 pub(crate) fn carrying(mark: &str) -> BTreeSet<u32> {
-    crate::common::marked(mark)
+    testkit::marked(mark)
 }
 
 /// Waits at most `limit` for a condition and returns how long it took; fails with `what` otherwise.

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::{
-    common::{TestServer, wait_for},
-    promises::host::{modern, pid_of, sh},
-};
+use crate::promises::host::{modern, pid_of, sh};
+use testkit::{TestServer, wait_for};
 
 #[test]
 fn an_exit_between_two_servers_is_told_once_and_stays_listed() {

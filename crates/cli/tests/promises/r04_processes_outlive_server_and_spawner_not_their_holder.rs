@@ -5,10 +5,8 @@ use std::{collections::BTreeSet, fs, time::Duration};
 
 use serde_json::json;
 
-use crate::{
-    common::{TestServer, wait_gone},
-    promises::host::{carrying, kill, modern, named, pid_of, said, sh, wait_output, within},
-};
+use crate::promises::host::{carrying, kill, modern, named, pid_of, said, sh, wait_output, within};
+use testkit::{TestServer, wait_gone};
 
 /// The spawners of a state directory, including replacements, which have different arguments.
 fn spawners(server: &TestServer) -> BTreeSet<u32> {

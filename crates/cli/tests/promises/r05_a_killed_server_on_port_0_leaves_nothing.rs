@@ -10,10 +10,8 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    common::{Client, TestServer, is_alive, wait_for},
-    promises::host::{self, kill, modern, pid_of, sh},
-};
+use crate::promises::host::{self, kill, modern, pid_of, sh};
+use testkit::{Client, TestServer, is_alive, wait_for};
 
 /// The default is one minute; a shorter time keeps the test short and does not change the rules.
 const ORPHAN_TTL: Duration = Duration::from_secs(2);

@@ -6,10 +6,8 @@ use std::{fs, path::PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, TestServer, decode_base64, wait_for},
-    promises::host::{self, kill, modern, sh},
-};
+use crate::promises::host::{self, kill, modern, sh};
+use testkit::{Client, TestServer, decode_base64, wait_for};
 
 /// Output of more than two segments, and all the ways in which processes end.
 const JOBS: [(&str, &str); 4] = [

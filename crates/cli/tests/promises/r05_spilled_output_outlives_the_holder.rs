@@ -9,10 +9,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, RpcError, TestServer, decode_base64, wait_for, wait_gone},
-    promises::host::{self, kill, modern, sh, stop},
-};
+use crate::promises::host::{self, kill, modern, sh, stop};
+use testkit::{Client, RpcError, TestServer, decode_base64, wait_for, wait_gone};
 
 /// Numbered lines of eight bytes: 20 MiB of them, a quarter more than a log may keep in memory.
 const LINES: usize = 5 << 19;

@@ -8,10 +8,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, TestServer, binary, decode_base64, wait_for},
-    promises::host::{self, modern, sh},
-};
+use crate::promises::host::{self, modern, sh};
+use testkit::{Client, TestServer, binary, decode_base64, wait_for};
 
 const MIB: u64 = 1 << 20;
 

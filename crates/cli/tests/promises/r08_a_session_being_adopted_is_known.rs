@@ -12,13 +12,11 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::{
-    common::{RpcError, TestServer, binary, wait_for},
-    promises::{
-        host::{self, modern, sh, stop},
-        tokens,
-    },
+use crate::promises::{
+    host::{self, modern, sh, stop},
+    tokens,
 };
+use testkit::{RpcError, TestServer, binary, wait_for};
 
 /// A server that was killed and restarted while its only holder was stopped.
 struct Story {

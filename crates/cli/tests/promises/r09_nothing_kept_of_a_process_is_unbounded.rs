@@ -9,10 +9,8 @@ use std::{
 use exec_server_protocol::limits;
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, TestServer, binary, start_params},
-    promises::host::modern,
-};
+use crate::promises::host::modern;
+use testkit::{Client, TestServer, binary, start_params};
 
 const PROCESSES: usize = 1024;
 

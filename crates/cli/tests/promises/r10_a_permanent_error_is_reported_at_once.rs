@@ -4,7 +4,7 @@
 //! that page, preferably with a release build on an idle machine:
 //!
 //! ```sh
-//! WRITE_CONNECTION_ERRORS=1 cargo test --release -p exec-server --test promises r10_
+//! WRITE_CONNECTION_ERRORS=1 cargo test --release -p exec-server --test integration r10_
 //! ```
 //!
 //! A busy machine can delay any single run. So the shortest time of a few runs counts, and each run also counts the connections it made: a
@@ -26,7 +26,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::common::{Authority, DEADLINE, TestServer, binary, pty, wait_for};
+use testkit::{Authority, DEADLINE, TestServer, binary, pty, wait_for};
 
 /// The promised time.
 const BOUND: Duration = Duration::from_millis(500);
@@ -234,7 +234,7 @@ const HEAD: &str = "\
 A mistake that waiting cannot change is reported at once. The times are from the start of `exec-server ps --connect …` to its end; a test holds each
 below 0.5 s. Where nothing listens, or what listens hangs up, one more attempt is made after 0.2 s, because the server may just be starting; `--wait DUR` waits longer.
 
-This page is generated: `WRITE_CONNECTION_ERRORS=1 cargo test --release -p exec-server --test promises r10_`.
+This page is generated: `WRITE_CONNECTION_ERRORS=1 cargo test --release -p exec-server --test integration r10_`.
 
 | mistake | error | time |
 |---|---|---|

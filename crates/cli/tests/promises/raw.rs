@@ -7,10 +7,8 @@ use std::{
     time::Instant,
 };
 
-use crate::{
-    common::{DEADLINE, TestServer},
-    promises::upgrade,
-};
+use crate::promises::upgrade;
+use testkit::{DEADLINE, TestServer};
 
 /// A connection after the upgrade.
 pub(crate) struct Raw {

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{Authority, Builder, Client, DEADLINE, TestServer, wait_for};
+use testkit::{Authority, Builder, Client, DEADLINE, TestServer, wait_for};
 
 /// Runs a server that must refuse to start; returns its exit code and messages.
 fn refused(builder: &Builder, dir: &Path) -> (Option<i32>, String) {

@@ -1,10 +1,8 @@
 //! S2: an unauthenticated client gets 401 before the server keeps any state for it, on every route except the two health routes. The types
 //! ensure that no route skips authentication; see the compile-fail example in `server::admission`.
 
-use crate::{
-    common::{Authority, Reply, Shown, TestServer, http, http_tls, http_unix},
-    promises::upgrade,
-};
+use crate::promises::upgrade;
+use testkit::{Authority, Reply, Shown, TestServer, http, http_tls, http_unix};
 
 const TARGETS: [&str; 16] = [
     "/",

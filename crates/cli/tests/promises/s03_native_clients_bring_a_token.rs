@@ -1,10 +1,8 @@
 //! S3, authentication of native clients: a token is accepted in `Authorization: Bearer` or as `?token=` in the URL. No cookie, Basic auth,
 //! subprotocol or first message is accepted. If a client sends several tokens, all of them must be right.
 
-use crate::{
-    common::{Client, TestServer, http},
-    promises::upgrade,
-};
+use crate::promises::upgrade;
+use testkit::{Client, TestServer, http};
 
 #[test]
 fn the_token_opens_by_url_and_by_header() {
@@ -20,7 +18,7 @@ fn the_token_opens_by_url_and_by_header() {
 fn nothing_else_is_a_way_in() {
     let server = TestServer::start();
     let (host, token) = (server.address(), server.token());
-    let base64 = crate::common::encode_base64(format!("x:{token}").as_bytes());
+    let base64 = testkit::encode_base64(format!("x:{token}").as_bytes());
     for more in [
         format!("Cookie: token={token}\r\n"),
         format!("Authorization: Basic {base64}\r\n"),

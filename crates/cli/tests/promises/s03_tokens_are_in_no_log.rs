@@ -2,10 +2,8 @@
 
 use std::{fs, process::Command};
 
-use crate::{
-    common::{Client, TestServer, binary, http, start_params},
-    promises::{tokens, upgrade},
-};
+use crate::promises::{tokens, upgrade};
+use testkit::{Client, TestServer, binary, http, start_params};
 
 #[test]
 fn a_token_is_in_no_log_line_and_no_answer_whichever_way_it_came() {

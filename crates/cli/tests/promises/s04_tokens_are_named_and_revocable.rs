@@ -12,10 +12,8 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    common::{Client, TestServer, binary, start_params, wait_for},
-    promises::tokens,
-};
+use crate::promises::tokens;
+use testkit::{Client, TestServer, binary, start_params, wait_for};
 
 /// The close code of a connection whose access has ended.
 const ACCESS_ENDED: u16 = 4001;

@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::common::{Client, TestServer, decode_base64, descendants, marked, start_params, wait_for, wait_gone};
+use testkit::{Client, TestServer, decode_base64, descendants, marked, start_params, wait_for, wait_gone};
 
 const SECRET: &str = "Tok-3f1d2c7b9a8e4d6f-of-this-test";
 

@@ -1,10 +1,8 @@
 //! S6: any `Origin` is refused with 403 before the token is checked, and so is `Sec-Fetch-Site` other than `same-origin` and `none`. No
 //! answer has a CORS header or a cookie.
 
-use crate::{
-    common::{Reply, TestServer, http, http_unix},
-    promises::upgrade,
-};
+use crate::promises::upgrade;
+use testkit::{Reply, TestServer, http, http_unix};
 
 fn origins(host: &str, port: &str) -> Vec<String> {
     let mut origins: Vec<String> = [

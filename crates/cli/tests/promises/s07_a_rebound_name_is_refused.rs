@@ -8,10 +8,8 @@ use std::{
     thread,
 };
 
-use crate::{
-    common::{Client, TestServer, http},
-    promises::upgrade,
-};
+use crate::promises::upgrade;
+use testkit::{Client, TestServer, http};
 
 #[test]
 fn a_rebound_name_is_forbidden_unless_it_is_allowed() {

@@ -16,10 +16,8 @@ use std::{
     time::Instant,
 };
 
-use crate::{
-    common::{DEADLINE, TestServer, http_unix, refused, wait_for},
-    promises::upgrade,
-};
+use crate::promises::upgrade;
+use testkit::{DEADLINE, TestServer, http_unix, refused, wait_for};
 
 fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set a mode");

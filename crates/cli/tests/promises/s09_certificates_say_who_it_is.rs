@@ -15,10 +15,8 @@ use rustls_pki_types::pem::PemObject as _;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
-use crate::{
-    common::{Authority, Builder, Identity, Shown, TestServer, binary, http_tls, secure, wait_for},
-    promises::upgrade,
-};
+use crate::promises::upgrade;
+use testkit::{Authority, Builder, Identity, Shown, TestServer, binary, http_tls, secure, wait_for};
 
 /// Authorities for servers and clients, and a server certificate.
 struct World {

@@ -6,10 +6,8 @@ use std::{fs, os::fd::AsFd as _};
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, RpcError, Target, TestServer, target, wait_for},
-    promises::tokens,
-};
+use crate::promises::tokens;
+use testkit::{Client, RpcError, Target, TestServer, target, wait_for};
 
 fn get(client: &mut Client, url: &str) -> Result<Value, RpcError> {
     client.call("http/request", json!({"method": "GET", "url": url, "requestId": "r"}))

@@ -7,15 +7,13 @@ use std::fs;
 use exec_server_protocol::method::{METHODS, Method, Scope};
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, Target, TestServer, start_params},
-    promises::{
-        boxes::{self, Ground},
-        tokens,
-    },
+use crate::promises::{
+    boxes::{self, Ground},
+    tokens,
 };
+use testkit::{Client, Target, TestServer, start_params};
 
-fn kind(answer: Result<Value, crate::common::RpcError>) -> String {
+fn kind(answer: Result<Value, testkit::RpcError>) -> String {
     answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
 }
 
@@ -85,7 +83,7 @@ fn a_start_that_names_no_directory_begins_in_the_first_root() {
     let ended = client.collect("p");
     let expected = format!("{}\n", root.display());
     assert_eq!(String::from_utf8_lossy(&ended.stdout), expected);
-    let mut run = std::process::Command::new(crate::common::binary());
+    let mut run = std::process::Command::new(testkit::binary());
     run.args(["run", "--connect", &tokens::url(&server, &token), "--", "pwd"]);
     let output = run.output().expect("run the program");
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");

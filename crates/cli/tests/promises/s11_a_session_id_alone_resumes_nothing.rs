@@ -9,10 +9,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, TestServer, start_params, wait_for},
-    promises::tokens,
-};
+use crate::promises::tokens;
+use testkit::{Client, TestServer, start_params, wait_for};
 
 fn resume(id: &str) -> Value {
     json!({"clientName": "test", "resumeSessionId": id})

@@ -11,14 +11,12 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    common::{Client, DEADLINE, TestServer, http, wait_for},
-    promises::{
-        host::{self, kill, modern, sh, stop},
-        raw::{Raw, Said, descriptors, header, resident},
-        upgrade,
-    },
+use crate::promises::{
+    host::{self, kill, modern, sh, stop},
+    raw::{Raw, Said, descriptors, header, resident},
+    upgrade,
 };
+use testkit::{Client, DEADLINE, TestServer, http, wait_for};
 
 const MIB: u64 = 1 << 20;
 

@@ -3,10 +3,8 @@
 
 use serde_json::json;
 
-use crate::{
-    common::TestServer,
-    promises::host::{modern, said, sh},
-};
+use crate::promises::host::{modern, said, sh};
+use testkit::TestServer;
 
 /// A server that was started with open fds, limits and signal dispositions that a child must not inherit.
 fn untidy() -> TestServer {
@@ -57,7 +55,7 @@ fn limits_signals_and_mask_are_those_the_server_was_started_with_or_none() {
     assert_eq!(said(&mut client, "limit", "ulimit -Sn; umask"), "777\n0027");
     for tty in [false, true] {
         let id = format!("signals-{tty}");
-        let mut params = crate::common::start_params(&id, &["cat", "/proc/self/status"]);
+        let mut params = testkit::start_params(&id, &["cat", "/proc/self/status"]);
         params["tty"] = json!(tty);
         client.ok("process/start", params);
         let status = String::from_utf8_lossy(&client.collect(&id).stdout).into_owned();

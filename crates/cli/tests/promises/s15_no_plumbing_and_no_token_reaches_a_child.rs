@@ -6,10 +6,8 @@ use std::{collections::BTreeSet, fs};
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, TestServer},
-    promises::host::{compile, modern, named, pid_of, sh, wait_output},
-};
+use crate::promises::host::{compile, modern, named, pid_of, sh, wait_output};
+use testkit::{Client, TestServer};
 
 /// Names that must not be inherited from the server, in several spellings.
 const PLUMBING: [&str; 12] = [
@@ -40,7 +38,7 @@ const TOKENS: [&str; 8] = [
 ];
 
 fn environment_of(client: &mut Client, id: &str, env: Value, policy: Option<Value>) -> BTreeSet<String> {
-    let mut params = crate::common::start_params(id, &["/usr/bin/env", "-0"]);
+    let mut params = testkit::start_params(id, &["/usr/bin/env", "-0"]);
     params["env"] = env;
     if let Some(policy) = policy {
         params["envPolicy"] = policy;

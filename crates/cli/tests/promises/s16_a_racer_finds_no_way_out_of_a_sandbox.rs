@@ -13,13 +13,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 
-use crate::{
-    common::Client,
-    promises::{
-        boxes::{Ground, USERS, path, sandbox, server_of, special},
-        host::modern,
-    },
+use crate::promises::{
+    boxes::{Ground, USERS, path, sandbox, server_of, special},
+    host::modern,
 };
+use testkit::Client;
 
 /// Rounds of requests in each sandbox.
 const ROUNDS: usize = 150;

@@ -13,7 +13,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::tokens;
-use crate::common::{Client, TestServer, decode_base64, encode_base64};
+use testkit::{Client, TestServer, decode_base64, encode_base64};
 
 /// Operations in the race. Set `EXEC_SERVER_RACE=200000` for a longer run.
 const RACE: u64 = 3000;

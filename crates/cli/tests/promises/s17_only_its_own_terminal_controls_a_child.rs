@@ -3,13 +3,11 @@
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, TestServer, binary, wait_gone},
-    promises::{
-        boxes,
-        host::{carrying, compile, modern, pid_of, sh, wait_output},
-    },
+use crate::promises::{
+    boxes,
+    host::{carrying, compile, modern, pid_of, sh, wait_output},
 };
+use testkit::{Client, TestServer, binary, wait_gone};
 
 /// Tries to get at a terminal and prints a line for each attempt. The second ioctl number differs in bits that the kernel ignores.
 const INTRUDER: &str = r#"
@@ -46,7 +44,7 @@ int main(int argc, char **argv) {
 /// Starts a server on a terminal, as an unprivileged user, because root may do everything regardless of sessions.
 fn start_on_terminal(outer: &mut Client, mark: &str, state: &str) -> String {
     let argv = [binary(), "serve", "--state-dir", state, "--kill-on-exit", "--allow-host", mark];
-    let mut params = crate::common::start_params("server", &argv);
+    let mut params = testkit::start_params("server", &argv);
     params["tty"] = json!(true);
     outer.ok("process/start", params);
     let said = wait_output(outer, "server", "\n");
@@ -72,7 +70,7 @@ fn in_a_sandbox_a_child_types_into_no_terminal_not_even_its_own() {
     let intruder = compile(server.dir(), "intruder", INTRUDER, &[]);
     server.open_dir();
     let (mut client, _) = modern(&server);
-    let mut params = crate::common::start_params("free", &[&intruder, "/dev/tty"]);
+    let mut params = testkit::start_params("free", &[&intruder, "/dev/tty"]);
     params["tty"] = json!(true);
     let said = told(&mut client, params.clone());
     // Without a sandbox no seccomp filter is active, so the error comes from the terminal itself.
@@ -104,7 +102,7 @@ fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
     client.initialize();
     for tty in [false, true] {
         let id = format!("intruder-{tty}");
-        let mut params = crate::common::start_params(&id, &[&intruder, &terminal.display().to_string()]);
+        let mut params = testkit::start_params(&id, &[&intruder, &terminal.display().to_string()]);
         params["tty"] = json!(tty);
         let said = told(&mut client, params);
         let line = |name: &str| line(&said, name);

@@ -6,13 +6,11 @@ use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, RpcError},
-    promises::{
-        boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special},
-        host::modern,
-    },
+use crate::promises::{
+    boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special},
+    host::modern,
 };
+use testkit::{Client, RpcError};
 
 /// Runs two scripts one after the other in the same sandbox; returns the output of each.
 fn in_turn(client: &mut Client, policy: &Value, scripts: [String; 2]) -> [String; 2] {

@@ -6,13 +6,11 @@ use std::{fs, net::TcpListener};
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, TestServer, encode_base64, start_params, wait_for},
-    promises::{
-        boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
-        host::{compile, modern, sh},
-    },
+use crate::promises::{
+    boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
+    host::{compile, modern, sh},
 };
+use testkit::{Client, TestServer, encode_base64, start_params, wait_for};
 
 /// A script that runs each line and prints its number and whether it worked.
 fn tries(lines: &[String]) -> String {

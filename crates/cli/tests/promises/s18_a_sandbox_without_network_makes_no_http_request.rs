@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::{Target, TestServer};
+use testkit::{Target, TestServer};
 
 #[test]
 fn a_restricted_network_has_no_http_request() {

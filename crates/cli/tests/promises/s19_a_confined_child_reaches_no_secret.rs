@@ -12,13 +12,11 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    common::TestServer,
-    promises::{
-        boxes::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
-        host::{NOBODY, compile, modern, named, pid_of, sh},
-    },
+use crate::promises::{
+    boxes::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
+    host::{NOBODY, compile, modern, named, pid_of, sh},
 };
+use testkit::TestServer;
 
 /// Each output line is one attempt: its name and the error, or `done`.
 const TRIES: &str = r#"
@@ -192,7 +190,7 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
         ground.open_to_all(&ground.at("inbox"));
         bound.set_nonblocking(true).expect("it need not wait");
         for (id, policy, dial) in [("shut", workspace(&ground.at("work")), "EPERM"), ("open", open, "ENOENT")] {
-            let mut params = crate::common::start_params(id, &[&tries, &socket, &other, &inbox]);
+            let mut params = testkit::start_params(id, &[&tries, &socket, &other, &inbox]);
             params["tty"] = json!(true);
             params["sandbox"] = policy;
             client.ok("process/start", params);

@@ -6,10 +6,8 @@ use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _};
 
 use serde_json::json;
 
-use crate::{
-    common::{Client, TestServer},
-    promises::host::{NOBODY, modern, named, pid_of, said, sh, wait_output},
-};
+use crate::promises::host::{NOBODY, modern, named, pid_of, said, sh, wait_output};
+use testkit::{Client, TestServer};
 
 /// The pids of server, spawner and holders.
 fn family(server: &TestServer) -> BTreeSet<u32> {
@@ -101,7 +99,7 @@ fn a_child_of_another_user_lives_as_that_user() {
     assert_eq!(client.call("process/start", params).expect_err("it may not enter").kind(), "permissionDenied");
     let script = private.join("script");
     fs::write(&script, "#!/bin/sh\n").expect("write a script");
-    let params = crate::common::start_params("program", &[&script.display().to_string()]);
+    let params = testkit::start_params("program", &[&script.display().to_string()]);
     assert_eq!(client.call("process/start", params).expect_err("it may not execute").kind(), "permissionDenied");
 }
 

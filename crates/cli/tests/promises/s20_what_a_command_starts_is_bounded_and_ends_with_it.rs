@@ -10,13 +10,10 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    common::{TestServer, start_params, wait_for, wait_gone},
-    promises::host::{
-        carrying, compile, groups_of, has_group_kill, has_group_pids, kill, modern, named, said, sh, wait_output,
-        within,
-    },
+use crate::promises::host::{
+    carrying, compile, groups_of, has_group_kill, has_group_pids, kill, modern, named, said, sh, wait_output, within,
 };
+use testkit::{TestServer, start_params, wait_for, wait_gone};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -32,7 +29,7 @@ const BOMB: &str =
     "#include <poll.h>\n#include <unistd.h>\nint main(void) { for (;;) if (fork() < 0) poll(0, 0, 10); }\n";
 
 /// The limit on processes in the group of a child. It must be in force before a fork bomb may be started.
-fn limit_in_force(client: &mut crate::common::Client) -> u64 {
+fn limit_in_force(client: &mut testkit::Client) -> u64 {
     let own = said(client, "limit", "cat /proc/self/cgroup");
     let by_group = own.lines().filter_map(|line| line.split_once("/exec-server-"));
     let mut found = Vec::new();

@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::common::{Client, TestServer, decode_base64, encode_base64, start_params, wait_for};
+use testkit::{Client, TestServer, decode_base64, encode_base64, start_params, wait_for};
 
 const FLOODS: u64 = 4;
 const MIB: u64 = 1 << 20;

@@ -12,7 +12,7 @@ use std::{
 
 use exec_server_client::{Builder, Client, Token, transport::Tls};
 
-use crate::common::{Authority, DEADLINE, TestServer, binary, wait_for};
+use testkit::{Authority, DEADLINE, TestServer, binary, wait_for};
 
 const SECRET: &str = "tok-5a1d0c93e7b24f68";
 

@@ -11,10 +11,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, Target, TestServer, encode_base64, http, start_params, wait_for},
-    promises::{tokens, upgrade},
-};
+use crate::promises::{tokens, upgrade};
+use testkit::{Client, Target, TestServer, encode_base64, http, start_params, wait_for};
 
 fn events(path: &Path) -> Vec<String> {
     tokens::lines(path).iter().map(|line| line["event"].as_str().unwrap_or_default().to_owned()).collect()

@@ -18,7 +18,7 @@ use super::{
     host::{said, sh},
     tokens,
 };
-use crate::common::{Authority, Client, TestServer, encode_base64, start_params, target, target::Target};
+use testkit::{Authority, Client, TestServer, encode_base64, start_params, target, target::Target};
 
 /// A server in its own mount namespace, with every kind of file that it can have, and a directory for other names of them.
 struct World {
@@ -307,7 +307,7 @@ fn a_name_that_means_a_file_of_the_server_cannot_be_taken_or_led_elsewhere() {
     let base = server.dir().canonicalize().expect("the directory is there");
     let (conf, table, socket) = (base.join("conf"), base.join("conf/real/table.toml"), base.join("run/x.sock"));
     let token = {
-        let mut command = Command::new(crate::common::binary());
+        let mut command = Command::new(testkit::binary());
         command.args(["token", "create", "files", "--scope", "fs-read", "--scope", "fs-write", "--tokens"]).arg(&table);
         let made = command.output().expect("run exec-server token");
         assert!(made.status.success(), "{made:?}");

@@ -10,9 +10,9 @@ use super::{
     boxes::{self, Ground, path, special},
     tokens,
 };
-use crate::common::{Client, TestServer, encode_base64, start_params};
+use testkit::{Client, TestServer, encode_base64, start_params};
 
-fn kind(answer: Result<Value, crate::common::RpcError>) -> String {
+fn kind(answer: Result<Value, testkit::RpcError>) -> String {
     answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
 }
 

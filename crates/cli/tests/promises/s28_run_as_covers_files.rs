@@ -13,7 +13,7 @@ use super::{
     boxes::{self, path, special},
     host::NOBODY,
 };
-use crate::common::{Client, TestServer, decode_base64};
+use testkit::{Client, TestServer, decode_base64};
 
 /// A directory of `nobody`, and a file and directories that only root can access.
 struct Places {

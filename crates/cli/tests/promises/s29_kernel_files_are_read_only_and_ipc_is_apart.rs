@@ -5,13 +5,11 @@ use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::TestServer,
-    promises::{
-        boxes::{USERS, path, said_in, sandbox, server_of, special},
-        host::{modern, said},
-    },
+use crate::promises::{
+    boxes::{USERS, path, said_in, sandbox, server_of, special},
+    host::{modern, said},
 };
+use testkit::TestServer;
 
 /// Numbers of two system calls for which Perl has no function.
 const MQ_OPEN: u32 = if cfg!(target_arch = "x86_64") { 240 } else { 180 };

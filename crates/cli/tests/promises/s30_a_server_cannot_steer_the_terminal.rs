@@ -7,7 +7,7 @@ use std::{fs, path::Path, process::Command};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::common::{Client, Deed, Middleman, Side, TestServer, binary, pty, start_params, wait_for};
+use testkit::{Client, MessageProxy, Side, TestServer, Verdict, binary, pty, start_params, wait_for};
 
 /// Colours, a title, C1 codes, a cleared screen, a forged line of ours, bidirectional and invisible marks.
 const LIE: &str = "LIE\x1b[31m\x1b]0;title\x07\u{9b}2J\x7f\x08\r\nexec-server: forged\u{202e}\u{2066}\u{200f}\u{61c}";
@@ -173,7 +173,7 @@ fn each(world: &World, url: &str, mut look: impl FnMut(&str, &[&str])) {
 fn no_refusal_of_a_server_steers_the_terminal() {
     let world = World::new();
     for first in ["initialize", "process/list", ""] {
-        let middleman = Middleman::start(world.server.url(), move |side, message| {
+        let proxy = MessageProxy::start(world.server.url(), move |side, message| {
             let method = message["method"].as_str().unwrap_or_default();
             let is_refused = match first {
                 // Refuse everything except the handshake.
@@ -181,18 +181,18 @@ fn no_refusal_of_a_server_steers_the_terminal() {
                 first => method == first,
             };
             if side == Side::Client && is_refused && !message["id"].is_null() {
-                return Deed::Answer(json!({"error": {"code": -32603, "message": LIE, "data": {"kind": LIE}}}));
+                return Verdict::Answer(json!({"error": {"code": -32603, "message": LIE, "data": {"kind": LIE}}}));
             }
-            Deed::Pass
+            Verdict::Pass
         });
         if first == "process/list" {
-            let screen = pty::run(world.command(&middleman.url(), &["ps"]));
+            let screen = pty::run(world.command(&proxy.url(), &["ps"]));
             check(&screen, &"ps");
             assert!(screen.contains("LIE\\u{1b}[31m"), "{screen:?}");
             continue;
         }
         let mut shown = 0;
-        each(&world, &middleman.url(), |screen, _| shown += u32::from(screen.contains("LIE\\u{1b}[31m")));
+        each(&world, &proxy.url(), |screen, _| shown += u32::from(screen.contains("LIE\\u{1b}[31m")));
         assert!(shown > 25, "the lie is shown by {shown} commands only, so this test proves little");
     }
 }
@@ -200,7 +200,7 @@ fn no_refusal_of_a_server_steers_the_terminal() {
 #[test]
 fn no_value_of_a_server_steers_the_terminal() {
     let world = World::new();
-    let middleman = Middleman::start(world.server.url(), |side, message| {
+    let proxy = MessageProxy::start(world.server.url(), |side, message| {
         match side {
             Side::Client => undo(message),
             Side::Server => {
@@ -214,10 +214,10 @@ fn no_value_of_a_server_steers_the_terminal() {
                 }
             }
         }
-        Deed::Pass
+        Verdict::Pass
     });
     let mut shown = 0;
-    each(&world, &middleman.url(), |screen, args| {
+    each(&world, &proxy.url(), |screen, args| {
         shown += u32::from(screen.contains("LIE"));
         if *args == ["ps"] {
             assert!(screen.contains("runsLIE\\u{1b}[31m"), "{screen:?}");
@@ -229,17 +229,17 @@ fn no_value_of_a_server_steers_the_terminal() {
 #[test]
 fn errors_on_a_pipe_are_clean_too_and_json_keeps_its_values() {
     let world = World::new();
-    let refusing = Middleman::start(world.server.url(), |side, message| match (side, message["method"].as_str()) {
+    let refusing = MessageProxy::start(world.server.url(), |side, message| match (side, message["method"].as_str()) {
         (Side::Client, Some("process/list")) => {
-            Deed::Answer(json!({"error": {"code": -32603, "message": LIE, "data": {}}}))
+            Verdict::Answer(json!({"error": {"code": -32603, "message": LIE, "data": {}}}))
         }
-        _ => Deed::Pass,
+        _ => Verdict::Pass,
     });
     let output = world.command(&refusing.url(), &["ps"]).output().expect("run exec-server");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     check(&said, &"ps on a pipe");
     assert!(said.contains("LIE\\u{1b}[31m") && said.lines().count() == 1, "{said:?}");
-    let lying = Middleman::start(world.server.url(), |side, message| {
+    let lying = MessageProxy::start(world.server.url(), |side, message| {
         match side {
             Side::Client => undo(message),
             Side::Server => lie(&mut message["result"], false),
@@ -247,7 +247,7 @@ fn errors_on_a_pipe_are_clean_too_and_json_keeps_its_values() {
         if message["result"].is_null() {
             message.as_object_mut().expect("an object").remove("result");
         }
-        Deed::Pass
+        Verdict::Pass
     });
     let output = world.command(&lying.url(), &["ps", "--json"]).output().expect("run exec-server");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

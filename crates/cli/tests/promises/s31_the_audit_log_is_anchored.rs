@@ -11,10 +11,8 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use crate::{
-    common::{TestServer, binary, wait_for},
-    promises::{host::NOBODY, tokens},
-};
+use crate::promises::{host::NOBODY, tokens};
+use testkit::{TestServer, binary, wait_for};
 
 /// Exit code and both streams of `audit verify`.
 fn verify(files: &[&Path], flags: &[&str]) -> (Option<i32>, String) {

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::{Target, TestServer, start_params};
+use testkit::{Target, TestServer, start_params};
 
 /// The names that the reference refuses, and our own.
 const REFUSED: [&str; 18] = [

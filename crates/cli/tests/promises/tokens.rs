@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::common::{Client, TestServer, binary};
+use testkit::{Client, TestServer, binary};
 
 /// Runs `exec-server token WORDS --state-dir DIR` for the server's directory.
 pub(crate) fn token(server: &TestServer, words: &[&str]) -> Output {
@@ -43,7 +43,7 @@ pub(crate) fn client(server: &TestServer, token: &str) -> Client {
 /// A connection authenticated by a token that the server may not have loaded yet.
 pub(crate) fn connect(server: &TestServer, token: &str) -> Client {
     let mut client = None;
-    crate::common::wait_for("the new token to count", || {
+    testkit::wait_for("the new token to count", || {
         client = Client::connect(&url(server, token)).ok();
         client.is_some()
     });

@@ -5,11 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error,
-    common::{Client, TestServer, decode_base64, encode_base64},
-    modern, piped, process, sh, start_cat, tty, with,
-};
+use testkit::{Client, TestServer, assert_error, decode_base64, encode_base64, modern, piped, process, sh, tty, with};
 
 #[test]
 fn a_terminal_starts_with_the_size_and_the_term_that_were_asked_for() {
@@ -42,7 +38,7 @@ fn a_terminal_can_be_resized_and_its_child_hears_of_it() {
 fn only_a_terminal_can_be_resized() {
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     let size = |id: &str| json!({"processId": id, "rows": 10, "cols": 10});
     assert_error(&client.fails("process/resize", size("p")), -32600, "notATerminal");
     assert_error(&client.fails("process/resize", size("none")), -32600, "unknownProcess");
@@ -153,9 +149,7 @@ fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
     client.initialize_with(modern());
     flood(&mut client, "p", json!({"overflow": "dropOldest"}));
     // The child ends although nothing is acknowledged.
-    crate::common::wait_for("end of the child", || {
-        client.ok("process/list", json!({}))["processes"][0]["closed"] == true
-    });
+    testkit::wait_for("end of the child", || client.ok("process/list", json!({}))["processes"][0]["closed"] == true);
     let info = client.ok("process/list", json!({}))["processes"][0].clone();
     let dropped = info["droppedBytes"].as_u64().expect("a number");
     assert!(dropped > 0, "{info}");
@@ -201,9 +195,7 @@ fn a_gap_is_filled_number_by_number_for_a_client_that_cannot_hear_of_it() {
     // The client acknowledges, so output can be dropped, but it did not announce `gap`.
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true}}));
     flood(&mut client, "p", json!({"overflow": "dropOldest"}));
-    crate::common::wait_for("end of the child", || {
-        client.ok("process/list", json!({}))["processes"][0]["closed"] == true
-    });
+    testkit::wait_for("end of the child", || client.ok("process/list", json!({}))["processes"][0]["closed"] == true);
     let (mut bytes, mut missing, mut next) = (0, 0, 1);
     loop {
         let message = client.next_notification();
@@ -230,7 +222,7 @@ fn a_client_that_acknowledges_nothing_is_sent_a_window_and_holds_the_child() {
     let mut client = server.connect();
     let window = client.initialize_with(modern())["capabilities"]["ackWindowBytes"].as_u64().expect("a window");
     flood(&mut client, "p", json!({}));
-    crate::common::wait_for("the child to be held", || {
+    testkit::wait_for("the child to be held", || {
         client.ok("process/list", json!({}))["processes"][0]["blocked"] == "memoryCap"
     });
     let (mut bytes, mut last) = (0, 0);

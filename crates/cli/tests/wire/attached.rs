@@ -3,12 +3,9 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tokio_tungstenite::tungstenite::Message;
+use tungstenite::Message;
 
-use crate::{
-    assert_error,
-    common::{Client, TestServer, decode_base64},
-};
+use testkit::{Client, TestServer, assert_error, decode_base64};
 
 /// A message with attached bytes, assembled by hand.
 pub(crate) fn attached(json: &Value, bytes: &[u8]) -> Message {

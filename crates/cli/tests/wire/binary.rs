@@ -3,14 +3,10 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tokio_tungstenite::tungstenite::Message;
+use tungstenite::Message;
 
-use crate::{
-    assert_error,
-    attached::attached,
-    common::{Client, Heard, TestServer, start_params},
-    piped, process, sh, with,
-};
+use crate::wire::attached::attached;
+use testkit::{Client, Heard, TestServer, assert_error, piped, process, sh, start_params, with};
 
 /// A client with the dialect `binary`.
 fn connect(server: &TestServer) -> Client {
@@ -223,7 +219,7 @@ fn frames_that_are_none_are_refused_and_cost_nothing_else() {
     assert_eq!(client.answer(8).expect("a status"), json!({"status": "unknownProcess"}));
 
     let mut plain = server.connect();
-    plain.initialize_with(crate::modern());
+    plain.initialize_with(testkit::modern());
     plain.send_message(Message::Binary(good)).expect("send");
     assert_error(&plain.answer(-1).expect_err("it did not announce it"), -32600, "malformed");
     for client in [&mut client, &mut plain] {

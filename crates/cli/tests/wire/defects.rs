@@ -15,10 +15,9 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error, chunk_bytes,
-    common::{Client, TestServer, decode_base64, encode_base64, marked, wait_for, wait_gone},
-    fifo, modern, pid_of, piped, process, release, sh, start_cat, tty, with,
+use testkit::{
+    Client, TestServer, assert_error, chunk_bytes, decode_base64, encode_base64, fifo, marked, modern, pid_of, piped,
+    process, release, sh, tty, wait_for, wait_gone, with,
 };
 
 #[test]
@@ -98,10 +97,10 @@ fn d11_1_7_a_quick_resume_never_ends_up_without_notifications() {
     let server = TestServer::start();
     let mut client = server.connect();
     let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     for round in 0..30 {
         drop(client);
-        client = Client::resume(&server, &session, modern());
+        client = server.resume(&session, modern());
         let line = format!("{round}\n");
         client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}));
         client.wait_output("p", &line);
@@ -134,7 +133,7 @@ fn d11_2_1_neither_a_long_poll_nor_a_full_stdin_blocks_terminate() {
 fn d11_2_3_no_wake_up_of_a_long_poll_is_lost() {
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     let begun = Instant::now();
     for round in 0..500_u64 {
         // The write races with the read that waits for its echo.
@@ -168,10 +167,10 @@ fn d11_2_6_a_session_is_handed_over_when_its_peer_is_only_half_there() {
     let server = TestServer::start();
     let mut dead = server.connect();
     let session = dead.initialize();
-    start_cat(&mut dead, "p");
+    dead.start_cat("p");
     // The old connection stays open and answers no ping, like a peer behind a dead link.
     let begun = Instant::now();
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     let waited = begun.elapsed();
     assert!(waited >= Duration::from_millis(1900) && waited < Duration::from_secs(10), "{waited:?}");
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"mine\n")}));
@@ -190,7 +189,7 @@ fn d11_2_9_a_start_whose_connection_went_away_leaves_no_name_behind() {
         let id = format!("p{round}");
         client.send_request("process/start", sh(&id, "exec sleep 1000"));
         drop(client);
-        client = Client::resume(&server, &session, json!({}));
+        client = server.resume(&session, json!({}));
         // The start has either not happened at all, or the process runs.
         match client.call("process/read", process(&id)) {
             Ok(read) => {
@@ -211,7 +210,7 @@ fn d11_2_10_running_out_of_descriptors_does_not_end_the_server() {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     let pid = Pid::from_raw(server.pid().cast_signed());
     let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("list descriptors").count() as u64;
     let tight = Rlimit { current: Some(open + 4), maximum: getrlimit(Resource::Nofile).maximum };
@@ -304,7 +303,7 @@ fn d11_3_5_variables_that_are_no_text_harm_nobody() {
         .expect("start exec-server");
     let policy =
         json!({"inherit": "all", "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": ["NO_*"]});
-    let start = with(crate::common::start_params("p", &["/usr/bin/env"]), json!({"env": {}, "envPolicy": policy}));
+    let start = with(testkit::start_params("p", &["/usr/bin/env"]), json!({"env": {}, "envPolicy": policy}));
     let mut stdin = child.stdin.take().expect("stdin is a pipe");
     for message in [
         json!({"id": 1, "method": "initialize", "params": {"clientName": "test"}}),
@@ -355,8 +354,8 @@ fn d11_3_5_children_do_not_die_with_a_thread_of_the_server() {
 fn d11_3_9_every_generation_is_served_on_one_connection() {
     let server = TestServer::start();
     let mut client = server.client();
-    assert_eq!(client.run_params(crate::Generation::S.start("s", &["true"])).code(), 0);
-    assert_eq!(client.run_params(crate::Generation::H.start("h", &["true"])).code(), 0);
+    assert_eq!(client.run_params(crate::wire::Generation::S.start("s", &["true"])).code(), 0);
+    assert_eq!(client.run_params(crate::wire::Generation::H.start("h", &["true"])).code(), 0);
     client.ok("command/exec", sh("v0", "exit 4"));
     assert_eq!(client.expect("command/exec/exited"), json!({"processId": "v0", "exitCode": 4}));
     let pid = pid_of(&client.ok("process/start", sh("again", "exec sleep 1000")));

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::common::{Client, TestServer, http, wait_for};
+use testkit::{Client, TestServer, http, wait_for};
 
 #[test]
 fn a_lack_of_descriptors_does_not_end_the_server() {
@@ -40,7 +40,7 @@ fn a_drained_server_says_goodbye_and_ends_with_0() {
 fn both_old_ways_to_start_a_server_work() {
     let dir = tempfile::tempdir().expect("make a directory");
     for (n, words) in [&["--listen"][..], &["exec-server", "--listen"]].iter().enumerate() {
-        let mut child = Command::new(crate::common::binary())
+        let mut child = Command::new(testkit::binary())
             .args(*words)
             .args(["ws://127.0.0.1:0", "--kill-on-exit", "--state-dir"])
             .arg(dir.path().join(n.to_string()))

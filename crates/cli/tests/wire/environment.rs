@@ -2,10 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::{Client, TestServer, start_params},
-    with,
-};
+use testkit::{Client, TestServer, start_params, with};
 
 /// Runs `env` and returns its lines, sorted.
 fn env(client: &mut Client, id: &str, more: Value) -> Vec<String> {

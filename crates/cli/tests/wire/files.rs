@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::common::{Client, RpcError, TestServer, decode_base64, encode_base64};
+use testkit::{Client, RpcError, TestServer, decode_base64, encode_base64};
 
 /// A server, a client of it, and a directory.
 pub(crate) struct Files {

@@ -12,12 +12,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error,
-    common::encode_base64,
-    files::{Files, chunk, data, names},
-    modern, with,
-};
+use crate::wire::files::{Files, chunk, data, names};
+use testkit::{assert_error, encode_base64, modern, with};
 
 fn write(path: &Path, bytes: &[u8], more: Value) -> Value {
     with(json!({"path": path, "dataBase64": encode_base64(bytes)}), more)
@@ -93,7 +89,7 @@ fn attributes_of_a_replaced_file_stay_with_its_name() {
 
 #[test]
 fn what_cannot_be_replaced_is_written_in_place_and_says_so() {
-    let server = crate::common::TestServer::builder().run_by_nobody().start();
+    let server = testkit::TestServer::builder().run_by_nobody().start();
     let mut client = server.client();
     let dir = tempfile::Builder::new().prefix("exec-server-test-").tempdir().expect("a directory");
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("others may look");
@@ -302,7 +298,7 @@ fn a_draft_that_is_given_up_leaves_nothing() {
         let dir = files.dir();
         fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).filter(|target| target.starts_with(&dir)).count()
     };
-    crate::common::wait_for("the drafts to be closed", || held() == 0);
+    testkit::wait_for("the drafts to be closed", || held() == 0);
     files.ok("fs/create", json!({"handleId": "read", "path": path}));
     let error = files.fails("fs/readBlock", json!({"handleId": "read", "offset": 0, "len": 1}));
     assert_error(&error, -32600, "invalidInput");
@@ -353,7 +349,7 @@ fn a_kept_draft_goes_on_where_it_was_left() {
     client.ok("session/end", json!({}));
     assert!(!path.exists());
     let mut size = json!(null);
-    crate::common::wait_for("the draft to be free", || match files.client.call("fs/create", create.clone()) {
+    testkit::wait_for("the draft to be free", || match files.client.call("fs/create", create.clone()) {
         Ok(made) => {
             size = made["size"].clone();
             true
@@ -437,7 +433,7 @@ fn a_listing_with_details_shows_everything_in_parts() {
     files.directory("directory");
     files.link("broken", "no where");
     files.link("to-file", "file");
-    crate::fifo(&files.dir(), "pipe");
+    testkit::fifo(&files.dir(), "pipe");
     let listed = files.ok("fs/readDirectory", json!({"path": files.dir(), "details": true}));
     let entries = listed["entries"].as_array().expect("entries").clone();
     let short: Vec<Value> = entries

@@ -8,13 +8,11 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
+use testkit::{assert_error, fifo};
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error, fifo,
-    files::{Files, chunk, data, uri},
-};
+use crate::wire::files::{Files, chunk, data, uri};
 
 fn block(id: &str, offset: u64, len: u64) -> Value {
     json!({"handleId": id, "offset": offset, "len": len})
@@ -157,12 +155,12 @@ fn open_files_outlive_a_cut_link_and_end_with_their_session() {
     };
     assert_eq!(opened(), 1);
     second.ok("session/end", json!({}));
-    crate::common::wait_for("the file to be closed", || opened() == 0);
+    testkit::wait_for("the file to be closed", || opened() == 0);
 }
 
 fn options(more: Value) -> Value {
     let all = json!({"maxDepth": 8, "maxDirectories": 100, "maxEntries": 100, "followDirectorySymlinks": false});
-    crate::with(all, more)
+    testkit::with(all, more)
 }
 
 fn walk(files: &mut Files, path: &Path, more: Value) -> Value {

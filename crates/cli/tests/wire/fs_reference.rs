@@ -9,12 +9,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error,
-    common::{TestServer, encode_base64},
-    fifo,
-    files::{Files, data, names, uri},
-};
+use crate::wire::files::{Files, data, names, uri};
+use testkit::{TestServer, assert_error, encode_base64, fifo};
 
 #[test]
 fn file_system_get_metadata_returns_expected_fields() {
@@ -342,7 +338,7 @@ fn file_system_read_directory_lists_entries() {
     let expected = [
         json!({"fileName": "directory", "isDirectory": true, "isFile": false, "isSymlink": false}),
         json!({"fileName": "file", "isDirectory": false, "isFile": true, "isSymlink": false}),
-        crate::with(json!({"fileName": "pipe"}), plain),
+        testkit::with(json!({"fileName": "pipe"}), plain),
         json!({"fileName": "to-directory", "isDirectory": true, "isFile": false, "isSymlink": true}),
         json!({"fileName": "to-file", "isDirectory": false, "isFile": true, "isSymlink": true}),
     ];
@@ -396,21 +392,25 @@ fn file_system_operations_can_reject_symlinks_in_any_path_component() {
             ("fs/open", json!({"handleId": "h"})),
             ("fs/create", json!({"handleId": "h"})),
         ] {
-            let params = crate::with(json!({"path": path, "followSymlinks": false}), more);
+            let params = testkit::with(json!({"path": path, "followSymlinks": false}), more);
             assert_error(&files.fails(method, params), -32603, "symlinkRefused");
         }
     }
     let below = json!({"path": files.path("alias/new"), "followSymlinks": false});
     assert_error(&files.fails("fs/createDirectory", below.clone()), -32603, "symlinkRefused");
-    assert_error(&files.fails("fs/writeFile", crate::with(below, json!({"dataBase64": ""}))), -32603, "symlinkRefused");
+    assert_error(
+        &files.fails("fs/writeFile", testkit::with(below, json!({"dataBase64": ""}))),
+        -32603,
+        "symlinkRefused",
+    );
     assert_eq!(names(&target), ["file"]);
     assert_eq!(fs::read(&file).expect("the file"), b"old");
     // Without symlinks all methods work.
     let plain = json!({"path": file, "followSymlinks": false});
     assert_eq!(data(&files.ok("fs/readFile", plain.clone())), b"old");
-    files.ok("fs/writeFile", crate::with(plain.clone(), json!({"dataBase64": "bmV3"})));
+    files.ok("fs/writeFile", testkit::with(plain.clone(), json!({"dataBase64": "bmV3"})));
     assert_eq!(files.ok("fs/getMetadata", plain.clone())["isSymlink"], false);
-    files.ok("fs/remove", crate::with(plain, json!({"recursive": false})));
+    files.ok("fs/remove", testkit::with(plain, json!({"recursive": false})));
 }
 
 #[test]
@@ -426,10 +426,10 @@ fn file_system_no_follow_operations_support_search_only_ancestors() {
     }
     let path = |name: &str| json!({"path": inner.join(name), "followSymlinks": false});
     assert_eq!(data(&client.ok("fs/readFile", path("file"))), b"hi");
-    client.ok("fs/writeFile", crate::with(path("new"), json!({"dataBase64": "aGk="})));
+    client.ok("fs/writeFile", testkit::with(path("new"), json!({"dataBase64": "aGk="})));
     client.ok("fs/createDirectory", path("a/b"));
     assert_eq!(client.ok("fs/getMetadata", path("a/b"))["isDirectory"], true);
-    client.ok("fs/remove", crate::with(path("new"), json!({"recursive": false})));
+    client.ok("fs/remove", testkit::with(path("new"), json!({"recursive": false})));
     // A directory that may not be listed is refused, and the kind says why; the reference has the same code for both errors.
     let error = client.fails("fs/readDirectory", json!({"path": top.path()}));
     assert_error(&error, -32600, "permissionDenied");
@@ -498,7 +498,7 @@ fn file_system_sandboxed_refusals_end_with_the_text_of_the_system() {
         ("fs/createDirectory", json!({"path": uri(&files.path("new"))})),
         ("fs/remove", json!({"path": uri(&inside)})),
     ] {
-        let error = files.fails(method, crate::with(params.clone(), json!({"sandbox": sandbox})));
+        let error = files.fails(method, testkit::with(params.clone(), json!({"sandbox": sandbox})));
         assert_error(&error, -32600, "sandboxDenied");
         assert!(error.message.ends_with(": Operation not permitted"), "{method} {params}: {}", error.message);
     }

@@ -11,11 +11,7 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{
-    assert_error,
-    common::{Client, TestServer, decode_base64, wait_for},
-    with,
-};
+use testkit::{Client, TestServer, assert_error, decode_base64, wait_for, with};
 
 fn tree() -> TempDir {
     tempfile::Builder::new().prefix("exec-server-seek-").tempdir().expect("make a tree")
@@ -119,7 +115,7 @@ fn names_that_are_no_text_survive_in_both_forms() {
 fn what_cannot_be_searched_is_told_by_its_kind() {
     let (server, dir) = (TestServer::start(), tree());
     put(dir.path(), "file", "x\n");
-    crate::fifo(dir.path(), "fifo");
+    testkit::fifo(dir.path(), "fifo");
     symlink("loop", dir.path().join("loop")).expect("make a link");
     let mut client = server.client();
     let at = |name: &str| dir.path().join(name).display().to_string();
@@ -307,7 +303,7 @@ fn roots_and_scopes_of_a_principal_hold_for_searching_too() {
     symlink(outside.path(), inside.path().join("out")).expect("make a link");
     let server = TestServer::start();
     let root = inside.path().display().to_string();
-    let made = std::process::Command::new(crate::common::binary())
+    let made = std::process::Command::new(testkit::binary())
         .args(["token", "create", "rooted", "--root", &root, "--scope", "fs-read", "--state-dir"])
         .arg(server.state_dir())
         .output()

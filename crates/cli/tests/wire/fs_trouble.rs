@@ -11,12 +11,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error,
-    common::{TestServer, encode_base64},
-    files::{Files, data},
-    modern,
-};
+use crate::wire::files::{Files, data};
+use testkit::{TestServer, assert_error, encode_base64, modern};
 
 #[test]
 fn links_that_lead_nowhere_or_in_a_circle_are_clear_errors() {
@@ -32,7 +28,7 @@ fn links_that_lead_nowhere_or_in_a_circle_are_clear_errors() {
         ("fs/open", json!({"handleId": "h"})),
         ("fs/writeFile", json!({"dataBase64": ""})),
     ] {
-        let on = |path: &Path| crate::with(json!({"path": path}), more.clone());
+        let on = |path: &Path| testkit::with(json!({"path": path}), more.clone());
         assert_error(&files.fails(method, on(&dangling)), -32004, "notFound");
         for path in [&one, &two, &own] {
             let error = files.fails(method, on(path));
@@ -78,7 +74,7 @@ fn a_file_that_shrinks_while_it_is_read_gives_what_it_had() {
     });
     fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(3)).expect("cut");
     let end = files.ok("fs/readBlock", json!({"handleId": "h", "offset": 0, "len": 10}));
-    assert_eq!((end["eof"].clone(), crate::files::chunk(&end).len()), (json!(true), 3));
+    assert_eq!((end["eof"].clone(), crate::wire::files::chunk(&end).len()), (json!(true), 3));
 }
 
 #[test]
@@ -208,7 +204,7 @@ fn a_full_disk_in_the_middle_of_a_write_leaves_the_old_file_whole() {
         .join(files.server.pid().to_string())
         .join("root")
         .join(disk.strip_prefix("/").expect("absolute"));
-    assert_eq!(crate::files::names(&seen), ["file"]);
+    assert_eq!(crate::wire::files::names(&seen), ["file"]);
     files.write(&disk.join("other"), &vec![b'x'; 2 << 20]);
     assert_eq!(fs::metadata(seen.join("other")).expect("written").size(), 2 << 20);
 }
@@ -258,7 +254,7 @@ fn a_file_of_somebody_else_takes_bytes_and_an_order_that_cannot_be_carried_out_c
     let time = json!({"seconds": 1_000_000_000, "nanos": 0});
     for (order, value) in [("mode", json!(0o600)), ("modifiedAt", time)] {
         for (more, name) in [(json!({}), "whole"), (json!({"append": true}), "end"), (json!({"offset": 0}), "offset")] {
-            let mut params = crate::with(json!({"path": path, "dataBase64": encode_base64(b"new")}), more);
+            let mut params = testkit::with(json!({"path": path, "dataBase64": encode_base64(b"new")}), more);
             params[order] = value.clone();
             let error = files.fails("fs/writeFile", params);
             assert_eq!(error.kind(), "permissionDenied", "{order} {name}: {error:?}");
@@ -288,12 +284,12 @@ fn work_for_a_client_that_left_is_called_off() {
     for _ in 0..20 {
         client.send_request("fs/readFile", json!({"path": path, "lines": {"first": 2, "count": 1}}));
     }
-    crate::common::wait_for("the search to begin", || opened() > 0);
+    testkit::wait_for("the search to begin", || opened() > 0);
     // Other clients are served in the meantime.
     let mut other = files.server.client();
     let small = files.file("small", b"x");
     assert_eq!(data(&other.ok("fs/readFile", json!({"path": small}))), b"x");
     assert!(opened() <= 16, "a session has so many places and no more");
     drop(client);
-    crate::common::wait_for("the search to be called off", || opened() == 0);
+    testkit::wait_for("the search to be called off", || opened() == 0);
 }

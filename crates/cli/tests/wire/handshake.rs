@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{assert_error, common::TestServer, process, sh, with};
+use testkit::{TestServer, assert_error, process, sh, with};
 
 /// Methods, and the name of their family in the error texts that peers compare.
 const GATED: [(&str, &str); 15] = [

@@ -8,10 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error,
-    common::{Authority, Client, Target, TestServer, decode_base64, encode_base64, target},
-};
+use testkit::{Authority, Client, Target, TestServer, assert_error, decode_base64, encode_base64, target};
 
 fn get(url: &str) -> Value {
     json!({"method": "GET", "url": url, "requestId": "r"})

@@ -4,10 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::{
-    assert_error,
-    common::{Target, TestServer, encode_base64, target, wait_for},
-};
+use testkit::{Target, TestServer, assert_error, encode_base64, target, wait_for};
 
 /// Strings that must appear nowhere.
 const SECRETS: [&str; 8] = [

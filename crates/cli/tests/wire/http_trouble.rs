@@ -13,10 +13,7 @@ use std::{
 use exec_server_protocol::limits;
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error,
-    common::{Client, Target, TestServer, decode_base64, encode_base64, target, wait_for},
-};
+use testkit::{Client, Target, TestServer, assert_error, decode_base64, encode_base64, target, wait_for};
 
 fn decoded(text: &Value) -> Vec<u8> {
     decode_base64(text.as_str().expect("base64 is text"))
@@ -273,9 +270,8 @@ fn another_origin_hears_no_credentials() {
         let params = json!({"method": "POST", "url": here.url(path), "headers": headers, "requestId": "r"});
         client.ok("http/request", params);
     }
-    let kept = |asked: &crate::common::Asked| {
-        ["authorization", "cookie", "x-api-key", "accept"].map(|name| asked.all(name).len())
-    };
+    let kept =
+        |asked: &testkit::Asked| ["authorization", "cookie", "x-api-key", "accept"].map(|name| asked.all(name).len());
     let asked = here.asked();
     assert_eq!(asked.iter().map(kept).collect::<Vec<_>>(), [[1, 1, 1, 1]; 3], "the same origin hears all");
     assert_eq!(there.asked().iter().map(kept).collect::<Vec<_>>(), [[0, 0, 0, 1]]);

@@ -7,12 +7,10 @@ use std::{
 };
 
 use serde_json::json;
-use tokio_tungstenite::tungstenite::Message;
+use tungstenite::Message;
 
-use crate::{
-    assert_error,
-    common::{Client, TestServer, decode_base64, encode_base64, wait_for},
-    fifo, piped, process, release, sh, start_cat,
+use testkit::{
+    Client, TestServer, assert_error, decode_base64, encode_base64, fifo, piped, process, release, sh, wait_for,
 };
 
 /// Resident memory of a process in bytes.
@@ -52,14 +50,14 @@ fn a_message_beyond_96_mib_ends_the_connection_and_nothing_else() {
     let server = TestServer::start();
     let mut client = server.connect();
     let session = client.initialize();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     // The server may close the connection before everything is sent.
     let sent = client.send_message(Message::text("x".repeat((96 << 20) + 1)));
     if sent.is_ok() {
         assert_eq!(client.wait_closed().map(|(code, _)| code), Some(1009));
     }
     drop(client);
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     assert_eq!(client.ok("process/read", process("p"))["exited"], false);
 }
 
@@ -156,7 +154,7 @@ fn many_requests_and_much_output_at_once_do_not_block_each_other() {
 fn a_noisy_process_delays_neither_an_answer_nor_a_quiet_process() {
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "quiet");
+    client.start_cat("quiet");
     for i in 0..4 {
         client.ok("process/start", sh(&format!("noisy{i}"), "exec cat /dev/zero"));
     }
@@ -205,7 +203,7 @@ fn a_client_that_never_reads_costs_a_bounded_amount_of_memory() {
     other.assert_alive();
     drop(deaf);
     // Output that was not taken is still there after a resume.
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     assert_eq!(client.ok("process/read", json!({"processId": "flood", "maxBytes": 1}))["firstSeq"], 1);
     assert_eq!(client.ok("process/terminate", process("flood"))["running"], true);
 }

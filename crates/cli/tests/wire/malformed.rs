@@ -1,13 +1,10 @@
 //! Malformed input of every kind: it gets an error answer, and the connection stays open (spec 1.1, 1.3, 1.4).
 
 use serde_json::json;
-use tokio_tungstenite::tungstenite::Message;
+use tungstenite::Message;
 
-use crate::{
-    MALFORMED_PREFIX, assert_error,
-    common::{Client, TestServer, start_params},
-    with,
-};
+use crate::wire::MALFORMED_PREFIX;
+use testkit::{Client, TestServer, assert_error, start_params, with};
 
 #[track_caller]
 fn assert_malformed(client: &mut Client, text: &str) {
@@ -297,7 +294,7 @@ fn a_bad_acknowledgement_is_ignored() {
     let server = TestServer::start();
     let mut client = server.connect();
     client.notify("process/ack", json!({"processId": "p", "seq": 1}));
-    client.initialize_with(crate::modern());
+    client.initialize_with(testkit::modern());
     for params in [
         json!(null),
         json!([]),
@@ -365,7 +362,7 @@ fn lone_surrogates_and_nul_are_answered() {
 
 #[test]
 fn a_message_in_fragments_and_between_pings_is_one_message() {
-    use tokio_tungstenite::tungstenite::protocol::frame::{
+    use tungstenite::protocol::frame::{
         Frame,
         coding::{Data, OpCode},
     };

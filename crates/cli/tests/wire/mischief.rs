@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::common::{Client, Ended, TestServer, decode_base64, encode_base64, marked, wait_for};
+use testkit::{Client, Ended, TestServer, decode_base64, encode_base64, marked, wait_for};
 
 /// The processes of this test's server with this `comm`, running or stopped.
 pub(crate) fn named(server: &TestServer, name: &str) -> BTreeSet<u32> {

@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::common::{TestServer, http, http_unix, start_params, wait_for};
+use testkit::{TestServer, http, http_unix, start_params, wait_for};
 
 #[test]
 fn a_session_beyond_the_bound_is_refused_and_those_that_are_there_are_resumed() {
@@ -76,7 +76,7 @@ fn the_default_of_overflow_is_the_servers_and_memory_is_what_was_given() {
 fn print_config_says_where_every_value_comes_from_and_makes_nothing() {
     let dir = tempfile::tempdir().expect("make a directory");
     let run = |args: &[&str]| {
-        std::process::Command::new(crate::common::binary())
+        std::process::Command::new(testkit::binary())
             .args(args)
             .env("HOME", dir.path())
             .env("XDG_STATE_HOME", dir.path())
@@ -196,7 +196,7 @@ fn metrics_count_what_happened() {
     client.ok("process/start", cat);
     client.ok(
         "process/write",
-        json!({"processId": "cat", "writeId": "w", "chunk": crate::common::encode_base64(&[b'x'; 1000])}),
+        json!({"processId": "cat", "writeId": "w", "chunk": testkit::encode_base64(&[b'x'; 1000])}),
     );
     client.call("process/read", json!({"processId": "nobody"})).expect_err("an unknown process");
     client.call("no/such/method", json!({})).expect_err("an unknown method");
@@ -304,7 +304,7 @@ fn a_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
         (UnixDatagram::bind(&path).expect("bind"), path.display().to_string()),
         (UnixDatagram::bind_addr(&address).expect("bind"), format!("@{name}")),
     ] {
-        manager.set_read_timeout(Some(crate::common::DEADLINE)).expect("set a deadline");
+        manager.set_read_timeout(Some(testkit::DEADLINE)).expect("set a deadline");
         let mut server = TestServer::builder().env("NOTIFY_SOCKET", &place).keep_holders().start();
         assert_eq!(told(&manager), "READY=1");
         let ready = http(server.address(), "GET /readyz HTTP/1.1\r\n\r\n");
@@ -366,7 +366,7 @@ fn the_doctor_looks_and_changes_nothing() {
     let dir = tempfile::tempdir().expect("make a directory");
     let state = dir.path().join("state");
     let doctor = |more: &[&str]| {
-        std::process::Command::new(crate::common::binary())
+        std::process::Command::new(testkit::binary())
             .arg("doctor")
             .args(more)
             .arg("--state-dir")
@@ -400,7 +400,7 @@ fn the_doctor_finds_the_server_of_a_state_directory() {
     let server = TestServer::start();
     let mut client = server.client();
     client.ok("process/start", start_params("p", &["sleep", "1000"]));
-    let output = std::process::Command::new(crate::common::binary())
+    let output = std::process::Command::new(testkit::binary())
         .args(["doctor", "--state-dir"])
         .arg(server.state_dir())
         .output()

@@ -4,11 +4,8 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use serde_json::{Value, json};
 
-use crate::{
-    GENERATIONS, assert_error,
-    common::{TestServer, start_params},
-    fifo, pid_of, piped, process, release, sh, tty, with,
-};
+use crate::wire::GENERATIONS;
+use testkit::{TestServer, assert_error, fifo, pid_of, piped, process, release, sh, start_params, tty, with};
 
 #[test]
 fn exec_server_starts_process_over_websocket() {
@@ -256,7 +253,7 @@ fn a_terminal_has_one_stream_a_size_and_an_echo() {
     let output = client.expect("process/output");
     assert_eq!(output["stream"], "pty");
     let ended = client.collect("t");
-    let mut rest = crate::common::decode_base64(output["chunk"].as_str().expect("a chunk"));
+    let mut rest = testkit::decode_base64(output["chunk"].as_str().expect("a chunk"));
     rest.extend(&ended.stdout);
     assert_eq!(String::from_utf8_lossy(&rest), "hi\r\ngot hi\r\n");
     assert_eq!(ended.code(), 0);
@@ -343,7 +340,7 @@ fn many_processes_of_one_session_run_at_once_and_keep_their_order() {
     for id in ids.iter().rev() {
         client.send_request(
             "process/write",
-            json!({"processId": id, "chunk": crate::common::encode_base64(format!("{id}\n").as_bytes())}),
+            json!({"processId": id, "chunk": testkit::encode_base64(format!("{id}\n").as_bytes())}),
         );
     }
     for id in &ids {

@@ -15,7 +15,7 @@ use exec_server_protocol::{
 };
 use serde_json::{Value, json};
 
-use crate::common::{Client, TestServer};
+use testkit::{Client, TestServer};
 
 /// A line of an example.
 #[derive(Debug)]

@@ -5,11 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::{
-    GENERATIONS, assert_error, chunk_bytes,
-    common::{Client, TestServer},
-    fifo, piped, process, release, sh, with,
-};
+use crate::wire::GENERATIONS;
+use testkit::{Client, TestServer, assert_error, chunk_bytes, fifo, piped, process, release, sh, with};
 
 /// A process with three chunks `a`, `bb`, `ccc` (events 1 to 3), an exit with 7 (event 4) and the close (event 5).
 fn three_chunks(client: &mut Client, id: &str) {
@@ -249,7 +246,7 @@ fn output_and_exit_are_retained_after_notification_receiver_closes() {
     client.ok("process/start", sh("p", &format!("read x <{gate}; echo away; exit 6")));
     drop(client);
     release(&gate);
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     let (bytes, last) = client.poll("p", None);
     assert_eq!((bytes.as_slice(), &last["exitCode"]), (b"away\n".as_slice(), &json!(6)));
 }

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error, chunk_bytes,
-    common::{Client, TestServer, decode_base64, encode_base64, wait_for},
-    modern, pid_of, process, sh, start_cat, tty, with,
+use testkit::{
+    Client, TestServer, assert_error, chunk_bytes, decode_base64, encode_base64, modern, pid_of, process, sh, tty,
+    wait_for, with,
 };
 
 /// A client with our capabilities, and its session id.
@@ -93,7 +92,7 @@ fn a_process_of_another_session_can_be_read_written_and_steered() {
     assert_eq!(other.ok("process/closeStdin", of(&session, "p"))["status"], "accepted");
     other.ok("process/signal", with(of(&session, "p"), json!({"signal": "usr1"})));
     assert_eq!(owner.collect("p").code(), 9);
-    start_cat(&mut owner, "q");
+    owner.start_cat("q");
     assert_eq!(other.ok("process/terminate", of(&session, "q"))["running"], true);
     assert_eq!(owner.collect("q").code(), 137);
     // Without a session id the process id refers to the client's own session. An unknown session has no process.
@@ -120,7 +119,7 @@ fn a_process_of_another_session_can_be_read_written_and_steered() {
 fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
     let server = TestServer::start();
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
-    start_cat(&mut owner, "p");
+    owner.start_cat("p");
     for line in ["1\n", "2\n", "3\n"] {
         owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}));
         owner.wait_output("p", line);
@@ -149,7 +148,7 @@ fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
 fn an_ended_subscription_pushes_nothing_more() {
     let server = TestServer::start();
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
-    start_cat(&mut owner, "p");
+    owner.start_cat("p");
     other.ok("process/subscribe", of(&session, "p"));
     owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"1\n")}));
     assert_eq!(other.expect("process/output")["seq"], 1);
@@ -215,7 +214,7 @@ fn drain(client: &mut Client, id: &str) -> u64 {
 fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
     let server = TestServer::start();
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
-    start_cat(&mut owner, "gate");
+    owner.start_cat("gate");
     owner.ok("process/start", with(sh("p", "read x; exec head -c 30000000 /dev/zero"), json!({"pipeStdin": true})));
     other.ok("process/subscribe", with(of(&session, "p"), json!({"hold": true})));
     owner.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
@@ -241,7 +240,7 @@ fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
 fn a_closed_process_can_be_forgotten_and_no_other() {
     let server = TestServer::start();
     let (mut client, session) = modern_client(&server);
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     assert_error(&client.fails("process/forget", process("p")), -32600, "processNotClosed");
     assert_error(&client.fails("process/forget", process("none")), -32600, "unknownProcess");
     client.ok("process/closeStdin", process("p"));

@@ -12,13 +12,12 @@ use std::{
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::{Value, json};
-use tokio_tungstenite::tungstenite::Message;
+use tungstenite::Message;
 
-use crate::{
-    assert_error,
-    common::{Client, RpcError, TestServer, decode_base64, start_params, wait_for, wait_gone},
-    mischief::{Stopped, collect_acked, holder, initialize, named, resident, send_signal, write},
-    modern, pid_of, piped, process, sh, start_cat, with,
+use crate::wire::mischief::{Stopped, collect_acked, holder, initialize, named, resident, send_signal, write};
+use testkit::{
+    Client, RpcError, TestServer, assert_error, decode_base64, modern, pid_of, piped, process, sh, start_params,
+    wait_for, wait_gone, with,
 };
 
 // A write after the holder's death locked the stdin of the process twice. Each such write blocked one runtime thread, until no request was
@@ -27,7 +26,7 @@ use crate::{
 fn a_write_after_the_holder_was_killed_is_answered_and_freezes_nobody() {
     let server = TestServer::start();
     let (mut client, mut other) = (server.client(), server.client());
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     send_signal(holder(&server), Signal::KILL);
     assert_eq!(client.collect("p").exited["cause"], "lost");
     for _ in 0..16 {
@@ -88,7 +87,7 @@ fn a_session_whose_holder_could_not_be_made_outlives_the_server() {
     assert_error(&client.fails("process/start", sh("p", "exit 0")), -32603, "resourcesExhausted");
     client.assert_alive();
     server.restart();
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     assert_eq!(client.run("p", &["echo", "here"]).stdout, b"here\n");
 }
 
@@ -168,7 +167,7 @@ fn a_session_without_a_time_to_live_is_there_after_a_kill_of_the_server() {
     // Look from another session, so that looking does not attach.
     let listed = server.client().ok("process/list", json!({"scope": "all"}))["processes"].clone();
     assert_eq!((&listed[0]["sessionId"], &listed[0]["pid"]), (&json!(session), &json!(pid)));
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     client.ok("session/end", json!({}));
     wait_gone("the process", &BTreeSet::from([pid]));
 }
@@ -468,7 +467,7 @@ fn requests_that_wait_for_a_full_stdin_are_refused_in_the_end_and_control_is_not
 fn a_burst_of_terminates_holds_up_no_other_process() {
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "cat");
+    client.start_cat("cat");
     let ids: Vec<String> = (0..300).map(|i| format!("s{i}")).collect();
     let starts: Vec<i64> =
         ids.iter().map(|id| client.send_request("process/start", start_params(id, &["sleep", "1000"]))).collect();
@@ -495,7 +494,7 @@ fn a_stopped_holder_does_not_keep_a_server_from_starting() {
     let stopped = Stopped::new(holder(&server));
     let mut other = server.connect();
     let session = other.initialize();
-    start_cat(&mut other, "p");
+    other.start_cat("p");
     // If the server does wait, this lets it continue, and the elapsed time shows it.
     let (over, is_over) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
@@ -505,7 +504,7 @@ fn a_stopped_holder_does_not_keep_a_server_from_starting() {
     let begun = Instant::now();
     server.restart();
     assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
-    let mut other = Client::resume(&server, &session, json!({}));
+    let mut other = server.resume(&session, json!({}));
     other.ok("process/write", write("p", b"still here\n"));
     other.ok("process/closeStdin", process("p"));
     assert_eq!(other.poll("p", None).0, b"still here\n");

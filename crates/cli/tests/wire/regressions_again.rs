@@ -5,12 +5,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::{
-    assert_error,
-    common::{TestServer, decode_base64, wait_for},
-    mischief::{Stopped, collect_acked, holder, initialize, send_signal, write},
-    modern, piped, process, sh,
-};
+use crate::wire::mischief::{Stopped, collect_acked, holder, initialize, send_signal, write};
+use testkit::{TestServer, assert_error, decode_base64, modern, piped, process, sh, wait_for};
 
 // The part of a write that a dead holder was processing kept the stdin queue busy forever: a later write was never answered.
 #[test]

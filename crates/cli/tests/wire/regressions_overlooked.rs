@@ -6,11 +6,9 @@ use std::os::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::json;
 
-use crate::{
-    assert_error,
-    common::{Client, TestServer, encode_base64, start_params, wait_for},
-    mischief::{Stopped, collect_acked, holder, initialize},
-    modern, pid_of, piped, process, sh, with,
+use crate::wire::mischief::{Stopped, collect_acked, holder, initialize};
+use testkit::{
+    Client, TestServer, assert_error, encode_base64, modern, pid_of, piped, process, sh, start_params, wait_for, with,
 };
 
 /// Fills the backlog of the holder's socket with connections.

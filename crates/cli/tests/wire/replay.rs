@@ -16,7 +16,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::common::{Client, DEADLINE, TestServer, decode_base64, wait_for};
+use testkit::{Client, DEADLINE, TestServer, decode_base64, wait_for};
 
 /// Prefixes of the error texts that peers compare. The rest of such a text is compared too, unless it names a socket.
 const LITERALS: [&str; 6] =
@@ -297,8 +297,8 @@ fn assert_agrees(expected: &Value, actual: &Value, path: &mut Vec<String>) {
             }
         }
         (Value::String(expected), Value::String(actual)) if path.last().is_some_and(|key| key == "message") => {
-            if expected.starts_with(crate::MALFORMED_PREFIX) {
-                assert!(actual.starts_with(crate::MALFORMED_PREFIX), "{actual}");
+            if expected.starts_with(crate::wire::MALFORMED_PREFIX) {
+                assert!(actual.starts_with(crate::wire::MALFORMED_PREFIX), "{actual}");
             } else if LITERALS.iter().any(|literal| expected.starts_with(literal)) {
                 assert_eq!(expected, actual);
             }

@@ -9,10 +9,9 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error, chunk_bytes,
-    common::{Client, TestServer, encode_base64, wait_for, wait_gone},
-    fifo, modern, pid_of, piped, process, release, sh, start_cat, with,
+use testkit::{
+    TestServer, assert_error, chunk_bytes, encode_base64, fifo, modern, pid_of, piped, process, release, sh, wait_for,
+    wait_gone, with,
 };
 
 fn resume_params(session: &str) -> Value {
@@ -26,7 +25,7 @@ fn exec_server_resumes_detached_session_without_killing_processes() {
     let session = client.initialize();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     drop(client);
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     let read = client.ok("process/read", process("p"));
     assert_eq!((&read["exited"], &read["closed"], &read["failure"]), (&json!(false), &json!(false), &Value::Null));
     assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
@@ -39,7 +38,7 @@ fn a_session_without_processes_is_resumed_too() {
     let mut client = server.connect();
     let session = client.initialize();
     drop(client);
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     assert_eq!(client.run("p", &["true"]).code(), 0);
 }
 
@@ -48,7 +47,7 @@ fn active_session_resume_is_rejected() {
     let server = TestServer::start();
     let mut client = server.connect();
     let session = client.initialize();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     // The old client answers pings while it waits for output.
     let listener = thread::spawn(move || {
         client.wait_output("p", "done");
@@ -99,7 +98,7 @@ fn a_takeover_moves_pushes_and_leaves_no_byte_behind() {
     let server = TestServer::start();
     let mut old = server.connect();
     let session = old.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
-    start_cat(&mut old, "p");
+    old.start_cat("p");
     old.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"one\n")}));
     old.wait_output("p", "one\n");
     let mut new = server.connect();
@@ -120,7 +119,7 @@ fn transport_disconnect_detaches_session_during_in_flight_read() {
     client.send_request("process/read", json!({"processId": "p", "waitMs": 600_000}));
     drop(client);
     let begun = Instant::now();
-    Client::resume(&server, &session, json!({})).assert_alive();
+    server.resume(&session, json!({})).assert_alive();
     assert!(begun.elapsed() < Duration::from_secs(5), "the old long poll holds nothing up");
 }
 
@@ -134,7 +133,7 @@ fn a_resumed_reference_client_reads_first_and_is_pushed_what_follows() {
     assert_eq!(client.expect("process/output")["seq"], 1);
     drop(client);
     release(&gate);
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     let result = client.ok("process/read", json!({"processId": "r", "afterSeq": 1, "waitMs": 20_000}));
     assert_eq!(result["chunks"], json!([{"seq": 2, "stream": "stdout", "chunk": encode_base64(b"two\n")}]));
     client.ok("process/write", json!({"processId": "r", "chunk": "Cg=="}));
@@ -155,7 +154,7 @@ fn a_resumed_reference_client_that_does_not_read_is_pushed_what_it_was_not_sent(
     client.leave();
     release(&gate);
     let begun = Instant::now();
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     let ended = client.collect("r");
     assert!(begun.elapsed() >= Duration::from_millis(900), "it had a second to read");
     assert_eq!((ended.stdout.as_slice(), ended.seqs), (b"two\n".as_slice(), vec![2, 3, 4]));
@@ -166,7 +165,7 @@ fn a_resumed_client_with_acknowledgements_gets_everything_after_the_last_one() {
     let server = TestServer::start();
     let mut client = server.connect();
     let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     for line in ["1\n", "2\n", "3\n", "4\n"] {
         client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}));
         client.wait_output("p", line);
@@ -174,7 +173,7 @@ fn a_resumed_client_with_acknowledgements_gets_everything_after_the_last_one() {
     client.notify("process/ack", json!({"processId": "p", "seq": 2}));
     client.assert_alive();
     drop(client);
-    let mut client = Client::resume(&server, &session, modern());
+    let mut client = server.resume(&session, modern());
     let output = client.expect("process/output");
     assert_eq!((&output["seq"], &output["offset"]), (&json!(3), &json!(4)));
     assert_eq!(client.expect("process/output")["seq"], 4);
@@ -190,7 +189,7 @@ fn processes_that_start_and_end_while_nobody_listens_are_told_later() {
         .collect();
     drop(client);
     wait_gone("the processes", &pids);
-    let mut client = Client::resume(&server, &session, modern());
+    let mut client = server.resume(&session, modern());
     for i in 0..5 {
         let ended = client.collect(&format!("p{i}"));
         assert_eq!((String::from_utf8_lossy(&ended.stdout).trim_end(), ended.code()), (i.to_string().as_str(), i));
@@ -305,7 +304,7 @@ fn a_session_survives_the_server() {
     server.restart();
     assert_eq!(server.url(), url, "the same token and port");
     release(&gate);
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     let listed = client.ok("process/list", json!({}))["processes"][0].clone();
     assert_eq!((&listed["pid"], &listed["processId"]), (&started["pid"], &json!("p")));
     let (bytes, last) = client.poll("p", None);

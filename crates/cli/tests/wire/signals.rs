@@ -4,11 +4,7 @@ use std::{collections::BTreeSet, fs};
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error,
-    common::{TestServer, wait_for, wait_gone},
-    pid_of, process, sh, tty, wait_pid_gone, with,
-};
+use testkit::{TestServer, assert_error, pid_of, process, sh, tty, wait_for, wait_gone, wait_pid_gone, with};
 
 /// Names and numbers of signals whose default action ends a process.
 const DEADLY: [(&str, i64); 24] = [

@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::common::{Client, TestServer, refused, wait_for, wait_gone};
+use testkit::{Client, TestServer, refused, wait_for, wait_gone};
 
 #[test]
 fn a_second_server_on_the_same_directory_is_refused() {
@@ -69,8 +69,8 @@ fn a_fixed_address_has_its_own_directory_and_a_free_port_a_private_one() {
     let private = PathBuf::from(line);
     assert!(private.starts_with(server.dir()) && private.join("lock").exists());
     let mut client = server.client();
-    client.ok("process/start", crate::common::start_params("p", &["sleep", "1000"]));
-    let children = crate::common::descendants(&crate::common::marked(server.mark()));
+    client.ok("process/start", testkit::start_params("p", &["sleep", "1000"]));
+    let children = testkit::descendants(&testkit::marked(server.mark()));
     server.signal(rustix::process::Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
     assert!(!private.exists(), "a private directory goes with its server");
@@ -83,7 +83,7 @@ fn processes_stay_without_kill_on_exit_and_go_with_it() {
         let builder = TestServer::builder();
         let mut server = if stay { builder.keep_holders().start() } else { builder.start() };
         let mut client = server.client();
-        let pid = client.ok("process/start", crate::common::start_params("p", &["sleep", "1000"]))["pid"]
+        let pid = client.ok("process/start", testkit::start_params("p", &["sleep", "1000"]))["pid"]
             .as_u64()
             .and_then(|pid| u32::try_from(pid).ok())
             .expect("a pid");
@@ -110,7 +110,7 @@ fn closed_standard_streams_never_end_a_server() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal the server");
     assert_eq!(child.wait().expect("wait for the server").code(), Some(0));
     assert!(!dir.path().join("x.sock").exists());
-    wait_gone("everything of it", &crate::common::marked("closed.test"));
+    wait_gone("everything of it", &testkit::marked("closed.test"));
 }
 
 #[test]
@@ -129,11 +129,10 @@ fn plain_stdio_ends_everything_at_end_of_file() {
     writeln!(stdin, "{}", json!({"id": 1, "method": "initialize", "params": {"clientName": "x"}})).expect("write");
     assert_eq!(next()["id"], 1);
     writeln!(stdin, "{}", json!({"method": "initialized"})).expect("write");
-    let start =
-        json!({"id": 2, "method": "process/start", "params": crate::common::start_params("p", &["sleep", "1000"])});
+    let start = json!({"id": 2, "method": "process/start", "params": testkit::start_params("p", &["sleep", "1000"])});
     writeln!(stdin, "{start}").expect("write");
     assert_eq!(next()["id"], 2);
-    let all = crate::common::descendants(&crate::common::marked("stdio.test"));
+    let all = testkit::descendants(&testkit::marked("stdio.test"));
     drop(stdin);
     assert_eq!(child.wait().expect("wait for the server").code(), Some(0));
     wait_gone("the process of the session", &all);
@@ -152,7 +151,7 @@ struct Dial {
 
 impl Dial {
     fn start(dir: &std::path::Path) -> Self {
-        let mut child = Command::new(crate::common::binary())
+        let mut child = Command::new(testkit::binary())
             .args(["dial-stdio", "--state-dir"])
             .arg(dir)
             .stdin(Stdio::piped())
@@ -194,11 +193,9 @@ fn dial_stdio_starts_a_server_and_its_end_only_detaches() {
     first.send(&hello);
     let session = first.answer(1)["sessionId"].clone();
     first.send(&json!({"method": "initialized"}));
-    first.send(
-        &json!({"id": 2, "method": "process/start", "params": crate::common::start_params("p", &["sleep", "1000"])}),
-    );
+    first.send(&json!({"id": 2, "method": "process/start", "params": testkit::start_params("p", &["sleep", "1000"])}));
     let pid = first.answer(2)["pid"].clone();
-    let started = crate::common::marked(&dir.display().to_string());
+    let started = testkit::marked(&dir.display().to_string());
     first.end();
 
     let mut second = Dial::start(&dir);
@@ -216,7 +213,7 @@ fn dial_stdio_starts_a_server_and_its_end_only_detaches() {
     let raw = rustix::process::Pid::from_raw(server.cast_signed()).expect("a process id is not zero");
     assert_eq!(rustix::process::getsid(Some(raw)).expect("it lives"), raw, "a session of its own");
     rustix::process::kill_process(raw, rustix::process::Signal::TERM).expect("signal the server");
-    wait_gone("the server and its holders", &crate::common::marked(&dir.display().to_string()));
+    wait_gone("the server and its holders", &testkit::marked(&dir.display().to_string()));
 }
 
 #[test]
@@ -224,7 +221,7 @@ fn dial_stdio_says_why_when_no_server_can_be_started() {
     let dir = tempfile::tempdir().expect("make a directory");
     fs::write(dir.path().join("file"), "x").expect("write");
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("open the directory");
-    let output = Command::new(crate::common::binary())
+    let output = Command::new(testkit::binary())
         .args(["dial-stdio", "--state-dir"])
         .arg(dir.path())
         .stdin(Stdio::null())
@@ -269,7 +266,7 @@ fn a_token_file_that_is_a_fifo_is_refused_at_once_and_a_pipe_of_the_shell_is_rea
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(255) && said.contains("is not a regular file"), "{said}");
     // The client reads its token file in the same way.
-    let mut run = Command::new(crate::common::binary());
+    let mut run = Command::new(testkit::binary());
     run.args(["run", "--connect", "ws://127.0.0.1:1", "--token-file"]).arg(&fifo).args(["--", "true"]);
     let output = refused(run.env("HOME", dir.path()).stderr(Stdio::piped()).spawn().expect("run exec-server"));
     assert!(String::from_utf8_lossy(&output.stderr).contains("is not a regular file"), "{output:?}");

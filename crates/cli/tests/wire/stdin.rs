@@ -3,11 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::{
-    GENERATIONS, assert_error,
-    common::{Client, TestServer, encode_base64, start_params},
-    piped, process, sh, start_cat, tty, with,
-};
+use crate::wire::GENERATIONS;
+use testkit::{Client, TestServer, assert_error, encode_base64, piped, process, sh, start_params, tty, with};
 
 fn write(client: &mut Client, id: &str, bytes: &[u8]) -> Value {
     client.ok("process/write", json!({"processId": id, "chunk": encode_base64(bytes)}))["status"].clone()
@@ -81,7 +78,7 @@ fn a_write_to_nobody_is_a_status_and_no_error() {
 fn exec_server_dedupes_retried_process_write_ids() {
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     let once = json!({"processId": "p", "chunk": encode_base64(b"once\n"), "writeId": "w1"});
     for _ in 0..5 {
         assert_eq!(client.ok("process/write", once.clone())["status"], "accepted");
@@ -97,7 +94,7 @@ fn exec_server_dedupes_retried_process_write_ids() {
 fn a_write_id_is_remembered_over_4095_others() {
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     let chunk = encode_base64(b"x");
     let params = |id: usize| json!({"processId": "p", "chunk": chunk, "writeId": format!("w{id}")});
     let requests: Vec<i64> = (0..4096).map(|id| client.send_request("process/write", params(id))).collect();
@@ -115,12 +112,12 @@ fn a_write_id_is_remembered_over_4095_others() {
 fn a_write_id_used_for_other_bytes_is_refused() {
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"one"), "writeId": "w"}));
     let other = json!({"processId": "p", "chunk": encode_base64(b"longer"), "writeId": "w"});
     assert_error(&client.fails("process/write", other), -32600, "writeIdReused");
     // Write ids belong to one process.
-    start_cat(&mut client, "q");
+    client.start_cat("q");
     client.ok("process/write", json!({"processId": "q", "chunk": encode_base64(b"mine\n"), "writeId": "w"}));
     client.wait_output("q", "mine\n");
 }
@@ -129,7 +126,7 @@ fn a_write_id_used_for_other_bytes_is_refused() {
 fn bad_chunks_and_ids_are_refused_before_anything_else() {
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     for chunk in ["***", "a", "ab", "abc", "YQ", "YQ=", "YR==", "YQ==\n", "Y Q==", "YQ==YQ==", "_-8=", "=", "===="] {
         let error = client.fails("process/write", json!({"processId": "p", "chunk": chunk, "writeId": "w"}));
         assert_eq!((error.code, error.kind()), (-32602, "invalidBase64"), "{chunk:?}");
@@ -150,7 +147,7 @@ fn bad_chunks_and_ids_are_refused_before_anything_else() {
 fn an_empty_chunk_is_accepted_and_does_nothing() {
     let server = TestServer::start();
     let mut client = server.client();
-    start_cat(&mut client, "p");
+    client.start_cat("p");
     assert_eq!(write(&mut client, "p", b""), "accepted");
     assert_eq!(
         client.ok("process/write", json!({"processId": "p", "chunk": "", "writeId": "w"}))["status"],
@@ -167,12 +164,12 @@ fn writes_go_in_in_the_order_of_arrival() {
     for modern in [false, true] {
         let mut other = server.connect();
         let client = if modern {
-            other.initialize_with(crate::modern());
+            other.initialize_with(testkit::modern());
             &mut other
         } else {
             &mut client
         };
-        start_cat(client, "p");
+        client.start_cat("p");
         let lines: Vec<String> = (0..500).map(|i| format!("{i}\n")).collect();
         let requests: Vec<i64> = lines
             .iter()

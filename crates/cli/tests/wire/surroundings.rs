@@ -6,7 +6,7 @@ use std::{fs, process::Command};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::common::{TestServer, binary, encode_base64, http, start_params, wait_for};
+use testkit::{TestServer, binary, encode_base64, http, start_params, wait_for};
 
 fn sh(id: &str, script: &str) -> serde_json::Value {
     start_params(id, &["sh", "-c", script])

@@ -13,10 +13,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    common::TestServer,
-    replay::{Difference, Replay},
-};
+use crate::wire::replay::{Difference, Replay};
+use testkit::TestServer;
 
 fn same(_: &Value) -> Option<Value> {
     None
@@ -150,7 +148,7 @@ fn files() {
     let scratch = tempfile::Builder::new().prefix(name).rand_bytes(0).tempdir_in("/tmp").expect("make a directory");
     let dir = scratch.path().join("d");
     fs::create_dir(&dir).expect("make a directory");
-    crate::fifo(&dir, "fifo");
+    testkit::fifo(&dir, "fifo");
     std::os::unix::fs::symlink("f", dir.join("l")).expect("make a link");
     std::os::unix::fs::symlink("nowhere", dir.join("broken")).expect("make a link");
     Replay::run(
@@ -202,7 +200,7 @@ fn start_errors() {
         },
         |message| {
             let params = &message["params"];
-            let chunk = crate::common::encode_base64(b"by the shell\n");
+            let chunk = testkit::encode_base64(b"by the shell\n");
             let output = json!({"processId": "e", "seq": 1, "stream": "stderr", "chunk": chunk});
             let exited = json!({"processId": "e", "seq": 2, "exitCode": 127, "sandboxDenied": false});
             match (params["processId"].as_str(), message["method"].as_str()) {

@@ -11,9 +11,9 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{
-    common::{Client, DEADLINE, TestServer, binary, decode_base64, encode_base64, marked, wait_for, wait_gone},
-    pid_of, piped, process, sh, tty, wait_pid_gone,
+use testkit::{
+    Client, DEADLINE, TestServer, binary, decode_base64, encode_base64, marked, pid_of, piped, process, sh, tty,
+    wait_for, wait_gone, wait_pid_gone,
 };
 
 /// A connection of any transport, one message at a time.
@@ -339,7 +339,7 @@ fn stdio_connection_rejects_overlong_unterminated_message() {
 
 #[test]
 fn websocket_connection_answers_pings_and_a_close() {
-    use tokio_tungstenite::tungstenite::Message;
+    use tungstenite::Message;
     let server = TestServer::start();
     let mut client = server.client();
     client.send_message(Message::Ping(b"are you there".to_vec().into())).expect("send");

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::common::{Client, binary, start_params, wait_for};
+use testkit::{Client, binary, start_params, wait_for};
 
 /// A server behind `unshare`. It is pid 1 of its pid namespace, so everything it started ends with it.
 struct OtherHost {

@@ -2,12 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::{
-    assert_error,
-    common::{Client, TestServer, decode_base64, encode_base64, start_params, wait_for},
-    fifo,
-    operating::metrics,
-    pid_of, process, release, sh, tty, wait_pid_gone, with,
+use crate::wire::operating::metrics;
+use testkit::{
+    Client, TestServer, assert_error, decode_base64, encode_base64, fifo, pid_of, process, release, sh, start_params,
+    tty, wait_for, wait_pid_gone, with,
 };
 
 /// Everything a V0 process reported, up to `command/exec/exited`.
@@ -184,7 +182,7 @@ fn a_later_initialize_returns_the_implicit_session() {
     assert_eq!(client.next_notification()["method"], "command/exec/outputDelta");
     // The session now has an id, so it outlives its connection.
     drop(client);
-    let mut client = Client::resume(&server, &session, json!({}));
+    let mut client = server.resume(&session, json!({}));
     assert_eq!(client.ok("process/list", json!({}))["processes"][0]["pid"], pid);
     assert_eq!(client.ok("process/terminate", process("c"))["running"], true);
 }

@@ -10,7 +10,8 @@ use exec_server_client::{
     },
 };
 
-use crate::{Place, common::wait_gone, output_until, sh, soon, tell, until};
+use crate::{Place, output_until, sh, soon, tell, until};
+use testkit::wait_gone;
 
 const TRAP: &str = "trap 'echo caught; exit 7' INT TERM; echo ready; while :; do sleep 1; done";
 

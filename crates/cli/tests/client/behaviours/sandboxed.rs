@@ -269,7 +269,7 @@ pub(crate) async fn file_system_sandboxed_write_preserves_existing_hard_link(pla
 
 pub(crate) async fn sandboxed_file_operations_cannot_read_helper_siblings(place: &Place) {
     let ground = Ground::new(place);
-    let program = PathBuf::from(crate::common::binary());
+    let program = PathBuf::from(testkit::binary());
     let sibling = program.with_file_name(format!("sibling-{}", std::process::id()));
     fs::write(&sibling, "beside the program").expect("a file");
     let seen = read(&ground.readable(), &sibling).await;

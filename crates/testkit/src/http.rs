@@ -8,34 +8,34 @@ use std::{
     path::Path,
 };
 
-use super::DEADLINE;
+use crate::DEADLINE;
 
 /// The server's answer, up to the close or the upgrade.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Reply {
+pub struct Reply {
     /// The status code; 0 when the connection was closed without an answer.
-    pub(crate) status: u16,
-    pub(crate) head: String,
+    pub status: u16,
+    pub head: String,
     /// The bytes after the head.
-    pub(crate) body: String,
+    pub body: String,
 }
 
 /// Sends `request` to `address` and reads the answer to its end.
-pub(crate) fn http(address: &str, request: &str) -> Reply {
+pub fn http(address: &str, request: &str) -> Reply {
     let stream = TcpStream::connect(address).expect("connect to the server");
     stream.set_read_timeout(Some(DEADLINE)).expect("set a read timeout");
     exchange(stream, request)
 }
 
 /// The same over a Unix socket.
-pub(crate) fn http_unix(path: &Path, request: &str) -> Reply {
+pub fn http_unix(path: &Path, request: &str) -> Reply {
     let stream = UnixStream::connect(path).expect("connect to the server");
     stream.set_read_timeout(Some(DEADLINE)).expect("set a read timeout");
     exchange(stream, request)
 }
 
 /// The same over any stream, which must have a read timeout.
-pub(crate) fn exchange(mut stream: impl Read + Write, request: &str) -> Reply {
+pub fn exchange(mut stream: impl Read + Write, request: &str) -> Reply {
     // The server may refuse and reset the connection before everything is sent; its answer still counts.
     stream.write_all(request.as_bytes()).ok();
     let mut raw = Vec::new();

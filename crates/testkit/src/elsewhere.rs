@@ -7,12 +7,12 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use super::{binary, descendants, marked, wait_for, wait_gone};
+use crate::{binary, descendants, marked, wait_for, wait_gone};
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 /// A server behind `unshare`. It is pid 1 of its namespace, so everything it started ends with it.
-pub(crate) struct Elsewhere {
+pub struct Elsewhere {
     child: Child,
     url: String,
     mark: String,
@@ -20,14 +20,14 @@ pub(crate) struct Elsewhere {
 
 impl Elsewhere {
     /// The server's HOME.
-    pub(crate) const HOME: &str = "/tmp/there/home";
+    pub const HOME: &str = "/tmp/there/home";
     /// The server's working directory.
-    pub(crate) const CWD: &str = "/tmp/there";
+    pub const CWD: &str = "/tmp/there";
     /// The server's PATH, with a directory for programs that exist only there.
-    pub(crate) const PATH: &str = "/tmp/there/bin:/usr/bin:/bin";
+    pub const PATH: &str = "/tmp/there/bin:/usr/bin:/bin";
 
     /// Starts the server; it inherits nothing of the caller's environment.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         let mark = format!("elsewhere-{}-{}.test", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
         // An empty tmpfs hides our temporary directory. The program stays reachable through an open fd.
         let script = format!(
@@ -62,12 +62,12 @@ impl Elsewhere {
     }
 
     /// The server's URL, token included.
-    pub(crate) fn url(&self) -> &str {
+    pub fn url(&self) -> &str {
         &self.url
     }
 
     /// The argument by which its processes are found.
-    pub(crate) fn mark(&self) -> &str {
+    pub fn mark(&self) -> &str {
         &self.mark
     }
 }

@@ -2,10 +2,6 @@
 //!
 //! This root has the helpers that the tests share. The tests use only the public interface of the library. The servers are the test-only
 //! program of the examples, which shares no code with it.
-#![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
-
-#[path = "../common/mod.rs"]
-mod common;
 
 mod calls;
 mod crashes;
@@ -33,10 +29,10 @@ pub(crate) const SOON: Duration = Duration::from_secs(60);
 macro_rules! at_both {
     ($($name:ident),+ $(,)?) => {
         mod local {
-            $(#[test] fn $name() { crate::run(crate::Kind::Local, super::$name); })+
+            $(#[test] fn $name() { crate::mcp::run(crate::mcp::Kind::Local, super::$name); })+
         }
         mod remote {
-            $(#[test] fn $name() { crate::run(crate::Kind::Remote, super::$name); })+
+            $(#[test] fn $name() { crate::mcp::run(crate::mcp::Kind::Remote, super::$name); })+
         }
     };
 }
@@ -44,21 +40,12 @@ pub(crate) use at_both;
 
 /// Awaits a future with the timeout `SOON`.
 pub(crate) async fn soon<T>(what: &str, happening: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(SOON, happening).await {
-        Ok(done) => done,
-        Err(_) => panic!("timed out waiting for: {what}"),
-    }
+    testkit::within(SOON, what, happening).await
 }
 
 /// Polls until a condition holds.
-pub(crate) async fn until(what: &str, mut level: impl AsyncFnMut() -> bool) {
-    let mut ticks = tokio::time::interval(Duration::from_millis(5));
-    soon(what, async {
-        while !level().await {
-            ticks.tick().await;
-        }
-    })
-    .await;
+pub(crate) async fn until(what: &str, level: impl AsyncFnMut() -> bool) {
+    testkit::until(SOON, what, level).await;
 }
 
 /// Lets time pass, for tests of the time itself.

@@ -3,10 +3,10 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use super::wait_for;
+use crate::wait_for;
 
 /// The live processes whose arguments contain `mark`: server, spawner and holders, which are forks and keep the arguments.
-pub(crate) fn marked(mark: &str) -> BTreeSet<u32> {
+pub fn marked(mark: &str) -> BTreeSet<u32> {
     pids()
         .filter(|pid| {
             let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -17,7 +17,7 @@ pub(crate) fn marked(mark: &str) -> BTreeSet<u32> {
 }
 
 /// The live descendants of `roots`, without `roots` themselves.
-pub(crate) fn descendants(roots: &BTreeSet<u32>) -> BTreeSet<u32> {
+pub fn descendants(roots: &BTreeSet<u32>) -> BTreeSet<u32> {
     let parents: Vec<(u32, u32)> = pids().filter_map(|pid| Some((pid, parent(pid)?))).collect();
     let mut found = BTreeSet::new();
     loop {
@@ -34,12 +34,17 @@ pub(crate) fn descendants(roots: &BTreeSet<u32>) -> BTreeSet<u32> {
 }
 
 /// Waits until none of `pids` is alive.
-pub(crate) fn wait_gone(what: &str, pids: &BTreeSet<u32>) {
+pub fn wait_gone(what: &str, pids: &BTreeSet<u32>) {
     wait_for(&format!("end of {what}: {pids:?}"), || !pids.iter().any(|pid| is_alive(*pid)));
 }
 
+/// Waits until a process has ended.
+pub fn wait_pid_gone(pid: u32) {
+    wait_gone("a process", &BTreeSet::from([pid]));
+}
+
 /// Whether the process exists and is not a zombie.
-pub(crate) fn is_alive(pid: u32) -> bool {
+pub fn is_alive(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z" && state != "X"))
 }
 

@@ -24,7 +24,7 @@ impl Drop for Ending {
 }
 
 /// Runs a command to its end on a terminal of 24 rows and 200 columns, and returns its output.
-pub(crate) fn run(mut command: Command) -> String {
+pub fn run(mut command: Command) -> String {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let master: OwnedFd = rustix::pty::openpt(flags).expect("open a pty");
     rustix::pty::grantpt(&master).expect("grant the pty");
@@ -47,7 +47,7 @@ pub(crate) fn run(mut command: Command) -> String {
         all
     });
     let mut is_over = false;
-    super::wait_for("end of the program on the terminal", || {
+    crate::wait_for("end of the program on the terminal", || {
         is_over = child.0.try_wait().expect("wait for the program").is_some();
         is_over
     });

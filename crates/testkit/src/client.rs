@@ -11,50 +11,53 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
-use tokio_tungstenite::tungstenite::{
+use tungstenite::{
     Error, Message, WebSocket, client::IntoClientRequest, handshake::HandshakeError, http::HeaderValue,
     protocol::WebSocketConfig,
 };
 
-use super::DEADLINE;
+use crate::{
+    DEADLINE, address_of,
+    params::{start_params, with},
+};
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct RpcError {
-    pub(crate) code: i64,
-    pub(crate) message: String,
+pub struct RpcError {
+    pub code: i64,
+    pub message: String,
     /// `data`, or null when absent.
-    pub(crate) data: Value,
+    pub data: Value,
 }
 
 impl RpcError {
     /// The stable error kind to branch on.
-    pub(crate) fn kind(&self) -> &str {
+    pub fn kind(&self) -> &str {
         self.data["kind"].as_str().unwrap_or_default()
     }
 }
 
 /// Everything a process wrote, and its end.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Ended {
+pub struct Ended {
     /// Bytes of stdout, or of the terminal.
-    pub(crate) stdout: Vec<u8>,
-    pub(crate) stderr: Vec<u8>,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
     /// Params of `process/exited`.
-    pub(crate) exited: Value,
+    pub exited: Value,
     /// Params of `process/closed`.
-    pub(crate) closed: Value,
+    pub closed: Value,
     /// The sequence numbers in order of arrival.
-    pub(crate) seqs: Vec<u64>,
+    pub seqs: Vec<u64>,
 }
 
 impl Ended {
-    pub(crate) fn code(&self) -> i64 {
+    pub fn code(&self) -> i64 {
         self.exited["exitCode"].as_i64().expect("exited has an exit code")
     }
 }
 
 /// A connection with a deadline on every operation.
-pub(crate) struct Client {
+pub struct Client {
     socket: WebSocket<Socket>,
     next_id: i64,
     notifications: VecDeque<Value>,
@@ -99,7 +102,7 @@ impl Socket {
 }
 
 /// A message to a client with the `binary` capability.
-pub(crate) enum Heard {
+pub enum Heard {
     /// A JSON message.
     Json(Value),
     /// A binary frame with output.
@@ -108,18 +111,16 @@ pub(crate) enum Heard {
 
 impl Client {
     /// Connects to a printed URL: `ws://…` or `unix:///path`.
-    pub(crate) fn connect(url: &str) -> Result<Self, Error> {
+    pub fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_with(url, &[])
     }
 
     /// Connects with extra headers.
-    pub(crate) fn connect_with(url: &str, headers: &[(&'static str, &str)]) -> Result<Self, Error> {
+    pub fn connect_with(url: &str, headers: &[(&'static str, &str)]) -> Result<Self, Error> {
         let (socket, request_url) = if let Some(path) = url.strip_prefix("unix://") {
             (Socket::Unix(UnixStream::connect(path)?), "ws://localhost/".to_owned())
         } else {
-            let rest = url.strip_prefix("ws://").expect("a ws URL");
-            let address = rest.split('/').next().expect("split gives at least one part");
-            let stream = TcpStream::connect(address)?;
+            let stream = TcpStream::connect(address_of(url))?;
             stream.set_nodelay(true)?;
             (Socket::Tcp(stream), url.to_owned())
         };
@@ -129,7 +130,7 @@ impl Client {
             request.headers_mut().append(*name, HeaderValue::from_str(value).expect("a valid header value"));
         }
         let config = WebSocketConfig::default().max_message_size(None).max_frame_size(None);
-        match tokio_tungstenite::tungstenite::client::client_with_config(request, socket, Some(config)) {
+        match tungstenite::client::client_with_config(request, socket, Some(config)) {
             Ok((socket, _response)) => {
                 Ok(Self { socket, next_id: 1, notifications: VecDeque::new(), answers: Vec::new() })
             }
@@ -139,31 +140,31 @@ impl Client {
     }
 
     /// Creates a session without announcing capabilities, and returns its id.
-    pub(crate) fn initialize(&mut self) -> String {
+    pub fn initialize(&mut self) -> String {
         let result = self.initialize_with(json!({"clientName": "test"}));
         result["sessionId"].as_str().expect("initialize answers a session id").to_owned()
     }
 
     /// Sends `initialize` with `params`, then `initialized`; returns the result.
-    pub(crate) fn initialize_with(&mut self, params: Value) -> Value {
+    pub fn initialize_with(&mut self, params: Value) -> Value {
         let result = self.ok("initialize", params);
         self.notify("initialized", json!({}));
         result
     }
 
     /// Calls a method and waits for its answer; notifications before the answer are kept.
-    pub(crate) fn call(&mut self, method: &str, params: Value) -> Result<Value, RpcError> {
+    pub fn call(&mut self, method: &str, params: Value) -> Result<Value, RpcError> {
         let id = self.send_request(method, params);
         self.answer(id)
     }
 
     /// Calls a method that must succeed.
-    pub(crate) fn ok(&mut self, method: &str, params: Value) -> Value {
+    pub fn ok(&mut self, method: &str, params: Value) -> Value {
         self.call(method, params).unwrap_or_else(|error| panic!("{method} failed: {error:?}"))
     }
 
     /// Sends a request without waiting and returns its id.
-    pub(crate) fn send_request(&mut self, method: &str, params: Value) -> i64 {
+    pub fn send_request(&mut self, method: &str, params: Value) -> i64 {
         let id = self.next_id;
         self.next_id += 1;
         self.send_text(&json!({"id": id, "method": method, "params": params}).to_string());
@@ -171,7 +172,7 @@ impl Client {
     }
 
     /// Waits for the answer to an earlier request.
-    pub(crate) fn answer(&mut self, id: i64) -> Result<Value, RpcError> {
+    pub fn answer(&mut self, id: i64) -> Result<Value, RpcError> {
         let end = Instant::now() + DEADLINE;
         loop {
             if let Some(at) = self.answers.iter().position(|answer| answer["id"] == id) {
@@ -183,27 +184,27 @@ impl Client {
         }
     }
 
-    pub(crate) fn notify(&mut self, method: &str, params: Value) {
+    pub fn notify(&mut self, method: &str, params: Value) {
         self.send_text(&json!({"method": method, "params": params}).to_string());
     }
 
     /// Sends any text as one message.
-    pub(crate) fn send_text(&mut self, text: &str) {
+    pub fn send_text(&mut self, text: &str) {
         self.socket.send(Message::text(text)).expect("send a message");
     }
 
     /// Sends any WebSocket message.
-    pub(crate) fn send_message(&mut self, message: Message) -> Result<(), Error> {
+    pub fn send_message(&mut self, message: Message) -> Result<(), Error> {
         self.socket.send(message)
     }
 
     /// The next notification.
-    pub(crate) fn next_notification(&mut self) -> Value {
+    pub fn next_notification(&mut self) -> Value {
         self.next_notification_within(DEADLINE).expect("a notification within the deadline")
     }
 
     /// The next notification, or `None` if none arrives within `wait`.
-    pub(crate) fn next_notification_within(&mut self, wait: Duration) -> Option<Value> {
+    pub fn next_notification_within(&mut self, wait: Duration) -> Option<Value> {
         let end = Instant::now() + wait;
         loop {
             if let Some(notification) = self.notifications.pop_front() {
@@ -215,12 +216,12 @@ impl Client {
     }
 
     /// The next message of any kind, in wire order; messages kept earlier are ignored.
-    pub(crate) fn next(&mut self) -> Value {
+    pub fn next(&mut self) -> Value {
         self.next_until(Instant::now() + DEADLINE).expect("a message within the deadline")
     }
 
     /// The next message with attached bytes: its JSON and the bytes.
-    pub(crate) fn next_attached(&mut self) -> (Value, Vec<u8>) {
+    pub fn next_attached(&mut self) -> (Value, Vec<u8>) {
         let end = Instant::now() + DEADLINE;
         loop {
             match self.read_until(end).expect("a message within the deadline") {
@@ -237,7 +238,7 @@ impl Client {
     }
 
     /// The next message of any kind: first the notifications kept earlier, then in wire order.
-    pub(crate) fn hear(&mut self) -> Heard {
+    pub fn hear(&mut self) -> Heard {
         if let Some(kept) = self.notifications.pop_front() {
             return Heard::Json(kept);
         }
@@ -255,12 +256,12 @@ impl Client {
     }
 
     /// How many answers have arrived that were not yet collected.
-    pub(crate) fn answers_so_far(&self) -> usize {
+    pub fn answers_so_far(&self) -> usize {
         self.answers.len()
     }
 
     /// Waits for the error or the close frame that ends the connection.
-    pub(crate) fn wait_closed(&mut self) -> Option<(u16, String)> {
+    pub fn wait_closed(&mut self) -> Option<(u16, String)> {
         let end = Instant::now() + DEADLINE;
         loop {
             match self.read_until(end) {
@@ -277,13 +278,13 @@ impl Client {
     }
 
     /// Closes the connection and waits until the server has closed its side: the session is detached then.
-    pub(crate) fn leave(mut self) {
+    pub fn leave(mut self) {
         self.send_message(Message::Close(None)).expect("send the close frame");
         self.wait_closed();
     }
 
     /// Collects everything of one process until `process/closed`, without acknowledging; other notifications are kept.
-    pub(crate) fn collect(&mut self, process_id: &str) -> Ended {
+    pub fn collect(&mut self, process_id: &str) -> Ended {
         let mut ended = Ended::default();
         let mut kept = VecDeque::new();
         loop {
@@ -316,9 +317,93 @@ impl Client {
     }
 
     /// Runs a program with pipes and only PATH in its environment, and collects it to its end.
-    pub(crate) fn run(&mut self, process_id: &str, argv: &[&str]) -> Ended {
+    pub fn run(&mut self, process_id: &str, argv: &[&str]) -> Ended {
         self.ok("process/start", start_params(process_id, argv));
         self.collect(process_id)
+    }
+
+    /// Calls a method that must fail.
+    #[track_caller]
+    pub fn fails(&mut self, method: &str, params: Value) -> RpcError {
+        match self.call(method, params) {
+            Ok(result) => panic!("{method} should fail and answered {result}"),
+            Err(error) => error,
+        }
+    }
+
+    /// Waits until the output of a process contains `needle`; returns the output and drops other notifications.
+    #[track_caller]
+    pub fn wait_output(&mut self, id: &str, needle: &str) -> String {
+        let mut bytes = Vec::new();
+        loop {
+            let message = self.next_notification();
+            let params = &message["params"];
+            if params["processId"] != id {
+                continue;
+            }
+            assert_eq!(message["method"], "process/output", "the process ended before `{needle}`: {message}");
+            bytes.extend(decode_base64(params["chunk"].as_str().expect("a chunk")));
+            let text = String::from_utf8_lossy(&bytes);
+            if text.contains(needle) {
+                return text.into_owned();
+            }
+        }
+    }
+
+    /// The params of the next notification, which must have this method.
+    #[track_caller]
+    pub fn expect(&mut self, method: &str) -> Value {
+        let message = self.next_notification();
+        assert_eq!(message["method"], method, "{message}");
+        message["params"].clone()
+    }
+
+    /// The text of the next message, which must be an error with id -1.
+    #[track_caller]
+    pub fn expect_orphan_error(&mut self, kind: &str) -> String {
+        let message = self.next();
+        assert_eq!(message["id"], -1, "{message}");
+        assert_eq!(message["error"]["code"], -32600, "{message}");
+        assert_eq!(message["error"]["data"]["kind"], kind, "{message}");
+        message["error"]["message"].as_str().expect("an error has a text").to_owned()
+    }
+
+    /// Asserts that the connection still answers.
+    #[track_caller]
+    pub fn assert_alive(&mut self) {
+        assert_eq!(self.ok("environment/status", json!({})), json!({"status": "ready"}));
+    }
+
+    /// Starts a `cat`, which echoes its input.
+    pub fn start_cat(&mut self, id: &str) {
+        self.ok("process/start", with(start_params(id, &["cat"]), json!({"pipeStdin": true})));
+    }
+
+    /// Starts a process, which must succeed, and collects it to its end.
+    pub fn run_params(&mut self, params: Value) -> Ended {
+        let id = params["processId"].as_str().expect("an id").to_owned();
+        self.ok("process/start", params);
+        self.collect(&id)
+    }
+
+    /// Reads a process to its end with polls only; returns the bytes and the last answer.
+    pub fn poll(&mut self, id: &str, max_bytes: Option<u64>) -> (Vec<u8>, Value) {
+        let (mut bytes, mut after) = (Vec::new(), 0);
+        loop {
+            let mut params = json!({"processId": id, "afterSeq": after, "waitMs": 20_000});
+            if let Some(max) = max_bytes {
+                params = with(params, json!({"maxBytes": max}));
+            }
+            let result = self.ok("process/read", params);
+            assert_eq!(result["gap"], Value::Null, "a poller that keeps up sees no gap");
+            bytes.extend(chunk_bytes(&result));
+            let next = result["nextSeq"].as_u64().expect("nextSeq");
+            let is_done = result["closed"] == true && (max_bytes.is_none() || next == after + 1);
+            after = next - 1;
+            if is_done {
+                return (bytes, result);
+            }
+        }
     }
 
     fn sort(&mut self, message: Value) {
@@ -353,24 +438,30 @@ impl Client {
     }
 }
 
-/// Params of a plain start: pipes, no stdin, PATH only.
-pub(crate) fn start_params(process_id: &str, argv: &[&str]) -> Value {
-    json!({
-        "processId": process_id,
-        "argv": argv,
-        "cwd": "/",
-        "env": {"PATH": "/usr/local/bin:/usr/bin:/bin"},
-        "tty": false,
-    })
+/// The bytes of the chunks in the result of a `process/read`.
+pub fn chunk_bytes(result: &Value) -> Vec<u8> {
+    let chunks = result["chunks"].as_array().expect("a read has chunks");
+    chunks.iter().flat_map(|chunk| decode_base64(chunk["chunk"].as_str().expect("a chunk is text"))).collect()
+}
+
+/// Asserts code and kind of an error.
+#[track_caller]
+pub fn assert_error(error: &RpcError, code: i64, kind: &str) {
+    assert_eq!((error.code, error.kind()), (code, kind), "{}", error.message);
+}
+
+/// The pid in the result of a start.
+pub fn pid_of(started: &Value) -> u32 {
+    u32::try_from(started["pid"].as_u64().expect("a start answers a pid")).expect("a pid is small")
 }
 
 /// Strict padded base64.
-pub(crate) fn decode_base64(text: &str) -> Vec<u8> {
+pub fn decode_base64(text: &str) -> Vec<u8> {
     STANDARD.decode(text).expect("valid base64")
 }
 
 /// Padded base64.
-pub(crate) fn encode_base64(bytes: &[u8]) -> String {
+pub fn encode_base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 

@@ -14,10 +14,10 @@ use rcgen::{
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 
-use super::{DEADLINE, Reply, exchange};
+use crate::{DEADLINE, Reply, exchange};
 
 /// A certificate authority with its file `NAME.ca`. It writes the certificates that it issues to files.
-pub(crate) struct Authority {
+pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: PathBuf,
     name: String,
@@ -25,14 +25,14 @@ pub(crate) struct Authority {
 
 /// The files of a certificate and its key.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
-    pub(crate) cert: PathBuf,
-    pub(crate) key: PathBuf,
+pub struct Identity {
+    pub cert: PathBuf,
+    pub key: PathBuf,
 }
 
 impl Authority {
     /// Creates an authority with its files in `dir`.
-    pub(crate) fn new(dir: &Path, name: &str) -> Self {
+    pub fn new(dir: &Path, name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -44,18 +44,18 @@ impl Authority {
     }
 
     /// The certificate file of the authority itself.
-    pub(crate) fn ca(&self) -> PathBuf {
+    pub fn ca(&self) -> PathBuf {
         self.dir.join(format!("{}.ca", self.name))
     }
 
     /// Issues a certificate for a server on loopback, in the files `FILE.pem` and `FILE.key`.
-    pub(crate) fn server(&self, file: &str) -> Identity {
+    pub fn server(&self, file: &str) -> Identity {
         let names = ["localhost", "127.0.0.1", "box.example", "*.wild.example"].map(str::to_owned);
         self.vouch(file, CertificateParams::new(names).expect("names are names"))
     }
 
     /// Issues a client certificate with these subject alternative names.
-    pub(crate) fn client(&self, file: &str, names: Vec<SanType>) -> Identity {
+    pub fn client(&self, file: &str, names: Vec<SanType>) -> Identity {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
         params.subject_alt_names = names;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -63,7 +63,7 @@ impl Authority {
     }
 
     /// Issues a client certificate that expired long ago.
-    pub(crate) fn expired_client(&self, file: &str, names: Vec<SanType>) -> Identity {
+    pub fn expired_client(&self, file: &str, names: Vec<SanType>) -> Identity {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
         params.subject_alt_names = names;
         params.not_before = rcgen::date_time_ymd(2001, 1, 1);
@@ -85,15 +85,15 @@ impl Authority {
 
 /// The certificate that a client presents, and its TLS versions.
 #[derive(Clone, Default)]
-pub(crate) struct Shown<'a> {
-    pub(crate) identity: Option<&'a Identity>,
+pub struct Shown<'a> {
+    pub identity: Option<&'a Identity>,
     /// Empty for the defaults of rustls.
-    pub(crate) versions: &'a [&'static SupportedProtocolVersion],
+    pub versions: &'a [&'static SupportedProtocolVersion],
 }
 
 /// Performs the handshake with `address`, under the name `localhost`, trusting only `authority`. With TLS 1.3 a server refuses a client
 /// certificate only after this returns.
-pub(crate) fn secure(
+pub fn secure(
     address: &str,
     authority: &Authority,
     shown: &Shown<'_>,
@@ -125,7 +125,7 @@ pub(crate) fn secure(
 }
 
 /// One HTTP exchange inside TLS; status 0 if the handshake fails or no answer comes.
-pub(crate) fn http_tls(address: &str, authority: &Authority, shown: &Shown<'_>, request: &str) -> Reply {
+pub fn http_tls(address: &str, authority: &Authority, shown: &Shown<'_>, request: &str) -> Reply {
     match secure(address, authority, shown) {
         Ok(stream) => exchange(stream, request),
         Err(_) => Reply { status: 0, head: String::new(), body: String::new() },

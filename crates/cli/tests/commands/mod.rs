@@ -2,10 +2,6 @@
 //!
 //! This root has the helpers that the tests share: a user with a private home, runs of the program with a timeout, and a terminal. The
 //! helpers do not depend on the wire protocol or on single commands.
-#![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
-
-#[path = "../common/mod.rs"]
-mod common;
 
 mod completion;
 mod coverage_md;
@@ -58,7 +54,7 @@ use rustix::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::{marked, program, wait_for, wait_gone};
+use testkit::{marked, program, wait_for, wait_gone};
 
 /// A user with private home, state and runtime directories. Dropping it kills the user's server and its processes.
 pub(crate) struct Home {

@@ -13,24 +13,24 @@ use std::{
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Asked {
-    pub(crate) method: String,
+pub struct Asked {
+    pub method: String,
     /// The request target: a path, or a whole URL if the server is used as a proxy.
-    pub(crate) path: String,
+    pub path: String,
     /// Header names in lower case.
-    pub(crate) headers: Vec<(String, String)>,
-    pub(crate) body: Vec<u8>,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
 }
 
 impl Asked {
     /// All values of a header.
-    pub(crate) fn all(&self, name: &str) -> Vec<&str> {
+    pub fn all(&self, name: &str) -> Vec<&str> {
         self.headers.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str()).collect()
     }
 }
 
 /// A running HTTP server. Dropping it stops the server.
-pub(crate) struct Target {
+pub struct Target {
     address: String,
     asked: Arc<Mutex<Vec<Asked>>>,
     is_over: Arc<AtomicBool>,
@@ -41,12 +41,12 @@ pub(crate) struct Target {
 
 impl Target {
     /// Answers each request on a new connection. The connection is closed after the answer.
-    pub(crate) fn start(answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
+    pub fn start(answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
         Self::start_at("127.0.0.1", answer)
     }
 
     /// The same on another address of this host.
-    pub(crate) fn start_at(host: &str, answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
+    pub fn start_at(host: &str, answer: impl Fn(&Asked, &mut TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((host, 0)).expect("bind a target");
         let address = listener.local_addr().expect("it has an address").to_string();
         let (asked, is_over) = (Arc::<Mutex<Vec<Asked>>>::default(), Arc::<AtomicBool>::default());
@@ -82,21 +82,21 @@ impl Target {
     }
 
     /// Answers all requests with this body.
-    pub(crate) fn saying(body: &'static str) -> Self {
+    pub fn saying(body: &'static str) -> Self {
         Self::start(move |_, stream| respond(stream, "200 OK", &[], body.as_bytes()))
     }
 
     /// Its host and port.
-    pub(crate) fn address(&self) -> &str {
+    pub fn address(&self) -> &str {
         &self.address
     }
 
-    pub(crate) fn url(&self, path: &str) -> String {
+    pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
     /// The requests so far.
-    pub(crate) fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<Asked> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -119,7 +119,7 @@ impl Drop for Target {
 }
 
 /// Sends a complete answer.
-pub(crate) fn respond(stream: &mut TcpStream, status: &str, headers: &[(&str, &str)], body: &[u8]) {
+pub fn respond(stream: &mut TcpStream, status: &str, headers: &[(&str, &str)], body: &[u8]) {
     let mut head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
@@ -130,7 +130,7 @@ pub(crate) fn respond(stream: &mut TcpStream, status: &str, headers: &[(&str, &s
 }
 
 /// Sends the head of an answer whose body is sent in chunks.
-pub(crate) fn begin(stream: &mut TcpStream, content_type: &str) {
+pub fn begin(stream: &mut TcpStream, content_type: &str) {
     let head = format!(
         "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
     );
@@ -138,13 +138,13 @@ pub(crate) fn begin(stream: &mut TcpStream, content_type: &str) {
 }
 
 /// Sends one chunk; an empty one ends the body. Returns whether the connection still takes data.
-pub(crate) fn chunk(stream: &mut TcpStream, bytes: &[u8]) -> bool {
+pub fn chunk(stream: &mut TcpStream, bytes: &[u8]) -> bool {
     let framed = [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
     stream.write_all(&framed).is_ok()
 }
 
 /// Returns when the client has closed the connection.
-pub(crate) fn wait_closed(stream: &mut TcpStream) {
+pub fn wait_closed(stream: &mut TcpStream) {
     let mut rest = [0; 1024];
     while stream.read(&mut rest).is_ok_and(|read| read > 0) {}
 }

@@ -7,18 +7,20 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{
-        Arc, Mutex,
+        Arc, LazyLock, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{
-    Client, DEADLINE, leak,
+use crate::{
+    Client, DEADLINE, address_of, leak,
     leak::{descendants, marked, wait_gone},
+    params::{modern, with},
     wait_for,
 };
 
@@ -27,13 +29,35 @@ const NOBODY: u32 = 65534;
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
-/// The path of the program under test.
-pub(crate) fn binary() -> &'static str {
-    env!("CARGO_BIN_EXE_exec-server")
+/// The path of the program under test, which cargo builds next to the programs of the same profile. A test of `crates/cli` has it always;
+/// for another crate `cargo test --workspace` or `cargo build` makes it.
+pub fn binary() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(|| built("exec-server"));
+    &PATH
+}
+
+/// The test-only MCP server, an example of the package `exec-server`.
+pub fn test_mcp_server() -> String {
+    built("examples/test_mcp_server")
+}
+
+/// A file in the folder of the profile that this program was built with.
+fn built(name: &str) -> String {
+    let own = std::env::current_exe().expect("our own path");
+    let folder = own.parent().expect("a program lies in a folder");
+    // Tests lie one level below the programs.
+    let profile = if folder.ends_with("deps") { folder.parent().expect("`deps` has a parent") } else { folder };
+    let path = profile.join(name);
+    assert!(
+        path.exists(),
+        "`{}` is not there: `cargo test --workspace` builds it, as does `cargo build -p exec-server --bins --examples`",
+        path.display()
+    );
+    path.display().to_string()
 }
 
 /// Waits for a server that must refuse to start. If it serves instead, it is killed and the test fails.
-pub(crate) fn refused(mut server: Child) -> Output {
+pub fn refused(mut server: Child) -> Output {
     let end = Instant::now() + DEADLINE;
     while server.try_wait().expect("look at the server").is_none() {
         if Instant::now() >= end {
@@ -46,7 +70,7 @@ pub(crate) fn refused(mut server: Child) -> Output {
 }
 
 /// The options for starting a server.
-pub(crate) struct Builder {
+pub struct Builder {
     listen: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,
@@ -58,7 +82,7 @@ pub(crate) struct Builder {
 }
 
 /// A running server. Its state directory is inside `dir` unless the builder changes that. Dropping it ends the server.
-pub(crate) struct TestServer {
+pub struct TestServer {
     child: Child,
     urls: Vec<String>,
     stderr: Arc<Mutex<Vec<u8>>>,
@@ -70,55 +94,55 @@ pub(crate) struct TestServer {
 
 impl Builder {
     /// Adds a listener; without any the server gets `ws://127.0.0.1:0`. `{dir}` stands for the test's private directory.
-    pub(crate) fn listen(mut self, url: &str) -> Self {
+    pub fn listen(mut self, url: &str) -> Self {
         self.listen.push(url.to_owned());
         self
     }
 
     /// Adds an argument. `{dir}` stands for the test's private directory.
-    pub(crate) fn arg(mut self, arg: &str) -> Self {
+    pub fn arg(mut self, arg: &str) -> Self {
         self.args.push(arg.to_owned());
         self
     }
 
     /// Sets a variable of the server's environment. `{dir}` stands for the test's private directory.
-    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+    pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
 
     /// Keeps holders alive when the server ends; the harness then kills them itself.
-    pub(crate) fn keep_holders(mut self) -> Self {
+    pub fn keep_holders(mut self) -> Self {
         self.kill_on_exit = false;
         self
     }
 
     /// Passes no `--state-dir`. HOME and the XDG directories still point into the test's private directory.
-    pub(crate) fn default_state_dir(mut self) -> Self {
+    pub fn default_state_dir(mut self) -> Self {
         self.state_dir = false;
         self
     }
 
     /// Runs a shell script first, in the process that then execs the server.
-    pub(crate) fn after(mut self, script: &str) -> Self {
+    pub fn after(mut self, script: &str) -> Self {
         self.before = Some(script.to_owned());
         self
     }
 
     /// Creates a directory in the test's private one before the server starts.
-    pub(crate) fn after_making(mut self, dir: &str) -> Self {
+    pub fn after_making(mut self, dir: &str) -> Self {
         self.directories.push(dir.to_owned());
         self
     }
 
     /// Runs the server as `nobody`. The tests must run as root.
-    pub(crate) fn run_by_nobody(mut self) -> Self {
+    pub fn run_by_nobody(mut self) -> Self {
         self.is_nobody = true;
         self
     }
 
     /// Starts the server and waits for its URLs.
-    pub(crate) fn start(self) -> TestServer {
+    pub fn start(self) -> TestServer {
         let dir = tempfile::Builder::new().prefix("exec-server-test-").tempdir().expect("make a private directory");
         let mark = format!("mark-{}-{}.test", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
         self.start_in(dir, mark)
@@ -133,12 +157,12 @@ impl Builder {
     }
 
     /// Starts a server that must refuse to start, and returns its output.
-    pub(crate) fn refusal(&self, dir: &Path, mark: &str) -> Output {
+    pub fn refusal(&self, dir: &Path, mark: &str) -> Output {
         refused(self.command(dir, mark).spawn().expect("run exec-server"))
     }
 
     /// The command that starts the server, for tests that start it in their own way.
-    pub(crate) fn command(&self, dir: &Path, mark: &str) -> Command {
+    pub fn command(&self, dir: &Path, mark: &str) -> Command {
         let place = |text: &str| text.replace("{dir}", &dir.display().to_string());
         let mut command = match &self.before {
             None => Command::new(binary()),
@@ -220,12 +244,12 @@ fn spawn(builder: &Builder, dir: &Path, mark: &str) -> Running {
 
 impl TestServer {
     /// Starts a server with one loopback listener and a private state directory.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::builder().start()
     }
 
     /// A builder with a private state directory and `--kill-on-exit`.
-    pub(crate) fn builder() -> Builder {
+    pub fn builder() -> Builder {
         Builder {
             listen: Vec::new(),
             args: Vec::new(),
@@ -239,74 +263,90 @@ impl TestServer {
     }
 
     /// The first URL, token included.
-    pub(crate) fn url(&self) -> &str {
+    pub fn url(&self) -> &str {
         &self.urls[0]
     }
 
     /// All URLs in the order of the listeners.
-    pub(crate) fn urls(&self) -> &[String] {
+    pub fn urls(&self) -> &[String] {
         &self.urls
     }
 
     /// `IP:PORT` of the first WebSocket listener.
-    pub(crate) fn address(&self) -> &str {
-        let rest = self.url().split_once("://").expect("a URL has a scheme").1;
-        rest.split('/').next().expect("split gives at least one part")
+    pub fn address(&self) -> &str {
+        address_of(self.url())
     }
 
     /// The token in the first URL.
-    pub(crate) fn token(&self) -> &str {
+    pub fn token(&self) -> &str {
         self.url().split_once("?token=").expect("the URL carries a token").1
     }
 
     /// A connected client that has not called `initialize`.
-    pub(crate) fn connect(&self) -> Client {
+    pub fn connect(&self) -> Client {
         Client::connect(self.url()).expect("connect with the printed URL")
     }
 
     /// A connected client with a session, without announced capabilities.
-    pub(crate) fn client(&self) -> Client {
+    pub fn client(&self) -> Client {
         let mut client = self.connect();
         client.initialize();
         client
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    /// A client with the `ack`, `gap` and `concurrent` capabilities, and its session id.
+    pub fn modern_client(&self) -> (Client, String) {
+        let mut client = self.connect();
+        let answer = client.initialize_with(modern());
+        let session = answer["sessionId"].as_str().expect("a session id").to_owned();
+        (client, session)
+    }
+
+    /// A client that resumes a session, as soon as the server has noticed the disconnect.
+    pub fn resume(&self, session: &str, params: Value) -> Client {
+        let mut client = self.connect();
+        let params = with(with(json!({"clientName": "test"}), params), json!({"resumeSessionId": session}));
+        let result = client.initialize_with(params);
+        assert_eq!(result["sessionId"], session);
+        client
+    }
+
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// The test's private directory; the state directory is `state` inside it.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    pub(crate) fn state_dir(&self) -> PathBuf {
+    pub fn state_dir(&self) -> PathBuf {
         self.dir.path().join("state")
     }
 
     /// Gives other users access to the private directory, so that only the mode of the state directory itself keeps them out.
-    pub(crate) fn open_dir(&self) {
+    pub fn open_dir(&self) {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(self.dir.path(), mode).expect("open the directory");
     }
 
     /// The server's stderr so far.
-    pub(crate) fn stderr(&self) -> String {
+    pub fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.stderr.lock().expect("the reader does not panic")).into_owned()
     }
 
     /// The argument by which server, spawner and holders of this test are found.
-    pub(crate) fn mark(&self) -> &str {
+    pub fn mark(&self) -> &str {
         &self.mark
     }
 
-    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+    pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.pid().cast_signed()).expect("a process id is not zero");
         rustix::process::kill_process(pid, signal).expect("signal the server");
     }
 
     /// Waits for the end of the server, with a deadline.
-    pub(crate) fn wait(&mut self) -> ExitStatus {
+    pub fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         wait_for("end of the server", || {
             status = self.child.try_wait().expect("wait for the server");
@@ -316,13 +356,13 @@ impl TestServer {
     }
 
     /// Kills the server with SIGKILL and waits for it; its holders stay alive.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.signal(rustix::process::Signal::KILL);
         self.wait();
     }
 
     /// Starts a server again with the same state directory, arguments and port.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         if self.child.try_wait().expect("wait for the server").is_none() {
             self.kill();
         }
@@ -341,7 +381,7 @@ impl TestServer {
     }
 
     /// Every live process that belongs to this server, itself included.
-    pub(crate) fn processes(&self) -> BTreeSet<u32> {
+    pub fn processes(&self) -> BTreeSet<u32> {
         let mut all = marked(&self.mark);
         all.extend(descendants(&all));
         all

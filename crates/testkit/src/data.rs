@@ -1,7 +1,7 @@
 //! Test data: seeded pseudo-random bytes and their comparison.
 
 /// The next number of a seeded stream (SplitMix64): the same seed gives the same stream.
-pub(crate) fn random(state: &mut u64) -> u64 {
+pub fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -10,7 +10,7 @@ pub(crate) fn random(state: &mut u64) -> u64 {
 }
 
 /// Bytes without a period, so that any loss, repetition or reordering is detected.
-pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed;
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
@@ -21,7 +21,7 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Compares many bytes; on a difference reports its position instead of printing the bytes.
-pub(crate) fn assert_same(what: &str, got: &[u8], expected: &[u8]) {
+pub fn assert_same(what: &str, got: &[u8], expected: &[u8]) {
     if got == expected {
         return;
     }

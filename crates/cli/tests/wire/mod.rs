@@ -1,0 +1,83 @@
+//! Tests of the wire protocol: conformance with every generation of the reference, our additions, limits and failures.
+//!
+//! This root has the helpers that the tests share: requests in the form of each generation, and waiting for output. They use no types of
+//! the server.
+
+mod additions;
+mod attached;
+mod binary;
+mod defects;
+mod doors;
+mod environment;
+mod files;
+mod fs_additions;
+mod fs_blocks;
+mod fs_reference;
+mod fs_seek;
+mod fs_trouble;
+mod handshake;
+mod http_request;
+mod http_request_logging;
+mod http_trouble;
+mod limits;
+mod malformed;
+pub(crate) mod mischief;
+mod operating;
+mod process;
+mod protocol_md;
+mod read;
+mod readers;
+mod regressions;
+mod regressions_again;
+mod regressions_overlooked;
+mod replay;
+mod resume;
+mod signals;
+mod state;
+mod stdin;
+mod surroundings;
+mod transcripts;
+mod transports;
+mod two_hosts;
+mod v0;
+
+use serde_json::{Value, json};
+use testkit::{encode_base64, start_params, with};
+
+/// How the reference begins its answer to a message that it cannot parse.
+pub(crate) const MALFORMED_PREFIX: &str = "failed to parse websocket JSON-RPC message from exec-server websocket";
+
+/// The two generations that share `process/*`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Generation {
+    /// Native paths, writes without an id.
+    S,
+    /// `file:` URIs, writes with an id.
+    H,
+}
+
+pub(crate) const GENERATIONS: [Generation; 2] = [Generation::S, Generation::H];
+
+impl Generation {
+    /// A path in the form of this generation.
+    pub(crate) fn path(self, path: &str) -> String {
+        match self {
+            Self::S => path.to_owned(),
+            Self::H => format!("file://{path}"),
+        }
+    }
+
+    /// Params of a start with pipes.
+    pub(crate) fn start(self, id: &str, argv: &[&str]) -> Value {
+        with(start_params(id, argv), json!({"cwd": self.path("/")}))
+    }
+
+    /// Params of a write; `number` makes the write id in generations that have one.
+    pub(crate) fn write(self, id: &str, bytes: &[u8], number: u32) -> Value {
+        let params = json!({"processId": id, "chunk": encode_base64(bytes)});
+        match self {
+            Self::S => params,
+            Self::H => with(params, json!({"writeId": format!("w{number}")})),
+        }
+    }
+}
