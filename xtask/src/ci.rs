@@ -3,49 +3,44 @@
 //! While the tests run, this process is the subreaper and gives them a private temporary directory. A process that outlives the tests
 //! becomes its child, and a forgotten state directory stays in that directory; both fail the run.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::WaitOptions;
 
-use crate::{cargo, guard, server, tidy};
+use exec_server_workspace::{cargo, processes::nothing_left};
+
+use crate::{commands, dist, guard, tidy};
 
 /// A step: its name and its function.
 type Step = (&'static str, fn() -> Result<()>);
 
 const STEPS: &[Step] = &[
-    ("fmt", || cargo::fmt(true)),
-    ("lint", cargo::lint),
+    ("fmt", || commands::fmt(true)),
+    ("lint", commands::lint),
     ("tidy", tidy::run),
     ("build tests", || cargo::check(&mut cargo::cargo(&["test", "--workspace", "--no-run"]))),
     ("test", test),
     ("features", features),
     ("loom", loom),
     ("doc", doc),
-    ("faults", || as_built(&["faults", "--ci"])),
-    ("interop", || as_built(&["interop", "--ci"])),
-    ("bench", || as_built(&["bench", "--quick"])),
+    ("faults", || as_built("exec-server-faults", &["--ci"])),
+    ("interop", || as_built("exec-server-interop", &["--ci"])),
+    ("bench", || as_built("exec-server-benchmark", &["--quick"])),
     ("guard", || guard::run(&guard::GuardOptions::default())),
     // Last: it replaces the program that the other steps use by a static one.
-    ("dist", || as_built(&["dist"])),
+    ("dist", || dist::run(&dist::DistOptions { as_built: true, ..dist::DistOptions::default() })),
 ];
 
 /// Options of `cargo xtask ci`.
 #[derive(clap::Args)]
-pub(crate) struct CiOptions {
-    /// Only these steps, by name.
+pub(super) struct CiOptions {
+    /// Run only these steps, by name.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 }
 
-pub(crate) fn run(options: &CiOptions) -> Result<()> {
+pub(super) fn run(options: &CiOptions) -> Result<()> {
     for name in &options.only {
         ensure!(STEPS.iter().any(|(step, _)| step == name), "no step `{name}`");
     }
@@ -120,45 +115,6 @@ fn in_folder(args: &[&str], folder: &Path) -> Command {
     command
 }
 
-/// Fails if an orphaned process or a file in the directory is still there after two seconds.
-pub(crate) fn nothing_left(folder: &Path) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(2);
-    loop {
-        reap()?;
-        let processes: Vec<_> =
-            orphans().map(|pid| format!("{} {pid}", server::comm(pid).unwrap_or_default())).collect();
-        let files: Vec<_> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
-        if processes.is_empty() && files.is_empty() {
-            println!("left behind: nothing");
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "left behind: processes {processes:?}, files {files:?}");
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// Reaps orphans that have ended.
-fn reap() -> Result<()> {
-    loop {
-        match rustix::process::wait(WaitOptions::NOHANG) {
-            Ok(Some(_)) => {}
-            Ok(None) | Err(rustix::io::Errno::CHILD) => return Ok(()),
-            Err(error) => return Err(error).context("wait for orphans"),
-        }
-    }
-}
-
-/// Our children. Cargo has ended, so every child is an orphan that was reparented to us.
-fn orphans() -> impl Iterator<Item = u32> {
-    let own = std::process::id();
-    server::pids().filter(move |pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name in parentheses may contain spaces; state and parent follow it.
-        let mut after = stat.rsplit(") ").next().unwrap_or_default().split(' ');
-        after.nth(1).and_then(|parent| parent.parse().ok()) == Some(own)
-    })
-}
-
 /// Tests the wake-up protocol of the log under every interleaving. Uses a separate target directory, because the flag rebuilds everything.
 fn loom() -> Result<()> {
     let mut command = cargo::cargo(&["test", "-p", "exec-server-log", "--lib", "--release", "loom"]);
@@ -173,9 +129,8 @@ fn doc() -> Result<()> {
     cargo::check(cargo::cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Runs a subcommand with the programs that the tests have built: another build would take minutes and would not change what these steps
-/// check. Benchmarks and releases are built by hand in the release profile.
-fn as_built(args: &[&str]) -> Result<()> {
-    let mut command = cargo::cargo(&["run", "--quiet", "-p", "xtask", "--"]);
-    cargo::check(command.args(args).arg("--as-built"))
+/// Runs a tool with the programs that the tests have built: another build would take minutes and would not change what these steps check.
+/// Benchmarks and releases are built by hand in the release profile.
+fn as_built(package: &str, args: &[&str]) -> Result<()> {
+    cargo::check(cargo::cargo(&["run", "--quiet", "-p", package, "--"]).args(args))
 }

@@ -18,16 +18,18 @@ mod third_party;
 
 use std::{
     fs,
-    io::Write as _,
+    io::{BufRead as _, BufReader, Write as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
 
-use crate::{cargo, server::Setup};
+use exec_server_workspace::{cargo, processes};
 
 /// The version of this crate and, through the workspace, of the program.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -46,22 +48,20 @@ const DOCUMENTS: &[&str] = &["README.md", "CHANGELOG.md", "PROTOCOL.md", "LICENS
 
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args, Default)]
-pub(crate) struct DistOptions {
+pub(super) struct DistOptions {
     /// Build for this target [default: the host's, with musl where it is installed]
     #[arg(long, value_name = "TRIPLE")]
-    target: Option<String>,
+    pub(super) target: Option<String>,
     /// Where to put the files [default: `dist` in cargo's target folder]
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// Packs a program of this build of xtask, also where it is not the release build; such a one is not for giving out.
+    pub(super) out: Option<PathBuf>,
+    /// Pack the debug build that the tests have made. Such a package is not for users.
     #[arg(long, hide = true)]
-    as_built: bool,
+    pub(super) as_built: bool,
 }
 
-pub(crate) fn run(options: &DistOptions) -> Result<()> {
-    if !options.as_built && cargo::again_in_release()? {
-        return Ok(());
-    }
+pub(super) fn run(options: &DistOptions) -> Result<()> {
+    let release = !options.as_built;
     let host = rustc(&["-vV"])?;
     let host = host.lines().find_map(|line| line.strip_prefix("host: ")).context("`rustc -vV` names no host")?;
     let target = match &options.target {
@@ -73,12 +73,12 @@ pub(crate) fn run(options: &DistOptions) -> Result<()> {
         None => cargo::target_dir().join("dist"),
     };
     ensure_ours(&out)?;
-    let program = build(&target, host)?;
+    let program = build(&target, host, release)?;
     ensure_static(&fs::read(&program)?).with_context(|| format!("check `{}`", program.display()))?;
 
     // A program of the same architecture runs here. For other targets, a build for this host generates the pages.
     let runs_here = architecture(&target) == architecture(host);
-    let speaker = if runs_here { program.clone() } else { cargo::server_binary(None)? };
+    let speaker = if runs_here { program.clone() } else { build(host, host, release)? };
     let parent = out.parent().context("the root is no place for `dist`")?;
     fs::create_dir_all(parent)?;
     let making = tempfile::Builder::new().prefix(".dist-").tempdir_in(parent)?;
@@ -130,12 +130,12 @@ fn architecture(triple: &str) -> &str {
 /// Builds the static program. Only its own crate gets the flag, and the libraries are chosen at link time: all dependencies are those of
 /// the usual build, so only this crate is compiled again. Cargo keeps both programs apart. Symbols are stripped: they are a fifth of the
 /// program, and a crash report contains the version.
-fn build(target: &str, host: &str) -> Result<PathBuf> {
+fn build(target: &str, host: &str, release: bool) -> Result<PathBuf> {
     eprintln!("dist: building for {target}");
     let begun = Instant::now();
     let mut command = cargo::cargo(&["rustc", "--locked", "-p", "exec-server", "--bin", "exec-server"]);
-    command.args(cargo::PROFILE);
-    let mut program = cargo::built().join("exec-server");
+    command.args(cargo::profile(release));
+    let mut program = cargo::built(release).join("exec-server");
     if target != host {
         command.args(["--target", target]);
         let profile = program.strip_prefix(cargo::target_dir())?.to_owned();
@@ -294,17 +294,35 @@ fn commit_date() -> Result<u64> {
 
 /// Checks that the program serves and connects by a host name, which a static C library could break.
 fn check_program(program: &Path) -> Result<()> {
-    let setup = Setup::new(program)?.arg("--kill-on-exit");
-    let server = setup.start()?;
-    let url = server.address.url.replacen("127.0.0.1", "localhost", 1);
-    let mut client = Command::new(program);
-    client.args(["run", "-n", "--", "echo", "hello"]).env("EXEC_SERVER_URL", url);
-    let said = stdout_of(&mut client).context("run a command through `localhost`")?;
-    ensure!(said == b"hello\n", "the command printed {said:?}");
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    let state = tempfile::Builder::new().prefix("exec-server-dist-").tempdir()?;
+    let mut server = Command::new(program);
+    server
+        .args(["serve", "--listen", "ws://127.0.0.1:0", "--kill-on-exit", "--state-dir"])
+        .arg(state.path().join("state"));
+    let mut server = server.stdout(Stdio::piped()).spawn().context("start the server")?;
+    let said = run_through(program, &mut server);
+    // Already ended if it failed.
+    processes::kill(server.id(), Signal::TERM);
+    let status = server.wait()?;
+    ensure!(said? == b"hello\n", "the command did not print `hello`");
+    ensure!(status.success(), "the server ended with {status} on SIGTERM");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !processes::with_path(state.path()).is_empty() {
+        ensure!(Instant::now() < deadline, "processes of the server are left");
+        thread::sleep(Duration::from_millis(5));
+    }
     eprintln!("dist: the program is static, runs and finds `localhost`");
     Ok(())
+}
+
+/// Runs a command through a server by the host name `localhost`; returns its output.
+fn run_through(program: &Path, server: &mut Child) -> Result<Vec<u8>> {
+    let mut url = String::new();
+    BufReader::new(server.stdout.take().context("standard output is a pipe")?).read_line(&mut url)?;
+    let url = url.trim_end().replacen("127.0.0.1", "localhost", 1);
+    let mut client = Command::new(program);
+    client.args(["run", "-n", "--", "echo", "hello"]).env("EXEC_SERVER_URL", url);
+    stdout_of(&mut client).context("run a command through `localhost`")
 }
 
 /// Checks that the installer installs all files of the package from this directory and removes all of them again.

@@ -12,17 +12,17 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::cargo;
+use exec_server_workspace::cargo;
 
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
-pub(crate) struct FuzzOptions {
-    /// Only this target; else every one, one after the other.
+pub(super) struct FuzzOptions {
+    /// Run only this target; without it, all targets one after the other.
     target: Option<String>,
-    /// How long each target runs.
+    /// How many minutes each target runs.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
-    /// Adds what reached new code to the committed corpus, in its smallest form.
+    /// Add inputs that reached new code to the committed corpus, minimised.
     #[arg(long)]
     keep: bool,
 }
@@ -35,7 +35,7 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
 /// The largest input: larger than every seed, and small enough to be committed.
 const INPUT_MAX: &str = "-max_len=4096";
 
-pub(crate) fn run(options: &FuzzOptions) -> Result<()> {
+pub(super) fn run(options: &FuzzOptions) -> Result<()> {
     let targets = targets()?;
     if let Some(name) = &options.target {
         ensure!(targets.contains(name), "no target `{name}`; there are: {}", targets.join(", "));

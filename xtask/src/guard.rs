@@ -14,9 +14,9 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use exec_server_workspace::{
     cargo,
-    interop::packages::{self, RequiredPackage},
+    packages::{self, RequiredPackage},
 };
 
 /// How much a count may rise, in percent. Counts of one build repeat almost exactly; another C library or memory layout changes them by one
@@ -28,8 +28,8 @@ const NEEDS: &[RequiredPackage] = &[RequiredPackage { program: "valgrind", packa
 
 /// Options of `cargo xtask guard`.
 #[derive(clap::Args, Default)]
-pub(crate) struct GuardOptions {
-    /// Writes the counts into the table instead of comparing them; the commit says why they changed.
+pub(super) struct GuardOptions {
+    /// Write the counts into the table instead of comparing them; give the reason in the commit.
     #[arg(long)]
     update: bool,
 }
@@ -54,7 +54,7 @@ enum CountVerdict {
     Gone,
 }
 
-pub(crate) fn run(options: &GuardOptions) -> Result<()> {
+pub(super) fn run(options: &GuardOptions) -> Result<()> {
     packages::ensure(NEEDS)?;
     let counted = count(&runner()?)?;
     ensure!(!counted.is_empty(), "nothing was counted");

@@ -1,75 +1,70 @@
-//! The project's own commands: `cargo xtask fmt | lint | tidy | sim | fuzz | faults | interop | bench | guard | dist | ci`.
+//! The project's own commands: `cargo xtask fmt | lint | tidy | guard | dist | ci`, and `sim | fuzz | faults | interop | bench`, which it
+//! builds and starts as separate programs.
 //!
-//! Contains the checks around the product: house rules, fault injection, interoperation and the benchmark. It deliberately depends on no
-//! product crate: the oracle of the fault runs uses JSON over a third-party WebSocket library and starts the release binary, so that it
-//! cannot share a mistake with the server. The hidden modes at the end are the small programs that the runs start as children
-//! (self-describing producer, writer that gets killed, bare fork and exec, echo).
+//! Kept small, because every use of `cargo xtask` compiles it first.
 
 #![expect(clippy::print_stdout, reason = "a command line tool: standard output is its result")]
-#![expect(
-    clippy::disallowed_methods,
-    reason = "xtask starts cargo and the server as a user would, and measures wall time"
-)]
+#![expect(clippy::disallowed_methods, reason = "xtask starts cargo and the tools as a user would")]
 
-mod bare;
-mod bench;
-mod cargo;
-mod children;
 mod ci;
+mod commands;
 mod dist;
-mod faults;
 mod fuzz;
 mod guard;
-mod interop;
-mod mcp;
-mod random;
-mod server;
 mod tidy;
-mod tree;
-mod wire;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser;
+
+use commands::Tool;
 
 /// The project's own commands.
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Xtask {
-    /// Format every file.
+    /// Format the code.
     Fmt {
-        /// Only say what is not formatted.
+        /// Only report files that are not formatted.
         #[arg(long)]
         check: bool,
     },
-    /// Run clippy over the workspace, warnings denied.
+    /// Run clippy on the workspace; warnings are errors.
     Lint,
-    /// Check the house rules that no compiler checks.
+    /// Check rules that the compiler does not check: module docs, file sizes, dependencies between crates.
     Tidy,
     /// Run the simulation: many seeds, or one with its trace.
-    Sim(cargo::SimOptions),
-    /// Fuzz everything that reads bytes of others; needs a nightly toolchain.
+    Sim(commands::SimOptions),
+    /// Run the fuzz targets; needs a nightly toolchain.
     Fuzz(fuzz::FuzzOptions),
     /// Inject faults into a real server under load and check every byte.
-    Faults(faults::FaultOptions),
-    /// Run programs that others wrote against ours: Python, ssh, tmux, vim, top.
-    Interop(interop::InteropOptions),
-    /// Measure against bare system calls and print one table of ratios.
-    Bench(bench::BenchOptions),
-    /// Count instructions of the paths of a byte and of a request, and compare them with the committed table.
+    #[command(disable_help_flag = true)]
+    Faults(ToolArguments),
+    /// Run programs that others wrote against ours: Python, Node, ssh, tmux, vim, top.
+    #[command(disable_help_flag = true)]
+    Interop(ToolArguments),
+    /// Measure a real server against bare system calls and OpenSSH.
+    #[command(disable_help_flag = true)]
+    Bench(ToolArguments),
+    /// Count instructions and compare them with `bench/instructions.json`.
     Guard(guard::GuardOptions),
-    /// Make the static program, its package, the checksums and the installer.
+    /// Build the static program, its package, the checksums and the installer, and test them.
     Dist(dist::DistOptions),
-    /// Everything `.ci/run` checks, with the time of each step.
+    /// Run all checks in their short form, and print the time of each.
     Ci(ci::CiOptions),
-    /// A child mode of the fault runs and the benchmark.
-    #[command(subcommand, hide = true)]
-    Child(children::ChildCommand),
+}
+
+/// The arguments of a tool, which parses them itself.
+#[derive(clap::Args)]
+struct ToolArguments {
+    /// Passed on to the tool; `--help` lists them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 fn main() -> ExitCode {
     match run(Xtask::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
@@ -77,19 +72,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Xtask) -> anyhow::Result<()> {
+fn run(command: Xtask) -> anyhow::Result<ExitCode> {
     match command {
-        Xtask::Fmt { check } => cargo::fmt(check),
-        Xtask::Lint => cargo::lint(),
+        Xtask::Fmt { check } => commands::fmt(check),
+        Xtask::Lint => commands::lint(),
         Xtask::Tidy => tidy::run(),
-        Xtask::Sim(options) => cargo::simulate(&options),
+        Xtask::Sim(options) => commands::simulate(&options),
         Xtask::Fuzz(options) => fuzz::run(&options),
-        Xtask::Faults(options) => faults::run(&options),
-        Xtask::Interop(options) => interop::run(&options),
-        Xtask::Bench(options) => bench::run(&options),
+        Xtask::Faults(options) => return Tool::Faults.start(&options.arguments),
+        Xtask::Interop(options) => return Tool::Interop.start(&options.arguments),
+        Xtask::Bench(options) => return Tool::Benchmark.start(&options.arguments),
         Xtask::Guard(options) => guard::run(&options),
         Xtask::Dist(options) => dist::run(&options),
         Xtask::Ci(options) => ci::run(&options),
-        Xtask::Child(child) => child.run(),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

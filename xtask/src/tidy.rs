@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{cargo, faults};
+use exec_server_workspace::cargo;
 
 /// A longer file should be split.
 const MAX_LINES: usize = 800;
@@ -36,11 +36,16 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("bench", &["protocol", "rpc", "log", "server"]),
     ("chaos", &[]),
     ("testkit", &["chaos"]),
-    ("xtask", &["chaos"]),
+    ("workspace", &[]),
+    ("harness", &["chaos", "workspace"]),
+    ("faults", &["chaos", "harness", "workspace"]),
+    ("benchmark", &["harness", "workspace"]),
+    ("interop", &["harness", "workspace"]),
+    ("xtask", &["workspace"]),
 ];
 
 /// Prints each broken rule and fails if there is one.
-pub(crate) fn run() -> Result<()> {
+pub(super) fn run() -> Result<()> {
     let broken = broken_rules(cargo::root())?;
     for line in &broken {
         println!("{line}");
@@ -75,18 +80,6 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
         }
     }
     types.check(&mut broken);
-    let page = faults::readme::PAGE;
-    let text = fs::read_to_string(root.join(page)).with_context(|| format!("read `{page}`"))?;
-    for run in faults::readme::missing(&text)? {
-        broken.push(format!(
-            "{page}: the table of faults has no row for {run}; run `cargo xtask faults --list --readme`"
-        ));
-    }
-    for (rule, what, files) in faults::rules::rules(root)? {
-        if files.is_empty() {
-            broken.push(format!("{rule} ({what}) has no test among the promises"));
-        }
-    }
     Ok(broken)
 }
 
@@ -152,7 +145,7 @@ fn machine_paths(name: &str, text: &str, broken: &mut Vec<String>) {
 fn arrows(name: &str, text: &str, broken: &mut Vec<String>) {
     let parts: Vec<&str> = name.split('/').collect();
     let folder = match parts.as_slice() {
-        ["crates", folder, "Cargo.toml"] | [folder, "Cargo.toml"] => *folder,
+        ["crates" | "tools", folder, "Cargo.toml"] | [folder, "Cargo.toml"] => *folder,
         _ => return,
     };
     let Some((_, allowed)) = ARROWS.iter().find(|(from, _)| *from == folder) else {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Folders at the root. A word in backticks that begins with one of them is a path.
-const FOLDERS: &[&str] = &["crates/", "xtask/", "docs/", "bench/", "fuzz/", "examples/"];
+const FOLDERS: &[&str] = &["crates/", "tools/", "xtask/", "docs/", "bench/", "fuzz/", "examples/"];
 
 /// Adds a line for each path in a document that does not exist.
 pub(super) fn check(root: &Path, name: &str, text: &str, broken: &mut Vec<String>) {

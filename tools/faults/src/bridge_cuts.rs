@@ -1,0 +1,173 @@
+//! M1: MCP tool calls through `exec-server mcp bridge` while the link is cut, or while the executor's server is killed and restarted.
+//!
+//! Each request gets one answer, the MCP server receives each call once, and neither the server nor its client ever sees EOF.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use exec_server_chaos::{Event, Plan, Proxy, Way};
+use exec_server_harness::{
+    Random,
+    server::{self, Server, Setup},
+};
+
+use super::{FaultSetting, Figures, descendants, mcp_echo::BridgeConversation, parallel_runs};
+
+/// Time limit of each part; a part that takes longer is stuck.
+const LONGEST: Duration = Duration::from_secs(30 * 60);
+
+/// Log segments that may remain at the end. Each one holds an fd until the client acknowledges its contents, which the client does not do
+/// after every answer.
+const SEGMENTS: u64 = 4;
+
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
+    Ok(vec![cuts(setting).context("cuts")?, kills(setting).context("kills")?])
+}
+
+fn cuts(setting: &FaultSetting) -> Result<Figures> {
+    let wanted = setting.pick(24, 200, 5000);
+    let mut random = setting.random("M1 cuts");
+    // The client uses the proxy's port in `Host`, which is not the server's own.
+    let setup = Setup::new(&setting.binary)?.arg("--allow-host").arg("127.0.0.1");
+    let server = setup.start()?;
+    let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
+    let url = server.address.url.replacen(&server.address.socket.to_string(), &proxy.address().to_string(), 1);
+    // The first conversation opens fds that stay open.
+    BridgeConversation::begin(&setting.binary, &server.address.url, random.fork())?.end()?;
+    descendants::settle("holders", 0, || setup.holders().len() as u64)?;
+    let before = server::descriptors(server.pid());
+    let nemesis = |over: &dyn Fn() -> bool| {
+        while proxy.count() < wanted && !over() {
+            thread::sleep(Duration::from_millis(2));
+        }
+        proxy.disarm();
+        Ok(proxy.count())
+    };
+    let (cuts, tally) = converse(setting, &url, random, nemesis)
+        .with_context(|| format!("after {} cuts; the server says: {}", proxy.count(), setup.log_tail()))?;
+    ensure!(cuts >= wanted, "only {cuts} of {wanted} cuts in the time there is");
+    drop(proxy);
+    descendants::settle("descriptors of the server", before, || server::descriptors(server.pid()))?;
+    parallel_runs::finish(&setup, server)?;
+    Ok(tally.figures(cuts, "cuts"))
+}
+
+fn kills(setting: &FaultSetting) -> Result<Figures> {
+    let wanted = setting.pick(4, 50, 1000);
+    let mut random = setting.random("M1 kills");
+    let setup = Setup::new(&setting.binary)?;
+    let mut server = setup.start()?;
+    let url = server.address.url.clone();
+    let mut times = random.fork();
+    let nemesis = |over: &dyn Fn() -> bool| -> Result<(Server, u64)> {
+        let mut killed = 0;
+        while killed < wanted && !over() {
+            // Long enough for most links to settle; otherwise the pauses between reconnects would be measured.
+            thread::sleep(Duration::from_millis(times.between(100, 1200)));
+            server.kill()?;
+            killed += 1;
+            server = setup.start().with_context(|| format!("after {killed} kills"))?;
+        }
+        Ok((server, killed))
+    };
+    let ((server, killed), tally) =
+        converse(setting, &url, random, nemesis).with_context(|| format!("the server says: {}", setup.log_tail()))?;
+    ensure!(killed >= wanted, "only {killed} of {wanted} kills in the time there is");
+    parallel_runs::finish(&setup, server)?;
+    Ok(tally.figures(killed, "kills"))
+}
+
+/// The totals of conversations.
+#[derive(Default)]
+struct BridgeTally {
+    calls: u64,
+    bytes: u64,
+    times: Vec<f64>,
+    /// Number of messages about a lost link.
+    lost: u64,
+}
+
+impl BridgeTally {
+    fn figures(mut self, injected: u64, part: &'static str) -> Figures {
+        Figures::default()
+            .survived(injected)
+            .set("bytes", self.bytes)
+            .times(&mut self.times)
+            .set("part", part)
+            .set("calls", self.calls)
+            .set("noticed", self.lost)
+    }
+}
+
+/// Runs several conversations in parallel with the nemesis. The nemesis must check regularly whether the run is over.
+fn converse<T>(
+    setting: &FaultSetting,
+    url: &str,
+    mut random: Random,
+    nemesis: impl FnOnce(&dyn Fn() -> bool) -> Result<T>,
+) -> Result<(T, BridgeTally)> {
+    let (over, begun) = (AtomicBool::new(false), Instant::now());
+    let is_over = || over.load(Ordering::Relaxed) || begun.elapsed() > LONGEST;
+    thread::scope(|scope| {
+        let conversations: Vec<_> = (0..setting.pick(4, 4, 8))
+            .map(|_| {
+                let (random, over) = (random.fork(), &over);
+                scope.spawn(move || {
+                    let outcome = converse_until_over(setting, url, random, over);
+                    // A failed conversation ends all.
+                    over.fetch_or(outcome.is_err(), Ordering::Relaxed);
+                    outcome
+                })
+            })
+            .collect();
+        let done = nemesis(&is_over);
+        over.store(true, Ordering::Relaxed);
+        let mut tally = BridgeTally::default();
+        for conversation in conversations {
+            let one = conversation.join().expect("a conversation does not panic")?;
+            tally.calls += one.calls;
+            tally.bytes += one.bytes;
+            tally.lost += one.lost;
+            tally.times.extend(one.times);
+        }
+        Ok((done?, tally))
+    })
+}
+
+fn converse_until_over(setting: &FaultSetting, url: &str, random: Random, over: &AtomicBool) -> Result<BridgeTally> {
+    let mut conversation = BridgeConversation::begin(&setting.binary, url, random)?;
+    conversation.settle()?;
+    let before = server::descriptors(conversation.holder);
+    while !over.load(Ordering::Relaxed) {
+        conversation.step().with_context(|| {
+            format!("after {} calls; the bridge said: {}", conversation.calls(), conversation.stderr_text())
+        })?;
+    }
+    conversation.settle().with_context(|| format!("in the end; the bridge said: {}", conversation.stderr_text()))?;
+    descendants::settle("descriptors of the holder", before + SEGMENTS, || server::descriptors(conversation.holder))?;
+    let lost = conversation.stderr_text().matches("; reconnecting").count() as u64;
+    let tally = BridgeTally {
+        calls: conversation.calls(),
+        bytes: conversation.bytes,
+        times: std::mem::take(&mut conversation.times),
+        lost,
+    };
+    conversation.end()?;
+    Ok(tally)
+}
+
+/// Half of the cuts hit the client's data. One in six comes within the first bytes: the upgrade, `initialize`, the resume and repeated
+/// requests. More of these would make the client back off longer and longer instead of working.
+fn plan(random: &mut Random) -> Plan {
+    let byte = match random.between(0, 6) {
+        0 => random.between(1, 2500),
+        1 | 2 => random.between(2500, 64 << 10),
+        _ => random.between(64 << 10, 512 << 10),
+    };
+    let way = if random.one_in(2) { Way::Down } else { Way::Up };
+    Plan::default().at(way, byte, Event::any_cut(random))
+}

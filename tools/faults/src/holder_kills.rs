@@ -1,0 +1,189 @@
+//! F4: the holder of a session is killed under load.
+//!
+//! All descendants of its processes, including daemons, are gone within a second, and the client is informed within a second. Output on
+//! disk can be read, in order and without a hole. No orphan, fd or control group is left.
+
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use exec_server_harness::{
+    records::{self, RECORD, Records},
+    server::{self, Server, Setup},
+    wire::{self, OutputChunk, ServerMessage, WireClient, hello},
+};
+use exec_server_workspace::processes;
+use serde_json::json;
+
+use super::{FaultSetting, Figures, descendants};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Daemons per session.
+const DAEMONS: u64 = 5;
+
+/// Every tenth kill hits a session whose client has disconnected and whose output goes to disk.
+const SPILLED_EVERY: u64 = 10;
+
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
+    let wanted = setting.pick(12, 50, 500);
+    let mut random = setting.random("F4");
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    // A first session opens what the server keeps for good.
+    HolderRound { setup: &setup, server: &server, number: 0 }.killed(Duration::ZERO)?;
+    let baseline = server::descriptors(server.pid());
+    let (mut told, mut gone, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for number in 1..=wanted {
+        let round = HolderRound { setup: &setup, server: &server, number };
+        let context = || format!("kill {number}; the server says: {}", setup.log_tail());
+        let after = Duration::from_millis(random.between(0, 60));
+        let times = round.killed(after).with_context(context)?;
+        told.push(times.0);
+        gone.push(times.1);
+        if number % SPILLED_EVERY == 1 {
+            bytes += round.spilled().with_context(context)?;
+        }
+    }
+    descendants::settle("descriptors of the server", baseline + 2, || server::descriptors(server.pid()))?;
+    descendants::settle("dead and not reaped", 0, || descendants::zombies(&setup.family()))?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    setup.ensure_no_panic()?;
+    gone.sort_by(f64::total_cmp);
+    Ok(vec![
+        Figures::default()
+            .survived(wanted)
+            .set("bytes", bytes)
+            .times(&mut told)
+            .set("gone_ms", format!("{:.1}", gone.last().copied().unwrap_or_default())),
+    ])
+}
+
+/// One session whose holder is killed.
+struct HolderRound<'a> {
+    setup: &'a Setup,
+    server: &'a Server,
+    number: u64,
+}
+
+impl HolderRound<'_> {
+    /// Kills the holder while producers write; returns the milliseconds until the client was informed and until everything was gone.
+    fn killed(&self, after: Duration) -> Result<(f64, f64)> {
+        let (mut wire, _) = WireClient::session(&self.server.address)?;
+        let before = self.holders();
+        let mark = descendants::mark(self.number);
+        let script = descendants::script(&mark, DAEMONS, "exec sleep 1000");
+        wire.call("process/start", &wire::start("daemons", &["/bin/sh", "-c", &script]))?;
+        let program = records::program()?;
+        for id in 0..2_u64 {
+            let argv = [&program, "child", "producer", &id.to_string(), &(1_u64 << 40).to_string()];
+            wire.call("process/start", &wire::start(&format!("producer-{id}"), &argv))?;
+        }
+        descendants::wait_alive(&mark, DAEMONS)?;
+        wire.attend(after)?;
+        let holder = self.new_holder(&before)?;
+        let killed = Instant::now();
+        processes::kill(holder, rustix::process::Signal::KILL);
+        let told = wait_lost(&mut wire, 3, killed)?;
+        let gone = descendants::until_gone(&mark, killed, SECOND)?;
+        match wire.call("process/start", &wire::start("late", &["/bin/true"])) {
+            Err(wire::CallError::Refused { kind, .. }) if kind == "holderLost" => {}
+            other => bail!("a start after it gave {other:?}"),
+        }
+        wire.call("session/end", &json!({}))?;
+        Ok((told, gone))
+    }
+
+    /// Kills the holder while no client is attached and output is on disk; returns how many bytes were read back.
+    fn spilled(&self) -> Result<u64> {
+        let (mut wire, session) = WireClient::session(&self.server.address)?;
+        let before = self.holders();
+        let id = 1000 + self.number;
+        let (program, count) = (records::program()?, (64_u64 << 20) / RECORD);
+        let argv = [&program, "child", "producer", &id.to_string(), &count.to_string()];
+        let process = format!("away-{id}");
+        wire.call("process/start", &wire::start(&process, &argv))?;
+        drop(wire);
+        let dir = self.setup.state_dir().join("sessions").join(&session);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while on_disk(&dir) < 4 {
+            ensure!(Instant::now() < deadline, "nothing went to disk in `{}`", dir.display());
+            thread::sleep(Duration::from_millis(5));
+        }
+        let segments = on_disk(&dir);
+        processes::kill(self.new_holder(&before)?, rustix::process::Signal::KILL);
+        let (mut wire, _) = WireClient::open(&self.server.address, &hello(Some(&session)))?;
+        let bytes = read_back(&mut wire, &process, id)?;
+        // A segment contains a little less output than its size, because every record has a header.
+        ensure!(bytes >= segments * 900_000, "{segments} segments were on disk, and {bytes} bytes came back");
+        wire.call("session/end", &json!({}))?;
+        Ok(bytes)
+    }
+
+    fn holders(&self) -> Vec<u32> {
+        let is_holder = |pid: &u32| processes::comm(*pid).is_some_and(|comm| comm == "exec-holder");
+        self.setup.family().into_iter().filter(is_holder).collect()
+    }
+
+    fn new_holder(&self, before: &[u32]) -> Result<u32> {
+        let new: Vec<u32> = self.holders().into_iter().filter(|pid| !before.contains(pid)).collect();
+        ensure!(new.len() == 1, "one holder is new: {new:?}");
+        Ok(new[0])
+    }
+}
+
+/// Receives messages until all processes are reported as lost; returns the milliseconds since the kill.
+fn wait_lost(wire: &mut WireClient, processes: usize, killed: Instant) -> Result<f64> {
+    let mut lost = 0;
+    while lost < processes {
+        match wire.next_message()? {
+            ServerMessage::Exited { process, code, .. } => {
+                ensure!(code == -1, "`{process}` is said to have ended with {code}");
+                lost += 1;
+            }
+            // The exit comes after the output, which is sent only as it is acknowledged.
+            ServerMessage::Output(OutputChunk { process, seq, .. }) => {
+                wire.notify("process/ack", &json!({ "processId": process, "seq": seq }))?;
+            }
+            ServerMessage::Closed { .. } | ServerMessage::Answer { .. } | ServerMessage::Other { .. } => {}
+        }
+    }
+    let took = killed.elapsed();
+    ensure!(took < SECOND, "told after {took:?}");
+    Ok(took.as_secs_f64() * 1e3)
+}
+
+/// Reads the rest of a log; it must be a prefix of what was written, without a hole.
+fn read_back(wire: &mut WireClient, process: &str, id: u64) -> Result<u64> {
+    let (mut records, mut bytes) = (Records::new(id), 0);
+    let mut pending = Vec::new();
+    loop {
+        match wire.next_message()? {
+            ServerMessage::Output(output) if output.process == process => {
+                ensure!(output.gap.is_none(), "a gap: {:?}", output.gap);
+                bytes += output.bytes.len() as u64;
+                pending.extend_from_slice(&output.bytes);
+                let whole = pending.len() - pending.len() % RECORD as usize;
+                records.push(&pending[..whole]);
+                pending.drain(..whole);
+                wire.notify("process/ack", &json!({ "processId": process, "seq": output.seq }))?;
+            }
+            ServerMessage::Closed { process: closed, .. } if closed == process => break,
+            ServerMessage::Other { method, params } if method == "process/gap" => bail!("a gap: {params}"),
+            _ => {}
+        }
+    }
+    records.finish(bytes / RECORD)?;
+    Ok(bytes)
+}
+
+/// The number of segments of a session on disk.
+fn on_disk(dir: &Path) -> u64 {
+    let is_segment = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".seg");
+    fs::read_dir(dir).into_iter().flatten().flatten().filter(is_segment).count() as u64
+}

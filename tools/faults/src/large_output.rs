@@ -1,0 +1,252 @@
+//! D1 to D4: large output arrives complete and in order, however the client reads, while the server's memory stays flat.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use exec_server_harness::{
+    records::{self, RECORD, Records},
+    server::Setup,
+    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
+};
+use serde_json::json;
+
+use super::{FaultSetting, Figures};
+
+/// How much server, spawner and holders together may grow.
+const GROWTH_KIB: u64 = 32 << 10;
+
+/// The reader acknowledges after this many bytes.
+const ACK_EVERY: u64 = 256 << 10;
+
+const PRODUCER: u64 = 1;
+
+/// A way to read: gets the server's address and the number of bytes that the producer writes.
+type ReadFn = fn(&ServerAddress, u64) -> Result<()>;
+
+pub(super) fn fast(setting: &FaultSetting) -> Result<Vec<Figures>> {
+    let mut lines = deliver(setting, "ack", |address, total| pushed(address, total, &hello(None), None))?;
+    lines.extend(deliver(setting, "plain", |address, total| pushed(address, total, &plain(), None))?);
+    Ok(lines)
+}
+
+pub(super) fn slow(setting: &FaultSetting) -> Result<Vec<Figures>> {
+    deliver(setting, "ack", |address, total| pushed(address, total, &hello(None), Some(20e6)))
+}
+
+pub(super) fn polling(setting: &FaultSetting) -> Result<Vec<Figures>> {
+    deliver(setting, "plain", polled)
+}
+
+pub(super) fn away(setting: &FaultSetting) -> Result<Vec<Figures>> {
+    deliver(setting, "ack", away_for_half)
+}
+
+/// `initialize` of a reference client, which announces no capabilities.
+fn plain() -> serde_json::Value {
+    json!({ "clientName": "xtask-plain" })
+}
+
+/// One line per size: 64 MiB, and 2 GiB unless this is CI.
+fn deliver(setting: &FaultSetting, client: &'static str, read: ReadFn) -> Result<Vec<Figures>> {
+    let sizes: &[u64] = if setting.pick(0, 1, 1) == 0 { &[64 << 20] } else { &[64 << 20, 2 << 30] };
+    sizes.iter().map(|size| one(setting, client, *size, read)).collect()
+}
+
+fn one(setting: &FaultSetting, client: &'static str, total: u64, read: ReadFn) -> Result<Figures> {
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    let before = setup.memory_kib();
+    let (over, peak) = (AtomicBool::new(false), AtomicU64::new(before));
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                peak.fetch_max(setup.memory_kib(), Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let outcome = read(&server.address, total);
+        over.store(true, Ordering::Relaxed);
+        outcome
+    })
+    .with_context(|| format!("{total} bytes; the server says: {}", setup.log_tail()))?;
+    let seconds = begun.elapsed().as_secs_f64();
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    let growth = peak.into_inner().saturating_sub(before);
+    ensure!(growth < GROWTH_KIB, "memory grew by {growth} KiB with {total} bytes of output, at most {GROWTH_KIB}");
+    Ok(Figures::default()
+        .survived(1)
+        .set("bytes", total)
+        .set("client", client)
+        .set("before_kib", before)
+        .set("growth_kib", growth)
+        .set("mb_per_s", format!("{:.0}", total as f64 / 1e6 / seconds)))
+}
+
+fn start(wire: &mut WireClient, total: u64) -> Result<()> {
+    let program = records::program()?;
+    let count = (total / RECORD).to_string();
+    wire.call("process/start", &wire::start("p", &[&program, "child", "producer", &PRODUCER.to_string(), &count]))?;
+    Ok(())
+}
+
+/// Reads pushed output, at full speed or at a given number of bytes per second.
+fn pushed(address: &ServerAddress, total: u64, initialize: &serde_json::Value, rate: Option<f64>) -> Result<()> {
+    let (mut wire, _) = WireClient::open(address, initialize)?;
+    start(&mut wire, total)?;
+    let acknowledges = initialize.get("capabilities").is_some();
+    let mut reader = DeliveryReader::new(rate, acknowledges);
+    while !reader.take(&mut wire)? {}
+    reader.records.finish(total / RECORD)?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}
+
+/// Starts a process, disconnects until half of the output is written (or the quota stops it), and reconnects.
+fn away_for_half(address: &ServerAddress, total: u64) -> Result<()> {
+    let (mut wire, session) = WireClient::session(address)?;
+    start(&mut wire, total)?;
+    drop(wire);
+    let (mut observer, _) = WireClient::session(address)?;
+    wait_written(&mut observer, total / 2)?;
+    observer.call("session/end", &json!({}))?;
+    let (mut wire, _) = WireClient::open(address, &hello(Some(&session)))?;
+    let mut reader = DeliveryReader::new(None, true);
+    while !reader.take(&mut wire)? {}
+    reader.records.finish(total / RECORD)?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}
+
+/// Polls the list of another session. The wait also ends when the holder cannot store more (quota, free-space floor).
+fn wait_written(observer: &mut WireClient, wanted: u64) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let (mut last, mut since) = (0, Instant::now());
+    loop {
+        let list = observer.call("process/list", &json!({ "scope": "all" }))?;
+        let entries = list["processes"].as_array().context("`process/list` gave no `processes`")?;
+        let entry = entries.iter().find(|entry| entry["processId"] == "p").context("the process is not listed")?;
+        let written = entry["outputBytes"].as_u64().with_context(|| format!("no `outputBytes` in {entry}"))?;
+        if written >= wanted {
+            return Ok(());
+        }
+        if written > last {
+            (last, since) = (written, Instant::now());
+        }
+        // Most of the half must have been stored: a holder that stops reading at once fails.
+        if since.elapsed() > Duration::from_secs(3) {
+            ensure!(written > wanted * 9 / 10, "only {written} of {wanted} bytes were taken while the client was away");
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{written} of {wanted} bytes after 120 s");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A reader of pushed events: checks numbers and records, keeps to a rate, acknowledges what it consumed.
+struct DeliveryReader {
+    records: Records,
+    seq: u64,
+    bytes: u64,
+    unacknowledged: u64,
+    rate: Option<f64>,
+    begun: Instant,
+    acknowledges: bool,
+    exited: bool,
+}
+
+impl DeliveryReader {
+    fn new(rate: Option<f64>, acknowledges: bool) -> Self {
+        Self {
+            records: Records::new(PRODUCER),
+            seq: 0,
+            bytes: 0,
+            unacknowledged: 0,
+            rate,
+            begun: Instant::now(),
+            acknowledges,
+            exited: false,
+        }
+    }
+
+    /// Handles one message; returns true at the end.
+    fn take(&mut self, wire: &mut WireClient) -> Result<bool> {
+        let incoming =
+            wire.next_message().with_context(|| format!("after number {}, {} bytes", self.seq, self.bytes))?;
+        match incoming {
+            ServerMessage::Output(output) => {
+                ensure!(output.gap.is_none(), "a gap: {:?}", output.gap);
+                self.advance(output.seq)?;
+                self.records.push(&output.bytes);
+                self.consume(output.bytes.len() as u64, wire)?;
+                Ok(false)
+            }
+            ServerMessage::Exited { seq, code, .. } => {
+                self.advance(seq)?;
+                ensure!(code == records::exit_code(PRODUCER), "the producer exited with {code}");
+                self.exited = true;
+                Ok(false)
+            }
+            ServerMessage::Closed { seq, .. } => {
+                self.advance(seq)?;
+                ensure!(self.exited, "closed before it exited");
+                Ok(true)
+            }
+            ServerMessage::Other { method, params } => bail!("unexpected `{method}`: {params}"),
+            ServerMessage::Answer { .. } => Ok(false),
+        }
+    }
+
+    fn advance(&mut self, seq: u64) -> Result<()> {
+        ensure!(seq == self.seq + 1, "number {seq} after {}", self.seq);
+        self.seq = seq;
+        Ok(())
+    }
+
+    fn consume(&mut self, bytes: u64, wire: &mut WireClient) -> Result<()> {
+        self.bytes += bytes;
+        self.unacknowledged += bytes;
+        if let Some(rate) = self.rate {
+            let due = Duration::from_secs_f64(self.bytes as f64 / rate);
+            thread::sleep(due.saturating_sub(self.begun.elapsed()));
+        }
+        if self.acknowledges && self.unacknowledged >= ACK_EVERY {
+            self.unacknowledged = 0;
+            wire.notify("process/ack", &json!({ "processId": "p", "seq": self.seq }))?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads with `process/read` only, as a reference client does; pushed output is ignored.
+fn polled(address: &ServerAddress, total: u64) -> Result<()> {
+    let (mut wire, _) = WireClient::open(address, &plain())?;
+    start(&mut wire, total)?;
+    let mut records = Records::new(PRODUCER);
+    let mut after = 0;
+    loop {
+        let params = json!({ "processId": "p", "afterSeq": after, "waitMs": 1000, "maxBytes": 1 << 20 });
+        let answer = wire.call("process/read", &params).with_context(|| format!("read after {after}"))?;
+        wire.take_early();
+        ensure!(answer["gap"].is_null(), "a gap: {}", answer["gap"]);
+        let chunks = answer["chunks"].as_array().context("`process/read` gave no `chunks`")?;
+        for chunk in chunks {
+            records.push(&STANDARD.decode(chunk["chunk"].as_str().context("a chunk is text")?)?);
+        }
+        after = answer["nextSeq"].as_u64().context("no `nextSeq`")? - 1;
+        // `closed` describes the process, not this answer, which `maxBytes` may have cut.
+        if answer["closed"] == true && chunks.is_empty() {
+            ensure!(answer["exitCode"] == records::exit_code(PRODUCER), "exit code {}", answer["exitCode"]);
+            break;
+        }
+    }
+    records.finish(total / RECORD)?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}

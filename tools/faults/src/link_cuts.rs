@@ -1,0 +1,105 @@
+//! F1: the link is cut repeatedly under load; the client resumes and checks every record.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use exec_server_chaos::{Event, Plan, Proxy};
+use exec_server_harness::{
+    Random,
+    server::Setup,
+    wire::{ServerAddress, WireClient},
+};
+use serde_json::json;
+
+use super::{
+    FaultScale, FaultSetting, Figures, ensure_p99,
+    producer_load::{ProducerLoad, is_lost},
+};
+
+/// Concurrent producers.
+const LANES: usize = 8;
+
+/// Limit for the 99th percentile of the time to resume.
+const RESUME_P99_MS: f64 = 300.0;
+
+pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
+    let wanted = setting.pick(200, 1000, 20_000);
+    let mut random = setting.random("F1");
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    let proxy = Proxy::start(server.address.socket, random.next(), plan)?;
+    let address = server.address.through(proxy.address());
+
+    let mut load = ProducerLoad::new(random, LANES)?;
+    let begun = Instant::now();
+    let mut resumes = Vec::new();
+    let mut wire = resume(&mut load, &address, Instant::now())?.0;
+    let mut cut_at = None;
+    while !load.is_done() {
+        let bytes = load.bytes;
+        match load.step(&mut wire) {
+            Ok(()) if load.bytes > bytes => {
+                // The link has recovered when the first new byte arrives, not when the handshake is complete.
+                if let Some(cut_at) = cut_at.take() {
+                    resumes.push(millis(cut_at));
+                }
+            }
+            Ok(()) => {}
+            Err(error) if is_lost(&error) => {
+                let noticed = *cut_at.get_or_insert_with(Instant::now);
+                wire = resume(&mut load, &address, noticed)?.0;
+            }
+            Err(error) => {
+                let said = setup.log_tail();
+                return Err(error.context(format!("after {} cuts; the server says: {said}", proxy.count())));
+            }
+        }
+        if proxy.count() >= wanted {
+            proxy.disarm();
+            load.stop_refilling();
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    wire.call("session/end", &json!({})).context("end the session")?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+
+    let rate = load.bytes as f64 / 1e6 / seconds;
+    let figures = Figures::default()
+        .survived(proxy.count())
+        .set("bytes", load.bytes)
+        .set("processes", load.ended)
+        .set("mb_per_s", format!("{rate:.0}"))
+        .times(&mut resumes);
+    ensure_p99(&resumes, RESUME_P99_MS, "resume")?;
+    ensure!(matches!(setting.scale, FaultScale::Ci) || rate >= 50.0, "only {rate:.0} MB/s of load, not 50");
+    Ok(vec![figures])
+}
+
+/// A cut of any kind at any byte. One in eight hits the client's data: acknowledgements, starts, sometimes the handshake.
+fn plan(random: &mut Random) -> Plan {
+    let event = Event::any_cut(random);
+    if random.one_in(8) {
+        return Plan::default().up(random.between(100, 4000), event);
+    }
+    Plan::default().down(random.between(64 << 10, 8 << 20), event)
+}
+
+/// Attaches until it succeeds: the next cut may come before the handshake is complete.
+pub(super) fn resume(load: &mut ProducerLoad, address: &ServerAddress, since: Instant) -> Result<(WireClient, f64)> {
+    loop {
+        match load.attach(address) {
+            Ok(wire) => return Ok((wire, millis(since))),
+            Err(error) if is_lost(&error) => {
+                ensure!(since.elapsed() < Duration::from_secs(20), "not resumed within 20 s: {error:#}");
+                // A server that is down refuses at once, so sleep instead of spinning.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error.context("resume")),
+        }
+    }
+}
+
+fn millis(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}

@@ -1,0 +1,277 @@
+//! F25: mixed load for many minutes with faults at a low rate, and the growth of memory and fds.
+//!
+//! There are two servers. The first is never ended: its link is cut (F1), and its clients are killed while they write (F3) and go silent
+//! (F6). The second is killed (F2) and drained (F5); its holders, which outlive it, are measured. Under load, memory goes up and down by
+//! tens of megabytes, while a leak stays. So the load pauses regularly until every producer has ended and is forgotten, and memory is
+//! measured then. A line fitted to these samples shows the growth; the first fifth is dropped as warm-up.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use exec_server_chaos::{Event, Plan, Proxy, Way};
+use exec_server_harness::{
+    server::{self, Setup},
+    wire::{ServerAddress, WireClient},
+};
+use exec_server_workspace::processes;
+use serde_json::json;
+
+use super::{
+    FaultSetting, Figures, link_cuts,
+    producer_load::{ProducerLoad, is_lost},
+    server_shutdown, stdin_writes,
+};
+
+/// Producers of each server.
+const LANES: usize = 4;
+
+/// How much the fitted line may rise over the whole run, which a few minutes cannot distinguish from noise.
+const RISE_KIB: f64 = 4096.0;
+const RISE_DESCRIPTORS: f64 = 2.0;
+
+/// How long the load runs before it pauses.
+const PAUSE_EVERY: Duration = Duration::from_secs(15);
+
+/// How long it pauses: longer than the time after which a holder releases free memory.
+const SETTLED: Duration = Duration::from_secs(3);
+
+/// Runs for this many minutes.
+pub(super) fn run(setting: &FaultSetting, minutes: u64) -> Result<Vec<Figures>> {
+    let until = Instant::now() + Duration::from_secs(minutes * 60);
+    let (steady, ended) = (Setup::new(&setting.binary)?, Setup::new(&setting.binary)?);
+    let samples = Mutex::new(BTreeMap::new());
+    let (bytes, faults) = (AtomicU64::new(0), AtomicU64::new(0));
+    let tally = SoakTally { bytes: &bytes, faults: &faults, samples: &samples };
+    thread::scope(|scope| {
+        let links = scope.spawn(|| links(setting, &steady, until, tally));
+        let ends = scope.spawn(|| ends(setting, &ended, until, tally));
+        links.join().expect("no panic").context("links").and(ends.join().expect("no panic").context("ends"))
+    })
+    .with_context(|| format!("the servers say: {} / {}", steady.log_tail(), ended.log_tail()))?;
+    steady.ensure_no_panic()?;
+    ended.ensure_no_panic()?;
+    let samples = samples.into_inner().expect("no panic under the lock");
+    let mut figures = Figures::default().survived(faults.into_inner()).set("bytes", bytes.into_inner());
+    figures = figures.set("minutes", minutes);
+    for (name, series) in &samples {
+        // A server that is ended repeatedly starts from scratch: only what outlives it can grow.
+        if name.starts_with("ended") && !name.ends_with("holder") {
+            continue;
+        }
+        ensure!(series.len() > 1, "{name}: weighed once, which tells no growth; soak for longer");
+        let (memory, descriptors) = (LinearFit::fit(series, |s| s.kib), LinearFit::fit(series, |s| s.descriptors));
+        println!(
+            "F25 {name}: memory {:.0} KiB {:+.2} MiB/h, descriptors {:.1} {:+.2}/h, {} samples",
+            memory.mean,
+            memory.per_hour / 1024.0,
+            descriptors.mean,
+            descriptors.per_hour,
+            series.len()
+        );
+        ensure!(memory.rise <= RISE_KIB, "{name}: memory rose by {:.0} KiB", memory.rise);
+        ensure!(descriptors.rise <= RISE_DESCRIPTORS, "{name}: descriptors rose by {:.1}", descriptors.rise);
+    }
+    Ok(vec![figures])
+}
+
+/// One measurement of one kind of process.
+struct MemorySample {
+    at: f64,
+    kib: f64,
+    descriptors: f64,
+}
+
+/// By server and kind of process.
+type MemorySamples = BTreeMap<String, Vec<MemorySample>>;
+
+/// Measures server, spawner and holders separately; processes of one kind are added up.
+fn weigh(setup_name: &str, setup: &Setup, samples: &Mutex<MemorySamples>) {
+    let at = Instant::now();
+    static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    let at = at.duration_since(*BEGUN.get_or_init(|| at)).as_secs_f64();
+    let mut kinds: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    for pid in setup.family() {
+        let kind = processes::comm(pid).unwrap_or_default().trim_start_matches("exec-").to_owned();
+        let entry = kinds.entry(kind).or_default();
+        entry.0 += server::own_memory_kib(pid) as f64;
+        entry.1 += server::descriptors(pid) as f64;
+    }
+    let mut samples = samples.lock().expect("no panic under the lock");
+    for (kind, (kib, descriptors)) in kinds {
+        samples.entry(format!("{setup_name} {kind}")).or_default().push(MemorySample { at, kib, descriptors });
+    }
+}
+
+/// A straight line through samples, without their first fifth.
+struct LinearFit {
+    mean: f64,
+    per_hour: f64,
+    /// The rise from the first counted sample to the last.
+    rise: f64,
+}
+
+impl LinearFit {
+    fn fit(samples: &[MemorySample], value: impl Fn(&MemorySample) -> f64) -> Self {
+        let samples = &samples[samples.len() / 5..];
+        let count = samples.len().max(1) as f64;
+        let mean_at = samples.iter().map(|sample| sample.at).sum::<f64>() / count;
+        let mean = samples.iter().map(&value).sum::<f64>() / count;
+        let square = samples.iter().map(|sample| (sample.at - mean_at).powi(2)).sum::<f64>();
+        let product = samples.iter().map(|sample| (sample.at - mean_at) * (value(sample) - mean)).sum::<f64>();
+        let slope = if square > 0.0 { product / square } else { 0.0 };
+        let long = samples.last().map_or(0.0, |last| last.at) - samples.first().map_or(0.0, |first| first.at);
+        Self { mean, per_hour: slope * 3600.0, rise: slope * long }
+    }
+}
+
+/// The counters and samples of both servers.
+#[derive(Clone, Copy)]
+struct SoakTally<'a> {
+    bytes: &'a AtomicU64,
+    faults: &'a AtomicU64,
+    samples: &'a Mutex<MemorySamples>,
+}
+
+/// Cuts, silences and killed writers at a server that keeps running.
+fn links(setting: &FaultSetting, setup: &Setup, until: Instant, tally: SoakTally<'_>) -> Result<()> {
+    let mut random = setting.random("F25 links");
+    let server = setup.start()?;
+    let proxy = Proxy::start(server.address.socket, random.next(), |random| {
+        Plan::default().down(random.between(16 << 20, 512 << 20), Event::any_cut(random))
+    })?;
+    let address = server.address.through(proxy.address());
+    let mut load = ProducerLoad::new(random.fork(), LANES)?;
+    let mut wire = load.attach(&address)?;
+    let mut silent = 0;
+    let mut next = Instant::now() + Duration::from_secs(5);
+    let mut pauses = LoadPauses { name: "steady", setup, samples: tally.samples, next: Instant::now() + PAUSE_EVERY };
+    while Instant::now() < until {
+        pauses.weigh_if_due(&mut load, &mut wire, &address)?;
+        run_load_until(&mut load, &mut wire, &address, Instant::now() + Duration::from_millis(500))?;
+        if Instant::now() >= next {
+            next = Instant::now() + Duration::from_secs(random.between(5, 20));
+            if random.one_in(2) {
+                proxy.blackhole(&[Way::Up, Way::Down]);
+                silent += 1;
+                wire = link_cuts::resume(&mut load, &address, Instant::now())?.0;
+            } else {
+                let file = setup.scratch().join(format!("sink-{silent}-{}", random.next()));
+                tally.faults.fetch_add(
+                    stdin_writes::kill_writers(random.fork(), &server.address, &file, 2)?,
+                    Ordering::Relaxed,
+                );
+                std::fs::remove_file(&file)?;
+            }
+        }
+    }
+    finish(&mut load, &mut wire, &address)?;
+    tally.bytes.fetch_add(load.bytes, Ordering::Relaxed);
+    tally.faults.fetch_add(proxy.count() + silent, Ordering::Relaxed);
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))
+}
+
+/// Kills and drains of a server that is restarted.
+fn ends(setting: &FaultSetting, setup: &Setup, until: Instant, tally: SoakTally<'_>) -> Result<()> {
+    let mut random = setting.random("F25 ends");
+    let mut server = setup.start()?;
+    let mut load = ProducerLoad::new(random.fork(), LANES)?;
+    let mut wire = load.attach(&server.address)?;
+    let mut pauses = LoadPauses { name: "ended", setup, samples: tally.samples, next: Instant::now() + PAUSE_EVERY };
+    while Instant::now() < until {
+        pauses.weigh_if_due(&mut load, &mut wire, &server.address)?;
+        let pause = Duration::from_secs(random.between(5, 15));
+        run_load_until(&mut load, &mut wire, &server.address, Instant::now() + pause)?;
+        if random.one_in(2) {
+            server.kill()?;
+        } else {
+            server_shutdown::drain(server, Some((&mut load, &mut wire)))?;
+        }
+        tally.faults.fetch_add(1, Ordering::Relaxed);
+        server = setup.start()?;
+        wire = link_cuts::resume(&mut load, &server.address, Instant::now())?.0;
+    }
+    finish(&mut load, &mut wire, &server.address)?;
+    tally.bytes.fetch_add(load.bytes, Ordering::Relaxed);
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))
+}
+
+/// Load without a fault until then; a lost link is resumed.
+fn run_load_until(
+    load: &mut ProducerLoad,
+    wire: &mut WireClient,
+    address: &ServerAddress,
+    until: Instant,
+) -> Result<()> {
+    while Instant::now() < until {
+        step(load, wire, address)?;
+    }
+    Ok(())
+}
+
+/// The pauses of one server's load.
+struct LoadPauses<'a> {
+    name: &'static str,
+    setup: &'a Setup,
+    samples: &'a Mutex<MemorySamples>,
+    next: Instant,
+}
+
+impl LoadPauses<'_> {
+    fn weigh_if_due(&mut self, load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
+        if Instant::now() < self.next {
+            return Ok(());
+        }
+        drain_load(load, wire, address)?;
+        weigh(self.name, self.setup, self.samples);
+        self.next = Instant::now() + PAUSE_EVERY;
+        let begun = load.restart_lanes(LANES, wire);
+        resume_if_lost(begun, load, wire, address)
+    }
+}
+
+/// Lets the load end, and waits until its resources are released.
+fn drain_load(load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
+    load.stop_refilling();
+    while !load.is_done() {
+        step(load, wire, address)?;
+    }
+    let left = wire.call("process/list", &json!({})).context("list what is left")?;
+    ensure!(left["processes"] == json!([]), "forgotten, and still there: {left}");
+    thread::sleep(SETTLED);
+    Ok(())
+}
+
+fn finish(load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
+    drain_load(load, wire, address)?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(())
+}
+
+fn step(load: &mut ProducerLoad, wire: &mut WireClient, address: &ServerAddress) -> Result<()> {
+    let stepped = load.step(wire);
+    resume_if_lost(stepped, load, wire, address)
+}
+
+/// Resumes if the link was lost.
+fn resume_if_lost(
+    outcome: Result<()>,
+    load: &mut ProducerLoad,
+    wire: &mut WireClient,
+    address: &ServerAddress,
+) -> Result<()> {
+    match outcome {
+        Err(error) if is_lost(&error) => *wire = link_cuts::resume(load, address, Instant::now())?.0,
+        other => other?,
+    }
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! F3 and F16: stdin is written exactly once, whichever process dies and however often a write is repeated.
+//!
+//! The sink is `cat` into a file. Blocks contain their number, so the file shows what was written and how often.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use exec_server_harness::{
+    Random, records,
+    server::Setup,
+    wire::{self, ServerAddress, ServerMessage, WireClient, hello},
+};
+use serde_json::json;
+
+use super::{FaultSetting, Figures, children};
+
+/// Concurrent writers, each with its own session and sink.
+const WRITERS: u64 = 4;
+
+/// F3: clients are killed while they write. Accepted writes are in the file once, all others at most once.
+pub(super) fn killed_writer(setting: &FaultSetting) -> Result<Vec<Figures>> {
+    let kills = setting.pick(40, 300, 5000).div_ceil(WRITERS);
+    let mut random = setting.random("F3");
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    let tallies = thread::scope(|scope| {
+        let lanes: Vec<_> = (0..WRITERS)
+            .map(|lane| {
+                let (random, address) = (random.fork(), server.address.clone());
+                let file = setup.scratch().join(format!("sink-{lane}"));
+                scope.spawn(move || write_and_kill(random, &address, &file, kills))
+            })
+            .collect();
+        lanes.into_iter().map(|lane| lane.join().expect("a lane does not panic")).collect::<Result<Vec<_>>>()
+    })?;
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    let sum = |figure: fn(&StdinTally) -> u64| tallies.iter().map(figure).sum::<u64>();
+    Ok(vec![
+        Figures::default()
+            .survived(kills * WRITERS)
+            .set("sent", sum(|tally| tally.sent))
+            .set("accepted", sum(|tally| tally.accepted))
+            .set("written", sum(|tally| tally.written))
+            .set("bytes", sum(|tally| tally.bytes)),
+    ])
+}
+
+/// One writer that is killed `kills` times, checked as in F3; returns the number of kills.
+pub(super) fn kill_writers(random: Random, address: &ServerAddress, file: &Path, kills: u64) -> Result<u64> {
+    write_and_kill(random, address, file, kills)?;
+    Ok(kills)
+}
+
+/// Counts of one lane.
+struct StdinTally {
+    sent: u64,
+    accepted: u64,
+    written: u64,
+    bytes: u64,
+}
+
+fn write_and_kill(mut random: Random, address: &ServerAddress, file: &Path, kills: u64) -> Result<StdinTally> {
+    let (wire, session) = sink(address, file)?;
+    drop(wire);
+    let program = records::program()?;
+    let (mut sent, mut accepted) = (HashSet::new(), HashSet::new());
+    let mut again: Vec<u64> = Vec::new();
+    for _ in 0..kills {
+        let from = sent.iter().max().map_or(0, |number| number + 1);
+        let mut child = Command::new(&program)
+            .args(["child", "writer", &address.url, &session, "sink", &from.to_string()])
+            .args(again.iter().map(u64::to_string))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = child.stdout.take().context("standard output is a pipe")?;
+        let reader = thread::spawn(move || children::read_writer(output));
+        thread::sleep(Duration::from_millis(random.between(5, 60)));
+        child.kill()?;
+        let status = child.wait()?;
+        ensure!(status.code().is_none(), "the writer ended by itself: {status}");
+        let (new, known) = reader.join().expect("the reader does not panic")?;
+        sent.extend(new);
+        accepted.extend(known);
+        // Half of the unanswered writes are repeated under their old id, half are given up.
+        again = sent.difference(&accepted).copied().filter(|_| random.one_in(2)).collect();
+        again.sort_unstable();
+    }
+    let (mut wire, _) = WireClient::open(address, &hello(Some(&session)))?;
+    let bytes = finish(&mut wire, file)?;
+    check_blocks(&children::read_blocks(&bytes)?, &sent, &accepted).map(|written| StdinTally {
+        sent: sent.len() as u64,
+        accepted: accepted.len() as u64,
+        written,
+        bytes: bytes.len() as u64,
+    })
+}
+
+fn check_blocks(seen: &HashMap<u64, u64>, sent: &HashSet<u64>, accepted: &HashSet<u64>) -> Result<u64> {
+    for (number, times) in seen {
+        ensure!(*times == 1, "block {number} was written {times} times");
+        ensure!(sent.contains(number), "block {number} was never sent");
+    }
+    for number in accepted {
+        ensure!(seen.contains_key(number), "block {number} was accepted and is not there");
+    }
+    Ok(seen.len() as u64)
+}
+
+/// F16: two connections send each write at the same time under the same id. It is written once, and both are answered accordingly.
+pub(super) fn twice(setting: &FaultSetting) -> Result<Vec<Figures>> {
+    const BATCH: u64 = 50;
+    let writes = setting.pick(2000, 10_000, 1_000_000);
+    let setup = Setup::new(&setting.binary)?;
+    let server = setup.start()?;
+    let file = setup.scratch().join("sink");
+    let (mut owner, session) = sink(&server.address, &file)?;
+    let (mut other, other_session) = WireClient::session(&server.address)?;
+    for batch in 0..writes / BATCH {
+        let mut asked = Vec::new();
+        for number in batch * BATCH..(batch + 1) * BATCH {
+            let chunk = STANDARD.encode(children::block(number | 4));
+            let params =
+                json!({ "processId": "sink", "sessionId": session, "writeId": format!("w{number}"), "chunk": chunk });
+            asked.push((owner.send("process/write", &params)?, other.send("process/write", &params)?));
+        }
+        for (one, two) in asked {
+            for answer in [owner.answer(one)?, other.answer(two)?] {
+                ensure!(answer["status"] == "accepted", "a repeated write was answered {answer}");
+            }
+        }
+    }
+    let bytes = finish(&mut owner, &file)?;
+    other.call("session/end", &json!({}))?;
+    ensure!(!other_session.is_empty(), "the second session has no id");
+    let mut expected = 0;
+    for number in 0..writes {
+        expected += children::block(number | 4).len();
+    }
+    children::read_blocks(&bytes)?;
+    ensure!(bytes.len() == expected, "{} bytes went in, not {expected}", bytes.len());
+    server.stop()?;
+    setup.wait_gone(Duration::from_secs(5))?;
+    Ok(vec![Figures::default().survived(writes).set("bytes", bytes.len())])
+}
+
+/// A session with one process, `cat` into the file.
+fn sink(address: &ServerAddress, file: &Path) -> Result<(WireClient, String)> {
+    let (mut wire, session) = WireClient::session(address)?;
+    let file = file.to_str().context("the temporary folder is UTF-8")?;
+    let mut params = wire::start("sink", &["/bin/sh", "-c", "exec cat >\"$0\"", file]);
+    params["pipeStdin"] = json!(true);
+    wire.call("process/start", &params)?;
+    Ok((wire, session))
+}
+
+/// Closes stdin, waits for the end of `cat`, ends the session, and returns the contents of the file.
+fn finish(wire: &mut WireClient, file: &Path) -> Result<Vec<u8>> {
+    wire.call("process/closeStdin", &json!({ "processId": "sink" }))?;
+    loop {
+        match wire.next_message()? {
+            ServerMessage::Closed { .. } => break,
+            ServerMessage::Exited { code, .. } => ensure!(code == 0, "`cat` ended with {code}"),
+            _ => {}
+        }
+    }
+    let bytes = fs::read(file)?;
+    wire.call("session/end", &json!({})).context("end the session")?;
+    Ok(bytes)
+}

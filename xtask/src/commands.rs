@@ -1,0 +1,69 @@
+//! Commands that are one call of cargo: format, lint, the simulation, and the tools that are programs of their own.
+
+use std::{ffi::OsString, process::ExitCode};
+
+use anyhow::{Context, Result};
+use exec_server_workspace::cargo::{cargo, check, profile};
+
+pub(super) fn fmt(check_only: bool) -> Result<()> {
+    let mut command = cargo(&["fmt", "--all"]);
+    if check_only {
+        command.arg("--check");
+    }
+    check(&mut command)
+}
+
+pub(super) fn lint() -> Result<()> {
+    check(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+/// Options of `cargo xtask sim`.
+#[derive(clap::Args)]
+pub(super) struct SimOptions {
+    /// Replay only this seed, with its trace.
+    seed: Option<u64>,
+    /// The number of seeds to run.
+    #[arg(long, default_value_t = 200)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+}
+
+/// Runs many simulated worlds, or one with its trace. Uses a release build, in which they run many times faster.
+pub(super) fn simulate(options: &SimOptions) -> Result<()> {
+    let mut command = cargo(&["run", "--quiet", "--release", "-p", "exec-server-sim", "--example", "sim", "--"]);
+    if let Some(seed) = options.seed {
+        command.arg(seed.to_string());
+    } else {
+        command.args(["--seeds", &options.seeds.to_string(), "--from", &options.from.to_string()]);
+    }
+    check(&mut command)
+}
+
+/// A program of the folder `tools`.
+#[derive(Clone, Copy)]
+pub(super) enum Tool {
+    Faults,
+    Benchmark,
+    Interop,
+}
+
+impl Tool {
+    /// Builds and runs the tool; returns its exit code. It runs in a release build, because the load generator and the oracle must be
+    /// faster than the server. The hidden argument `--as-built` uses the debug build, which the tests have made.
+    pub(super) fn start(self, arguments: &[OsString]) -> Result<ExitCode> {
+        let package = match self {
+            Self::Faults => "exec-server-faults",
+            Self::Benchmark => "exec-server-benchmark",
+            Self::Interop => "exec-server-interop",
+        };
+        let has = |names: &[&str]| arguments.iter().any(|argument| names.iter().any(|name| argument == name));
+        // These only print, so a release build would be waste.
+        let release = !has(&["--as-built", "--list", "--help", "-h"]);
+        let mut command = cargo(&["run", "--quiet", "-p", package]);
+        command.args(profile(release)).arg("--").args(arguments.iter().filter(|argument| *argument != "--as-built"));
+        let status = command.status().with_context(|| format!("start `{command:?}`"))?;
+        Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+    }
+}
