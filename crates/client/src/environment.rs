@@ -176,7 +176,7 @@ impl RemoteSpec {
             sum.update((part.len() as u64).to_le_bytes());
             sum.update(part);
         }
-        sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(sum.finalize())
     }
 
     fn tls(&self) -> Tls {

@@ -82,9 +82,9 @@ fn encode_one(process: &ManifestEntry) -> String {
     let ManifestEntry { slot, pid, status, meta } = process;
     let LogStatus { next_seq, first_seq, released_seq, released_offset, written, dropped, exited, closed_seq, .. } =
         status;
-    let (exited_seq, exit) = exited.map_or((0, String::new()), |(seq, exit)| (seq, hex(&exit.encode())));
+    let (exited_seq, exit) = exited.map_or((0, String::new()), |(seq, exit)| (seq, hex::encode(exit.encode())));
     let closed_seq = closed_seq.unwrap_or(0);
-    let meta = hex(meta);
+    let meta = hex::encode(meta);
     format!(
         "{slot} {pid} {next_seq} {first_seq} {released_seq} {released_offset} {written} {dropped} {closed_seq} \
          {exited_seq}:{exit} :{meta}\n"
@@ -108,21 +108,10 @@ fn decode_one(line: &str) -> Option<ManifestEntry> {
     let (exited_seq, exit) = words.next()?.split_once(':')?;
     let exited_seq = exited_seq.parse().ok()?;
     if exited_seq != 0 {
-        status.exited = Some((exited_seq, Exit::decode(&unhex(exit)?)?));
+        status.exited = Some((exited_seq, Exit::decode(&hex::decode(exit).ok()?)?));
     }
-    let meta = unhex(words.next()?.strip_prefix(':')?)?;
+    let meta = hex::decode(words.next()?.strip_prefix(':')?).ok()?;
     words.next().is_none().then_some(ManifestEntry { slot, pid, status, meta })
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    rest.is_empty().then_some(())?;
-    pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
 }
 
 #[cfg(test)]

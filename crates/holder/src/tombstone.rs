@@ -37,7 +37,7 @@ impl Tombstone {
         let mut text = format!("{}\n", self.unix_seconds);
         for process in &self.processes {
             let state = if process.was_running { "running" } else { "closed" };
-            let meta: String = process.meta.iter().map(|byte| format!("{byte:02x}")).collect();
+            let meta = hex::encode(&process.meta);
             text.push_str(&format!("{} {state} {meta}\n", process.pid));
         }
         text
@@ -83,9 +83,7 @@ fn decode_process(line: &str) -> Option<ExpiredProcess> {
         "closed" => false,
         _ => return None,
     };
-    let hex = words.next()?.as_bytes();
-    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let meta = hex.chunks(2).map(byte).collect::<Option<_>>()?;
+    let meta = hex::decode(words.next()?).ok()?;
     Some(ExpiredProcess { pid, was_running, meta })
 }
 

@@ -65,7 +65,7 @@ fn marked(name: &str, tool: &ToolRef, attempt: u64) -> String {
         digest.update([0xff]);
         digest.update(attempt.to_le_bytes());
     }
-    let mark: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let mark = format!("{:x}", digest.finalize());
     let kept = name.len().min(NAME_MAX_BYTES - MARK_HEX - 1);
     // The name is ASCII here, so it can be cut at any byte.
     format!("{}_{}", &name[..kept], &mark[..MARK_HEX])

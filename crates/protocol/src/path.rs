@@ -145,8 +145,10 @@ fn resolve_uri(rest: &str) -> Result<PathBuf, PathError> {
         return Err(PathError::Foreign);
     }
     // Decode everything before splitting into segments: an encoded slash separates segments too, and that can create a dot segment.
-    let mut decoded = Vec::with_capacity(path.len());
-    percent_decode(inner, &mut decoded)?;
+    let decoded = percent_decode(inner.as_bytes()).ok_or(PathError::Malformed)?;
+    if decoded.contains(&0) {
+        return Err(PathError::Nul);
+    }
     let mut resolved = Vec::with_capacity(path.len());
     let mut segments = decoded.split(|byte| *byte == b'/').peekable();
     while let Some(segment) = segments.next() {
@@ -172,24 +174,26 @@ fn is_drive_first(bytes: &[u8]) -> bool {
         if letter.is_ascii_alphabetic() && (rest.is_empty() || rest[0] == b'/'))
 }
 
-fn percent_decode(text: &str, out: &mut Vec<u8>) -> Result<(), PathError> {
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        let value = if byte == b'%' {
-            let mut digit = || bytes.next().and_then(|b| char::from(b).to_digit(16));
-            match (digit(), digit()) {
-                (Some(high), Some(low)) => (high * 16 + low) as u8,
-                _ => return Err(PathError::Malformed),
-            }
-        } else {
-            byte
-        };
-        if value == 0 {
-            return Err(PathError::Nul);
+/// Decodes `%XX`, which stands for one byte. `None` if an escape is malformed.
+///
+/// The `percent-encoding` crate keeps a malformed escape as it is. A path or a token with one is refused here, because the sender meant
+/// something else.
+#[must_use]
+pub fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
+    // The decoded text is not longer, so the vector never moves: a caller can wipe a decoded token completely.
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        let mut value = [*byte];
+        if *byte == b'%' {
+            let (escape, after) = after.split_first_chunk::<2>()?;
+            hex::decode_to_slice(escape, &mut value).ok()?;
+            rest = after;
         }
-        out.push(value);
+        bytes.extend(value);
     }
-    Ok(())
+    Some(bytes)
 }
 
 #[cfg(test)]
@@ -202,7 +206,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Form, PathArg, PathError, to_uri};
+    use super::{Form, PathArg, PathError, percent_decode, to_uri};
 
     fn check(text: &str, expected: Result<&[u8], PathError>) {
         let resolved = PathArg::new(text).resolve();
@@ -251,6 +255,13 @@ mod tests {
         check("file:", Err(PathError::Malformed));
         check("file:///a\\b", Err(PathError::Malformed));
         check("http:///a", Err(PathError::Relative));
+    }
+
+    #[test]
+    fn percent_escapes_stand_for_bytes() {
+        assert_eq!(percent_decode(b"/a%3Fb%ff").unwrap(), b"/a?b\xff");
+        assert_eq!(percent_decode(b"/a%3"), None);
+        assert_eq!(percent_decode(b"/a%zz"), None);
     }
 
     #[test]

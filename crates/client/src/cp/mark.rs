@@ -122,7 +122,7 @@ impl MarkHeader {
     pub(super) fn new(machine: &str, from: &Path) -> Self {
         Self(format!(
             "exec-server cp, interrupted; copied again from the same source, it goes on.\n{machine}\n{}\n",
-            hex(from.as_os_str().as_bytes())
+            hex::encode(from.as_os_str().as_bytes())
         ))
     }
 
@@ -192,7 +192,7 @@ pub(super) fn part_key(machine: &str, from: &Path, source: &SourceFile, etag: Op
     sum.update(source.size.to_le_bytes());
     sum.update(source.modified.seconds.to_le_bytes());
     sum.update(source.modified.nanos.to_le_bytes());
-    hex(&sum.finalize()[..12])
+    hex::encode(&sum.finalize()[..12])
 }
 
 fn mark_path(tree: &Path) -> Option<PathBuf> {
@@ -202,14 +202,10 @@ fn mark_path(tree: &Path) -> Option<PathBuf> {
     if name.len() + 1 + SUFFIX.len() <= 255 {
         mark.push(name);
     } else {
-        mark.push(hex(&Sha256::digest(name.as_bytes())[..12]));
+        mark.push(hex::encode(&Sha256::digest(name.as_bytes())[..12]));
     }
     mark.push(SUFFIX);
     Some(dir.join(mark))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use std::{
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::{
-            ffi::OsStrExt,
             fs::{DirBuilderExt, MetadataExt},
             net::{UnixListener as StdListener, UnixStream as StdStream},
         },
@@ -174,11 +173,7 @@ fn stat(dir: &OwnedFd, name: &OsStr) -> io::Result<Stat> {
 fn beside() -> io::Result<OsString> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(io::Error::other)?;
-    let mut name = b".exec-server-".to_vec();
-    for byte in random {
-        name.extend_from_slice(format!("{byte:02x}").as_bytes());
-    }
-    Ok(OsStr::from_bytes(&name).to_owned())
+    Ok(format!(".exec-server-{}", hex::encode(random)).into())
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use exec_server_sandbox::{BuildError, BuiltView, ViewScript};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use super::{StateDir, location::hex, sessions};
+use super::{StateDir, sessions};
 use crate::core::{ArchiveFiles, DeadHolder, FoundSession, Holders, SavedClock};
 
 /// After a kill, how many times and how far apart to check that a control group is empty: one second in all. A kill
@@ -100,7 +100,7 @@ impl SpawnedHolders {
     fn make_group(&self, session: &str, dir: &OwnedFd) -> io::Result<SessionCgroup> {
         let Some(root) = &self.config.cgroups else { return Ok(SessionCgroup::default()) };
         // The name is a hash of the session id: all users can read group names, and the id gives access to the session.
-        let group = root.session(&hex(&Sha256::digest(session)[..8]))?;
+        let group = root.session(&hex::encode(&Sha256::digest(session)[..8]))?;
         sessions::write_beside(dir.as_fd(), Path::new(GROUP_NAME), &group.encode())?;
         Ok(group)
     }

@@ -25,7 +25,7 @@ pub fn slug(listeners: &[ListenUrl]) -> Option<String> {
             // them apart; the file name is there for people to read.
             let digest = Sha256::digest(path.as_os_str().as_bytes());
             let name: String = plain(&name).chars().take(64).collect();
-            Some(format!("unix-{name}-{}", hex(&digest[..8])))
+            Some(format!("unix-{name}-{}", hex::encode(&digest[..8])))
         }
         ListenUrl::Stdio => None,
     })
@@ -35,14 +35,14 @@ pub fn slug(listeners: &[ListenUrl]) -> Option<String> {
 /// control group names.
 pub fn shared_name(state_dir: &Path) -> String {
     let path = std::fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
-    format!("exec-server-{}", hex(&Sha256::digest(path.as_os_str().as_bytes())[..8]))
+    format!("exec-server-{}", hex::encode(&Sha256::digest(path.as_os_str().as_bytes())[..8]))
 }
 
 /// Creates a directory with a random name and mode 0700 in `base`.
 pub fn private_dir(base: &Path) -> io::Result<PathBuf> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(io::Error::other)?;
-    let path = base.join(format!("exec-server-{}", hex(&random)));
+    let path = base.join(format!("exec-server-{}", hex::encode(random)));
     // Not recursive, so that an existing directory of that name is an error: another user may have created it.
     DirBuilder::new().mode(0o700).create(&path)?;
     Ok(path)
@@ -57,8 +57,4 @@ fn plain(text: &str) -> String {
             _ => '_',
         })
         .collect()
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

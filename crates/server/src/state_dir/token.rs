@@ -185,18 +185,13 @@ impl TokenDigest {
 
     /// The form in a token file.
     pub(crate) fn to_hex(self) -> String {
-        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(self.0)
     }
 
     /// Parses the 64 hexadecimal digits of a token file.
     pub(crate) fn from_hex(text: &str) -> Option<Self> {
-        let digits: Option<Vec<u8>> =
-            text.chars().map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
-        let digits = digits.filter(|digits| digits.len() == 64)?;
         let mut digest = [0; 32];
-        for (byte, pair) in digest.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = pair[0] << 4 | pair[1];
-        }
+        hex::decode_to_slice(text, &mut digest).ok()?;
         Some(Self(digest))
     }
 }

@@ -90,8 +90,7 @@ impl ClientCertificate {
         if names.is_empty() {
             return None;
         }
-        let fingerprint = Sha256::digest(der).iter().map(|byte| format!("{byte:02x}")).collect();
-        Some(Self { names, fingerprint })
+        Some(Self { names, fingerprint: hex::encode(Sha256::digest(der)) })
     }
 }
 
