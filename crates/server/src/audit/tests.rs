@@ -25,6 +25,45 @@ fn changed(path: &Path, change: impl FnOnce(&mut Vec<String>)) -> String {
     verify(&[&other], ExpectedLog::default()).map_or_else(|error| error.to_string(), |report| format!("{report:?}"))
 }
 
+/// A log that was written before lines were serialized as one struct.
+const OLD_LOG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/audit.log");
+
+#[test]
+fn a_log_of_an_older_server_verifies_and_goes_on() {
+    let report = verify(&[OLD_LOG], ExpectedLog::default()).unwrap();
+    assert_eq!((report.lines, report.first_seq, report.last_seq, report.torn), (10, 1, 10, 0));
+    assert_eq!(report.after, chain::NOTHING);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    fs::copy(OLD_LOG, &path).unwrap();
+    write(&path, &["behind it"]);
+    let report = check(&path).unwrap();
+    assert_eq!((report.lines, report.last_seq), (11, 11));
+}
+
+#[test]
+fn a_line_has_the_bytes_that_older_servers_wrote() {
+    let old = fs::read_to_string(OLD_LOG).unwrap();
+    let lines: Vec<&str> = old.lines().collect();
+    let record = AuditRecord {
+        principal: Some("owner".to_owned()),
+        peer: Some("exec-server websocket unix".to_owned()),
+        session: Some("82248931".to_owned()),
+        process: Some("printf-cc7x".to_owned()),
+        method: Some("process/start"),
+        cwd: Some("/tmp/example".to_owned()),
+        tty: Some(false),
+        sandbox: Some("none"),
+        ..AuditRecord::of("process.start").argv(&["printf".to_owned(), "a\"b\\\\ü".to_owned()])
+    };
+    let before = chain::read(lines[3].as_bytes()).unwrap();
+    let mut end = chain::ChainEnd { seq: before.seq, hash: before.hash };
+    let mut out = Vec::new();
+    // 2026-11-18T16:33:08.056Z
+    chain::write(&mut out, &mut end, 1_795_019_588_056, &record);
+    assert_eq!(String::from_utf8(out).unwrap(), format!("{}\n", lines[4]));
+}
+
 // Reasons of refusals were once written in full. A name of two megabytes made a line that no verifier accepts, and a
 // longer one hid the end of the chain.
 #[test]
