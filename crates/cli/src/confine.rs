@@ -10,6 +10,7 @@ use exec_server_holder::{
 };
 use exec_server_sandbox::FileUser;
 use exec_server_server::state_dir::{SpawnedHoldersConfig, shared_name};
+use rustix::process::Resource;
 
 use crate::args;
 
@@ -74,18 +75,14 @@ fn fallback_rlimits(
         tracing::warn!(
             "no control group for `--max-pids`: RLIMIT_NPROC counts all processes of the user instead{binds}"
         );
-        limits.push((RLIMIT_NPROC, pids));
+        limits.push((Resource::Nproc as u32, pids));
     }
     if let Some(memory) = memory.filter(|_| !enforced.memory) {
         tracing::warn!("no control group for `--max-memory`: RLIMIT_DATA bounds each process by itself instead");
-        limits.push((RLIMIT_DATA, memory));
+        limits.push((Resource::Data as u32, memory));
     }
     limits
 }
-
-/// `RLIMIT_*` numbers of the kernel, the same on all architectures that we support.
-const RLIMIT_DATA: u32 = 2;
-const RLIMIT_NPROC: u32 = 6;
 
 impl RunAs {
     /// Parses `USER[:GROUP]`, each a name or a number.
