@@ -34,10 +34,6 @@ use crate::{
     calls::{MAX_CALLS, PendingCall, PendingCalls, PendingError},
 };
 
-mod url;
-
-pub use url::{ConnectError, open};
-
 /// Messages queued for the writer: 128. If the queue is full, `call` and `notify` wait.
 const OUTGOING: usize = 128;
 
@@ -49,9 +45,6 @@ const BATCH_BYTES: usize = 256 * 1024;
 
 /// Room for the envelope around the params. A larger envelope costs one reallocation.
 const ENVELOPE_BYTES: usize = 128;
-
-/// Largest message that a client opened by [`connect`] accepts: 96 MiB, the same as the server.
-const MESSAGE_MAX: usize = 96 * 1024 * 1024;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
@@ -78,12 +71,6 @@ pub struct Notification {
     pub method: String,
     /// The params as received. `None` if they are missing or null.
     pub params: Option<Box<RawValue>>,
-}
-
-/// Connects to `ws://host:port/?token=..` or `unix:///path?token=..` and upgrades to WebSocket; see [`open`].
-pub async fn connect(url: &str) -> Result<RawClient, ConnectError> {
-    let (stream, framing) = open(url, MESSAGE_MAX).await?;
-    Ok(RawClient::new(stream, framing))
 }
 
 /// Receives the server's notifications inside the reader task, so that no queue is needed between the two.

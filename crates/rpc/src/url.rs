@@ -1,62 +1,92 @@
-//! Parses the parts of a server's URL.
+//! Parses `[user@]host[:port][/path][?query]`, the part of a URL after its scheme.
 //!
-//! It works on text only and opens nothing. Errors never contain the URL, because its query may hold a token.
+//! The grammar is the one that the `url` crate has for unknown schemes. Its rules for `ws` and `wss` are those of
+//! browsers, which are wrong for an address that a person configures: they accept `ws:host` and backslashes, read
+//! `127.1` as `127.0.0.1`, and do not tell port 80 from a missing port.
+//!
+//! Errors never contain the URL, because its query may hold a token.
+
+use exec_server_protocol::path::percent_decode;
+pub use url::Host;
+use url::{ParseError, Url};
 
 /// Why a URL is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{what}")]
-pub struct InvalidUrl {
-    /// The problem. Never contains a part of the URL.
-    pub what: &'static str,
+#[error("{}", self.what())]
+pub enum InvalidUrl {
+    /// `url` would remove such characters without an error.
+    Character,
+    User,
+    Host,
+    Port,
 }
 
-/// Splits `host:port`. An IPv6 address is in brackets, which are removed.
-pub fn split_authority(authority: &str, default_port: u16) -> Result<(&str, u16), InvalidUrl> {
-    if authority.contains('@') {
-        return Err(InvalidUrl { what: "user in the authority" });
-    }
-    let (host, port) = match authority.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').ok_or(InvalidUrl { what: "bracket is not closed" })?,
-        None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
-    };
-    if host.is_empty() {
-        return Err(InvalidUrl { what: "host is empty" });
-    }
-    match port.strip_prefix(':') {
-        // Rust parses `+1` as a number, but other implementations do not.
-        Some(port) if port.starts_with('+') => Err(InvalidUrl { what: "port is not a number below 65536" }),
-        Some(port) => match port.parse() {
-            Ok(port) => Ok((host, port)),
-            Err(_) => Err(InvalidUrl { what: "port is not a number below 65536" }),
-        },
-        None if port.is_empty() => Ok((host, default_port)),
-        None => Err(InvalidUrl { what: "text after the bracket" }),
-    }
+/// The parts of a URL. `.` and `..` are removed from the path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UrlParts {
+    /// The decoded name of the user.
+    pub user: Option<String>,
+    /// An address in brackets, or a name. An IPv4 address is a name.
+    pub host: Host,
+    pub port: Option<u16>,
+    /// Percent-encoded. Empty, or begins with a slash.
+    pub path: String,
+    /// Percent-encoded.
+    pub query: Option<String>,
 }
 
-/// Returns the target of a request line, which always starts with a slash.
-pub fn origin_form(target: &str) -> String {
-    if target.starts_with('/') { target.to_owned() } else { format!("/{target}") }
-}
-
-/// Decodes `%XX`, which stands for one byte.
-pub fn percent_decode(text: &str) -> Result<Vec<u8>, InvalidUrl> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, tail)) = rest.split_first() {
-        rest = tail;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
+impl UrlParts {
+    /// Parses the text after `://`. A fragment is ignored.
+    pub fn parse(text: &str) -> Result<Self, InvalidUrl> {
+        if text.contains(char::is_control) || text.ends_with(' ') {
+            return Err(InvalidUrl::Character);
         }
-        let digit = |at: usize| tail.get(at).and_then(|&digit| char::from(digit).to_digit(16));
-        let (Some(high), Some(low)) = (digit(0), digit(1)) else {
-            return Err(InvalidUrl { what: "`%` without two hexadecimal digits" });
-        };
-        bytes.push((high * 16 + low) as u8);
-        rest = &tail[2..];
+        // `url` drops an empty user, password and port without an error.
+        let authority = text.split(['/', '?', '#']).next().unwrap_or_default();
+        if authority.starts_with('@') || authority.contains(":@") {
+            return Err(InvalidUrl::User);
+        }
+        if authority.ends_with(':') {
+            return Err(InvalidUrl::Port);
+        }
+        let url = Url::parse(&format!("exec-server://{text}")).map_err(|error| match error {
+            ParseError::InvalidPort => InvalidUrl::Port,
+            _ => InvalidUrl::Host,
+        })?;
+        let user = percent_decode(url.username().as_bytes()).and_then(|user| String::from_utf8(user).ok());
+        if url.password().is_some() {
+            return Err(InvalidUrl::User);
+        }
+        Ok(Self {
+            user: Some(user.ok_or(InvalidUrl::User)?).filter(|user| !user.is_empty()),
+            host: url.host().filter(is_host).ok_or(InvalidUrl::Host)?.to_owned(),
+            port: url.port(),
+            path: url.path().to_owned(),
+            query: url.query().map(str::to_owned),
+        })
     }
-    Ok(bytes)
+}
+
+impl InvalidUrl {
+    /// The problem. Never contains a part of the URL.
+    #[must_use]
+    pub const fn what(self) -> &'static str {
+        match self {
+            Self::Character => "the address has a control character, or a blank at its end",
+            Self::User => "the user is empty, or has a password",
+            Self::Host => "the host is neither a name nor an address",
+            Self::Port => "the port is not a number below 65536",
+        }
+    }
+}
+
+/// Whether a name is safe as an argument of a program and in a header.
+fn is_host(host: &Host<&str>) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    match host {
+        Host::Domain(name) => !name.is_empty() && !name.starts_with('-') && name.bytes().all(is_plain),
+        Host::Ipv4(_) | Host::Ipv6(_) => true,
+    }
 }
 
 #[cfg(test)]
@@ -64,29 +94,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn authorities_give_host_and_port() {
-        for (authority, expected) in [
-            ("127.0.0.1:8080", Some(("127.0.0.1", 8080))),
-            ("example.org", Some(("example.org", 80))),
-            ("[::1]:9", Some(("::1", 9))),
-            ("[::1]", Some(("::1", 80))),
-            ("", None),
-            (":80", None),
-            ("host:", None),
-            ("host:65536", None),
-            ("host:+1", None),
-            ("[::1", None),
-            ("[::1]9", None),
-            ("user@host:1", None),
+    fn the_parts_of_a_url_are_found() {
+        for (text, host, port) in [
+            ("127.0.0.1:8080", "127.0.0.1", Some(8080)),
+            ("example.org", "example.org", None),
+            ("127.1:80", "127.1", Some(80)),
+            ("[::1]:9", "[::1]", Some(9)),
+            ("[::1]", "[::1]", None),
         ] {
-            assert_eq!(split_authority(authority, 80).ok(), expected, "{authority}");
+            let parts = UrlParts::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!((parts.host.to_string().as_str(), parts.port), (host, port), "{text}");
+            assert_eq!((parts.user, parts.path.as_str(), parts.query), (None, "", None), "{text}");
         }
+        let parts = UrlParts::parse("me@corp@h:1/a%20b/c?d=%20&e#f").unwrap();
+        assert_eq!((parts.user.as_deref(), parts.port), (Some("me@corp"), Some(1)));
+        assert_eq!((parts.path.as_str(), parts.query.as_deref()), ("/a%20b/c", Some("d=%20&e")));
     }
 
     #[test]
-    fn percent_escapes_stand_for_bytes() {
-        assert_eq!(percent_decode("/a%3Fb%ff").unwrap(), b"/a?b\xff");
-        assert!(percent_decode("/a%3").is_err());
-        assert!(percent_decode("/a%zz").is_err());
+    fn incomplete_authorities_are_refused() {
+        for (text, error) in [
+            ("", InvalidUrl::Host),
+            (":80", InvalidUrl::Host),
+            ("host:", InvalidUrl::Port),
+            ("host:65536", InvalidUrl::Port),
+            ("host:+1", InvalidUrl::Port),
+            ("host:-1/", InvalidUrl::Port),
+            ("[::1", InvalidUrl::Host),
+            ("[::1]9", InvalidUrl::Host),
+            ("[host]", InvalidUrl::Host),
+            ("-host", InvalidUrl::Host),
+            ("h%41", InvalidUrl::Host),
+            ("h\\path", InvalidUrl::Host),
+            ("/path", InvalidUrl::Host),
+            ("@host:1", InvalidUrl::User),
+            ("user:@host:1", InvalidUrl::User),
+            ("user:word@host:1", InvalidUrl::User),
+            ("ho\nst", InvalidUrl::Character),
+            ("host:1 ", InvalidUrl::Character),
+        ] {
+            assert_eq!(UrlParts::parse(text), Err(error), "{text}");
+        }
     }
 }

@@ -1,25 +1,28 @@
 //! Splits a command line into words with a shell's rules for quotes and backslashes, without any expansion.
+//!
+//! Not the crate `shlex`: it drops a word that begins with `#` and all words after it as a comment, without an option to
+//! keep them. `stdio:connect #1` would then run another command than the one that was written.
 
-use exec_server_rpc::url::InvalidUrl;
+use super::target::TargetError;
 
 /// Splits `text` at blanks.
 ///
 /// Between single quotes every character stands for itself. Between double quotes a backslash escapes `"`, `\`, `$` and the backtick, and
 /// is literal before other characters. Outside of quotes a backslash escapes any next character.
-pub(super) fn split(text: &str) -> Result<Vec<String>, InvalidUrl> {
+pub(super) fn split(text: &str) -> Result<Vec<String>, TargetError> {
     let mut words = Vec::new();
     // `None` between words. `''` is a word; a run of blanks is not.
     let mut word: Option<String> = None;
     let mut chars = text.chars();
     while let Some(char) = chars.next() {
         match char {
-            '\0' => return Err(InvalidUrl { what: "NUL character in the command" }),
+            '\0' => return Err(TargetError::new("NUL character in the command")),
             ' ' | '\t' | '\n' | '\r' => words.extend(word.take()),
             '\'' => single_quoted(&mut chars, word.get_or_insert_default())?,
             '"' => double_quoted(&mut chars, word.get_or_insert_default())?,
             '\\' => match chars.next() {
                 Some(char) => word.get_or_insert_default().push(char),
-                None => return Err(InvalidUrl { what: "backslash at the end" }),
+                None => return Err(TargetError::new("backslash at the end")),
             },
             char => word.get_or_insert_default().push(char),
         }
@@ -29,19 +32,19 @@ pub(super) fn split(text: &str) -> Result<Vec<String>, InvalidUrl> {
 }
 
 /// Reads up to the closing quote.
-fn single_quoted(chars: &mut std::str::Chars<'_>, word: &mut String) -> Result<(), InvalidUrl> {
+fn single_quoted(chars: &mut std::str::Chars<'_>, word: &mut String) -> Result<(), TargetError> {
     loop {
         match chars.next() {
             Some('\'') => return Ok(()),
             Some(char) => word.push(char),
-            None => return Err(InvalidUrl { what: "single quote is not closed" }),
+            None => return Err(TargetError::new("single quote is not closed")),
         }
     }
 }
 
 /// Reads up to the closing quote.
-fn double_quoted(chars: &mut std::str::Chars<'_>, word: &mut String) -> Result<(), InvalidUrl> {
-    const UNCLOSED: InvalidUrl = InvalidUrl { what: "double quote is not closed" };
+fn double_quoted(chars: &mut std::str::Chars<'_>, word: &mut String) -> Result<(), TargetError> {
+    const UNCLOSED: TargetError = TargetError::new("double quote is not closed");
     loop {
         match chars.next().ok_or(UNCLOSED)? {
             '"' => return Ok(()),

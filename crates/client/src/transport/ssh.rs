@@ -14,13 +14,13 @@ use std::{
     time::Duration,
 };
 
-use exec_server_protocol::limits;
-use exec_server_rpc::{Framing, url};
+use exec_server_protocol::{limits, path::percent_decode};
+use exec_server_rpc::{Framing, url::UrlParts};
 
 use super::{
     BoxFuture, Carrier, Connect, Connection, launch,
     program::{self, EndScope, ProgramExit, RunningProgram},
-    target::{TargetError, is_host},
+    target::{BAD_ESCAPE, TargetError, host_name},
 };
 use crate::error::{ConnectFailure, Error};
 
@@ -97,30 +97,20 @@ impl Ssh {
         if rest.contains(['?', '#']) {
             return Err(TargetError::new("`ssh://` takes no query; write `?` and `#` as `%3F` and `%23`"));
         }
-        let (login, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let (user, authority) = match login.rsplit_once('@') {
-            Some((user, authority)) => (Some(user), authority),
-            None => (None, login),
-        };
-        if user.is_some_and(|user| !is_user(user)) {
+        let url = UrlParts::parse(rest)?;
+        if url.user.as_deref().is_some_and(|user| !is_user(user)) {
             return Err(TargetError::new("the user is not a plain name; passwords are ssh's to ask for"));
         }
-        let (host, port) = url::split_authority(authority, 0)?;
-        if !is_host(host, authority.starts_with('[')) {
-            return Err(TargetError::new("the host is neither a name nor an address"));
-        }
-        let bare = if authority.starts_with('[') { host.len() + 2 } else { host.len() };
-        let port = (authority.len() > bare).then_some(port);
-        if port == Some(0) {
+        if url.port == Some(0) {
             return Err(TargetError::new("port 0 cannot be connected to"));
         }
         Ok(Self {
             program: "ssh".into(),
             options: Vec::new(),
-            user: user.map(str::to_owned),
-            host: host.to_owned(),
-            port,
-            server: server_path(path)?,
+            host: host_name(&url.host),
+            port: url.port,
+            server: server_path(&url.path)?,
+            user: url.user,
             has_answered: AnsweredFlag::default(),
         })
     }
@@ -200,7 +190,7 @@ impl Ssh {
 /// Whether a user name contains only characters that are safe in a command of an ssh configuration.
 fn is_user(user: &str) -> bool {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'+' | b'@');
-    !user.is_empty() && !user.starts_with('-') && user.bytes().all(is_name)
+    !user.starts_with('-') && user.bytes().all(is_name)
 }
 
 /// The remote program that the path of a URL names.
@@ -208,7 +198,8 @@ fn server_path(path: &str) -> Result<Option<String>, TargetError> {
     if path.is_empty() || path == "/" {
         return Ok(None);
     }
-    let path = String::from_utf8(url::percent_decode(path)?).map_err(|_| TargetError::new("the path is not UTF-8"))?;
+    let path = percent_decode(path.as_bytes()).ok_or(BAD_ESCAPE)?;
+    let path = String::from_utf8(path).map_err(|_| TargetError::new("the path is not UTF-8"))?;
     if path.contains(char::is_control) {
         return Err(TargetError::new("control character in the path"));
     }

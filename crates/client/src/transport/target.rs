@@ -5,13 +5,13 @@
 use std::{
     ffi::OsString,
     fmt,
-    net::Ipv6Addr,
     os::unix::ffi::{OsStrExt as _, OsStringExt as _},
     path::{Path, PathBuf},
     str::FromStr,
 };
 
-use exec_server_rpc::url::{self, InvalidUrl};
+use exec_server_protocol::path::percent_decode;
+use exec_server_rpc::url::{Host, InvalidUrl, UrlParts};
 
 use super::{
     command_line,
@@ -31,6 +31,8 @@ pub struct TargetError {
     /// The problem with the address.
     what: &'static str,
 }
+
+pub(super) const BAD_ESCAPE: TargetError = TargetError { what: "`%` without two hexadecimal digits" };
 
 /// The address of a server, and the token that was part of it. Neither `Display` nor `Debug` shows a token or a query.
 ///
@@ -64,7 +66,7 @@ pub(super) struct WebSocket {
     /// A name or an address; IPv6 without brackets.
     pub(super) host: String,
     pub(super) port: u16,
-    /// Host and port as they were written, for the `Host` header.
+    /// Host and port for the `Host` header.
     pub(super) authority: String,
     /// The request target, without the token.
     pub(super) path_and_query: String,
@@ -160,30 +162,43 @@ impl FromStr for Target {
 
 fn web_socket(scheme: WebSocketScheme, rest: &str) -> Result<Target, TargetError> {
     let rest = without_fragment(rest);
-    let (authority, target) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-    let (host, port) = url::split_authority(authority, scheme.port())?;
-    if !is_host(host, authority.starts_with('[')) {
-        return Err(TargetError { what: "the host is neither a name nor an address" });
+    check_plain(rest)?;
+    let url = UrlParts::parse(rest)?;
+    if url.user.is_some() {
+        return Err(TargetError { what: "there is a user in the address" });
     }
-    if port == 0 {
+    if url.port == Some(0) {
         return Err(TargetError { what: "port 0 cannot be connected to" });
     }
-    let (path_and_query, token) = split_token(&url::origin_form(target))?;
-    let (host, authority) = (host.to_owned(), authority.to_owned());
-    Ok(Target { transport: Transport::WebSocket(WebSocket { scheme, host, port, authority, path_and_query }), token })
+    let path = if url.path.is_empty() { "/" } else { &url.path };
+    let (path_and_query, token) = split_token(path, url.query.as_deref())?;
+    let socket = WebSocket {
+        scheme,
+        port: url.port.unwrap_or(scheme.port()),
+        authority: match url.port {
+            Some(port) => format!("{}:{port}", url.host),
+            None => url.host.to_string(),
+        },
+        host: host_name(&url.host),
+        path_and_query,
+    };
+    Ok(Target { transport: Transport::WebSocket(socket), token })
 }
 
+/// The address has no authority, so nothing is left for a URL parser but the path. A URL parser removes `..` from it,
+/// and the kernel follows symbolic links first.
 fn unix_socket(rest: &str) -> Result<Target, TargetError> {
     let rest = without_fragment(rest);
-    let (path, query) = rest.split_at(rest.find('?').unwrap_or(rest.len()));
+    let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
     if !path.starts_with('/') {
         return Err(TargetError { what: "the path of the socket is not absolute" });
     }
-    let path = url::percent_decode(path)?;
+    let path = percent_decode(path.as_bytes()).ok_or(BAD_ESCAPE)?;
     if path.contains(&0) {
         return Err(TargetError { what: "NUL character in the path" });
     }
-    let (path_and_query, token) = split_token(&url::origin_form(query))?;
+    check_plain(query.unwrap_or_default())?;
+    let (path_and_query, token) = split_token("/", query)?;
     let path = PathBuf::from(OsString::from_vec(path));
     Ok(Target { transport: Transport::Unix(UnixSocket { path, path_and_query }), token })
 }
@@ -200,28 +215,32 @@ fn without_fragment(text: &str) -> &str {
     text.split_once('#').map_or(text, |(text, _)| text)
 }
 
-/// Whether the text is a host name or an address. Only an IPv6 address may be in brackets.
-pub(super) fn is_host(host: &str, is_bracketed: bool) -> bool {
-    if is_bracketed {
-        return host.parse::<Ipv6Addr>().is_ok();
-    }
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-    !host.is_empty() && !host.starts_with('-') && host.bytes().all(is_name)
+/// Checks that a request line can contain the text as it is.
+fn check_plain(text: &str) -> Result<(), TargetError> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic());
+    is_plain.then_some(()).ok_or(TargetError { what: "blank, control or non-ASCII character: write it as `%XX`" })
 }
 
-/// Moves the token out of a request target.
-fn split_token(target: &str) -> Result<(String, Option<Token>), TargetError> {
-    if !target.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(TargetError { what: "blank, control or non-ASCII character: write it as `%XX`" });
+/// A host without the brackets of an IPv6 address.
+pub(super) fn host_name(host: &Host) -> String {
+    match host {
+        Host::Domain(name) => name.clone(),
+        Host::Ipv4(address) => address.to_string(),
+        Host::Ipv6(address) => address.to_string(),
     }
-    let Some((path, query)) = target.split_once('?') else { return Ok((target.to_owned(), None)) };
-    let (mut token, mut others) = (None, Vec::new());
+}
+
+/// Returns the request target without its token, and the token.
+fn split_token(path: &str, query: Option<&str>) -> Result<(String, Option<Token>), TargetError> {
+    let Some(query) = query else { return Ok((path.to_owned(), None)) };
+    let mut token = None;
+    let mut others = Vec::new();
     for pair in query.split('&') {
         let Some(value) = pair.strip_prefix("token=") else {
             others.push(pair);
             continue;
         };
-        let value = zeroize::Zeroizing::new(url::percent_decode(value)?);
+        let value = zeroize::Zeroizing::new(percent_decode(value.as_bytes()).ok_or(BAD_ESCAPE)?);
         if token.replace(Token::new(value.as_slice())?).is_some() {
             return Err(TargetError { what: "more than one token" });
         }
@@ -270,8 +289,8 @@ impl TargetError {
 }
 
 impl From<InvalidUrl> for TargetError {
-    fn from(InvalidUrl { what }: InvalidUrl) -> Self {
-        Self { what }
+    fn from(error: InvalidUrl) -> Self {
+        Self { what: error.what() }
     }
 }
 

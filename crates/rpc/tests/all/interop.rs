@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use exec_server_rpc::{ByteStream, CloseReason, Framing, InboundFrame, Outbox, Receiver, WebSocketRole, client};
+use exec_server_rpc::{
+    ByteStream, CloseReason, Framing, InboundFrame, Outbox, Receiver, WebSocketRole, client::RawClient, handshake,
+};
 use futures_util::{SinkExt as _, StreamExt as _};
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_tungstenite::{
     WebSocketStream, accept_async,
     tungstenite::{
@@ -17,6 +19,7 @@ use tokio_tungstenite::{
 use crate::upgrade;
 
 const MAX: usize = 96 * 1024 * 1024;
+const CLIENT: Framing = Framing::WebSocket { role: WebSocketRole::Client, max: MAX };
 const LARGE: usize = 20 * 1024 * 1024;
 
 /// Our end of a connection.
@@ -56,14 +59,12 @@ async fn sockets() -> (TcpStream, TcpStream) {
 
 /// Our client with a tungstenite server.
 async fn our_client() -> (OurEnd, WebSocketStream<TcpStream>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("ws://{}/?token=t", listener.local_addr().unwrap());
-    let (ours, theirs) = tokio::join!(client::open(&url, MAX), async {
-        let (socket, _) = listener.accept().await.unwrap();
-        tokio_tungstenite::accept_async_with_config(socket, Some(strict())).await.unwrap()
-    });
-    let (stream, framing) = ours.unwrap();
-    (OurEnd::new(stream, framing), theirs)
+    let (ours, theirs) = sockets().await;
+    let (ours, theirs) = tokio::join!(
+        handshake::connect(ours.into(), "h", "/?token=t", &[]),
+        tokio_tungstenite::accept_async_with_config(theirs, Some(strict()))
+    );
+    (OurEnd::new(ours.unwrap(), CLIENT), theirs.unwrap())
 }
 
 /// Our server with a tungstenite client.
@@ -173,11 +174,10 @@ async fn websocket_connection_keeps_outbound_message_while_send_is_backpressured
 
 #[tokio::test]
 async fn the_raw_client_answers_pings_and_closes_and_ignores_pongs() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("ws://{}", listener.local_addr().unwrap());
-    let (client, mut theirs) =
-        tokio::join!(client::connect(&url), async { accept_async(listener.accept().await.unwrap().0).await.unwrap() });
-    let client = Arc::new(client.unwrap());
+    let (ours, theirs) = sockets().await;
+    let (ours, theirs) = tokio::join!(handshake::connect(ours.into(), "h", "/", &[]), accept_async(theirs));
+    let mut theirs = theirs.unwrap();
+    let client = Arc::new(RawClient::new(ours.unwrap(), CLIENT));
     theirs.send(Message::Pong("unasked".into())).await.unwrap();
     theirs.send(Message::Ping("asked".into())).await.unwrap();
     assert_eq!(theirs.next().await.unwrap().unwrap(), Message::Pong("asked".into()));
@@ -193,14 +193,15 @@ async fn the_raw_client_connects_over_a_unix_socket_and_passes_the_token() {
     std::fs::create_dir(&dir).unwrap();
     let path = dir.join("s?ck");
     let listener = UnixListener::bind(&path).unwrap();
-    let url = format!("unix://{}?token=abc", path.to_str().unwrap().replace('?', "%3F"));
-    let (client, (head, mut stream)) = tokio::join!(client::connect(&url), async {
-        let mut stream = ByteStream::from(listener.accept().await.unwrap().0);
-        (upgrade::accept(&mut stream).await, stream)
-    });
+    let ours = UnixStream::connect(&path).await.unwrap();
+    let (ours, (head, mut stream)) =
+        tokio::join!(handshake::connect(ours.into(), "localhost", "/?token=abc", &[]), async {
+            let mut stream = ByteStream::from(listener.accept().await.unwrap().0);
+            (upgrade::accept(&mut stream).await, stream)
+        });
     std::fs::remove_dir_all(&dir).unwrap();
     assert!(head.starts_with("GET /?token=abc HTTP/1.1\r\n"), "{head}");
-    let client = client.unwrap();
+    let client = RawClient::new(ours.unwrap(), CLIENT);
     client.notify("hello", &()).await.unwrap();
     client.close().await;
     let framing = Framing::WebSocket { role: WebSocketRole::Server, max: MAX };

@@ -2,10 +2,12 @@
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     str::FromStr,
 };
+
+use exec_server_rpc::url::{Host, InvalidUrl, UrlParts};
 
 /// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +28,8 @@ pub enum ListenUrlError {
     #[error("`{text}` is none of `ws://IP:PORT`, `wss://IP:PORT`, `unix:///path`, `stdio`")]
     Unknown { text: String },
     /// Host names are refused, because they may resolve to another address later.
-    #[error("`{host}` is not an IP address; host names other than `localhost` are not accepted in `ws://IP:PORT`")]
-    HostName { host: String },
+    #[error("`{text}` has no IP address; host names other than `localhost` are not accepted in `ws://IP:PORT`")]
+    HostName { text: String },
     /// The port is missing, not a number, or above 65535.
     #[error("`{text}` has no valid port; write `ws://IP:PORT`, with port 0 for any free one")]
     Port { text: String },
@@ -82,29 +84,24 @@ impl fmt::Display for ListenUrl {
 }
 
 fn address(text: &str, rest: &str) -> Result<SocketAddr, ListenUrlError> {
-    let authority = rest.strip_suffix('/').unwrap_or(rest);
-    if authority.contains(['/', '?', '#', '@']) {
-        return Err(ListenUrlError::Path { text: text.to_owned() });
+    let text = || text.to_owned();
+    if rest.strip_suffix('/').unwrap_or(rest).contains(['/', '?', '#', '@']) {
+        return Err(ListenUrlError::Path { text: text() });
     }
-    let port_error = || ListenUrlError::Port { text: text.to_owned() };
-    let (host, port) = match authority.strip_prefix('[') {
-        Some(inner) => inner.split_once("]:").ok_or_else(port_error)?,
-        None => authority.rsplit_once(':').ok_or_else(port_error)?,
-    };
-    let ip = if authority.starts_with("localhost:") {
+    let url = UrlParts::parse(rest).map_err(|error| match error {
+        InvalidUrl::Host => ListenUrlError::HostName { text: text() },
+        InvalidUrl::Port => ListenUrlError::Port { text: text() },
+        InvalidUrl::Character | InvalidUrl::User => ListenUrlError::Unknown { text: text() },
+    })?;
+    let ip = match url.host {
         // The only host name that means the same address everywhere.
-        Some(IpAddr::V4(Ipv4Addr::LOCALHOST))
-    } else if authority.starts_with('[') {
-        host.parse::<Ipv6Addr>().ok().map(IpAddr::V6)
-    } else {
-        host.parse::<Ipv4Addr>().ok().map(IpAddr::V4)
+        Host::Domain(name) if name == "localhost" => Some(Ipv4Addr::LOCALHOST.into()),
+        Host::Domain(name) => name.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
+        Host::Ipv4(ip) => Some(ip.into()),
+        Host::Ipv6(ip) => Some(ip.into()),
     };
-    let ip = ip.ok_or_else(|| ListenUrlError::HostName { host: host.to_owned() })?;
-    // `parse` alone would accept `+80`.
-    if !port.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(port_error());
-    }
-    let port = port.parse().map_err(|_| port_error())?;
+    let ip = ip.ok_or_else(|| ListenUrlError::HostName { text: text() })?;
+    let port = url.port.ok_or_else(|| ListenUrlError::Port { text: text() })?;
     Ok(SocketAddr::new(ip, port))
 }
 
