@@ -20,9 +20,9 @@
 mod error;
 mod file;
 mod lazy;
+mod table;
 #[cfg(test)]
 mod tests;
-mod toml_table;
 
 pub use error::{EnvironmentError, KeyFault};
 pub use file::{Choice, Environments, Identity, LOCAL, NONE, REMOTE, RemoteSpec};

@@ -77,17 +77,13 @@ pub enum EnvironmentError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyFault {
-    /// The key does not exist.
-    #[error("unknown; known are {}", NameList(known))]
-    UnknownKey {
-        /// The keys that exist in this place.
-        known: Vec<String>,
-    },
-    /// The value has the wrong type.
-    #[error("must be {expected}")]
-    Type {
-        /// The expected type.
-        expected: &'static str,
+    /// The key does not exist, or its value has the wrong type.
+    #[error("{reason}{}", LineSuffix(*line))]
+    Value {
+        /// The line of the key or the value, from 1, if known.
+        line: Option<usize>,
+        /// What is wrong, and what is allowed.
+        reason: String,
     },
     /// A required key is missing.
     #[error("missing; every environment needs one")]

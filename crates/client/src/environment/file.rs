@@ -26,9 +26,10 @@ use std::{
     time::Duration,
 };
 
-use toml::Table;
-
-use super::{EnvironmentError, KeyFault, toml_table::TomlTable};
+use super::{
+    EnvironmentError, KeyFault,
+    table::{self, EntryTable, FileTable},
+};
 use crate::transport::{Launch, Target, TargetError};
 
 /// The name of this machine.
@@ -42,25 +43,6 @@ pub const REMOTE: &str = "remote";
 
 /// The longest id, in characters.
 const ID_MAX: usize = 64;
-
-const FILE_KEYS: &[&str] = &["default", "include_local", "environments"];
-
-const KEYS: &[&str] = &[
-    "id",
-    "url",
-    "program",
-    "args",
-    "env",
-    "cwd",
-    "path",
-    "connect_timeout_sec",
-    "initialize_timeout_sec",
-    "token_file",
-    "ca_file",
-    "client_cert",
-    "client_key",
-    "insecure_plaintext",
-];
 
 /// Where processes run.
 #[derive(Debug, Clone)]
@@ -140,25 +122,27 @@ impl Environments {
 
     /// Parses the text of a file. `path` is the file's name in errors. Relative paths in the file start from its directory.
     pub fn parse(text: &str, path: &Path) -> Result<Self, EnvironmentError> {
-        let table: Table = text.parse().map_err(|error: toml::de::Error| EnvironmentError::Syntax {
-            path: path.to_owned(),
-            line: error.span().and_then(|span| Some(text.get(..span.start)?.split('\n').count())),
-            reason: error.message().to_owned(),
-        })?;
-        let file = TomlTable { path, environment: None, table: &table };
-        file.check_known(FILE_KEYS)?;
+        let file: FileTable = toml::from_str(text).map_err(|error| table::file_error(text, path, &error))?;
         let mut all = Self::empty(path);
-        all.includes_local = file.flag("include_local")?.unwrap_or(true);
-        for (at, entry) in file.entries("environments")?.enumerate() {
-            let spec = entry_at(path, at, entry)?;
-            if all.get(&spec.id).is_some() {
-                let keys = TomlTable { path, environment: Some(spec.id.clone()), table: entry };
-                return Err(keys.fault("id", KeyFault::Duplicate { id: spec.id }));
+        all.includes_local = file.include_local.unwrap_or(true);
+        for (at, entry) in file.environments.into_iter().enumerate() {
+            // Errors name the entry by its position until its id is known to be valid.
+            let mut reader = EntryReader { path, environment: format!("#{}", at + 1) };
+            let id = entry.id.clone().ok_or_else(|| reader.fault("id", KeyFault::Missing))?;
+            check_id(&id).map_err(|fault| reader.fault("id", fault))?;
+            reader.environment.clone_from(&id);
+            if all.get(&id).is_some() {
+                return Err(reader.fault("id", KeyFault::Duplicate { id }));
             }
-            all.specs.push(spec);
+            all.specs.push(reader.spec(id, entry)?);
         }
-        if let Some(default) = file.text("default")? {
-            all.default = Some(all.known_default(default).map_err(|fault| file.fault("default", fault))?);
+        if let Some(default) = &file.default {
+            all.default = Some(all.known_default(default).map_err(|fault| EnvironmentError::Key {
+                path: path.to_owned(),
+                environment: None,
+                key: "default".to_owned(),
+                fault,
+            })?);
         }
         Ok(all)
     }
@@ -241,76 +225,85 @@ impl RemoteSpec {
     }
 }
 
-/// Parses one entry of `[[environments]]`.
-fn entry_at(path: &Path, at: usize, table: &Table) -> Result<RemoteSpec, EnvironmentError> {
-    // Errors name the entry by its position until its id is known to be valid.
-    let mut keys = TomlTable { path, environment: Some(format!("#{}", at + 1)), table };
-    let id = keys.text("id")?.ok_or_else(|| keys.fault("id", KeyFault::Missing))?;
-    check_id(id).map_err(|fault| keys.fault("id", fault))?;
-    keys.environment = Some(id.to_owned());
-    keys.check_known(KEYS)?;
-    let mut spec = server(&keys, id)?;
-    spec.connect_timeout = keys.seconds("connect_timeout_sec")?;
-    spec.initialize_timeout = keys.seconds("initialize_timeout_sec")?;
-    spec.token_file = keys.file("token_file")?;
-    spec.ca_file = keys.file("ca_file")?;
-    spec.insecure_plaintext = keys.flag("insecure_plaintext")?.unwrap_or(false);
-    spec.path = keys.texts("path")?.into_iter().map(str::to_owned).collect();
-    if let Some(bad) = spec.path.iter().find(|dir| !is_search_directory(dir)) {
-        return Err(keys.fault("path", KeyFault::SearchDirectory { directory: bad.clone() }));
-    }
-    if keys.text("program")?.is_none() {
-        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-        spec.env = keys.pairs("env")?.into_iter().map(owned).collect();
-    }
-    spec.identity = match (keys.file("client_cert")?, keys.file("client_key")?) {
-        (Some(cert), Some(key)) => Some(Identity { cert, key }),
-        (Some(_), None) => return Err(keys.fault("client_cert", KeyFault::Needs { other: "client_key" })),
-        (None, Some(_)) => return Err(keys.fault("client_key", KeyFault::Needs { other: "client_cert" })),
-        (None, None) => None,
-    };
-    check_use(&keys)?;
-    Ok(spec)
+/// Checks one entry of `[[environments]]`. Errors name the file, the environment and the key.
+struct EntryReader<'a> {
+    path: &'a Path,
+    environment: String,
 }
 
-/// The address of the server: a URL or a program.
-fn server(keys: &TomlTable<'_>, id: &str) -> Result<RemoteSpec, EnvironmentError> {
-    let (url, program) = (keys.text("url")?, keys.text("program")?);
-    if program.is_none()
-        && let Some(key) = ["args", "cwd"].into_iter().find(|key| keys.table.contains_key(*key))
-    {
-        return Err(keys.fault(key, KeyFault::Needs { other: "program" }));
+impl EntryReader<'_> {
+    fn fault(&self, key: &str, fault: KeyFault) -> EnvironmentError {
+        let environment = Some(self.environment.clone());
+        EnvironmentError::Key { path: self.path.to_owned(), environment, key: key.to_owned(), fault }
     }
-    match (url, program) {
-        (Some(url), None) => RemoteSpec::at(id, url.trim())
-            .map_err(|error| keys.fault("url", KeyFault::Url { reason: error.to_string() })),
-        (None, Some(program)) => {
-            let mut launch = Launch::new(keys.program(program)?).args(keys.texts("args")?);
-            launch.env = keys.pairs("env")?.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-            launch.cwd = keys.file("cwd")?;
-            Ok(RemoteSpec::new(id.to_owned(), launch.into(), true))
-        }
-        (Some(_), Some(_)) => Err(keys.fault("program", KeyFault::TwoAddresses)),
-        (None, None) => Err(keys.fault("url", KeyFault::NoAddress)),
-    }
-}
 
-/// Refuses a token or certificate that would never be used: the user would wrongly believe to be protected by it.
-fn check_use(keys: &TomlTable<'_>) -> Result<(), EnvironmentError> {
-    let scheme = keys.text("url")?.map_or("", |url| scheme(url.trim()));
-    let rules: [(_, &[&str], _); 4] = [
-        ("insecure_plaintext", &["ws"], "ws"),
-        ("token_file", &["ws", "wss", "unix"], "ws, wss and unix"),
-        ("ca_file", &["wss"], "wss"),
-        ("client_cert", &["wss"], "wss"),
-    ];
-    for (key, fitting, schemes) in rules {
-        let fits = fitting.iter().any(|fitting| scheme.eq_ignore_ascii_case(fitting));
-        if keys.table.contains_key(key) && !fits {
-            return Err(keys.fault(key, KeyFault::Scheme { schemes }));
+    /// A relative path starts from the directory of the file.
+    fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.path.parent().unwrap_or(Path::new("")).join(path)
+    }
+
+    fn spec(&self, id: String, entry: EntryTable) -> Result<RemoteSpec, EnvironmentError> {
+        self.check_use(&entry)?;
+        if let Some(bad) = entry.path.iter().find(|dir| !is_search_directory(dir)) {
+            return Err(self.fault("path", KeyFault::SearchDirectory { directory: bad.clone() }));
+        }
+        let identity = match (&entry.client_cert, &entry.client_key) {
+            (Some(cert), Some(key)) => Some(Identity { cert: self.resolve(cert), key: self.resolve(key) }),
+            (Some(_), None) => return Err(self.fault("client_cert", KeyFault::Needs { other: "client_key" })),
+            (None, Some(_)) => return Err(self.fault("client_key", KeyFault::Needs { other: "client_cert" })),
+            (None, None) => None,
+        };
+        Ok(RemoteSpec {
+            connect_timeout: entry.connect_timeout_sec,
+            initialize_timeout: entry.initialize_timeout_sec,
+            token_file: entry.token_file.as_ref().map(|file| self.resolve(file)),
+            ca_file: entry.ca_file.as_ref().map(|file| self.resolve(file)),
+            insecure_plaintext: entry.insecure_plaintext.unwrap_or(false),
+            identity,
+            ..self.server(id, entry)?
+        })
+    }
+
+    /// The server at a URL or behind a program, with the variables and directories that belong to it.
+    fn server(&self, id: String, entry: EntryTable) -> Result<RemoteSpec, EnvironmentError> {
+        match (entry.url, entry.program) {
+            (Some(_), Some(_)) => Err(self.fault("program", KeyFault::TwoAddresses)),
+            (None, Some(program)) => {
+                // A plain name is looked up in `PATH`.
+                let program = if program.contains('/') { self.resolve(program) } else { program.into() };
+                let mut launch = Launch::new(program).args(entry.args.unwrap_or_default());
+                launch.env = entry.env.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+                launch.cwd = entry.cwd.map(|cwd| self.resolve(cwd));
+                Ok(RemoteSpec { path: entry.path, ..RemoteSpec::new(id, launch.into(), true) })
+            }
+            _ if entry.args.is_some() => Err(self.fault("args", KeyFault::Needs { other: "program" })),
+            _ if entry.cwd.is_some() => Err(self.fault("cwd", KeyFault::Needs { other: "program" })),
+            (Some(url), None) => {
+                let spec = RemoteSpec::at(id, url.trim());
+                let spec = spec.map_err(|error| self.fault("url", KeyFault::Url { reason: error.to_string() }))?;
+                Ok(RemoteSpec { env: entry.env.into_iter().collect(), path: entry.path, ..spec })
+            }
+            (None, None) => Err(self.fault("url", KeyFault::NoAddress)),
         }
     }
-    Ok(())
+
+    /// Refuses a token or certificate that would never be used: the user would wrongly believe to be protected by it.
+    fn check_use(&self, entry: &EntryTable) -> Result<(), EnvironmentError> {
+        let scheme = entry.url.as_deref().map_or("", |url| scheme(url.trim()));
+        let rules: [(_, bool, &[&str], _); 4] = [
+            ("insecure_plaintext", entry.insecure_plaintext.is_some(), &["ws"], "ws"),
+            ("token_file", entry.token_file.is_some(), &["ws", "wss", "unix"], "ws, wss and unix"),
+            ("ca_file", entry.ca_file.is_some(), &["wss"], "wss"),
+            ("client_cert", entry.client_cert.is_some(), &["wss"], "wss"),
+        ];
+        for (key, is_set, fitting, schemes) in rules {
+            let fits = fitting.iter().any(|fitting| scheme.eq_ignore_ascii_case(fitting));
+            if is_set && !fits {
+                return Err(self.fault(key, KeyFault::Scheme { schemes }));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Whether a directory can be an element of `PATH`.
