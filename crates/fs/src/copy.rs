@@ -122,7 +122,7 @@ fn refuse_itself(view: &View, source: BorrowedFd<'_>, destination: &Path) -> Res
 }
 
 fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, cancel: &Cancel) -> Result<()> {
-    crate::directory::create_directory(view, destination, Links::Follow, (true, None))?;
+    crate::directory::create_directory(view, destination, Links::Follow, true, None)?;
     // Remember the destination, in case the tree is moved into itself while it is copied.
     let made =
         view.locate(destination, Links::Follow).and_then(|fd| Stat::of(fd.as_fd())).context("copy", destination)?;
@@ -144,7 +144,7 @@ fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, canc
                 return Err(ErrorKind::TooMany { most: ENTRIES, advice }.context("copy", source));
             }
             let relative = relative.join(&name);
-            if copy_entry(view, &dir, &name, (&source.join(&relative), &destination.join(&relative)), cancel)? {
+            if copy_entry(view, &dir, &source.join(&relative), &destination.join(&relative), cancel)? {
                 waiting.push_back(relative);
             }
         }
@@ -152,8 +152,9 @@ fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, canc
     Ok(())
 }
 
-/// Copies one entry of a tree. Returns true for a directory, whose own entries the caller must still copy.
-fn copy_entry(view: &View, dir: &OwnedFd, name: &OsStr, (from, to): (&Path, &Path), cancel: &Cancel) -> Result<bool> {
+/// Copies the last name of `from`, an entry of `dir`. Returns true for a directory, whose own entries the caller must still copy.
+fn copy_entry(view: &View, dir: &OwnedFd, from: &Path, to: &Path, cancel: &Cancel) -> Result<bool> {
+    let name = from.file_name().unwrap_or_default();
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
         Ok(fd) => fd,
@@ -164,7 +165,7 @@ fn copy_entry(view: &View, dir: &OwnedFd, name: &OsStr, (from, to): (&Path, &Pat
     view.check_guard(fd.as_fd()).context("copy", from)?;
     match Stat::of(fd.as_fd()).context("copy", from)?.kind {
         FileKind::Directory => {
-            crate::directory::create_directory(view, to, Links::Follow, (true, None))?;
+            crate::directory::create_directory(view, to, Links::Follow, true, None)?;
             Ok(true)
         }
         FileKind::Symlink => copy_link(view, fd.as_fd(), to).map(|()| false),
@@ -222,7 +223,8 @@ pub(crate) fn copy_bytes(from: &File, to: &File, cancel: &Cancel) -> Result<(), 
 fn copy_some(from: &File, to: &File, at: u64, len: u64) -> Result<u64, ErrorKind> {
     use std::os::unix::fs::FileExt as _;
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(STEP);
-    let (mut in_at, mut out_at) = (at, at);
+    let mut in_at = at;
+    let mut out_at = at;
     match rustix::fs::copy_file_range(from, Some(&mut in_at), to, Some(&mut out_at), len) {
         Ok(copied) if copied > 0 => return Ok(copied as u64),
         Ok(_) | Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::BADF | Errno::IO) => {}

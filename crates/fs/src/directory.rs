@@ -47,7 +47,7 @@ pub struct DetailedEntry {
 }
 
 /// Creates a directory. With `recursive`, creates missing parents too, and an existing directory is not an error.
-pub fn create_directory(view: &View, path: &Path, links: Links, (recursive, mode): (bool, Option<u32>)) -> Result<()> {
+pub fn create_directory(view: &View, path: &Path, links: Links, recursive: bool, mode: Option<u32>) -> Result<()> {
     let create = || -> Result<(), ErrorKind> {
         if !recursive {
             return make_directory(view, path, links, mode);
@@ -120,8 +120,9 @@ pub fn read_directory(
                 let advice = "ask for it with `details`, in parts";
                 return Err(ErrorKind::TooMany { most, advice });
             }
-            if let Some(kind) = kind_followed(view, (path, dir.as_fd()), name, file_type) {
-                let (is_directory, is_file) = (kind == FileKind::Directory, kind == FileKind::File);
+            if let Some(kind) = kind_followed(view, path, dir.as_fd(), name, file_type) {
+                let is_directory = kind == FileKind::Directory;
+                let is_file = kind == FileKind::File;
                 let is_symlink = is_link(dir.as_fd(), name, file_type);
                 entries.push(DirectoryEntry { name: name.to_owned(), is_directory, is_file, is_symlink });
             }
@@ -135,7 +136,8 @@ pub fn read_directory(
 /// The type of the object that an entry leads to. `None` if it leads nowhere, or out of the view.
 pub(crate) fn kind_followed(
     view: &View,
-    (path, dir): (&Path, BorrowedFd<'_>),
+    path: &Path,
+    dir: BorrowedFd<'_>,
     name: &OsStr,
     file_type: FileType,
 ) -> Option<FileKind> {
@@ -159,18 +161,28 @@ pub(crate) fn is_link(dir: BorrowedFd<'_>, name: &OsStr, file_type: FileType) ->
     }
 }
 
-/// Lists a directory with metadata, sorted by the bytes of the names. Returns at most `most` entries after the name `after`, and whether
-/// there are more. Unfinished files of this crate are left out.
+/// The part of a sorted directory to list.
+#[derive(Debug, Clone, Copy)]
+pub struct ListRange<'a> {
+    /// Only names after this one.
+    pub after: Option<&'a OsStr>,
+    /// Maximum number of entries.
+    pub most: usize,
+}
+
+/// Lists a directory with metadata, sorted by the bytes of the names. Also returns whether there are entries after the range. Unfinished
+/// files of this crate are left out.
 pub fn read_details(
     view: &View,
     path: &Path,
     links: Links,
-    (after, most): (Option<&OsStr>, usize),
+    range: ListRange<'_>,
     cancel: &Cancel,
 ) -> Result<(Vec<DetailedEntry>, bool)> {
     let read = || -> Result<(Vec<DetailedEntry>, bool), ErrorKind> {
         let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         // A heap of the smallest names so far, with the largest on top. Its memory does not grow with the directory.
+        let ListRange { after, most } = range;
         let mut names = BinaryHeap::new();
         for_each_entry(dir.as_fd(), cancel, |name, _| {
             if after.is_none_or(|after| name > after) && !is_unfinished(name) {
@@ -189,7 +201,7 @@ pub fn read_details(
         for name in names.into_sorted_vec() {
             cancel.check()?;
             // Skip an entry that was removed in the meantime.
-            if let Some(detail) = detailed_entry(view, (path, dir.as_fd()), name) {
+            if let Some(detail) = detailed_entry(view, path, dir.as_fd(), name) {
                 details.push(detail);
             }
         }
@@ -198,16 +210,17 @@ pub fn read_details(
     read().context("list", path)
 }
 
-fn detailed_entry(view: &View, (path, dir): (&Path, BorrowedFd<'_>), name: OsString) -> Option<DetailedEntry> {
+fn detailed_entry(view: &View, path: &Path, dir: BorrowedFd<'_>, name: OsString) -> Option<DetailedEntry> {
     let stat = Stat::entry(dir, &name).ok()?;
     let link_target = (stat.kind == FileKind::Symlink)
         .then(|| rustix::fs::readlinkat(dir, &name, Vec::new()).ok().map(std::ffi::CString::into_bytes))
         .flatten();
     let kind = match stat.kind {
-        FileKind::Symlink => kind_followed(view, (path, dir), &name, FileType::Symlink),
+        FileKind::Symlink => kind_followed(view, path, dir, &name, FileType::Symlink),
         kind => Some(kind),
     };
-    let (is_directory, is_file) = (kind == Some(FileKind::Directory), kind == Some(FileKind::File));
+    let is_directory = kind == Some(FileKind::Directory);
+    let is_file = kind == Some(FileKind::File);
     let is_symlink = stat.kind == FileKind::Symlink;
     Some(DetailedEntry { entry: DirectoryEntry { name, is_directory, is_file, is_symlink }, stat, link_target })
 }

@@ -62,7 +62,7 @@ pub fn glob(view: &View, request: GlobRequest<'_>, stop: &Stop) -> Result<(Vec<G
         rules_above: filter.rules_above && view.is_everything(),
         ..filter.clone()
     };
-    let summary = Scan::new((view, root), path, &filter, stop).context("look into", path)?.run(|entry, summary| {
+    let summary = Scan::new(view, root, path, &filter, stop).context("look into", path)?.run(|entry, summary| {
         if pattern.is_match(entry.relative)
             && let Some(matched) = describe(view, entry, path)
         {

@@ -38,19 +38,19 @@ mod write;
 
 pub use cancel::Cancel;
 pub use copy::{copy, create_symlink};
-pub use directory::{DetailedEntry, DirectoryEntry, create_directory, read_details, read_directory};
+pub use directory::{DetailedEntry, DirectoryEntry, ListRange, create_directory, read_details, read_directory};
 pub use error::{Error, ErrorCategory, ErrorKind, Result};
 pub use guard::Guard;
 pub use job_queue::JobQueue;
 pub use leftovers::sweep;
-pub use metadata::{ABSENT, FileKind, Metadata, Moment, Stat, canonicalize, metadata, set_metadata};
+pub use metadata::{ABSENT, FileKind, Metadata, MetadataChange, Moment, Stat, canonicalize, metadata, set_metadata};
 pub use patterns::{PATTERN_BYTES, PATTERNS, PathPattern, PatternError, Patterns};
 pub use read::{FileContent, OpenFile, ReadBlock, ReadRange, open};
-pub use remove::remove;
+pub use remove::{RemoveOptions, remove};
 pub use stop::{Stop, StopReason};
 pub use view::{FileTree, Links, View};
 pub use walk::{WalkOptions, WalkResult, walk};
-pub use write::{Draft, WriteOptions, WritePosition, WriteResult, write};
+pub use write::{Draft, WriteOptions, WritePosition, WriteRequest, WriteResult, write};
 
 #[cfg(test)]
 mod tests;

@@ -270,7 +270,8 @@ pub(crate) fn file_uid() -> u32 {
 /// The hash protects against accidents, not against attackers: an attacker who can write the file needs no collision.
 fn hash(file: &File) -> Result<u64, ErrorKind> {
     let mut hasher = DefaultHasher::new();
-    let (mut buffer, mut at) = (vec![0; 64 << 10], 0);
+    let mut buffer = vec![0; 64 << 10];
+    let mut at = 0;
     while at <= HASHED_BYTES {
         match file.read_at(&mut buffer, at) {
             Ok(0) => break,
@@ -287,24 +288,28 @@ fn hash(file: &File) -> Result<u64, ErrorKind> {
     Ok(hasher.finish())
 }
 
-/// Changes the permission bits and the modification time. A value of `None` is not changed.
-pub fn set_metadata(
-    view: &View,
-    path: &Path,
-    links: Links,
-    of_link: bool,
-    (mode, modified): (Option<u32>, Option<Moment>),
-) -> Result<()> {
+/// A change of metadata. A value of `None` is not changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MetadataChange {
+    /// The permission bits.
+    pub mode: Option<u32>,
+    pub modified: Option<Moment>,
+    /// Change a link itself, not the file that it leads to.
+    pub of_link: bool,
+}
+
+/// Changes the permission bits and the modification time.
+pub fn set_metadata(view: &View, path: &Path, links: Links, to: MetadataChange) -> Result<()> {
     let change = || -> Result<(), ErrorKind> {
-        let flags = if of_link { OFlags::PATH | OFlags::NOFOLLOW } else { OFlags::PATH };
+        let flags = if to.of_link { OFlags::PATH | OFlags::NOFOLLOW } else { OFlags::PATH };
         let fd = view.open(path, links, flags, Mode::empty())?;
-        if let Some(mode) = mode {
+        if let Some(mode) = to.mode {
             if Stat::of(fd.as_fd())?.kind == FileKind::Symlink {
                 return Err(ErrorKind::InvalidInput("a symbolic link has no mode of its own"));
             }
             rustix::fs::chmodat(CWD, proc_path(fd.as_fd()), permissions(mode)?, AtFlags::empty())?;
         }
-        if let Some(modified) = modified {
+        if let Some(modified) = to.modified {
             rustix::fs::utimensat(fd.as_fd(), "", &times(modified)?, AtFlags::EMPTY_PATH)?;
         }
         Ok(())

@@ -155,7 +155,8 @@ fn glob(pattern: &str) -> Result<Glob, PatternError> {
 
 /// Nesting depth of the braces.
 fn nesting(pattern: &str) -> usize {
-    let (mut depth, mut deepest) = (0_usize, 0);
+    let mut depth = 0_usize;
+    let mut deepest = 0;
     let mut bytes = pattern.bytes();
     while let Some(byte) = bytes.next() {
         match byte {

@@ -152,7 +152,9 @@ impl OpenFile {
                     let eof = len.is_none_or(|len| (bytes.len() as u64) < len) || end >= size;
                     (bytes, eof)
                 }
-                ReadRange::Lines { first, count } => read_lines(&self.file, (first, count), most, cancel, too_large)?,
+                ReadRange::Lines { first, count } => {
+                    read_lines(&self.file, first, count, most, cancel)?.ok_or_else(too_large)?
+                }
             };
             Ok(FileContent { bytes, etag, size, eof })
         };
@@ -217,7 +219,8 @@ fn until_hole(file: &File, offset: u64, len: usize) -> Result<usize, ErrorKind> 
 
 /// Reads up to `len` bytes. Returns fewer if the file ends first, for example because it was truncated in the meantime.
 fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec<u8>, ErrorKind> {
-    let (mut bytes, mut at) = (Vec::new(), offset);
+    let mut bytes = Vec::new();
+    let mut at = offset;
     // File offsets are at most `i64::MAX`. Stop there, so that `pread` does not fail with EINVAL.
     while at - offset < len && i64::try_from(at).is_ok() {
         cancel.check()?;
@@ -237,7 +240,8 @@ fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec
 
 /// Fills `buf` and returns the number of bytes read. It is less than the buffer's length if the file ends first.
 fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Result<usize, ErrorKind> {
-    let (mut reader, mut got) = (PositionedReader { file, offset }, 0);
+    let mut reader = PositionedReader { file, offset };
+    let mut got = 0;
     while got < buf.len() {
         cancel.check()?;
         match reader.read(&mut buf[got..]) {
@@ -268,17 +272,20 @@ impl Read for PositionedReader<'_> {
     }
 }
 
+/// Reads `count` lines from line number `first` on, and says whether they reach the end of the file. `None` if they have more than
+/// `most` bytes.
 fn read_lines(
     file: &File,
-    (first, count): (u64, u64),
+    first: u64,
+    count: u64,
     most: u64,
     cancel: &Cancel,
-    too_large: impl Fn() -> ErrorKind,
-) -> Result<(Vec<u8>, bool), ErrorKind> {
+) -> Result<Option<(Vec<u8>, bool)>, ErrorKind> {
     if first == 0 {
         return Err(ErrorKind::InvalidInput("lines are counted from 1"));
     }
-    let (mut to_skip, mut to_take) = (first - 1, count);
+    let mut to_skip = first - 1;
+    let mut to_take = count;
     let mut bytes = Vec::new();
     let mut reader = PositionedReader { file, offset: 0 };
     let mut buffer = vec![0; STEP];
@@ -290,21 +297,21 @@ fn read_lines(
             Err(error) => return Err(error.into()),
         };
         if read == 0 {
-            return Ok((bytes, true));
+            return Ok(Some((bytes, true)));
         }
         for line in buffer[..read].split_inclusive(|byte| *byte == b'\n') {
             let is_whole = line.ends_with(b"\n");
             if to_skip > 0 {
                 to_skip -= u64::from(is_whole);
             } else if to_take == 0 {
-                return Ok((bytes, false));
+                return Ok(Some((bytes, false)));
             } else {
                 bytes.extend_from_slice(line);
                 to_take -= u64::from(is_whole);
             }
         }
         if bytes.len() as u64 > most {
-            return Err(too_large());
+            return Ok(None);
         }
     }
 }

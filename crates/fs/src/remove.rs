@@ -27,10 +27,19 @@ const ROUNDS: usize = 64;
 /// Number of names of one directory that are held in memory at a time.
 const BATCH: usize = 4096;
 
-/// Removes what a path names. A link itself is removed. With `force`, a path that does not exist is not an error.
-pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool, bool), cancel: &Cancel) -> Result<()> {
+/// How to remove something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoveOptions {
+    /// Remove a directory with everything in it.
+    pub recursive: bool,
+    /// A path that does not exist is not an error.
+    pub force: bool,
+}
+
+/// Removes what a path names. A link itself is removed.
+pub fn remove(view: &View, path: &Path, links: Links, options: RemoveOptions, cancel: &Cancel) -> Result<()> {
     let remove = || -> Result<(), ErrorKind> {
-        if recursive && links == Links::Refuse {
+        if options.recursive && links == Links::Refuse {
             return Err(ErrorKind::Unsupported(
                 "without following links only single files and empty directories are removed",
             ));
@@ -42,12 +51,12 @@ pub fn remove(view: &View, path: &Path, links: Links, (recursive, force): (bool,
         }
         view.refuse_protected(dir.as_fd(), name)?;
         match stat.kind {
-            FileKind::Directory if recursive => remove_tree(view, dir, name.to_owned(), cancel),
+            FileKind::Directory if options.recursive => remove_tree(view, dir, name.to_owned(), cancel),
             kind => Ok(unlink(dir.as_fd(), name, kind == FileKind::Directory)?),
         }
     };
     match remove() {
-        Err(reason) if force && reason.is(Errno::NOENT) => Ok(()),
+        Err(reason) if options.force && reason.is(Errno::NOENT) => Ok(()),
         other => other.context("remove", path),
     }
 }
@@ -125,7 +134,8 @@ fn open_parent(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, ErrorKind> {
 /// Removes everything except directories. Returns one of the directories that are left, if any.
 fn remove_files(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<OsString>, ErrorKind> {
     loop {
-        let (mut others, mut below) = (Vec::new(), None);
+        let mut others = Vec::new();
+        let mut below = None;
         rustix::fs::seek(dir, rustix::fs::SeekFrom::Start(0))?;
         for_each_entry(dir.as_fd(), cancel, |name, file_type| {
             let is_directory = match file_type {

@@ -196,7 +196,8 @@ pub struct Scan<'a> {
 impl<'a> Scan<'a> {
     /// Starts at an open directory of a view. `path` is its name in reported paths.
     pub fn new(
-        (view, root): (&'a View, OwnedFd),
+        view: &'a View,
+        root: OwnedFd,
         path: &'a Path,
         filter: &'a ScanFilter,
         stop: &'a Stop,

@@ -193,7 +193,7 @@ pub fn search(
     let (root, kind) = scan::open_root(view, path).context("search", path)?;
     let summary = if kind == EntryKind::Directory {
         let filter = ScanFilter { rules_above: filter.rules_above && view.is_everything(), ..filter.clone() };
-        let scan = Scan::new((view, root), path, &filter, stop).context("search", path)?;
+        let scan = Scan::new(view, root, path, &filter, stop).context("search", path)?;
         scan.run(|entry, summary| search.visit(entry, path, summary))
     } else {
         let mut summary = ScanSummary::default();

@@ -18,8 +18,8 @@ use std::{
 use proptest::prelude::*;
 
 use crate::{
-    Cancel, Draft, ErrorCategory, Links, ReadRange, Stat, View, WalkOptions, WriteOptions, WritePosition,
-    create_directory, create_symlink,
+    Cancel, Draft, ErrorCategory, Links, ListRange, ReadRange, RemoveOptions, Stat, View, WalkOptions, WriteOptions,
+    WritePosition, WriteRequest, create_directory, create_symlink,
     in_place::InPlaceWrite,
     leftovers, metadata, open, read_details, remove,
     target::{WriteTarget, link_scratch_name},
@@ -34,7 +34,8 @@ fn read(path: &Path, range: ReadRange) -> Vec<u8> {
 }
 
 fn put(view: &View, path: &Path, position: WritePosition, bytes: &[u8]) -> crate::Result<crate::WriteResult> {
-    write(view, path, Links::Follow, (position, bytes), (&WriteOptions::default(), &Cancel::new()))
+    let request = WriteRequest { position, bytes, options: &WriteOptions::default() };
+    write(view, path, Links::Follow, &request, &Cancel::new())
 }
 
 proptest! {
@@ -129,8 +130,8 @@ fn a_cancelled_operation_changes_nothing() {
         draft.commit(None, &write_options, &cancel).expect_err("called off").category(),
         ErrorCategory::Cancelled
     );
-    let error = write(&view, &path, Links::Follow, (WritePosition::Whole, b"x"), (&write_options, &cancel))
-        .expect_err("called off");
+    let request = WriteRequest { position: WritePosition::Whole, bytes: b"x", options: &write_options };
+    let error = write(&view, &path, Links::Follow, &request, &cancel).expect_err("called off");
     assert_eq!(error.category(), ErrorCategory::Cancelled);
     let options = WalkOptions {
         max_depth: 1,
@@ -169,12 +170,12 @@ fn listing_in_parts_misses_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let view = View::everything();
     for n in 0..25 {
-        create_directory(&view, &dir.path().join(format!("{n:02}")), Links::Refuse, (false, None)).expect("make");
+        create_directory(&view, &dir.path().join(format!("{n:02}")), Links::Refuse, false, None).expect("make");
     }
     let (mut found, mut parts) = (Vec::new(), 0);
     loop {
         let after: Option<std::ffi::OsString> = found.last().cloned();
-        let range = (after.as_deref(), 7);
+        let range = ListRange { after: after.as_deref(), most: 7 };
         let (details, more) = read_details(&view, dir.path(), Links::Follow, range, &Cancel::new()).expect("list");
         found.extend(details.into_iter().map(|detail| detail.entry.name));
         parts += 1;
@@ -184,7 +185,8 @@ fn listing_in_parts_misses_nothing() {
     }
     assert_eq!((found.len(), parts), (25, 4));
     assert!(found.is_sorted());
-    remove(&view, dir.path(), Links::Follow, (true, true), &Cancel::new()).expect("remove");
+    let options = RemoveOptions { recursive: true, force: true };
+    remove(&view, dir.path(), Links::Follow, options, &Cancel::new()).expect("remove");
     assert!(!dir.path().exists());
 }
 
@@ -231,7 +233,8 @@ fn of_two_edits_of_one_file_by_two_names_one_is_told_that_it_came_late() {
         let (write_options, start) = (WriteOptions { if_match: etag, ..WriteOptions::default() }, Barrier::new(2));
         let edit = |name: &Path| {
             start.wait();
-            write(&view, name, Links::Follow, (WritePosition::Whole, &large), (&write_options, &cancel))
+            let request = WriteRequest { position: WritePosition::Whole, bytes: &large, options: &write_options };
+            write(&view, name, Links::Follow, &request, &cancel)
         };
         let done = thread::scope(|scope| {
             let edits = names.each_ref().map(|name| scope.spawn(|| edit(name)));

@@ -51,21 +51,31 @@ pub struct WalkResult {
     bytes: usize,
 }
 
-/// The result has reached its maximum size.
-struct WalkFull;
+/// Why a directory was not read to its end.
+enum WalkEnd {
+    /// The result has reached its maximum size.
+    Full,
+    Failed(ErrorKind),
+}
+
+impl From<ErrorKind> for WalkEnd {
+    fn from(reason: ErrorKind) -> Self {
+        Self::Failed(reason)
+    }
+}
 
 impl WalkResult {
-    fn reserve(&mut self, text: usize, most: usize) -> Result<(), WalkFull> {
+    fn reserve(&mut self, text: usize, most: usize) -> Result<(), WalkEnd> {
         let bytes = self.bytes.saturating_add(ITEM_BYTES + text);
         if bytes > most {
             self.truncated = true;
-            return Err(WalkFull);
+            return Err(WalkEnd::Full);
         }
         self.bytes = bytes;
         Ok(())
     }
 
-    fn add_error(&mut self, path: PathBuf, message: String, most: usize) -> Result<(), WalkFull> {
+    fn add_error(&mut self, path: PathBuf, message: String, most: usize) -> Result<(), WalkEnd> {
         self.reserve(path.as_os_str().len() + message.len(), most)?;
         self.errors.push((path, message));
         Ok(())
@@ -98,10 +108,10 @@ pub fn walk(view: &View, path: &Path, options: &WalkOptions, cancel: &Cancel) ->
     while let Some((directory, depth)) = walker.waiting.pop_front() {
         cancel.check().context("walk", path)?;
         match walker.read_directory(&directory, depth, &mut result) {
-            Ok(Ok(())) => {}
-            Ok(Err(WalkFull)) => break,
-            Err(ErrorKind::Cancelled) => return Err(ErrorKind::Cancelled.context("walk", path)),
-            Err(reason) => {
+            Ok(()) => {}
+            Err(WalkEnd::Full) => break,
+            Err(WalkEnd::Failed(ErrorKind::Cancelled)) => return Err(ErrorKind::Cancelled.context("walk", path)),
+            Err(WalkEnd::Failed(reason)) => {
                 if result.add_error(directory, system_text(&reason), options.max_bytes).is_err() {
                     break;
                 }
@@ -123,12 +133,7 @@ struct Walker<'a> {
 }
 
 impl Walker<'_> {
-    fn read_directory(
-        &mut self,
-        path: &Path,
-        depth: u64,
-        result: &mut WalkResult,
-    ) -> Result<Result<(), WalkFull>, ErrorKind> {
+    fn read_directory(&mut self, path: &Path, depth: u64, result: &mut WalkResult) -> Result<(), WalkEnd> {
         let links = if self.options.follow_directories || depth == 0 { Links::Follow } else { Links::Refuse };
         let dir = match self.view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
             // The path of the root may contain links. Only the part below it must not.
@@ -143,26 +148,26 @@ impl Walker<'_> {
         for (name, file_type) in names {
             self.cancel.check()?;
             // Entries that lead nowhere do not count, so that they cannot cut the walk short.
-            let Some(kind) = kind_followed(self.view, (path, dir.as_fd()), &name, file_type) else { continue };
+            let Some(kind) = kind_followed(self.view, path, dir.as_fd(), &name, file_type) else { continue };
             if self.entries == self.options.max_entries {
                 result.truncated = true;
-                return Ok(Err(WalkFull));
+                return Err(WalkEnd::Full);
             }
             self.entries += 1;
             let is_link = is_link(dir.as_fd(), &name, file_type);
-            if self.add_entry((path.join(&name), depth), (kind, is_link), result).is_err() {
-                return Ok(Err(WalkFull));
-            }
+            self.add_entry(path.join(&name), depth, kind, is_link, result)?;
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn add_entry(
         &mut self,
-        (path, depth): (PathBuf, u64),
-        (kind, is_link): (FileKind, bool),
+        path: PathBuf,
+        depth: u64,
+        kind: FileKind,
+        is_link: bool,
         result: &mut WalkResult,
-    ) -> Result<(), WalkFull> {
+    ) -> Result<(), WalkEnd> {
         if is_link && (!self.options.follow_directories || kind != FileKind::Directory) {
             return Ok(());
         }

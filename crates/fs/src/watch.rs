@@ -260,7 +260,9 @@ impl Watch {
     fn start(view: &View, path: &Path, options: WatchOptions, changes: &PendingChanges) -> Result<Self, ErrorKind> {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         let (mut dir, kind) = open_root(view, path)?;
-        let (mut reported_root, mut root, mut only) = (path.to_owned(), real_path(dir.as_fd())?, None);
+        let mut reported_root = path.to_owned();
+        let mut root = real_path(dir.as_fd())?;
+        let mut only = None;
         if is_kernel_file_system(dir.as_fd()) {
             return Err(ErrorKind::Unsupported("the kernel tells nothing of changes on this file system"));
         }
@@ -277,7 +279,7 @@ impl Watch {
         let mut watch = Self { inotify, options, reported_root, root, identity, only, directories: HashMap::new() };
         watch.watch(dir.as_fd(), PathBuf::new())?;
         if watch.is_recursive() {
-            watch.watch_below((view, dir), Path::new(""), changes, false);
+            watch.watch_below(view, dir, Path::new(""), changes, false);
         }
         Ok(watch)
     }
@@ -381,7 +383,7 @@ impl Watch {
         match self.open(view, relative) {
             Ok(dir) => {
                 match self.watch(dir.as_fd(), relative.to_owned()) {
-                    Ok(()) => self.watch_below((view, dir), relative, changes, true),
+                    Ok(()) => self.watch_below(view, dir, relative, changes, true),
                     Err(_) => changes.add_unwatched(1),
                 }
                 true
@@ -402,7 +404,7 @@ impl Watch {
         }
         match self.open(view, Path::new("")) {
             Ok(dir) => {
-                self.watch_below((view, dir), Path::new(""), changes, false);
+                self.watch_below(view, dir, Path::new(""), changes, false);
                 true
             }
             Err(_) => {
@@ -415,7 +417,8 @@ impl Watch {
     /// Watches every directory below one that is already watched. With `report_existing`, everything found there is reported as created.
     fn watch_below(
         &mut self,
-        (view, dir): (&View, OwnedFd),
+        view: &View,
+        dir: OwnedFd,
         relative: &Path,
         changes: &PendingChanges,
         report_existing: bool,
@@ -427,8 +430,9 @@ impl Watch {
             max_depth: DEPTH,
             ..ScanFilter::default()
         };
-        let (stop, base) = (Stop::new(), self.reported_root.join(relative));
-        let Ok(scan) = Scan::new((view, dir), &base, &filter, &stop) else { return };
+        let stop = Stop::new();
+        let base = self.reported_root.join(relative);
+        let Ok(scan) = Scan::new(view, dir, &base, &filter, &stop) else { return };
         let summary = scan.run(|entry, _| {
             let path = relative.join(entry.relative);
             if self.options.exclude.is_match(&path) {

@@ -80,14 +80,23 @@ pub struct WriteResult {
     pub size: u64,
 }
 
+/// Bytes for a file.
+#[derive(Debug)]
+pub struct WriteRequest<'a> {
+    pub position: WritePosition,
+    pub bytes: &'a [u8],
+    pub options: &'a WriteOptions,
+}
+
 /// Writes bytes to a file. Creates the file if it does not exist. Its directory must exist.
 pub fn write(
     view: &View,
     path: &Path,
     links: Links,
-    (position, bytes): (WritePosition, &[u8]),
-    (options, cancel): (&WriteOptions, &Cancel),
+    request: &WriteRequest<'_>,
+    cancel: &Cancel,
 ) -> Result<WriteResult> {
+    let WriteRequest { position, bytes, options } = *request;
     let write = || -> Result<WriteResult, ErrorKind> {
         cancel.check()?;
         let target = WriteTarget::resolve(view, path, links)?;

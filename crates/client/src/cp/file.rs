@@ -57,6 +57,14 @@ pub(super) struct FileCopy<'a> {
     pub(super) observer: &'a dyn CopyObserver,
 }
 
+/// Both ends of a copy that is under way.
+struct OpenFiles<'a> {
+    from: &'a Path,
+    to: &'a Path,
+    reader: &'a dyn ReadAt,
+    writer: &'a dyn WriteAt,
+}
+
 /// A range of the source that was read: its content, and the offset after it.
 struct ReadSpan {
     pieces: Vec<(u64, Bytes)>,
@@ -121,7 +129,8 @@ impl FileCopy<'_> {
         let writer = self.open_part(to, CreateOptions { links: Links::Refuse, keep }).await?;
         let begin = resumable_len(writer.found(), source.size);
         self.report_moved(to, reported, begin);
-        self.copy_blocks((from, to), &*reader, &*writer, begin, reported).await?;
+        let files = OpenFiles { from, to, reader: &*reader, writer: &*writer };
+        self.copy_blocks(&files, begin, reported).await?;
         let options = CommitOptions {
             size: Some(source.size),
             mode: Some(source.mode & MODE_KEPT),
@@ -163,14 +172,8 @@ impl FileCopy<'_> {
         }
     }
 
-    async fn copy_blocks(
-        &self,
-        (from, to): (&Path, &Path),
-        reader: &dyn ReadAt,
-        writer: &dyn WriteAt,
-        begin: u64,
-        reported: &mut u64,
-    ) -> Result<(), CopyError> {
+    async fn copy_blocks(&self, files: &OpenFiles<'_>, begin: u64, reported: &mut u64) -> Result<(), CopyError> {
+        let OpenFiles { from, to, reader, writer } = *files;
         let size = reader.size();
         let mut next = begin;
         let mut reads = FuturesOrdered::new();

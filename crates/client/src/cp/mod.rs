@@ -212,7 +212,7 @@ pub async fn copy(
             let mode = found.mode.unwrap_or(0o755);
             let root = root::TargetRoot::prepare(&*target.files, target_tree, &header, mode).await?;
             root.refuse_itself(&*source.files, &from, &*target.files).await?;
-            let done = tree::TreeCopy::new(source, target, from, &root, observer).copy((mode, found.modified)).await;
+            let done = tree::TreeCopy::new(source, target, from, &root, observer).copy(mode, found.modified).await;
             match (&root.mark, &done) {
                 (Some(mark), Ok(CopyReport { failed: 0, .. }) | Err(CopyError::IntoItself { .. })) => {
                     mark::remove(&*target.files, mark).await?;

@@ -127,7 +127,7 @@ impl<'a> TreeCopy<'a> {
     }
 
     /// Copies the tree. `mode` and `modified` are those of its root.
-    pub(super) async fn copy(&self, (mode, modified): (u32, Moment)) -> Result<CopyReport, CopyError> {
+    pub(super) async fn copy(&self, mode: u32, modified: Moment) -> Result<CopyReport, CopyError> {
         let mut state = TreeCopyState::default();
         let directory =
             SourceDirectory { below: PathBuf::new(), mode: root::final_mode(mode, self.root.group), modified };

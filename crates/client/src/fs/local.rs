@@ -117,7 +117,8 @@ impl FileSystem for LocalFiles {
                 mode: options.mode,
                 modified: options.modified.map(to_moment),
             };
-            let written = files::write(view, path, of_links(options.links), (position, &bytes), (&finish, cancel))?;
+            let request = files::WriteRequest { position, bytes: &bytes, options: &finish };
+            let written = files::write(view, path, of_links(options.links), &request, cancel)?;
             Ok(Written { atomic: written.atomic, etag: Some(written.etag) })
         })
     }
@@ -130,7 +131,7 @@ impl FileSystem for LocalFiles {
         mode: Option<u32>,
     ) -> BoxFuture<'a, Result<(), FileError>> {
         self.run("make directory", path, move |view, path, _| {
-            files::create_directory(view, path, of_links(links), (recursive, mode))
+            files::create_directory(view, path, of_links(links), recursive, mode)
         })
     }
 
@@ -175,7 +176,7 @@ impl FileSystem for LocalFiles {
         links: Links,
     ) -> BoxFuture<'a, Result<ListPage, FileError>> {
         self.run("list", path, move |view, path, cancel| {
-            let range = (after.as_deref(), limits::DIRECTORY_ENTRIES);
+            let range = files::ListRange { after: after.as_deref(), most: limits::DIRECTORY_ENTRIES };
             let (details, more) = files::read_details(view, path, of_links(links), range, cancel)?;
             let entry = |detail: files::DetailedEntry| ListEntry {
                 name: detail.entry.name,
@@ -232,7 +233,7 @@ impl FileSystem for LocalFiles {
         links: Links,
     ) -> BoxFuture<'a, Result<(), FileError>> {
         self.run("remove", path, move |view, path, cancel| {
-            files::remove(view, path, of_links(links), (recursive, force), cancel)
+            files::remove(view, path, of_links(links), files::RemoveOptions { recursive, force }, cancel)
         })
     }
 
@@ -255,8 +256,9 @@ impl FileSystem for LocalFiles {
         modified: Option<Moment>,
     ) -> BoxFuture<'a, Result<(), FileError>> {
         self.run("change", path, move |view, path, _| {
-            let changes = (mode, modified.map(to_moment));
-            files::set_metadata(view, path, of_links(links), links == Links::Itself, changes)
+            let of_link = links == Links::Itself;
+            let change = files::MetadataChange { mode, modified: modified.map(to_moment), of_link };
+            files::set_metadata(view, path, of_links(links), change)
         })
     }
 
@@ -283,7 +285,8 @@ impl FileSystem for LocalFiles {
             let draft = files::Draft::create(view, path, of_links(options.links), options.keep.as_deref())?;
             let found = draft.size()?;
             let path = path.to_owned();
-            let (draft, line) = (Arc::new(Mutex::new(draft)), Arc::default());
+            let draft = Arc::new(Mutex::new(draft));
+            let line = Arc::default();
             Ok(Box::new(LocalDraft { draft, line, path, found }) as Box<dyn WriteAt>)
         })
     }

@@ -29,8 +29,9 @@ pub(crate) async fn create_directory(context: RequestContext, params: wire::Crea
     let request = FileRequest::begin(context, "fs/createDirectory").await;
     let created = async {
         let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
-        let how = (params.recursive.unwrap_or(true), params.mode);
-        let operation = move |view: &View, _: &Cancel| files::create_directory(view, &path, links, how);
+        let recursive = params.recursive.unwrap_or(true);
+        let operation =
+            move |view: &View, _: &Cancel| files::create_directory(view, &path, links, recursive, params.mode);
         request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
     request.answer(reply, created.await);
@@ -62,8 +63,10 @@ async fn list(request: &FileRequest, params: wire::ReadDirectoryParams) -> Resul
     }
     let after = params.after_base64.as_deref().map(super::decode).transpose()?.map(OsString::from_vec);
     let most = if params.owners { OWNED_ENTRIES } else { DETAILED_ENTRIES };
-    let operation =
-        move |view: &View, cancel: &Cancel| files::read_details(view, &path, links, (after.as_deref(), most), cancel);
+    let operation = move |view: &View, cancel: &Cancel| {
+        let range = files::ListRange { after: after.as_deref(), most };
+        files::read_details(view, &path, links, range, cancel)
+    };
     let (details, truncated) = request.run(params.sandbox.as_deref(), operation).await?;
     let owners = if params.owners { Some(OwnerNames::load().await) } else { None };
     let entries = details.iter().map(|of| {
@@ -185,8 +188,9 @@ pub(crate) async fn remove(context: RequestContext, params: wire::RemoveParams, 
     let request = FileRequest::begin(context, "fs/remove").await;
     let removed = async {
         let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
-        let how = (params.recursive.unwrap_or(true), params.force.unwrap_or(true));
-        let operation = move |view: &View, cancel: &Cancel| files::remove(view, &path, links, how, cancel);
+        let options =
+            files::RemoveOptions { recursive: params.recursive.unwrap_or(true), force: params.force.unwrap_or(true) };
+        let operation = move |view: &View, cancel: &Cancel| files::remove(view, &path, links, options, cancel);
         request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
     request.answer(reply, removed.await);

@@ -124,7 +124,8 @@ pub(crate) async fn write(context: RequestContext, params: FileWrite, reply: Rep
     let FileWrite { path, links, sandbox, bytes, place, finish } = params;
     let written = request
         .run(sandbox.as_deref(), move |view, cancel| {
-            files::write(view, &path, links, (place, &bytes), (&finish, cancel))
+            let request = files::WriteRequest { position: place, bytes: &bytes, options: &finish };
+            files::write(view, &path, links, &request, cancel)
         })
         .await;
     request.answer(reply, written.map(write_result));
@@ -174,10 +175,14 @@ fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
 pub(crate) async fn set_metadata(context: RequestContext, params: wire::SetMetadataParams, reply: Reply) {
     let request = FileRequest::begin(context, "fs/setMetadata").await;
     let changed = async {
-        let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
-        let change = (params.mode, params.modified_at.map(from_wire));
-        let operation =
-            move |view: &files::View, _: &files::Cancel| files::set_metadata(view, &path, links, of_link, change);
+        let path = path(&params.path)?;
+        let links = links(params.follow_symlinks);
+        let change = files::MetadataChange {
+            mode: params.mode,
+            modified: params.modified_at.map(from_wire),
+            of_link: params.of_link,
+        };
+        let operation = move |view: &files::View, _: &files::Cancel| files::set_metadata(view, &path, links, change);
         request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
     };
     request.answer(reply, changed.await);
