@@ -221,7 +221,8 @@ pub(crate) struct ServeArgs {
     /// Listen beyond loopback without TLS, behind a proxy that has it; the token is still required
     #[arg(long)]
     pub(crate) insecure_plaintext: bool,
-    /// Run children and use files as this user, by name or number; needs a server that runs as root
+    /// Run children and use files as this user, by name or number; needs a server that runs as root. Names are looked
+    /// up in /etc/passwd and /etc/group, without NSS
     #[arg(long, value_name = "USER[:GROUP]")]
     pub(crate) run_as: Option<String>,
     #[arg(long, value_name = "N", value_parser = values::pids)]

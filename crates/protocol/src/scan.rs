@@ -3,6 +3,11 @@
 //! It verifies that the text is one JSON object within the limits of depth and number of values, without duplicate keys at any level. It
 //! records the positions of the envelope's members. Its memory is one frame per open container and one entry per key of the open objects;
 //! [`limits`] bounds both.
+//!
+//! It is written by hand because serde_json has no limit on the number of values and accepts duplicate keys. Two parsers that disagree
+//! about which of two `method` members counts would be a security hole. Checking a `serde_json::Value` afterwards is too late: measured
+//! with 90,000 empty objects (0.27 MB), building the value takes 2.6 ms and several MB; scanning and decoding the message takes 2.1 ms and
+//! no memory per value. A message with 1 MiB of base64 is scanned and decoded in 0.4 ms.
 
 use std::{collections::HashSet, hash::BuildHasher, hash::RandomState, ops::Range};
 

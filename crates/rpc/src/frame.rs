@@ -1,6 +1,11 @@
 //! Frame headers and masking of RFC 6455, as pure functions over bytes.
 //!
 //! The receiver and the outbox implement the rules of fragmentation.
+//!
+//! Not tungstenite: it copies each message into its write buffer, while the outbox lets the caller encode directly into
+//! the buffer that goes to the socket. It also cannot limit buffered bytes over all connections. Measured over a
+//! Unix socket, one thread, release build: 1.5 GB/s against 0.7 GB/s with messages of 256 bytes, 3.1 GB/s against
+//! 2.2 GB/s with 64 KiB. The tests run both roles against tungstenite.
 
 use crate::WebSocketRole;
 

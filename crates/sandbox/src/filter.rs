@@ -3,6 +3,11 @@
 //!
 //! Arguments are compared as the kernel uses them. The request of an `ioctl`, a pid and the family of a socket are
 //! 32-bit values, so the upper half of the register is ignored.
+//!
+//! The program is generated here and not by seccompiler, which writes one comparison after the other. The kernel
+//! evaluates a filter for every system call number when it is installed, that is, at every start. Measured on Linux
+//! 6.18 with 61 numbers: 132 µs for a list, 48 µs for a binary search. libseccomp can write a binary search but is a C
+//! library, which the build does not need otherwise.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
