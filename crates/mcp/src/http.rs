@@ -120,7 +120,7 @@ pub enum HttpError {
     #[error("the header `{name}` cannot be sent to an MCP server: {reason}")]
     Header { name: String, reason: &'static str },
     /// The server answered 401.
-    #[error("authentication required{}", Challenge(challenge))]
+    #[error("authentication required{}", colon_and(challenge))]
     AuthenticationRequired {
         /// The server's `WWW-Authenticate` header. May be empty.
         challenge: String,
@@ -160,29 +160,33 @@ impl HttpError {
     }
 
     fn of_transport(error: &DynamicTransportError, context: &str) -> Self {
-        let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error.error.as_ref());
-        let mut reason = context.to_owned();
-        while let Some(error) = next {
-            if let Some(required) = error.downcast_ref::<AuthRequiredError>() {
-                return Self::AuthenticationRequired { challenge: required.www_authenticate_header.clone() };
-            }
-            let part = error.to_string();
-            if !reason.ends_with(&part) {
-                reason = format!("{reason}: {part}");
-            }
-            next = error.source();
+        let first: &(dyn std::error::Error + 'static) = error.error.as_ref();
+        let mut causes = std::iter::successors(Some(first), |cause| cause.source());
+        match causes.find_map(|cause| cause.downcast_ref::<AuthRequiredError>()) {
+            Some(required) => Self::AuthenticationRequired { challenge: required.www_authenticate_header.clone() },
+            None => Self::Failed { reason: format!("{context}: {}", chain(first)) },
         }
-        Self::Failed { reason }
     }
 }
 
-/// Displays `: CHALLENGE`, or nothing if the challenge is empty.
-struct Challenge<'a>(&'a str);
-
-impl fmt::Display for Challenge<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
+/// Formats an error and its sources in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some errors repeat their source.
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
     }
+    text
+}
+
+/// `: TEXT`, or nothing if the text is empty.
+fn colon_and(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(": {text}") }
 }
 
 impl Endpoint {
@@ -207,12 +211,11 @@ impl Endpoint {
         let mut headers = HashMap::new();
         for (name, value) in &self.headers {
             let failed = |reason| HttpError::Header { name: name.clone(), reason };
-            let parsed: HeaderName = name.parse().map_err(|_| failed("this is no name of a header"))?;
+            let parsed: HeaderName = name.parse().map_err(|_| failed("not a valid header name"))?;
             if RESERVED.contains(&parsed.as_str()) {
                 return Err(failed("the protocol sets it itself"));
             }
-            let mut value =
-                HeaderValue::from_str(value).map_err(|_| failed("its value has characters that no header has"))?;
+            let mut value = HeaderValue::from_str(value).map_err(|_| failed("its value is not valid in a header"))?;
             value.set_sensitive(true);
             headers.insert(parsed, value);
         }
@@ -487,14 +490,14 @@ fn busy(response: &Response<Body>) -> Option<HttpFailure> {
 
 /// The error for a redirect that must not be followed with the headers of this server.
 fn leads_away(status: StatusCode, place: &str) -> HttpFailure {
-    let text = format!("HTTP {status} leads to `{place}`, which is not asked; if that is the server, set `url` to it");
+    let text =
+        format!("HTTP {status} redirects to `{place}`, which is not followed; if that is the server, set `url` to it");
     StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text))
 }
 
 fn unexpected(status: StatusCode, body: &[u8]) -> HttpFailure {
     let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
-    let colon = if shown.is_empty() { "" } else { ": " };
-    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("HTTP {status}{colon}{shown}")))
+    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("HTTP {status}{}", colon_and(&shown))))
 }
 
 /// Handles an error status. A JSON-RPC error in the body is returned as a message, so that the caller gets it as such.
@@ -540,7 +543,7 @@ fn whole(
         Err(_) if !is_request => Ok(StreamableHttpPostResponse::Accepted),
         Err(error) => {
             let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
-            let text = format!("the answer is no message of the protocol: {error}: {shown}");
+            let text = format!("the answer is not a JSON-RPC message: {error}: {shown}");
             Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text)))
         }
     }

@@ -58,7 +58,7 @@ pub enum LaunchError {
     #[error(transparent)]
     Env(#[from] EnvError),
     /// The program does not exist, or is not in `PATH`.
-    #[error("start `{program}`: {}", NotFound { program, path })]
+    #[error("start `{program}`: {}", not_found(program, path.as_deref()))]
     NotFound {
         program: String,
         /// The `PATH` of the server's environment. Absent if `program` contains a slash and is not looked up, or if the executor did not
@@ -140,21 +140,12 @@ pub fn is_relative(dir: &Path) -> bool {
     !dir.is_absolute() && !is_uri && !is_drive
 }
 
-/// Displays why a program was not found and where it was looked up.
-struct NotFound<'a> {
-    program: &'a str,
-    path: &'a Option<String>,
-}
-
-impl std::fmt::Display for NotFound<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.program.contains('/') {
-            return f.write_str("there is no such program there");
-        }
-        match self.path {
-            Some(path) => write!(f, "not found in the PATH that it would get: {path}"),
-            None => f.write_str("not found in the PATH of its executor; give its whole path, or set `env.PATH`"),
-        }
+/// Why a program was not found, and where it was looked up.
+fn not_found(program: &str, path: Option<&str>) -> String {
+    match path {
+        _ if program.contains('/') => "no such program on the executor".to_owned(),
+        Some(path) => format!("not found in the PATH that it would get: {path}"),
+        None => "not found in the PATH of its executor; give its whole path, or set `env.PATH`".to_owned(),
     }
 }
 

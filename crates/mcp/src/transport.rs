@@ -76,7 +76,7 @@ pub(crate) const ELICIT: &str = "elicitation/create";
 #[non_exhaustive]
 pub enum StreamEnd {
     /// The process ended.
-    #[error("it {}", ExitText(.0))]
+    #[error("it {}", exit_text(.0.as_deref()))]
     Exited(Option<Box<Exit>>),
     /// The server wrote a line above the limit.
     #[error("it wrote a line of more than {} MiB on its {stream}", limit >> 20)]
@@ -87,13 +87,13 @@ pub enum StreamEnd {
         limit: usize,
     },
     /// Output was lost, and it may have contained a message.
-    #[error("output of it is gone ({}), and a message may have been in it", ByteCountText(.bytes))]
+    #[error("output was lost ({}), and a message may have been in it", byte_count(*bytes))]
     Gap {
         /// How many bytes, if known.
         bytes: Option<u64>,
     },
     /// The session with the executor is lost, so no more output can arrive.
-    #[error("nothing more can be heard of it: {0}")]
+    #[error("its output can no longer be read: {0}")]
     Lost(Error),
     /// The transport was closed on this side.
     #[error("it was ended")]
@@ -234,7 +234,7 @@ impl StdioTransport {
         if matches!(self.exited, Some(LeftoverDeadline::GiveUp(_))) {
             return self.finish(StreamEnd::Exited(self.child.process.exit().map(Box::new)));
         }
-        tracing::info!(server = self.child.name, "it exited, and what it left behind is ended");
+        tracing::info!(server = self.child.name, "it exited; ending the processes that it left behind");
         self.exited = Some(LeftoverDeadline::GiveUp(Instant::now() + GONE_WITHIN));
         let process = self.child.process.clone();
         self.child.tasks.lock().spawn(async move {
@@ -345,27 +345,15 @@ impl fmt::Debug for StdioTransport {
     }
 }
 
-/// Displays how a process ended, as the text after "it".
-struct ExitText<'a>(&'a Option<Box<Exit>>);
-
-impl fmt::Display for ExitText<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.as_deref() {
-            Some(Exit { signal: Some(signal), .. }) => write!(f, "was ended by {signal}"),
-            Some(Exit { code, .. }) => write!(f, "exited with code {code}"),
-            None => f.write_str("ended"),
-        }
+/// How a process ended, as the text after "it".
+fn exit_text(exit: Option<&Exit>) -> String {
+    match exit {
+        Some(Exit { signal: Some(signal), .. }) => format!("was ended by {signal}"),
+        Some(Exit { code, .. }) => format!("exited with code {code}"),
+        None => "ended".to_owned(),
     }
 }
 
-/// Displays a number of bytes, or "some bytes" if unknown.
-struct ByteCountText<'a>(&'a Option<u64>);
-
-impl fmt::Display for ByteCountText<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(bytes) => write!(f, "{bytes} bytes"),
-            None => f.write_str("some bytes"),
-        }
-    }
+fn byte_count(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "some bytes".to_owned(), |bytes| format!("{bytes} bytes"))
 }

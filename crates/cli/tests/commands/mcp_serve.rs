@@ -368,7 +368,7 @@ fn processes_are_signalled_and_ended_with_what_they_started() {
     wait_for("its end", || mcp.ok("list_processes", json!({}))["processes"][1]["exited"] == true);
     assert_eq!(mcp.ok("signal_process", json!({"process_id": "p2", "signal": "INT"}))["was_running"], false);
     for (tool, arguments, told) in [
-        ("signal_process", json!({"process_id": "p1", "signal": "NOPE"}), "is no signal"),
+        ("signal_process", json!({"process_id": "p1", "signal": "NOPE"}), "is not a signal"),
         ("signal_process", json!({"process_id": "p9"}), "no process `p9` in this session; there are p1, p2"),
         ("read_output", json!({"process_id": "1"}), "no process `1`"),
         ("read_output", json!({"process_id": "p1", "wait_ms": 300_001}), "`wait_ms` must be from 0 to 300000"),

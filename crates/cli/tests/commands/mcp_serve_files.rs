@@ -103,7 +103,7 @@ fn edits_of_several_sessions_at_once_are_all_there_in_the_end() {
                     let text = |result: &Value| result["content"][0]["text"].as_str().unwrap_or_default().to_owned();
                     let mut result = mcp.call("edit_file", edit.clone());
                     while result["isError"] == true {
-                        assert!(text(&result).contains("changed by somebody else"), "{result}");
+                        assert!(text(&result).contains("changed by another writer"), "{result}");
                         result = mcp.call("edit_file", edit.clone());
                     }
                 }

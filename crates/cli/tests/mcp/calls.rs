@@ -176,7 +176,7 @@ async fn arguments_and_meta_must_be_objects(place: &Place) {
     assert!(error.to_string().contains("`_meta` must be a JSON object, not a number"), "{error}");
     assert_eq!(manager.status()["t"].word(), "notStarted", "nothing was started for that");
     let error = manager.call(ToolCall::new("u", "echo")).await.expect_err("unknown");
-    assert!(error.to_string().contains("no MCP server `u`; there are `t`"), "{error}");
+    assert!(error.to_string().contains("no MCP server `u`; configured: `t`"), "{error}");
     manager.shutdown().await;
 }
 

@@ -27,7 +27,7 @@ async fn a_crashed_server_is_started_again_and_the_caller_told(place: &Place) {
     let error = call(&manager, "crash", json!({"code": 3})).await.expect_err("it crashed");
     let Error::Crashed { reason, is_restarted: true, .. } = &error else { panic!("{error}") };
     assert!(reason.contains("exited with code 3") && reason.contains("these are last words"), "{reason}");
-    assert!(error.to_string().contains("started again, and the next call waits"), "{error}");
+    assert!(error.to_string().contains("it is restarting, and the next call waits"), "{error}");
 
     let after = data(&manager, "pid", json!({})).await["pid"].clone();
     assert_ne!(before, after, "the next call waited for another process");

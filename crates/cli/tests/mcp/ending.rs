@@ -37,7 +37,7 @@ async fn a_shutdown_calls_off_servers_that_are_starting(place: &Place) {
     let running = place.processes();
     assert!(!running.is_empty());
     let (result, ()) = tokio::join!(manager.tools_of("t"), soon("shutdown", manager.shutdown()));
-    assert!(matches!(result.expect_err("called off"), Error::Cancelled { .. }));
+    assert!(matches!(result.expect_err("cancelled"), Error::Cancelled { .. }));
     assert_eq!(manager.status()["t"], ServerStatus::Cancelled);
     wait_gone("what was starting", &running);
 }

@@ -236,7 +236,7 @@ fn an_executor_that_is_away_for_long_is_waited_for() {
         // More attempts than crashes of the server itself would be allowed.
         until("attempts", async || matches!(manager.status()["t"], ServerStatus::Starting { restarts: 3.. })).await;
         let error = call(&manager, "pid", json!({})).await.expect_err("it is away");
-        assert!(error.to_string().contains("its executor is out of reach, and is tried again"), "{error}");
+        assert!(error.to_string().contains("its executor is unreachable, and is retried"), "{error}");
         server.restart();
         until("its return", async || manager.status()["t"] == ServerStatus::Ready).await;
         assert_ne!(data(&manager, "pid", json!({})).await, before);

@@ -109,7 +109,7 @@ async fn half_a_message_is_none(place: &Place) {
     assert!(matches!(error, Error::Crashed { is_restarted: true, .. }), "{text}");
     assert!(
         text.contains("exited with code 0")
-            && text.contains("that were no messages (logs belong on stderr): 1, the first"),
+            && text.contains("that are not messages (logs belong on stderr): 1, the first"),
         "{text}"
     );
     manager.shutdown().await;

@@ -84,11 +84,11 @@ impl CallResult {
     fn read(server: &str, result: Value) -> Result<Self, Error> {
         let unreadable =
             |reason: &str| Error::Unreadable { server: server.to_owned(), method: METHOD, reason: reason.to_owned() };
-        let Value::Object(mut result) = result else { return Err(unreadable("the result is no object")) };
+        let Value::Object(mut result) = result else { return Err(unreadable("the result is not an object")) };
         let content = match result.remove("content") {
             Some(Value::Array(items)) => items,
             None | Some(Value::Null) => Vec::new(),
-            Some(_) => return Err(unreadable("`content` is no list")),
+            Some(_) => return Err(unreadable("`content` is not a list")),
         };
         let is_error = match result.remove("isError") {
             Some(Value::Bool(is_error)) => is_error,

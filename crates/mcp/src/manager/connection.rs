@@ -22,7 +22,11 @@ use super::{
     handler::{ConnectionEnd, ConnectionShared},
     server::ManagedServer,
 };
-use crate::{config::ServerTransport, http::HttpError, transport::Progress};
+use crate::{
+    config::ServerTransport,
+    http::{HttpError, chain},
+    transport::Progress,
+};
 
 /// Time limit for sending a cancellation. A server that does not read its input never receives it.
 const CANCEL_WITHIN: Duration = Duration::from_secs(5);
@@ -249,25 +253,9 @@ impl Drop for PendingRequest<'_> {
         let mut tasks = self.connection.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(async move {
-            let ended = handle.cancel(Some("nobody waits for the answer any more".to_owned()));
+            let ended = handle.cancel(Some("the caller no longer waits for the answer".to_owned()));
             // Ignore a timeout: the server is probably gone.
             time::timeout(CANCEL_WITHIN, ended).await.ok();
         });
     }
-}
-
-/// Formats an error and its sources in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some errors repeat their source.
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }

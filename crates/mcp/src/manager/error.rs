@@ -15,7 +15,7 @@ use crate::{launch::LaunchError, transport::StreamEnd};
 #[non_exhaustive]
 pub enum Error {
     /// The configuration has no server with this name.
-    #[error("there is no MCP server `{server}`; there are {}", List(known))]
+    #[error("no MCP server `{server}`; configured: {}", list(known))]
     UnknownServer {
         server: String,
         /// The names of the configured servers.
@@ -40,7 +40,7 @@ pub enum Error {
     #[error("MCP server `{server}`: {reason}")]
     Http { server: String, reason: String },
     /// The server requires authentication.
-    #[error("MCP server `{server}` wants authentication: {reason}")]
+    #[error("MCP server `{server}` requires authentication: {reason}")]
     AuthenticationRequired {
         server: String,
         /// The server's message, and how to provide a token.
@@ -50,7 +50,7 @@ pub enum Error {
     #[error(
         "MCP server `{server}`: no answer to `{method}` within {within:?}; if it needs longer, raise \
          `startup_timeout_sec` of `[mcp_servers.{server}]`{}",
-        After(talk)
+        after(talk)
     )]
     StartupTimeout {
         server: String,
@@ -61,7 +61,7 @@ pub enum Error {
         talk: String,
     },
     /// The server's process ended during its start.
-    #[error("MCP server `{server}`: {ended} before it answered `{method}`{}", After(talk))]
+    #[error("MCP server `{server}`: {ended} before it answered `{method}`{}", after(talk))]
     EndedAtStart {
         server: String,
         /// The request that was not answered.
@@ -71,7 +71,7 @@ pub enum Error {
         talk: String,
     },
     /// The handshake failed in another way.
-    #[error("MCP server `{server}`: handshake: {reason}{}", After(talk))]
+    #[error("MCP server `{server}`: handshake: {reason}{}", after(talk))]
     Handshake {
         server: String,
         reason: String,
@@ -81,7 +81,7 @@ pub enum Error {
     /// The server crashed during the call. The call may or may not have had its effect.
     #[error(
         "MCP server `{server}` ended during `{method}`: {reason}; {}",
-        if *is_restarted { "it is being started again, and the next call waits for that" } else { "it is not started again" }
+        if *is_restarted { "it is restarting, and the next call waits for that" } else { "it is not restarted" }
     )]
     Crashed {
         server: String,
@@ -92,13 +92,13 @@ pub enum Error {
         is_restarted: bool,
     },
     /// The server cannot be used; see [`ServerStatus::Failed`](super::ServerStatus::Failed).
-    #[error("{}", Unusable { server, reason })]
+    #[error("{}", unusable(server, reason))]
     Failed { server: String, reason: String },
     /// The start was cancelled, or the manager has shut down.
-    #[error("MCP server `{server}` was called off")]
+    #[error("MCP server `{server}` was cancelled")]
     Cancelled { server: String },
     /// Servers with `required` cannot be used, so the start of the manager failed.
-    #[error("required MCP servers cannot be used:{}", Reasons(failed))]
+    #[error("required MCP servers cannot be used:{}", reasons(failed))]
     Required {
         /// Each failed server with the reason.
         failed: Vec<(String, String)>,
@@ -170,55 +170,26 @@ fn is_out_of_reach(error: &client::Error) -> bool {
     )
 }
 
-/// Displays additional text on a new line, or nothing if it is empty.
-struct After<'a>(&'a str);
-
-impl std::fmt::Display for After<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, "\n{}", self.0) }
-    }
+/// Additional text on a new line, or nothing if it is empty.
+fn after(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("\n{text}") }
 }
 
-/// Displays names in backticks, separated by commas.
-struct List<'a>(&'a [String]);
-
-impl std::fmt::Display for List<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("none");
-        }
-        for (at, name) in self.0.iter().enumerate() {
-            let comma = if at == 0 { "" } else { ", " };
-            write!(f, "{comma}`{name}`")?;
-        }
-        Ok(())
-    }
+/// Names in backticks, separated by commas.
+fn list(names: &[String]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-/// Displays servers with their reasons, one per line.
-struct Reasons<'a>(&'a [(String, String)]);
-
-impl std::fmt::Display for Reasons<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (server, reason) in self.0 {
-            write!(f, "\n{}", Unusable { server, reason })?;
-        }
-        Ok(())
-    }
+/// Servers with their reasons, one per line.
+fn reasons(failed: &[(String, String)]) -> String {
+    failed.iter().map(|(server, reason)| format!("\n{}", unusable(server, reason))).collect()
 }
 
-/// Displays a server and why it cannot be used. Most reasons already begin with the server's name; then it is not repeated.
-struct Unusable<'a> {
-    server: &'a str,
-    reason: &'a str,
-}
-
-impl std::fmt::Display for Unusable<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { server, reason } = self;
-        if reason.starts_with(&format!("MCP server `{server}`")) {
-            return f.write_str(reason);
-        }
-        write!(f, "MCP server `{server}` cannot be used: {reason}")
+/// A server and why it cannot be used. Most reasons already begin with the server's name; then it is not repeated.
+fn unusable(server: &str, reason: &str) -> String {
+    if reason.starts_with(&format!("MCP server `{server}`")) {
+        return reason.to_owned();
     }
+    format!("MCP server `{server}` cannot be used: {reason}")
 }

@@ -65,7 +65,7 @@ async fn pages<T: DeserializeOwned>(connection: &ServerConnection, kind: ListKin
         let cursor = match page.get_mut("nextCursor").map(Value::take) {
             Some(Value::String(cursor)) if !cursor.is_empty() => cursor,
             Some(Value::String(_) | Value::Null) | None => return Ok(items),
-            Some(_) => return Err(unreadable("`nextCursor` is no text".to_owned())),
+            Some(_) => return Err(unreadable("`nextCursor` is not a string".to_owned())),
         };
         if cursor.len() > CURSOR_BYTES {
             return Err(unreadable(format!("a `nextCursor` of more than {} KiB", CURSOR_BYTES >> 10)));

@@ -144,7 +144,7 @@ impl ManagedServer {
                 Some(host_error) => match time::timeout_at(until, status.changed()).await {
                     Ok(changed) => changed,
                     Err(_) => {
-                        let reason = format!("its executor is out of reach, and is tried again: {host_error}");
+                        let reason = format!("its executor is unreachable, and is retried: {host_error}");
                         return Err(Error::Failed { server: server(), reason });
                     }
                 },
@@ -228,7 +228,7 @@ impl ManagedServer {
                 self.set(attempts.status());
             }
             let pause = pause(restarts, attempts.in_a_row());
-            tracing::warn!(server = self.name, reason = crash.reason, ?pause, "it crashed, and is started again");
+            tracing::warn!(server = self.name, reason = crash.reason, ?pause, "it crashed and is restarted");
             tokio::select! {
                 biased;
                 () = stopped(&mut stop) => return ServerStatus::Cancelled,
@@ -361,7 +361,7 @@ impl ServerCrash {
     fn refused(reason: String) -> Self {
         let authentication_reason = Some(reason.clone());
         Self {
-            reason: format!("it wants authentication: {reason}"),
+            reason: format!("it requires authentication: {reason}"),
             is_of_host: false,
             authentication_reason,
             is_final: true,

@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     Settings,
-    connection::{ServerConnection, chain},
+    connection::ServerConnection,
     error::Error,
     handler::{ConnectionHandler, ConnectionShared},
     hosts::{HostSlot, Hosts},
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     config::{HttpConfig, ServerTransport, StdioConfig},
-    http::{Endpoint, HttpError},
+    http::{Endpoint, HttpError, chain},
     launch::{self, Launch},
     transport::{EXIT_GRACE, ServerProcess, StreamEnd},
 };
@@ -240,7 +240,7 @@ async fn introduce(
     if let Some(info) = connection.info()
         && !ProtocolVersion::KNOWN_VERSIONS.contains(&info.protocol_version)
     {
-        let reason = format!("it speaks MCP `{}`, which is not known here", info.protocol_version);
+        let reason = format!("it speaks MCP `{}`, which is not supported", info.protocol_version);
         return Err(Error::Handshake { server: server.name.clone(), reason, talk: String::new() });
     }
     let tools = match list::list(&connection, list::TOOLS, within).await {

@@ -213,7 +213,7 @@ impl ServedExecutor {
     pub(super) async fn open(&self) -> Result<ExecutorSession, Error> {
         let opened = (self.open)().await?;
         if self.policies.is_some() && !opened.client.server().capabilities.sandbox {
-            let text = format!("the server at {} knows no sandbox any more, and its files need one", self.address);
+            let text = format!("the server at {} no longer supports sandboxes, which its files need", self.address);
             opened.end().await;
             return Err(Error::Protocol(text));
         }
@@ -285,7 +285,7 @@ impl ServedExecutor {
         let not_enforceable =
             |missing: String| ServeError::NotEnforceable { root: root.clone(), address: address.clone(), missing };
         if !client.server().capabilities.sandbox {
-            return Err(not_enforceable("its server knows no sandbox".to_owned()));
+            return Err(not_enforceable("its server does not support sandboxes".to_owned()));
         }
         let failed = |source| ServeError::Root { root: root.clone(), source };
         let bare = RemoteFiles::new(client.clone());

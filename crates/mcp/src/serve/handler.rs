@@ -111,8 +111,8 @@ impl ServerHandler for SessionHandler {
         };
         let (Ok(_own), Ok(_of_all)) = (self.calls.try_acquire(), self.server.calls.try_acquire()) else {
             let most = limits::CALLS_OF_SESSION;
-            let text = format!("{most} calls are under way already; wait for the answer to one of them");
-            return Ok(tools::ToolFailure::new(text).into_result().into());
+            let text = format!("limit reached: {most} calls in progress; wait for one of them to finish");
+            return Ok(tools::ToolFailure(text).into_result().into());
         };
         let call = CallContext {
             server: &self.server,
@@ -131,6 +131,6 @@ fn unknown(name: &str, read_only: bool) -> String {
     let name: String = name.chars().take(64).collect();
     match read_only && tools::exists(&name) {
         true => format!("the tool `{name}` is not offered: this server was started read-only"),
-        false => format!("unknown tool `{name}`; `tools/list` names those that there are"),
+        false => format!("unknown tool `{name}`; `tools/list` has the available ones"),
     }
 }

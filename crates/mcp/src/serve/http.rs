@@ -192,7 +192,7 @@ async fn serve_connection(
             connection.await
         }
         () = connection_guard.closed.notified() => {
-            tracing::debug!("a connection that proved nothing made room for another");
+            tracing::debug!("closed an unauthenticated connection to make room");
             return;
         }
     };

@@ -148,7 +148,7 @@ impl HttpSessions {
         match time::timeout(END_WITHIN, self.close_session(id)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "a session had ended already"),
-            Err(_) => tracing::warn!("a session does not end; it is left to itself"),
+            Err(_) => tracing::warn!("a session did not end in time"),
         }
     }
 

@@ -101,7 +101,7 @@ impl ServerProcess {
             if let Some(first) = &skipped_lines.first {
                 let count = skipped_lines.skipped;
                 recent_output = format!(
-                    "lines on its stdout that were no messages (logs belong on stderr): {count}, the first: {first}"
+                    "lines on its stdout that are not messages (logs belong on stderr): {count}, the first: {first}"
                 );
             }
         }
@@ -172,7 +172,7 @@ impl ServerProcess {
         }
         let within = CLOSE_GRACE + GONE_WITHIN;
         if time::timeout(within, async { tokio::join!(self.terminate(Some(CLOSE_GRACE)), over) }).await.is_err() {
-            tracing::warn!(server = self.name, "it could not be seen to end; that goes on in the background");
+            tracing::warn!(server = self.name, "it did not end in time; it is still being ended in the background");
         } else {
             self.forget().await;
         }
@@ -206,9 +206,9 @@ impl ServerProcess {
         skipped_lines.skipped += 1;
         if skipped_lines.first.is_none() {
             skipped_lines.first = Some(format!("`{shown}` ({why})"));
-            tracing::warn!(server = self.name, line = shown, why, "a line on stdout is no message, and is skipped");
+            tracing::warn!(server = self.name, line = shown, why, "skipped a line on stdout that is not a message");
         } else {
-            tracing::debug!(server = self.name, line = shown, why, "a line on stdout is no message, and is skipped");
+            tracing::debug!(server = self.name, line = shown, why, "skipped a line on stdout that is not a message");
         }
     }
 

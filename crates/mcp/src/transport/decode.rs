@@ -38,9 +38,9 @@ pub(super) fn decode(line: &[u8], results: ResultForm, is_first: bool) -> Decode
         Ok(value) => value,
         Err(error) => return DecodedLine::Noise(format!("not JSON: {error}")),
     };
-    let Value::Object(mut object) = value else { return DecodedLine::Noise("JSON, but no object".to_owned()) };
+    let Value::Object(mut object) = value else { return DecodedLine::Noise("JSON, but not an object".to_owned()) };
     match (results, kind(&object)) {
-        (_, LineKind::Neither) => DecodedLine::Noise("JSON, but no message of JSON-RPC".to_owned()),
+        (_, LineKind::Neither) => DecodedLine::Noise("JSON, but not a JSON-RPC message".to_owned()),
         (ResultForm::Raw, LineKind::Progress) => match object.remove("params").map(serde_json::from_value) {
             Some(Ok(progress)) => DecodedLine::Progress(progress),
             Some(Err(error)) => DecodedLine::Noise(format!("a progress that cannot be read: {error}")),

@@ -67,7 +67,7 @@ impl StderrLog {
         let last = kept.lines.iter().skip(kept.lines.len() - count);
         let mut text = String::new();
         for line in last {
-            text.push_str(if text.is_empty() { "its last words on stderr:\n  " } else { "\n  " });
+            text.push_str(if text.is_empty() { "its last lines on stderr:\n  " } else { "\n  " });
             text.extend(
                 line.chars().take(QUOTED_CHARS).map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }),
             );
@@ -102,7 +102,7 @@ mod tests {
         let seen = log.total();
         assert_eq!(log.quote(seen), "");
         log.add(b"new \x1b[2J\xff");
-        assert_eq!(log.quote(seen), "its last words on stderr:\n  new \u{fffd}[2J\u{fffd}");
+        assert_eq!(log.quote(seen), "its last lines on stderr:\n  new \u{fffd}[2J\u{fffd}");
         for n in 0..50 {
             log.add(format!("{n}").as_bytes());
         }

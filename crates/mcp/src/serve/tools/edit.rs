@@ -57,10 +57,10 @@ pub(super) struct EditAnswer {
 
 pub(super) async fn edit(call: &CallContext<'_>, arguments: EditArguments) -> Result<ToolReply, ToolFailure> {
     if arguments.old.is_empty() {
-        return Err(ToolFailure::new("`old` is empty; to make a file or write all of it, use write_file"));
+        return Err(failure!("`old` is empty; to make a file or write all of it, use write_file"));
     }
     if arguments.old == arguments.new {
-        return Err(ToolFailure::new("`old` and `new` are the same: there is nothing to change"));
+        return Err(failure!("`old` and `new` are the same: there is nothing to change"));
     }
     let path = call.server.executor.path(&arguments.path);
     let arguments = Arc::new(arguments);
@@ -72,8 +72,7 @@ pub(super) async fn edit(call: &CallContext<'_>, arguments: EditArguments) -> Re
             return Ok(ToolReply::new(text, &edited));
         }
     }
-    let text = format!("`{}` is being changed by somebody else again and again; read it and try later", path.display());
-    Err(ToolFailure::new(text))
+    Err(failure!("`{}` keeps being changed by another writer; read it again and retry later", path.display()))
 }
 
 /// Reads, replaces and writes once. Returns `None` if another writer changed the file in between.
@@ -87,7 +86,7 @@ async fn attempt(
         let (path, arguments) = (path.to_owned(), Arc::clone(arguments));
         // This passes over megabytes several times, so keep it off the async threads.
         let changed = tokio::task::spawn_blocking(move || change(&bytes, &arguments, &path)).await;
-        let changed = changed.map_err(|error| ToolFailure::new(format!("the edit failed: {error}")))??;
+        let changed = changed.map_err(|error| failure!("the edit failed: {error}"))??;
         Ok((changed, state))
     };
     let (changed, state) = call.unless_cancelled(changing).await?;
@@ -121,20 +120,19 @@ struct EditedContent {
 fn change(bytes: &[u8], arguments: &EditArguments, path: &Path) -> Result<EditedContent, ToolFailure> {
     let too_large = |what: &str| {
         let (path, most) = (path.display(), limits::EDITED_BYTES);
-        let text = format!("`{path}` {what} more than {most} bytes; change it with run_command (sed, perl)");
-        ToolFailure::new(text)
+        failure!("`{path}` {what} more than {most} bytes; change it with run_command (sed, perl)")
     };
     if bytes.len() as u64 > limits::EDITED_BYTES {
         return Err(too_large("has"));
     }
     let (old, new) = (Finder::new(&arguments.old), arguments.new.as_bytes());
     let Some(first) = old.find(bytes) else {
-        return Err(ToolFailure::new(not_found_text(bytes, &arguments.old, path)));
+        return Err(ToolFailure(not_found_text(bytes, &arguments.old, path)));
     };
     // Only count them: there may be as many occurrences as bytes.
     let places = old.find_iter(bytes).count();
     if places > 1 && !arguments.replace_all {
-        return Err(ToolFailure::new(several_matches_text(bytes, &old, places, path)));
+        return Err(ToolFailure(several_matches_text(bytes, &old, places, path)));
     }
     // Check the size before allocating: small arguments can request more memory than there is.
     let kept = bytes.len() - places * old.needle().len();

@@ -19,7 +19,7 @@ use exec_server_client::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{CallContext, ToolFailure, ToolReply, within};
+use super::{CallContext, OUTSIDE_ROOT, ToolFailure, ToolReply, within};
 use crate::serve::{
     limits,
     text::{cut_line, is_binary, lossy},
@@ -69,20 +69,20 @@ pub(super) struct ReadFileAnswer {
 }
 
 pub(super) async fn read(call: &CallContext<'_>, arguments: ReadFileArguments) -> Result<ToolReply, ToolFailure> {
-    let first = within("offset", arguments.offset, 1, (1, u64::MAX))?;
-    let limit = within("limit", arguments.limit, LINES, (1, limits::LINES))?;
+    let first = within("offset", arguments.offset, 1, 1..=u64::MAX)?;
+    let limit = within("limit", arguments.limit, LINES, 1..=limits::LINES)?;
     let path = call.server.executor.path(&arguments.path);
     let (bytes, size, at_end) = call.unless_cancelled(fetch(call, &path, first, limit)).await?;
     let shown = path.display().to_string();
     if is_binary(&bytes) {
         let size = size.map_or_else(String::new, |size| format!(", {size} bytes"));
-        let text =
-            format!("`{shown}` is a binary file{size}, not text; look at it with run_command (file, xxd, strings)");
-        return Err(ToolFailure::new(text));
+        return Err(failure!(
+            "`{shown}` is a binary file{size}, not text; look at it with run_command (file, xxd, strings)"
+        ));
     }
     let taken = take_lines(&bytes, limit);
     if taken.lines == 0 && first > 1 {
-        return Err(ToolFailure::new(format!("`{shown}` has fewer than {first} lines; read it from a lower `offset`")));
+        return Err(failure!("`{shown}` has fewer than {first} lines; read it from a lower `offset`"));
     }
     let more = taken.more || !at_end;
     let read = ReadFileAnswer {
@@ -144,9 +144,8 @@ pub(super) async fn read_part(
     };
     let read = executor.client().await?.request::<requests::FsReadFile>(&params).await;
     let mut result = read.map_err(|error| read_failure(path, &error))?;
-    let bytes = base64::decode(&std::mem::take(&mut result.data_base64)).map_err(|_| {
-        ToolFailure::new(format!("read `{}`: the answer of the executor is not base64", path.display()))
-    })?;
+    let bytes = base64::decode(&std::mem::take(&mut result.data_base64))
+        .map_err(|_| failure!("read `{}`: the answer of the executor is not base64", path.display()))?;
     Ok((Bytes::from(bytes), result))
 }
 
@@ -156,15 +155,13 @@ fn read_failure(path: &Path, error: &exec_server_client::Error) -> ToolFailure {
     let text = if reason.contains(&shown) { reason } else { format!("read `{shown}`: {reason}") };
     let advice = match error.server_kind() {
         Some(Kind::NotFound) => "; check the path with list_directory or search_files",
-        Some(Kind::SandboxDenied) => {
-            "; only what is beneath the root of this server can be used, and none of the server's own files"
-        }
+        Some(Kind::SandboxDenied) => OUTSIDE_ROOT,
         Some(Kind::IsADirectory) => "; use list_directory",
         Some(Kind::NotRegularFile) => "; a directory is listed with list_directory",
         Some(Kind::FileTooLarge) => "; look at parts of it with run_command (head, sed, grep)",
         _ => "",
     };
-    ToolFailure::new(format!("{text}{advice}"))
+    failure!("{text}{advice}")
 }
 
 /// The lines that fit into an answer.
@@ -322,7 +319,7 @@ struct DirectoryRow {
 }
 
 pub(super) async fn list(call: &CallContext<'_>, arguments: ListDirectoryArguments) -> Result<ToolReply, ToolFailure> {
-    let limit = within("limit", arguments.limit, ENTRIES, (1, limits::ENTRIES))?;
+    let limit = within("limit", arguments.limit, ENTRIES, 1..=limits::ENTRIES)?;
     let path = call.server.executor.path(arguments.path.as_deref().unwrap_or("."));
     let after = arguments.after.map(OsString::from);
     let listing = async { page(&call.server.executor.files().await?, &path, after).await };
@@ -367,9 +364,7 @@ async fn page(
             };
             Ok((all.iter().map(|entry| row(&entry.name, kind(entry.is_directory, entry.is_file))).collect(), false))
         }
-        Err(error) if error.kind == FileErrorKind::NotADirectory => {
-            Err(ToolFailure::new(format!("{error}; it is no directory: use read_file")))
-        }
+        Err(error) if error.kind == FileErrorKind::NotADirectory => Err(failure!("{error}; use read_file")),
         Err(error) => Err(error.into()),
     }
 }

@@ -4,6 +4,11 @@
 //! text that says what to do next. `run` runs commands, `processes` handles processes that outlive a call and keeps them in a `process_table`,
 //! `files` and `edit` work on files, and `search` searches directory trees.
 
+/// A failure with a formatted text.
+macro_rules! failure {
+    ($($text:tt)*) => { $crate::serve::tools::ToolFailure(format!($($text)*)) };
+}
+
 mod edit;
 mod files;
 mod process_table;
@@ -11,7 +16,7 @@ mod processes;
 mod run;
 mod search;
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use exec_server_client::{ErrorKind, fs, protocol::failure::Kind};
 use rmcp::{
@@ -33,6 +38,10 @@ const CHANGE_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a cancelled change may take to complete. Shorter than the time that calls have when the server ends.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+
+/// The advice for a path that the sandbox denies.
+const OUTSIDE_ROOT: &str =
+    "; only what is beneath the root of this server can be used, and none of the server's own files";
 
 /// One call and its context.
 pub(super) struct CallContext<'a> {
@@ -60,7 +69,7 @@ impl CallContext<'_> {
     async fn unless_cancelled<T>(&self, doing: impl Future<Output = Result<T, ToolFailure>>) -> Result<T, ToolFailure> {
         tokio::select! {
             done = doing => done,
-            why = self.cancelled() => Err(ToolFailure::new(why)),
+            why = self.cancelled() => Err(failure!("{why}")),
         }
     }
 
@@ -79,7 +88,7 @@ impl CallContext<'_> {
         };
         tokio::select! {
             done = doing => done,
-            why = over => Err(ToolFailure::new(format!("{why}; look before you do it again, it may have happened"))),
+            why = over => Err(failure!("{why}; look before you do it again, it may have happened")),
         }
     }
 }
@@ -107,13 +116,9 @@ impl ToolReply {
 
 /// Why a tool failed, in words that a model can act on.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ToolFailure(String);
+pub(super) struct ToolFailure(pub(super) String);
 
 impl ToolFailure {
-    pub(super) fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
     pub(super) fn into_result(self) -> CallToolResult {
         CallToolResult::error(vec![ContentBlock::text(self.0)])
     }
@@ -124,9 +129,7 @@ impl From<exec_server_client::Error> for ToolFailure {
         let advice = match error.server_kind() {
             Some(Kind::ProgramNotFound) => "; check the name, or give an absolute path",
             Some(Kind::CwdNotFound) => "; check `cwd` with list_directory",
-            Some(Kind::SandboxDenied) => {
-                "; only what is beneath the root of this server can be used, and none of the server's own files"
-            }
+            Some(Kind::SandboxDenied) => OUTSIDE_ROOT,
             _ if error.kind() == ErrorKind::SessionLost => {
                 "; its processes are gone, but the executor can be used again: call the tool once more"
             }
@@ -140,9 +143,7 @@ impl From<fs::FileError> for ToolFailure {
     fn from(error: fs::FileError) -> Self {
         let advice = match error.kind {
             fs::FileErrorKind::NotFound => "; check the path with list_directory or search_files",
-            fs::FileErrorKind::SandboxDenied => {
-                "; only what is beneath the root of this server can be used, and none of the server's own files"
-            }
+            fs::FileErrorKind::SandboxDenied => OUTSIDE_ROOT,
             fs::FileErrorKind::IsADirectory => "; it is a directory: use list_directory",
             fs::FileErrorKind::Disconnected => "; look before you do it again, it may have happened",
             _ => "",
@@ -180,17 +181,16 @@ impl CommandArgument {
     /// The argument vector to start.
     fn argv(self, shell: &str) -> Result<Vec<String>, ToolFailure> {
         let argv = match self {
-            Self::Shell(text) if text.trim().is_empty() => return Err(ToolFailure::new("`command` is empty")),
+            Self::Shell(text) if text.trim().is_empty() => return Err(failure!("`command` is empty")),
             Self::Shell(text) => vec![shell.to_owned(), "-c".to_owned(), text],
             Self::Program(words) => words,
         };
         if argv.first().is_none_or(|program| program.is_empty()) {
-            return Err(ToolFailure::new("`command` is empty: its first element is the program"));
+            return Err(failure!("`command` is empty: its first element is the program"));
         }
         if argv.iter().map(String::len).sum::<usize>() > limits::COMMAND_BYTES {
             let most = limits::COMMAND_BYTES;
-            let text = format!("`command` has more than {most} bytes; write a script with write_file and run that");
-            return Err(ToolFailure::new(text));
+            return Err(failure!("`command` has more than {most} bytes; write a script with write_file and run that"));
         }
         Ok(argv)
     }
@@ -211,10 +211,10 @@ fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserial
 }
 
 /// Returns the value or its default, or fails if it is out of range.
-fn within(name: &str, value: Option<u64>, default: u64, (least, most): (u64, u64)) -> Result<u64, ToolFailure> {
+fn within(name: &str, value: Option<u64>, default: u64, range: RangeInclusive<u64>) -> Result<u64, ToolFailure> {
     match value.unwrap_or(default) {
-        value if value >= least && value <= most => Ok(value),
-        value => Err(ToolFailure::new(format!("`{name}` must be from {least} to {most}, not {value}"))),
+        value if range.contains(&value) => Ok(value),
+        value => Err(failure!("`{name}` must be from {} to {}, not {value}", range.start(), range.end())),
     }
 }
 
@@ -241,113 +241,72 @@ struct ToolSpec {
     output: fn() -> Arc<JsonObject>,
 }
 
-const TOOLS: &[ToolSpec] = &[
-    ToolSpec {
-        name: "run_command",
-        title: "Run a command",
-        description: "Runs a command to its end and returns its exit code, standard output and standard error. `command` is one \
-            text for the shell, or an array of program and arguments, which needs no quoting. Nothing can be typed into it: its \
-            standard input is empty. Of long output the beginning and the end are returned, and how many bytes are left out. When \
-            `timeout_ms` is over, or the call is cancelled, the command and everything it started is ended; what it wrote until then is \
-            returned. What it leaves running in the background is ended soon where it holds the output open, and with this session at the \
-            latest: use start_process for servers and watchers.",
-        effect: ToolEffect::Anything,
-        input: schema::<run::RunArguments>,
-        output: schema::<run::RunAnswer>,
-    },
-    ToolSpec {
-        name: "start_process",
-        title: "Start a process",
-        description: "Starts a program that keeps running, such as a server, a watcher or an interactive program, and returns at once with \
-            its `process_id`. Read what it writes with read_output, write to it with write_stdin, end it with signal_process. It \
-            ends with this session at the latest.",
-        effect: ToolEffect::Anything,
-        input: schema::<processes::StartArguments>,
-        output: schema::<processes::StartAnswer>,
-    },
-    ToolSpec {
-        name: "read_output",
-        title: "Read what a process wrote",
-        description: "Returns what a process wrote since the last read_output (or after `after`, a cursor from an earlier answer), and \
-            whether it has ended. With `wait_ms` it waits for something new. Output that is no longer kept is told as \
-            `gap_bytes`.",
-        effect: ToolEffect::Reads,
-        input: schema::<processes::ReadOutputArguments>,
-        output: schema::<processes::ReadOutputAnswer>,
-    },
-    ToolSpec {
-        name: "write_stdin",
-        title: "Write to a process",
-        description: "Writes a text to the standard input of a process that start_process has started, and closes it with `close`. Lines need \
-            their line end: a program that reads lines waits for it.",
-        effect: ToolEffect::Changes,
-        input: schema::<processes::WriteStdinArguments>,
-        output: schema::<processes::WriteStdinAnswer>,
-    },
-    ToolSpec {
-        name: "signal_process",
-        title: "End or signal a process",
-        description: "Ends a process and everything it started (`signal` absent or `terminate`: SIGTERM, and SIGKILL where that does not \
-            help within `grace_ms`), or sends one signal such as INT, HUP or KILL to its process group.",
-        effect: ToolEffect::Changes,
-        input: schema::<processes::SignalArguments>,
-        output: schema::<processes::SignalAnswer>,
-    },
-    ToolSpec {
-        name: "list_processes",
-        title: "List processes",
-        description: "Lists the processes that start_process has started in this session, with how they are.",
-        effect: ToolEffect::Reads,
-        input: schema::<processes::ListProcessesArguments>,
-        output: schema::<processes::ListProcessesAnswer>,
-    },
-    ToolSpec {
-        name: "read_file",
-        title: "Read a file",
-        description: "Returns lines of a text file with their numbers: by default the first 2000, else `limit` lines from line `offset` on. \
-            Long lines are cut, and that is said in them. The numbers and the tab behind them are not part of the file.",
-        effect: ToolEffect::Reads,
-        input: schema::<files::ReadFileArguments>,
-        output: schema::<files::ReadFileAnswer>,
-    },
-    ToolSpec {
-        name: "write_file",
-        title: "Write a file",
-        description: "Writes a whole file: makes it, with the directories above it, or replaces it in one step, so that nobody sees it half \
-            written. To change a part of a file use edit_file.",
-        effect: ToolEffect::Sets,
-        input: schema::<files::WriteFileArguments>,
-        output: schema::<files::WriteFileAnswer>,
-    },
-    ToolSpec {
-        name: "edit_file",
-        title: "Edit a file",
-        description: "Replaces `old` by `new` in a file. `old` must be in the file exactly once, with all its blanks and line ends: take \
-            enough of the lines around it to make it unique, or set `replace_all`. Nothing is changed if it is not found, found more than \
-            once, or if somebody else changes the file at the same time.",
-        effect: ToolEffect::Changes,
-        input: schema::<edit::EditArguments>,
-        output: schema::<edit::EditAnswer>,
-    },
-    ToolSpec {
-        name: "list_directory",
-        title: "List a directory",
-        description: "Lists the entries of a directory in the order of their names: kind, size, and where links lead.",
-        effect: ToolEffect::Reads,
-        input: schema::<files::ListDirectoryArguments>,
-        output: schema::<files::ListDirectoryAnswer>,
-    },
-    ToolSpec {
-        name: "search_files",
-        title: "Search files",
-        description: "Searches a tree. With `pattern`, a regular expression, it returns the lines that match, in files whose paths match `glob` \
-            where that is given; with `glob` alone, the paths that match. What .gitignore leaves out is not searched, nor are hidden \
-            files, unless `all` is set.",
-        effect: ToolEffect::Reads,
-        input: schema::<search::SearchArguments>,
-        output: schema::<search::SearchAnswer>,
-    },
-];
+/// Declares all tools: name, title, effect, function with its argument and result types, and the description for the model.
+macro_rules! tools {
+    ($($name:literal, $title:literal, $effect:ident, $function:path[$arguments:ty] -> $answer:ty: $description:literal;)*) => {
+        const TOOLS: &[ToolSpec] = &[$(ToolSpec {
+            name: $name,
+            title: $title,
+            description: $description,
+            effect: ToolEffect::$effect,
+            input: schema::<$arguments>,
+            output: schema::<$answer>,
+        }),*];
+
+        async fn call_tool(
+            name: &str,
+            call: &CallContext<'_>,
+            arguments: JsonObject,
+        ) -> Result<ToolReply, ToolFailure> {
+            match name {
+                $($name => with(arguments, |arguments| $function(call, arguments)).await,)*
+                other => Err(failure!("unknown tool `{other}`")),
+            }
+        }
+    };
+}
+
+tools! {
+    "run_command", "Run a command", Anything, run::run[run::RunArguments] -> run::RunAnswer:
+        "Runs a command to its end and returns its exit code, standard output and standard error. `command` is one \
+        text for the shell, or an array of program and arguments, which needs no quoting. Nothing can be typed into it: its \
+        standard input is empty. Of long output the beginning and the end are returned, and how many bytes are left out. When \
+        `timeout_ms` is over, or the call is cancelled, the command and everything it started is ended; what it wrote until then is \
+        returned. What it leaves running in the background is ended soon where it holds the output open, and with this session at the \
+        latest: use start_process for servers and watchers.";
+    "start_process", "Start a process", Anything, processes::start[processes::StartArguments] -> processes::StartAnswer:
+        "Starts a program that keeps running, such as a server, a watcher or an interactive program, and returns at once with \
+        its `process_id`. Read what it writes with read_output, write to it with write_stdin, end it with signal_process. It \
+        ends with this session at the latest.";
+    "read_output", "Read what a process wrote", Reads, processes::read[processes::ReadOutputArguments] -> processes::ReadOutputAnswer:
+        "Returns what a process wrote since the last read_output (or after `after`, a cursor from an earlier answer), and \
+        whether it has ended. With `wait_ms` it waits for something new. Output that is no longer kept is told as \
+        `gap_bytes`.";
+    "write_stdin", "Write to a process", Changes, processes::write[processes::WriteStdinArguments] -> processes::WriteStdinAnswer:
+        "Writes a text to the standard input of a process that start_process has started, and closes it with `close`. Lines need \
+        their line end: a program that reads lines waits for it.";
+    "signal_process", "End or signal a process", Changes, processes::signal[processes::SignalArguments] -> processes::SignalAnswer:
+        "Ends a process and everything it started (`signal` absent or `terminate`: SIGTERM, and SIGKILL where that does not \
+        help within `grace_ms`), or sends one signal such as INT, HUP or KILL to its process group.";
+    "list_processes", "List processes", Reads, processes::list[processes::ListProcessesArguments] -> processes::ListProcessesAnswer:
+        "Lists the processes that start_process has started in this session, with how they are.";
+    "read_file", "Read a file", Reads, files::read[files::ReadFileArguments] -> files::ReadFileAnswer:
+        "Returns lines of a text file with their numbers: by default the first 2000, else `limit` lines from line `offset` on. \
+        Long lines are cut, and that is said in them. The numbers and the tab behind them are not part of the file.";
+    "write_file", "Write a file", Sets, files::write[files::WriteFileArguments] -> files::WriteFileAnswer:
+        "Writes a whole file: makes it, with the directories above it, or replaces it in one step, so that no reader sees a \
+        partial file. To change a part of a file use edit_file.";
+    "edit_file", "Edit a file", Changes, edit::edit[edit::EditArguments] -> edit::EditAnswer:
+        "Replaces `old` by `new` in a file. `old` must be in the file exactly once, with all its blanks and line ends: take \
+        enough of the lines around it to make it unique, or set `replace_all`. Nothing is changed if it is not found, found more than \
+        once, or if another writer changes the file at the same time.";
+    "list_directory", "List a directory", Reads, files::list[files::ListDirectoryArguments] -> files::ListDirectoryAnswer:
+        "Lists the entries of a directory in the order of their names: kind, size, and where links lead.";
+    "search_files", "Search files", Reads, search::search[search::SearchArguments] -> search::SearchAnswer:
+        "Searches a tree. With `pattern`, a regular expression, it returns the lines that match, in files whose paths match `glob` \
+        where that is given; with `glob` alone, the paths that match. What .gitignore leaves out is not searched, nor are hidden \
+        files, unless `all` is set.";
+}
 
 /// Tools that only read, but are useless without processes.
 const OF_PROCESSES: [&str; 2] = ["read_output", "list_processes"];
@@ -367,21 +326,7 @@ pub(super) fn exists(name: &str) -> bool {
 
 /// Calls an offered tool.
 pub(super) async fn dispatch(name: &str, call: &CallContext<'_>, arguments: JsonObject) -> CallToolResult {
-    let done = match name {
-        "run_command" => with(arguments, |arguments| run::run(call, arguments)).await,
-        "start_process" => with(arguments, |arguments| processes::start(call, arguments)).await,
-        "read_output" => with(arguments, |arguments| processes::read(call, arguments)).await,
-        "write_stdin" => with(arguments, |arguments| processes::write(call, arguments)).await,
-        "signal_process" => with(arguments, |arguments| processes::signal(call, arguments)).await,
-        "list_processes" => with(arguments, |arguments| processes::list(call, arguments)).await,
-        "read_file" => with(arguments, |arguments| files::read(call, arguments)).await,
-        "write_file" => with(arguments, |arguments| files::write(call, arguments)).await,
-        "edit_file" => with(arguments, |arguments| edit::edit(call, arguments)).await,
-        "list_directory" => with(arguments, |arguments| files::list(call, arguments)).await,
-        "search_files" => with(arguments, |arguments| search::search(call, arguments)).await,
-        other => Err(ToolFailure::new(format!("the tool `{other}` is not there"))),
-    };
-    match done {
+    match call_tool(name, call, arguments).await {
         Ok(ToolReply { text, data, is_error }) => {
             let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
             result.structured_content = Some(data);
@@ -399,7 +344,7 @@ async fn with<A: DeserializeOwned, F: Future<Output = Result<ToolReply, ToolFail
 ) -> Result<ToolReply, ToolFailure> {
     match serde_json::from_value(Value::Object(arguments)) {
         Ok(arguments) => tool(arguments).await,
-        Err(error) => Err(ToolFailure::new(format!("the arguments cannot be used: {error}"))),
+        Err(error) => Err(failure!("the arguments cannot be used: {error}")),
     }
 }
 
@@ -501,8 +446,8 @@ mod tests {
 
     #[test]
     fn numbers_are_held_to_their_bounds() {
-        assert_eq!(within("n", None, 7, (1, 9)), Ok(7));
-        assert_eq!(within("n", Some(9), 7, (1, 9)), Ok(9));
-        assert_eq!(within("n", Some(10), 7, (1, 9)), Err(ToolFailure::new("`n` must be from 1 to 9, not 10")));
+        assert_eq!(within("n", None, 7, 1..=9), Ok(7));
+        assert_eq!(within("n", Some(9), 7, 1..=9), Ok(9));
+        assert_eq!(within("n", Some(10), 7, 1..=9), Err(failure!("`n` must be from 1 to 9, not 10")));
     }
 }

@@ -84,7 +84,7 @@ impl ProcessTable {
                     format!("there are {}", known.join(", "))
                 };
                 let id: String = id.chars().take(32).collect();
-                Err(ToolFailure::new(format!("no process `{id}` in this session; {known}")))
+                Err(failure!("no process `{id}` in this session; {known}"))
             }
         }
     }

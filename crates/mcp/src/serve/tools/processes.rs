@@ -71,8 +71,9 @@ pub(super) struct StartAnswer {
 
 pub(super) async fn start(call: &CallContext<'_>, arguments: StartArguments) -> Result<ToolReply, ToolFailure> {
     if !call.has_session {
-        let text = "a process needs a session to belong to: begin one with `initialize`, or use run_command";
-        return Err(ToolFailure::new(text));
+        return Err(failure!(
+            "a process needs a session to belong to: begin one with `initialize`, or use run_command"
+        ));
     }
     let executor = &call.server.executor;
     let shown = arguments.command.show();
@@ -96,7 +97,7 @@ pub(super) async fn start(call: &CallContext<'_>, arguments: StartArguments) -> 
     // Dropping the future cancels the start.
     let (process, slot) = tokio::select! {
         started = starting => started?,
-        why = call.cancelled() => return Err(ToolFailure::new(format!("{why}; nothing was started"))),
+        why = call.cancelled() => return Err(failure!("{why}; nothing was started")),
     };
     let pid = process.pid();
     let process_id = format!("p{}", slot.fill(process, shown.clone()));
@@ -116,8 +117,7 @@ async fn reserve_slot<'a>(table: &'a ProcessTable, client: &Client) -> Result<Pr
         let all = table.snapshot();
         let Some((number, entry)) = all.into_iter().find(|(_, entry)| state(entry, &known).exited) else {
             let most = limits::PROCESSES;
-            let text = format!("{most} processes are running in this session; end one with signal_process first");
-            return Err(ToolFailure::new(text));
+            return Err(failure!("{most} processes are running in this session; end one with signal_process first"));
         };
         table.remove(number);
         // Ignore a failure: the process is forgotten with the session at the latest.
@@ -169,17 +169,15 @@ struct OutputPiece {
 }
 
 pub(super) async fn read(call: &CallContext<'_>, arguments: ReadOutputArguments) -> Result<ToolReply, ToolFailure> {
-    let wait = within("wait_ms", arguments.wait_ms, 0, (0, limits::WAIT_MS))?;
-    let most = within("max_bytes", arguments.max_bytes, READ_BYTES, (1, limits::OUTPUT_BYTES))?;
+    let wait = within("wait_ms", arguments.wait_ms, 0, 0..=limits::WAIT_MS)?;
+    let most = within("max_bytes", arguments.max_bytes, READ_BYTES, 1..=limits::OUTPUT_BYTES)?;
     let (number, entry) = call.table.find(&arguments.process_id)?;
     let after = arguments.after.unwrap_or(entry.cursor);
-    // Both arms are cancel safe: a read consumes nothing.
-    let (read, more) = tokio::select! {
-        read = fetch(&entry.process, after, most, Duration::from_millis(wait)) => read?,
-        why = call.cancelled() => return Err(ToolFailure::new(why)),
-    };
+    // Cancel safe: a read consumes nothing.
+    let fetching = async { Ok(fetch(&entry.process, after, most, Duration::from_millis(wait)).await?) };
+    let (read, more) = call.unless_cancelled(fetching).await?;
     if let Some(failure) = &read.failure {
-        return Err(ToolFailure::new(format!("nothing more can be read of {}: {failure}", arguments.process_id)));
+        return Err(failure!("nothing more can be read of {}: {failure}", arguments.process_id));
     }
     let bytes: u64 = read.chunks.iter().map(|chunk| chunk.bytes.len() as u64).sum();
     // If this read continues after the last one, an incomplete character continues too.
@@ -309,7 +307,7 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteStdinArguments
     let (_, entry) = call.table.find(&arguments.process_id)?;
     let id = &arguments.process_id;
     if arguments.text.is_empty() && !arguments.close {
-        return Err(ToolFailure::new("there is nothing to write: give `text`, or set `close`"));
+        return Err(failure!("there is nothing to write: give `text`, or set `close`"));
     }
     let bytes = arguments.text.len() as u64;
     let writing = async {
@@ -317,11 +315,11 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteStdinArguments
             match entry.process.write(arguments.text.into_bytes()).await? {
                 WriteStatus::Accepted => {}
                 WriteStatus::StdinClosed => {
-                    return Err(ToolFailure::new(format!("the standard input of {id} is closed, or it has ended")));
+                    return Err(failure!("the standard input of {id} is closed, or it has ended"));
                 }
-                WriteStatus::UnknownProcess => return Err(ToolFailure::new(format!("{id} is gone"))),
+                WriteStatus::UnknownProcess => return Err(failure!("{id} is gone")),
                 WriteStatus::Starting => {
-                    return Err(ToolFailure::new(format!("{id} is still being started; try again")));
+                    return Err(failure!("{id} is still being started; try again"));
                 }
             }
         }
@@ -334,10 +332,9 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteStdinArguments
         done = writing => done?,
         // Bytes that were enqueued are still written.
         () = time::sleep(WRITE_WITHIN) => {
-            let text = format!("{id} has not read all of it within {} s; the rest waits for it, do not write it again", WRITE_WITHIN.as_secs());
-            return Err(ToolFailure::new(text));
+            return Err(failure!("{id} has not read all of it within {} s; the rest waits for it, do not write it again", WRITE_WITHIN.as_secs()));
         }
-        why = call.cancelled() => return Err(ToolFailure::new(why)),
+        why = call.cancelled() => return Err(failure!("{why}")),
     }
     let closed = if arguments.close { " and closed its standard input" } else { "" };
     Ok(ToolReply::new(
@@ -350,12 +347,10 @@ async fn close(process: &Process, id: &str) -> Result<(), ToolFailure> {
     match process.close_stdin().await? {
         CloseStdinStatus::Accepted | CloseStdinStatus::StdinClosed => Ok(()),
         CloseStdinStatus::RawMode => {
-            let text =
-                format!("{id} reads its terminal key by key, which has no end of file; write the keys that end it");
-            Err(ToolFailure::new(text))
+            Err(failure!("{id} reads its terminal key by key, which has no end of file; write the keys that end it"))
         }
-        CloseStdinStatus::UnknownProcess => Err(ToolFailure::new(format!("{id} is gone"))),
-        CloseStdinStatus::Starting => Err(ToolFailure::new(format!("{id} is still being started; try again"))),
+        CloseStdinStatus::UnknownProcess => Err(failure!("{id} is gone")),
+        CloseStdinStatus::Starting => Err(failure!("{id} is still being started; try again")),
     }
 }
 
@@ -380,7 +375,7 @@ pub(super) struct SignalAnswer {
 }
 
 pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -> Result<ToolReply, ToolFailure> {
-    let grace = within("grace_ms", arguments.grace_ms, GRACE_MS, (0, GRACE_MS_MAX))?;
+    let grace = within("grace_ms", arguments.grace_ms, GRACE_MS, 0..=GRACE_MS_MAX)?;
     let (_, entry) = call.table.find(&arguments.process_id)?;
     let id = &arguments.process_id;
     let word = arguments.signal.as_deref().unwrap_or("terminate");
@@ -391,9 +386,7 @@ pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -
         }
         if signals::number(word).is_none() {
             let word: String = word.chars().take(32).collect();
-            return Err(ToolFailure::new(format!(
-                "`{word}` is no signal; use terminate, INT, TERM, HUP, KILL, USR1 or the like"
-            )));
+            return Err(failure!("`{word}` is not a signal; use terminate, INT, TERM, HUP, KILL, USR1 or the like"));
         }
         let client = call.process_session.client().await?;
         if state(&entry, &states(&client).await?).exited {
@@ -402,10 +395,7 @@ pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -
         entry.process.signal(word).await?;
         Ok(true)
     };
-    let was_running = tokio::select! {
-        done = done => done?,
-        why = call.cancelled() => return Err(ToolFailure::new(why)),
-    };
+    let was_running = call.unless_cancelled(done).await?;
     let text = match (was_running, word.eq_ignore_ascii_case("terminate")) {
         (false, _) => format!("{id} had ended already"),
         (true, true) => format!("{id} is being ended; read_output says when it has"),

@@ -99,8 +99,8 @@ pub(super) struct RunAnswer {
 }
 
 pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Result<ToolReply, ToolFailure> {
-    let timeout = within("timeout_ms", arguments.timeout_ms, TIMEOUT_MS, (1, limits::TIMEOUT_MS))?;
-    let most = within("max_output_bytes", arguments.max_output_bytes, OUTPUT_BYTES, (1 << 10, limits::OUTPUT_BYTES))?;
+    let timeout = within("timeout_ms", arguments.timeout_ms, TIMEOUT_MS, 1..=limits::TIMEOUT_MS)?;
+    let most = within("max_output_bytes", arguments.max_output_bytes, OUTPUT_BYTES, 1 << 10..=limits::OUTPUT_BYTES)?;
     let executor = &call.server.executor;
     let argv = arguments.command.argv(&executor.shell)?;
     let mut start = executor.start(argv, arguments.cwd.as_deref());
@@ -112,9 +112,9 @@ pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Resu
     // Dropping the future cancels the start.
     let (client, process) = tokio::select! {
         started = call.process_session.start(start) => started?,
-        why = call.cancelled() => return Err(ToolFailure::new(format!("{why}; nothing was started"))),
+        why = call.cancelled() => return Err(failure!("{why}; nothing was started")),
         () = time::sleep_until(until) => {
-            return Err(ToolFailure::new(format!("not started within {timeout} ms: the executor does not answer")));
+            return Err(failure!("not started within {timeout} ms: the executor does not answer"));
         }
     };
     let most = usize::try_from(most).unwrap_or(usize::MAX);
@@ -196,8 +196,7 @@ impl CommandRun {
             }
             Some(Event::Closed { .. }) | None => self.is_closed = true,
             Some(Event::Failed(error)) => {
-                let text = format!("the connection to the command is lost, and it may still run: {error}");
-                return Err(ToolFailure::new(text));
+                return Err(failure!("the connection to the command is lost, and it may still run: {error}"));
             }
         }
         Ok(())
@@ -281,15 +280,15 @@ fn headline(end_cause: EndCause, exit: Option<&Exit>, took: Duration, timeout_ms
              Give a longer `timeout_ms`, or use start_process"
         ),
         (EndCause::CalledOff(why), _) => format!("{why}; the command was ended {took}"),
-        (_, None) => format!("it is not known how it ended, {took}"),
+        (_, None) => format!("exit status unknown, {took}"),
         (_, Some(exit)) => ended(exit, &took),
     }
 }
 
 fn ended(exit: &Exit, took: &str) -> String {
     match (exit.cause, &exit.signal) {
-        (Some(Cause::Oom), _) => format!("killed for want of memory {took} (exit code {})", exit.code),
-        (Some(Cause::Lost), _) => format!("lost with the program that held it {took}: nobody knows how it ended"),
+        (Some(Cause::Oom), _) => format!("killed: out of memory {took} (exit code {})", exit.code),
+        (Some(Cause::Lost), _) => format!("lost {took}: the holder process died, so the exit status is unknown"),
         (_, Some(signal)) => format!("ended by {signal} {took} (exit code {})", exit.code),
         (_, None) => format!("exit code {} {took}", exit.code),
     }

@@ -89,8 +89,8 @@ struct PathMatch {
 }
 
 pub(super) async fn search(call: &CallContext<'_>, arguments: SearchArguments) -> Result<ToolReply, ToolFailure> {
-    let most = within("max_results", arguments.max_results, RESULTS, (1, limits::RESULTS))?;
-    let context = within("context", arguments.context, 0, (0, CONTEXT_MAX))?;
+    let most = within("max_results", arguments.max_results, RESULTS, 1..=limits::RESULTS)?;
+    let context = within("context", arguments.context, 0, 0..=CONTEXT_MAX)?;
     let executor = &call.server.executor;
     let path = executor.path(arguments.path.as_deref().unwrap_or("."));
     let scan = ScanParams {
@@ -104,10 +104,8 @@ pub(super) async fn search(call: &CallContext<'_>, arguments: SearchArguments) -
     let searching = async {
         let files = executor.files().await?;
         match (arguments.pattern, arguments.glob) {
-            (None, None) => Err(ToolFailure::new("give `pattern` to search in files, or `glob` to find paths")),
-            (Some(pattern), _) if pattern.is_empty() => {
-                Err(ToolFailure::new("`pattern` is empty, and would match every line"))
-            }
+            (None, None) => Err(failure!("give `pattern` to search in files, or `glob` to find paths")),
+            (Some(pattern), _) if pattern.is_empty() => Err(failure!("`pattern` is empty, and would match every line")),
             (None, Some(glob)) => {
                 let params = GlobParams { scan, max_results: Some(most), ..GlobParams::new(unset(), glob) };
                 search_paths(call, &files, &path, params).await
