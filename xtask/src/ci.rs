@@ -1,14 +1,20 @@
 //! `cargo xtask ci`: runs every check in order, prints the time of each, and verifies that the tests leave nothing behind.
 //!
-//! While the tests run, this process is the subreaper and gives them a private temporary directory. A process that outlives the tests
+//! While the tests run, their process is the subreaper and gives them a private temporary directory. A process that outlives the tests
 //! becomes its child, and a forgotten state directory stays in that directory; both fail the run.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Instant};
+use std::{
+    fs,
+    io::{self, Seek as _, SeekFrom},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::Command,
+    time::Instant,
+};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::WaitOptions;
-
 use exec_server_workspace::{cargo, processes::nothing_left};
+use rustix::process::WaitOptions;
 
 use crate::{commands, dist, guard, tidy};
 
@@ -19,18 +25,21 @@ const STEPS: &[Step] = &[
     ("fmt", || commands::fmt(true)),
     ("lint", commands::lint),
     ("tidy", tidy::run),
-    ("build tests", || cargo::check(&mut cargo::cargo(&["test", "--workspace", "--no-run"]))),
+    ("build", build),
     ("test", test),
     ("features", features),
     ("loom", loom),
     ("doc", doc),
-    ("faults", || as_built("exec-server-faults", &["--ci"])),
-    ("interop", || as_built("exec-server-interop", &["--ci"])),
-    ("bench", || as_built("exec-server-benchmark", &["--quick"])),
+    ("prepare", prepare),
+    ("dist", package),
+    ("faults", || cargo::check(cargo::built_tool("faults").arg("--ci"))),
+    ("interop", || cargo::check(cargo::built_tool("interop").arg("--ci"))),
+    ("bench", || cargo::check(cargo::built_tool("benchmark").arg("--quick"))),
     ("guard", || guard::run(&guard::GuardOptions::default())),
-    // Last: it replaces the program that the other steps use by a static one.
-    ("dist", || dist::run(&dist::DistOptions { as_built: true, ..dist::DistOptions::default() })),
 ];
+
+/// Steps that run beside the tests, which mostly wait. They measure nothing, and no test uses what they build.
+const BESIDE_TESTS: &[&str] = &["features", "loom", "doc", "prepare"];
 
 /// Options of `cargo xtask ci`.
 #[derive(clap::Args)]
@@ -44,30 +53,75 @@ pub(super) fn run(options: &CiOptions) -> Result<()> {
     for name in &options.only {
         ensure!(STEPS.iter().any(|(step, _)| step == name), "no step `{name}`");
     }
+    let begun = Instant::now();
+    let all = options.only.is_empty();
     let mut times = Vec::new();
     for (name, step) in STEPS {
-        if !options.only.is_empty() && !options.only.iter().any(|only| only == name) {
+        let is_chosen = if all { !BESIDE_TESTS.contains(name) } else { options.only.iter().any(|only| only == name) };
+        if !is_chosen {
             continue;
         }
         println!("== {name}");
-        let begun = Instant::now();
-        let outcome = step();
-        times.push((name, begun.elapsed().as_secs_f64()));
+        let step_begun = Instant::now();
+        let outcome = if all && *name == "test" { test_beside_others() } else { step() };
+        times.push((*name, step_begun.elapsed().as_secs_f64()));
         if let Err(error) = outcome {
-            print_times(&times);
+            print_times(&times, begun);
             return Err(error.context(format!("step `{name}`")));
         }
     }
-    print_times(&times);
+    print_times(&times, begun);
     Ok(())
 }
 
-fn print_times(times: &[(&&str, f64)]) {
+fn print_times(times: &[(&str, f64)], begun: Instant) {
     println!("== seconds");
     for (name, seconds) in times {
         println!("{seconds:>8.1}  {name}");
     }
-    println!("{:>8.1}  in all", times.iter().map(|(_, seconds)| seconds).sum::<f64>());
+    println!("{:>8.1}  in all", begun.elapsed().as_secs_f64());
+}
+
+/// Runs the tests, and beside them, at the lowest priority, the steps that can wait for a free core. Both are processes of their own: the
+/// tests', because it is the subreaper and every orphan in it is an error. The output of the others follows that of the tests.
+fn test_beside_others() -> Result<()> {
+    let program = std::env::current_exe()?;
+    let mut log = tempfile::tempfile()?;
+    let mut others = cargo::command("nice", &["-n", "19"]);
+    others.arg(&program).args(["ci", "--only", &BESIDE_TESTS.join(",")]);
+    let mut others = others.stdout(log.try_clone()?).stderr(log.try_clone()?).spawn().context("start `nice`")?;
+    let tests = cargo::check(&mut cargo::command(&program, &["ci", "--only", "test"]));
+    let status = others.wait()?;
+    log.seek(SeekFrom::Start(0))?;
+    io::copy(&mut log, &mut io::stdout())?;
+    tests?;
+    ensure!(status.success(), "a step beside the tests failed: {status}");
+    Ok(())
+}
+
+/// Builds everything that the following steps run. Tests, programs and examples in one go use the same features of the dependencies;
+/// `cargo build -p` of each would compile most dependencies several times.
+fn build() -> Result<()> {
+    cargo::check(&mut cargo::cargo(&["test", "--workspace", "--no-run"]))?;
+    build_programs()
+}
+
+fn build_programs() -> Result<()> {
+    cargo::check(&mut cargo::cargo(&["build", "--quiet", "--workspace", "--bins", "--examples"]))
+}
+
+/// Builds and installs from the network what later steps need.
+fn prepare() -> Result<()> {
+    cargo::check(cargo::built_tool("interop").arg("--prepare"))?;
+    cargo::check(cargo::built_tool("faults").arg("--prepare"))?;
+    guard::runner().map(drop)
+}
+
+/// Packs the debug build: a release build would take minutes, and the checks of the package would be the same.
+fn package() -> Result<()> {
+    dist::run(&dist::DistOptions { as_built: true, ..dist::DistOptions::default() })?;
+    // The static program has taken the place of the one that the other steps use.
+    build_programs()
 }
 
 fn test() -> Result<()> {
@@ -96,11 +150,14 @@ fn run_and_reap(command: &mut Command) -> Result<()> {
     }
 }
 
-/// Checks code behind cargo features that no default build has.
+/// Checks code behind cargo features that no default build has. `--workspace` keeps the features of the dependencies as the tests have
+/// built them.
 fn features() -> Result<()> {
-    let crates = ["-p", "exec-server-process", "--all-features"];
-    cargo::check(cargo::cargo(&["clippy", "--all-targets"]).args(crates).args(["--", "-D", "warnings"]))?;
-    cargo::check(cargo::cargo(&["test"]).args(crates))?;
+    let with_tokio = ["--workspace", "--features", "exec-server-process/tokio"];
+    let tests = ["asynchronous", "driver", "forked", "pipe", "pty", "spawn", "together", "tree"];
+    let tests = tests.map(|test| format!("--test={test}"));
+    cargo::check(cargo::cargo(&["clippy"]).args(with_tokio).args(&tests).args(["--", "-D", "warnings"]))?;
+    cargo::check(cargo::cargo(&["test"]).args(with_tokio).args(&tests))?;
     // A client without an embedded server and without TLS.
     let bare = ["-p", "exec-server-client", "--no-default-features", "--lib"];
     cargo::check(cargo::cargo(&["clippy"]).args(bare).args(["--", "-D", "warnings"]))
@@ -127,10 +184,4 @@ fn loom() -> Result<()> {
 
 fn doc() -> Result<()> {
     cargo::check(cargo::cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
-}
-
-/// Runs a tool with the programs that the tests have built: another build would take minutes and would not change what these steps check.
-/// Benchmarks and releases are built by hand in the release profile.
-fn as_built(package: &str, args: &[&str]) -> Result<()> {
-    cargo::check(cargo::cargo(&["run", "--quiet", "-p", package, "--"]).args(args))
 }

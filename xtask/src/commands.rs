@@ -3,7 +3,7 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::{Context, Result};
-use exec_server_workspace::cargo::{cargo, check, profile};
+use exec_server_workspace::cargo::{built_tool, cargo, check, profile};
 
 pub(super) fn fmt(check_only: bool) -> Result<()> {
     let mut command = cargo(&["fmt", "--all"]);
@@ -51,18 +51,24 @@ pub(super) enum Tool {
 
 impl Tool {
     /// Builds and runs the tool; returns its exit code. It runs in a release build, because the load generator and the oracle must be
-    /// faster than the server. The hidden argument `--as-built` uses the debug build, which the tests have made.
+    /// faster than the server. With the hidden argument `--as-built`, it runs as `cargo xtask ci` has built it, and builds nothing.
     pub(super) fn start(self, arguments: &[OsString]) -> Result<ExitCode> {
-        let package = match self {
-            Self::Faults => "exec-server-faults",
-            Self::Benchmark => "exec-server-benchmark",
-            Self::Interop => "exec-server-interop",
+        let name = match self {
+            Self::Faults => "faults",
+            Self::Benchmark => "benchmark",
+            Self::Interop => "interop",
         };
         let has = |names: &[&str]| arguments.iter().any(|argument| names.iter().any(|name| argument == name));
-        // These only print, so a release build would be waste.
-        let release = !has(&["--as-built", "--list", "--help", "-h"]);
-        let mut command = cargo(&["run", "--quiet", "-p", package]);
-        command.args(profile(release)).arg("--").args(arguments.iter().filter(|argument| *argument != "--as-built"));
+        let mut command = if has(&["--as-built"]) {
+            built_tool(name)
+        } else {
+            // To print a list or the help, a release build is not worth its time.
+            let release = !has(&["--list", "--help", "-h"]);
+            let mut command = cargo(&["run", "--quiet", "-p", &format!("exec-server-{name}")]);
+            command.args(profile(release)).arg("--");
+            command
+        };
+        command.args(arguments.iter().filter(|argument| *argument != "--as-built"));
         let status = command.status().with_context(|| format!("start `{command:?}`"))?;
         Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
     }

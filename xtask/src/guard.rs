@@ -190,7 +190,7 @@ fn home() -> PathBuf {
 }
 
 /// The program that runs the benchmarks under valgrind: the same release as the library, installed once below the target directory.
-fn runner() -> Result<PathBuf> {
+pub(super) fn runner() -> Result<PathBuf> {
     let lock = fs::read_to_string(cargo::root().join("Cargo.lock")).context("read `Cargo.lock`")?;
     let version = locked(&lock, "gungraun").context("`Cargo.lock` has no `gungraun`")?;
     let tools = cargo::target_dir().join("tools");

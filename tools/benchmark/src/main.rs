@@ -47,7 +47,7 @@ const TRUE: &str = "/bin/true";
 
 /// Measure a real server against bare system calls and OpenSSH, and print one table of ratios.
 #[derive(clap::Parser)]
-#[command(name = "cargo xtask bench", args_conflicts_with_subcommands = true)]
+#[command(bin_name = "cargo xtask bench", args_conflicts_with_subcommands = true)]
 struct BenchCommand {
     #[command(flatten)]
     options: BenchOptions,

@@ -12,8 +12,8 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let seeds = setting.pick(1, 20, 1000);
     // CI uses the same seeds every time; a full run draws new ones.
     let from = setting.pick(1, setting.seed, setting.seed);
-    let mut command = cargo::run_example("exec-server-holder", "crash");
-    command.args(["--features", "failpoints", "--", "--seeds", &seeds.to_string(), "--from", &from.to_string()]);
+    let mut command = cargo::command(cargo::crash_example()?, &[]);
+    command.args(["--seeds", &seeds.to_string(), "--from", &from.to_string()]);
     let output = command.stderr(std::process::Stdio::inherit()).output().context("start the program of F19")?;
     ensure!(output.status.success(), "seeds {from} to {}: {}", from + seeds - 1, output.status);
     let text = String::from_utf8_lossy(&output.stdout);

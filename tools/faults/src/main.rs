@@ -57,7 +57,7 @@ use figures::{Figures, ensure_p99};
 
 /// Inject faults into a real server under load and check every byte.
 #[derive(clap::Parser)]
-#[command(name = "cargo xtask faults", args_conflicts_with_subcommands = true)]
+#[command(bin_name = "cargo xtask faults", args_conflicts_with_subcommands = true)]
 struct FaultsCommand {
     #[command(flatten)]
     options: FaultOptions,
@@ -95,6 +95,9 @@ struct FaultOptions {
     /// Execute only the soak (F25) for this many minutes: mixed load, few faults, growth of memory and fds.
     #[arg(long, value_name = "MINUTES", conflicts_with_all = ["ci", "long", "only", "readme"])]
     soak: Option<u64>,
+    /// Only build what the runs need: the previous version, and the program of F19.
+    #[arg(long, hide = true)]
+    prepare: bool,
     /// Test this server instead of the build of this tree.
     #[arg(long, value_name = "PROGRAM")]
     server: Option<PathBuf>,
@@ -319,14 +322,17 @@ const RUNS: &[FaultRun] = &[
 /// Runs that mostly wait. A full run executes them in parallel with the others, which saves a third of its time.
 const WAITING: &[&str] = &["D2", "F5", "F10", "F15", "F16", "F17", "F19"];
 
+/// The same for CI, whose runs are too short to share the machine: this one waits for half a minute.
+const WAITING_IN_CI: &[&str] = &["C3"];
+
 /// F26: runs worlds of the simulation, which is a separate program and prints what failed.
 fn simulation(setting: &FaultSetting) -> Result<Vec<Figures>> {
     // With 200 or more seeds, a branch that is never reached or a method that is never sent fails the run.
     let seeds = setting.pick(200, 2000, 100_000);
     // CI uses the same worlds every time; a full run draws new ones.
     let from = setting.pick(0, setting.seed, setting.seed);
-    let mut command = cargo::run_example("exec-server-sim", "sim");
-    cargo::check(command.args(["--", "--seeds", &seeds.to_string(), "--from", &from.to_string()]))?;
+    let mut command = cargo::command(cargo::example("exec-server-sim", "sim")?, &[]);
+    cargo::check(command.args(["--seeds", &seeds.to_string(), "--from", &from.to_string()]))?;
     Ok(vec![Figures::default().survived(seeds).set("from", from)])
 }
 
@@ -359,6 +365,11 @@ fn run(options: &FaultOptions) -> Result<bool> {
         safety_rules::list(cargo::root())?;
         return Ok(true);
     }
+    if options.prepare {
+        cargo::crash_example()?;
+        version_skew::build_before()?;
+        return Ok(true);
+    }
     let chosen = choose(&options.only)?;
     let setting = FaultSetting {
         binary: cargo::server_binary(options.server.as_deref())?,
@@ -380,7 +391,8 @@ fn run(options: &FaultOptions) -> Result<bool> {
         let rows = |run: &&'static FaultRun| Some((run.name, results_page::rows(run.name, &execute(run, &setting)?)));
         runs.iter().filter_map(rows).collect()
     };
-    let is_beside = |run: &&FaultRun| !matches!(setting.scale, FaultScale::Ci) && WAITING.contains(&run.name);
+    let waiting = if matches!(setting.scale, FaultScale::Ci) { WAITING_IN_CI } else { WAITING };
+    let is_beside = |run: &&FaultRun| waiting.contains(&run.name);
     let (beside, alone): (Vec<&'static FaultRun>, Vec<&'static FaultRun>) =
         chosen.iter().partition(|run| is_beside(run));
     let passed: HashMap<&str, Vec<String>> = thread::scope(|scope| {

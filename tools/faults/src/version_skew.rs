@@ -137,7 +137,7 @@ fn install(version: &Path, program: &Path) -> Result<()> {
 }
 
 /// Extracts the previous version from the history and builds it.
-fn build_before() -> Result<PathBuf> {
+pub(super) fn build_before() -> Result<PathBuf> {
     let place = cargo::target_dir().join("skew").join(BEFORE);
     let binary = place.join("bin/exec-server");
     if binary.exists() {

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
     let examples = cargo::root().join("examples");
     let python = (documented_script::python()?, examples.join("python/client.py"));
-    let node = (PathBuf::from("node"), node_client(&examples.join("node"))?);
+    let node = (PathBuf::from("node"), node_client()?);
     // Sessions of foreign clients end with the server here.
     let setup = Setup::new(&world.binary)?.arg("--kill-on-exit");
     let server = setup.start()?;
@@ -46,7 +46,8 @@ pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
 }
 
 /// The Node example beside its package, which is installed once and never into the source tree.
-fn node_client(source: &std::path::Path) -> Result<PathBuf> {
+pub(super) fn node_client() -> Result<PathBuf> {
+    let source = cargo::root().join("examples/node");
     let folder = cargo::target_dir().join("interop/node");
     fs::create_dir_all(&folder)?;
     for file in ["client.mjs", "package.json", ".npmrc"] {

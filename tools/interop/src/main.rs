@@ -29,7 +29,7 @@ use exec_server_workspace::{cargo, packages};
 
 /// Run programs that others wrote against ours: Python, Node, ssh, tmux, vim, top.
 #[derive(clap::Parser)]
-#[command(name = "cargo xtask interop", args_conflicts_with_subcommands = true)]
+#[command(bin_name = "cargo xtask interop", args_conflicts_with_subcommands = true)]
 struct InteropCommand {
     #[command(flatten)]
     options: InteropOptions,
@@ -61,6 +61,9 @@ struct InteropOptions {
     /// List the parts.
     #[arg(long)]
     list: bool,
+    /// Only install what the parts need.
+    #[arg(long, hide = true)]
+    prepare: bool,
     /// Test this program instead of the build of this tree.
     #[arg(long, value_name = "PROGRAM")]
     server: Option<PathBuf>,
@@ -164,6 +167,15 @@ fn run(options: &InteropOptions) -> Result<()> {
         .collect();
     for part in &chosen {
         packages::ensure(part.needs).with_context(|| format!("part `{}`", part.name))?;
+    }
+    if options.prepare {
+        documented_script::python()?;
+        examples::node_client()?;
+        packages::mcp_python()?;
+        mcp_servers::node()?;
+        mcp_serve::python()?;
+        mcp_serve::inspector()?;
+        return Ok(());
     }
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let world = Environment::new(cargo::server_binary(options.server.as_deref())?, options.ci)?;

@@ -9,6 +9,7 @@ use exec_server_harness::{
     mcp_client::McpClient,
     server::Setup,
 };
+use exec_server_workspace::packages;
 use serde_json::{Value, json};
 
 use super::mcp_servers::{self, ConnectedClient, McpPeer as _, TestedServer};
@@ -86,10 +87,10 @@ pub(super) fn run(world: &Environment) -> Result<Vec<String>> {
 
 /// Runs the SDK clients from their start to the end of the bridge that they started.
 fn sdk_clients(world: &Environment, url: &str) -> Result<Vec<String>> {
-    let time = mcp_servers::python()?.join("mcp-server-time");
+    let time = packages::mcp_python()?.join("mcp-server-time");
     let mut lines = Vec::new();
     for (name, program, flags, script) in [
-        ("Python", mcp_servers::python()?.join("python3"), &["-c"][..], PYTHON_CLIENT),
+        ("Python", packages::mcp_python()?.join("python3"), &["-c"][..], PYTHON_CLIENT),
         ("TypeScript", PathBuf::from("node"), &["--input-type=module", "-e"], NODE_CLIENT),
     ] {
         let mut command = world.command(program);

@@ -131,11 +131,11 @@ impl McpHttpServer {
 }
 
 /// A Python with the package `mcp`.
-fn python() -> Result<PathBuf> {
+pub(super) fn python() -> Result<PathBuf> {
     Ok(packages::python("mcp-clients-venv", &["mcp>=1.12"])?.join("python3"))
 }
 
 /// The inspector's program.
-fn inspector() -> Result<PathBuf> {
+pub(super) fn inspector() -> Result<PathBuf> {
     Ok(packages::node("mcp-clients-node", &[INSPECTOR])?.join("mcp-inspector"))
 }

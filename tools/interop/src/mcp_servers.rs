@@ -148,17 +148,12 @@ fn names(entries: &[Value]) -> BTreeSet<String> {
 
 /// The servers, with their data in a directory of the executor.
 pub(super) fn all(folder: &Path) -> Result<Vec<TestedServer>> {
-    let (python, node) = (python()?, node()?);
+    let (python, node) = (packages::mcp_python()?, node()?);
     Ok(vec![time(&python), git(&python, folder)?, everything(&node), filesystem(&node, folder)?])
 }
 
-/// The directory with the programs of the Python servers and a Python that has the SDK.
-pub(super) fn python() -> Result<PathBuf> {
-    packages::mcp_python()
-}
-
 /// The directory with the programs of the Node servers.
-fn node() -> Result<PathBuf> {
+pub(super) fn node() -> Result<PathBuf> {
     packages::node(NODE_FOLDER, &NODE)
 }
 

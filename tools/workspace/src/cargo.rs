@@ -12,6 +12,10 @@ use anyhow::{Context, Result, ensure};
 /// CI, which builds everything once for its tests, does not build it again.
 const RELEASE: bool = !cfg!(debug_assertions);
 
+/// An environment variable: use server and examples as the tests have built them. `cargo build -p` would select other features of the
+/// dependencies than `cargo test --workspace`, and compile a hundred crates again.
+const AS_BUILT: &str = "XTASK_AS_BUILT";
+
 /// The root of the repository, derived from the path of this crate.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("this crate is two levels below the root")
@@ -51,24 +55,38 @@ pub fn check(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// `cargo run` of an example, in the profile of this program.
-pub fn run_example(package: &str, example: &str) -> Command {
-    let mut command = cargo(&["run", "--quiet", "-p", package, "--example", example]);
-    command.args(profile(RELEASE));
+/// A tool that the tests have built, told to use the other programs as built, too.
+pub fn built_tool(name: &str) -> Command {
+    let mut command = command(built(false).join(name), &[]);
+    command.env(AS_BUILT, "1");
     command
 }
 
-/// The server to run: the given one, or the binary of this tree, built now in the profile of this program.
+/// The server to run: the given one, or the binary of this tree, in the profile of this program.
 pub fn server_binary(given: Option<&Path>) -> Result<PathBuf> {
-    if let Some(given) = given {
-        return Ok(given.to_owned());
+    match given {
+        Some(given) => Ok(given.to_owned()),
+        None => build(&["-p", "exec-server"], "exec-server"),
     }
-    check(cargo(&["build", "--quiet", "-p", "exec-server"]).args(profile(RELEASE)))?;
-    Ok(built(RELEASE).join("exec-server"))
 }
 
-/// An example of a crate, built now in the profile of this program.
+/// An example of a crate, in the profile of this program.
 pub fn example(package: &str, example: &str) -> Result<PathBuf> {
-    check(cargo(&["build", "--quiet", "-p", package, "--example", example]).args(profile(RELEASE)))?;
-    Ok(built(RELEASE).join("examples").join(example))
+    build(&["-p", package, "--example", example], &format!("examples/{example}"))
+}
+
+/// The program at this path below the profile's directory, built now with these arguments of cargo unless it is used as built.
+fn build(args: &[&str], path: &str) -> Result<PathBuf> {
+    if std::env::var_os(AS_BUILT).is_none() {
+        check(cargo(&["build", "--quiet"]).args(args).args(profile(RELEASE)))?;
+    }
+    Ok(built(RELEASE).join(path))
+}
+
+/// The example `crash` of the holder, always built now, because no other build has the feature that it needs. With `--workspace` it uses
+/// the dependencies that the tests have built; `-p` would select other features of them.
+pub fn crash_example() -> Result<PathBuf> {
+    let args = ["--workspace", "--example", "crash", "--features", "exec-server-holder/failpoints"];
+    check(cargo(&["build", "--quiet"]).args(args).args(profile(RELEASE)))?;
+    Ok(built(RELEASE).join("examples/crash"))
 }
