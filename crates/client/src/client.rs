@@ -145,9 +145,10 @@ impl Client {
     }
 
     async fn start_once(&self, start: &Start, key: &ProcessKey, cwd: PathArg) -> Result<StartAnswer, Error> {
-        let mut is_repeated = false;
         let params = start.params(key.process_id.clone(), cwd);
-        match self.session().call_noting::<requests::ProcessStart>(&params, &mut is_repeated).await {
+        let sent = self.session().send::<requests::ProcessStart>(&params).await?;
+        let is_repeated = sent.is_repeated;
+        match sent.result::<requests::ProcessStart>() {
             Ok(result) => Ok(StartAnswer { pid: result.pid, sandbox: result.sandbox }),
             // The first attempt succeeded, but its answer was lost with the connection.
             Err(Error::Server { kind, message, .. }) if is_repeated && is_duplicate(kind, &message) => {

@@ -96,35 +96,28 @@ impl DialError {
     }
 }
 
-/// The message of a call, which can be sent on any link.
-pub(crate) trait CallPayload: Sync {
-    fn send(&self, link: &ServerLink, method: &str) -> impl Future<Output = Result<SentRequest, CallError>> + Send;
-}
-
-/// Params only, already encoded, so that the call path is compiled once and not for each method.
-pub(crate) struct EncodedParams<'a>(pub(crate) &'a RawValue);
-
-impl CallPayload for EncodedParams<'_> {
-    async fn send(&self, link: &ServerLink, method: &str) -> Result<SentRequest, CallError> {
-        link.send(method, &self.0).await
-    }
-}
-
-/// Attached bytes, and a function for the params. If the server does not accept attached bytes, they are put into the params as base64.
-pub(crate) struct ParamsWithBytes<'a, F>(pub(crate) &'a F, pub(crate) &'a Bytes);
-
-impl<P: Serialize + Send + Sync, F: Fn(String) -> P + Sync> CallPayload for ParamsWithBytes<'_, F> {
-    async fn send(&self, link: &ServerLink, method: &str) -> Result<SentRequest, CallError> {
-        let Self(params, bytes) = self;
-        if link.takes_attached(method) {
-            link.raw.send_attached(method, &params(String::new()), (*bytes).clone()).await
-        } else {
-            link.raw.send(method, &params(base64::encode(bytes))).await
-        }
-    }
+/// The params of a call, which can be sent on any link.
+#[derive(Clone, Copy)]
+pub(crate) enum CallPayload<'a> {
+    /// Params only, encoded once for all links.
+    Params(&'a RawValue),
+    /// Params with bytes. If the server does not accept attached bytes, `params` gets them as base64, else an empty text.
+    WithBytes { bytes: &'a Bytes, params: &'a (dyn Fn(String) -> Result<Box<RawValue>, Error> + Sync) },
 }
 
 impl ServerLink {
+    /// Sends the request of a call.
+    pub(crate) async fn send_payload(&self, method: &str, payload: CallPayload<'_>) -> Result<SentRequest, Error> {
+        let sent = match payload {
+            CallPayload::Params(params) => self.send(method, &params).await,
+            CallPayload::WithBytes { bytes, params } if self.takes_attached(method) => {
+                self.raw.send_attached(method, &params(String::new())?, bytes.clone()).await
+            }
+            CallPayload::WithBytes { bytes, params } => self.raw.send(method, &params(base64::encode(bytes))?).await,
+        };
+        sent.map_err(|error| self.error(method, error))
+    }
+
     fn takes_attached(&self, method: &str) -> bool {
         self.is_binary || (self.takes_blocks && method == requests::FsWriteBlock::NAME)
     }
@@ -253,7 +246,6 @@ impl ServerLink {
                 }
                 Error::Server { code, kind, message }
             }
-            CallError::Encode(error) => not_encoded(method, &error),
             CallError::Pending(PendingError::Full { limit }) => {
                 Error::Protocol(format!("{method}: {limit} calls are waiting for their answers already"))
             }
@@ -293,7 +285,7 @@ pub(crate) async fn dial(
     };
     let has_frames = matches!(connection.framing, Framing::WebSocket { .. });
     let channels = router.channels();
-    let raw = RawClient::with_listener(connection.stream, connection.framing, router);
+    let raw = RawClient::new(connection.stream, connection.framing, router);
     let carrier = Mutex::new(connection.carrier);
     let mut link = ServerLink {
         raw,
@@ -385,11 +377,8 @@ pub(crate) fn is_violation(closed: &CloseReason) -> bool {
 }
 
 pub(crate) fn encode(method: &str, params: &impl Serialize) -> Result<Box<RawValue>, Error> {
-    to_raw_value(params).map_err(|error| not_encoded(method, &error))
-}
-
-fn not_encoded(method: &str, error: &serde_json::Error) -> Error {
-    Error::Protocol(format!("{method}: the parameters cannot be written as JSON: {error}"))
+    to_raw_value(params)
+        .map_err(|error| Error::Protocol(format!("{method}: the parameters cannot be written as JSON: {error}")))
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(method: &str, answer: &RawValue) -> Result<T, Error> {

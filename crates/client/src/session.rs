@@ -39,7 +39,7 @@ use crate::{
     process::{log::DeliveryMode, recovery},
     requests::{self, Method, RepeatRule},
     routes::Routes,
-    server_link::{self, CallPayload, DialError, EncodedParams, ParamsWithBytes, ServerLink},
+    server_link::{self, CallPayload, DialError, ServerLink},
     transport::Connect,
 };
 
@@ -140,6 +140,31 @@ pub(crate) struct Peer {
     pub(crate) server: ServerDescription,
 }
 
+/// A call that was answered.
+pub(crate) struct Sent {
+    /// The result and the bytes that are attached to it, or the server's error.
+    answer: Result<(Box<RawValue>, Option<Bytes>), Error>,
+    /// Whether the request was sent more than once.
+    pub(crate) is_repeated: bool,
+}
+
+impl Sent {
+    /// The result, with attached bytes as base64 in it.
+    pub(crate) fn result<M: Method>(self) -> Result<M::Result, Error> {
+        let (mut result, attached) = self.with_attached::<M>()?;
+        if let Some(bytes) = attached {
+            M::put_attached(&mut result, &bytes);
+        }
+        Ok(result)
+    }
+
+    /// The result, and the bytes that are attached to it.
+    pub(crate) fn with_attached<M: Method>(self) -> Result<(M::Result, Option<Bytes>), Error> {
+        let (answer, attached) = self.answer?;
+        Ok((server_link::decode(M::NAME, &answer)?, attached))
+    }
+}
+
 /// See the module documentation.
 pub(crate) struct Session {
     connect: Box<dyn Connect>,
@@ -236,34 +261,13 @@ impl Session {
 
     /// Calls a method, typed, over as many links as it takes.
     pub(crate) async fn call<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
-        self.call_noting::<M>(params, &mut false).await
+        self.send::<M>(params).await?.result::<M>()
     }
 
-    /// Like [`call`](Self::call), and sets `is_repeated` if the call was sent more than once.
-    pub(crate) async fn call_noting<M: Method>(
-        &self,
-        params: &M::Params,
-        is_repeated: &mut bool,
-    ) -> Result<M::Result, Error> {
+    /// Like [`call`](Self::call), and also returns how the call was sent.
+    pub(crate) async fn send<M: Method>(&self, params: &M::Params) -> Result<Sent, Error> {
         let params = server_link::encode(M::NAME, params)?;
-        let calling = self.call_any(M::NAME, M::REPEAT, EncodedParams(&params), is_repeated);
-        let (answer, attached) = self.with_call_timeout(M::NAME, calling).await?;
-        let mut result = server_link::decode(M::NAME, &answer)?;
-        if let Some(bytes) = attached {
-            M::put_attached(&mut result, &bytes);
-        }
-        Ok(result)
-    }
-
-    /// Like [`call`](Self::call), and also returns the bytes that are attached to the answer.
-    pub(crate) async fn call_attached<M: Method>(
-        &self,
-        params: &M::Params,
-    ) -> Result<(M::Result, Option<Bytes>), Error> {
-        let (params, mut is_repeated) = (server_link::encode(M::NAME, params)?, false);
-        let calling = self.call_any(M::NAME, M::REPEAT, EncodedParams(&params), &mut is_repeated);
-        let (answer, attached) = self.with_call_timeout(M::NAME, calling).await?;
-        Ok((server_link::decode(M::NAME, &answer)?, attached))
+        self.send_payload(M::NAME, M::REPEAT, CallPayload::Params(&params)).await
     }
 
     /// Like [`call`](Self::call), with bytes attached to the request. A server that does not accept attached bytes gets them in the params,
@@ -273,8 +277,9 @@ impl Session {
         params: &(impl Fn(String) -> M::Params + Sync),
         bytes: &Bytes,
     ) -> Result<M::Result, Error> {
-        let calling = async { self.call_any(M::NAME, M::REPEAT, ParamsWithBytes(params, bytes), &mut false).await };
-        server_link::decode(M::NAME, &self.with_call_timeout(M::NAME, calling).await?.0)
+        let params = |text| server_link::encode(M::NAME, &params(text));
+        let payload = CallPayload::WithBytes { bytes, params: &params };
+        self.send_payload(M::NAME, M::REPEAT, payload).await?.result::<M>()
     }
 
     /// Applies the caller's `call_timeout`.
@@ -290,31 +295,34 @@ impl Session {
         })
     }
 
-    async fn call_any(
+    /// The only place that decides which calls are sent again. It is not generic, so that it is compiled once and not for each method.
+    async fn send_payload(
         &self,
         method: &'static str,
         repeat: RepeatRule,
-        what: impl CallPayload,
-        is_repeated: &mut bool,
-    ) -> Result<(Box<RawValue>, Option<Bytes>), Error> {
-        let mut after = 0;
-        let links = self.link_waiter();
-        loop {
-            let link = links.after(after).await?;
-            after = link.epoch;
-            match what.send(&link, method).await {
-                Ok(sent) => match sent.attached_answer().await.map_err(|error| link.error(method, error)) {
-                    Err(Error::Disconnected { .. }) if repeat == RepeatRule::Harmless => *is_repeated = true,
+        payload: CallPayload<'_>,
+    ) -> Result<Sent, Error> {
+        let calling = async {
+            let mut after = 0;
+            let mut is_repeated = false;
+            let links = self.link_waiter();
+            loop {
+                let link = links.after(after).await?;
+                after = link.epoch;
+                let sent = match link.send_payload(method, payload).await {
+                    Ok(sent) => sent,
+                    // The call was never sent, so sending it on the next link is safe for every method.
+                    Err(Error::Disconnected { .. }) => continue,
+                    Err(error) => return Err(error),
+                };
+                match sent.attached_answer().await.map_err(|error| link.error(method, error)) {
+                    Err(Error::Disconnected { .. }) if repeat == RepeatRule::Harmless => is_repeated = true,
                     Err(Error::Disconnected { reason }) => return Err(Error::UnknownOutcome { method, reason }),
-                    other => return other,
-                },
-                // The call was never sent, so sending it on the next link is safe for every method.
-                Err(error) => match link.error(method, error) {
-                    Error::Disconnected { .. } => {}
-                    other => return Err(other),
-                },
+                    answer => return Ok(Sent { answer, is_repeated }),
+                }
             }
-        }
+        };
+        self.with_call_timeout(method, calling).await
     }
 
     /// Access to the current link and to those that follow it.

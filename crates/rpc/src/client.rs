@@ -23,7 +23,7 @@ use exec_server_protocol::{
 };
 use parking_lot::Mutex;
 use serde::Serialize;
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::RawValue;
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     task::JoinSet,
@@ -34,16 +34,13 @@ use crate::{
     calls::{MAX_CALLS, PendingCall, PendingCalls, PendingError},
 };
 
-/// Messages queued for the writer: 128. If the queue is full, `call` and `notify` wait.
+/// Messages queued for the writer: 128. If the queue is full, `send` and `notify` wait.
 const OUTGOING: usize = 128;
-
-/// Notifications queued for the user: 1024. If the queue is full, the reader stops; see [`RawClient::notifications`].
-const NOTIFICATIONS: usize = 1024;
 
 /// Bytes encoded before a flush: 256 KiB. A larger batch would delay its first bytes.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// Room for the envelope around the params. A larger envelope costs one reallocation.
+/// Room for a small message. A larger one is reallocated while it is encoded.
 const ENVELOPE_BYTES: usize = 128;
 
 /// Why a call has no result.
@@ -57,20 +54,9 @@ pub enum CallError {
         /// Additional data for programs.
         data: Option<Box<RawValue>>,
     },
-    /// The params cannot be encoded as JSON.
-    #[error("encode the parameters")]
-    Encode(#[from] serde_json::Error),
     /// There are too many calls in flight, or the connection has ended.
     #[error(transparent)]
     Pending(#[from] PendingError),
-}
-
-/// A notification from the server.
-#[derive(Debug)]
-pub struct Notification {
-    pub method: String,
-    /// The params as received. `None` if they are missing or null.
-    pub params: Option<Box<RawValue>>,
 }
 
 /// Receives the server's notifications inside the reader task, so that no queue is needed between the two.
@@ -84,14 +70,8 @@ pub trait NotificationListener: Send + 'static {
 
     /// Handles one frame of the `binary` dialect, in the same way. A server sends such frames only to a client that
     /// announced the dialect.
-    fn frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), CloseReason>> + Send {
-        drop(message);
-        async { Err(UNANNOUNCED_FRAME) }
-    }
+    fn frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), CloseReason>> + Send;
 }
-
-/// The error for a frame of a dialect that this client did not announce.
-const UNANNOUNCED_FRAME: CloseReason = CloseReason::Protocol("a frame of a dialect that was not announced");
 
 type CallAnswer = Result<(Box<RawValue>, Option<Bytes>), CallError>;
 
@@ -122,7 +102,7 @@ pub struct RawClient {
     /// See [`Receiver::progress`].
     progress: Arc<AtomicU64>,
     /// The reader and the writer. Aborted when the client is dropped.
-    tasks: JoinSet<()>,
+    _tasks: JoinSet<()>,
 }
 
 #[derive(Debug)]
@@ -134,21 +114,11 @@ enum QueuedMessage {
 #[derive(Debug)]
 struct ClientShared {
     pending: Arc<PendingCalls<CallAnswer>>,
-    /// Where notifications go. Set by the user's subscription and by the end of the connection.
-    subscriber: Mutex<Subscriber>,
     /// Control frames to send to the peer. They bypass the queue.
     control_frames: Mutex<PendingControlFrames>,
     control_frames_changed: Notify,
     /// Ends the reader. The first caller of `abandon` takes it.
     abandon_tx: Mutex<Option<oneshot::Sender<CloseReason>>>,
-}
-
-#[derive(Debug)]
-enum Subscriber {
-    /// Notifications are discarded, because the user has not subscribed.
-    Absent,
-    Listening(mpsc::Sender<Notification>),
-    Ended,
 }
 
 #[derive(Debug, Default)]
@@ -160,17 +130,9 @@ struct PendingControlFrames {
 }
 
 impl RawClient {
-    /// Starts a client on a connected stream (for WebSocket: after the upgrade). Call it inside a Tokio runtime.
-    pub fn new(stream: ByteStream, framing: Framing) -> Self {
-        Self::build(stream, framing, SubscriptionSink)
-    }
-
-    /// Starts a client whose notifications go to `listener` instead of a subscription.
-    pub fn with_listener(stream: ByteStream, framing: Framing, listener: impl NotificationListener) -> Self {
-        Self::build(stream, framing, ListenerSink(listener))
-    }
-
-    fn build(stream: ByteStream, framing: Framing, sink: impl NotificationSink) -> Self {
+    /// Starts a client on a connected stream (for WebSocket: after the upgrade). Notifications go to `listener`. Call it
+    /// inside a Tokio runtime.
+    pub fn new(stream: ByteStream, framing: Framing, listener: impl NotificationListener) -> Self {
         let ByteStream { reader, mut writer, leftover, probe, is_private } = stream;
         let (outgoing_tx, outgoing_rx) = mpsc::channel(OUTGOING);
         let (closed_tx, closed_rx) = watch::channel(None);
@@ -178,7 +140,6 @@ impl RawClient {
         let (abandon_tx, abandon_rx) = oneshot::channel();
         let shared = Arc::new(ClientShared {
             pending: PendingCalls::new(MAX_CALLS),
-            subscriber: Mutex::new(Subscriber::Absent),
             control_frames: Mutex::new(PendingControlFrames::default()),
             control_frames_changed: Notify::new(),
             abandon_tx: Mutex::new(Some(abandon_tx)),
@@ -193,7 +154,7 @@ impl RawClient {
             broken_rx,
             abandon_rx,
             closed_tx,
-            sink,
+            listener,
         };
         tasks.spawn(reading.run());
         let outbox = if is_private { Outbox::unmasked(framing) } else { Outbox::new(framing) };
@@ -203,24 +164,19 @@ impl RawClient {
                 broken_tx.send(CloseReason::Io(error)).ok(); // Fails if the reader has ended first, with its own reason.
             }
         });
-        Self { shared, outgoing_tx, closed_rx, probe, progress, tasks }
-    }
-
-    /// Sends a request and waits for its answer, without a timeout.
-    ///
-    /// Dropping the future abandons the call. The request may have been sent, and its answer is ignored.
-    pub async fn call(&self, method: &str, params: &impl Serialize) -> Result<Box<RawValue>, CallError> {
-        self.send(method, params).await?.answer().await
+        Self { shared, outgoing_tx, closed_rx, probe, progress, _tasks: tasks }
     }
 
     /// Sends a request. Returns when it is queued behind everything that was sent before.
+    ///
+    /// The params are encoded into the message itself. They are a wire type or a `RawValue`, whose encoding cannot fail.
     pub async fn send(&self, method: &str, params: &impl Serialize) -> Result<SentRequest, CallError> {
-        self.send_registered(self.shared.pending.register()?, method, to_raw_value(params)?).await
+        self.send_registered(self.shared.pending.register()?, method, params).await
     }
 
     /// Sends a request that frees a resource on the server. It has one extra place when the table of calls is full.
     pub async fn send_cleanup(&self, method: &str, params: &impl Serialize) -> Result<SentRequest, CallError> {
-        self.send_registered(self.shared.pending.register_cleanup()?, method, to_raw_value(params)?).await
+        self.send_registered(self.shared.pending.register_cleanup()?, method, params).await
     }
 
     /// Sends a request with attached bytes, to a peer that has announced support for them.
@@ -230,13 +186,10 @@ impl RawClient {
         params: &impl Serialize,
         attached: Bytes,
     ) -> Result<SentRequest, CallError> {
-        let (call, params) = (self.shared.pending.register()?, to_raw_value(params)?);
-        let mut head = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
-        message::attach(&mut head, |out| {
-            message::encode_request(out, &RequestId::Number(call.id()), method, &params);
-        });
-        self.queue(EncodedMessage { head, attached: Some(attached) }).await?;
-        Ok(SentRequest { call })
+        let encode = |id, out: &mut Vec<u8>| {
+            message::attach(out, |out| message::encode_request(out, &RequestId::Number(id), method, params));
+        };
+        self.send_frame(encode, attached).await
     }
 
     /// Sends a request as a binary frame. `head` encodes the frame's head for the given id.
@@ -256,19 +209,18 @@ impl RawClient {
         &self,
         call: PendingCall<CallAnswer>,
         method: &str,
-        params: Box<RawValue>,
+        params: &impl Serialize,
     ) -> Result<SentRequest, CallError> {
-        let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
-        message::encode_request(&mut message, &RequestId::Number(call.id()), method, &params);
+        let mut message = Vec::with_capacity(ENVELOPE_BYTES);
+        message::encode_request(&mut message, &RequestId::Number(call.id()), method, params);
         self.queue(EncodedMessage::text(message)).await?;
         Ok(SentRequest { call })
     }
 
     /// Sends a notification. Returns when it is queued.
     pub async fn notify(&self, method: &str, params: &impl Serialize) -> Result<(), CallError> {
-        let params = to_raw_value(params)?;
-        let mut message = Vec::with_capacity(params.get().len() + ENVELOPE_BYTES);
-        message::encode_notification(&mut message, method, &params);
+        let mut message = Vec::with_capacity(ENVELOPE_BYTES);
+        message::encode_notification(&mut message, method, params);
         self.queue(EncodedMessage::text(message)).await
     }
 
@@ -287,20 +239,6 @@ impl RawClient {
         }
     }
 
-    /// Subscribes to the server's notifications and replaces an earlier subscription. Ends with the connection.
-    ///
-    /// Without a subscription, notifications are discarded, so subscribe before the first call. The queue holds 1024.
-    /// If it is full, the reader stops. So a user who does not take notifications also blocks the answers to calls.
-    pub fn notifications(&self) -> mpsc::Receiver<Notification> {
-        let (notifications_tx, notifications_rx) = mpsc::channel(NOTIFICATIONS);
-        let mut subscriber = self.shared.subscriber.lock();
-        match &*subscriber {
-            Subscriber::Absent | Subscriber::Listening(_) => *subscriber = Subscriber::Listening(notifications_tx),
-            Subscriber::Ended => {}
-        }
-        notifications_rx
-    }
-
     /// Returns the number of calls that wait for an answer.
     pub fn in_flight(&self) -> usize {
         self.shared.pending.len()
@@ -316,17 +254,7 @@ impl RawClient {
         }
     }
 
-    /// Sends all queued messages and a close frame, then ends the connection without waiting for the peer.
-    pub async fn close(mut self) {
-        if self.outgoing_tx.send(QueuedMessage::Close).await.is_err() {
-            return;
-        }
-        // The writer ends after the close frame. The reader ends when the peer closes, at the latest. The first of them
-        // is enough.
-        self.tasks.join_next().await;
-    }
-
-    /// Like [`close`](Self::close), but can be called on a shared client. Returns when the connection has ended.
+    /// Sends all queued messages and a close frame. Returns when the connection has ended.
     pub async fn finish(&self) {
         if self.outgoing_tx.send(QueuedMessage::Close).await.is_ok() {
             self.closed().await;
@@ -357,53 +285,7 @@ impl RawClient {
     }
 }
 
-/// Where the reader delivers notifications.
-trait NotificationSink: Send + 'static {
-    fn deliver(
-        &mut self,
-        shared: &ClientShared,
-        method: &str,
-        params: Option<&RawValue>,
-    ) -> impl Future<Output = Result<(), CloseReason>> + Send;
-
-    fn deliver_frame(&mut self, message: Bytes) -> impl Future<Output = Result<(), CloseReason>> + Send;
-}
-
-/// Delivers to the current subscription.
-struct SubscriptionSink;
-
-/// Delivers to one listener, without a copy.
-struct ListenerSink<L>(L);
-
-impl NotificationSink for SubscriptionSink {
-    async fn deliver(
-        &mut self,
-        shared: &ClientShared,
-        method: &str,
-        params: Option<&RawValue>,
-    ) -> Result<(), CloseReason> {
-        shared
-            .deliver_to_subscriber(Notification { method: method.to_owned(), params: params.map(RawValue::to_owned) })
-            .await;
-        Ok(())
-    }
-
-    async fn deliver_frame(&mut self, _: Bytes) -> Result<(), CloseReason> {
-        Err(UNANNOUNCED_FRAME)
-    }
-}
-
-impl<L: NotificationListener> NotificationSink for ListenerSink<L> {
-    async fn deliver(&mut self, _: &ClientShared, method: &str, params: Option<&RawValue>) -> Result<(), CloseReason> {
-        self.0.notification(method, params).await
-    }
-
-    async fn deliver_frame(&mut self, message: Bytes) -> Result<(), CloseReason> {
-        self.0.frame(message).await
-    }
-}
-
-struct ReaderTask<H> {
+struct ReaderTask<L> {
     shared: Arc<ClientShared>,
     receiver: Receiver,
     outgoing_tx: mpsc::Sender<QueuedMessage>,
@@ -412,10 +294,10 @@ struct ReaderTask<H> {
     /// Fires when the user abandons the connection.
     abandon_rx: oneshot::Receiver<CloseReason>,
     closed_tx: watch::Sender<Option<Arc<CloseReason>>>,
-    sink: H,
+    listener: L,
 }
 
-impl<H: NotificationSink> ReaderTask<H> {
+impl<L: NotificationListener> ReaderTask<L> {
     async fn run(mut self) {
         let closed = loop {
             // All arms are cancel safe. Read first: an answer that has arrived takes precedence over a failed write.
@@ -427,11 +309,11 @@ impl<H: NotificationSink> ReaderTask<H> {
             };
             match received {
                 Ok(InboundFrame::Message(bytes)) => {
-                    let Self { shared, outgoing_tx, abandon_rx, sink, .. } = &mut self;
+                    let Self { shared, outgoing_tx, abandon_rx, listener, .. } = &mut self;
                     // A listener may take long, and `abandon` must not wait for it.
                     let handled = tokio::select! {
                         biased;
-                        handled = handle_message(shared, outgoing_tx, sink, bytes) => handled,
+                        handled = handle_message(shared, outgoing_tx, listener, bytes) => handled,
                         Ok(closed) = abandon_rx, if !abandon_rx.is_terminated() => Err(closed),
                     };
                     if let Err(closed) = handled {
@@ -447,9 +329,7 @@ impl<H: NotificationSink> ReaderTask<H> {
         };
         self.shared.request_control_frame(|control_frames| control_frames.close = Some(closed.code().unwrap_or(1000)));
         let closed = Arc::new(closed);
-        *self.shared.subscriber.lock() = Subscriber::Ended;
-        // Drain the calls last: a caller that sees its call fail can then also see the reason and the end of the
-        // notifications.
+        // Drain the calls last: a caller that sees its call fail can then also see the reason.
         self.closed_tx.send_replace(Some(Arc::clone(&closed)));
         self.shared.pending.drain(closed);
     }
@@ -458,11 +338,11 @@ impl<H: NotificationSink> ReaderTask<H> {
 async fn handle_message(
     shared: &ClientShared,
     outgoing_tx: &mpsc::Sender<QueuedMessage>,
-    sink: &mut impl NotificationSink,
+    listener: &mut impl NotificationListener,
     bytes: Bytes,
 ) -> Result<(), CloseReason> {
     if frame::is_frame(&bytes) {
-        return sink.deliver_frame(bytes).await;
+        return listener.frame(bytes).await;
     }
     let (json, attached) = message::detach(&bytes);
     let incoming = message::decode(json).map_err(|_| CloseReason::Protocol("malformed message"))?;
@@ -479,7 +359,7 @@ async fn handle_message(
         }
         // Our ids are numbers, so these answers are not for us.
         Incoming::Response { id: RequestId::Text(_), .. } | Incoming::Error { id: RequestId::Text(_), .. } => {}
-        Incoming::Notification { method, params } => sink.deliver(shared, &method, params).await?,
+        Incoming::Notification { method, params } => listener.notification(&method, params).await?,
         Incoming::Request { id, .. } => {
             let mut refusal = Vec::new();
             let kind = Kind::UnknownMethod;
@@ -551,19 +431,5 @@ impl ClientShared {
     fn request_control_frame(&self, change: impl FnOnce(&mut PendingControlFrames)) {
         change(&mut self.control_frames.lock());
         self.control_frames_changed.notify_one();
-    }
-
-    async fn deliver_to_subscriber(&self, notification: Notification) {
-        let notifications_tx = match &*self.subscriber.lock() {
-            Subscriber::Listening(notifications_tx) => notifications_tx.clone(),
-            Subscriber::Absent | Subscriber::Ended => return,
-        };
-        if notifications_tx.send(notification).await.is_err() {
-            let mut subscriber = self.subscriber.lock();
-            // Only if no newer subscription has replaced it.
-            if matches!(&*subscriber, Subscriber::Listening(current) if current.same_channel(&notifications_tx)) {
-                *subscriber = Subscriber::Absent;
-            }
-        }
     }
 }

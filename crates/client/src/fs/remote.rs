@@ -31,6 +31,7 @@ use super::{
 use crate::{
     Client, Generation,
     requests::{self, Method},
+    session::Sent,
     transport::BoxFuture,
 };
 
@@ -110,7 +111,7 @@ impl RemoteFiles {
         path: &Path,
         params: &M::Params,
     ) -> Result<(M::Result, Option<Bytes>), FileError> {
-        let called = self.client.session().call_attached::<M>(params).await;
+        let called = self.client.session().send::<M>(params).await.and_then(Sent::with_attached::<M>);
         called.map_err(|error| FileError::of_call(operation, path, &error))
     }
 

@@ -6,7 +6,9 @@
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use exec_server_protocol::{ProcessId, SessionId, base64, command, process as wire, sandbox::AppliedSandbox};
+use exec_server_protocol::{
+    ProcessId, SessionId, base64, command, failure::Kind, process as wire, sandbox::AppliedSandbox,
+};
 use tokio::sync::watch;
 
 use crate::{
@@ -294,15 +296,11 @@ impl Process {
     /// Removes a closed process and its log from the server. Its name can be used again at once.
     pub async fn forget(&self) -> Result<(), Error> {
         self.shared.require(|capabilities| capabilities.forget, "forget a process")?;
-        let mut is_repeated = false;
-        let params = self.shared.params();
-        match self.shared.session().call_noting::<requests::ProcessForget>(&params, &mut is_repeated).await {
+        let sent = self.shared.session().send::<requests::ProcessForget>(&self.shared.params()).await?;
+        let is_repeated = sent.is_repeated;
+        match sent.result::<requests::ProcessForget>() {
             // The process was forgotten over the previous link, whose answer was lost.
-            Err(error)
-                if is_repeated && error.server_kind() == Some(exec_server_protocol::failure::Kind::UnknownProcess) =>
-            {
-                Ok(())
-            }
+            Err(error) if is_repeated && error.server_kind() == Some(Kind::UnknownProcess) => Ok(()),
             other => other.map(drop),
         }
     }

@@ -8,15 +8,19 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use exec_server_rpc::{
     ByteStream, CloseReason, Framing, InboundFrame, Outbox, Receiver,
     calls::PendingError,
-    client::{CallError, RawClient},
+    client::{CallError, NotificationListener, RawClient},
     memory,
 };
 use futures_util::{FutureExt as _, future};
-use serde_json::{Value, json};
-use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use serde_json::{Value, json, value::RawValue};
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt as _},
+    sync::mpsc,
+};
 
 const LINES: Framing = Framing::Lines { max: 1 << 20 };
 
@@ -41,10 +45,38 @@ impl ServerEnd {
     }
 }
 
+/// Puts notifications into a queue, and discards them once its receiver is dropped.
+pub(crate) struct QueueListener(mpsc::Sender<(String, Option<Box<RawValue>>)>);
+
+impl NotificationListener for QueueListener {
+    async fn notification(&mut self, method: &str, params: Option<&RawValue>) -> Result<(), CloseReason> {
+        self.0.send((method.to_owned(), params.map(RawValue::to_owned))).await.ok();
+        Ok(())
+    }
+
+    async fn frame(&mut self, _: Bytes) -> Result<(), CloseReason> {
+        Err(CloseReason::Protocol("a frame of a dialect that was not announced"))
+    }
+}
+
+/// A listener, and the queue of up to 1024 notifications that it fills.
+pub(crate) fn listener() -> (QueueListener, mpsc::Receiver<(String, Option<Box<RawValue>>)>) {
+    let (notifications_tx, notifications_rx) = mpsc::channel(1024);
+    (QueueListener(notifications_tx), notifications_rx)
+}
+
 fn pair() -> (RawClient, ServerEnd) {
+    pair_with(listener().0)
+}
+
+fn pair_with(listener: QueueListener) -> (RawClient, ServerEnd) {
     let (near, far) = memory(64 * 1024);
     let receiver = Receiver::new(LINES, far.reader, far.leftover);
-    (RawClient::new(near, LINES), ServerEnd { receiver, outbox: Outbox::new(LINES), writer: far.writer })
+    (RawClient::new(near, LINES, listener), ServerEnd { receiver, outbox: Outbox::new(LINES), writer: far.writer })
+}
+
+async fn call(client: &RawClient, method: &str, params: &impl serde::Serialize) -> Result<Box<RawValue>, CallError> {
+    client.send(method, params).await?.answer().await
 }
 
 fn disconnected(error: CallError) -> Arc<CloseReason> {
@@ -63,7 +95,7 @@ async fn stdio_connection_reads_and_writes_jsonrpc_messages() {
         server.send(&json!({"id": 1, "result": request["params"]})).await;
     };
     let params = json!({"text": "a\nb"});
-    let (result, ()) = tokio::join!(client.call("echo", &params), serve);
+    let (result, ()) = tokio::join!(call(&client, "echo", &params), serve);
     assert_eq!(result.unwrap().get(), r#"{"text":"a\nb"}"#);
 }
 
@@ -78,7 +110,7 @@ async fn rpc_client_matches_out_of_order_responses_by_request_id() {
         let error = json!({"code": -32004, "message": "no", "data": {"kind": "notFound"}});
         server.send(&json!({"id": first["id"], "error": error})).await;
     };
-    let (first, second, ()) = tokio::join!(client.call("first", &()), client.call("second", &()), serve);
+    let (first, second, ()) = tokio::join!(call(&client, "first", &()), call(&client, "second", &()), serve);
     assert_eq!(second.unwrap().get(), r#""second""#);
     let CallError::Rpc { code: -32004, message, data: Some(data) } = first.unwrap_err() else { panic!("an error") };
     assert_eq!((message.as_str(), data.get()), ("no", r#"{"kind":"notFound"}"#));
@@ -89,15 +121,15 @@ async fn stdio_connection_reports_parse_errors() {
     for bad in ["not json\n", "[]\n", "{\"id\":1}\n"] {
         let (client, mut server) = pair();
         server.writer.write_all(bad.as_bytes()).await.unwrap();
-        let closed = disconnected(client.call("any", &()).await.unwrap_err());
+        let closed = disconnected(call(&client, "any", &()).await.unwrap_err());
         assert!(matches!(*closed, CloseReason::Protocol("malformed message")), "{closed:?}");
     }
 }
 
 #[tokio::test]
 async fn an_answer_before_the_end_wins_and_every_other_call_fails() {
-    let (client, mut server) = pair();
-    let mut notifications = client.notifications();
+    let (listener, mut notifications) = listener();
+    let (client, mut server) = pair_with(listener);
     let serve = async {
         let first = server.recv().await;
         server.recv().await;
@@ -105,14 +137,13 @@ async fn an_answer_before_the_end_wins_and_every_other_call_fails() {
         server.send(&json!({"id": first["id"], "result": null})).await;
         drop(server);
     };
-    let (first, second, ()) = tokio::join!(client.call("first", &()), client.call("second", &()), serve);
+    let (first, second, ()) = tokio::join!(call(&client, "first", &()), call(&client, "second", &()), serve);
     assert_eq!(first.unwrap().get(), "null");
     assert!(matches!(*disconnected(second.unwrap_err()), CloseReason::Eof));
-    assert!(matches!(*disconnected(client.call("third", &()).await.unwrap_err()), CloseReason::Eof));
+    assert!(matches!(*disconnected(call(&client, "third", &()).await.unwrap_err()), CloseReason::Eof));
     assert!(matches!(*client.closed().await, CloseReason::Eof));
-    assert_eq!(notifications.recv().await.unwrap().method, "last");
+    assert_eq!(notifications.recv().await.unwrap().0, "last");
     assert!(notifications.recv().await.is_none());
-    assert!(client.notifications().recv().await.is_none());
 }
 
 #[tokio::test]
@@ -131,15 +162,15 @@ async fn rpc_client_call_has_no_implicit_deadline() {
         tokio::time::advance(Duration::from_secs(30 * 24 * 3600)).await;
         server.send(&json!({"id": request["id"], "result": 1})).await;
     };
-    let (result, ()) = tokio::join!(client.call("slow", &()), serve);
+    let (result, ()) = tokio::join!(call(&client, "slow", &()), serve);
     assert_eq!(result.unwrap().get(), "1");
 }
 
 #[tokio::test(start_paused = true)]
 async fn rpc_client_timeout_removes_pending_request() {
     let (client, mut server) = pair();
-    let call = tokio::time::timeout(Duration::from_secs(1), client.call("slow", &()));
-    let (result, request) = tokio::join!(call, server.recv());
+    let calling = tokio::time::timeout(Duration::from_secs(1), call(&client, "slow", &()));
+    let (result, request) = tokio::join!(calling, server.recv());
     assert!(result.is_err());
     assert_eq!(client.in_flight(), 0);
     // The late answer is ignored.
@@ -148,14 +179,14 @@ async fn rpc_client_timeout_removes_pending_request() {
         let next = server.recv().await;
         server.send(&json!({"id": next["id"], "result": "next"})).await;
     };
-    let (result, ()) = tokio::join!(client.call("next", &()), serve);
+    let (result, ()) = tokio::join!(call(&client, "next", &()), serve);
     assert_eq!(result.unwrap().get(), r#""next""#);
 }
 
 #[tokio::test]
 async fn rpc_client_bounds_in_flight_calls() {
     let (client, mut server) = pair();
-    let calls: Vec<_> = (0..1024).map(|_| Box::pin(client.call("wait", &()))).collect();
+    let calls: Vec<_> = (0..1024).map(|_| Box::pin(call(&client, "wait", &()))).collect();
     let mut calls = future::join_all(calls);
     let serve = async {
         let mut requests = Vec::new();
@@ -168,7 +199,7 @@ async fn rpc_client_bounds_in_flight_calls() {
         requests = serve => requests,
         _ = &mut calls => panic!("nobody answered"),
     };
-    let error = client.call("one more", &()).now_or_never().expect("refused at once").unwrap_err();
+    let error = call(&client, "one more", &()).now_or_never().expect("refused at once").unwrap_err();
     assert!(matches!(error, CallError::Pending(PendingError::Full { limit: 1024 })));
     let answer = async {
         for request in requests.iter().rev() {
@@ -184,8 +215,8 @@ async fn rpc_client_bounds_in_flight_calls() {
 #[tokio::test]
 async fn notifications_wait_for_a_slow_user_and_keep_their_order() {
     const COUNT: u64 = 5000;
-    let (client, mut server) = pair();
-    let mut notifications = client.notifications();
+    let (listener, mut notifications) = listener();
+    let (client, mut server) = pair_with(listener);
     let serve = async {
         for number in 0..COUNT {
             server.send(&json!({"method": "n", "params": number})).await;
@@ -198,12 +229,12 @@ async fn notifications_wait_for_a_slow_user_and_keep_their_order() {
             tokio::task::yield_now().await;
         }
         for number in 0..COUNT {
-            let params = notifications.recv().await.unwrap().params.unwrap();
+            let params = notifications.recv().await.unwrap().1.unwrap();
             assert_eq!(params.get(), number.to_string());
         }
     };
     let (mut server, ()) = tokio::join!(serve, consume);
-    // Without a subscriber, notifications are discarded and do not block the reader.
+    // A listener that discards notifications does not block the reader.
     drop(notifications);
     let serve = async {
         for number in 0..COUNT {
@@ -212,7 +243,7 @@ async fn notifications_wait_for_a_slow_user_and_keep_their_order() {
         let request = server.recv().await;
         server.send(&json!({"id": request["id"], "result": true})).await;
     };
-    let (result, ()) = tokio::join!(client.call("after", &()), serve);
+    let (result, ()) = tokio::join!(call(&client, "after", &()), serve);
     assert_eq!(result.unwrap().get(), "true");
 }
 
@@ -237,9 +268,9 @@ impl AsyncWrite for BrokenWriter {
 async fn no_call_hangs_on_a_half_open_link() {
     // Reads never complete while `far` lives.
     let (near, far) = memory(64);
-    let client = RawClient::new(ByteStream::new(near.reader, BrokenWriter), LINES);
+    let client = RawClient::new(ByteStream::new(near.reader, BrokenWriter), LINES, listener().0);
     for _ in 0..2 {
-        let closed = disconnected(client.call("any", &()).await.unwrap_err());
+        let closed = disconnected(call(&client, "any", &()).await.unwrap_err());
         assert!(matches!(&*closed, CloseReason::Io(error) if error.kind() == io::ErrorKind::BrokenPipe), "{closed:?}");
     }
     drop(far);

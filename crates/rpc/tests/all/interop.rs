@@ -7,7 +7,7 @@ use exec_server_rpc::{
     ByteStream, CloseReason, Framing, InboundFrame, Outbox, Receiver, WebSocketRole, client::RawClient, handshake,
 };
 use futures_util::{SinkExt as _, StreamExt as _};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio_tungstenite::{
     WebSocketStream, accept_async,
     tungstenite::{
@@ -16,11 +16,11 @@ use tokio_tungstenite::{
     },
 };
 
-use crate::upgrade;
+use crate::{client::listener, upgrade};
 
 const MAX: usize = 96 * 1024 * 1024;
-const CLIENT: Framing = Framing::WebSocket { role: WebSocketRole::Client, max: MAX };
 const LARGE: usize = 20 * 1024 * 1024;
+const CLIENT: Framing = Framing::WebSocket { role: WebSocketRole::Client, max: MAX };
 
 /// Our end of a connection.
 struct OurEnd {
@@ -177,7 +177,7 @@ async fn the_raw_client_answers_pings_and_closes_and_ignores_pongs() {
     let (ours, theirs) = sockets().await;
     let (ours, theirs) = tokio::join!(handshake::connect(ours.into(), "h", "/", &[]), accept_async(theirs));
     let mut theirs = theirs.unwrap();
-    let client = Arc::new(RawClient::new(ours.unwrap(), CLIENT));
+    let client = Arc::new(RawClient::new(ours.unwrap(), CLIENT, listener().0));
     theirs.send(Message::Pong("unasked".into())).await.unwrap();
     theirs.send(Message::Ping("asked".into())).await.unwrap();
     assert_eq!(theirs.next().await.unwrap().unwrap(), Message::Pong("asked".into()));
@@ -189,23 +189,21 @@ async fn the_raw_client_answers_pings_and_closes_and_ignores_pongs() {
 
 #[tokio::test]
 async fn the_raw_client_connects_over_a_unix_socket_and_passes_the_token() {
-    let dir = std::env::temp_dir().join(format!("rpc-unix-{}", std::process::id()));
-    std::fs::create_dir(&dir).unwrap();
-    let path = dir.join("s?ck");
-    let listener = UnixListener::bind(&path).unwrap();
-    let ours = UnixStream::connect(&path).await.unwrap();
-    let (ours, (head, mut stream)) =
-        tokio::join!(handshake::connect(ours.into(), "localhost", "/?token=abc", &[]), async {
-            let mut stream = ByteStream::from(listener.accept().await.unwrap().0);
-            (upgrade::accept(&mut stream).await, stream)
-        });
-    std::fs::remove_dir_all(&dir).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut stream = ByteStream::from(theirs);
+    let (ours, head) =
+        tokio::join!(handshake::connect(ours.into(), "localhost", "/?token=abc", &[]), upgrade::accept(&mut stream));
     assert!(head.starts_with("GET /?token=abc HTTP/1.1\r\n"), "{head}");
-    let client = RawClient::new(ours.unwrap(), CLIENT);
+    let client = RawClient::new(ours.unwrap(), CLIENT, listener().0);
     client.notify("hello", &()).await.unwrap();
-    client.close().await;
     let framing = Framing::WebSocket { role: WebSocketRole::Server, max: MAX };
-    let mut receiver = Receiver::new(framing, stream.reader, std::mem::take(&mut stream.leftover));
-    assert_eq!(receiver.recv().await.unwrap(), InboundFrame::Message(r#"{"method":"hello","params":null}"#.into()));
-    assert!(matches!(receiver.recv().await, Err(CloseReason::Peer { code: 1000, .. })));
+    let mut receiver = Receiver::new(framing, stream.reader, stream.leftover);
+    let writer = stream.writer;
+    let serve = async {
+        assert_eq!(receiver.recv().await.unwrap(), InboundFrame::Message(r#"{"method":"hello","params":null}"#.into()));
+        assert!(matches!(receiver.recv().await, Err(CloseReason::Peer { code: 1000, .. })));
+        // The client ends when the server closes its side.
+        drop(writer);
+    };
+    tokio::join!(client.finish(), serve);
 }
