@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 async fn run(argv: Vec<String>) -> Result<ExitCode, Box<dyn Error>> {
     let Some(environment) = Environment::from_env()? else { return Err("EXEC_SERVER_URL says `none`".into()) };
     let place = environment.backend().await?;
-    let ended = follow(place.start(Start::new(argv).pipe_stdin(true)).await?.process()).await;
+    let ended = follow(&place.client().start(Start::new(argv).pipe_stdin(true)).await?).await;
     // No client will resume this session. Otherwise the server would keep it for a day.
     place.client().end_session().await?;
     ended

@@ -11,7 +11,7 @@
 //!
 //! let Some(environment) = Environment::from_env()? else { return Ok(()) };
 //! let backend = environment.backend().await?;
-//! let exit = backend.start(Start::new(["make", "test"])).await?.wait().await?;
+//! let exit = backend.client().start(Start::new(["make", "test"])).await?.wait().await?;
 //! # let _code = exit.code;
 //! # Ok(())
 //! # }
@@ -28,14 +28,17 @@ pub use error::{EnvironmentError, KeyFault};
 pub use file::{Choice, Environments, Identity, LOCAL, NONE, REMOTE, RemoteSpec};
 pub use lazy::EnvironmentState;
 
-use std::{ffi::OsString, fmt, path::PathBuf, sync::Arc};
+#[cfg(feature = "local")]
+use std::sync::Arc;
+use std::{ffi::OsString, fmt, path::PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
 use self::lazy::{Health, Lazy, Openable};
+#[cfg(feature = "local")]
+use crate::local::{Local, LocalConfig};
 use crate::{
     Builder, Client, ConnectionState, Error, ErrorKind,
-    backend::{Backend, RemoteBackend},
     error::{ConnectFailure, chain},
     transport::{BoxFuture, Dialer, Tls, Token, TokenError},
 };
@@ -56,7 +59,35 @@ const CLIENT_NAME: &str = "exec-server-environment";
 pub struct Environment {
     id: String,
     is_remote: bool,
-    backend: Lazy<Arc<dyn Backend>>,
+    backend: Lazy<Backend>,
+}
+
+/// An open environment. Clones share its connection.
+#[derive(Debug, Clone)]
+pub enum Backend {
+    /// Processes run on a server.
+    Remote(Client),
+    /// Processes run on this machine. The server runs inside this program.
+    #[cfg(feature = "local")]
+    Local(Arc<Local>),
+}
+
+impl Backend {
+    /// Whether processes run on a server, on this machine or another. False if the server runs inside this program.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Self::Remote(_))
+    }
+
+    /// The client, which starts processes and does everything else that a server offers.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        match self {
+            Self::Remote(client) => client,
+            #[cfg(feature = "local")]
+            Self::Local(local) => local.client(),
+        }
+    }
 }
 
 impl Environment {
@@ -109,7 +140,7 @@ impl Environment {
     }
 
     /// Returns the back end. Connects first if it is not connected, or if its session is lost.
-    pub async fn backend(&self) -> Result<Arc<dyn Backend>, Error> {
+    pub async fn backend(&self) -> Result<Backend, Error> {
         self.backend.get().await
     }
 
@@ -126,7 +157,7 @@ impl fmt::Debug for Environment {
     }
 }
 
-impl Openable for Arc<dyn Backend> {
+impl Openable for Backend {
     fn health(&self) -> Health {
         match self.client().state() {
             ConnectionState::Connected | ConnectionState::Stalled { .. } => Health::Usable,
@@ -245,24 +276,21 @@ async fn read_token(file: PathBuf) -> Result<Token, TokenError> {
 fn open_remote(
     spec: RemoteSpec,
     token: Option<Token>,
-) -> impl Fn() -> BoxFuture<'static, Result<Arc<dyn Backend>, Error>> + Send + Sync + 'static {
+) -> impl Fn() -> BoxFuture<'static, Result<Backend, Error>> + Send + Sync + 'static {
     move || {
-        let (spec, token) = (spec.clone(), token.clone());
-        Box::pin(async move {
-            let client = spec.connect(Client::builder().name(CLIENT_NAME), token).await?;
-            Ok(Arc::new(RemoteBackend(client)) as Arc<dyn Backend>)
-        })
+        let spec = spec.clone();
+        let token = token.clone();
+        Box::pin(async move { spec.connect(Client::builder().name(CLIENT_NAME), token).await.map(Backend::Remote) })
     }
 }
 
 #[cfg(feature = "local")]
-async fn open_local() -> Result<Arc<dyn Backend>, Error> {
-    let local = crate::local::Local::start(crate::local::LocalConfig::default()).await?;
-    Ok(Arc::new(local))
+async fn open_local() -> Result<Backend, Error> {
+    Ok(Backend::Local(Arc::new(Local::start(LocalConfig::default()).await?)))
 }
 
 #[cfg(not(feature = "local"))]
-async fn open_local() -> Result<Arc<dyn Backend>, Error> {
+async fn open_local() -> Result<Backend, Error> {
     let reason = "this program was built without the feature `local` of exec-server-client".to_owned();
     Err(Error::Spawn { program: LOCAL.to_owned(), reason })
 }

@@ -190,11 +190,10 @@
 //!
 //! # Local and remote
 //!
-//! [`backend::Backend`] and [`backend::RunningProcess`] are traits for code that does not care where its processes
-//! run. [`backend::RemoteBackend`] runs them on a server. [`local::Local`] runs them on this machine, with the same
-//! client and the same server core connected in memory, so both behave alike. [`environment::Environment`] chooses
-//! between them by the name or URL that the user sets in `EXEC_SERVER_URL` or `environments.toml`, and connects on
-//! first use:
+//! [`local::Local`] runs processes on this machine, with the same client and the same server core connected in memory,
+//! so both behave alike. [`environment::Environment`] chooses between a server and this machine by the name or URL that
+//! the user sets in `EXEC_SERVER_URL` or `environments.toml`, and connects on first use. Either way the result is a
+//! [`Client`]:
 //!
 //! ```no_run
 //! use exec_server_client::{Start, environment::Environment};
@@ -202,7 +201,7 @@
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let Some(environment) = Environment::from_env()? else { return Ok(()) }; // `none`
 //! let backend = environment.backend().await?;
-//! let exit = backend.start(Start::new(["make", "test"])).await?.wait().await?;
+//! let exit = backend.client().start(Start::new(["make", "test"])).await?.wait().await?;
 //! # let _code = exit.code;
 //! # Ok(())
 //! # }
@@ -302,7 +301,6 @@
 
 #![warn(missing_docs)]
 
-pub mod backend;
 mod backoff;
 mod client;
 pub mod cp;

@@ -9,13 +9,11 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process::{Child, Command, ExitCode, Stdio},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use exec_server_client::{
-    Attach, ConnectionState, ErrorKind, Event, Start,
-    backend::{Backend, RunningProcess},
+    Attach, ConnectionState, ErrorKind, Event, Process, Start,
     environment::{Choice, Environment, EnvironmentState},
     local::{Local, LocalConfig, embed},
     protocol::initialize::Ttl,
@@ -87,7 +85,7 @@ fn is_gone(pid: u32) -> bool {
 }
 
 /// All output of a process on stdout or its terminal.
-async fn stdout_of(process: &dyn RunningProcess) -> String {
+async fn stdout_of(process: &Process) -> String {
     let (mut events, mut all) = (process.events_after(0), Vec::new());
     while let Some(event) = events.next().await {
         match event {
@@ -121,14 +119,12 @@ fn streams_stay_apart(runtime: &Runtime) {
 fn stdin_reaches_the_process(runtime: &Runtime) {
     runtime.block_on(async {
         let local = start().await;
-        let place: &dyn Backend = &local;
-        assert!(!place.is_remote());
-        let process = place.start(Start::new(["wc", "-c"]).pipe_stdin(true)).await.expect("started");
+        let process = local.client().start(Start::new(["wc", "-c"]).pipe_stdin(true)).await.expect("started");
         for _ in 0..64 {
-            process.write(vec![b'x'; 1 << 15].into()).await.expect("written");
+            process.write(vec![b'x'; 1 << 15]).await.expect("written");
         }
         process.close_stdin().await.expect("closed");
-        assert_eq!(stdout_of(&*process).await.trim(), (64 << 15).to_string());
+        assert_eq!(stdout_of(&process).await.trim(), (64 << 15).to_string());
         local.end().await;
     });
 }
@@ -140,11 +136,12 @@ fn children_run_as_this_program(runtime: &Runtime) {
         assert!(matches!(environment.status(), EnvironmentState::Pending));
         let place = environment.backend().await.expect("a place");
         assert!(matches!(environment.status(), EnvironmentState::Ready));
-        let process = place.start(Start::new(["pwd"])).await.expect("started");
+        assert!(!place.is_remote());
+        let process = place.client().start(Start::new(["pwd"])).await.expect("started");
         let here = std::env::current_dir().expect("a directory");
-        assert_eq!(Path::new(stdout_of(&*process).await.trim_end()), here);
+        assert_eq!(Path::new(stdout_of(&process).await.trim_end()), here);
         let again = environment.backend().await.expect("the same place");
-        assert!(Arc::ptr_eq(&place, &again));
+        assert_eq!(place.client().session_id(), again.client().session_id());
         place.client().end_session().await.expect("ended");
         // The next use replaces a lost session with a new one.
         assert!(matches!(environment.status(), EnvironmentState::Disconnected { .. }));

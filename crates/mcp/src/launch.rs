@@ -14,8 +14,8 @@ use std::{
 };
 
 use exec_server_client::{
-    Error, Start,
-    backend::Backend,
+    Client, Error, Start,
+    environment::Backend,
     protocol::{failure::Kind, process::Overflow},
 };
 
@@ -71,20 +71,20 @@ pub enum LaunchError {
 }
 
 /// Starts a server and returns the transport to it.
-pub async fn launch(backend: &dyn Backend, launch: Launch<'_>) -> Result<StdioTransport, LaunchError> {
+pub async fn launch(backend: &Backend, launch: Launch<'_>) -> Result<StdioTransport, LaunchError> {
     let environment = match backend.is_remote() {
         true => env::executor(launch.stdio, launch.variables)?,
         false => env::local(launch.stdio, launch.variables)?,
     };
     let start = start(&launch, &environment);
-    match backend.start(start).await {
-        Ok(running) => Ok(StdioTransport::new(launch.name, running.process().clone(), launch.log)),
+    match backend.client().start(start).await {
+        Ok(process) => Ok(StdioTransport::new(launch.name, process, launch.log)),
         Err(error) if error.server_kind() == Some(Kind::ProgramNotFound) => {
             let program = launch.stdio.command.clone();
             let path = match environment.env.get("PATH") {
                 Some(path) => Some(path.clone()),
                 None if program.contains('/') => None,
-                None => path_there(backend, &environment).await,
+                None => path_there(backend.client(), &environment).await,
             };
             Err(LaunchError::NotFound { program, path })
         }
@@ -94,12 +94,12 @@ pub async fn launch(backend: &dyn Backend, launch: Launch<'_>) -> Result<StdioTr
 
 /// The `PATH` that a process with this environment gets. A shell on the executor prints it, because we do not know the executor's own
 /// variables.
-async fn path_there(backend: &dyn Backend, environment: &LaunchEnv) -> Option<String> {
+async fn path_there(client: &Client, environment: &LaunchEnv) -> Option<String> {
     let asking = async {
         let shell = with_environment(Start::new(["/bin/sh", "-c", "printf %s \"$PATH\""]), environment);
-        let running = backend.start(shell.terminate_on_drop(true)).await.ok()?;
+        let process = client.start(shell.terminate_on_drop(true)).await.ok()?;
         let mut path = String::new();
-        running.process().stdout().take(PATH_BYTES).read_to_string(&mut path).await.ok()?;
+        process.stdout().take(PATH_BYTES).read_to_string(&mut path).await.ok()?;
         Some(path)
     };
     time::timeout(PATH_WITHIN, asking).await.ok().flatten()

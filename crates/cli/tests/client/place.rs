@@ -7,11 +7,12 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use exec_server_client::{
     Backoff, Builder, Client, Process, Start,
-    backend::{Backend, RemoteBackend},
+    environment::Backend,
     local::{Local, LocalConfig},
 };
 use tempfile::TempDir;
@@ -41,16 +42,17 @@ pub(crate) enum Kind {
 /// A place that is ready.
 pub(crate) struct Place {
     kind: Kind,
+    backend: Backend,
     home: Home,
     /// A directory at the place that only this test uses.
     scratch: String,
 }
 
 enum Home {
-    Local { local: Local, dir: TempDir, private: PathBuf },
-    Server { remote: RemoteBackend, server: TestServer },
-    Launched { remote: RemoteBackend, dir: TempDir },
-    Elsewhere { remote: RemoteBackend, host: Elsewhere },
+    Local { dir: TempDir, private: PathBuf },
+    Server { server: TestServer },
+    Launched { dir: TempDir },
+    Elsewhere { host: Elsewhere },
 }
 
 /// Runs one behaviour at one place, and checks that nothing is left of the place.
@@ -70,14 +72,14 @@ pub(crate) fn client_of() -> Builder {
 
 impl Place {
     async fn open(kind: Kind) -> Self {
-        let home = match kind {
+        let (backend, home) = match kind {
             Kind::Local => local().await,
             Kind::Ws => served(TestServer::builder()).await,
             Kind::Unix => served(TestServer::builder().listen("unix://{dir}/x.sock")).await,
             Kind::Stdio => launched().await,
             Kind::Elsewhere => {
                 let host = Elsewhere::start();
-                Home::Elsewhere { remote: connect(host.url()).await, host }
+                (connect(host.url()).await, Home::Elsewhere { host })
             }
         };
         let scratch = match &home {
@@ -85,30 +87,25 @@ impl Place {
             Home::Server { server, .. } => server.dir().display().to_string(),
             Home::Elsewhere { .. } => Elsewhere::CWD.to_owned(),
         };
-        Self { kind, home, scratch }
+        Self { kind, backend, home, scratch }
     }
 
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The place behind the trait that programs use.
-    pub(crate) fn backend(&self) -> &dyn Backend {
-        match &self.home {
-            Home::Local { local, .. } => local,
-            Home::Server { remote, .. } | Home::Launched { remote, .. } | Home::Elsewhere { remote, .. } => remote,
-        }
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
     }
 
     /// The client with the session at the place.
     pub(crate) fn client(&self) -> &Client {
-        self.backend().client()
+        self.backend.client()
     }
 
     /// Starts a process; the start must succeed.
     pub(crate) async fn start(&self, start: Start) -> Process {
-        let running = self.backend().start(start).await.expect("start a process");
-        running.process().clone()
+        self.client().start(start).await.expect("start a process")
     }
 
     /// Runs a script at the place to its end and returns its stdout.
@@ -145,43 +142,44 @@ impl Place {
     /// Shuts the place down and checks that nothing is left.
     async fn end(self) {
         let all = self.processes();
-        match self.home {
-            Home::Local { local, dir, private } => {
+        let Self { kind, backend, home, .. } = self;
+        match &backend {
+            Backend::Local(_) => {}
+            Backend::Remote(client) => client.clone().close().await,
+        }
+        match home {
+            Home::Local { dir, private } => {
                 assert!(private.is_dir(), "a private directory while it runs");
-                local.end().await;
+                let Backend::Local(local) = backend else { panic!("a local place") };
+                Arc::into_inner(local).expect("the only owner").end().await;
                 assert!(!private.exists(), "`{}` goes with its server", private.display());
                 wait_gone("spawner, holders and children", &all);
                 drop(dir);
             }
-            Home::Server { remote: RemoteBackend(client), server } => {
-                client.close().await;
+            Home::Server { server } => {
                 let socket = server.dir().join("x.sock");
-                assert_eq!(socket.exists(), self.kind == Kind::Unix);
+                assert_eq!(socket.exists(), kind == Kind::Unix);
                 // `TestServer` checks for leftover processes and sessions itself, and removes its directory.
                 drop(server);
                 assert!(!socket.exists());
             }
-            Home::Launched { remote: RemoteBackend(client), dir } => {
-                client.close().await;
+            Home::Launched { dir } => {
                 wait_gone("the server, its holders and their children", &all);
                 assert_eq!(states(dir.path()), Vec::<PathBuf>::new(), "no state is left");
             }
-            Home::Elsewhere { remote: RemoteBackend(client), host } => {
-                client.close().await;
-                drop(host);
-            }
+            Home::Elsewhere { host } => drop(host),
         }
     }
 }
 
-async fn connect(url: &str) -> RemoteBackend {
-    RemoteBackend(client_of().connect(url).await.expect("connect with the printed URL"))
+async fn connect(url: &str) -> Backend {
+    Backend::Remote(client_of().connect(url).await.expect("connect with the printed URL"))
 }
 
-async fn served(builder: testkit::Builder) -> Home {
+async fn served(builder: testkit::Builder) -> (Backend, Home) {
     let builder = builder.env("ONLY_THERE", "yes").env("DEEP_SECRET", "hidden");
     let server = builder.start();
-    Home::Server { remote: connect(server.url()).await, server }
+    (connect(server.url()).await, Home::Server { server })
 }
 
 /// A private path for the server's program, by which all its processes can be found.
@@ -206,7 +204,7 @@ fn variables(dir: &Path) -> Vec<(OsString, OsString)> {
     variables.map(|(name, value)| (name.into(), value)).to_vec()
 }
 
-async fn local() -> Home {
+async fn local() -> (Backend, Home) {
     let dir = scratch();
     let config = LocalConfig {
         program: Some(program(&dir)),
@@ -220,7 +218,7 @@ async fn local() -> Home {
     let mut made = locks().into_iter().filter(|path| !before.contains(path));
     let private = made.next().expect("its directory is locked").parent().expect("the lock is in it").to_owned();
     drop(making);
-    Home::Local { local, dir, private }
+    (Backend::Local(Arc::new(local)), Home::Local { dir, private })
 }
 
 /// The locks of state directories that this process holds.
@@ -239,7 +237,7 @@ fn states(dir: &Path) -> Vec<PathBuf> {
     entries.filter(|path| path.join("lock").exists()).collect()
 }
 
-async fn launched() -> Home {
+async fn launched() -> (Backend, Home) {
     let dir = scratch();
     let mut command = vec!["stdio:env".to_owned(), "-i".to_owned(), "-C".to_owned(), dir.path().display().to_string()];
     for (name, value) in variables(dir.path()) {
@@ -249,5 +247,5 @@ async fn launched() -> Home {
     command.extend(["serve", "--listen", "stdio"].map(str::to_owned));
     let remote = connect(&command.join(" ")).await;
     assert_eq!(states(dir.path()).len(), 1, "a state directory of its own while it runs");
-    Home::Launched { remote, dir }
+    (remote, Home::Launched { dir })
 }

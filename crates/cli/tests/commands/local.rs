@@ -6,12 +6,10 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::Arc,
 };
 
 use exec_server_client::{
     ErrorKind, Event, Process, Start, Token,
-    backend::{Backend, RunningProcess},
     environment::{Environment, EnvironmentState, Environments},
     local::{Local, LocalConfig},
 };
@@ -68,14 +66,13 @@ async fn stdout_of(process: &Process) -> String {
 async fn a_threaded_program_runs_processes_and_leaves_none() {
     let program = Program::new();
     let local = program.local().await;
-    let place: &dyn Backend = &local;
+    let place = local.client();
     let process = place.start(Start::new(["sh", "-c", "cat; exit 3"]).pipe_stdin(true)).await.expect("started");
-    process.write("some words".into()).await.expect("written");
+    process.write("some words").await.expect("written");
     process.close_stdin().await.expect("closed");
-    assert_eq!(stdout_of(process.process()).await, "some words");
+    assert_eq!(stdout_of(&process).await, "some words");
     assert_eq!(process.wait().await.expect("an exit").code, 3);
-    let stays: Arc<dyn RunningProcess> =
-        place.start(Start::new(["sh", "-c", "sleep 1000 & exec sleep 1000"])).await.expect("started");
+    let stays = place.start(Start::new(["sh", "-c", "sleep 1000 & exec sleep 1000"])).await.expect("started");
     assert!(stays.exit().is_none());
     let all = program.processes();
     assert!(all.contains(&stays.pid().expect("a process id")), "{all:?}");
@@ -137,8 +134,8 @@ fn environment(url: &str) -> Environment {
 
 async fn says(environment: &Environment, word: &str) {
     let place = environment.backend().await.expect("a place");
-    let process = place.start(Start::new(["echo", word])).await.expect("started");
-    assert_eq!(stdout_of(process.process()).await, format!("{word}\n"));
+    let process = place.client().start(Start::new(["echo", word])).await.expect("started");
+    assert_eq!(stdout_of(&process).await, format!("{word}\n"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,7 +160,7 @@ async fn a_lost_session_is_replaced_at_the_next_use() {
     assert_eq!((environment.id(), environment.is_remote()), ("far", true));
     let (one, two) = tokio::join!(environment.backend(), environment.backend());
     let (one, two) = (one.expect("a place"), two.expect("a place"));
-    assert!(Arc::ptr_eq(&one, &two), "all who wait share one connection");
+    assert_eq!(one.client().session_id(), two.client().session_id(), "all who wait share one connection");
     one.client().end_session().await.expect("ended");
     wait_for("the loss to be seen", || matches!(environment.status(), EnvironmentState::Disconnected { .. }));
     says(&environment, "again").await;

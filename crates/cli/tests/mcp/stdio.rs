@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use exec_server_client::{Client, Start, backend::RemoteBackend, protocol::process::Overflow};
+use exec_server_client::{Client, Start, environment::Backend, protocol::process::Overflow};
 use exec_server_mcp::{
     config::StdioConfig,
     launch::{Launch, launch},
@@ -127,8 +127,8 @@ async fn a_program_that_is_not_there_names_the_path_that_was_searched(place: &Pl
 }
 
 /// A connection to the executor of a place, without a manager.
-async fn connect(place: &Place) -> RemoteBackend {
-    RemoteBackend(Client::connect(place.server().url()).await.expect("connect"))
+async fn connect(place: &Place) -> Backend {
+    Backend::Remote(Client::connect(place.server().url()).await.expect("connect"))
 }
 
 fn launched<'a>(stdio: &'a StdioConfig, variables: &'a exec_server_mcp::env::Variables) -> Launch<'a> {
@@ -159,7 +159,7 @@ fn the_transport_is_one_that_any_client_takes() {
         let pid = second.child().process().pid().expect("a pid");
         drop(second);
         wait_gone("the second server", &[pid].into());
-        remote.0.end_session().await.expect("end");
+        remote.client().end_session().await.expect("end");
     });
 }
 
@@ -169,7 +169,7 @@ fn output_that_is_gone_ends_the_stream() {
         let remote = connect(place).await;
         let flood = "i=0; while [ $i -lt 40 ]; do head -c 1000000 /dev/zero; i=$((i+1)); done; echo";
         let start = Start::new(["sh", "-c", flood]).overflow(Overflow::DropOldest).pipe_stdin(true);
-        let process = remote.0.start(start).await.expect("start");
+        let process = remote.client().start(start).await.expect("start");
         // The output is not read, so the oldest part is dropped.
         wait_gone("the process", &[process.pid().expect("a pid")].into());
         let mut transport = StdioTransport::new("t", process, Arc::new(StderrLog::default()));
@@ -177,7 +177,7 @@ fn output_that_is_gone_ends_the_stream() {
         let ended = transport.child().ended().borrow().clone();
         assert!(matches!(ended, Some(StreamEnd::Gap { .. })), "{ended:?}");
         soon("close", transport.close()).await.expect("close");
-        remote.0.end_session().await.expect("end");
+        remote.client().end_session().await.expect("end");
     });
 }
 
@@ -187,7 +187,7 @@ fn a_last_line_without_its_end_is_offered_and_a_carriage_return_removed() {
         let remote = connect(place).await;
         let script = r#"printf '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}\r\n\n'
             printf 'noise\n{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'; printf 'last words' >&2"#;
-        let process = remote.0.start(Start::new(["sh", "-c", script]).pipe_stdin(true)).await.expect("start");
+        let process = remote.client().start(Start::new(["sh", "-c", script]).pipe_stdin(true)).await.expect("start");
         let mut transport = StdioTransport::new("t", process, Arc::new(StderrLog::default()));
         assert!(soon("the first", transport.receive()).await.is_some());
         assert!(soon("the last", transport.receive()).await.is_some());
@@ -200,6 +200,6 @@ fn a_last_line_without_its_end_is_offered_and_a_carriage_return_removed() {
         let error = soon("a send to nobody", sent).await.expect_err("nobody is there");
         assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe, "{error}");
         transport.close().await.expect("close");
-        remote.0.end_session().await.expect("end");
+        remote.client().end_session().await.expect("end");
     });
 }

@@ -10,8 +10,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use exec_server_client::{
     Client, ConnectionState, Error, Token,
-    backend::{Backend, RemoteBackend},
-    environment::{Choice, EnvironmentError, LOCAL, REMOTE, RemoteSpec},
+    environment::{Backend, Choice, EnvironmentError, LOCAL, REMOTE, RemoteSpec},
     local::{Local, LocalConfig},
     protocol::initialize::Ttl,
 };
@@ -41,7 +40,6 @@ pub struct Host {
 enum HostKind {
     Local(Box<LocalConfig>),
     Remote { spec: Box<RemoteSpec>, token: Option<Token>, keep: Duration, recover_for: Option<Duration> },
-    Given(Arc<dyn Backend>),
 }
 
 impl Host {
@@ -69,28 +67,21 @@ impl Host {
         self
     }
 
-    /// A place that is already open. Its owner closes it; `Hosts` does not.
-    #[must_use]
-    pub fn given(id: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
-        Self::new(id.into(), HostKind::Given(backend))
-    }
-
     fn new(id: String, way: HostKind) -> Self {
         Self { key: id.clone(), id, way }
     }
 
-    async fn open(&self) -> Result<OpenHost, Error> {
+    async fn open(&self) -> Result<Backend, Error> {
         match &self.way {
-            HostKind::Local(config) => Ok(OpenHost::Local(Arc::new(Local::start((**config).clone()).await?))),
+            HostKind::Local(config) => Ok(Backend::Local(Arc::new(Local::start((**config).clone()).await?))),
             HostKind::Remote { spec, token, keep, recover_for } => {
                 let ttl = Ttl::Ms(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
                 let mut builder = Client::builder().name(CLIENT_NAME).ttl(ttl);
                 if let Some(within) = recover_for {
                     builder = builder.recover_for(*within);
                 }
-                Ok(OpenHost::Remote(Arc::new(RemoteBackend(spec.connect(builder, token.clone()).await?))))
+                spec.connect(builder, token.clone()).await.map(Backend::Remote)
             }
-            HostKind::Given(backend) => Ok(OpenHost::Given(Arc::clone(backend))),
         }
     }
 }
@@ -212,7 +203,7 @@ impl Hosts {
         // Sequential is fast enough: a reachable executor answers at once.
         for slot in slots.into_values() {
             let Some(opened) = slot.state.lock().await.opened.take() else { continue };
-            if time::timeout(END_WITHIN, opened.end()).await.is_err() {
+            if time::timeout(END_WITHIN, end(opened)).await.is_err() {
                 tracing::warn!(host = slot.host.id, "the session could not be ended; its time-to-live will do it");
             }
         }
@@ -238,7 +229,7 @@ pub(super) struct HostSlot {
 }
 
 struct HostSlotState {
-    opened: Option<OpenHost>,
+    opened: Option<Backend>,
     failed: Option<Error>,
 }
 
@@ -254,14 +245,14 @@ impl HostSlot {
     }
 
     /// The backend of this place. Opens it if it is not open or its session is lost.
-    pub(super) async fn backend(&self) -> Result<Arc<dyn Backend>, Error> {
+    pub(super) async fn backend(&self) -> Result<Backend, Error> {
         use std::sync::atomic::Ordering::SeqCst;
         let seen = self.attempts.load(SeqCst);
         let mut state = self.state.lock().await;
         if let Some(opened) = &state.opened
-            && !matches!(opened.backend().client().state(), ConnectionState::Lost { .. })
+            && !matches!(opened.client().state(), ConnectionState::Lost { .. })
         {
-            return Ok(opened.backend());
+            return Ok(opened.clone());
         }
         if let Some(error) = &state.failed
             && self.attempts.load(SeqCst) > seen
@@ -272,9 +263,8 @@ impl HostSlot {
         self.attempts.fetch_add(1, SeqCst);
         match result {
             Ok(opened) => {
-                let backend = opened.backend();
-                *state = HostSlotState { opened: Some(opened), failed: None };
-                Ok(backend)
+                *state = HostSlotState { opened: Some(opened.clone()), failed: None };
+                Ok(opened)
             }
             Err(error) => {
                 *state = HostSlotState { opened: None, failed: Some(error.clone()) };
@@ -284,36 +274,19 @@ impl HostSlot {
     }
 }
 
-/// An open place. The variant decides how it is closed.
-enum OpenHost {
-    Local(Arc<Local>),
-    Remote(Arc<RemoteBackend>),
-    Given(Arc<dyn Backend>),
-}
-
-impl OpenHost {
-    fn backend(&self) -> Arc<dyn Backend> {
-        match self {
-            Self::Local(local) => Arc::clone(local) as Arc<dyn Backend>,
-            Self::Remote(remote) => Arc::clone(remote) as Arc<dyn Backend>,
-            Self::Given(backend) => Arc::clone(backend),
-        }
-    }
-
-    async fn end(self) {
-        match self {
-            Self::Local(local) => match Arc::into_inner(local) {
-                Some(local) => local.end().await,
-                // Another task still starts a server there. When it drops the last reference, the place is closed abruptly and ends within
-                // a second.
-                None => tracing::debug!("the local place is still in use"),
-            },
-            Self::Remote(remote) => {
-                if let Err(error) = remote.0.end_session().await {
-                    tracing::debug!(%error, "end the session");
-                }
+/// Closes a place.
+async fn end(backend: Backend) {
+    match backend {
+        Backend::Local(local) => match Arc::into_inner(local) {
+            Some(local) => local.end().await,
+            // Another task still starts a server there. When it drops the last reference, the place is closed abruptly and ends within a
+            // second.
+            None => tracing::debug!("the local place is still in use"),
+        },
+        Backend::Remote(client) => {
+            if let Err(error) = client.end_session().await {
+                tracing::debug!(%error, "end the session");
             }
-            Self::Given(_) => {}
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, ffi::OsString, sync::Arc, time::Duration};
 
-use exec_server_client::{self as client, Client, ConnectionState, ErrorKind, backend::Backend};
+use exec_server_client::{self as client, Client, ConnectionState, ErrorKind, environment::Backend};
 use rmcp::{
     RoleClient, ServiceExt as _,
     model::{ProtocolVersion, ServerResult, Tool},
@@ -93,7 +93,7 @@ async fn start_stdio(
         cwd: context.settings.cwd.as_deref(),
         log: Arc::clone(&server.log),
     };
-    let transport = time::timeout_at(until, launch::launch(&*backend, launch)).await;
+    let transport = time::timeout_at(until, launch::launch(&backend, launch)).await;
     let transport = transport
         .map_err(|_| Error::HostTimeout { server: name(), host: slot.id().to_owned(), within })?
         .map_err(|source| Error::Launch { server: name(), source: Box::new(source) })?;
@@ -174,7 +174,7 @@ pub(super) fn http_error(server: &str, error: &HttpError) -> Error {
 
 /// Opens the server's place within the startup timeout. The executor may just be starting too, so a failed connection is retried for a
 /// while.
-async fn open(server: &ManagedServer, slot: &HostSlot) -> Result<Arc<dyn Backend>, Error> {
+async fn open(server: &ManagedServer, slot: &HostSlot) -> Result<Backend, Error> {
     let (name, within) = (|| server.name.clone(), server.config.startup_timeout);
     let until = Instant::now() + within;
     // After the first start, the caller restarts the server anyway.

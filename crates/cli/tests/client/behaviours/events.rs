@@ -8,8 +8,7 @@ use crate::{Kind, Place, follow, output_until, sh, soon, spell, tell, until};
 
 pub(crate) async fn exec_process_starts_and_exits(place: &Place) {
     assert_eq!(place.backend().is_remote(), place.kind() != Kind::Local);
-    // Through the `Backend` trait, as a program that does not know where it runs.
-    let running = place.backend().start(exec_server_client::Start::new(["true"]).id("it")).await.expect("start");
+    let running = place.start(exec_server_client::Start::new(["true"]).id("it")).await;
     assert_eq!(running.id().as_str(), "it");
     assert!(running.pid().is_some_and(|pid| pid > 1));
     let exit = running.wait().await.expect("it ends");
