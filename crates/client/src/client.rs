@@ -7,12 +7,12 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use exec_server_protocol::{
-    Empty, ProcessId, SessionId, command, environment,
+    Empty, ProcessId, SessionId, environment,
     failure::{self, Kind},
     fs::CloseParams,
     http::CancelParams,
     initialize::Ttl,
-    path::{Form, PathArg},
+    path::PathArg,
     process as wire,
     sandbox::AppliedSandbox,
 };
@@ -20,11 +20,12 @@ use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
     backoff::Backoff,
+    compat::{self, command},
     error::Error,
     process::{self, HandleParams, Process, log::EventLog, recovery, start::Start},
     requests::{self, Method},
     routes::EventSource,
-    session::{ConnectionState, Generation, ProcessKey, ServerDescription, Session, SessionOptions},
+    session::{ConnectionState, ProcessKey, ServerDescription, Session, SessionOptions},
     transport::{Connect, Dialer, Launch, Target, Tls, Token},
 };
 
@@ -76,7 +77,7 @@ impl Client {
         Builder::default()
     }
 
-    /// The id of the session; `None` on a V0 server. Store it to return to the session later with [`Builder::resume`].
+    /// The id of the session; `None` on a server without sessions. Store it to return to the session later with [`Builder::resume`].
     #[must_use]
     pub fn session_id(&self) -> Option<SessionId> {
         self.session().peer.session_id.clone()
@@ -113,10 +114,8 @@ impl Client {
         let session = self.session();
         self.check(&start)?;
         let process_id = start.id.clone().unwrap_or_else(|| ProcessId::from(crate::random_word()));
-        let is_reference = session.peer.server.generation == Generation::Reference;
-        // The answer to `environment/info` shows whether a reference server is of generation S or H.
-        let info = if start.cwd.is_none() || is_reference { self.info().await? } else { None };
-        let cwd = cwd(&start, info.as_ref(), session.peer.server.generation);
+        let cwd = session.working_directory(start.cwd.as_ref()).await?;
+        let keeps_write_ids = session.keeps_write_ids().await?;
         let key = ProcessKey { session_id: None, process_id: process_id.clone() };
         // Add the route before the request is sent: the first events can arrive before the answer.
         let Some(log) = session.routes.add(key.clone(), EventSource::Starting, 0) else {
@@ -127,9 +126,11 @@ impl Client {
             });
         };
         let mut starting = StartGuard { handle: &self.handle, key: &key, log: &log, may_be_running: true };
-        let started = match session.peer.server.generation {
-            Generation::V0 => self.start_v0(&start, process_id, cwd).await,
-            Generation::Reference | Generation::Current => self.start_once(&start, &key, cwd).await,
+        let started = if session.generation().has_process_methods() {
+            self.start_once(&start, &key, cwd).await
+        } else {
+            let pid = command::start(session, &start, process_id, cwd).await;
+            pid.map(|pid| StartAnswer { pid, sandbox: None })
         };
         // The server has answered, so no start is in flight, whether it succeeded or failed. An error that is not `Server`, such as an
         // unknown outcome, is not an answer.
@@ -138,9 +139,15 @@ impl Client {
         // Disarm the guard: the handle owns the route from here on.
         std::mem::forget(starting);
         session.routes.confirm(&key);
-        let is_h = is_reference && info.is_some();
-        let terminate_on_drop = start.terminate_on_drop;
-        let params = HandleParams { key, log, is_tty: start.tty, pid, sandbox, is_h, terminate_on_drop };
+        let params = HandleParams {
+            key,
+            log,
+            is_tty: start.tty,
+            pid,
+            sandbox,
+            keeps_write_ids,
+            terminate_on_drop: start.terminate_on_drop,
+        };
         Ok(Process::new(Arc::clone(&self.handle), params))
     }
 
@@ -151,26 +158,12 @@ impl Client {
         match sent.result::<requests::ProcessStart>() {
             Ok(result) => Ok(StartAnswer { pid: result.pid, sandbox: result.sandbox }),
             // The first attempt succeeded, but its answer was lost with the connection.
-            Err(Error::Server { kind, message, .. }) if is_repeated && is_duplicate(kind, &message) => {
+            Err(Error::Server { kind, message, .. }) if is_repeated && compat::is_duplicate_start(kind, &message) => {
                 let info = recovery::find_process(self.session(), key).await.ok().flatten();
                 Ok(StartAnswer { pid: info.and_then(|info| info.pid), sandbox: None })
             }
             Err(error) => Err(error),
         }
-    }
-
-    async fn start_v0(&self, start: &Start, process_id: ProcessId, cwd: PathArg) -> Result<StartAnswer, Error> {
-        let params = command::ExecParams {
-            process_id,
-            argv: start.argv.clone(),
-            cwd,
-            env: start.env.clone(),
-            tty: start.tty,
-            arg0: start.arg0.clone(),
-            output_bytes_cap: None,
-        };
-        let pid = self.session().call::<requests::CommandExec>(&params).await?.pid;
-        Ok(StartAnswer { pid, sandbox: None })
     }
 
     /// Refuses options that this server would silently ignore.
@@ -187,23 +180,8 @@ impl Client {
         ];
         match lacking.iter().find(|(is_wanted, is_served, _)| *is_wanted && !is_served) {
             None => Ok(()),
-            Some((_, _, what)) => Err(Error::Protocol(format!("the server at {} cannot {what}", self.address()))),
+            Some((_, _, what)) => Err(self.cannot(what)),
         }
-    }
-
-    /// The result of `environment/info`, requested once per session; `None` if the server does not know the method.
-    pub(crate) async fn info(&self) -> Result<Option<environment::InfoResult>, Error> {
-        let session = self.session();
-        if session.peer.server.generation == Generation::V0 {
-            return Ok(None);
-        }
-        let info =
-            session.info.get_or_try_init(async || match session.call::<requests::EnvironmentInfo>(&Empty {}).await {
-                Ok(info) => Ok(Some(info)),
-                Err(Error::Server { code: failure::METHOD_NOT_FOUND, .. }) => Ok(None),
-                Err(error) => Err(error),
-            });
-        info.await.cloned()
     }
 
     /// Creates a handle to a process that exists already: a process of this session after a [`Builder::resume`], or a process of another
@@ -212,12 +190,14 @@ impl Client {
         let session = self.session();
         let session_id = options.session_id.filter(|id| Some(id) != session.peer.session_id.as_ref());
         let key = ProcessKey { session_id, process_id: id.clone() };
-        let is_current = session.peer.server.generation == Generation::Current;
-        if !is_current && (key.session_id.is_some() || session.peer.server.generation == Generation::V0) {
-            return Err(Error::Protocol(format!("the server at {} cannot show processes of others", self.address())));
+        let generation = session.generation();
+        if !generation.can_attach(key.session_id.is_none()) {
+            return Err(self.cannot("show processes of others"));
         }
-        let info = if is_current { recovery::find_process(session, &key).await? } else { None };
-        if is_current && info.is_none() {
+        // Before the route is added: an error here must not leave it behind.
+        let keeps_write_ids = session.keeps_write_ids().await?;
+        let info = if generation.lists_processes() { recovery::find_process(session, &key).await? } else { None };
+        if generation.lists_processes() && info.is_none() {
             return Err(Error::Server {
                 code: failure::INVALID_REQUEST,
                 kind: Some(Kind::UnknownProcess),
@@ -249,14 +229,13 @@ impl Client {
             session.spawn(recovery::poll_events(Arc::downgrade(session), key.clone(), Arc::downgrade(&log)));
         }
         std::mem::forget(attaching);
-        let is_h = session.peer.server.generation == Generation::Reference && self.info().await?.is_some();
         let params = HandleParams {
             key,
             log,
             is_tty: info.as_ref().is_some_and(|info| info.tty),
             pid: info.and_then(|info| info.pid),
             sandbox: None,
-            is_h,
+            keeps_write_ids,
             terminate_on_drop: false,
         };
         Ok(Process::new(Arc::clone(&self.handle), params))
@@ -409,22 +388,6 @@ impl Drop for StartGuard<'_> {
     }
 }
 
-/// Whether a second start was refused because the first one succeeded. Older servers report this only in the message text.
-fn is_duplicate(kind: Option<Kind>, message: &str) -> bool {
-    kind == Some(Kind::DuplicateProcess) || (kind.is_none() && message.ends_with("already exists"))
-}
-
-/// The working directory in the form that the server expects: a URI, or a native path for servers before generation H.
-fn cwd(start: &Start, info: Option<&environment::InfoResult>, generation: Generation) -> PathArg {
-    let own = || info.and_then(|info| info.cwd.clone()).map_or_else(|| PathArg::new("file:///"), PathArg::new);
-    let cwd = start.cwd.clone().unwrap_or_else(own);
-    let takes_uris = generation == Generation::Current || info.is_some();
-    match (takes_uris, cwd.resolve()) {
-        (false, Ok(path)) => PathArg::new(Form::Native.write(&path)),
-        (true, _) | (false, Err(_)) => cwd,
-    }
-}
-
 /// Configures and connects a [`Client`].
 #[derive(Debug, Clone)]
 pub struct Builder {
@@ -516,7 +479,7 @@ impl Builder {
     }
 
     /// Reports a connection that is open but silent for this long as [`ConnectionState::Stalled`]. Default: never. The client pings a
-    /// silent server every second, which costs a few bytes. Reference servers are not watched.
+    /// silent server every second, which costs a few bytes. Servers without acknowledgements are not watched.
     #[must_use]
     pub fn report_stall_after(mut self, silent: Duration) -> Self {
         self.options.report_stall_after = Some(silent);

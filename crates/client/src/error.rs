@@ -7,7 +7,7 @@ use std::{fmt, io, time::Duration};
 
 use exec_server_protocol::{SessionId, failure};
 
-/// The prefix of every text about a broken connection. Peers of older generations compare it.
+/// The prefix of every text about a broken connection. Programs written for older clients compare it.
 pub const DISCONNECTED: &str = "exec-server transport disconnected";
 
 /// Why a call or a connection failed. Branch on `Error::kind`.

@@ -36,7 +36,6 @@ use crate::{
     process::millis,
     requests::{self, Method as _},
     server_link,
-    session::Generation,
 };
 
 const NAME: &str = requests::HttpRequest::NAME;
@@ -208,23 +207,15 @@ impl Client {
 
     /// Refuses options that this server would silently ignore.
     async fn check_http(&self, request: &Request) -> Result<(), Error> {
-        let server = &self.handle().session().peer.server;
         let takes_variables = request.headers.iter().any(|header| header.value_env_var.is_some());
-        let stops = request.redirect == RedirectPolicy::Stop;
-        if server.generation == Generation::Current || !(takes_variables || stops) {
-            return Ok(());
-        }
-        // Generation S supports neither option, nor `environment/info`.
-        let info = self.info().await?;
-        let lacks_variables = !info.as_ref().is_some_and(|info| info.capabilities.http_header_env_vars);
-        match (takes_variables && lacks_variables, stops && info.is_none()) {
-            (true, _) => Err(self.cannot("take headers from its variables")),
-            (_, true) => Err(self.cannot("stop at a redirect")),
-            (false, false) => Ok(()),
+        let stops_at_redirect = request.redirect == RedirectPolicy::Stop;
+        match self.session().ignored_http_option(takes_variables, stops_at_redirect).await? {
+            Some(what) => Err(self.cannot(what)),
+            None => Ok(()),
         }
     }
 
-    fn cannot(&self, what: &str) -> Error {
+    pub(crate) fn cannot(&self, what: &str) -> Error {
         Error::Protocol(format!("the server at {} cannot {what}", self.address()))
     }
 }

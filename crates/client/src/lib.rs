@@ -287,22 +287,16 @@
 //! [`Process::write`] waits. The same bounds protect the client from a hostile server: a server that exceeds its
 //! window, skips sequence numbers or breaks the framing fails the process or the session with an error.
 //!
-//! # Reference servers
+//! # Older servers
 //!
-//! [`Client::server`] describes the server. Some servers speak the reference protocol without the additions of this
-//! project. The client keeps to the rules of such a server, and refuses requests that the server would ignore with
-//! [`Error::Protocol`].
-//!
-//! | [`Generation`] | detected by | differences |
-//! |---|---|---|
-//! | `Current` | `capabilities.ack` | none |
-//! | `Reference` (S and H) | a session, no `ack` | The client tries to reconnect for 25 s. Output that the server dropped during that time is a gap. Not supported: closing stdin, resize, grace period, time limits, listing processes, second readers. H supports only the signal `interrupt`; S supports no signal. S ignores write ids: a write that a cut interrupts fails with `UnknownOutcome` |
-//! | `V0` | a protocol version, no session | A session cannot be resumed, so a cut is `Lost`. Output cannot be read back. Signals are not supported. Stdin works only on a terminal. The environment contains only what [`Start::env`] sets |
+//! The client also works with servers of older generations of the protocol, which lack some features. [`compat`] lists
+//! the differences, and [`Client::server`] describes the server.
 
 #![warn(missing_docs)]
 
 mod backoff;
 mod client;
+pub mod compat;
 pub mod cp;
 pub mod environment;
 pub mod error;
@@ -321,6 +315,7 @@ pub mod transport;
 
 pub use backoff::Backoff;
 pub use client::{Attach, Builder, Client};
+pub use compat::Generation;
 pub use error::{ConnectFailure, Error, ErrorKind};
 pub use exec_server_protocol as protocol;
 pub use process::{
@@ -328,7 +323,7 @@ pub use process::{
     event::{Event, Exit, Totals},
     start::Start,
 };
-pub use session::{ConnectionState, Generation, ServerDescription};
+pub use session::{ConnectionState, ServerDescription};
 pub use transport::{Launch, Target, Tls, Token};
 
 /// A random word of 16 letters and digits, used where names must not collide.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use exec_server_protocol::{ProcessId, SessionId, process::AckParams};
 
 use crate::{
-    process::log::{DeliveryMode, EventLog},
+    process::log::{EventLog, FlowPolicy},
     session::ProcessKey,
 };
 
@@ -35,8 +35,8 @@ pub(crate) struct Routes {
 
 #[derive(Debug, Default)]
 struct RouteTable {
-    /// Set after the first handshake.
-    delivery_mode: Option<DeliveryMode>,
+    /// How the server sends events of the client's own processes. Set after the first handshake.
+    flow_policy: FlowPolicy,
     /// The id of the client's own session.
     own: Option<SessionId>,
     /// Sorted, so that operations on all logs run in the same order every time.
@@ -44,30 +44,25 @@ struct RouteTable {
 }
 
 impl Routes {
-    /// Sets the rules that the server's events follow, and the id of the client's own session.
-    pub(crate) fn set_delivery_mode(&self, delivery_mode: DeliveryMode, own: Option<SessionId>) {
+    /// Sets how the server sends events, and the id of the client's own session.
+    pub(crate) fn set_flow_policy(&self, flow_policy: FlowPolicy, own: Option<SessionId>) {
         let mut state = self.state.lock();
-        state.delivery_mode = Some(delivery_mode);
+        state.flow_policy = flow_policy;
         state.own = own;
     }
 
     /// Creates the log of a process before any request about it is sent; `None` if the process has a log already.
     pub(crate) fn add(&self, key: ProcessKey, source: EventSource, after: u64) -> Option<Arc<EventLog>> {
         let mut state = self.state.lock();
-        let delivery_mode = match source {
-            EventSource::Starting | EventSource::Pushed => state.delivery_mode.unwrap_or(DeliveryMode::Reference),
-            EventSource::Observed => DeliveryMode::Observed,
-            EventSource::Polled => DeliveryMode::Polled {
-                window: match state.delivery_mode {
-                    Some(DeliveryMode::Acked { window }) => Some(window),
-                    _ => None,
-                },
-            },
+        let flow_policy = match source {
+            EventSource::Starting | EventSource::Pushed => state.flow_policy,
+            EventSource::Observed => FlowPolicy::observed(),
+            EventSource::Polled => FlowPolicy::polled(state.flow_policy.ack_window),
         };
         match state.routes.entry(key) {
             Entry::Occupied(_) => None,
             Entry::Vacant(entry) => {
-                let log = Arc::new(EventLog::new(delivery_mode, after));
+                let log = Arc::new(EventLog::new(flow_policy, after));
                 entry.insert((Arc::clone(&log), source));
                 Some(log)
             }

@@ -31,6 +31,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use tokio::{sync::Mutex, time};
 
 use crate::{
+    compat,
     error::{Error, chain},
     notifications::{ChannelMap, NotificationRouter},
     requests::{self, Method},
@@ -40,9 +41,6 @@ use crate::{
 
 /// Timeout for the server's answer to a close.
 pub(crate) const CLOSE_WITHIN: Duration = Duration::from_secs(2);
-
-/// The end of an older server's message about a session that has a connection already.
-const ATTACHED: &str = "is already attached to another connection";
 
 /// How often a peer over TCP is pinged, and after how long without a TCP acknowledgement from its host the link counts as cut.
 const PING_EVERY: Duration = Duration::from_secs(10);
@@ -231,8 +229,8 @@ impl ServerLink {
             kind: Option<String>,
         }
         match error {
-            // An older server announces its shutdown this way. Close the link, even if the server keeps the connection open.
-            CallError::Rpc { code: -32000, message, .. } if message == "JSON-RPC transport closed" => {
+            // The server shuts down. Close the link, even if the server keeps the connection open.
+            CallError::Rpc { code, message, .. } if compat::is_shutdown(code, &message) => {
                 self.raw.abandon(CloseReason::Peer { code: 1000, reason: message });
                 Error::Disconnected { reason: None }
             }
@@ -337,8 +335,7 @@ impl ServerLink {
                 _,
             )
             | (error @ Error::Server { code: failure::SESSION_ATTACHED, .. }, _) => DialError::retryable(error),
-            // Generation S reports this only in the message text.
-            (Error::Server { code, kind: None, message }, _) if message.ends_with(ATTACHED) => {
+            (Error::Server { code, kind, message }, _) if compat::is_attached(kind, &message) => {
                 DialError::retryable(Error::Server { code, kind: Some(Kind::SessionAttached), message })
             }
             (Error::Server { message, .. }, Some(session_id)) => {

@@ -32,11 +32,12 @@ use tokio::{
 
 use crate::{
     backoff::Backoff,
+    compat::Generation,
     error::{Error, chain},
     http::BodyStreams,
     link_state::{LinkState, LinkStatus, LinkWaiter},
     notifications::NotificationRouter,
-    process::{log::DeliveryMode, recovery},
+    process::{log::FlowPolicy, recovery},
     requests::{self, Method, RepeatRule},
     routes::Routes,
     server_link::{self, CallPayload, DialError, ServerLink},
@@ -51,12 +52,6 @@ mod stall;
 
 pub(crate) use self::adopting::is_adopting;
 use self::{first_connect::FirstConnect, reconnect_state::ReconnectState};
-
-/// How long the client tries to resume a session on a reference server: 25 s, less than the 30 s for which generation H keeps it.
-const REFERENCE_RECOVERY: Duration = Duration::from_secs(25);
-
-/// Upper bound for the window that a server announces. A larger window could fill the client's memory.
-const WINDOW_MAX: u64 = 16 << 20;
 
 /// Upper bound for durations that the caller sets, about 100 years. A larger one would overflow `Instant`.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -108,18 +103,6 @@ pub enum ConnectionState {
     },
 }
 
-/// The generation of the protocol that a server speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Generation {
-    /// The first generation: `command/exec`, no sessions, no reading back of output.
-    V0,
-    /// A server of the reference protocol, without the additions of this project.
-    Reference,
-    /// A server with acknowledgements, which counts the output that it drops.
-    Current,
-}
-
 /// The server's generation, version and capabilities, as announced in the handshake.
 #[derive(Debug, Clone)]
 pub struct ServerDescription {
@@ -127,7 +110,7 @@ pub struct ServerDescription {
     pub generation: Generation,
     /// Name and version of the server, if it reports them.
     pub info: Option<ServerInfo>,
-    /// The server's features beyond the reference protocol. All off for a reference server, which announces nothing.
+    /// The server's features beyond the reference protocol. All off for a server that announces nothing.
     pub capabilities: ServerCapabilities,
     /// The time-to-live that the server granted to the session; `None` if the server does not report it.
     pub session_ttl: Option<Ttl>,
@@ -219,7 +202,7 @@ impl Session {
         {
             return Err(Error::Protocol(format!("the server answered with another session than {asked}")));
         }
-        routes.set_delivery_mode(peer.delivery_mode(), peer.session_id.clone());
+        routes.set_flow_policy(peer.flow_policy(), peer.session_id.clone());
         let link = Arc::new(link);
         // The server has attached the session by now. If this notification fails, the keeper reconnects as usual.
         link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await.ok();
@@ -245,6 +228,10 @@ impl Session {
     /// The address of the server, without its token.
     pub(crate) fn address(&self) -> String {
         self.connect.address()
+    }
+
+    pub(crate) fn generation(&self) -> Generation {
+        self.peer.server.generation
     }
 
     pub(crate) fn state(&self) -> watch::Receiver<ConnectionState> {
@@ -408,7 +395,7 @@ impl Session {
                 self.mark_lost(Error::Protocol(format!("the server breaks the protocol again and again: {reason}")));
                 return;
             }
-            let by_another = self.peer.server.generation == Generation::Current && reconnect.is_taken(&closed);
+            let by_another = self.generation().reports_takeover() && reconnect.is_taken(&closed);
             self.taken.send_replace(by_another);
             if by_another {
                 // Let cleanup tasks (`spawn_cleanup` in `client.rs`) see `taken` and stop before an attempt is made. If one of them holds the
@@ -510,16 +497,7 @@ impl Session {
 
     /// How long the client tries to reconnect: the caller's setting, or as long as the server keeps the session.
     fn recover_for(&self) -> Duration {
-        if let Some(given) = self.options.recover_for {
-            return given;
-        }
-        match (self.peer.server.generation, self.options.ttl) {
-            (Generation::V0, _) => Duration::ZERO,
-            (Generation::Reference, _) => REFERENCE_RECOVERY,
-            (Generation::Current, None) => limits::SESSION_TTL,
-            (Generation::Current, Some(Ttl::Ms(ms))) => Duration::from_millis(ms),
-            (Generation::Current, Some(Ttl::Unlimited)) => limits::SESSION_TTL_MAX,
-        }
+        self.options.recover_for.unwrap_or_else(|| self.generation().session_ttl(self.options.ttl))
     }
 
     /// Called when the last handle is dropped: marks the session as lost and aborts all background work.
@@ -552,28 +530,15 @@ impl Session {
 
 impl Peer {
     fn new(result: InitializeResult) -> Result<Self, Error> {
-        let generation = match (&result.session_id, &result.capabilities) {
-            (Some(_), Some(capabilities)) if capabilities.ack => Generation::Current,
-            (Some(_), _) => Generation::Reference,
-            (None, _) if result.protocol_version.is_some() => Generation::V0,
-            (None, _) => {
-                let reason = "neither a session nor a protocol version".to_owned();
-                return Err(Error::Decode { method: requests::Initialize::NAME.to_owned(), reason });
-            }
-        };
+        let generation = Generation::of(&result)?;
         let capabilities = result.capabilities.unwrap_or_default();
         let server = ServerDescription { generation, info: result.server, capabilities, session_ttl: result.ttl_ms };
         Ok(Self { session_id: result.session_id, server })
     }
 
-    /// Which rules this server's events follow.
-    pub(crate) fn delivery_mode(&self) -> DeliveryMode {
-        match self.server.generation {
-            Generation::Current => {
-                DeliveryMode::Acked { window: self.server.capabilities.ack_window_bytes.clamp(1 << 16, WINDOW_MAX) }
-            }
-            Generation::V0 | Generation::Reference => DeliveryMode::Reference,
-        }
+    /// How events of the session's own processes are sent.
+    pub(crate) fn flow_policy(&self) -> FlowPolicy {
+        self.server.generation.flow_policy(&self.server.capabilities)
     }
 }
 

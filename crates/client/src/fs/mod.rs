@@ -119,7 +119,7 @@ pub struct ListPage {
     pub more: bool,
 }
 
-/// One entry of a directory in the form of the reference protocol: links are followed, and dangling links are left out.
+/// One entry of a directory, with links followed. Dangling links are left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryEntry {
     /// The name of the entry.

@@ -29,7 +29,7 @@ use super::{
     write_all,
 };
 use crate::{
-    Client, Generation,
+    Client,
     requests::{self, Method},
     session::Sent,
     transport::BoxFuture,
@@ -81,13 +81,12 @@ impl RemoteFiles {
 
     /// Formats a path for this server: as a URI if the server accepts no other form, or if the path is not UTF-8.
     pub(super) async fn path_arg(&self, operation: &'static str, path: &Path) -> Result<PathArg, FileError> {
-        let form = match (path.to_str(), self.client.server().generation) {
-            (None, _) => Form::Uri,
-            (Some(_), Generation::Reference) => {
-                let info = self.client.info().await.map_err(|error| FileError::of_call(operation, path, &error))?;
-                if info.is_some() { Form::Uri } else { Form::Native }
+        let form = match path.to_str() {
+            None => Form::Uri,
+            Some(_) => {
+                let form = self.client.session().path_form().await;
+                form.map_err(|error| FileError::of_call(operation, path, &error))?
             }
-            (Some(_), _) => Form::Native,
         };
         if !path.is_absolute() {
             return Err(FileError::new(operation, path, FileErrorKind::InvalidInput, "the path is not absolute"));
@@ -357,7 +356,7 @@ impl RemoteFiles {
         let found = self.call::<requests::FsWalk>("walk", path, &params).await?;
         let entries = found.entries.into_iter().map(|entry| Ok((resolve("walk", path, &entry.path)?, entry.kind)));
         let errors = found.errors.into_iter().map(|error| {
-            // A URI contains every byte of the path. The reference protocol replaces bytes that are not UTF-8.
+            // A URI contains every byte of the path. The other form replaces bytes that are not UTF-8.
             let received = error.uri.map_or(error.path, PathArg::new);
             Ok((resolve("walk", path, &received)?, error.message))
         });
@@ -582,7 +581,7 @@ pub(super) fn resolve(operation: &'static str, path: &Path, received: &PathArg) 
     })
 }
 
-/// Converts milliseconds, the only precision of the reference protocol.
+/// Converts milliseconds, the only precision of some servers.
 fn of_millis(millis: i64) -> Moment {
     let nanos = u32::try_from(millis.rem_euclid(1000)).unwrap_or_default() * 1_000_000;
     Moment { seconds: millis.div_euclid(1000), nanos }

@@ -11,7 +11,7 @@
 //! consumer of the events may be waiting for the answer to a call. That answer would be stuck behind output that is not being read.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     task::{Context, Poll, Waker},
 };
 
@@ -31,7 +31,7 @@ const HISTORY_BYTES: u64 = 1 << 20;
 /// Consumed events that are kept. With small pieces of output, 1 MiB of history would need too much memory.
 const HISTORY_EVENTS: usize = 4096;
 
-/// Limits for events that arrive before an earlier one, as in the reference implementation.
+/// Limits for events that arrive before an earlier one.
 const EARLY_EVENTS: usize = 256;
 const EARLY_BYTES: u64 = 1 << 20;
 
@@ -39,17 +39,50 @@ const EARLY_BYTES: u64 = 1 << 20;
 /// exit, a close, an occasional gap. The number of events with output is bounded by their bytes, and `EventRuns` stores them compactly.
 const EMPTY_EVENTS: usize = 1 << 16;
 
-/// How much a server may send before it is acknowledged, and whether it sends events in order.
+/// How a server sends the events of a process, and what happens when it is too far ahead of the readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DeliveryMode {
-    /// Sends events in order, and at most this many bytes beyond the last acknowledgement.
-    Acked { window: u64 },
-    /// The client reads the events in order. It acknowledges as for a pushed process with this window, if the server supports that.
-    Polled { window: Option<u64> },
-    /// Sends events in order, and does not wait for the reader.
-    Observed,
-    /// Sends events in any order, and has no acknowledgements.
-    Reference,
+pub(crate) struct FlowPolicy {
+    /// Consumed output is acknowledged, a quarter of this window at a time. `None`: the server has no acknowledgements.
+    pub(crate) ack_window: Option<u64>,
+    /// Whether events arrive in order. If not, the log keeps an early event until the earlier ones have arrived.
+    pub(crate) is_ordered: bool,
+    pub(crate) when_full: WhenFull,
+}
+
+/// What happens when a process is too far ahead of the readers of its log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WhenFull {
+    /// The server has violated its window. The process fails.
+    Fail,
+    /// Nothing: the task that fills the log waits for room by itself.
+    Ignore,
+    /// The oldest events are dropped. A later reader finds a gap.
+    DropOldest,
+    /// The client stops reading the connection until the reader has caught up. Without a reader, the oldest events are dropped.
+    BlockConnection,
+}
+
+impl FlowPolicy {
+    /// The server sends at most `window` bytes beyond the last acknowledgement.
+    pub(crate) fn acked(window: u64) -> Self {
+        Self { ack_window: Some(window), is_ordered: true, when_full: WhenFull::Fail }
+    }
+
+    /// The client reads the events itself.
+    pub(crate) fn polled(ack_window: Option<u64>) -> Self {
+        Self { ack_window, is_ordered: true, when_full: WhenFull::Ignore }
+    }
+
+    /// The server does not wait for the reader.
+    pub(crate) fn observed() -> Self {
+        Self { ack_window: None, is_ordered: true, when_full: WhenFull::DropOldest }
+    }
+}
+
+impl Default for FlowPolicy {
+    fn default() -> Self {
+        Self::observed()
+    }
 }
 
 /// A protocol violation by the server, or a limit that it exceeded.
@@ -63,7 +96,7 @@ const OVERRUN: ProtocolViolation = ProtocolViolation("the server sent more than 
 pub(crate) enum Appended {
     /// The event was appended, or was known already.
     Accepted,
-    /// A reference server is too far ahead of an existing reader: stop reading the connection until the reader has caught up.
+    /// The process is too far ahead of an existing reader: stop reading the connection until the reader has caught up.
     ReaderBehind,
 }
 
@@ -85,7 +118,7 @@ pub(crate) struct EventLog {
 
 #[derive(Debug)]
 struct LogState {
-    delivery_mode: DeliveryMode,
+    flow_policy: FlowPolicy,
     /// Published events, in order and without holes.
     events: EventRuns,
     /// The sequence number to publish next.
@@ -135,9 +168,9 @@ pub(crate) enum CursorRead {
 
 impl EventLog {
     /// Creates a log that begins after `after`.
-    pub(crate) fn new(delivery_mode: DeliveryMode, after: u64) -> Self {
+    pub(crate) fn new(flow_policy: FlowPolicy, after: u64) -> Self {
         let state = LogState {
-            delivery_mode,
+            flow_policy,
             events: EventRuns::default(),
             next: after.saturating_add(1),
             offset: (after == 0).then_some(0),
@@ -317,7 +350,7 @@ impl EventLog {
         self.state.lock().waiting -= 1;
     }
 
-    /// Waits until the connection to a reference server may be read again.
+    /// Waits until the connection may be read again; see [`WhenFull::BlockConnection`].
     pub(crate) async fn wait_for_room(&self) {
         self.wait_until(|state| !matches!(state.enforce_bounds(), Ok(Appended::ReaderBehind))).await;
     }
@@ -436,38 +469,35 @@ impl LogState {
     }
 
     fn store_early(&mut self, from: u64, event: Event) -> Result<(), ProtocolViolation> {
-        match self.delivery_mode {
-            DeliveryMode::Acked { .. } | DeliveryMode::Polled { .. } | DeliveryMode::Observed => Err(SKIPPED),
-            DeliveryMode::Reference => {
-                if event.weight() > EARLY_BYTES {
-                    return Err(ProtocolViolation("one piece of output is larger than 1 MiB"));
-                }
-                if let std::collections::btree_map::Entry::Vacant(entry) = self.early.entry(from) {
-                    self.early_bytes += event.weight();
-                    entry.insert(event);
-                }
-                if self.early.len() > EARLY_EVENTS || self.early_bytes > EARLY_BYTES {
-                    return Err(ProtocolViolation("too many events came before their turn"));
-                }
-                Ok(())
-            }
+        if self.flow_policy.is_ordered {
+            return Err(SKIPPED);
         }
+        if event.weight() > EARLY_BYTES {
+            return Err(ProtocolViolation("one piece of output is larger than 1 MiB"));
+        }
+        if let Entry::Vacant(entry) = self.early.entry(from) {
+            self.early_bytes += event.weight();
+            entry.insert(event);
+        }
+        if self.early.len() > EARLY_EVENTS || self.early_bytes > EARLY_BYTES {
+            return Err(ProtocolViolation("too many events came before their turn"));
+        }
+        Ok(())
     }
 
     /// Enforces the bound on memory.
     fn enforce_bounds(&mut self) -> Result<Appended, ProtocolViolation> {
-        match self.delivery_mode {
-            DeliveryMode::Acked { window } => {
+        match self.flow_policy.when_full {
+            WhenFull::Fail => {
                 // Twice the window, because acknowledgements are in flight, plus the history.
+                let window = self.flow_policy.ack_window.unwrap_or_default();
                 let most = window.saturating_mul(2).saturating_add(HISTORY_BYTES);
                 let is_within = self.untaken_bytes <= most && self.events.empty() <= EMPTY_EVENTS;
                 is_within.then_some(Appended::Accepted).ok_or(OVERRUN)
             }
-            DeliveryMode::Polled { .. } => Ok(Appended::Accepted),
-            DeliveryMode::Observed | DeliveryMode::Reference if !self.is_full() => Ok(Appended::Accepted),
-            DeliveryMode::Reference if !self.cursors.is_empty() => Ok(Appended::ReaderBehind),
-            DeliveryMode::Observed | DeliveryMode::Reference => {
-                // There is no reader, or the server does not wait for it: drop the oldest events. A later reader finds a gap.
+            WhenFull::Ignore => Ok(Appended::Accepted),
+            WhenFull::BlockConnection if self.is_full() && !self.cursors.is_empty() => Ok(Appended::ReaderBehind),
+            WhenFull::BlockConnection | WhenFull::DropOldest => {
                 while self.is_full()
                     && let Some((_, to)) = self.events.front()
                 {
@@ -481,17 +511,13 @@ impl LogState {
     }
 
     fn is_ack_due(&self) -> bool {
-        let (DeliveryMode::Acked { window } | DeliveryMode::Polled { window: Some(window) }) = self.delivery_mode
-        else {
-            return false;
-        };
+        let Some(window) = self.flow_policy.ack_window else { return false };
         let is_at_end = self.closed.is_some() && self.taken + 1 == self.next;
         self.taken > self.acked && (self.unacked_bytes >= window / 4 || is_at_end)
     }
 
     fn is_full(&self) -> bool {
-        matches!(self.delivery_mode, DeliveryMode::Reference | DeliveryMode::Observed)
-            && (self.untaken_bytes > AHEAD_BYTES || self.events.len() > AHEAD_EVENTS)
+        self.untaken_bytes > AHEAD_BYTES || self.events.len() > AHEAD_EVENTS
     }
 
     /// Moves `taken` to the lowest reader, or to the end if callers only wait. Then drops history beyond its limits.

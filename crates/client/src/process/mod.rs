@@ -7,15 +7,16 @@ use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use exec_server_protocol::{
-    ProcessId, SessionId, base64, command, failure::Kind, process as wire, sandbox::AppliedSandbox,
+    ProcessId, SessionId, base64, failure::Kind, process as wire, sandbox::AppliedSandbox,
 };
 use tokio::sync::watch;
 
 use crate::{
     client::SessionHandle,
+    compat::command,
     error::Error,
     requests,
-    session::{Generation, ProcessKey, Session},
+    session::{ProcessKey, Session},
 };
 
 pub(crate) mod cursor;
@@ -94,16 +95,15 @@ pub(crate) struct HandleParams {
     pub(crate) is_tty: bool,
     pub(crate) pid: Option<u32>,
     pub(crate) sandbox: Option<AppliedSandbox>,
-    /// Whether the server is of generation H, which remembers write ids.
-    pub(crate) is_h: bool,
+    /// Whether the server remembers write ids, so that a write may be sent twice.
+    pub(crate) keeps_write_ids: bool,
     pub(crate) terminate_on_drop: bool,
 }
 
 impl Process {
     pub(crate) fn new(handle: Arc<SessionHandle>, params: HandleParams) -> Self {
-        let generation = handle.session().peer.server.generation;
-        let keeps_write_ids = generation == Generation::Current || params.is_h;
-        let input = stdin_queue::StdinQueue::new(params.key.clone(), generation, keeps_write_ids);
+        let has_process_methods = handle.session().generation().has_process_methods();
+        let input = stdin_queue::StdinQueue::new(params.key.clone(), has_process_methods, params.keeps_write_ids);
         let shared = ProcessShared {
             handle,
             key: params.key,
@@ -123,7 +123,7 @@ impl Process {
         &self.shared.key.process_id
     }
 
-    /// The session of the process; `None` on a V0 server.
+    /// The session of the process; `None` on a server without sessions.
     #[must_use]
     pub fn session_id(&self) -> Option<SessionId> {
         self.shared.key.session_id.clone().or_else(|| self.shared.session().peer.session_id.clone())
@@ -196,8 +196,8 @@ impl Process {
     ///
     /// Bytes arrive exactly once and in order, through reconnects and restarts of the server. Dropping the future does not cancel the
     /// write. If the server has no room for a write, the client sends it again later. If the server refused a write and accepted a later
-    /// one, the refused write fails with the server's error and all further writes fail with [`Error::InputBroken`]. A reference server of
-    /// generation S ignores write ids: there, a write that a cut interrupts fails with [`Error::UnknownOutcome`].
+    /// one, the refused write fails with the server's error and all further writes fail with [`Error::InputBroken`]. Some older servers ignore
+    /// write ids (see [`compat`](crate::compat)): there, a write that a cut interrupts fails with [`Error::UnknownOutcome`].
     pub async fn write(&self, bytes: impl Into<Bytes>) -> Result<wire::WriteStatus, Error> {
         let bytes = bytes.into();
         let (written, must_start_sender) = poll_fn(|cx| self.shared.input.poll_write(cx, &bytes)).await;
@@ -216,13 +216,10 @@ impl Process {
     /// Asks the server for output after sequence number `after`. Returns at most `max` bytes, but at least one piece. Waits up to `wait`
     /// for new output.
     ///
-    /// Consumes and acknowledges nothing. If the session is lost, this returns an empty, closed result that contains the reason. A V0
-    /// server cannot read output back, so this fails with `Error::Protocol` there.
+    /// Consumes and acknowledges nothing. If the session is lost, this returns an empty, closed result that contains the reason. A
+    /// server that cannot read output back (see [`compat`](crate::compat)) fails this with `Error::Protocol`.
     pub async fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> Result<ReadResult, Error> {
-        if self.shared.generation() == Generation::V0 {
-            let text = "this server speaks exec-server.v0, which cannot read back: follow the events instead";
-            return Err(Error::Protocol(text.to_owned()));
-        }
+        self.shared.require_process_methods("read back output; follow the events instead")?;
         let params = wire::ReadParams {
             process_id: self.shared.key.process_id.clone(),
             session_id: self.shared.key.session_id.clone(),
@@ -263,7 +260,7 @@ impl Process {
 
     /// Sends a signal to the process group. A current server accepts any POSIX signal name, an older one only `interrupt`.
     pub async fn signal(&self, name: &str) -> Result<(), Error> {
-        self.shared.refuse_v0("send signals")?;
+        self.shared.require_process_methods("send signals")?;
         let params = wire::SignalParams {
             process_id: self.shared.key.process_id.clone(),
             session_id: self.shared.key.session_id.clone(),
@@ -331,10 +328,6 @@ impl ProcessShared {
         self.handle.session()
     }
 
-    pub(crate) fn generation(&self) -> Generation {
-        self.session().peer.server.generation
-    }
-
     pub(crate) fn params(&self) -> wire::ProcessParams {
         wire::ProcessParams { process_id: self.key.process_id.clone(), session_id: self.key.session_id.clone() }
     }
@@ -350,14 +343,9 @@ impl ProcessShared {
         Err(Error::Protocol(format!("the server at {} cannot {what}", self.session().address())))
     }
 
-    fn refuse_v0(&self, what: &str) -> Result<(), Error> {
-        match self.generation() {
-            Generation::V0 => Err(Error::Protocol(format!(
-                "the server at {} speaks exec-server.v0 and cannot {what}",
-                self.session().address()
-            ))),
-            Generation::Reference | Generation::Current => Ok(()),
-        }
+    fn require_process_methods(&self, what: &str) -> Result<(), Error> {
+        let session = self.session();
+        session.generation().require_process_methods(&session.address(), what)
     }
 
     fn start_sender(&self, must_start_sender: bool) {
@@ -373,9 +361,8 @@ impl ProcessShared {
 
 /// Terminates a process by its key.
 pub(crate) async fn terminate(session: &Session, key: &ProcessKey, grace: Option<Duration>) -> Result<bool, Error> {
-    if session.peer.server.generation == Generation::V0 {
-        let params = command::TerminateParams { process_id: key.process_id.clone() };
-        return session.call::<requests::CommandExecTerminate>(&params).await.map(|result| result.running);
+    if !session.generation().has_process_methods() {
+        return command::terminate(session, key.process_id.clone()).await;
     }
     let params = wire::TerminateParams {
         process_id: key.process_id.clone(),

@@ -18,21 +18,16 @@ use super::{
     log::{Appended, EventLog, ProtocolViolation},
 };
 use crate::{
+    compat::replay,
     error::Error,
     requests,
     routes::EventSource,
     server_link::ServerLink,
-    session::{ConnectionState, Generation, ProcessKey, Session, is_adopting},
+    session::{ConnectionState, ProcessKey, Session, is_adopting},
 };
 
 /// How long one read of a polled process waits for new events.
 const POLL_WAIT: Duration = Duration::from_secs(30);
-
-/// Limit for the reads that fetch the missed events of one process.
-const MISSED_READS: usize = 8;
-
-/// Limit for the reads after the last chunk of a process that has ended.
-const TAIL_READS: usize = 3;
 
 /// Limit for the bytes of a list of processes. Each answer of a server is bounded, but their number is not.
 const LISTED_BYTES: usize = 256 << 20;
@@ -48,11 +43,11 @@ pub(crate) async fn catch_up(session: &Session, link: &ServerLink) -> Result<(),
         }
         let caught_up = if key.session_id.is_some() {
             subscribe(link, &key, &log, source != EventSource::Observed).await
-        } else if session.peer.server.generation == Generation::Reference {
-            read_missed(link, &key, &log).await
-        } else {
+        } else if session.generation().pushes_missed_events() {
             // The server pushes events again from the last acknowledgement on.
             Ok(())
+        } else {
+            replay::read_missed(link, &key, &log).await
         };
         match caught_up {
             Ok(()) => {}
@@ -81,85 +76,14 @@ pub(crate) async fn subscribe(link: &ServerLink, key: &ProcessKey, log: &EventLo
     link.call::<requests::ProcessSubscribe>(&params).await.map(drop)
 }
 
-/// Reads the events that a reference server kept during the cut. Such a server pushes only later events.
-///
-/// One read returns everything that the server keeps, so the second one finds nothing, or output that is being pushed as well. The limit
-/// protects against a process that writes faster than it can be read, and against a server whose answers never end.
-async fn read_missed(link: &ServerLink, key: &ProcessKey, log: &EventLog) -> Result<(), Error> {
-    for _ in 0..MISSED_READS {
-        let after = log.next() - 1;
-        let read = ReadConnection::Link(link).read_all(&read_params(key, after, Duration::ZERO)).await?;
-        let appended = append_read(log, after, read, None);
-        if let Err(violation) = &appended {
-            // As in the reference implementation: a process whose events cannot be followed must not keep running unseen.
-            let params = wire::TerminateParams { process_id: key.process_id.clone(), session_id: None, grace_ms: None };
-            link.call::<requests::ProcessTerminate>(&params).await?;
-            return Err(Error::Protocol(violation.0.to_owned()));
-        }
-        if log.next() - 1 == after || log.closed().is_some() || appended == Ok(Appended::ReaderBehind) {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// The connection that a read uses.
-#[derive(Clone, Copy)]
-enum ReadConnection<'a> {
-    /// This link only.
-    Link(&'a ServerLink),
-    /// As many links as it takes.
-    Session(&'a Session),
-}
-
-impl ReadConnection<'_> {
-    async fn read(self, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
-        match self {
-            Self::Link(link) => link.call::<requests::ProcessRead>(params).await,
-            Self::Session(session) => session.call_adopted::<requests::ProcessRead>(params).await,
-        }
-    }
-
-    /// Reads everything that a reference server has after a sequence number.
-    ///
-    /// `next_seq` of generation S covers only the chunks that a read returns. A further read that returns no chunk shows which numbers the
-    /// exit and the close have after the last chunk.
-    async fn read_all(self, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
-        let mut read = self.read(params).await?;
-        for _ in 0..TAIL_READS {
-            let Some(last) = read.chunks.last().map(|chunk| chunk.seq) else { break };
-            if !read.end.exited || read.end.next_seq > last.saturating_add(1) {
-                break;
-            }
-            let behind = wire::ReadParams { after_seq: Some(last), wait_ms: Some(0), ..params.clone() };
-            let tail = self.read(&behind).await?;
-            let is_all = tail.chunks.is_empty();
-            read.chunks.extend(tail.chunks);
-            read.end = tail.end;
-            if is_all {
-                break;
-            }
-        }
-        Ok(read)
-    }
-}
-
-/// Reads everything that the server has after a sequence number, over as many links as it takes.
-async fn read_after(session: &Session, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
-    match session.peer.server.generation {
-        Generation::Reference => ReadConnection::Session(session).read_all(params).await,
-        Generation::V0 | Generation::Current => ReadConnection::Session(session).read(params).await,
-    }
-}
-
 /// Reads the events between a cursor and the beginning of its log.
 pub(super) async fn read_back(shared: &ProcessShared, position: u64, first: u64) -> Result<VecDeque<Event>, Error> {
     let gap = || VecDeque::from([Event::Gap { from_seq: position + 1, to_seq: first - 1, bytes: None }]);
-    if shared.session().peer.server.generation == Generation::V0 {
+    if !shared.session().generation().has_process_methods() {
         return Ok(gap());
     }
     let params = read_params(&shared.key, position, Duration::ZERO);
-    let read = match read_after(shared.session(), &params).await {
+    let read = match replay::read_after(shared.session(), &params).await {
         Ok(read) => read,
         // A server that has forgotten the process has also forgotten its output.
         Err(Error::Server { .. }) => return Ok(gap()),
@@ -191,7 +115,7 @@ pub(crate) async fn poll_events(session: Weak<Session>, key: ProcessKey, weak: W
         // Release the log while waiting, so that the handle can be dropped.
         drop(log);
         let Some(session) = session.upgrade() else { return };
-        let read = read_after(&session, &read_params(&key, after, POLL_WAIT)).await;
+        let read = replay::read_after(&session, &read_params(&key, after, POLL_WAIT)).await;
         let Some(log) = weak.upgrade() else { return };
         let appended = match read {
             Ok(read) => {
@@ -297,7 +221,7 @@ pub(crate) fn record_end(log: &EventLog, info: &wire::ProcessInfo, after: u64, s
 }
 
 /// Appends the events of a read to a log. `exit` contains more details of the exit than the read.
-fn append_read(
+pub(crate) fn append_read(
     log: &EventLog,
     after: u64,
     read: wire::ReadResult,
@@ -331,7 +255,7 @@ fn exit_of_read(end: &wire::ReadEnd) -> Option<Exit> {
     Some(Exit { sandbox_denied: end.sandbox_denied.then_some(true), ..Exit::of_code(code) })
 }
 
-fn read_params(key: &ProcessKey, after: u64, wait: Duration) -> wire::ReadParams {
+pub(crate) fn read_params(key: &ProcessKey, after: u64, wait: Duration) -> wire::ReadParams {
     wire::ReadParams {
         process_id: key.process_id.clone(),
         session_id: key.session_id.clone(),
@@ -422,7 +346,7 @@ pub(crate) fn rebuild(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::log::DeliveryMode;
+    use crate::process::log::FlowPolicy;
 
     fn read(chunks: &[u64], next_seq: u64, exit_code: Option<i32>, closed: bool) -> wire::ReadResult {
         let chunk = |&seq: &u64| wire::ReadChunk { seq, stream: wire::Stream::Stdout, chunk: "eA==".to_owned() };
@@ -480,19 +404,19 @@ mod tests {
     #[test]
     fn an_exit_before_the_beginning_is_recorded_without_an_event() {
         for (answer, is_closed) in [(read(&[], 4, Some(7), false), false), (read(&[], 5, Some(7), true), true)] {
-            let log = EventLog::new(DeliveryMode::Observed, 3);
+            let log = EventLog::new(FlowPolicy::observed(), 3);
             append_read(&log, 3, answer, None).expect("the exit is number 3");
             assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(7)), None));
             assert_eq!(log.closed().is_some(), is_closed);
         }
         // The log takes the details of the exit from the list. A number that is missing later is a gap, because the exit is known.
-        let log = EventLog::new(DeliveryMode::Observed, 3);
+        let log = EventLog::new(FlowPolicy::observed(), 3);
         let more = Exit { signal: Some("SIGKILL".to_owned()), ..Exit::of_code(137) };
         append_read(&log, 3, read(&[4], 5, Some(137), false), Some(more.clone())).expect("the exit is before");
         append_read(&log, 4, read(&[8], 9, Some(137), false), None).expect("a gap");
         assert_eq!((log.exit(), log.exit_at(), log.next()), (Some(more), None, 9));
         // The close lies before the beginning, too.
-        let log = EventLog::new(DeliveryMode::Observed, 4);
+        let log = EventLog::new(FlowPolicy::observed(), 4);
         append_read(&log, 4, read(&[], 5, Some(7), true), None).expect("everything is before");
         assert_eq!((log.exit(), log.closed(), log.next()), (Some(Exit::of_code(7)), Some(Totals::default()), 5));
     }

@@ -16,10 +16,7 @@ use exec_server_protocol::process as wire;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, oneshot};
 
-use crate::{
-    error::Error,
-    session::{Generation, ProcessKey},
-};
+use crate::{error::Error, session::ProcessKey};
 
 mod sender;
 
@@ -38,7 +35,8 @@ pub(crate) type CloseReply = Result<wire::CloseStdinStatus, Error>;
 #[derive(Debug)]
 pub(crate) struct StdinQueue {
     key: ProcessKey,
-    generation: Generation,
+    /// Whether writes are sent as `process/write`. Otherwise as `command/exec/write`.
+    has_process_methods: bool,
     /// Whether the server remembers write ids, so that a write may be sent twice.
     keeps_write_ids: bool,
     /// Prefix of the write ids, which keeps them distinct from those of other clients.
@@ -88,10 +86,10 @@ enum ItemReply {
 }
 
 impl StdinQueue {
-    pub(super) fn new(key: ProcessKey, generation: Generation, keeps_write_ids: bool) -> Self {
+    pub(super) fn new(key: ProcessKey, has_process_methods: bool, keeps_write_ids: bool) -> Self {
         Self {
             key,
-            generation,
+            has_process_methods,
             keeps_write_ids,
             nonce: crate::random_word(),
             state: Mutex::default(),

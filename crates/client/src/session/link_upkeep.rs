@@ -6,11 +6,12 @@ use exec_server_protocol::method;
 use exec_server_rpc::CloseReason;
 
 use super::{
-    ConnectionState, Generation, Session,
+    ConnectionState, Session,
     stall::{LinkActivity, StallWatch},
 };
 use crate::{
     error::Error,
+    process::log::WhenFull,
     server_link::{self, ServerLink},
 };
 
@@ -20,8 +21,8 @@ impl Session {
         let closed = link.raw.closed();
         tokio::pin!(closed);
         let mut pings = server_link::ping_interval();
-        // Output of a reference server can block this client's own reader, so silence on such a link proves nothing.
-        let is_checked = self.peer.server.generation == Generation::Current;
+        // If a full log blocks this client's own reader, silence on the link proves nothing.
+        let is_checked = self.peer.flow_policy().when_full != WhenFull::BlockConnection;
         let mut stall = StallWatch::new(self.options.report_stall_after.filter(|_| is_checked));
         loop {
             // All arms are cancel safe: a `Notify` permit that is not taken stays. Rare arms come first, so that much output does not

@@ -26,7 +26,7 @@ fn last_gap(log: &EventLog) -> (u64, u64, Option<u64>) {
 
 #[test]
 fn an_overlapping_gap_counts_only_unreported_bytes() {
-    let log = EventLog::new(DeliveryMode::Observed, 0);
+    let log = EventLog::new(FlowPolicy::observed(), 0);
     for event in [output(1, 10), gap(2, 5, 100), gap(2, 9, 170)] {
         log.append(event).expect("in order");
     }
@@ -43,7 +43,7 @@ fn a_gap_from_the_beginning_is_counted_after_events_were_dropped() {
         other => other,
     };
     // The log begins in the middle, and learns its offset from the first output.
-    let log = EventLog::new(DeliveryMode::Observed, 4);
+    let log = EventLog::new(FlowPolicy::observed(), 4);
     log.append(at(5, 10, 100)).and_then(|_| log.append(gap(1, 9, 170))).expect("in order");
     assert_eq!(last_gap(&log), (6, 9, Some(60)));
     log.state.lock().consume(9);
@@ -54,7 +54,7 @@ fn a_gap_from_the_beginning_is_counted_after_events_were_dropped() {
 
 #[test]
 fn a_gap_with_unknown_overlap_has_no_count() {
-    let log = EventLog::new(DeliveryMode::Observed, 4);
+    let log = EventLog::new(FlowPolicy::observed(), 4);
     log.append(gap(5, 8, 100)).and_then(|_| log.append(gap(3, 12, 170))).expect("in order");
     assert_eq!(last_gap(&log), (9, 12, None), "it began before this log");
     log.append(gap(7, 14, 300)).expect("in order");
@@ -65,7 +65,7 @@ fn a_gap_with_unknown_overlap_has_no_count() {
 
 #[test]
 fn an_exit_and_a_close_before_the_beginning_are_recorded_without_events() {
-    let log = EventLog::new(DeliveryMode::Observed, 9);
+    let log = EventLog::new(FlowPolicy::observed(), 9);
     log.record_exit(Exit::of_code(3));
     assert_eq!((log.exit(), log.exit_at()), (Some(Exit::of_code(3)), None));
     assert!(matches!(log.state.lock().find(9), Poll::Pending));
@@ -75,7 +75,7 @@ fn an_exit_and_a_close_before_the_beginning_are_recorded_without_events() {
 
 #[test]
 fn the_end_of_a_lost_process_follows_events_its_server_forgot() {
-    let log = EventLog::new(DeliveryMode::Acked { window: 4 << 20 }, 0);
+    let log = EventLog::new(FlowPolicy::acked(4 << 20), 0);
     for seq in 1..=9 {
         log.append(output(seq, 10)).expect("in order");
     }
@@ -94,7 +94,7 @@ fn the_end_of_a_lost_process_follows_events_its_server_forgot() {
 #[test]
 fn a_window_of_single_bytes_for_a_slow_reader_is_not_a_violation() {
     let (window, count) = (4 << 20, 5 << 18);
-    let log = EventLog::new(DeliveryMode::Acked { window }, 0);
+    let log = EventLog::new(FlowPolicy::acked(window), 0);
     let reader = log.add_cursor(0);
     for seq in 1..=count {
         assert_eq!(log.append(output(seq, 1)), Ok(Appended::Accepted), "{seq}");
@@ -113,7 +113,7 @@ fn a_window_of_single_bytes_for_a_slow_reader_is_not_a_violation() {
 #[test]
 fn events_that_no_window_counts_are_bounded() {
     for empty in [|seq| output(seq, 0), |seq| gap(seq, seq, 0)] {
-        let log = EventLog::new(DeliveryMode::Acked { window: 4 << 20 }, 0);
+        let log = EventLog::new(FlowPolicy::acked(4 << 20), 0);
         let violation = (1..1 << 20).find_map(|seq| log.append(empty(seq)).err());
         assert_eq!(violation, Some(OVERRUN));
         assert_eq!(log.state.lock().events.len(), EMPTY_EVENTS + 1);

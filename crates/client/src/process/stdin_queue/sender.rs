@@ -9,7 +9,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use exec_server_protocol::{base64, command, failure::Kind, process as wire};
+use exec_server_protocol::{base64, failure::Kind, process as wire};
 use exec_server_rpc::{
     calls::PendingError,
     client::{CallError, SentRequest},
@@ -20,11 +20,11 @@ use tokio::time;
 use super::{ItemOutcome, StdinItem, StdinQueue};
 use crate::{
     backoff::Backoff,
+    compat::command,
     error::Error,
     link_state::LinkWaiter,
     requests::{self, Method},
     server_link::ServerLink,
-    session::Generation,
     transport::BoxFuture,
 };
 
@@ -231,10 +231,8 @@ impl<'a> StdinSender<'a> {
 async fn send(input: &StdinQueue, link: &ServerLink, item: &StdinItem) -> Result<SentRequest, CallError> {
     let key = &input.key;
     match item {
-        StdinItem::Write { bytes, .. } if input.generation == Generation::V0 => {
-            let chunk = base64::encode(bytes).into();
-            let params = command::WriteParams { process_id: key.process_id.clone(), chunk };
-            link.send(requests::CommandExecWrite::NAME, &params).await
+        StdinItem::Write { bytes, .. } if !input.has_process_methods => {
+            command::send_write(link, key.process_id.clone(), bytes).await
         }
         StdinItem::Write { id, bytes } => {
             let write_id = format!("{}-{id}", input.nonce);
@@ -260,9 +258,8 @@ async fn send(input: &StdinQueue, link: &ServerLink, item: &StdinItem) -> Result
 fn outcome(input: &StdinQueue, at: usize, answer: &RawValue, is_repeated: bool) -> Result<ItemOutcome, Error> {
     let text = answer.get();
     let read = match input.peek(at) {
-        Some(StdinItem::Write { .. }) if input.generation == Generation::V0 => {
-            // V0 reports a problem as an error, so an answer means success.
-            serde_json::from_str::<command::WriteResult>(text).map(|_| ItemOutcome::Write(wire::WriteStatus::Accepted))
+        Some(StdinItem::Write { .. }) if !input.has_process_methods => {
+            command::write_status(answer).map(ItemOutcome::Write)
         }
         Some(StdinItem::Write { .. }) | None => {
             serde_json::from_str::<wire::WriteResult>(text).map(|result| ItemOutcome::Write(result.status))

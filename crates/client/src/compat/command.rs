@@ -1,0 +1,92 @@
+//! The methods `command/*` of V0, which has no sessions and no sequence numbers.
+
+use bytes::Bytes;
+use exec_server_protocol::{ProcessId, base64, command, method, path::PathArg, process as wire};
+use exec_server_rpc::{
+    CloseReason,
+    client::{CallError, SentRequest},
+};
+use serde_json::value::RawValue;
+
+use crate::{
+    error::Error,
+    notifications::{NotificationRouter, UNREADABLE, read},
+    process::{
+        event::{Event, Exit, Totals},
+        start::Start,
+    },
+    requests::{self, Method as _},
+    server_link::ServerLink,
+    session::Session,
+};
+
+/// Starts a process. Returns its process id in the server's operating system.
+pub(crate) async fn start(
+    session: &Session,
+    start: &Start,
+    process_id: ProcessId,
+    cwd: PathArg,
+) -> Result<Option<u32>, Error> {
+    let params = command::ExecParams {
+        process_id,
+        argv: start.argv.clone(),
+        cwd,
+        env: start.env.clone(),
+        tty: start.tty,
+        arg0: start.arg0.clone(),
+        output_bytes_cap: None,
+    };
+    Ok(session.call::<requests::CommandExec>(&params).await?.pid)
+}
+
+/// Terminates a process. Returns whether it was running.
+pub(crate) async fn terminate(session: &Session, process_id: ProcessId) -> Result<bool, Error> {
+    let params = command::TerminateParams { process_id };
+    session.call::<requests::CommandExecTerminate>(&params).await.map(|result| result.running)
+}
+
+/// Sends a write to stdin.
+pub(crate) async fn send_write(
+    link: &ServerLink,
+    process_id: ProcessId,
+    bytes: &Bytes,
+) -> Result<SentRequest, CallError> {
+    let params = command::WriteParams { process_id, chunk: base64::encode(bytes).into() };
+    link.send(requests::CommandExecWrite::NAME, &params).await
+}
+
+/// Decodes the answer to a write. A problem is reported as an error, so an answer means success.
+pub(crate) fn write_status(answer: &RawValue) -> Result<wire::WriteStatus, serde_json::Error> {
+    serde_json::from_str::<command::WriteResult>(answer.get()).map(|_| wire::WriteStatus::Accepted)
+}
+
+/// Handles a notification. The events have no sequence numbers: they are numbered in order of arrival. The exit is the last event, so it
+/// also closes the process.
+pub(crate) async fn handle_notification(
+    router: &NotificationRouter,
+    method: &str,
+    params: Option<&RawValue>,
+) -> Result<(), CloseReason> {
+    match method {
+        method::COMMAND_OUTPUT_DELTA => {
+            let output: command::OutputDeltaParams = read(params)?;
+            let Some(log) = router.own_log(output.process_id) else { return Ok(()) };
+            let bytes = base64::decode(&output.chunk).map_err(|_| UNREADABLE)?.into();
+            let stream = match output.stream {
+                command::Stream::Stdout => wire::Stream::Stdout,
+                command::Stream::Stderr => wire::Stream::Stderr,
+            };
+            router.deliver(&log, Event::Output { seq: log.next(), stream, bytes, offset: None }).await;
+        }
+        method::COMMAND_EXITED => {
+            let exited: command::ExitedParams = read(params)?;
+            let Some(log) = router.own_log(exited.process_id) else { return Ok(()) };
+            let exit = Exit::of_code(exited.exit_code);
+            router.deliver(&log, Event::Exited { seq: log.next(), exit }).await;
+            router.deliver(&log, Event::Closed { seq: log.next(), totals: Totals::default() }).await;
+        }
+        // Ignore unknown notifications, which a later server may send.
+        _ => {}
+    }
+    Ok(())
+}
