@@ -22,7 +22,7 @@ use crate::{
     backoff::Backoff,
     compat::{self, command},
     error::Error,
-    process::{self, HandleParams, Process, log::EventLog, recovery, start::Start},
+    process::{self, Process, ProcessShared, log::EventLog, recovery, start::Start, stdin_queue::StdinQueue},
     requests::{self, Method},
     routes::EventSource,
     session::{ConnectionState, ProcessKey, ServerDescription, Session, SessionOptions},
@@ -139,16 +139,16 @@ impl Client {
         // Disarm the guard: the handle owns the route from here on.
         std::mem::forget(starting);
         session.routes.confirm(&key);
-        let params = HandleParams {
+        Ok(Process::new(ProcessShared {
+            handle: Arc::clone(&self.handle),
+            input: self.stdin_queue(&key, keeps_write_ids),
             key,
             log,
             is_tty: start.tty,
             pid,
             sandbox,
-            keeps_write_ids,
             terminate_on_drop: start.terminate_on_drop,
-        };
-        Ok(Process::new(Arc::clone(&self.handle), params))
+        }))
     }
 
     async fn start_once(&self, start: &Start, key: &ProcessKey, cwd: PathArg) -> Result<StartAnswer, Error> {
@@ -164,6 +164,11 @@ impl Client {
             }
             Err(error) => Err(error),
         }
+    }
+
+    fn stdin_queue(&self, key: &ProcessKey, keeps_write_ids: bool) -> Arc<StdinQueue> {
+        let has_process_methods = self.session().generation().has_process_methods();
+        Arc::new(StdinQueue::new(key.clone(), has_process_methods, keeps_write_ids))
     }
 
     /// Refuses options that this server would silently ignore.
@@ -229,16 +234,16 @@ impl Client {
             session.spawn(recovery::poll_events(Arc::downgrade(session), key.clone(), Arc::downgrade(&log)));
         }
         std::mem::forget(attaching);
-        let params = HandleParams {
+        Ok(Process::new(ProcessShared {
+            handle: Arc::clone(&self.handle),
+            input: self.stdin_queue(&key, keeps_write_ids),
             key,
             log,
             is_tty: info.as_ref().is_some_and(|info| info.tty),
             pid: info.and_then(|info| info.pid),
             sandbox: None,
-            keeps_write_ids,
             terminate_on_drop: false,
-        };
-        Ok(Process::new(Arc::clone(&self.handle), params))
+        }))
     }
 
     /// Lists the processes of this session, or of every session of the same principal.
@@ -352,12 +357,12 @@ impl SessionHandle {
 fn spawn_cleanup(session: &Session, work: impl Future<Output = ()> + Send + 'static) {
     // Outside of a runtime the connection does not exist either.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        let mut taken = session.taken.subscribe();
+        let links = session.link_waiter();
         // Boxed, so that `spawn` is compiled once and not for each future type.
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             tokio::select! {
                 () = work => {}
-                _ = taken.wait_for(|is_taken| *is_taken) => {}
+                () = links.taken() => {}
             }
         });
         runtime.spawn(work);

@@ -149,13 +149,13 @@ impl Client {
     /// A request that a cut interrupts is not sent again: it fails with [`Error::UnknownOutcome`].
     pub async fn http_request(&self, request: &Request) -> Result<Response<Bytes>, Error> {
         self.check_http(request).await?;
-        let id = format!("buffered-{}", self.handle().session().streams.next_whole());
+        let id = self.session().streams.next_buffered_id();
         let mut guard = RequestGuard { handle: self.handle(), request_id: &id, may_be_running: true };
         let params = request.params(id.clone());
         let answered = self.request::<requests::HttpRequest>(&params).await;
         // If the request was answered, or ended with its link, there is nothing to cancel. A request that ran into `call_timeout` is still
         // running.
-        let is_late = self.handle().session().options.call_timeout.is_some();
+        let is_late = self.session().options.call_timeout.is_some();
         guard.may_be_running = is_late && matches!(&answered, Err(Error::UnknownOutcome { .. }));
         let result = answered?;
         let body = base64::decode(&result.body_base64).map_err(|error| unreadable(&error.to_string()))?;
@@ -170,8 +170,9 @@ impl Client {
         let handle = self.handle();
         let session = handle.session();
         let window = session.peer.server.capabilities.http_window.then_some(WINDOW);
-        let mut params = request.params(session.streams.next_name());
-        (params.stream_response, params.window) = (true, window);
+        let mut params = request.params(session.streams.next_streamed_id());
+        params.stream_response = true;
+        params.window = window;
         let asking = async {
             let mut after = 0;
             let links = session.link_waiter();

@@ -1,14 +1,15 @@
 //! The current link of a session, and a queue of callers that wait for the next one.
 //!
-//! Records whether a session is up, down or lost. Wakes waiting callers in the order in which they came, so that interrupted calls are sent
-//! again in their first order. Does not depend on what is sent or why a link ended.
+//! Records whether a session is up, down or lost, and publishes this to the user as a [`ConnectionState`]. Wakes waiting callers in the
+//! order in which they came, so that interrupted calls are sent again in their first order. Does not depend on what is sent or why a link
+//! ended.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
-use crate::{error::Error, server_link::ServerLink};
+use crate::{error::Error, server_link::ServerLink, session::ConnectionState};
 
 /// Whether a session has a link.
 #[derive(Clone)]
@@ -16,6 +17,8 @@ pub(crate) enum LinkStatus {
     Up(Arc<ServerLink>),
     Down {
         reason: String,
+        /// Whether another client has taken the session over, as far as this client knows.
+        is_taken: bool,
     },
     /// Final: no other status follows.
     Lost(Error),
@@ -28,27 +31,47 @@ struct SharedLinkState {
     status: Mutex<LinkStatus>,
     /// A `Notify` and not a watch channel, because it wakes waiters in order.
     changed: Notify,
+    /// What the user sees of the status.
+    published_tx: watch::Sender<ConnectionState>,
 }
 
 impl LinkState {
-    pub(crate) fn new(status: LinkStatus) -> Self {
-        Self(Arc::new(SharedLinkState { status: Mutex::new(status), changed: Notify::new() }))
+    pub(crate) fn new(link: Arc<ServerLink>) -> Self {
+        Self(Arc::new(SharedLinkState {
+            status: Mutex::new(LinkStatus::Up(link)),
+            changed: Notify::new(),
+            published_tx: watch::Sender::new(ConnectionState::Connected),
+        }))
     }
 
     pub(crate) fn get(&self) -> LinkStatus {
         self.0.status.lock().clone()
     }
 
-    /// Changes the status. Returns false if the session is already lost, which is final.
-    pub(crate) fn set(&self, status: LinkStatus) -> bool {
+    /// Changes the status, unless the session is lost, which is final.
+    pub(crate) fn set(&self, status: LinkStatus) {
+        let state = match &status {
+            LinkStatus::Up(_) => ConnectionState::Connected,
+            LinkStatus::Down { reason, .. } => ConnectionState::Recovering { reason: reason.clone() },
+            LinkStatus::Lost(error) => ConnectionState::Lost { error: error.clone() },
+        };
         let mut current = self.0.status.lock();
         if matches!(*current, LinkStatus::Lost(_)) {
-            return false;
+            return;
         }
         *current = status;
         drop(current);
         self.0.changed.notify_waiters();
-        true
+        self.publish(state);
+    }
+
+    /// Shows a state to the user without a change of the status.
+    pub(crate) fn publish(&self, state: ConnectionState) {
+        self.0.published_tx.send_replace(state);
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<ConnectionState> {
+        self.0.published_tx.subscribe()
     }
 
     /// With `fail_fast`, `LinkWaiter::after` fails at once while the link is down.
@@ -62,8 +85,6 @@ impl Drop for LinkState {
         self.set(LinkStatus::Lost(Error::Disconnected { reason: None }));
     }
 }
-
-impl SharedLinkState {}
 
 /// Access to the consecutive links of a session, for work that must not keep the session itself alive.
 pub(crate) struct LinkWaiter {
@@ -81,10 +102,22 @@ impl LinkWaiter {
             match &*self.shared.status.lock() {
                 LinkStatus::Up(link) if link.epoch > after => return Ok(Arc::clone(link)),
                 LinkStatus::Lost(error) => return Err(error.clone()),
-                LinkStatus::Down { reason } if self.fail_fast => {
+                LinkStatus::Down { reason, .. } if self.fail_fast => {
                     return Err(Error::Disconnected { reason: Some(reason.clone()) });
                 }
                 LinkStatus::Up(_) | LinkStatus::Down { .. } => {}
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until another client has taken the session over.
+    pub(crate) async fn taken(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.shared.changed.notified());
+            changed.as_mut().enable();
+            if matches!(&*self.shared.status.lock(), LinkStatus::Down { is_taken: true, .. }) {
+                return;
             }
             changed.await;
         }

@@ -69,6 +69,17 @@ pub(crate) struct ServerLink {
     carrier: Mutex<Option<Box<dyn Carrier>>>,
 }
 
+/// What an attempt to connect asks for.
+pub(crate) struct DialRequest<'a> {
+    pub(crate) options: &'a SessionOptions,
+    /// The session to resume; `None` creates one.
+    pub(crate) resume: Option<SessionId>,
+    /// Whether to take the session over from a connection that is still attached to it.
+    pub(crate) takeover: bool,
+    /// The number of the link among those of this client's session.
+    pub(crate) epoch: u64,
+}
+
 /// A failed attempt to connect or to do the handshake.
 pub(crate) struct DialError {
     pub(crate) error: Error,
@@ -264,12 +275,10 @@ pub(crate) fn ping_interval() -> time::Interval {
 /// Opens a link and does the handshake except for the final `initialized` notification.
 pub(crate) async fn dial(
     connect: &dyn Connect,
-    options: &SessionOptions,
-    resume: Option<SessionId>,
-    takeover: bool,
+    request: DialRequest<'_>,
     router: NotificationRouter,
-    epoch: u64,
 ) -> Result<(ServerLink, InitializeResult), DialError> {
+    let DialRequest { options, resume, takeover, epoch } = request;
     let address = connect.address();
     let connect_within = options.connect_timeout;
     let initialize_within = options.initialize_timeout.saturating_add(connect.patience());

@@ -40,7 +40,7 @@ use crate::{
     process::{log::FlowPolicy, recovery},
     requests::{self, Method, RepeatRule},
     routes::Routes,
-    server_link::{self, CallPayload, DialError, ServerLink},
+    server_link::{self, CallPayload, DialError, DialRequest, ServerLink},
     transport::Connect,
 };
 
@@ -154,9 +154,6 @@ pub(crate) struct Session {
     pub(crate) options: SessionOptions,
     pub(crate) peer: Peer,
     link_state: LinkState,
-    state: watch::Sender<ConnectionState>,
-    /// Whether another client has taken the session over, as far as this client knows.
-    pub(crate) taken: watch::Sender<bool>,
     pub(crate) routes: Arc<Routes>,
     /// The bodies of HTTP responses.
     pub(crate) streams: Arc<BodyStreams>,
@@ -182,7 +179,9 @@ impl Session {
         let mut has_ghost = false;
         let (link, result) = loop {
             let router = NotificationRouter::new(Arc::clone(&routes), Arc::clone(&streams), Arc::clone(&acks));
-            match server_link::dial(&*connect, &options, options.resume.clone(), options.takeover, router, 1).await {
+            let resume = options.resume.clone();
+            let request = DialRequest { options: &options, resume, takeover: options.takeover, epoch: 1 };
+            match server_link::dial(&*connect, request, router).await {
                 Ok(opened) => break opened,
                 Err(dial_error) => {
                     let within = adopting::resume_within(&options, &dial_error.error);
@@ -210,9 +209,7 @@ impl Session {
             connect,
             options,
             peer,
-            link_state: LinkState::new(LinkStatus::Up(Arc::clone(&link))),
-            state: watch::Sender::new(ConnectionState::Connected),
-            taken: watch::Sender::new(false),
+            link_state: LinkState::new(Arc::clone(&link)),
             routes,
             streams,
             acks,
@@ -235,7 +232,7 @@ impl Session {
     }
 
     pub(crate) fn state(&self) -> watch::Receiver<ConnectionState> {
-        self.state.subscribe()
+        self.link_state.subscribe()
     }
 
     /// The reason why the session is lost, if it is.
@@ -383,6 +380,7 @@ impl Session {
             let closed = self.maintain_link(&link).await;
             // An HTTP body ends with the link over which it came. Its reader has to repeat the request.
             self.streams.fail(link.epoch, &Error::Disconnected { reason: Some(chain(&*closed)) });
+            let epoch = link.epoch + 1;
             drop(link);
             // Waits for `request_end`, which marks the session as lost before it releases the lock.
             drop(self.ending.lock().await);
@@ -396,31 +394,27 @@ impl Session {
                 return;
             }
             let by_another = self.generation().reports_takeover() && reconnect.is_taken(&closed);
-            self.taken.send_replace(by_another);
+            tracing::info!(server = self.connect.address(), reason, "connection lost");
+            self.link_state.set(LinkStatus::Down { reason: reason.clone(), is_taken: by_another });
             if by_another {
-                // Let cleanup tasks (`spawn_cleanup` in `client.rs`) see `taken` and stop before an attempt is made. If one of them holds the
+                // Let cleanup tasks (`spawn_cleanup` in `client.rs`) see this and stop before an attempt is made. If one of them holds the
                 // last handle, this keeper is aborted here and the session is not resumed.
                 tokio::task::yield_now().await;
             }
-            match self.recover(reason, by_another, &mut reconnect).await {
+            let lost_link = LostLink { epoch, reason, is_taken: by_another };
+            match self.recover(lost_link, &mut reconnect).await {
                 Some(next) => link = next,
                 None => return,
             }
-            self.taken.send_replace(false);
         }
     }
 
     /// Reconnects, or gives the session up.
     ///
-    /// The first attempt is made at once. The pause after a failed attempt grows, and starts over only after a link that lasted. A session
-    /// that another client has taken over is not taken back.
-    async fn recover(&self, reason: String, is_taken: bool, reconnect: &mut ReconnectState) -> Option<Arc<ServerLink>> {
-        tracing::info!(server = self.connect.address(), reason, "connection lost");
-        let epoch = match self.link_state.get() {
-            LinkStatus::Up(link) => link.epoch + 1,
-            LinkStatus::Down { .. } | LinkStatus::Lost(_) => return None,
-        };
-        self.set(LinkStatus::Down { reason: reason.clone() });
+    /// The first attempt is made at once, unless several links in a row did not last. The pause after a failed attempt grows, and starts
+    /// over only after a link that lasted. A session that another client has taken over is not taken back.
+    async fn recover(&self, lost_link: LostLink, reconnect: &mut ReconnectState) -> Option<Arc<ServerLink>> {
+        let LostLink { epoch, reason, is_taken } = lost_link;
         let Some(session_id) = self.peer.session_id.clone().filter(|_| self.connect.can_reconnect()) else {
             self.mark_lost(Error::Disconnected { reason: Some(reason) });
             return None;
@@ -429,7 +423,13 @@ impl Session {
         let until = Instant::now() + within.min(FOREVER);
         // Report this only once: the text contains a count of seconds and would change on each attempt.
         let mut is_adopting_reported = false;
+        if let Some(pause) = reconnect.pause_after_short_links() {
+            time::sleep(pause).await;
+        }
         loop {
+            if self.lost().is_some() {
+                return None;
+            }
             let error = match time::timeout_at(until, self.resume(&session_id, epoch, !is_taken)).await {
                 Ok(Ok(link)) => return Some(link),
                 Ok(Err(dial_error)) => {
@@ -439,7 +439,7 @@ impl Session {
                         return None;
                     }
                     if is_adopting(&dial_error.error) && !std::mem::replace(&mut is_adopting_reported, true) {
-                        self.set(LinkStatus::Down { reason: dial_error.error.to_string() });
+                        self.link_state.set(LinkStatus::Down { reason: dial_error.error.to_string(), is_taken });
                     }
                     dial_error.error
                 }
@@ -468,8 +468,9 @@ impl Session {
         let capabilities = &self.peer.server.capabilities;
         // Take over: the server may not have noticed yet that the previous connection of this client is gone.
         let takeover = takeover && capabilities.takeover;
-        let (link, result) =
-            server_link::dial(&*self.connect, &self.options, Some(session_id.clone()), takeover, router, epoch).await?;
+        let resume = Some(session_id.clone());
+        let request = DialRequest { options: &self.options, resume, takeover, epoch };
+        let (link, result) = server_link::dial(&*self.connect, request, router).await?;
         let link = Arc::new(link);
         if result.session_id.as_ref() != Some(session_id) {
             let text = format!("the server answered with another session than {session_id}");
@@ -484,7 +485,7 @@ impl Session {
         if self.lost().is_some() {
             return Err(DialError::permanent(Error::Disconnected { reason: None }));
         }
-        self.set(LinkStatus::Up(Arc::clone(&link)));
+        self.link_state.set(LinkStatus::Up(Arc::clone(&link)));
         self.acks.notify_one();
         Ok(link)
     }
@@ -502,28 +503,17 @@ impl Session {
 
     /// Called when the last handle is dropped: marks the session as lost and aborts all background work.
     pub(crate) fn abandon(&self) {
-        self.set(LinkStatus::Lost(Error::Disconnected { reason: Some("nobody uses the client any more".to_owned()) }));
+        self.link_state
+            .set(LinkStatus::Lost(Error::Disconnected { reason: Some("nobody uses the client any more".to_owned()) }));
         self.tasks.lock().abort_all();
     }
 
     /// Gives the session up: every call and every process fails with this error.
     pub(crate) fn mark_lost(&self, error: Error) {
-        self.set(LinkStatus::Lost(error.clone()));
+        self.link_state.set(LinkStatus::Lost(error.clone()));
         self.streams.fail(u64::MAX, &error);
         for log in self.routes.logs() {
             log.fail(error.clone());
-        }
-    }
-
-    /// Changes the status. `Lost` is final.
-    fn set(&self, status: LinkStatus) {
-        let state = match &status {
-            LinkStatus::Up(_) => ConnectionState::Connected,
-            LinkStatus::Down { reason } => ConnectionState::Recovering { reason: reason.clone() },
-            LinkStatus::Lost(error) => ConnectionState::Lost { error: error.clone() },
-        };
-        if self.link_state.set(status) {
-            self.state.send_replace(state);
         }
     }
 }
@@ -540,6 +530,15 @@ impl Peer {
     pub(crate) fn flow_policy(&self) -> FlowPolicy {
         self.server.generation.flow_policy(&self.server.capabilities)
     }
+}
+
+/// A link that has ended, to be replaced.
+struct LostLink {
+    /// The epoch of the next link.
+    epoch: u64,
+    reason: String,
+    /// Whether another client has taken the session over.
+    is_taken: bool,
 }
 
 /// Identifies a process: its name, and its session if that is not the client's own.

@@ -120,7 +120,9 @@ impl Generation {
     /// Refuses a request for which there is no method in `command/*`.
     pub(crate) fn require_process_methods(self, address: &str, what: &str) -> Result<(), Error> {
         match self {
-            Self::V0 => Err(Error::Protocol(format!("the server at {address} speaks exec-server.v0 and cannot {what}"))),
+            Self::V0 => {
+                Err(Error::Protocol(format!("the server at {address} speaks exec-server.v0 and cannot {what}")))
+            }
             Self::Reference | Self::Current => Ok(()),
         }
     }

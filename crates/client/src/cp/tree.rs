@@ -28,6 +28,10 @@ const JOBS: usize = 32;
 /// Limit for large files in flight. Their blocks fill the connection by themselves.
 const LARGE: usize = 2;
 
+/// Limit for large files that wait for others. Above it, no further entries are taken from the stack, so that a tree with many large files
+/// does not fill the memory.
+const LARGE_WAITING: usize = 1024;
+
 /// Limit for the directories of a tree. A source that reports more is assumed to never end.
 const DIRECTORIES_MAX: usize = 2_000_000;
 
@@ -402,7 +406,9 @@ impl TreeCopyState {
             self.large_under_way += 1;
             return Some(job);
         }
-        while let Some(job) = self.stack.pop() {
+        while self.large.len() < LARGE_WAITING
+            && let Some(job) = self.stack.pop()
+        {
             if !job.is_large() {
                 return Some(job);
             }
@@ -442,4 +448,32 @@ fn check_page(path: &Path, page: &ListPage, after: Option<OsString>) -> Result<(
         before = Some(entry.name.clone());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_files_that_wait_are_bounded_and_none_is_lost() {
+        let file = |at: usize, size| CopyJob::File {
+            below: PathBuf::from(at.to_string()),
+            source: file::SourceFile { size, mode: 0o644, modified: Moment { seconds: 0, nanos: 0 } },
+        };
+        let count = 3 * LARGE_WAITING;
+        let mut state = TreeCopyState::default();
+        state.stack.push(file(0, 1));
+        state.stack.extend((1..=count).map(|at| file(at, file::SMALL + 1)));
+        let mut started = 0;
+        loop {
+            match state.next_job() {
+                Some(_) => started += 1,
+                // The next large file starts when another one is done.
+                None if state.large_under_way > 0 => state.large_under_way -= 1,
+                None => break,
+            }
+            assert!(state.large_under_way <= LARGE && state.large.len() <= LARGE_WAITING);
+        }
+        assert_eq!((started, state.large.len(), state.stack.len()), (count + 1, 0, 0));
+    }
 }

@@ -4,7 +4,6 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::atomic::{AtomicU64, Ordering},
     task::Waker,
 };
 
@@ -22,13 +21,14 @@ use crate::error::Error;
 /// The streamed bodies of a session.
 #[derive(Debug, Default)]
 pub(crate) struct BodyStreams {
-    last_name: AtomicU64,
-    last_whole: AtomicU64,
     table: Mutex<BodyTable>,
 }
 
 #[derive(Debug, Default)]
 struct BodyTable {
+    /// The number of the last streamed request, and of the last buffered one.
+    last_streamed: u64,
+    last_buffered: u64,
     streams: BTreeMap<String, BodyStream>,
     /// Bytes that are buffered for streams without a window.
     buffered: usize,
@@ -58,17 +58,31 @@ pub(super) enum BodyRead {
 }
 
 impl BodyStreams {
-    pub(super) fn next_name(&self) -> String {
-        format!("http-{}", self.last_name.fetch_add(1, Ordering::Relaxed) + 1)
+    /// A new id for a request with a streamed response.
+    pub(super) fn next_streamed_id(&self) -> String {
+        let mut table = self.table.lock();
+        table.last_streamed += 1;
+        format!("http-{}", table.last_streamed)
     }
 
-    pub(super) fn next_whole(&self) -> u64 {
-        self.last_whole.fetch_add(1, Ordering::Relaxed) + 1
+    /// A new id for a request with a buffered response.
+    pub(super) fn next_buffered_id(&self) -> String {
+        let mut table = self.table.lock();
+        table.last_buffered += 1;
+        format!("buffered-{}", table.last_buffered)
     }
 
     pub(super) fn add(&self, name: String, epoch: u64, window: Option<u64>) {
-        let (pieces, end, reader) = (VecDeque::new(), None, None);
-        let entry = BodyStream { epoch, window, received: 0, taken: 0, acked: 0, pieces, end, reader };
+        let entry = BodyStream {
+            epoch,
+            window,
+            received: 0,
+            taken: 0,
+            acked: 0,
+            pieces: VecDeque::new(),
+            end: None,
+            reader: None,
+        };
         self.table.lock().streams.insert(name, entry);
     }
 
@@ -96,7 +110,7 @@ impl BodyStreams {
             return Err(TOO_LARGE);
         }
         let mut table = self.table.lock();
-        let BodyTable { streams, buffered } = &mut *table;
+        let BodyTable { streams, buffered, .. } = &mut *table;
         let Some(entry) = streams.get_mut(&delta.request_id).filter(|entry| entry.end.is_none()) else { return Ok(()) };
         let verdict = match bytes {
             Ok(bytes) => entry.check(delta.seq, &bytes, *buffered).map(|()| Bytes::from(bytes)),
@@ -127,7 +141,7 @@ impl BodyStreams {
 
     pub(super) fn take(&self, name: &str, epoch: u64, waker: &Waker) -> BodyRead {
         let mut table = self.table.lock();
-        let BodyTable { streams, buffered } = &mut *table;
+        let BodyTable { streams, buffered, .. } = &mut *table;
         let Some(entry) = streams.get_mut(name).filter(|entry| entry.epoch == epoch) else {
             return BodyRead::End(Err(Error::Disconnected { reason: None }));
         };

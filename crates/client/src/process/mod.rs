@@ -6,9 +6,7 @@
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use exec_server_protocol::{
-    ProcessId, SessionId, base64, failure::Kind, process as wire, sandbox::AppliedSandbox,
-};
+use exec_server_protocol::{ProcessId, SessionId, base64, failure::Kind, process as wire, sandbox::AppliedSandbox};
 use tokio::sync::watch;
 
 use crate::{
@@ -29,6 +27,7 @@ pub(crate) mod stdin_queue;
 
 use event::{Exit, Totals};
 use log::EventLog;
+use stdin_queue::StdinQueue;
 
 pub use cursor::Events;
 pub use io::{Output, Stdin};
@@ -44,14 +43,14 @@ pub struct Process {
 
 /// State that all clones of a handle share.
 pub(crate) struct ProcessShared {
-    handle: Arc<SessionHandle>,
+    pub(crate) handle: Arc<SessionHandle>,
     pub(crate) key: ProcessKey,
     pub(crate) log: Arc<EventLog>,
-    pub(crate) input: Arc<stdin_queue::StdinQueue>,
-    is_tty: bool,
-    pid: Option<u32>,
-    sandbox: Option<AppliedSandbox>,
-    terminate_on_drop: bool,
+    pub(crate) input: Arc<StdinQueue>,
+    pub(crate) is_tty: bool,
+    pub(crate) pid: Option<u32>,
+    pub(crate) sandbox: Option<AppliedSandbox>,
+    pub(crate) terminate_on_drop: bool,
 }
 
 /// Output and status of a process, as stored on the server; see [`Process::read`].
@@ -88,32 +87,8 @@ pub struct Chunk {
     pub bytes: Bytes,
 }
 
-/// The parameters of a new handle.
-pub(crate) struct HandleParams {
-    pub(crate) key: ProcessKey,
-    pub(crate) log: Arc<EventLog>,
-    pub(crate) is_tty: bool,
-    pub(crate) pid: Option<u32>,
-    pub(crate) sandbox: Option<AppliedSandbox>,
-    /// Whether the server remembers write ids, so that a write may be sent twice.
-    pub(crate) keeps_write_ids: bool,
-    pub(crate) terminate_on_drop: bool,
-}
-
 impl Process {
-    pub(crate) fn new(handle: Arc<SessionHandle>, params: HandleParams) -> Self {
-        let has_process_methods = handle.session().generation().has_process_methods();
-        let input = stdin_queue::StdinQueue::new(params.key.clone(), has_process_methods, params.keeps_write_ids);
-        let shared = ProcessShared {
-            handle,
-            key: params.key,
-            log: params.log,
-            input: Arc::new(input),
-            is_tty: params.is_tty,
-            pid: params.pid,
-            sandbox: params.sandbox,
-            terminate_on_drop: params.terminate_on_drop,
-        };
+    pub(crate) fn new(shared: ProcessShared) -> Self {
         Self { shared: Arc::new(shared) }
     }
 
@@ -287,7 +262,7 @@ impl Process {
         if grace.is_some() {
             self.shared.require(|capabilities| capabilities.grace, "terminate with a grace period")?;
         }
-        self.shared.terminate(grace).await
+        terminate(self.shared.session(), &self.shared.key, grace).await
     }
 
     /// Removes a closed process and its log from the server. Its name can be used again at once.
@@ -352,10 +327,6 @@ impl ProcessShared {
         if must_start_sender {
             self.session().spawn(stdin_queue::run_sender(Arc::clone(&self.input), self.session().link_waiter()));
         }
-    }
-
-    async fn terminate(&self, grace: Option<Duration>) -> Result<bool, Error> {
-        terminate(self.session(), &self.key, grace).await
     }
 }
 

@@ -86,7 +86,7 @@ enum ItemReply {
 }
 
 impl StdinQueue {
-    pub(super) fn new(key: ProcessKey, has_process_methods: bool, keeps_write_ids: bool) -> Self {
+    pub(crate) fn new(key: ProcessKey, has_process_methods: bool, keeps_write_ids: bool) -> Self {
         Self {
             key,
             has_process_methods,

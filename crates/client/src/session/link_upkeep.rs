@@ -45,11 +45,11 @@ impl Session {
     fn handle_activity(&self, seen: LinkActivity, link: &ServerLink) {
         match seen {
             LinkActivity::Alive => {}
-            LinkActivity::AliveAgain => drop(self.state.send_replace(ConnectionState::Connected)),
+            LinkActivity::AliveAgain => self.link_state.publish(ConnectionState::Connected),
             LinkActivity::Silent => link.request_activity(),
             LinkActivity::Stalled => {
                 let silent = self.options.report_stall_after.unwrap_or_default();
-                self.state.send_replace(ConnectionState::Stalled { silent });
+                self.link_state.publish(ConnectionState::Stalled { silent });
             }
         }
     }

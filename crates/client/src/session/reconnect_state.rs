@@ -23,6 +23,8 @@ pub(super) struct ReconnectState {
     fresh: Backoff,
     backoff: Backoff,
     violations: u32,
+    /// How many links in a row did not last.
+    short_links: u32,
     /// Whether an earlier attempt ended without an answer. Such an attempt (a ghost) can reach the server late and take the session from
     /// the current link. The client must then resume the session, because no other client has it.
     has_ghost: bool,
@@ -30,13 +32,17 @@ pub(super) struct ReconnectState {
 
 impl ReconnectState {
     pub(super) fn new(backoff: &Backoff, has_ghost: bool) -> Self {
-        Self { fresh: backoff.clone(), backoff: backoff.clone(), violations: 0, has_ghost }
+        Self { fresh: backoff.clone(), backoff: backoff.clone(), violations: 0, short_links: 0, has_ghost }
     }
 
     /// Records the end of a link that lasted this long.
     pub(super) fn handle_end(&mut self, lasted: Duration, closed: &CloseReason) {
         if lasted >= SETTLED {
-            (self.backoff, self.violations) = (self.fresh.clone(), 0);
+            self.backoff = self.fresh.clone();
+            self.violations = 0;
+            self.short_links = 0;
+        } else {
+            self.short_links += 1;
         }
         self.violations += u32::from(server_link::is_violation(closed));
     }
@@ -55,6 +61,12 @@ impl ReconnectState {
 
     pub(super) fn is_hopeless(&self) -> bool {
         self.violations >= VIOLATIONS_MAX
+    }
+
+    /// How long to wait before the first attempt after a link. `None` if it may be made at once. A server that accepts every resume and
+    /// then closes the link would otherwise be called in a loop without a pause.
+    pub(super) fn pause_after_short_links(&mut self) -> Option<Duration> {
+        (self.short_links > 1).then(|| self.pause())
     }
 
     /// How long to wait before the next attempt.

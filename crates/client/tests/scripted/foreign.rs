@@ -293,3 +293,28 @@ async fn pages_that_do_not_go_on_are_an_error() {
         assert!(matches!(listed, Err(Error::Protocol(_))), "{listed:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_attach_can_be_repeated() {
+    let (client, mut peer, _door) = connect(Kind::H).await;
+    let id = "p".into();
+    let (attached, ()) = both(client.attach(&id, Attach::default()), async {
+        let request = loop {
+            let request = peer.any_request().await;
+            if request.method == "environment/info" {
+                break request;
+            }
+        };
+        peer.refuse(&request, -32603, None, "not now").await;
+    })
+    .await;
+    assert_eq!(attached.unwrap_err().to_string(), "not now");
+    let (attached, ()) = both(client.attach(&id, Attach::default()), async {
+        let request = peer.request("environment/info").await;
+        peer.answer_info(&request).await;
+    })
+    .await;
+    let process = attached.unwrap();
+    peer.serve("process/read", read_result(&[(1, "one")], 2, None, false)).await;
+    assert_eq!(next(&mut process.events()).await, "out 1 one");
+}

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use exec_server_client::{
-    Client, ConnectionState, Error, ErrorKind, error::DISCONNECTED, protocol::environment::Status,
+    Backoff, Client, ConnectionState, Error, ErrorKind, error::DISCONNECTED, protocol::environment::Status,
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -383,4 +383,26 @@ async fn a_process_goes_on_through_many_cuts() {
     peer.exited("p", 51, 0).await;
     peer.closed("p", 52).await;
     assert_eq!(within(process.wait()).await.unwrap().code, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_closes_each_resumed_link_is_called_with_pauses() {
+    let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1)).seeded(7);
+    let (client, peer, mut door) = connect_with(Client::builder().backoff(backoff), CURRENT).await;
+    peer.cut();
+    let began = Instant::now();
+    // A single short link is replaced at once.
+    mended(&client, &mut door, CURRENT).await.cut();
+    assert!(began.elapsed() < Duration::from_millis(10));
+    for _ in 0..20 {
+        mended(&client, &mut door, CURRENT).await.cut();
+    }
+    assert!(began.elapsed() > Duration::from_secs(5), "{:?}", began.elapsed());
+    // After a link that lasted, the next one follows at once again.
+    let peer = mended(&client, &mut door, CURRENT).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let began = Instant::now();
+    peer.cut();
+    mended(&client, &mut door, CURRENT).await;
+    assert!(began.elapsed() < Duration::from_millis(10));
 }
