@@ -5,9 +5,8 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::Mutex;
-
 use exec_server_protocol::{ProcessId, SessionId, process::AckParams};
+use parking_lot::Mutex;
 
 use crate::{
     process::log::{EventLog, FlowPolicy},

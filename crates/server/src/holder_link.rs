@@ -34,7 +34,7 @@ use crate::{
     descriptors::ReservedFd,
     error::Failure,
     metrics::Metrics,
-    process::{Process, ProcessInit, ProcessMeta},
+    process::{CountedOutput, Process, ProcessInit, ProcessMeta},
     pump::Reply,
     sandbox::ProcessSandbox,
     session::{Session, StartGate, short_id},
@@ -44,7 +44,10 @@ mod mapping_cache;
 mod starts;
 
 pub(crate) use self::mapping_cache::LentMapping;
-use self::mapping_cache::MappingCache;
+use self::{
+    mapping_cache::MappingCache,
+    starts::{StartError, StartedProcess},
+};
 
 pub(crate) struct HolderLink {
     session: Arc<str>,
@@ -82,6 +85,9 @@ enum HolderDeparture {
     /// The holder has exited.
     Done,
 }
+
+/// The processes of a holder by slot number. Owned by the task of the link.
+pub(crate) type ProcessSlots = BTreeMap<u32, Arc<Process>>;
 
 /// An encoded message, and the sandbox whose fds are sent with it.
 struct HolderMessage {
@@ -128,6 +134,10 @@ pub(crate) enum ReplyWaiter {
         session: Weak<Session>,
     },
     Stdin(Weak<Process>),
+    /// The process in this slot was forgotten.
+    Forget {
+        slot: u32,
+    },
     Done(oneshot::Sender<CommandStatus>),
 }
 
@@ -391,6 +401,12 @@ impl HolderLink {
         PendingStatus(rx)
     }
 
+    /// Tells the holder that the process in this slot was forgotten, so that the holder may reuse the slot.
+    pub(crate) fn forget(&self, slot: u32) {
+        // Fails only without a holder. Then the slot is not used again.
+        drop(self.request(ReplyWaiter::Forget { slot }, |req| ToHolder::Forget { req, slot }));
+    }
+
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
@@ -440,7 +456,7 @@ impl HolderLink {
                         pid: info.pid,
                         slot: info.slot,
                         leader: fds.pop(),
-                        counted: [before.written, before.dropped],
+                        counted: CountedOutput { written: before.written, dropped: before.dropped },
                     };
                     let adopted = Arc::new(Process::new(init, self.clone(), control));
                     slots.insert(info.slot, adopted.clone());
@@ -489,13 +505,15 @@ impl HolderLink {
     /// Serves the link until the holder closes it.
     pub(crate) async fn run(self: Arc<Self>, session: Arc<Session>, welcome: HolderWelcome) {
         self.owner.set(Arc::downgrade(&session)).ok(); // A link runs once, so it was not set before.
+        // Owned by this task: the wake-up of a log takes no lock of the session.
+        let mut slots = session.by_slot();
         let ended = loop {
-            self.wake_dirty(&session);
+            self.wake_dirty(&session, &slots);
             // Every branch is cancel safe: they wait only for readiness and notifications.
             tokio::select! {
                 biased;
                 message = self.recv(FdShortage::Wait) => match message {
-                    Ok((message, fds)) => self.handle(&session, message, fds),
+                    Ok((message, fds)) => self.handle(&session, &mut slots, message, fds),
                     Err(error) => break error,
                 },
                 ready = welcome.wakeup.readable() => {
@@ -511,13 +529,13 @@ impl HolderLink {
     }
 
     /// Wakes the processes whose logs have grown, until no dirty flag is left and the session's wake-up is armed.
-    fn wake_dirty(&self, session: &Session) {
+    fn wake_dirty(&self, session: &Session, slots: &ProcessSlots) {
         let Some(control) = self.control.get() else { return };
         loop {
             control.take_dirty(|slot| {
-                if let Some(process) = session.by_slot(slot) {
-                    process.wake();
-                    session.record_end(&process, None);
+                if let Some(process) = slots.get(&slot) {
+                    process.log().wake();
+                    session.record_end(process, None);
                 }
             });
             if !control.arm() {
@@ -569,11 +587,22 @@ impl HolderLink {
         waiters.waiting.remove(&req)
     }
 
-    fn handle(self: &Arc<Self>, session: &Arc<Session>, message: FromHolder, mut fds: Vec<OwnedFd>) {
+    fn handle(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        slots: &mut ProcessSlots,
+        message: FromHolder,
+        mut fds: Vec<OwnedFd>,
+    ) {
         match message {
-            FromHolder::Started { req, slot, pid } => self.handle_started(session, req, (slot, pid), fds.pop()),
+            FromHolder::Started { req, slot, pid } => {
+                let started = StartedProcess { slot, pid, leader: fds.pop() };
+                if let Some(process) = self.handle_started(session, req, started) {
+                    slots.insert(slot, process);
+                }
+            }
             FromHolder::StartFailed { req, stage, errno, detail } => {
-                self.handle_start_failed(session, req, (stage, errno), &detail);
+                self.handle_start_failed(session, req, StartError { stage, errno, detail: &detail });
             }
             FromHolder::Written { req, status, done } => {
                 if let Some(ReplyWaiter::Stdin(process)) = self.take_waiter(req)
@@ -589,23 +618,26 @@ impl HolderLink {
                     }
                 }
                 Some(ReplyWaiter::Done(done)) => done.send(status).unwrap_or(()),
+                // Handled before the holder can report the next process in this slot.
+                Some(ReplyWaiter::Forget { slot }) => drop(slots.remove(&slot)),
                 Some(ReplyWaiter::Start { .. } | ReplyWaiter::Withdrawn { .. }) | None => {}
             },
             FromHolder::Segment(info) => {
-                if let Some(process) = session.by_slot(info.slot)
-                    && let Err(error) = push_segment(&process, &self.mappings, &info, fds.pop())
+                // The end of a log can be seen before its last segment, so the process may already be forgotten.
+                if let Some(process) = slots.get(&info.slot).filter(|process| !process.log().is_forgotten())
+                    && let Err(error) = push_segment(process, &self.mappings, &info, fds.pop())
                 {
                     tracing::error!(session = short_id(&self.session), slot = info.slot, %error, "segment of a log cannot be mapped");
                 }
             }
             FromHolder::Spilled { slot, segment } => {
                 self.metrics.spilled_segments.inc();
-                if let Some(process) = session.by_slot(slot) {
+                if let Some(process) = slots.get(&slot) {
                     process.handle_spilled(segment);
                 }
             }
             FromHolder::Dropped { slot, segment } => {
-                if let Some(process) = session.by_slot(slot) {
+                if let Some(process) = slots.get(&slot) {
                     process.handle_dropped(segment);
                 }
             }
@@ -654,7 +686,7 @@ impl ReplyWaiter {
                 }
             }
             // `Process::handle_holder_lost` answers all queued stdin operations.
-            Self::Stdin(_) => {}
+            Self::Stdin(_) | Self::Forget { .. } => {}
             Self::Done(done) => drop(done),
         }
     }

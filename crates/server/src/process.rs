@@ -1,144 +1,92 @@
-//! The server's view of one child: the segments of its log, its watchers, what each reader has taken, and the queue of
-//! stdin writes.
+//! The server's view of one child: its log, what each reader has taken of it, and the queue of stdin writes.
 //!
 //! The child itself, its fds and its exit belong to the holder. Nothing here blocks: `load::SegmentLoad` reads segments
 //! from disk, and the pump runs it off the runtime's threads. `without_holder` creates a process whose holder was found
 //! dead.
 //!
-//! Releasing output: the owner and every `hold` subscriber is a *taker* with a position. Segments below the lowest
-//! position are released to the holder, except for the last [`limits::READABLE_BYTES`]. The holder also learns what
-//! following readers have taken (`followers`). At its quota the holder drops that output instead of blocking the child
+//! Releasing output: the owner and every follower have a position ([`Retention`]). Segments below the lowest position
+//! are released to the holder, except for the last [`limits::READABLE_BYTES`](exec_server_protocol::limits). The holder
+//! also learns what the followers have taken. At its quota the holder drops that output instead of blocking the child
 //! until a detached owner comes back.
 
-use std::{
-    collections::VecDeque,
-    fmt,
-    os::fd::OwnedFd,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-};
+use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use exec_server_holder::control::{DIGESTS, ToHolder, WriteStatus};
-use exec_server_log::{ControlBlock, Cursor, LogStatus, ReadStep, SegmentChain, SegmentInfo, SegmentLocation};
-use exec_server_protocol::{ProcessId, SessionId, limits, process as wire};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use exec_server_holder::control::{FOLLOWERS, ToHolder};
+use exec_server_log::{ControlBlock, Cursor, LogStatus, SegmentInfo, SegmentLocation};
+use exec_server_protocol::{ProcessId, SessionId};
+use exec_server_session::{FollowerId, FollowerKind, LogPosition, Retention};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::{
-    error::Failure,
-    holder_link::{HolderLink, LentMapping, ReplyWaiter},
-    pump::{FeedWaker, Reply},
+    holder_link::{HolderLink, LentMapping},
+    metrics::Metrics,
     session::short_id,
 };
 
-mod followers;
 mod load;
+mod log;
 mod meta;
-mod output_metrics;
+mod stdin;
 mod without_holder;
 
+use self::{log::StatusSource, stdin::StdinQueue};
 pub(crate) use self::{
-    followers::OutputHold,
+    log::{CountedOutput, LostEnd, ProcessLog},
     meta::{Dialect, ProcessMeta, truncate_argv},
+    stdin::StdinOperation,
 };
-use self::{followers::OutputTaker, load::SegmentLoads, without_holder::StatusSource};
 
-/// Bytes of one part of a stdin write. A part and its header fit into one message to the holder.
-const WRITE_PART_BYTES: usize = 56 << 10;
-
+/// One process of a session.
+///
+/// Locks that are held together are taken in this order: the session's state, `retention` or `stdin`, `log`, `holder`,
+/// and then those of the link and of the outgoing queues. No lock is held across an await or during disk I/O.
 pub(crate) struct Process {
     pub(crate) session: Arc<str>,
     pub(crate) meta: ProcessMeta,
     pub(crate) pid: u32,
     slot: u32,
-    /// The current link. After a holder has archived the session and exited, a new holder may replace it.
-    link: Mutex<Arc<HolderLink>>,
-    status_source: RwLock<StatusSource>,
-    /// Changed by the link as segments come and go, read by cursors. Locked only while records are encoded.
-    chain: Mutex<SegmentChain>,
-    /// Notified of new events. Bounded by the feeds and reads of all connections.
-    wakers: Mutex<Vec<Arc<FeedWaker>>>,
-    takers: Mutex<Vec<OutputTaker>>,
-    next_taker: AtomicU64,
-    /// The last position of the following readers that was sent to the holder.
-    followed: Mutex<u64>,
+    metrics: Arc<Metrics>,
+    /// The zero of the clock of `retention`.
+    created: Instant,
+    retention: Mutex<Retention>,
     stdin: Mutex<StdinQueue>,
-    loads: Mutex<SegmentLoads>,
-    /// The owner's position, where its next connection starts.
-    owner: Mutex<LogPosition>,
-    /// A position at or before `owner` with an exact byte offset. The offset in `owner` may be too low: an acknowledged
-    /// number that lies between two marks of its feed gets the offset of the earlier mark.
-    owner_mark: Mutex<LogPosition>,
+    /// Locked by a reader while it encodes one record.
+    log: Mutex<ProcessLog>,
+    holder: Mutex<HolderSide>,
+}
+
+/// What the server has of the holder of a process.
+struct HolderSide {
+    /// The current link. After a holder has archived the session and exited, a new holder may replace it.
+    link: Arc<HolderLink>,
     /// pidfd of the leader, to kill its group if the holder dies. `None` if the leader was gone at adoption, or if the
     /// session was archived.
-    leader: Mutex<Option<Arc<OwnedFd>>>,
-    /// Set once when the holder died: the numbers of the end events that the server makes up.
-    lost: OnceLock<LostEnd>,
-    /// The end is in the audit log.
-    end_recorded: AtomicBool,
-    /// Set once when the process is forgotten. From then on the holder may give its slot and segments to another
-    /// process.
-    forgotten: OnceLock<LogStatus>,
-    /// When the process closed, on a clock that stands still while the owner is away or has not taken everything.
-    closed_since: Mutex<Option<Instant>>,
-    /// Already counted in the metrics: bytes written and bytes dropped.
-    counted: [AtomicU64; 2],
+    leader: Option<Arc<OwnedFd>>,
 }
 
-/// The position of a reader: the number of the last event it got, and the output bytes up to and including that event.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LogPosition {
-    pub(crate) seq: u64,
-    pub(crate) offset: u64,
+/// A follower of a process. Dropping it removes the follower, even if the command that carried it was never executed.
+pub(crate) struct OutputHold {
+    process: Arc<Process>,
+    id: FollowerId,
 }
 
-/// The end of a process whose holder died: numbers for the exit and close events that were never written.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LostEnd {
-    pub(crate) exited_seq: Option<u64>,
-    pub(crate) closed_seq: u64,
-}
-
-#[derive(Default)]
-struct StdinQueue {
-    queue: VecDeque<StdinOperation>,
-    /// The holder is processing the front of the queue.
-    busy: bool,
-}
-
-/// A queued operation on a process's stdin.
-pub(crate) enum StdinOperation {
-    Write { key: Option<[u8; 16]>, digest: u32, data: Bytes, done: usize, is_cut: bool, reply: Reply },
-    Close { reply: Reply },
-}
-
-impl StdinOperation {
-    fn into_reply(self) -> Reply {
-        let (Self::Write { reply, .. } | Self::Close { reply }) = self;
-        reply
-    }
-
-    /// Answers that stdin is closed, because the process has ended.
-    fn answer_closed(self, process: &str) {
-        match self {
-            Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::StdinClosed),
-            Self::Close { reply } => {
-                reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::StdinClosed })
-            }
+impl OutputHold {
+    /// Records that the follower has taken everything up to `seq`.
+    pub(crate) fn record_taken(&self, seq: u64) {
+        if self.process.change_retention(|retention, next_seq| retention.handle_taken(self.id, seq, next_seq)) {
+            self.process.report_followed();
         }
     }
+}
 
-    /// Answers that the process is unknown, because it was forgotten.
-    fn answer_unknown(self, process: &str) {
-        match self {
-            Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::UnknownProcess),
-            Self::Close { reply } => {
-                reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::UnknownProcess })
-            }
-        }
+impl Drop for OutputHold {
+    fn drop(&mut self) {
+        self.process.change_retention(|retention, _| {
+            retention.remove_follower(self.id);
+            true
+        });
+        self.process.report_followed();
     }
 }
 
@@ -155,15 +103,9 @@ pub(crate) struct ProcessInit {
     pub(crate) pid: u32,
     pub(crate) slot: u32,
     pub(crate) leader: Option<OwnedFd>,
-    /// Bytes written and dropped that an earlier server has already counted.
-    pub(crate) counted: [u64; 2],
+    /// Output that an earlier server has already counted.
+    pub(crate) counted: CountedOutput,
 }
-
-/// A position beyond every event number that will ever be assigned.
-const ABANDONED: u64 = u64::MAX / 2;
-
-/// The key of the owner. The owner is always a taker: output that it has not taken is kept while it is away.
-const OWNER: u64 = 0;
 
 impl Process {
     pub(crate) fn new(init: ProcessInit, link: Arc<HolderLink>, control: Arc<ControlBlock>) -> Self {
@@ -171,7 +113,7 @@ impl Process {
         let taken = LogPosition { seq: released.released_seq, offset: released.released_offset };
         let process = Self::with_status_source(init, link, StatusSource::Shared(control), taken);
         // The beginning of an adopted log may have been released. A reader that asks for it gets a gap.
-        process.chain().forget_below(taken.seq + 1, taken.offset);
+        process.log().chain.forget_below(taken.seq + 1, taken.offset);
         process
     }
 
@@ -186,23 +128,12 @@ impl Process {
             meta: init.meta,
             pid: init.pid,
             slot: init.slot,
-            link: Mutex::new(link),
-            status_source: RwLock::new(status_source),
-            chain: Mutex::default(),
-            wakers: Mutex::default(),
-            takers: Mutex::new(vec![OutputTaker { key: OWNER, from: 0, seq: taken.seq, holds: true }]),
-            next_taker: AtomicU64::new(OWNER + 1),
-            followed: Mutex::default(),
+            metrics: link.metrics.clone(),
+            created: Instant::now(),
+            retention: Mutex::new(Retention::new(taken)),
             stdin: Mutex::default(),
-            loads: Mutex::default(),
-            owner: Mutex::new(taken),
-            owner_mark: Mutex::new(taken),
-            leader: Mutex::new(init.leader.map(Arc::new)),
-            lost: OnceLock::new(),
-            end_recorded: AtomicBool::new(false),
-            forgotten: OnceLock::new(),
-            closed_since: Mutex::default(),
-            counted: init.counted.map(AtomicU64::new),
+            log: Mutex::new(ProcessLog::new(init.slot, status_source, init.counted)),
+            holder: Mutex::new(HolderSide { link, leader: init.leader.map(Arc::new) }),
         }
     }
 
@@ -224,32 +155,25 @@ impl Process {
     }
 
     pub(crate) fn link(&self) -> Arc<HolderLink> {
-        self.link.lock().clone()
+        self.holder.lock().link.clone()
+    }
+
+    pub(crate) fn log(&self) -> MutexGuard<'_, ProcessLog> {
+        self.log.lock()
     }
 
     /// The status that the holder publishes, with a made-up end if the holder is dead.
     pub(crate) fn status(&self) -> LogStatus {
-        if let Some(last) = self.forgotten.get() {
-            return *last;
-        }
-        let mut status = self.published_status();
-        if let Some(lost) = self.lost.get() {
-            status.next_seq = lost.closed_seq + 1;
-            status.closed_seq = Some(lost.closed_seq);
-        }
-        status
+        self.log().status()
     }
 
     /// Gives up everything that is shared with the holder, and then tells the holder to reuse it. Readers that still
     /// have the process see an empty log.
     pub(crate) fn forget(self: &Arc<Self>) {
-        self.forgotten.set(self.status()).ok(); // Already forgotten: keep the first status.
-        let mut chain = self.chain();
-        let (end_seq, end_offset) = (self.status().next_seq, chain.end_offset());
         // Drop the mappings before the segments are returned: the holder then lets other processes write there.
-        let segments: Vec<SegmentInfo> = std::mem::take(&mut *chain).segments().collect();
-        chain.forget_below(end_seq, end_offset);
-        drop(chain);
+        let segments = self.log().forget();
+        // Before `Forget` is sent: a stdin operation must not reach the next process in this slot.
+        self.forget_stdin();
         let link = self.link();
         for segment in segments {
             match segment.location {
@@ -259,154 +183,109 @@ impl Process {
                 SegmentLocation::Disk => {}
             }
         }
-        drop(link.status(|req| ToHolder::Forget { req, slot: self.slot }));
+        link.forget(self.slot);
         link.save_archive();
-        // Answer the queued stdin operations now: they must not reach the next process in this slot.
-        self.send_next_stdin(self.stdin.lock());
-        self.wake();
-    }
-
-    pub(crate) fn lost_end(&self) -> Option<LostEnd> {
-        self.lost.get().copied()
-    }
-
-    /// Returns true the first time only. The caller then records the end.
-    pub(crate) fn mark_end_recorded(&self) -> bool {
-        !self.end_recorded.swap(true, Ordering::AcqRel)
-    }
-
-    /// Whether the process has exited. Descendants may still hold its streams open.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.lost.get().is_some() || self.status().exited.is_some()
-    }
-
-    pub(crate) fn chain(&self) -> MutexGuard<'_, SegmentChain> {
-        self.chain.lock()
-    }
-
-    /// Returns true if there are already events after `seen_next_seq`. Otherwise the next event wakes the readers.
-    pub(crate) fn arm(&self, seen_next_seq: u64) -> bool {
-        match &*self.status_source.read() {
-            StatusSource::Shared(control) => {
-                self.lost.get().is_none()
-                    && self.forgotten.get().is_none()
-                    && control.arm_slot(self.slot, seen_next_seq)
-            }
-            StatusSource::LastKnown { .. } => false,
-        }
-    }
-
-    pub(crate) fn add_waker(&self, waker: Arc<FeedWaker>) {
-        self.wakers.lock().push(waker);
-    }
-
-    pub(crate) fn remove_waker(&self, waker: &Arc<FeedWaker>) {
-        self.wakers.lock().retain(|other| !Arc::ptr_eq(other, waker));
-    }
-
-    /// Number of feeds and reads that wait for events, including the owner's.
-    pub(crate) fn waker_count(&self) -> usize {
-        self.wakers.lock().len()
-    }
-
-    /// Wakes every feed and read, because there are new events.
-    pub(crate) fn wake(&self) {
-        for waker in self.wakers.lock().iter() {
-            waker.wake();
-        }
+        self.log().wake();
     }
 
     pub(crate) fn owner_position(&self) -> LogPosition {
-        let owner = *self.owner.lock();
-        // If events after the owner's position were dropped, start at the mark instead. Its byte offset is exact, so the
-        // reported gap is exact. The client knows which part of the gap it already has.
-        let is_gone = self.chain().first().is_some_and(|(first, _)| first > owner.seq + 1);
-        if is_gone { *self.owner_mark.lock() } else { owner }
+        let retention = self.retention.lock();
+        let first = self.log().chain.first();
+        retention.owner_position(first.map(|(seq, _)| seq))
     }
 
-    /// The output bytes up to and including event `seq`, if the log knows: it is the offset at which the next event
-    /// begins.
-    pub(crate) fn offset_after(&self, seq: u64) -> Option<u64> {
-        let status = self.status();
-        match self.chain().read(&mut Cursor::after(seq)) {
-            ReadStep::Record(record) => Some(record.offset),
-            ReadStep::End if seq.saturating_add(1) == status.next_seq => Some(status.written),
-            ReadStep::End | ReadStep::Gap { .. } | ReadStep::NeedsLoad(_) | ReadStep::Damaged(_) => None,
-        }
-    }
-
-    /// Like `offset_after`, but also works where no next event is available: at the beginning, and at the owner's
-    /// mark.
+    /// The output bytes up to and including event `seq`, if they are known: from the log, at the beginning, and at the
+    /// owner's mark.
     pub(crate) fn offset_at(&self, seq: u64) -> Option<u64> {
         if seq == 0 {
             return Some(0);
         }
-        let mark = *self.owner_mark.lock();
-        self.offset_after(seq).or((mark.seq == seq).then_some(mark.offset))
+        let known = self.log().offset_after(seq);
+        known.or_else(|| {
+            let mark = self.retention.lock().owner_mark();
+            (mark.seq == seq).then_some(mark.offset)
+        })
     }
 
     /// Records that the owner has everything up to `position`, whose offset is exact.
     pub(crate) fn set_owner_mark(&self, position: LogPosition) {
-        let mut mark = self.owner_mark.lock();
-        if position.seq >= mark.seq {
-            *mark = position;
-        }
+        self.retention.lock().set_owner_mark(position);
     }
 
-    /// Records how far the owner got. Never moves back: an old connection may report after a new one.
+    /// Records how far the owner got.
     pub(crate) fn set_owner_position(&self, position: LogPosition) {
-        let mut owner = self.owner.lock();
-        if position.seq >= owner.seq {
-            *owner = position;
-        }
+        self.retention.lock().set_owner_position(position);
     }
 
-    /// Records that the owner has taken everything up to `position`. The owner's position moves along, so that a resume
-    /// that arrives before the old connection has reported its position does not start at released output.
+    /// Records that the owner has taken everything up to `position`.
     pub(crate) fn record_owner_taken(&self, position: LogPosition) {
-        self.set_owner_position(position);
-        self.record_taken(OWNER, position.seq);
-    }
-
-    /// Records that a taker has taken everything up to `seq`, and releases segments that no taker needs.
-    pub(crate) fn record_taken(&self, key: u64, seq: u64) {
-        // Clamp to what was written: an acknowledgement of future numbers must not count for events that come later.
-        let seq = seq.min(self.status().next_seq.saturating_sub(1));
-        let mut moved = false;
-        for taker in self.takers.lock().iter_mut().filter(|taker| taker.key == key && taker.seq < seq) {
-            taker.seq = seq;
-            moved = true;
-        }
-        if moved {
-            self.release_taken();
-        }
-        if moved && key != OWNER {
-            self.report_followed();
-        }
+        self.change_retention(|retention, next_seq| retention.handle_owner_taken(position, next_seq));
     }
 
     /// The last event that the owner has taken, on any of its connections.
     pub(crate) fn owner_taken_seq(&self) -> u64 {
-        self.takers.lock().iter().find(|taker| taker.key == OWNER).map_or(0, |taker| taker.seq)
+        self.retention.lock().owner_taken()
     }
 
-    /// The last event that every holding taker has taken.
-    pub(crate) fn taken_seq(&self) -> u64 {
-        self.takers.lock().iter().filter(|taker| taker.holds).map(|taker| taker.seq).min().unwrap_or(ABANDONED)
+    /// Drops the owner as a reader: all output counts as taken by it.
+    pub(crate) fn abandon(&self) {
+        self.change_retention(|retention, _| {
+            retention.handle_owner_gone();
+            true
+        });
     }
 
-    fn release_taken(&self) {
-        let taken = self.taken_seq();
-        let mut chain = self.chain();
-        let gone = chain.take_up_to(taken, limits::READABLE_BYTES);
-        let first = chain.first();
-        drop(chain);
-        if !gone.is_empty() {
-            self.note_released(first);
+    /// Adds a follower whose untaken output is kept. It counts as having taken everything up to `from`, where it begins.
+    pub(crate) fn hold(self: &Arc<Self>, from: u64) -> OutputHold {
+        self.add_follower(FollowerKind::Holding, from, from)
+    }
+
+    /// Adds a polling follower that has taken everything after `from` up to `seq`. It counts while its read is pending.
+    pub(crate) fn poll(self: &Arc<Self>, from: u64, seq: u64) -> OutputHold {
+        self.add_follower(FollowerKind::Polling, from, seq)
+    }
+
+    fn add_follower(self: &Arc<Self>, kind: FollowerKind, from: u64, seq: u64) -> OutputHold {
+        let id = self.retention.lock().add_follower(kind, from, seq);
+        self.report_followed();
+        OutputHold { process: self.clone(), id }
+    }
+
+    /// Applies a change of what the readers have taken. If it returns true, releases the segments that no reader needs.
+    /// The change also gets the number of the next event.
+    fn change_retention(&self, change: impl FnOnce(&mut Retention, u64) -> bool) -> bool {
+        let mut retention = self.retention.lock();
+        let mut log = self.log();
+        if !change(&mut retention, log.status().next_seq) {
+            return false;
         }
+        let gone = log.take_up_to(retention.releasable_seq());
+        // `release` may do I/O, so no lock is held from here on.
+        drop(log);
+        drop(retention);
         for segment in gone {
-            // `release` does I/O, so the chain lock is not held here.
             self.link().release(self.slot, segment);
+        }
+        true
+    }
+
+    /// Tells the holder what the followers have taken, if that has changed.
+    fn report_followed(&self) {
+        let link = self.link();
+        if !link.supports(FOLLOWERS) {
+            return;
+        }
+        // Held until the message is sent: otherwise a thread with an older value could send after one with a newer
+        // value.
+        let mut retention = self.retention.lock();
+        let log = self.log();
+        if log.is_forgotten() {
+            return;
+        }
+        let first_seq = log.first_seq();
+        drop(log);
+        if let Some(seq) = retention.poll_followed(first_seq) {
+            link.send(&ToHolder::Followed { slot: self.slot, seq });
         }
     }
 
@@ -418,170 +297,100 @@ impl Process {
             segment,
             "part of the log is damaged; it is reported as a gap"
         );
-        self.chain().remove(segment);
+        self.log().chain.remove(segment);
     }
 
     /// Adds a segment that the holder began, or that it names at adoption: in memory if there is a mapping, otherwise
     /// on disk.
     pub(crate) fn push_segment(&self, info: SegmentInfo, mapping: Option<Arc<LentMapping>>) {
-        match mapping {
-            Some(mapping) => self.chain().push_memory(info, mapping),
-            None => self.chain().push_disk(info),
-        }
-        self.wake();
+        self.log().push(info, mapping);
     }
 
     /// Handles a segment that the holder wrote to disk. Cursors borrow only from the chain, so the memory can be
-    /// returned at once.
+    /// returned at once. `forget` has already returned the segments of a forgotten process.
     pub(crate) fn handle_spilled(&self, segment: u64) {
-        self.chain().set_on_disk(segment);
-        self.link().send(&ToHolder::Return { segment });
+        let mut log = self.log();
+        if !log.is_forgotten() {
+            log.chain.set_on_disk(segment);
+            drop(log);
+            self.link().send(&ToHolder::Return { segment });
+        }
     }
 
-    /// Handles a segment that the holder dropped, because of `dropOldest` or for following readers. Cursors that reach
-    /// it get a gap.
+    /// Handles a segment that the holder dropped, because of `dropOldest` or for followers. Cursors that reach it get a
+    /// gap. `forget` has already returned the segments of a forgotten process.
     pub(crate) fn handle_dropped(&self, segment: u64) {
-        self.chain().remove(segment);
-        self.link().send(&ToHolder::Return { segment });
-        self.report_followed();
-    }
-
-    /// Queues a stdin operation. It is answered after its turn.
-    pub(crate) fn enqueue_stdin(self: &Arc<Self>, operation: StdinOperation) {
-        let mut stdin = self.stdin.lock();
-        stdin.queue.push_back(operation);
-        self.send_next_stdin(stdin);
-    }
-
-    /// Hands the front of the queue to the holder, unless an operation is already under way. Takes the guard, because
-    /// the whole queue must be answered without the lock if nothing can be handed over.
-    fn send_next_stdin(self: &Arc<Self>, mut stdin: MutexGuard<'_, StdinQueue>) {
-        if self.forgotten.get().is_some() {
-            // The slot may belong to another process now.
-            let queue = std::mem::take(&mut stdin.queue);
-            drop(stdin);
-            return queue.into_iter().for_each(|operation| operation.answer_unknown(self.id()));
+        let mut log = self.log();
+        if !log.is_forgotten() {
+            log.chain.remove(segment);
+            drop(log);
+            self.link().send(&ToHolder::Return { segment });
+            self.report_followed();
         }
-        if stdin.busy {
-            return;
-        }
-        let Some(front) = stdin.queue.front() else { return };
-        let waiter = ReplyWaiter::Stdin(Arc::downgrade(self));
-        let slot = self.slot;
-        let asked = match front {
-            StdinOperation::Write { key, digest, data, done, .. } => {
-                let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
-                let (total, offset, key) = (data.len() as u64, *done as u64, *key);
-                let digest = self.link().supports(DIGESTS).then_some(*digest);
-                self.link().request(waiter, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
-            }
-            StdinOperation::Close { .. } => self.link().request(waiter, |req| ToHolder::CloseStdin { req, slot }),
-        };
-        stdin.busy = asked.is_ok();
-        drop(stdin);
-        if asked.is_err() {
-            self.fail_stdin();
-        }
-    }
-
-    fn fail_stdin(&self) {
-        // Includes the part that the holder had: no answer will come for it.
-        let lost = std::mem::take(&mut *self.stdin.lock());
-        let link = self.link();
-        for operation in lost.queue {
-            if link.is_archive() {
-                operation.answer_closed(self.id());
-            } else {
-                operation.into_reply().fail(&link.broken_failure());
-            }
-        }
-    }
-
-    /// Handles the holder's answer to a part: `done` bytes of the write have been written to the child's stdin.
-    pub(crate) fn handle_written(self: &Arc<Self>, status: WriteStatus, done: u64) {
-        let mut stdin = self.stdin.lock();
-        stdin.busy = false;
-        if let Some(StdinOperation::Write { data, done: so_far, is_cut, .. }) = stdin.queue.front_mut() {
-            *is_cut |= status == WriteStatus::Cut;
-            match status {
-                WriteStatus::Accepted | WriteStatus::Cut => {
-                    let done = usize::try_from(done).unwrap_or(usize::MAX).min(data.len());
-                    self.link().metrics.stdin_bytes.add(done.saturating_sub(*so_far) as u64);
-                    *so_far = done;
-                }
-                // Happens only right after an adoption, while a part from the previous server is still being written.
-                // Send the same part again.
-                WriteStatus::Busy => return self.send_next_stdin(stdin),
-                WriteStatus::StdinClosed | WriteStatus::UnknownProcess | WriteStatus::Mismatch => *so_far = data.len(),
-            }
-            if *so_far < data.len() {
-                return self.send_next_stdin(stdin);
-            }
-        }
-        if let Some(StdinOperation::Write { is_cut, reply, .. }) = stdin.queue.pop_front() {
-            match status {
-                WriteStatus::Accepted | WriteStatus::Cut => reply.accept_write(is_cut),
-                WriteStatus::StdinClosed => reply.write(self.id(), wire::WriteStatus::StdinClosed),
-                WriteStatus::UnknownProcess => reply.write(self.id(), wire::WriteStatus::UnknownProcess),
-                WriteStatus::Mismatch | WriteStatus::Busy => reply.fail(&Failure::WriteIdReused),
-            }
-        }
-        self.send_next_stdin(stdin);
-    }
-
-    /// Handles the holder's answer to `CloseStdin`.
-    pub(crate) fn handle_stdin_closed(self: &Arc<Self>, status: wire::CloseStdinStatus) {
-        let mut stdin = self.stdin.lock();
-        stdin.busy = false;
-        if let Some(StdinOperation::Close { reply }) = stdin.queue.pop_front() {
-            reply.result(&wire::CloseStdinResult { status });
-        }
-        self.send_next_stdin(stdin);
     }
 
     /// Handles the death of the holder: answers all queued operations and lets readers see an end. The caller kills
     /// the remaining processes.
     pub(crate) fn handle_holder_lost(&self) {
-        self.set_lost_end(self.published_status());
+        self.log().set_lost_end();
         self.fail_stdin();
-        self.wake();
+        self.log().wake();
     }
 
     /// pidfd and pid of the leader, if the holder died before the process closed.
     pub(crate) fn leader(&self) -> Option<(Arc<OwnedFd>, u32)> {
-        self.leader.lock().clone().filter(|_| self.lost.get().is_some()).map(|leader| (leader, self.pid))
-    }
-
-    /// Drops the owner as a taker: all output counts as taken by it.
-    pub(crate) fn abandon(&self) {
-        self.set_owner_position(LogPosition { seq: ABANDONED, offset: 0 });
-        self.takers.lock().retain(|taker| taker.key != OWNER);
-        self.release_taken();
+        self.log().lost_end()?;
+        let leader = self.holder.lock().leader.clone()?;
+        Some((leader, self.pid))
     }
 
     /// Whether readers other than the owner hold untaken output.
     pub(crate) fn has_holds(&self) -> bool {
-        self.takers.lock().iter().any(|taker| taker.key != OWNER && taker.holds)
+        self.retention.lock().has_holds()
     }
 
-    /// Since when the process has been closed and the owner could have known it. Time in which the owner is away does
-    /// not count: each call without an owner restarts the clock.
-    pub(crate) fn closed_since(&self, now: Instant, attached: bool) -> Option<Instant> {
-        self.status().closed_seq?;
-        let mut since = self.closed_since.lock();
-        if since.is_none() || !attached || !self.is_taken() {
-            *since = Some(now);
-        }
-        *since
+    /// How long the process has been closed and the owner could have known it. `None` if it is not closed. Time in which
+    /// the owner is away does not count: each call without an owner restarts the clock.
+    pub(crate) fn closed_for(&self, now: Instant, is_attached: bool) -> Option<Duration> {
+        let mut retention = self.retention.lock();
+        let status = self.status();
+        status.closed_seq?;
+        let now_ns = u64::try_from(now.duration_since(self.created).as_nanos()).unwrap_or(u64::MAX);
+        Some(Duration::from_nanos(retention.closed_for_ns(now_ns, is_attached, status.next_seq)))
     }
 
     /// Whether the owner has everything: acknowledged or, if the peer cannot acknowledge, sent.
     pub(crate) fn is_taken(&self) -> bool {
-        self.owner.lock().seq + 1 >= self.status().next_seq
+        let retention = self.retention.lock();
+        retention.has_owner_all(self.status().next_seq)
     }
 
     /// A cursor for a reader that has everything up to `after`.
     pub(crate) fn cursor(&self, after: LogPosition) -> Cursor {
         Cursor::after_with_offset(after.seq, after.offset)
+    }
+
+    /// Unloads the segments of a process that has no readers.
+    pub(crate) fn unload_idle(&self) {
+        self.log().unload_idle();
+    }
+
+    /// Counts a gap that was reported to a reader.
+    pub(crate) fn count_gap(&self, bytes: u64) {
+        self.metrics.gaps.inc();
+        self.metrics.gap_bytes.add(bytes);
+    }
+
+    /// Counts the output since the last call in the metrics.
+    pub(crate) fn count_output(&self) {
+        let uncounted = self.log().take_uncounted();
+        self.metrics.output_bytes.add(uncounted.written);
+        self.metrics.dropped_bytes.add(uncounted.dropped);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.count_output();
     }
 }

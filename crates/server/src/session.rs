@@ -29,8 +29,8 @@ use crate::{
     core::{Config, Core, DeadHolder, Principal},
     error::Failure,
     files::SessionFiles,
-    holder_link::{FdShortage, HolderLink},
-    process::{Process, ProcessInit, ProcessMeta},
+    holder_link::{FdShortage, HolderLink, ProcessSlots},
+    process::{CountedOutput, Process, ProcessInit, ProcessMeta},
     pump::{FollowCommand, FollowRole, FollowStart, PeerCapabilities, PumpCommand},
     sandbox::Confinement,
 };
@@ -155,8 +155,8 @@ impl Session {
     /// Whether no process of the session runs or is being started.
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        state.processes.values().all(|entry| entry.live().is_some_and(|process| process.has_ended()))
-            && state.by_slot.values().all(|process| process.has_ended())
+        state.processes.values().all(|entry| entry.live().is_some_and(|process| process.log().has_ended()))
+            && state.by_slot.values().all(|process| process.log().has_ended())
     }
 
     pub(crate) fn attached(&self) -> Option<Arc<Peer>> {
@@ -383,7 +383,7 @@ impl Session {
                 slot: enrolled.slot,
                 leader: None,
                 // Count nothing: the server under which the output was written has counted it, or no server has.
-                counted: [u64::MAX; 2],
+                counted: CountedOutput { written: u64::MAX, dropped: u64::MAX },
             };
             let process = Arc::new(Process::from_dead_holder(init, link.clone(), enrolled.status, &recovered));
             state.adopt(process);
@@ -492,8 +492,8 @@ impl Session {
         }
     }
 
-    pub(crate) fn by_slot(&self, slot: u32) -> Option<Arc<Process>> {
-        self.state.lock().by_slot.get(&slot).cloned()
+    pub(crate) fn by_slot(&self) -> ProcessSlots {
+        self.state.lock().by_slot.clone()
     }
 
     pub(crate) fn processes(&self) -> Vec<Arc<Process>> {
@@ -593,15 +593,15 @@ impl Session {
         self.save_again();
         let mut state = self.state.lock();
         let attached = state.attached.is_some();
-        let over = |process: &&Arc<Process>| match process.closed_since(now, attached) {
+        let over = |process: &&Arc<Process>| match process.closed_for(now, attached) {
             None => false,
             Some(_) if state.is_named(process) && process.meta.auto_forget => {
                 // Forget only after following readers have received the end and an attached owner has taken it.
                 !process.has_holds()
-                    && process.waker_count() <= usize::from(attached)
+                    && process.log().waker_count() <= usize::from(attached)
                     && (process.is_taken() || !attached)
             }
-            Some(since) if state.is_named(process) => now.duration_since(since) >= kept,
+            Some(closed_for) if state.is_named(process) => closed_for >= kept,
             // Hidden, or forgotten while readers still hold the log.
             Some(_) => process.is_taken() && !process.has_holds(),
         };

@@ -57,7 +57,7 @@ impl Core {
             }
             for process in session.processes() {
                 process.count_output();
-                if process.has_ended() {
+                if process.log().has_ended() {
                     snapshot.processes_ended += 1;
                     continue;
                 }

@@ -101,8 +101,11 @@ fn text_bytes(info: &wire::ProcessInfo) -> usize {
 }
 
 fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
-    let status = process.status();
-    let lost = process.lost_end().map(|_| wire::Exit {
+    let (status, lost, retained_bytes) = {
+        let log = process.log();
+        (log.status(), log.lost_end(), log.retained_bytes())
+    };
+    let lost = lost.map(|_| wire::Exit {
         exit_code: -1,
         signal: None,
         cause: wire::Cause::Lost,
@@ -130,7 +133,7 @@ fn describe(process: &Arc<Process>) -> wire::ProcessInfo {
         closed: status.closed_seq.is_some(),
         next_seq: status.next_seq,
         output_bytes: status.written,
-        retained_bytes: process.retained_bytes(),
+        retained_bytes,
         dropped_bytes: status.dropped,
         blocked: pump::wire_blocked(status.blocked),
     }

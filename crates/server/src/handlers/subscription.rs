@@ -34,9 +34,11 @@ pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribePa
         in_use: context.in_use(params.session_id.as_ref()),
         process,
     };
-    let status = follow.process.status();
-    let first_seq = follow.process.chain().first().map_or(status.next_seq, |(seq, _)| seq);
-    reply.result(&wire::SubscribeResult { first_seq, next_seq: status.next_seq });
+    let result = {
+        let log = follow.process.log();
+        wire::SubscribeResult { first_seq: log.first_seq(), next_seq: log.status().next_seq }
+    };
+    reply.result(&result);
     context.peer.outgoing.enqueue_command(PumpCommand::Follow(follow));
 }
 

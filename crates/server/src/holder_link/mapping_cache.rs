@@ -7,10 +7,9 @@
 
 use std::{collections::VecDeque, io, os::fd::OwnedFd, sync::Arc};
 
-use parking_lot::Mutex;
-
 use exec_server_holder::control::AnnouncedSegment;
 use exec_server_log::{MappedSegment, memfd_of};
+use parking_lot::Mutex;
 
 /// As many as a holder keeps for its next segments.
 const KEPT_MAX: usize = 32;

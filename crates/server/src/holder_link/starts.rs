@@ -14,7 +14,7 @@ use exec_server_holder::control::{self, StartStage, ToHolder};
 use super::{HolderLink, ReplyWaiter};
 use crate::{
     error::Failure,
-    process::{Process, ProcessInit, ProcessMeta},
+    process::{CountedOutput, Process, ProcessInit, ProcessMeta},
     pump::Reply,
     session::{Session, StartGate},
 };
@@ -25,43 +25,63 @@ const START_SWEEPS: u32 = 6;
 /// The same limit as a time. Used in the error text.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
+/// A process that the holder has started.
+pub(super) struct StartedProcess {
+    pub(super) slot: u32,
+    pub(super) pid: u32,
+    /// pidfd of the process.
+    pub(super) leader: Option<OwnedFd>,
+}
+
+/// Why the holder could not start a process.
+pub(super) struct StartError<'a> {
+    pub(super) stage: StartStage,
+    pub(super) errno: i32,
+    pub(super) detail: &'a [u8],
+}
+
 impl HolderLink {
+    /// Handles the answer to a start. Returns the process, unless the request is unknown.
     pub(super) fn handle_started(
         self: &Arc<Self>,
         session: &Session,
         req: u32,
-        (slot, pid): (u32, u32),
-        leader: Option<OwnedFd>,
-    ) {
-        let Ok(control) = self.control() else { return };
+        started: StartedProcess,
+    ) -> Option<Arc<Process>> {
+        let control = self.control().ok()?;
         let (meta, gate, reserved, reply) = match self.take_waiter(req) {
             Some(ReplyWaiter::Start { meta, gate, reply, reserved, .. }) => (meta, gate, reserved, Some(reply)),
             Some(ReplyWaiter::Withdrawn { meta, gate, reserved, .. }) => (meta, gate, reserved, None),
-            Some(ReplyWaiter::Stdin(_) | ReplyWaiter::Done(_)) | None => return,
+            Some(ReplyWaiter::Stdin(_) | ReplyWaiter::Forget { .. } | ReplyWaiter::Done(_)) | None => return None,
         };
         drop(reserved); // The fd of the leader has taken its place.
-        let init = ProcessInit { session: self.session.clone(), meta, pid, slot, leader, counted: [0; 2] };
+        let init = ProcessInit {
+            session: self.session.clone(),
+            meta,
+            pid: started.pid,
+            slot: started.slot,
+            leader: started.leader,
+            counted: CountedOutput::default(),
+        };
         let process = Arc::new(Process::new(init, self.clone(), control));
         self.metrics.started.inc();
-        let Some(reply) = reply else { return session.handle_started_late(&process, &gate) };
-        session.handle_started(&process, &gate);
-        // Answer first: the outgoing queue keeps the order, so the client gets the answer before the output.
-        reply.started(&process);
-        session.follow_new(&process);
+        if let Some(reply) = reply {
+            session.handle_started(&process, &gate);
+            // Answer first: the outgoing queue keeps the order, so the client gets the answer before the output.
+            reply.started(&process);
+            session.follow_new(&process);
+        } else {
+            session.handle_started_late(&process, &gate);
+        }
+        Some(process)
     }
 
-    pub(super) fn handle_start_failed(
-        &self,
-        session: &Session,
-        req: u32,
-        (stage, errno): (StartStage, i32),
-        detail: &[u8],
-    ) {
+    pub(super) fn handle_start_failed(&self, session: &Session, req: u32, error: StartError<'_>) {
         match self.take_waiter(req) {
             Some(ReplyWaiter::Withdrawn { meta, gate, .. }) => session.handle_start_failed(&meta.process_id, &gate),
             Some(ReplyWaiter::Start { meta, gate, reply, confined, search_path, .. }) => {
                 session.handle_start_failed(&meta.process_id, &gate);
-                let failure = Failure::start(&meta, search_path, stage, errno, detail);
+                let failure = Failure::start(&meta, search_path, error.stage, error.errno, error.detail);
                 let failure = match confined {
                     Some(confined) => confined.explain(failure),
                     None => failure,
@@ -69,7 +89,7 @@ impl HolderLink {
                 session.record_failed(&meta.process_id, &failure);
                 reply.fail(&failure);
             }
-            Some(ReplyWaiter::Stdin(_) | ReplyWaiter::Done(_)) | None => {}
+            Some(ReplyWaiter::Stdin(_) | ReplyWaiter::Forget { .. } | ReplyWaiter::Done(_)) | None => {}
         }
     }
 

@@ -26,6 +26,19 @@ pub(super) struct SegmentLoads {
     loaded: VecDeque<u64>,
 }
 
+impl SegmentLoads {
+    /// Adds a loaded segment. Returns the oldest one if there are too many; the caller unloads it.
+    pub(super) fn add_loaded(&mut self, segment: u64) -> Option<u64> {
+        self.loaded.push_back(segment);
+        if self.loaded.len() > LOADED_SEGMENTS { self.loaded.pop_front() } else { None }
+    }
+
+    /// Takes the loaded segments, unless a load is under way. The caller unloads them.
+    pub(super) fn take_idle(&mut self) -> VecDeque<u64> {
+        if self.under_way.is_empty() { std::mem::take(&mut self.loaded) } else { VecDeque::new() }
+    }
+}
+
 /// A pending load of a spilled segment. If it is dropped without running (its connection was cut), the next reader
 /// starts another.
 pub(crate) struct SegmentLoad {
@@ -39,55 +52,33 @@ impl SegmentLoad {
         let Self { process, segment } = &self;
         let name = exec_server_log::disk_name(process.slot, *segment);
         let file = process.link().open_segment(&name).map_err(RecoverError::from);
-        let is_loaded = match file.and_then(|file| LoadedSegment::read(&file)) {
-            // False if the segment was taken during the read.
-            Ok(loaded) => process.chain().set_loaded(*segment, loaded),
+        match file.and_then(|file| LoadedSegment::read(&file)) {
+            Ok(loaded) => process.log().set_loaded(*segment, loaded),
             // A resource shortage does not mean that the file is lost. The next reader tries again.
             Err(RecoverError::Os(error)) if is_temporary(&error) => {
                 tracing::warn!(session = short_id(&process.session), process = process.id(), segment, %error, "spilled output cannot be read now");
                 thread::sleep(PAUSE);
-                return;
             }
             Err(error) => {
                 tracing::error!(session = short_id(&process.session), process = process.id(), segment, %error, "spilled output cannot be read; it is reported as a gap");
-                process.chain().remove(*segment);
-                false
+                process.log().chain.remove(*segment);
             }
-        };
-        if !is_loaded {
-            return;
-        }
-        let mut loads = process.loads.lock();
-        loads.loaded.push_back(*segment);
-        if loads.loaded.len() > LOADED_SEGMENTS
-            && let Some(oldest) = loads.loaded.pop_front()
-        {
-            process.chain().unload(oldest);
         }
     }
 }
 
 impl Drop for SegmentLoad {
     fn drop(&mut self) {
-        self.process.loads.lock().under_way.remove(&self.segment);
-        self.process.wake();
+        let mut log = self.process.log();
+        log.loads.under_way.remove(&self.segment);
+        log.wake();
     }
 }
 
 impl Process {
-    /// Unloads the segments of a process that has no watchers, so that ended processes do not use memory.
-    pub(crate) fn unload_idle(&self) {
-        let mut loads = self.loads.lock();
-        if loads.loaded.is_empty() || !loads.under_way.is_empty() || !self.wakers.lock().is_empty() {
-            return;
-        }
-        let mut chain = self.chain();
-        loads.loaded.drain(..).for_each(|segment| chain.unload(segment));
-    }
-
     /// Starts the load of a spilled segment, unless one is already under way.
     pub(crate) fn begin_load(self: &Arc<Self>, segment: u64) -> Option<SegmentLoad> {
-        let is_new = self.loads.lock().under_way.insert(segment);
+        let is_new = self.log().loads.under_way.insert(segment);
         is_new.then(|| SegmentLoad { process: self.clone(), segment })
     }
 }

@@ -23,6 +23,7 @@ use exec_server_protocol::{
     process as wire,
 };
 use exec_server_rpc::Outbox;
+use exec_server_session::LogPosition;
 use tokio::time::Instant;
 
 use super::{
@@ -30,7 +31,7 @@ use super::{
     convert::{exited_params, wire_stream},
 };
 use crate::{
-    process::{Dialect, LogPosition, OutputHold, Process},
+    process::{Dialect, LostEnd, OutputHold, Process},
     session::SessionUse,
 };
 
@@ -249,7 +250,7 @@ impl Feed {
             // An observer that subscribed again holds output from before the position where pushing started. Release
             // that.
             if let Some(hold) = &self.hold {
-                self.process.record_taken(hold.key, seq);
+                hold.record_taken(seq);
             }
             return false;
         }
@@ -284,13 +285,13 @@ impl Feed {
         self.filling = None;
         self.marks.clear();
         let is_counted = self.offset_known;
-        if let Some(before) = self.process.chain().before_gap(self.cursor, seq).filter(|_| is_counted) {
+        if let Some(before) = self.process.log().chain.before_gap(self.cursor, seq).filter(|_| is_counted) {
             self.cursor = before;
             self.sent = LogPosition { seq: before.next_seq() - 1, offset: before.offset().unwrap_or(self.sent.offset) };
             return;
         }
         self.cursor = Cursor::after(seq);
-        let next = self.process.offset_after(seq);
+        let next = self.process.log().offset_after(seq);
         self.offset_known = next.is_some();
         self.sent = LogPosition { seq, offset: next.unwrap_or(self.sent.offset) };
     }
@@ -300,7 +301,7 @@ impl Feed {
             FollowRole::Owner => self.process.record_owner_taken(position),
             FollowRole::Observer => {
                 if let Some(hold) = &self.hold {
-                    self.process.record_taken(hold.key, position.seq);
+                    hold.record_taken(position.seq);
                 }
             }
         }
@@ -358,14 +359,13 @@ impl Feed {
                 return TurnOutcome::Idle;
             }
             let process = self.process.clone();
-            // Lock the chain only while one record is encoded. The branches unlock it before calls that lock it
-            // again.
-            let chain = process.chain();
-            match chain.read(&mut self.cursor) {
+            // Lock the log only while one record is encoded. The branches unlock it before calls that lock it again.
+            let log = process.log();
+            match log.chain.read(&mut self.cursor) {
                 ReadStep::Record(record) => {
                     let closed = matches!(record.event, LogEvent::Closed { .. });
                     self.send(record, out);
-                    drop(chain);
+                    drop(log);
                     self.release_sent(closed);
                     if closed {
                         self.finished = true;
@@ -373,24 +373,24 @@ impl Feed {
                     }
                 }
                 ReadStep::Gap { from_seq, to_seq, bytes } => {
-                    drop(chain);
+                    drop(log);
                     self.report_gap(wire::Gap { from_seq, to_seq, bytes }, out);
                 }
                 ReadStep::NeedsLoad(segment) => return TurnOutcome::Load(segment),
                 ReadStep::Damaged(segment) => {
-                    drop(chain);
+                    drop(log);
                     process.handle_damaged(segment);
                 }
                 ReadStep::End => {
-                    drop(chain);
-                    if process.lost_end().is_some() {
-                        self.send_lost_end(out);
+                    if let Some(lost) = log.lost_end() {
+                        drop(log);
+                        self.send_lost_end(lost, out);
                         self.finished = true;
                         return TurnOutcome::Idle;
                     }
                     // Events exist after the cursor, but the chain has no record yet: the segment is on its way and
                     // will wake this feed. Look only once more, to avoid a busy loop.
-                    if looked_again || !process.arm(self.cursor.next_seq()) {
+                    if looked_again || !log.arm(self.cursor.next_seq()) {
                         return TurnOutcome::Idle;
                     }
                     looked_again = true;
@@ -510,8 +510,7 @@ impl Feed {
     }
 
     /// Sends a made-up end with the cause `lost`, because the holder is dead.
-    fn send_lost_end(&mut self, out: &mut Outbox) {
-        let Some(lost) = self.process.lost_end() else { return };
+    fn send_lost_end(&mut self, lost: LostEnd, out: &mut Outbox) {
         if self.process.meta.dialect == Dialect::Command {
             return self.send_command_exited(out);
         }
@@ -529,7 +528,7 @@ impl Feed {
 
     /// Ends the feed: saves the owner's position for the next connection. A hold is dropped with the feed.
     pub(super) fn end(self) {
-        self.process.remove_waker(&self.waker);
+        self.process.log().remove_waker(&self.waker);
         if self.is_owner() {
             if self.offset_known && !matches!(self.mode, FeedMode::Acked { .. }) {
                 self.process.set_owner_mark(self.sent);
@@ -547,7 +546,7 @@ impl Feed {
         }
         // The offset of an acknowledged number may be too low by the distance of two marks. The next record has the
         // exact offset.
-        let offset = self.process.offset_after(taken.seq).unwrap_or(taken.offset);
+        let offset = self.process.log().offset_after(taken.seq).unwrap_or(taken.offset);
         LogPosition { seq: taken.seq, offset }
     }
 }

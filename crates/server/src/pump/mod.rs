@@ -257,7 +257,7 @@ impl Pump {
         }
         let key = self.allocate_key();
         let waker = FeedWaker::new(key, self.outgoing.clone());
-        follow.process.add_waker(waker.clone());
+        follow.process.log().add_waker(waker.clone());
         self.by_process.insert(Arc::as_ptr(&follow.process).addr(), key);
         self.by_name.insert((follow.process.session.clone(), follow.process.process_id()), key);
         let has_channel = follow.capabilities.binary && follow.process.meta.dialect == Dialect::Process;
@@ -380,7 +380,7 @@ impl Pump {
         }
         let key = self.allocate_key();
         let waker = FeedWaker::new(key, self.outgoing.clone());
-        command.process.add_waker(waker.clone());
+        command.process.log().add_waker(waker.clone());
         self.reads.insert(key, ReadJob::new(command, waker, now));
         self.queue_read(key);
     }
@@ -390,7 +390,7 @@ impl Pump {
         (job.is_queued, job.is_loading) = (false, false);
         match job.attempt(&mut self.outbox, now) {
             ReadOutcome::Answered(last) => {
-                job.process.remove_waker(&job.waker);
+                job.process.log().remove_waker(&job.waker);
                 if let Some(feed_key) = self.feed_of(&job.process)
                     && let Some(feed) = self.feeds.get_mut(&feed_key)
                     && job.own
@@ -427,7 +427,7 @@ impl Pump {
             .map(|(key, _)| *key)
             .collect();
         for job in reads.into_iter().filter_map(|key| self.reads.remove(&key)) {
-            job.process.remove_waker(&job.waker);
+            job.process.log().remove_waker(&job.waker);
             self.outbox.message(128, |buf| encode_failure(buf, &job.reply_id(), &Failure::Superseded));
         }
     }
@@ -441,7 +441,7 @@ impl Drop for Pump {
             feed.end();
         }
         for job in std::mem::take(&mut self.reads).into_values() {
-            job.process.remove_waker(&job.waker);
+            job.process.log().remove_waker(&job.waker);
         }
         self.outgoing.shut_down();
     }

@@ -5,9 +5,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use exec_server_log::{Cursor, LogEvent, LogStatus, ReadStep};
+use exec_server_log::{Cursor, LogEvent, LogStatus, ReadStep, SegmentChain};
 use exec_server_protocol::{limits, message, message::RequestId, output::ReadEncoder, process as wire};
 use exec_server_rpc::Outbox;
+use exec_server_session::LogPosition;
 use tokio::time::Instant;
 
 use super::{
@@ -15,7 +16,7 @@ use super::{
     convert::{wire_blocked, wire_stream},
 };
 use crate::{
-    process::{LogPosition, OutputHold, Process},
+    process::{LostEnd, OutputHold, Process},
     session::SessionUse,
 };
 
@@ -116,44 +117,26 @@ impl ReadJob {
     pub(super) fn attempt(&mut self, out: &mut Outbox, now: Instant) -> ReadOutcome {
         // Look again after arming, so that no event is missed between the look and the sleep.
         loop {
-            let status = self.process.status();
+            let log = self.process.log();
+            let status = log.status();
             let exit_news = status.exited.is_some() && self.after_seq.saturating_add(1) < status.next_seq;
-            let probed = self.probe_log(status.next_seq);
+            let probed = probe_log(&log.chain, &mut self.cursor, status.next_seq);
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
             // The status is in shared memory and can be ahead of the segments, which arrive as messages. The segment
             // will wake this read.
-            let is_behind = self.cursor.next_seq() < status.next_seq && self.process.lost_end().is_none();
+            let is_behind = self.cursor.next_seq() < status.next_seq && log.lost_end().is_none();
             let has_news = (status.closed_seq.is_some() || exit_news) && !is_behind;
             match probed {
                 ProbeResult::Load(segment) => return ReadOutcome::Load(segment),
-                ProbeResult::Nothing if !has_news && !elapsed => {}
+                ProbeResult::Nothing if !has_news && !elapsed => {
+                    if !log.arm(status.next_seq) {
+                        return ReadOutcome::Wait;
+                    }
+                }
                 ProbeResult::Something | ProbeResult::Nothing => {
+                    drop(log);
                     return ReadOutcome::Answered(self.answer(out, &status));
                 }
-            }
-            if !self.process.arm(status.next_seq) {
-                return ReadOutcome::Wait;
-            }
-        }
-    }
-
-    /// Whether there is output or a gap after the cursor and below `next_seq`. The cursor stays where the answer
-    /// begins.
-    fn probe_log(&mut self, next_seq: u64) -> ProbeResult {
-        let chain = self.process.chain();
-        let mut probe = self.cursor;
-        loop {
-            match chain.read(&mut probe) {
-                // Newer than the status snapshot. A later snapshot will include it.
-                ReadStep::Record(record) if record.seq >= next_seq => return ProbeResult::Nothing,
-                ReadStep::Record(record) => match record.event {
-                    LogEvent::Output { .. } => return ProbeResult::Something,
-                    // Flags report the exit and the close. Moving past them keeps the next probe short.
-                    LogEvent::Exited(_) | LogEvent::Closed { .. } => self.cursor = probe,
-                },
-                ReadStep::Gap { .. } => return ProbeResult::Something,
-                ReadStep::End | ReadStep::Damaged(_) => return ProbeResult::Nothing,
-                ReadStep::NeedsLoad(segment) => return ProbeResult::Load(segment),
             }
         }
     }
@@ -161,20 +144,20 @@ impl ReadJob {
     fn answer(&mut self, out: &mut Outbox, status: &LogStatus) -> LogPosition {
         let process = self.process.clone();
         let mut last = LogPosition { seq: self.cursor.next_seq() - 1, offset: self.cursor.offset().unwrap_or(0) };
-        let hint = self.process.chain().peek_len(&self.cursor).map_or(256, |len| len * 4 / 3 + 256);
+        let hint = self.process.log().chain.peek_len(&self.cursor).map_or(256, |len| len * 4 / 3 + 256);
         out.message(hint, |buf| {
             message::begin_result(buf, &self.reply.id);
             let mut encoder = ReadEncoder::begin(buf);
             let mut tally = ReadTally::default();
-            let chain = process.chain();
+            let log = process.log();
             while tally.has_room(self.max_bytes) {
-                let next = chain.peek_len(&self.cursor).map(|len| len as u64);
+                let next = log.chain.peek_len(&self.cursor).map(|len| len as u64);
                 if next.is_some_and(|len| tally.would_exceed(len, self.max_bytes)) {
                     tally.cut_by_reader = next.zip(self.max_bytes).is_some_and(|(len, max)| tally.bytes + len > max);
                     break;
                 }
                 let before = self.cursor;
-                match chain.read(&mut self.cursor) {
+                match log.chain.read(&mut self.cursor) {
                     ReadStep::Record(record) if record.seq >= status.next_seq => {
                         // Newer than the status snapshot: leave it to the next read.
                         self.cursor = before;
@@ -199,15 +182,16 @@ impl ReadJob {
                         break;
                     }
                     ReadStep::End | ReadStep::Damaged(_) => {
-                        tally.all = self.cursor.next_seq() >= status.next_seq || process.lost_end().is_some();
+                        tally.all = self.cursor.next_seq() >= status.next_seq || log.lost_end().is_some();
                         break;
                     }
                     ReadStep::NeedsLoad(_) => break,
                 }
             }
-            let first_seq = chain.first().map_or(status.first_seq, |(seq, _)| seq);
-            drop(chain);
-            let end = self.end(status, &tally, first_seq);
+            let first_seq = log.chain.first().map_or(status.first_seq, |(seq, _)| seq);
+            let lost = log.lost_end();
+            drop(log);
+            let end = self.end(status, &tally, first_seq, lost);
             last = LogPosition { seq: end.next_seq - 1, offset: self.cursor.offset().unwrap_or(last.offset) };
             encoder.finish(buf, &end);
             message::end_result(buf);
@@ -217,14 +201,13 @@ impl ReadJob {
 
     /// `nextSeq` and flags by the rules of generation H. If our own cap or a pending disk read cut the answer, it says
     /// that there is more.
-    fn end(&self, status: &LogStatus, tally: &ReadTally, first_seq: u64) -> wire::ReadEnd {
+    fn end(&self, status: &LogStatus, tally: &ReadTally, first_seq: u64, lost: Option<LostEnd>) -> wire::ReadEnd {
         let cut_by_us = !tally.all && !tally.cut_by_reader && !tally.full(self.max_bytes);
         let next_seq = if cut_by_us || (self.max_bytes.is_some() && tally.count > 0) {
             if tally.count > 0 { tally.last_chunk + 1 } else { self.cursor.next_seq() }
         } else {
             status.next_seq
         };
-        let lost = self.process.lost_end();
         let (_, exit) = status.exited.unzip();
         wire::ReadEnd {
             next_seq,
@@ -241,10 +224,29 @@ impl ReadJob {
     }
 }
 
+/// Whether there is output or a gap after the cursor and below `next_seq`. The cursor stays where the answer begins.
+fn probe_log(chain: &SegmentChain, cursor: &mut Cursor, next_seq: u64) -> ProbeResult {
+    let mut probe = *cursor;
+    loop {
+        match chain.read(&mut probe) {
+            // Newer than the status snapshot. A later snapshot will include it.
+            ReadStep::Record(record) if record.seq >= next_seq => return ProbeResult::Nothing,
+            ReadStep::Record(record) => match record.event {
+                LogEvent::Output { .. } => return ProbeResult::Something,
+                // Flags report the exit and the close. Moving past them keeps the next probe short.
+                LogEvent::Exited(_) | LogEvent::Closed { .. } => *cursor = probe,
+            },
+            ReadStep::Gap { .. } => return ProbeResult::Something,
+            ReadStep::End | ReadStep::Damaged(_) => return ProbeResult::Nothing,
+            ReadStep::NeedsLoad(segment) => return ProbeResult::Load(segment),
+        }
+    }
+}
+
 impl ReadJob {
     /// The error text for a reader of a lost process.
     fn failure(&self) -> &'static str {
-        if self.process.is_uncounted() {
+        if self.process.log().is_uncounted() {
             "the holder of this process is gone; what it had not spilled to disk is lost, and not all of it is counted"
         } else {
             "the holder of this process is gone; what it had written is complete up to here"

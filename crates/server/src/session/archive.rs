@@ -20,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::control::ToHolder;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -48,7 +47,7 @@ impl Session {
         let is_quiet = state.attached.is_none()
             && !state.over
             && state.processes.values().all(|entry| matches!(entry, ProcessEntry::Live(_)))
-            && state.by_slot.values().all(|process| process.is_on_disk());
+            && state.by_slot.values().all(|process| process.log().is_on_disk());
         // Decide under the lock: a start that arrives now sees that the holder is leaving, and waits.
         if is_quiet {
             link.request_leave();
@@ -165,7 +164,7 @@ impl Session {
             match state.by_slot.get(&slot).filter(|process| is_same(known, process)) {
                 Some(process) => process.rejoin(link.clone(), known),
                 // Forgotten by the server while the files were handed over.
-                None => drop(link.status(|req| ToHolder::Forget { req, slot })),
+                None => link.forget(slot),
             }
         }
         Ok(())

@@ -66,22 +66,19 @@ impl Session {
     /// Records the end of a process, once. `otherwise` is the cause if neither an exit status nor the loss of the
     /// holder is known. Without such a cause the process counts as running and gets no record.
     pub(crate) fn record_end(&self, process: &Process, otherwise: Option<&'static str>) {
-        let exit = process.status().exited.map(|(_, exit)| exit);
-        let lost = process.lost_end().map(|_| "lost");
-        if (exit.is_none() && lost.or(otherwise).is_none()) || !process.mark_end_recorded() {
-            return;
-        }
-        let cause = exit.map(|exit| pump::wire_cause(exit.cause)).map(|cause| {
+        let Some(end) = process.log().take_end(otherwise) else { return };
+        let cause = end.exit.map(|exit| pump::wire_cause(exit.cause)).map(|cause| {
             let word = serde_json::to_value(cause).ok();
             word.and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
         });
         self.audit().record(AuditRecord {
             pid: Some(process.pid),
-            exit_code: exit.map(|exit| exit.code),
-            signal: exit
+            exit_code: end.exit.map(|exit| exit.code),
+            signal: end
+                .exit
                 .and_then(|exit| exit.signal)
                 .map(|signal| exec_server_protocol::signal::name(signal).into_owned()),
-            cause: cause.or_else(|| lost.or(otherwise).map(str::to_owned)),
+            cause: cause.or_else(|| end.cause.map(str::to_owned)),
             ..self.process_audit_record("process.exit", process.id())
         });
     }
@@ -90,7 +87,7 @@ impl Session {
     pub(super) fn mark_recorded_ends(&self, audit: &Audit, processes: &[Arc<Process>]) {
         for process in processes {
             if audit.has_exit(short_id(&self.id), process.id(), process.pid) {
-                process.mark_end_recorded();
+                process.log().mark_end_recorded();
             }
         }
     }

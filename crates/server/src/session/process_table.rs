@@ -4,6 +4,7 @@
 //! process.
 
 use std::{
+    cmp::Reverse,
     collections::BTreeMap,
     sync::{
         Arc,
@@ -18,7 +19,12 @@ use tokio::{sync::Semaphore, task::unconstrained, time::Instant};
 use exec_server_holder::control::ToHolder;
 
 use super::ttl_ms;
-use crate::{connection::Peer, holder_link::HolderLink, process::Process, pump::PumpCommand};
+use crate::{
+    connection::Peer,
+    holder_link::{HolderLink, ProcessSlots},
+    process::Process,
+    pump::PumpCommand,
+};
 
 /// Remaining time-to-live of an empty session. Long enough for a client to notice a dead link and reconnect.
 const EMPTY_TTL: Duration = Duration::from_secs(30);
@@ -35,9 +41,9 @@ pub(super) struct SessionState {
     /// The client that attached last announced no capabilities: a process id is free again 30 s after `closed`.
     pub(super) reference: bool,
     pub(super) processes: BTreeMap<String, ProcessEntry>,
-    /// By the holder's slot number. Also contains processes without a name: hidden ones, and forgotten ones that
-    /// readers still hold.
-    pub(super) by_slot: BTreeMap<u32, Arc<Process>>,
+    /// All processes. Also contains those without a name: hidden ones, and forgotten ones that readers still hold. The
+    /// task of the link has its own table for the messages of the holder.
+    pub(super) by_slot: ProcessSlots,
     pub(super) link: Option<Arc<HolderLink>>,
     /// The holder has exited, and this server maintains the files.
     pub(super) is_archived: bool,
@@ -154,8 +160,8 @@ impl SessionState {
     pub(super) fn may_reuse_id(&self, process: &Process, now: Instant) -> bool {
         self.reference
             && process
-                .closed_since(now, self.attached.is_some())
-                .is_some_and(|since| now.duration_since(since) >= limits::CLOSED_ID_TAKEN)
+                .closed_for(now, self.attached.is_some())
+                .is_some_and(|closed_for| closed_for >= limits::CLOSED_ID_TAKEN)
     }
 
     /// Whether `most` processes run already. Counts admitted starts, but not queued ones.
@@ -166,23 +172,23 @@ impl SessionState {
         }
         let is_begun = |gate: &StartGate| gate.0.is_begun.load(Ordering::Relaxed);
         let starting = self.processes.values().filter_map(ProcessEntry::gate).filter(|gate| is_begun(gate)).count();
-        let running = self.by_slot.values().filter(|process| !process.has_ended()).count();
+        let running = self.by_slot.values().filter(|process| !process.log().has_ended()).count();
         starting + running >= most
     }
 
     /// Forgets the oldest closed process whose output was taken, if there are `most` of them.
     pub(super) fn make_room(&mut self, now: Instant, most: usize) {
         let attached = self.attached.is_some();
-        let mut closed: Vec<(Instant, Arc<Process>)> = Vec::new();
+        let mut closed: Vec<(Duration, Arc<Process>)> = Vec::new();
         if self.processes.len() >= most {
             let live = self.processes.values().filter_map(ProcessEntry::live);
             closed = live
                 .filter(|process| process.is_taken())
-                .filter_map(|process| process.closed_since(now, attached).map(|since| (since, process.clone())))
+                .filter_map(|process| process.closed_for(now, attached).map(|closed_for| (closed_for, process.clone())))
                 .collect();
         }
         if closed.len() >= most
-            && let Some((_, oldest)) = closed.into_iter().min_by_key(|(since, _)| *since)
+            && let Some((_, oldest)) = closed.into_iter().min_by_key(|(closed_for, _)| Reverse(*closed_for))
         {
             self.forget(&oldest);
         }
