@@ -278,7 +278,7 @@ impl HolderLink {
         self.socket.as_ref().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Releases a segment that every taker has taken. If the holder is dead, removes the file here.
+    /// Releases a segment that no reader needs. If the holder is dead, removes the file here.
     pub(crate) fn release(&self, slot: u32, segment: u64) {
         if !self.is_broken() {
             self.send(&ToHolder::Release { slot, segment });
