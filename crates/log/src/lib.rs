@@ -33,53 +33,9 @@
     )
 )]
 
+#[cfg(not(loom))]
+mod imp;
 mod wake;
 
 #[cfg(not(loom))]
-mod chain;
-#[cfg(not(loom))]
-mod control;
-#[cfg(not(loom))]
-mod cursor;
-#[cfg(not(loom))]
-mod event;
-#[cfg(not(loom))]
-#[doc(hidden)]
-pub mod failpoint;
-#[cfg(not(loom))]
-mod layout;
-#[cfg(not(loom))]
-mod loaded;
-#[cfg(not(loom))]
-mod mapping;
-#[cfg(not(loom))]
-mod memory;
-#[cfg(not(loom))]
-mod recover;
-#[cfg(not(loom))]
-mod segment;
-#[cfg(not(loom))]
-mod writer;
-
-#[cfg(not(loom))]
-pub use chain::{ReadStep, SegmentChain};
-#[cfg(not(loom))]
-pub use control::{ControlBlock, LogStatus};
-#[cfg(not(loom))]
-pub use cursor::Cursor;
-#[cfg(not(loom))]
-pub use event::{BlockReason, Exit, ExitCause, LimitsHit, LogEvent, LogRecord, OutputStream};
-#[cfg(not(loom))]
-pub use layout::{RECORD_MAX, ROOM_MIN, SEGMENT_BYTES, SLOTS};
-#[cfg(not(loom))]
-pub use loaded::{LoadedSegment, RecoverError};
-#[cfg(not(loom))]
-pub use mapping::MappedSegment;
-#[cfg(not(loom))]
-pub use memory::OpenError;
-#[cfg(not(loom))]
-pub use recover::{RecoveredLog, disk_name, load, recover, survey};
-#[cfg(not(loom))]
-pub use segment::{Segment, SegmentInfo, SegmentLocation, SegmentPool, memfd_of};
-#[cfg(not(loom))]
-pub use writer::{DroppedSegment, LogWriter, RecordRoom, ReleasedSegment};
+pub use imp::*;

@@ -1,17 +1,71 @@
-//! A reader's view of the log of one process: the list of segments and the walk through their records.
+//! A reader's view of the log of one process: its position, the list of segments and the walk through their records.
 //!
 //! A chain does no I/O: the caller loads disk segments and maps memory segments.
 
 use std::{collections::VecDeque, sync::Arc};
 
-use crate::{
-    cursor::{Cursor, CursorHint},
+use super::{
     event::LogRecord,
     layout::{FoundRecord, RecordAt, record_at},
     loaded::LoadedSegment,
     mapping::MappedSegment,
     segment::{SegmentInfo, SegmentLocation},
 };
+
+/// A position between two events of a log. It can also be before the first retained event or beyond the newest one.
+///
+/// A cursor works with any chain of the same log. The segment position that it remembers is only a hint, which the
+/// chain verifies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    /// Sequence number of the event to read next.
+    next_seq: u64,
+    /// Output bytes before `next_seq`, if known.
+    offset: Option<u64>,
+    hint: Option<CursorHint>,
+}
+
+/// Where the chain found the cursor last: at or before the event to read next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CursorHint {
+    segment: u64,
+    /// Index of the segment, counted from the first segment that the chain ever had.
+    index: u64,
+    /// Byte position in the records of the segment.
+    pos: usize,
+    /// Sequence number of the event at `pos`.
+    seq: u64,
+    /// Output bytes before `pos`.
+    offset: u64,
+}
+
+impl Cursor {
+    /// A cursor before the first event.
+    pub fn start() -> Self {
+        Self::after_with_offset(0, 0)
+    }
+
+    /// A cursor after event `seq`. The first read determines the output offset.
+    pub fn after(seq: u64) -> Self {
+        Self { next_seq: seq.saturating_add(1), offset: (seq == 0).then_some(0), hint: None }
+    }
+
+    /// A cursor after event `seq`, which ends at output byte `offset`. With the offset known, the size of a gap is
+    /// exact even if the events before the gap are gone.
+    pub fn after_with_offset(seq: u64, offset: u64) -> Self {
+        Self { next_seq: seq.saturating_add(1), offset: Some(offset), hint: None }
+    }
+
+    /// Sequence number of the event to read next.
+    pub fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
+    /// Output bytes before the event to read next, if known.
+    pub fn offset(&self) -> Option<u64> {
+        self.offset
+    }
+}
 
 /// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -308,7 +362,8 @@ impl SegmentChain {
                     hint.offset = hint.offset.saturating_add(found.header.output_bytes());
                 }
                 RecordAt::Record(found) => {
-                    let (seq, offset) = (hint.seq, hint.offset);
+                    let seq = hint.seq;
+                    let offset = hint.offset;
                     break found.event().map_or(WalkStep::Malformed, |event| {
                         WalkStep::Record(found, LogRecord { seq, offset, event })
                     });

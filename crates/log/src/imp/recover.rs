@@ -4,7 +4,7 @@ use std::{fs::File, io, os::fd::BorrowedFd, sync::Arc};
 
 use rustix::fs::{Dir, Mode, OFlags, openat};
 
-use crate::{
+use super::{
     control::LogStatus,
     layout::SegmentHeader,
     loaded::{LoadedSegment, RecoverError},

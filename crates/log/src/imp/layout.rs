@@ -10,7 +10,7 @@
 //! below `commit`. Both checksums are zero in memory and set on disk. The checksum of a segment covers its header, the
 //! checksum of a record covers its header and its payload. Each is computed with the crc field set to zero.
 
-use crate::event::{self, Exit, LogEvent, OutputStream};
+use super::event::{self, Exit, LogEvent, OutputStream};
 
 /// Size of a segment, 1 MiB. With larger segments, memory would be released later, and the unsealed last segment of a
 /// quiet log would keep more of it.

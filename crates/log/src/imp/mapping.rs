@@ -10,7 +10,7 @@ use std::{
 
 use rustix::mm::ProtFlags;
 
-use crate::{
+use super::{
     layout::{LAYOUT, SEGMENT_BYTES, SEGMENT_HEADER, SEGMENT_MAGIC},
     memory::{MemoryMap, OpenError},
 };

@@ -5,7 +5,7 @@
 
 use std::{collections::VecDeque, io};
 
-use crate::{
+use super::{
     control::{ControlBlock, LogStatus},
     event::{self, Exit, OutputStream},
     failpoint,

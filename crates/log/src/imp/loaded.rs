@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
-use crate::{
+use super::{
     layout::{HeaderError, LAYOUT, RecordAt, SEGMENT_BYTES, SEGMENT_HEADER, SegmentHeader, record_at},
     segment::{SegmentInfo, SegmentLocation},
 };
@@ -13,13 +13,13 @@ pub enum RecoverError {
     #[error("read a segment file")]
     Os(#[from] io::Error),
     /// Not a regular file, or larger than a segment.
-    #[error("a file of `{found}` bytes is no segment")]
+    #[error("a file of `{found}` bytes is not a segment")]
     Size { found: u64 },
     /// The file ends within its header.
     #[error("a segment file ends after `{found}` bytes, within its header")]
     Short { found: u64 },
     /// The magic number does not match.
-    #[error("a file does not begin like a segment")]
+    #[error("a segment file has a wrong magic number")]
     Magic,
     /// Written by another version.
     #[error("a segment file has layout `{found}` instead of `{expected}`")]

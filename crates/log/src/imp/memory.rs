@@ -24,7 +24,7 @@ pub enum OpenError {
     #[error("shared memory of a log is not sealed against resizing")]
     NotSealed,
     /// The magic number does not match.
-    #[error("shared memory begins with `{found:#018x}`, which is no log")]
+    #[error("shared memory begins with `{found:#018x}`, which is not a log")]
     Magic {
         /// The first eight bytes.
         found: u64,

@@ -15,12 +15,12 @@ use std::{
 
 use rustix::mm::ProtFlags;
 
-use crate::{
+use super::{
     event::{BlockReason, Exit, ExitCause, LimitsHit},
     layout::{CONTROL_MAGIC, LAYOUT, SLOTS},
     memory::{MemoryMap, OpenError, WriteAccess},
-    wake,
 };
+use crate::wake;
 
 const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 128;

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use crate::{
+use super::{
     failpoint,
     layout::{
         self, END_BYTES, KIND_OUTPUT, LAYOUT, RECORD_HEADER, RECORD_MAX, RecordHeader, SEGMENT_BYTES, SEGMENT_HEADER,
