@@ -6,16 +6,16 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::File,
     os::{fd::AsFd, unix::fs::FileExt},
     sync::{Arc, Weak},
 };
 
 use exec_server_log::{
-    ControlBlock, Cursor, Exit, LoadedSegment, LogEvent, LogRecord, LogWriter, MappedSegment, OutputStream, RECORD_MAX,
-    ROOM_MIN, ReadStep, ReleasedSegment, SEGMENT_BYTES, Segment, SegmentChain, SegmentLocation, SegmentPool, disk_name,
-    load, memfd_of,
+    ControlBlock, Cursor, Exit, ExitCause, LimitsHit, LoadedSegment, LogEvent, LogRecord, LogWriter, MappedSegment,
+    OutputStream, RECORD_MAX, ROOM_MIN, ReadStep, ReleasedSegment, SEGMENT_BYTES, Segment, SegmentChain,
+    SegmentLocation, SegmentPool, disk_name, load, memfd_of,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -24,16 +24,42 @@ const SLOT: u32 = 77;
 
 #[derive(Clone, Debug)]
 enum LogOp {
-    Append { count: usize, len: usize, stream: OutputStream },
+    Append {
+        count: usize,
+        len: usize,
+        stream: OutputStream,
+    },
     Exit(i32),
     Close,
     Spill,
     Unload,
     DropOldest,
-    TakeUpTo { cursor: usize, keep_bytes: u64 },
+    /// The chain loses a disk segment that is not the last one, as if its file could not be read.
+    Remove {
+        permille: usize,
+    },
+    BeforeGap {
+        cursor: usize,
+        permille: u64,
+    },
+    Arm {
+        is_behind: bool,
+    },
+    TakeDirty,
+    TakeUpTo {
+        cursor: usize,
+        keep_bytes: u64,
+    },
     Trim,
-    Read { cursor: usize, steps: usize },
-    Rewind { cursor: usize, permille: u64, with_offset: bool },
+    Read {
+        cursor: usize,
+        steps: usize,
+    },
+    Rewind {
+        cursor: usize,
+        permille: u64,
+        with_offset: bool,
+    },
 }
 
 fn ops() -> impl Strategy<Value = Vec<LogOp>> {
@@ -47,6 +73,10 @@ fn ops() -> impl Strategy<Value = Vec<LogOp>> {
         4 => Just(LogOp::Spill),
         1 => Just(LogOp::Unload),
         2 => Just(LogOp::DropOldest),
+        1 => (0..1000_usize).prop_map(|permille| LogOp::Remove { permille }),
+        3 => (0..3_usize, 0..1000_u64).prop_map(|(cursor, permille)| LogOp::BeforeGap { cursor, permille }),
+        2 => any::<bool>().prop_map(|is_behind| LogOp::Arm { is_behind }),
+        1 => Just(LogOp::TakeDirty),
         4 => (0..3_usize, keep).prop_map(|(cursor, keep_bytes)| LogOp::TakeUpTo { cursor, keep_bytes }),
         1 => Just(LogOp::Trim),
         6 => (0..3_usize, 1..80_usize).prop_map(|(cursor, steps)| LogOp::Read { cursor, steps }),
@@ -85,10 +115,17 @@ impl ModelEvent {
 #[derive(Default)]
 struct LogModel {
     events: Vec<(u64, ModelEvent)>,
+    /// Segments that the writer released or dropped.
     gone: Vec<u64>,
+    /// Segments that only the chain has lost.
+    unreadable: Vec<u64>,
     dropped: u64,
     exit: Option<(u64, Exit)>,
     closed: Option<u64>,
+    /// The flags of the wake-up protocol: a reader waits at the end, the log is dirty, the session's reader waits.
+    is_armed: bool,
+    is_dirty: bool,
+    is_session_armed: bool,
 }
 
 #[derive(Debug, PartialEq)]
@@ -113,9 +150,44 @@ impl LogModel {
         self.events[..before.min(self.events.len())].iter().map(|(_, event)| event.bytes()).sum()
     }
 
+    fn segment_of(&self, seq: u64) -> u64 {
+        self.events[usize::try_from(seq).unwrap() - 1].0
+    }
+
     fn is_retained(&self, seq: u64) -> bool {
-        let (segment, _) = &self.events[usize::try_from(seq).unwrap() - 1];
-        !self.gone.contains(segment)
+        !self.gone.contains(&self.segment_of(seq))
+    }
+
+    fn is_readable(&self, seq: u64) -> bool {
+        self.is_retained(seq) && !self.unreadable.contains(&self.segment_of(seq))
+    }
+
+    /// The first event at or after `seq` that a reader can get, or the next one if there is none.
+    fn readable_from(&self, seq: u64) -> u64 {
+        (seq..self.next_seq()).find(|seq| self.is_readable(*seq)).unwrap_or(self.next_seq())
+    }
+
+    /// The last event of a segment.
+    fn last_seq_in(&self, segment: u64) -> u64 {
+        self.events.iter().rposition(|(id, _)| *id == segment).unwrap() as u64 + 1
+    }
+
+    /// The position that `before_gap` finds if all disk segments are loaded.
+    fn before_gap(&self, from: u64, seq: u64) -> Option<u64> {
+        let next = seq + 1;
+        let is_in_gap = next < self.next_seq() && !self.is_readable(next);
+        let contains_both = from == next || (seq > 0 && !self.is_readable(seq));
+        let begin = (from..next).rev().take_while(|seq| !self.is_readable(*seq)).last().unwrap_or(next);
+        (is_in_gap && contains_both).then_some(begin)
+    }
+
+    /// Whether the writer must write the eventfd for a new event.
+    fn notify(&mut self) -> bool {
+        if !std::mem::take(&mut self.is_armed) {
+            return false;
+        }
+        self.is_dirty = true;
+        std::mem::take(&mut self.is_session_armed)
     }
 
     fn first_seq(&self) -> u64 {
@@ -132,11 +204,11 @@ impl LogModel {
         if seq >= self.next_seq() {
             return ExpectedStep::End;
         }
-        if self.is_retained(seq) {
+        if self.is_readable(seq) {
             let (_, event) = &self.events[usize::try_from(seq).unwrap() - 1];
             return ExpectedStep::Record { seq, offset: self.offset_of(seq), event: event.clone() };
         }
-        let next = (seq..self.next_seq()).find(|seq| self.is_retained(*seq)).unwrap_or(self.next_seq());
+        let next = self.readable_from(seq);
         let known = cursor.offset().unwrap_or(0);
         ExpectedStep::Gap { from_seq: seq, to_seq: next - 1, bytes: self.offset_of(next) - known }
     }
@@ -160,6 +232,8 @@ struct LogWorld {
     cursors: [Cursor; 3],
     mappings: HashMap<u64, Arc<MappedSegment>>,
     lent: HashMap<u64, Weak<LentMapping>>,
+    /// Disk segments whose contents the chain has.
+    loaded: HashSet<u64>,
     dir: TempDir,
     stamp: u8,
 }
@@ -179,6 +253,7 @@ impl LogWorld {
             cursors: [Cursor::start(); 3],
             mappings: HashMap::new(),
             lent: HashMap::new(),
+            loaded: HashSet::new(),
             dir: TempDir::new().unwrap(),
             stamp: 0,
         }
@@ -197,8 +272,13 @@ impl LogWorld {
             LogOp::Unload => {
                 let ids: Vec<_> = self.chain.segments().map(|info| info.id).collect();
                 ids.into_iter().for_each(|id| self.chain.unload(id));
+                self.loaded.clear();
             }
             LogOp::DropOldest => self.drop_oldest(),
+            LogOp::Remove { permille } => self.remove(permille),
+            LogOp::BeforeGap { cursor, permille } => self.before_gap(cursor, permille),
+            LogOp::Arm { is_behind } => self.arm(is_behind),
+            LogOp::TakeDirty => self.take_dirty(),
             LogOp::TakeUpTo { cursor, keep_bytes } => self.take_up_to(cursor, keep_bytes),
             LogOp::Trim => {
                 for id in self.pool.trim_idle() {
@@ -222,12 +302,16 @@ impl LogWorld {
         if self.model.closed.is_some() {
             return;
         }
+        let had_room = self.writer.has_room();
         let room = self.writer.room(&mut self.pool).unwrap();
+        assert_eq!(room.fresh, !had_room);
         assert!((ROOM_MIN..=RECORD_MAX).contains(&room.buf.len()));
         let len = len.min(room.buf.len());
         self.stamp = self.stamp.wrapping_add(1);
         room.buf[..len].fill(self.stamp);
-        self.writer.commit(&self.control, stream, len);
+        assert!(!self.writer.commit(&self.control, stream, 0), "no bytes are no event");
+        let wake = self.writer.commit(&self.control, stream, len);
+        assert_eq!(wake, self.model.notify());
         self.note(ModelEvent::Output(stream, vec![self.stamp; len]));
     }
 
@@ -235,7 +319,17 @@ impl LogWorld {
         if self.model.exit.is_some() || self.model.closed.is_some() {
             return;
         }
-        let exit = Exit { code, signal: (code < 0).then_some(9), user_ms: 3, ..Exit::default() };
+        let number = u64::from(code.unsigned_abs());
+        let exit = Exit {
+            code,
+            signal: (code < 0).then_some(9),
+            cause: [ExitCause::Exit, ExitCause::Timeout, ExitCause::OutOfMemory][usize::try_from(number % 3).unwrap()],
+            user_ms: number,
+            system_ms: number + 1,
+            max_rss_bytes: number + 2,
+            hit: LimitsHit { pids: number & 4 != 0, memory: number & 8 != 0 },
+            is_denied: number & 16 != 0,
+        };
         self.model.exit = Some((self.model.next_seq(), exit));
         self.append_end(|writer, control, pool| writer.append_exited(control, pool, exit).unwrap());
         self.note(ModelEvent::Exited(exit));
@@ -247,7 +341,8 @@ impl LogWorld {
         }
         self.model.closed = Some(self.model.next_seq());
         self.append_end(|writer, control, pool| writer.append_closed(control, pool).unwrap());
-        let (written, dropped) = (self.model.written(), self.model.dropped);
+        let written = self.model.written();
+        let dropped = self.model.dropped;
         self.note(ModelEvent::Closed { written, dropped });
     }
 
@@ -255,7 +350,8 @@ impl LogWorld {
     /// of output.
     fn append_end(&mut self, append: impl FnOnce(&mut LogWriter, &ControlBlock, &mut SegmentPool) -> bool) {
         let before = self.writer.segments().last().filter(|info| !info.sealed).map(|info| info.id);
-        append(&mut self.writer, &self.control, &mut self.pool);
+        let wake = append(&mut self.writer, &self.control, &mut self.pool);
+        assert_eq!(wake, self.model.notify());
         let after = self.writer.segments().last().map(|info| info.id);
         assert!(before.is_none() || after == before, "the end of a log took a segment of its own");
     }
@@ -287,6 +383,7 @@ impl LogWorld {
         file.write_all_at(&bytes, 0).unwrap();
         let memory = self.writer.set_on_disk(id).unwrap();
         self.chain.set_on_disk(id);
+        self.loaded.remove(&id);
         self.recycle(memory);
     }
 
@@ -317,13 +414,98 @@ impl LogWorld {
         }
     }
 
+    fn remove(&mut self, permille: usize) {
+        let ids: Vec<_> = self.chain.segments().map(|info| info.id).collect();
+        let Some((_, ids)) = ids.split_last() else { return };
+        let Some(id) = ids.get(ids.len() * permille / 1000) else { return };
+        if self.is_on_disk(*id) {
+            self.chain.remove(*id);
+            self.model.unreadable.push(*id);
+        }
+    }
+
+    fn is_on_disk(&self, id: u64) -> bool {
+        self.writer.segments().any(|info| info.id == id && info.location == SegmentLocation::Disk)
+    }
+
+    /// The contents of a segment are known: it is in memory or loaded.
+    fn is_known(&self, id: u64) -> bool {
+        !self.is_on_disk(id) || self.loaded.contains(&id)
+    }
+
+    fn load_all(&mut self) {
+        let dir = File::open(self.dir.path()).unwrap();
+        let ids: Vec<_> = self.chain.segments().map(|info| info.id).filter(|id| !self.is_known(*id)).collect();
+        for id in ids {
+            assert!(self.chain.set_loaded(id, load(dir.as_fd(), SLOT, id).unwrap()));
+            self.loaded.insert(id);
+        }
+    }
+
+    fn before_gap(&mut self, cursor: usize, permille: u64) {
+        let cursor = self.cursors[cursor];
+        let seq = self.model.events.len() as u64 * permille / 1000;
+        if cursor.next_seq() > seq + 1 {
+            return;
+        }
+        self.load_all();
+        let found = self.chain.before_gap(cursor, seq);
+        assert_eq!(found.map(|found| found.next_seq()), self.model.before_gap(cursor.next_seq(), seq), "{seq}");
+    }
+
+    fn arm(&mut self, is_behind: bool) {
+        let next_seq = self.model.next_seq();
+        let seen = next_seq - u64::from(is_behind);
+        assert_eq!(self.server.arm_slot(SLOT, seen), is_behind);
+        self.model.is_armed = !is_behind;
+        assert_eq!(self.server.arm(), self.model.is_dirty);
+        self.model.is_session_armed = !self.model.is_dirty;
+    }
+
+    fn take_dirty(&mut self) {
+        let mut dirty = Vec::new();
+        self.server.take_dirty(|slot| dirty.push(slot));
+        let expected: &[u32] = if std::mem::take(&mut self.model.is_dirty) { &[SLOT] } else { &[] };
+        assert_eq!(dirty, expected);
+    }
+
+    /// The output bytes of the log, as far as the chain can know them.
+    fn end_offset(&self) -> u64 {
+        match self.chain.segments().last() {
+            Some(last) if !self.is_known(last.id) => last.base_offset,
+            Some(_) | None => self.model.written(),
+        }
+    }
+
+    /// The segments that `take_up_to` must remove.
+    fn removable(&self, taken: u64, keep_bytes: u64) -> Vec<u64> {
+        let limit = self.end_offset().saturating_sub(keep_bytes);
+        let segments: Vec<_> = self.chain.segments().collect();
+        let mut removable = Vec::new();
+        for (index, segment) in segments.iter().enumerate() {
+            let is_last_known = self.model.closed.is_some() && self.is_known(segment.id);
+            let end = match segments.get(index + 1) {
+                Some(next) => (next.base_seq, next.base_offset),
+                None if is_last_known => (self.model.next_seq(), self.model.written()),
+                None => break,
+            };
+            if end.0 > taken + 1 || end.1 > limit {
+                break;
+            }
+            removable.push(segment.id);
+        }
+        removable
+    }
+
     fn take_up_to(&mut self, cursor: usize, keep_bytes: u64) {
         let taken = self.cursors[cursor].next_seq() - 1;
         let retained = |world: &Self| world.chain.retained_bytes(world.model.written());
         let before = retained(self);
-        for id in self.chain.take_up_to(taken, keep_bytes) {
-            let last = self.model.events.iter().rposition(|(of, _)| *of == id);
-            let last_seq = last.unwrap() as u64 + 1;
+        let removable = self.removable(taken, keep_bytes);
+        let removed = self.chain.take_up_to(taken, keep_bytes);
+        assert_eq!(removed, removable);
+        for id in removed {
+            let last_seq = self.model.last_seq_in(id);
             assert!(last_seq <= taken, "untaken is never let go");
             self.model.gone.push(id);
             match self.writer.release(&self.control, id) {
@@ -347,17 +529,26 @@ impl LogWorld {
             let len = self.chain.peek_len(&at);
             let found = match self.chain.read(&mut at) {
                 ReadStep::NeedsLoad(id) => {
+                    assert_eq!(len, None);
+                    assert!(self.is_on_disk(id) && self.loaded.insert(id), "it is loaded already");
                     let loaded = load(dir.as_fd(), SLOT, id).unwrap();
                     assert!(self.chain.set_loaded(id, loaded));
                     continue;
                 }
                 ReadStep::Record(LogRecord { seq, offset, event }) => {
                     let event = ModelEvent::of(&event);
+                    assert!(self.is_known(self.model.segment_of(seq)), "an unloaded segment cannot be read");
                     assert_eq!(len.map(|len| len as u64), Some(event.bytes()));
                     ExpectedStep::Record { seq, offset, event }
                 }
-                ReadStep::Gap { from_seq, to_seq, bytes } => ExpectedStep::Gap { from_seq, to_seq, bytes },
-                ReadStep::End => ExpectedStep::End,
+                ReadStep::Gap { from_seq, to_seq, bytes } => {
+                    assert_eq!(len, None);
+                    ExpectedStep::Gap { from_seq, to_seq, bytes }
+                }
+                ReadStep::End => {
+                    assert_eq!(len, None);
+                    ExpectedStep::End
+                }
                 ReadStep::Damaged(id) => panic!("segment {id} is damaged"),
             };
             assert_eq!(found, expected);
@@ -374,9 +565,45 @@ impl LogWorld {
         assert_eq!(status.dropped, self.model.dropped);
         assert_eq!(status.exited, self.model.exit);
         assert_eq!(status.closed_seq, self.model.closed);
-        let ids: Vec<_> = self.writer.segments().map(|info| info.id).collect();
-        assert_eq!(ids, self.chain.segments().map(|i| i.id).collect::<Vec<_>>());
-        assert_eq!(self.writer.memory_segments() + self.writer.disk_segments(), ids.len());
+        assert_eq!(self.writer.next_seq(), self.model.next_seq());
+        assert_eq!(self.writer.written(), self.model.written());
+        let segments: Vec<_> = self.writer.segments().collect();
+        let readable = segments.iter().filter(|info| !self.model.unreadable.contains(&info.id));
+        // The chain learns from the shared header that a segment in memory was sealed.
+        let known: Vec<_> = readable.map(|info| (info.id, info.base_seq, info.base_offset, info.location)).collect();
+        let in_chain = self.chain.segments().map(|info| (info.id, info.base_seq, info.base_offset, info.location));
+        assert_eq!(known, in_chain.collect::<Vec<_>>());
+        for (index, info) in segments.iter().enumerate() {
+            assert_eq!(info.sealed, index + 1 < segments.len() || self.model.closed.is_some());
+            assert_eq!(self.writer.segment(info.id).is_some(), info.location == SegmentLocation::Memory);
+        }
+        let on_disk = segments.iter().filter(|info| info.location == SegmentLocation::Disk).count();
+        assert_eq!(self.writer.disk_segments(), on_disk);
+        assert_eq!(self.writer.memory_segments(), segments.len() - on_disk);
+        let oldest = segments.first().filter(|info| info.sealed);
+        assert_eq!(self.writer.oldest_sealed_seq(), oldest.map(|info| self.model.last_seq_in(info.id)));
+        let first = self.model.readable_from(1);
+        let is_empty = first == self.model.next_seq();
+        assert_eq!(self.chain.first(), (!is_empty).then(|| (first, self.model.offset_of(first))));
+        let retained = if is_empty { 0 } else { self.model.written() - self.model.offset_of(first) };
+        assert_eq!(self.chain.retained_bytes(self.model.written()), retained);
+        assert_eq!(self.chain.end_offset(), self.end_offset());
+    }
+
+    fn check_recent_output(&self, stream: OutputStream) {
+        let segments: Vec<_> = self.writer.segments().collect();
+        let recent = segments.iter().rev().take(2).filter(|info| info.location == SegmentLocation::Memory);
+        let recent: Vec<u64> = recent.map(|info| info.id).collect();
+        let mut expected = Vec::new();
+        for (segment, event) in &self.model.events {
+            if let ModelEvent::Output(of, bytes) = event
+                && *of == stream
+                && recent.contains(segment)
+            {
+                expected.extend_from_slice(bytes);
+            }
+        }
+        assert!(self.writer.recent_output(stream) == expected, "recent output of {stream:?}");
     }
 
     /// Reads every cursor to the end.
@@ -387,11 +614,14 @@ impl LogWorld {
             }
             self.read(cursor);
         }
+        for stream in [OutputStream::Stdout, OutputStream::Stderr, OutputStream::Pty] {
+            self.check_recent_output(stream);
+        }
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_cursor_sees_what_is_retained_and_each_gap_to_the_byte(ops in ops()) {

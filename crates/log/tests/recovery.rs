@@ -13,8 +13,9 @@ use std::{
 };
 
 use exec_server_log::{
-    ControlBlock, Cursor, Exit, LoadedSegment, LogEvent, LogWriter, OutputStream, RECORD_MAX, ReadStep, RecoverError,
-    RecoveredLog, SEGMENT_BYTES, SegmentChain, SegmentInfo, SegmentPool, disk_name, load, recover,
+    BlockReason, ControlBlock, Cursor, Exit, LoadedSegment, LogEvent, LogStatus, LogWriter, OutputStream, RECORD_MAX,
+    ReadStep, RecoverError, RecoveredLog, ReleasedSegment, SEGMENT_BYTES, SegmentChain, SegmentInfo, SegmentPool,
+    disk_name, load, recover, survey,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -27,6 +28,7 @@ struct DiskLog {
     segments: Vec<SegmentInfo>,
     next_seq: u64,
     written: u64,
+    status: LogStatus,
 }
 
 impl DiskLog {
@@ -51,7 +53,13 @@ impl DiskLog {
             fs::write(dir.path().join(disk_name(SLOT, id)), &bytes).unwrap();
             writer.set_on_disk(id).unwrap();
         }
-        Self { dir, segments: writer.segments().collect(), next_seq: writer.next_seq(), written: writer.written() }
+        Self {
+            dir,
+            segments: writer.segments().collect(),
+            next_seq: writer.next_seq(),
+            written: writer.written(),
+            status: control.status(SLOT),
+        }
     }
 
     fn path(&self, index: usize) -> PathBuf {
@@ -62,6 +70,11 @@ impl DiskLog {
     fn recover(&self) -> RecoveredLog {
         let dir = File::open(self.dir.path()).unwrap();
         recover(dir.as_fd(), SLOT).unwrap()
+    }
+
+    fn survey(&self) -> RecoveredLog {
+        let dir = File::open(self.dir.path()).unwrap();
+        survey(dir.as_fd(), SLOT).unwrap()
     }
 
     /// Reads the recovered segments through a chain. Returns the sequence number and offset after the last event.
@@ -107,6 +120,119 @@ fn a_whole_log_is_recovered_whole() {
     assert_eq!((recovered.torn_records, recovered.torn_bytes), (0, 0));
     assert_eq!(recovered.lost_files, 0);
     disk.check(&recovered);
+    assert_eq!(disk.survey(), recovered);
+    assert!(recovered.is_whole(&disk.status));
+}
+
+/// Everything that `restore` must refuse, one at a time.
+#[test]
+fn a_log_is_whole_only_if_it_is_closed_and_nothing_is_missing() {
+    let disk = DiskLog::write(50, RECORD_MAX);
+    let whole = disk.recover();
+    let open = LogStatus { closed_seq: None, ..disk.status };
+    let longer = LogStatus { next_seq: disk.next_seq + 1, ..disk.status };
+    let larger = LogStatus { written: disk.written + 1, ..disk.status };
+    for status in [open, longer, larger] {
+        assert!(!whole.is_whole(&status), "{status:?}");
+    }
+    assert!(!RecoveredLog { lost_files: 1, ..whole.clone() }.is_whole(&disk.status));
+    assert!(!RecoveredLog { torn_records: 1, ..whole.clone() }.is_whole(&disk.status));
+    let nothing = RecoveredLog::default();
+    assert!(!nothing.is_whole(&disk.status), "its events are missing");
+    let taken = LogStatus { first_seq: disk.next_seq, ..disk.status };
+    assert!(nothing.is_whole(&taken), "all its events were taken");
+    assert!(!RecoveredLog { end_offset: 1, ..whole }.is_whole(&taken));
+}
+
+#[test]
+fn a_restored_log_continues_with_the_same_segments_and_counters() {
+    let disk = DiskLog::write(50, RECORD_MAX);
+    let recovered = disk.recover();
+    let control = ControlBlock::create().unwrap();
+    let mut writer = LogWriter::restore(&control, SLOT, &disk.status, &recovered).unwrap();
+    assert_eq!(control.status(SLOT), disk.status);
+    assert_eq!(writer.segments().collect::<Vec<_>>(), disk.segments);
+    assert_eq!((writer.next_seq(), writer.written()), (disk.next_seq, disk.written));
+    assert_eq!((writer.memory_segments(), writer.disk_segments()), (0, disk.segments.len()));
+    assert!(!writer.has_room() && writer.oldest_sealed_in_memory().is_none());
+    assert_eq!(writer.oldest_sealed_seq(), Some(disk.segments[1].base_seq - 1));
+    let dropped = writer.drop_oldest(&control).unwrap();
+    assert_eq!((dropped.id, dropped.bytes), (disk.segments[0].id, disk.segments[1].base_offset));
+    for (at, segment) in disk.segments.iter().enumerate().skip(1) {
+        assert!(matches!(writer.release(&control, segment.id), ReleasedSegment::Disk));
+        let next =
+            disk.segments.get(at + 1).map_or((disk.next_seq, disk.written), |next| (next.base_seq, next.base_offset));
+        let status = control.status(SLOT);
+        assert_eq!((status.released_seq + 1, status.released_offset), next);
+        assert_eq!((status.first_seq, status.dropped), (next.0, dropped.bytes));
+    }
+}
+
+#[test]
+fn a_restored_log_keeps_what_was_released_and_dropped_before() {
+    let disk = DiskLog::write(50, RECORD_MAX);
+    let before = &disk.segments[1];
+    fs::remove_file(disk.path(0)).unwrap();
+    let status = LogStatus {
+        first_seq: before.base_seq,
+        released_seq: before.base_seq - 1,
+        released_offset: before.base_offset,
+        dropped: 17,
+        blocked: BlockReason::Quota,
+        ..disk.status
+    };
+    let control = ControlBlock::create().unwrap();
+    let recovered = disk.recover();
+    assert!(LogWriter::restore(&control, SLOT, &LogStatus { closed_seq: None, ..status }, &recovered).is_none());
+    LogWriter::restore(&control, SLOT, &status, &recovered).unwrap();
+    // A new holder reads again, so nothing is blocked.
+    assert_eq!(control.status(SLOT), LogStatus { blocked: BlockReason::No, ..status });
+}
+
+#[test]
+fn a_survey_reads_records_only_of_truncated_files() {
+    let disk = DiskLog::write(50, RECORD_MAX);
+    let whole = disk.recover();
+    let mut bytes = fs::read(disk.path(0)).unwrap();
+    bytes[1000] ^= 1;
+    fs::write(disk.path(0), &bytes).unwrap();
+    assert_eq!(disk.survey(), whole);
+    assert_ne!(disk.recover(), whole);
+    bytes.pop();
+    fs::write(disk.path(0), &bytes).unwrap();
+    assert_eq!(disk.survey(), disk.recover());
+    bytes.truncate(63);
+    fs::write(disk.path(0), &bytes).unwrap();
+    assert_eq!((disk.survey(), disk.survey().lost_files), (disk.recover(), 1));
+}
+
+#[test]
+fn the_loss_of_a_torn_file_is_counted() {
+    let disk = DiskLog::write(10, 1000);
+    let mut bytes = fs::read(disk.path(0)).unwrap();
+    // The header, three records, and a part of the fourth.
+    bytes.truncate(64 + 3 * 1024 + 500);
+    fs::write(disk.path(0), &bytes).unwrap();
+    let dir = File::open(disk.dir.path()).unwrap();
+    let loaded = load(dir.as_fd(), SLOT, disk.segments[0].id).unwrap();
+    assert_eq!((loaded.slot(), loaded.info()), (SLOT, disk.segments[0]));
+    assert_eq!((loaded.next_seq(), loaded.end_offset()), (4, 3000));
+    // Seven outputs, the exit and the close.
+    assert_eq!((loaded.torn_records(), loaded.torn_bytes()), (9, 7000));
+    bytes = fs::read(disk.path(0)).unwrap();
+    fs::write(disk.dir.path().join(disk_name(SLOT + 1, disk.segments[0].id)), &bytes).unwrap();
+    assert!(matches!(load(dir.as_fd(), SLOT + 1, disk.segments[0].id), Err(RecoverError::Header)));
+    assert_eq!(survey(dir.as_fd(), SLOT + 1).unwrap(), RecoveredLog { lost_files: 1, ..RecoveredLog::default() });
+}
+
+#[test]
+fn bytes_after_the_commit_are_no_part_of_the_log() {
+    let disk = DiskLog::write(10, 1000);
+    let whole = disk.recover();
+    let mut bytes = fs::read(disk.path(0)).unwrap();
+    bytes.extend_from_slice(&[1; 100]);
+    fs::write(disk.path(0), &bytes).unwrap();
+    assert_eq!((disk.recover(), disk.survey()), (whole.clone(), whole));
 }
 
 #[test]
@@ -194,6 +320,7 @@ proptest! {
         let recovered = disk.recover();
         prop_assert!(recovered.torn_records > 0);
         prop_assert_eq!(recovered.lost_files, 0);
+        prop_assert_eq!(&disk.survey(), &recovered);
         disk.check(&recovered);
     }
 

@@ -2,7 +2,7 @@
 
 use exec_server_session::{
     AttachError, AttachMode, FollowerId, FollowerKind, LEDGER_KEYS_MAX, Lease, LeaseState, LogPosition, Retention,
-    StdinLedger, Ttl, WriteBegin, WriteProgress,
+    StdinLedger, Ttl, UnknownWrite, WriteBegin, WriteProgress,
 };
 use proptest::prelude::*;
 
@@ -29,7 +29,12 @@ fn lease_op() -> impl Strategy<Value = LeaseOp> {
 
 /// The model keeps only the history and replays all of it each time.
 fn naive(history: &[(u64, LeaseOp)], ttl: u64) -> (LeaseState, u64) {
-    let (mut holder, mut since, mut ttl, mut epoch, mut dead, mut used) = (None, 0, Some(ttl), 0, false, false);
+    let mut holder = None;
+    let mut since = 0;
+    let mut ttl = Some(ttl);
+    let mut epoch = 0;
+    let mut dead = false;
+    let mut used = false;
     for (now, op) in history {
         dead |= holder.is_none() && !used && ttl.is_some_and(|ttl| *now >= since + ttl);
         match op {
@@ -59,7 +64,11 @@ fn ttl_of(ttl: Option<u64>) -> Ttl {
 proptest! {
     #[test]
     fn lease_agrees_with_a_replay_of_its_history(ops in proptest::collection::vec(lease_op(), 0..60)) {
-        let (mut lease, mut now, mut history) = (Lease::new(Ttl::Nanos(100), 0), 0, Vec::new());
+        let mut lease = Lease::new(Ttl::Nanos(100), 0);
+        let mut now = 0;
+        let mut history = Vec::new();
+        let mut ttl = Some(100);
+        let mut is_used = false;
         for op in ops {
             if let LeaseOp::Wait(ns) = op {
                 now += ns;
@@ -75,15 +84,33 @@ proptest! {
                         Err(AttachError::Expired) => prop_assert_eq!(before.state(), LeaseState::Expired),
                     }
                 }
-                LeaseOp::Detach { conn } => { lease.handle_detach(conn, now); }
-                LeaseOp::SetTtl(ttl) => lease.set_ttl(ttl_of(ttl)),
-                LeaseOp::Used => lease.handle_used(),
-                LeaseOp::Unused => lease.handle_unused(now),
+                LeaseOp::Detach { conn } => {
+                    prop_assert_eq!(lease.handle_detach(conn, now), before.state() == LeaseState::Attached { conn });
+                }
+                LeaseOp::SetTtl(new) => {
+                    ttl = new;
+                    lease.set_ttl(ttl_of(new));
+                }
+                LeaseOp::Used => {
+                    is_used = true;
+                    lease.handle_used();
+                }
+                LeaseOp::Unused => {
+                    is_used = false;
+                    lease.handle_unused(now);
+                }
                 LeaseOp::Wait(_) => {}
             }
             history.push((now, op));
             // Like the holder, the model checks for expiry on every operation and whenever time advances.
             prop_assert_eq!((lease.state(), lease.epoch()), naive(&history, 100));
+            prop_assert_eq!((lease.ttl(), lease.is_used()), (ttl_of(ttl), is_used));
+            prop_assert_eq!(lease.is_attached(), matches!(lease.state(), LeaseState::Attached { .. }));
+            let deadline = match lease.state() {
+                LeaseState::Detached { since_ns } if !is_used => ttl.map(|ttl| since_ns + ttl),
+                LeaseState::Detached { .. } | LeaseState::Attached { .. } | LeaseState::Expired => None,
+            };
+            prop_assert_eq!(lease.deadline_ns(), deadline);
         }
     }
 
@@ -93,7 +120,9 @@ proptest! {
         let mut model: Vec<(u8, u64, u64, Option<u32>)> = Vec::new();
         for (name, total, n, digest) in ops {
             // An older sender gives no digest. Its writes are compared by length only.
-            let (key, total, digest) = ([name; 16], total * 4, digest.checked_sub(1));
+            let key = [name; 16];
+            let total = total * 4;
+            let digest = digest.checked_sub(1);
             let expected = match model.iter().find(|(known, ..)| *known == name) {
                 None => WriteBegin::New,
                 Some((_, known, ..)) if *known != total => WriteBegin::Mismatch { total: *known },
@@ -110,7 +139,8 @@ proptest! {
             prop_assert_eq!(ledger.advance(key, n), Ok(entry.2));
             prop_assert_eq!(ledger.progress(key), Some(WriteProgress { total: entry.1, done: entry.2, digest: entry.3 }));
         }
-        prop_assert_eq!(ledger.len(), model.len());
+        prop_assert_eq!((ledger.len(), ledger.is_empty()), (model.len(), model.is_empty()));
+        prop_assert_eq!((ledger.advance([99; 16], 1), ledger.progress([99; 16])), (Err(UnknownWrite), None));
     }
 }
 
