@@ -13,6 +13,7 @@ mod ending;
 mod examples;
 mod fs;
 mod fs_words;
+mod guide_md;
 mod habits;
 mod help;
 mod local;
