@@ -2,6 +2,7 @@
 //!
 //! Reads the tree and changes nothing. Runs as `cargo xtask tidy` and inside `cargo test`.
 
+mod architecture;
 mod document_paths;
 mod idioms;
 mod names;
@@ -18,32 +19,6 @@ use exec_server_workspace::cargo;
 /// A longer file should be split.
 const MAX_LINES: usize = 800;
 
-/// Allowed dependencies between crates, as in ARCHITECTURE.md. A crate that is not listed may use every other.
-const ARROWS: &[(&str, &[&str])] = &[
-    ("protocol", &[]),
-    ("log", &[]),
-    ("sandbox", &[]),
-    ("process", &["sandbox"]),
-    ("fs", &[]),
-    ("session", &["protocol"]),
-    ("rpc", &["protocol"]),
-    ("holder", &["log", "sandbox", "process", "session"]),
-    ("server", &["protocol", "rpc", "session", "log", "sandbox", "holder", "fs"]),
-    ("sim", &["protocol", "rpc", "session", "log", "process", "holder", "fs", "server", "client"]),
-    ("client", &["protocol", "rpc", "fs", "holder", "server"]),
-    ("mcp", &["client"]),
-    ("cli", &["protocol", "rpc", "session", "log", "sandbox", "process", "holder", "fs", "server", "client", "mcp"]),
-    ("bench", &["protocol", "rpc", "log", "server"]),
-    ("chaos", &[]),
-    ("testkit", &["chaos"]),
-    ("workspace", &[]),
-    ("harness", &["chaos", "workspace"]),
-    ("faults", &["chaos", "harness", "workspace"]),
-    ("benchmark", &["harness", "workspace"]),
-    ("interop", &["harness", "workspace"]),
-    ("xtask", &["workspace"]),
-];
-
 /// Prints each broken rule and fails if there is one.
 pub(super) fn run() -> Result<()> {
     let broken = broken_rules(cargo::root())?;
@@ -58,6 +33,7 @@ pub(super) fn run() -> Result<()> {
 fn broken_rules(root: &Path) -> Result<Vec<String>> {
     let mut broken = Vec::new();
     let mut types = names::TypeNames::default();
+    let mut facts = architecture::CodeFacts::default();
     let mut files = Vec::new();
     collect(root, &mut files)?;
     for path in files {
@@ -74,12 +50,15 @@ fn broken_rules(root: &Path) -> Result<Vec<String>> {
         if name.ends_with(".rs") {
             source(&name, &text, &mut broken);
             types.read(&name, &text);
+            facts.read_source(&name, &text);
         }
         if name.ends_with("Cargo.toml") {
-            arrows(&name, &text, &mut broken);
+            facts.read_manifest(&name, &text);
         }
     }
     types.check(&mut broken);
+    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).context("read `ARCHITECTURE.md`")?;
+    facts.check(&map, &mut broken);
     Ok(broken)
 }
 
@@ -142,37 +121,6 @@ fn machine_paths(name: &str, text: &str, broken: &mut Vec<String>) {
     }
 }
 
-fn arrows(name: &str, text: &str, broken: &mut Vec<String>) {
-    let parts: Vec<&str> = name.split('/').collect();
-    let folder = match parts.as_slice() {
-        ["crates" | "tools", folder, "Cargo.toml"] | [folder, "Cargo.toml"] => *folder,
-        _ => return,
-    };
-    let Some((_, allowed)) = ARROWS.iter().find(|(from, _)| *from == folder) else {
-        return;
-    };
-    for dependency in dependencies(text) {
-        if !allowed.contains(&dependency) {
-            broken.push(format!("{name}: `{folder}` must not depend on `{dependency}`"));
-        }
-    }
-}
-
-/// Our own crates in the dependency tables of a manifest, without dev-dependencies.
-fn dependencies(text: &str) -> Vec<&str> {
-    let mut inside = false;
-    let mut found = Vec::new();
-    for line in text.lines() {
-        if line.starts_with('[') {
-            inside = line.contains("dependencies]") && !line.contains("dev-dependencies");
-        } else if inside && let Some(rest) = line.strip_prefix("exec-server-") {
-            let end = rest.find(['.', ' ', '=']).unwrap_or(rest.len());
-            found.push(&rest[..end]);
-        }
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,7 +138,6 @@ mod tests {
         source("crates/x/src/b.rs", &format!("//! Doc.\n{}", "\n".repeat(MAX_LINES)), &mut broken);
         source("crates/x/src/c.rs", &format!("//! Doc.\n{}]\n", concat!("#[", "ignore")), &mut broken);
         machine_paths("README.md", concat!("cd /ro", "ot/x"), &mut broken);
-        arrows("crates/log/Cargo.toml", "[dependencies]\nexec-server-rpc.workspace = true\n", &mut broken);
         assert_eq!(
             broken,
             [
@@ -199,7 +146,6 @@ mod tests {
                 "crates/x/src/b.rs: 801 lines, more than 800",
                 concat!("crates/x/src/c.rs:2: `#[", "ignore` is not used here"),
                 concat!("README.md:1: a path of one machine: `/ro", "ot/`"),
-                "crates/log/Cargo.toml: `log` must not depend on `rpc`",
             ]
         );
     }
