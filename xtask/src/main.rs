@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask fmt | lint | tidy | guard | dist | ci`, and `sim | fuzz | faults | interop | bench`, which it
+//! The project's own commands: `cargo xtask fmt | lint | tidy | guard | dist | record | ci`, and `sim | fuzz | faults | interop | bench`, which it
 //! builds and starts as separate programs.
 //!
 //! Kept small, because every use of `cargo xtask` compiles it first.
@@ -11,6 +11,7 @@ mod commands;
 mod dist;
 mod fuzz;
 mod guard;
+mod record;
 mod tidy;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -50,6 +51,8 @@ enum Xtask {
     Guard(guard::GuardOptions),
     /// Build the static program, its package, the checksums and the installer, and test them.
     Dist(dist::DistOptions),
+    /// Record a survived cut as the animation of the README.
+    Record(record::RecordOptions),
     /// Run all checks in their short form, and print the time of each.
     Ci(ci::CiOptions),
 }
@@ -84,6 +87,7 @@ fn run(command: Xtask) -> anyhow::Result<ExitCode> {
         Xtask::Bench(options) => return Tool::Benchmark.start(&options.arguments),
         Xtask::Guard(options) => guard::run(&options),
         Xtask::Dist(options) => dist::run(&options),
+        Xtask::Record(options) => record::run(&options),
         Xtask::Ci(options) => ci::run(&options),
     }?;
     Ok(ExitCode::SUCCESS)
