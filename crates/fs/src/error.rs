@@ -28,10 +28,10 @@ pub enum ErrorKind {
     #[error("it is not beneath one of the permitted directories")]
     OutsideView,
     /// The object belongs to the server itself: the view's guard protects it.
-    #[error("it belongs to the server, and only the owner of the server may use it")]
+    #[error("it belongs to the server; only the owner of the server may use it")]
     Protected,
     /// The path contains a symbolic link, and the request does not follow links.
-    #[error("the path contains a symbolic link, and none is followed")]
+    #[error("the path contains a symbolic link, which is not followed")]
     Symlink,
     /// The object is not a regular file.
     #[error("it is {0}, not a regular file")]
@@ -65,7 +65,7 @@ pub enum ErrorKind {
     /// The operating system or this crate does not support it.
     #[error("{0}")]
     Unsupported(&'static str),
-    #[error("it was called off")]
+    #[error("it was cancelled")]
     Cancelled,
 }
 

@@ -22,15 +22,15 @@ pub const PATTERNS: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    #[error("the pattern `{pattern}` cannot be read: {reason}")]
+    #[error("invalid pattern `{pattern}`: {reason}")]
     Malformed {
         /// The beginning of the pattern.
         pattern: String,
         reason: String,
     },
-    #[error("the pattern has {bytes} bytes; at most {PATTERN_BYTES} are taken")]
+    #[error("the pattern has {bytes} bytes; the limit is {PATTERN_BYTES}")]
     TooLong { bytes: usize },
-    #[error("there are {count} patterns; at most {PATTERNS} are taken")]
+    #[error("there are {count} patterns; the limit is {PATTERNS}")]
     TooMany { count: usize },
 }
 

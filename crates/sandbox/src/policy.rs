@@ -182,7 +182,7 @@ impl Policy {
                     "the pattern `{pattern}` covers `{}`, which cannot be listed and could be opened",
                     dir.display()
                 ),
-                glob::GlobError::Malformed(reason) => format!("the pattern `{pattern}` cannot be read: {reason}"),
+                glob::GlobError::Malformed(reason) => format!("invalid pattern `{pattern}`: {reason}"),
             },
         })
     }

@@ -467,7 +467,7 @@ impl Core {
         match self.holders.remove(id) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The holder has removed its directory itself.
-            Err(error) => tracing::warn!(session = short_id(id), %error, "what was left of the session stays"),
+            Err(error) => tracing::warn!(session = short_id(id), %error, "cannot remove the files of the session"),
         }
     }
 

@@ -69,7 +69,7 @@ pub(crate) enum Failure {
     NotATerminal { id: String },
     #[error("unknown signal `{name}`")]
     UnknownSignal { name: String },
-    #[error("this server cannot enforce what is asked, so it does nothing: {what}")]
+    #[error("cannot enforce the requested policy, so the request is refused: {what}")]
     NotEnforceable { what: String },
     /// Ends with the OS error text: clients of the reference look for it.
     #[error("{what}: Operation not permitted")]
@@ -80,9 +80,9 @@ pub(crate) enum Failure {
     NoStdin { id: String },
     #[error("too many requests wait on this connection: {what}")]
     Overloaded { what: &'static str },
-    #[error("there are {most} {what} already, which is the bound it was given; end some and try again")]
+    #[error("limit reached: {most} {what}; end some and try again")]
     TooMany { what: &'static str, most: usize },
-    #[error("the holder of session {session} is gone, and its processes with it; open a new session")]
+    #[error("the holder of session {session} died, and its processes were killed; open a new session")]
     HolderLost { session: String },
     #[error(
         "start `{program}`: the holder process of session {} has not answered for {} s; the start was withdrawn, try again",
@@ -123,13 +123,13 @@ pub(crate) enum Failure {
     FileTooLarge,
     #[error("handleId has more than {} bytes", limits::HANDLE_ID_BYTES)]
     HandleName,
-    #[error("`{id}` is open already; close it first")]
+    #[error("`{id}` is already open; close it first")]
     DuplicateHandle { id: String },
     #[error("{}", too_many_handles(*used))]
     TooManyHandles { used: HandleUse },
     #[error("{source}")]
     Pattern { source: exec_server_fs::PatternError },
-    #[error("there are too many {what} already, at most {most} of a connection; close some and try again")]
+    #[error("limit reached: {most} {what} per connection; close some and try again")]
     TooManyFileTasks { what: &'static str, most: usize },
     #[error("{what}: the host is out of resources: {source}")]
     Host { what: &'static str, source: io::Error },
@@ -153,13 +153,13 @@ pub(crate) enum Failure {
         limits::HTTP_BODY_BYTES
     )]
     HttpTooLarge { host: String },
-    #[error("the HTTP request was called off")]
+    #[error("the HTTP request was cancelled")]
     HttpCancelled,
-    #[error("a streamed HTTP request `{id}` is under way already")]
+    #[error("a streamed HTTP request `{id}` is already in progress")]
     DuplicateRequest { id: String },
     #[error("`{principal}` may not use the variable `{name}` of the server: it lacks the scope `exec`")]
     HttpVariable { principal: String, name: String },
-    #[error("{what} failed in a way that it should not; the server's log has the details")]
+    #[error("internal error in {what}; see the server's log")]
     Internal { what: &'static str },
     #[error("the audit log cannot be written, so nothing is started or requested; try again when the disk has room")]
     AuditUnavailable,

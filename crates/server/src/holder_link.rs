@@ -289,7 +289,7 @@ impl HolderLink {
         }
         let name = exec_server_log::disk_name(slot, segment);
         if let Err(error) = self.holders.remove_segment(&self.session, &name) {
-            tracing::warn!(session = short_id(&self.session), name, %error, "spilled output stays until the session ends");
+            tracing::warn!(session = short_id(&self.session), name, %error, "cannot remove spilled output; it stays until the session ends");
         }
     }
 
@@ -646,7 +646,7 @@ impl HolderLink {
             FromHolder::Archived => session.handle_archived(self),
             FromHolder::Staying => drop(self.departure.send_replace(HolderDeparture::No)),
             FromHolder::Welcome { .. } | FromHolder::Refused { .. } | FromHolder::Process(_) | FromHolder::Ready => {
-                tracing::warn!(session = short_id(&self.session), "the holder repeats its introduction");
+                tracing::warn!(session = short_id(&self.session), "the holder sent its introduction twice");
             }
         }
     }

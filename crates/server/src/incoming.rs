@@ -104,7 +104,11 @@ impl IncomingBudget {
         if let Some(largest) = shares.values().filter(|share| !share.is_shed()).max_by_key(held)
             && held(&largest) >= SHED_LEAST
         {
-            tracing::warn!(total, held = held(&largest), "too many bytes of incoming messages; the largest is closed");
+            tracing::warn!(
+                total,
+                held = held(&largest),
+                "too many bytes of incoming messages; closing the connection with the largest"
+            );
             largest.is_shed.store(true, Ordering::Relaxed);
             largest.shed.notify_one();
         }

@@ -181,7 +181,7 @@ impl Metrics {
     /// The page in the Prometheus text format.
     pub(crate) fn render(&self, snapshot: &MetricsSnapshot) -> String {
         let mut text = MetricsText::default();
-        text.gauge("exec_server_build_info", "Which build this is.", &[(&[("version", env!("CARGO_PKG_VERSION"))], 1)]);
+        text.gauge("exec_server_build_info", "Build information.", &[(&[("version", env!("CARGO_PKG_VERSION"))], 1)]);
         self.render_connections(&mut text, snapshot);
         self.render_sessions(&mut text, snapshot);
         self.render_bytes(&mut text, snapshot);
@@ -190,66 +190,66 @@ impl Metrics {
     }
 
     fn render_connections(&self, text: &mut MetricsText, snapshot: &MetricsSnapshot) {
-        text.gauge("exec_server_connections", "Connections that are open.", &[(&[], snapshot.connections)]);
+        text.gauge("exec_server_connections", "Open connections.", &[(&[], snapshot.connections)]);
         text.counter(
             "exec_server_connections_total",
-            "Connections that passed a door.",
+            "Connections that were admitted.",
             &[(&[], self.connections.get())],
         );
         let refused: Vec<_> =
             STATUSES.iter().zip(&self.refused).map(|((_, label), count)| ([("status", *label)], count.get())).collect();
         text.counter(
             "exec_server_refused_total",
-            "Requests that a door answered instead of letting the connection in.",
+            "Requests refused before a connection was admitted, by HTTP status.",
             &refused.iter().map(|(label, count)| (label.as_slice(), *count)).collect::<Vec<_>>(),
         );
         text.counter(
             "exec_server_dead_peers_total",
-            "Connections dropped because nothing was heard of the peer.",
+            "Connections dropped because the peer was silent.",
             &[(&[], self.dead_peers.get())],
         );
         let admission = snapshot.admission.map(|(outcome, count)| ([("outcome", outcome)], count));
         text.counter(
             "exec_server_door_total",
-            "Connections that came to the door and not in, and those answered late.",
+            "Connections dropped or delayed before authentication, by outcome.",
             &admission.each_ref().map(|(label, count)| (label.as_slice(), *count)),
         );
-        text.gauge("exec_server_draining", "1 while the server ends in order.", &[(&[], u64::from(snapshot.draining))]);
+        text.gauge("exec_server_draining", "1 while the server shuts down.", &[(&[], u64::from(snapshot.draining))]);
     }
 
     fn render_sessions(&self, text: &mut MetricsText, snapshot: &MetricsSnapshot) {
         text.gauge(
             "exec_server_sessions",
-            "Sessions, by whether a connection has them.",
+            "Sessions, by whether a connection is attached.",
             &[
                 (&[("state", "attached")], snapshot.sessions_attached),
                 (&[("state", "detached")], snapshot.sessions_detached),
             ],
         );
         for (name, help, counter) in [
-            ("exec_server_sessions_total", "Sessions made.", &self.sessions),
+            ("exec_server_sessions_total", "Sessions created.", &self.sessions),
             ("exec_server_sessions_resumed_total", "Sessions resumed by a connection.", &self.resumed),
-            ("exec_server_sessions_expired_total", "Sessions that ended because nobody came back.", &self.expired),
+            ("exec_server_sessions_expired_total", "Sessions that expired while detached.", &self.expired),
             ("exec_server_sessions_adopted_total", "Sessions taken over from earlier servers.", &self.adopted),
             ("exec_server_adoption_failures_total", "Holders that could not be taken over.", &self.adoption_failures),
-            ("exec_server_holders_lost_total", "Holders that died, and their processes with them.", &self.holders_lost),
+            ("exec_server_holders_lost_total", "Holders that died; their processes were killed.", &self.holders_lost),
             ("exec_server_processes_started_total", "Processes started.", &self.started),
         ] {
             text.counter(name, help, &[(&[], counter.get())]);
         }
         text.counter(
             "exec_server_audit_lost_total",
-            "Records that the audit log could not take.",
+            "Records that could not be written to the audit log.",
             &[(&[], snapshot.audit_lost)],
         );
         text.gauge(
             "exec_server_processes",
-            "Processes, running and ended but kept.",
+            "Processes, running or ended and retained.",
             &[(&[("state", "running")], snapshot.processes_running), (&[("state", "ended")], snapshot.processes_ended)],
         );
         text.gauge(
             "exec_server_processes_blocked",
-            "Processes that wait because their output is not taken, by what is full.",
+            "Processes blocked because their output is not read, by the limit reached.",
             &[
                 (&[("reason", "memory")], snapshot.blocked_memory),
                 (&[("reason", "quota")], snapshot.blocked_quota),
@@ -262,12 +262,16 @@ impl Metrics {
         for (name, help, counter) in [
             ("exec_server_received_bytes_total", "Bytes from peers, framing included.", &self.received_bytes),
             ("exec_server_sent_bytes_total", "Bytes to peers, framing included.", &self.sent_bytes),
-            ("exec_server_output_bytes_total", "Output read from processes.", &self.output_bytes),
-            ("exec_server_output_dropped_bytes_total", "Output given up by the overflow policy.", &self.dropped_bytes),
-            ("exec_server_stdin_bytes_total", "Bytes that entered the stdin of processes.", &self.stdin_bytes),
-            ("exec_server_gaps_total", "Gaps told to readers.", &self.gaps),
-            ("exec_server_gap_bytes_total", "Bytes of the gaps told to readers.", &self.gap_bytes),
-            ("exec_server_spilled_segments_total", "Log segments (1 MiB) that went to disk.", &self.spilled_segments),
+            ("exec_server_output_bytes_total", "Output bytes read from processes.", &self.output_bytes),
+            (
+                "exec_server_output_dropped_bytes_total",
+                "Output bytes dropped by the overflow policy.",
+                &self.dropped_bytes,
+            ),
+            ("exec_server_stdin_bytes_total", "Bytes written to the stdin of processes.", &self.stdin_bytes),
+            ("exec_server_gaps_total", "Gaps reported to readers.", &self.gaps),
+            ("exec_server_gap_bytes_total", "Bytes of the gaps reported to readers.", &self.gap_bytes),
+            ("exec_server_spilled_segments_total", "Log segments (1 MiB) spilled to disk.", &self.spilled_segments),
         ] {
             text.counter(name, help, &[(&[], counter.get())]);
         }
@@ -276,7 +280,7 @@ impl Metrics {
     fn render_requests(&self, text: &mut MetricsText) {
         text.begin(
             "exec_server_request_seconds",
-            "From a request to its answer; a waiting read counts its wait.",
+            "Time from a request to its answer, including the wait of a waiting read.",
             "histogram",
         );
         for (method, latency) in METHODS.iter().zip(&self.latencies) {

@@ -348,7 +348,7 @@ impl Sandboxes {
         let all: Vec<PathBuf> = placed.0.iter().cloned().collect();
         if let Err(error) = self.holders.keep_placeholders(&all) {
             // Not fatal: this server removes the placeholders when it ends. They stay only if it is killed.
-            tracing::warn!(%error, "the paths of placeholders are not kept for the next server");
+            tracing::warn!(%error, "cannot record the paths of placeholders for the next server");
         }
     }
 
@@ -357,7 +357,7 @@ impl Sandboxes {
     pub(crate) fn adopt_placeholders(&self) {
         let (gone, left) = placeholder::remove_all(self.holders.placeholders().into_iter().collect());
         if !gone.is_empty() {
-            tracing::info!(count = gone.len(), "took away the placeholders of an earlier server");
+            tracing::info!(count = gone.len(), "removed the placeholders of an earlier server");
         }
         if !gone.is_empty() || !left.is_empty() {
             self.placed.lock().0.extend(left);
@@ -373,7 +373,7 @@ impl Sandboxes {
         }
         let all: Vec<PathBuf> = placed.0.iter().cloned().collect();
         if let Err(error) = self.holders.keep_placeholders(&all) {
-            tracing::debug!(%error, "the paths of placeholders that are gone stay on disk");
+            tracing::debug!(%error, "cannot remove the record of placeholders that are gone");
         }
     }
 

@@ -443,7 +443,7 @@ impl Session {
         tracing::warn!(
             session = short_id(&self.id),
             pid = process.pid,
-            "started after its start was withdrawn; it is killed"
+            "started after its start was withdrawn; killing it"
         );
         self.record_running(process);
         self.state.lock().by_slot.insert(process.slot(), process.clone());
@@ -524,7 +524,10 @@ impl Session {
         if let Some(link) = link {
             let ended = link.status(|req| ToHolder::End { req });
             if tokio::time::timeout(END_WITHIN, ended.get()).await.is_err() {
-                tracing::warn!(session = short_id(&self.id), "its holder does not answer; it ends when it goes on");
+                tracing::warn!(
+                    session = short_id(&self.id),
+                    "the holder does not answer; the session ends when it does"
+                );
             }
         }
         self.record_ends();

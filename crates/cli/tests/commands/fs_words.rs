@@ -43,7 +43,7 @@ fn what_went_wrong_is_said_once() {
     }
     let (_, said, code) = world.run(&["grep", "a(b"]);
     assert_eq!(code, Some(2));
-    assert!(said.ends_with(": the pattern `a(b` cannot be read: unclosed group\n"), "{said}");
+    assert!(said.ends_with(": invalid pattern `a(b`: unclosed group\n"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 

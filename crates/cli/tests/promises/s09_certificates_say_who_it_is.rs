@@ -213,7 +213,7 @@ fn new_files_are_read_without_a_restart_and_broken_ones_change_nothing() {
     };
     let first = leaf();
     fs::write(&world.server.cert, "nothing that is a certificate").expect("write");
-    wait_for("the word that it is not used", || server.stderr().contains("the old ones stay"));
+    wait_for("the word that it is not used", || server.stderr().contains("keeping the old ones"));
     assert_eq!(leaf(), first);
     world.servers.server("server");
     wait_for("the new certificate", || leaf() != first);

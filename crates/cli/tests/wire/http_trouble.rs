@@ -69,7 +69,7 @@ fn a_stream_that_is_called_off_ends_the_download_and_says_so() {
     assert_eq!(client.ok("http/cancel", json!({"requestId": "other"})), json!({"cancelled": false}));
     assert_eq!(client.ok("http/cancel", json!({"requestId": "s"})), json!({"cancelled": true}));
     is_gone(&gone);
-    assert_eq!(end(&mut client, "s")["error"], "the HTTP request was called off");
+    assert_eq!(end(&mut client, "s")["error"], "the HTTP request was cancelled");
     assert_eq!(client.ok("http/cancel", json!({"requestId": "s"})), json!({"cancelled": false}));
     // A buffered request can be cancelled too.
     let whole =
@@ -77,7 +77,7 @@ fn a_stream_that_is_called_off_ends_the_download_and_says_so() {
     wait_for("the target to be asked", || target.asked().len() == 2);
     assert_eq!(client.ok("http/cancel", json!({"requestId": "w"})), json!({"cancelled": true}));
     is_gone(&gone);
-    assert_error(&client.answer(whole).expect_err("it was called off"), -32600, "httpCancelled");
+    assert_error(&client.answer(whole).expect_err("it was cancelled"), -32600, "httpCancelled");
 }
 
 #[test]

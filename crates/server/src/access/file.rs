@@ -58,7 +58,7 @@ pub enum TokenFileError {
     /// An entry is invalid.
     #[error("entry `{name}` of the token file: {what}")]
     Entry { name: String, what: &'static str },
-    #[error("there is an entry `{name}` already; revoke it first")]
+    #[error("entry `{name}` already exists; revoke it first")]
     Exists { name: String },
     #[error("there is no entry `{name}`")]
     Unknown { name: String },

@@ -369,7 +369,7 @@ async fn check_and_answer(
             if response.status() != 200 {
                 report.refused(response.status());
             }
-            tracing::debug!(%peer, status = response.status(), "answered at the door");
+            tracing::debug!(%peer, status = response.status(), "answered before authentication");
             http::answer_and_close(socket, &response).await;
             None
         }

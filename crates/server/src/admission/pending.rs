@@ -135,7 +135,7 @@ impl PendingConnections {
             // Log only when the count is a power of two: a flood of connections must not fill the log.
             let evicted = self.evicted.fetch_add(1, Ordering::Relaxed) + 1;
             if evicted.is_power_of_two() {
-                tracing::warn!(evicted, "connections that said nothing were dropped to make room for others");
+                tracing::warn!(evicted, "silent connections were dropped to make room for others");
             }
         }
         let (ticket, eviction) = (table.next, Arc::new(Notify::new()));

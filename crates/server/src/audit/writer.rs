@@ -182,7 +182,7 @@ impl StoredAnchor {
             Err(error) => {
                 if !self.is_failing {
                     let path = self.path.display();
-                    tracing::error!(%path, %error, "the audit log's anchor cannot be written; the log goes on without");
+                    tracing::error!(%path, %error, "the audit log's anchor cannot be written; the log continues without it");
                 }
                 self.is_failing = true;
             }
@@ -316,7 +316,7 @@ impl AuditWriter {
             }
             Err(error) => {
                 if !self.has_lost_name {
-                    tracing::error!(%error, "the audit log goes on in its old file");
+                    tracing::error!(%error, "cannot reopen the audit log; continuing with the old file");
                 }
                 self.has_lost_name = true;
             }

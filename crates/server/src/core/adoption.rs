@@ -110,7 +110,7 @@ impl Adoption {
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && pause == FIRST_RETRY_AFTER => {}
                     // The holder is never killed. It is contacted again; if it never answers, its own clock ends it.
                     Err(error) => {
-                        tracing::warn!(session = short_id(&self.id), %error, "its holder did not introduce itself")
+                        tracing::warn!(session = short_id(&self.id), %error, "the holder did not introduce itself")
                     }
                 },
                 FoundSession::Silent => {}
@@ -193,7 +193,7 @@ impl Core {
         // After a timeout the adoption tasks keep waiting.
         if tokio::time::timeout(ADOPT_WITHIN, self.pending.settled(|_| true)).await.is_err() {
             for id in self.pending.sessions.lock().keys() {
-                tracing::error!(session = short_id(id), "its holder cannot be adopted now; it is waited for");
+                tracing::error!(session = short_id(id), "the holder cannot be adopted now; waiting for it");
                 self.metrics.adoption_failures.inc();
             }
         }
@@ -234,7 +234,7 @@ impl Core {
         }
         if is_lost {
             tracing::error!(
-                "the state directory is gone or was replaced: running processes go on, but new sessions cannot start any, output cannot be \
+                "the state directory is gone or was replaced: running processes keep running, but new sessions cannot start any, output cannot be \
                  spilled, and the next server will not find them; put it back, or end them and restart"
             );
         } else {
@@ -292,7 +292,7 @@ impl Core {
                             tracing::error!(
                                 session = short_id(id),
                                 processes,
-                                "its holder is gone; what it spilled is kept"
+                                "the holder is gone; keeping the output that it spilled"
                             );
                         }
                         self.sessions.lock().insert(session.id.clone(), session);
@@ -322,7 +322,7 @@ impl Core {
     fn discard(&self, id: &str, why: &str) {
         tracing::warn!(session = short_id(id), why, "session removed");
         if let Err(error) = self.holders.remove(id) {
-            tracing::warn!(session = short_id(id), %error, "what was left of it stays");
+            tracing::warn!(session = short_id(id), %error, "cannot remove the files of the session");
         }
     }
 }

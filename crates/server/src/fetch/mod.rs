@@ -98,13 +98,13 @@ pub(crate) enum FetchError {
     #[error(transparent)]
     OwnListener(#[from] OwnListener),
     /// The request would go through a proxy, which resolves the name itself, so the address could not be checked.
-    #[error("it would go through the proxy of the server's environment, which looks names up itself")]
+    #[error("it would use the proxy of the server's environment, which resolves names itself")]
     Proxied,
     #[error(transparent)]
     Proxy(#[from] ProxyError),
-    #[error("the answer leads to `{place}`, which is neither http nor https")]
+    #[error("the answer redirects to `{place}`, which is neither http nor https")]
     Scheme { place: String },
-    #[error("the answer leads to a place that is no URL")]
+    #[error("the answer redirects to an invalid URL")]
     Location,
     #[error("more than {} redirects", limits::HTTP_REDIRECTS)]
     Redirects,

@@ -8,9 +8,9 @@ use reqwest::Url;
 /// A proxy variable that cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum ProxyError {
-    #[error("the proxy in `{variable}` is no URL; correct it and start the server again")]
+    #[error("the proxy in `{variable}` is not a URL; correct it and restart the server")]
     Unreadable { variable: String },
-    #[error("the proxy in `{variable}` speaks `{scheme}`; this server goes through http and https proxies alone")]
+    #[error("the proxy in `{variable}` uses `{scheme}`; only http and https proxies are supported")]
     Scheme { variable: String, scheme: String },
 }
 

@@ -51,7 +51,7 @@ pub(super) fn check_literal(url: &Url) -> Result<(), PrivateTarget> {
 /// The target is a listener of this server, which only the owner may send requests to. The error text does not contain
 /// the address.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("`{host}` leads to a listener of this server")]
+#[error("`{host}` is a listener of this server")]
 pub(crate) struct OwnListener {
     host: String,
 }

@@ -66,7 +66,7 @@ impl<L: Listener> Acceptor<L> {
             match accepted {
                 Ok(connection) => return connection,
                 Err(error) if is_exhausted(&error) => {
-                    tracing::warn!(%error, "no descriptor for a connection; closing those that wait");
+                    tracing::warn!(%error, "no fd for a new connection; closing unauthenticated connections");
                     self.close_waiting();
                     time::sleep(BACK_OFF).await;
                 }

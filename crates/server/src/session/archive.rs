@@ -57,7 +57,7 @@ impl Session {
     /// Handles the exit of a holder after `Leave`.
     pub(crate) fn handle_left(self: &Arc<Self>) {
         let Some(core) = self.core.upgrade() else { return };
-        tracing::debug!(session = short_id(&self.id), "its processes have closed; it is served from its files");
+        tracing::debug!(session = short_id(&self.id), "session archived: all its processes have closed");
         self.record_ends();
         let link = HolderLink::archive(core.holders.clone(), core.metrics.clone(), self);
         let mut state = self.state.lock();

@@ -277,7 +277,7 @@ impl Holders for SpawnedHolders {
             let replaced = getrandom::fill(&mut secret).map_err(io::Error::other);
             let replaced = replaced.and_then(|()| sessions::write_beside(dir.as_fd(), Path::new(SECRET_NAME), &secret));
             if let Err(error) = replaced {
-                tracing::warn!(%error, "the secret of a holder that is not used stays");
+                tracing::warn!(%error, "cannot remove the secret of an unused holder");
             }
             return self.group_of(session).remove();
         }

@@ -152,12 +152,12 @@ impl Tls {
                 Ok(loaded) => {
                     *self.current.write() = Arc::new(loaded);
                     failure = None;
-                    tracing::info!("certificates were read again");
+                    tracing::info!("certificates reloaded");
                 }
                 Err(error) => {
                     let said = chain(&error);
                     if failure.as_ref() != Some(&said) {
-                        tracing::warn!("the new certificates are not used, the old ones stay: {said}");
+                        tracing::warn!("cannot use the new certificates, keeping the old ones: {said}");
                     }
                     failure = Some(said);
                 }
