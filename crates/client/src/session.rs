@@ -110,7 +110,7 @@ pub struct ServerDescription {
     pub generation: Generation,
     /// Name and version of the server, if it reports them.
     pub info: Option<ServerInfo>,
-    /// The server's features beyond the reference protocol. All off for a server that announces nothing.
+    /// The server's features beyond those of older servers. All off for a server that announces nothing.
     pub capabilities: ServerCapabilities,
     /// The time-to-live that the server granted to the session; `None` if the server does not report it.
     pub session_ttl: Option<Ttl>,
