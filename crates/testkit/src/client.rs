@@ -216,6 +216,7 @@ impl Client {
     }
 
     /// The next message of any kind, in wire order; messages kept earlier are ignored.
+    #[allow(clippy::should_implement_trait, reason = "it panics at the end and is no iterator")]
     pub fn next(&mut self) -> Value {
         self.next_until(Instant::now() + DEADLINE).expect("a message within the deadline")
     }
