@@ -7,13 +7,11 @@ mod client;
 mod copy;
 mod files;
 mod mcp;
-mod sandbox;
-mod settings;
 mod values;
 
 use std::{
     ffi::OsString,
-    fmt, io,
+    io,
     os::fd::{AsFd as _, BorrowedFd},
     path::PathBuf,
     time::Duration,
@@ -30,12 +28,13 @@ use exec_server_server::{
 };
 use rustix::fs::FileType;
 
-use crate::hints;
+use crate::{hints, print_config};
 
 pub(crate) use access::{AccessArgs, AuditArgs, AuditCommand, TokenArgs, TokenCommand, TokenCreateArgs, TokenFileArgs};
 pub(crate) use bounds::LimitArgs;
 pub(crate) use client::{
-    AttachArgs, ConnectArgs, ForgetArgs, InheritArg, KillArgs, LogsArgs, PruneArgs, PsArgs, RunArgs, WaitArgs,
+    AttachArgs, ConnectArgs, ForgetArgs, InheritArg, KillArgs, LogsArgs, PruneArgs, PsArgs, RunArgs, SandboxArgs,
+    WaitArgs,
 };
 pub(crate) use copy::{CopyArgs, CopyPath, ServerName};
 pub(crate) use files::{
@@ -44,8 +43,6 @@ pub(crate) use files::{
 pub(crate) use mcp::{
     BridgeArgs, McpArgs, McpCallArgs, McpCommand, McpConfigArgs, McpListArgs, McpServeArgs, McpStatusArgs,
 };
-pub(crate) use sandbox::SandboxArgs;
-pub(crate) use settings::{FlagSetting, ValueOrigin};
 pub(crate) use values::{Bound, Ttl};
 
 /// Set by the client for a server that it starts in the background.
@@ -53,30 +50,30 @@ pub(crate) const DETACHED: &str = "--detached";
 
 const EXAMPLES: &str = "\
 Examples:
-  exec-server run -- echo hello                        run a program here, as if it were remote
-  exec-server run --connect ssh://host -- uname -a     run it on host, over your own ssh
+  exec-server run -- echo hello                        run a program here, on an embedded server
+  exec-server run --connect ssh://host -- uname -a     run it on host, through your ssh
   exec-server run --detach --name job -- make          leave it running; then:
   exec-server ps; exec-server logs -f job; exec-server attach job; exec-server wait job
-  exec-server cp -r --connect ssh://host :/srv/data .  copy a tree from host; `:` is before its paths
+  exec-server cp -r --connect ssh://host :/srv/data .  copy a tree from host; `:` marks a remote path
   exec-server serve                                    serve on a free loopback port; prints the URL
   exec-server serve --listen ws://127.0.0.1:4000 --listen unix:///run/user/1000/exec.sock
 
 Exit codes:
-  0    done; for `serve`: ended by a signal, in order
-  1    no such process; for `cp`: not everything was copied; for `serve`: a second signal came before the end in order was through
-  2    the command line is wrong
-  255  trouble of exec-server itself, or with the connection
-  `run`, `attach` and `wait` end with the code of the program; see `exec-server run --help`
+  0    success; `serve`: shut down by a signal
+  1    no such process; `cp`: some files were not copied; `serve`: a second signal interrupted the shutdown
+  2    invalid command line
+  255  exec-server or its connection failed
+  `run`, `attach` and `wait` exit with the code of the program; see `exec-server run --help`
 
 Environment:
-  EXEC_SERVER_URL, then CODEX_EXEC_SERVER_URL: the server where --connect is not given
-  EXEC_SERVER_TOKEN: the token where neither URL nor --token-file has it";
+  EXEC_SERVER_URL, then CODEX_EXEC_SERVER_URL: the server if --connect is not given
+  EXEC_SERVER_TOKEN: the token if neither the URL nor --token-file has one";
 
 const SERVE_HELP: &str = "\
-SIGTERM, SIGINT and SIGHUP end the server in order: clients are told, and processes live on for the \
-next server on the same state directory. A second signal ends it at once.
+SIGTERM, SIGINT and SIGHUP shut the server down: clients are notified, and processes keep running for the \
+next server on the same state directory. A second signal exits at once.
 
-Exit codes: 0 ended in order; 1 ended by a second signal; 255 trouble, such as an address in use
+Exit codes: 0 shut down; 1 ended by a second signal; 255 an error, such as an address in use
 
 Examples:
   exec-server serve
@@ -85,23 +82,23 @@ Examples:
   exec-server serve --listen wss://0.0.0.0:4000 --tls-cert c.pem --tls-key c.key --client-ca ca.pem";
 
 const DIAL_HELP: &str = "\
-A server that is started here ends by itself when for a minute nobody was connected and nothing ran.
+A server that this command starts exits after one minute without connections and running processes.
 
-Exit codes: 0 either side ended; 255 no server could be reached or started
+Exit codes: 0 either side closed; 255 no server could be reached or started
 
 Example:
   ssh host exec-server dial-stdio";
 
 const DOCTOR_HELP: &str = "\
-Looks only, and changes nothing.
+Only reads; changes nothing.
 
-Exit codes: 0 nothing essential is missing; 1 something is; 255 trouble
+Exit codes: 0 nothing essential is missing; 1 something is; 255 exec-server failed
 
 Example:
   exec-server doctor";
 
 const COMPLETIONS_HELP: &str = "\
-The script asks this program at every Tab: it completes ids of processes on the server that the words name, and names of \
+The script runs this program at every Tab, so it also completes the ids of processes on the given server, and the names of \
 environments.
 
 Examples:
@@ -120,46 +117,46 @@ struct Cli {
 /// The command to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a program, here or on a server: streams apart, exit code kept.
+    /// Run a program here or on a server, with separate stdout and stderr and its exit code.
     Run(Box<RunArgs>),
     /// List the processes of all your sessions.
     Ps(PsArgs),
-    /// Print what a process has written.
+    /// Print the output of a process.
     Logs(LogsArgs),
     /// Connect this terminal to a running process.
     Attach(AttachArgs),
     /// End a process, or send it a signal.
     Kill(KillArgs),
-    /// Wait for the end of a process and end with its exit code.
+    /// Wait until a process has ended and exit with its code.
     Wait(WaitArgs),
-    /// Drop an ended process and what it wrote.
+    /// Delete an ended process and its output.
     Forget(ForgetArgs),
-    /// Drop all ended processes and what they wrote.
+    /// Delete all ended processes and their output.
     Prune(PruneArgs),
     /// Copy files and trees to, from and between servers.
     Cp(CopyArgs),
-    /// Look at, search, watch and change the files of a server.
+    /// List, read, search, watch and change files on a server.
     Fs(FilesArgs),
-    /// Run MCP servers on another machine, or offer it as one.
+    /// Run MCP servers on another machine, or offer a machine as an MCP server.
     Mcp(McpArgs),
-    /// Serve processes over WebSocket, Unix sockets or standard streams. `exec-server --listen URL` means the same.
+    /// Serve processes over WebSocket, Unix sockets or stdio. `exec-server --listen URL` is the same.
     Serve(Box<ServeArgs>),
-    /// Carry standard input and output to the server of a state directory, starting it where none runs.
+    /// Connect stdin and stdout to the server of a state directory; start the server if none runs.
     DialStdio(DialStdioArgs),
-    /// Make, list and revoke tokens that name who connects and what it may do.
+    /// Create, list and revoke tokens with a name and permissions.
     Token(TokenArgs),
-    /// Check an audit log.
+    /// Verify an audit log.
     Audit(AuditArgs),
-    /// Say what this host can enforce and what not, and what to do about it.
+    /// Report what this host can and cannot enforce, with remedies.
     Doctor(DoctorArgs),
-    /// Print the completions of a shell.
+    /// Print the completion script of a shell.
     #[command(after_help = COMPLETIONS_HELP)]
     Completions {
         /// The shell
         #[arg(value_enum)]
         shell: Shell,
     },
-    /// Print a manual page: the program's, or that of one command.
+    /// Print the manual page of the program or of one command.
     #[command(hide = true)]
     Man {
         /// The command
@@ -187,66 +184,67 @@ pub(crate) struct ServeArgs {
     /// Listen on this port of this machine: the same as --listen ws://127.0.0.1:N
     #[arg(short = 'p', long, value_name = "N")]
     port: Option<u16>,
-    /// Who may connect over ws and wss: bearers of a token, or everybody who reaches the socket [default: token; with
-    /// --client-ca a certificate alone]
+    /// Authentication of ws and wss clients: by token, or none for everyone who can reach the socket [default: token; with
+    /// --client-ca only a certificate]
     #[arg(long, value_enum)]
     auth: Option<AuthArg>,
-    /// The certificate for wss, with its chain; PEM. Read again when it changes
+    /// Certificate chain for wss, in PEM; reloaded when it changes
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// The private key of --tls-cert, which only its owner may read
+    /// Private key of --tls-cert; must be readable only by its owner
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// The oldest version of TLS to speak
+    /// Minimum TLS version
     #[arg(long, value_enum, value_name = "VERSION", default_value_t = TlsMin::V1_3)]
     pub(crate) tls_min: TlsMin,
     /// Require client certificates of these authorities on wss; clients are identified by the certificate's subjectAltName
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) client_ca: Option<PathBuf>,
-    /// Read the token from FILE, which only its owner may read [default: $EXEC_SERVER_TOKEN, else the state directory's]
+    /// Read the token from FILE, which must be readable only by its owner [default: $EXEC_SERVER_TOKEN, else the token of the
+    /// state directory]
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) guard: AccessArgs,
-    /// Keep sessions and token in DIR [default: one per fixed address; a private one for port 0 and stdio]
+    /// Directory for sessions and token [default: one per fixed address; a temporary one for port 0 and stdio]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     #[arg(long, value_name = "DUR", value_parser = values::ttl, help_heading = "Limits")]
     pub(crate) session_ttl: Ttl,
     #[arg(long, value_name = "N", value_parser = values::concurrent, help_heading = "Limits")]
     pub(crate) concurrent_requests: usize,
-    /// Accept requests for this host name, with or without a port; repeatable
+    /// Accept this host name in the Host header, with or without a port; repeatable
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<AllowedHost>,
-    /// Listen beyond loopback without TLS, behind a proxy that has it; the token is still required
+    /// Allow non-loopback listeners without TLS, for use behind a TLS proxy; the token is still required
     #[arg(long)]
     pub(crate) insecure_plaintext: bool,
-    /// Run children and use files as this user, by name or number; needs a server that runs as root. Names are looked
-    /// up in /etc/passwd and /etc/group, without NSS
+    /// Run processes and access files as this user, by name or number; the server must run as root. Names are read from
+    /// /etc/passwd and /etc/group, without NSS
     #[arg(long, value_name = "USER[:GROUP]")]
     pub(crate) run_as: Option<String>,
     #[arg(long, value_name = "N", value_parser = values::pids)]
     pub(crate) max_pids: Bound,
     #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
     pub(crate) max_memory: Bound,
-    /// End all sessions and their processes when the server ends
+    /// End all sessions and their processes when the server exits
     #[arg(long)]
     pub(crate) kill_on_exit: bool,
-    /// Shut down after this long without a connection and without a running process
+    /// Shut down after this long without a connection or a running process
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) exit_when_idle: Option<Duration>,
     /// Log filter for standard error: a level, or target=level pairs
     #[arg(long, value_name = "FILTER", default_value = "warn")]
     pub(crate) log: String,
-    /// How lines of the log look: for people, or one JSON object a line with the fields of request, session and process
+    /// Log format: text for people, or one JSON object per line with the fields of request, session and process
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log_format: LogFormat,
-    /// Print every setting with its value and where it comes from, as JSON, and end; nothing is started or made
+    /// Print all settings with their values and sources as JSON, then exit
     #[arg(long)]
     pub(crate) print_config: bool,
     /// The output of `--print-config`
     #[arg(skip)]
-    pub(crate) settings: Vec<FlagSetting>,
+    pub(crate) settings: serde_json::Map<String, serde_json::Value>,
     /// How long a private state directory, and the sessions in it whose clients asked for no time to live, stay after this server was
     /// killed; for tests, which cannot wait for a minute
     #[arg(long, hide = true, value_name = "DUR", value_parser = values::duration, default_value = "60s")]
@@ -263,10 +261,10 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = DOCTOR_HELP)]
 pub(crate) struct DoctorArgs {
-    /// The state directory to look at [default: that of the user's own server]
+    /// State directory to check [default: that of the user's own server]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// One JSON array of findings: what, state (fine, weak, missing), seen, advice
+    /// Print a JSON array of findings: what, state (fine, weak, missing), seen, advice
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -292,7 +290,7 @@ pub(crate) enum TlsMin {
     /// 1.2 and 1.3
     #[value(name = "1.2")]
     V1_2,
-    /// 1.3 alone
+    /// 1.3 only
     #[value(name = "1.3")]
     V1_3,
 }
@@ -330,16 +328,9 @@ impl ServeArgs {
 }
 
 /// A command line that turns out to be wrong only because of the environment.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
-
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for UsageError {}
 
 /// Parses the command line; exits the program with help or a usage error.
 pub(crate) fn parse() -> Command {
@@ -350,8 +341,8 @@ fn try_parse(args: Vec<OsString>) -> Result<Command, clap::Error> {
     let mut grammar = grammar();
     let mut matches = grammar.try_get_matches_from_mut(args)?;
     let settings = match (matches.subcommand(), grammar.find_subcommand("serve")) {
-        (Some(("serve", matches)), Some(serve)) => settings::read(serve, matches),
-        _ => Vec::new(),
+        (Some(("serve", matches)), Some(serve)) => print_config::settings(serve, matches),
+        _ => serde_json::Map::new(),
     };
     let mut command = Cli::from_arg_matches_mut(&mut matches)?.command;
     if let Command::Serve(serve) = &mut command {

@@ -14,9 +14,9 @@ use exec_server_client::{Client, protocol::process::ProcessInfo};
 use crate::{
     args, codes,
     connect::ListingSession,
-    env_token, ids, logs, print, runtime,
+    env_token, ids, logs, print,
     signals::SignalStream,
-    streams::{self, InputMode, StreamForwarder, StreamOutcome, StreamRole},
+    streams::{self, AtEof, InputMode, StreamForwarder, StreamOutcome, StreamRole},
     terminal::{self, Terminal},
 };
 
@@ -25,16 +25,11 @@ const REPLAYED: u64 = 1024;
 
 /// Returns the exit code of the attached process.
 pub(crate) fn run(args: &args::AttachArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    runtime::block_on(async {
-        let mut listing = ListingSession::open(&args.connect, token).await?;
+    ListingSession::run(&args.connect, token, async |listing| {
         // From here on the screen belongs to the process, so `streams` reports the state of the link instead.
         listing.stop_notices();
-        let attached = match listing.find(&args.id) {
-            Ok((client, info)) => attach(client, info).await,
-            Err(error) => Err(error.into()),
-        };
-        listing.end().await;
-        attached.map(ExitCode::from)
+        let (client, info) = listing.find(&args.id)?;
+        attach(client, info).await
     })
 }
 
@@ -53,17 +48,16 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
     if is_typed {
         // A terminal in line mode delivers a whole line at a time, so the user must also press Enter.
         let keys = if is_raw { "Ctrl-] twice" } else { "Ctrl-] twice and Enter" };
-        let hint = format!("exec-server: attached to `{name}`; press {keys} to leave it running");
-        print::dim(hint);
+        print::dim(format_args!("attached to `{name}`; press {keys} to leave it running"));
     }
+    // Ctrl-D in line mode closes the stdin of the process. The end of piped input and a lost terminal do not: other clients may still write.
+    let at_eof = if is_typed && !is_raw { AtEof::Close } else { AtEof::KeepOpen };
     let forwarder = StreamForwarder {
         client: client.clone(),
         events: process.events_after(after),
         process: process.clone(),
         replayed_to: latest,
-        // Ctrl-D in line mode closes the stdin of the process. The end of piped input and a lost terminal do not: other clients may still
-        // write.
-        input: InputMode { is_read: true, closes: is_typed && !is_raw, has_keys: is_typed, is_raw },
+        input: InputMode { is_read: true, at_eof, has_keys: is_typed, is_raw },
         signals,
         pending: Vec::new(),
         role: StreamRole::Guest,
@@ -90,9 +84,7 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
             if info.tty {
                 terminal::reset_screen();
             }
-            print::message(format_args!(
-                "exec-server: detached; `{name}` goes on, `exec-server attach {name}` returns to it"
-            ));
+            report!("detached; `{name}` keeps running, `exec-server attach {name}` reattaches");
             Ok(if let StreamOutcome::Left(number) = outcome { codes::of_signal(number) } else { 0 })
         }
     }

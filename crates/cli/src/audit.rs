@@ -50,10 +50,10 @@ fn verify(command: &AuditCommand) -> anyhow::Result<()> {
     report_checked(&report, found.as_ref(), after.is_some());
     if report.torn > 0 || report.unfinished_bytes > 0 {
         let last = if report.unfinished_bytes > 0 { "; the last line is unfinished" } else { "" };
-        print::message(format_args!("{} lines were cut short by a crash{last}", report.torn));
+        print::message(format_args!("{} lines were truncated by a crash{last}", report.torn));
     }
     if report.lost > 0 {
-        print::message(format_args!("{} records were lost while it could not be written", report.lost));
+        print::message(format_args!("{} records were lost while the log could not be written", report.lost));
     }
     Ok(())
 }
@@ -63,21 +63,21 @@ fn report_checked(report: &VerifyReport, found: Option<&FoundAnchor>, is_after_g
     if report.first_seq > 1 && !is_after_given {
         let (first, before) = (report.first_seq, report.first_seq - 1);
         print::message(format_args!(
-            "it begins with number {first}; numbers 1 to {before} are in older files, which were not given"
+            "it begins with number {first}; numbers 1 to {before} are in older files that were not given"
         ));
-        print::message(format_args!("it goes on from a log whose last hash is {}", report.after));
+        print::message(format_args!("it continues a log whose last hash is {}", report.after));
     }
     match found {
         Some(FoundAnchor { path, anchor }) => {
             let first = anchor.first.seq;
             if first > 1 {
                 print::message(format_args!(
-                    "lines before number {first} are older than the anchor: whether they were replaced cannot be checked"
+                    "lines before number {first} are older than the anchor and cannot be checked"
                 ));
             }
             if report.is_older_part {
                 print::message(format_args!(
-                    "it ends with number {}, where the log went on in a newer file, which was not given",
+                    "it ends with number {}; the log continues in a newer file that was not given",
                     report.last_seq
                 ));
             }
@@ -86,7 +86,7 @@ fn report_checked(report: &VerifyReport, found: Option<&FoundAnchor>, is_after_g
         None => {
             let named = report.anchor.as_ref().map(|path| format!(" (the log names `{}`)", path.display()));
             print::message(format_args!(
-                "no anchor was found{}: whether the end was cut off or the whole log replaced cannot be checked; pass --state-dir or --anchor",
+                "no anchor was found{}: cannot check whether the end was truncated or the whole log replaced; pass --state-dir or --anchor",
                 named.unwrap_or_default()
             ));
         }

@@ -105,10 +105,12 @@ impl RunAs {
         };
         let Some(known) = known else {
             let uid = user.parse().ok().with_context(|| format!("no user `{user}`"))?;
-            let group = named_group.with_context(|| format!("user `{user}` has no entry; say its group, too"))?;
+            let group = named_group.with_context(|| {
+                format!("user `{user}` has no entry in /etc/passwd; give its group too, as USER:GROUP")
+            })?;
             return Ok(Self { user: ChildUser { uid, gid: group_id(group)?, groups: Vec::new() }, entry: None });
         };
-        let number = |field: &str| field.parse().with_context(|| format!("the entry of `{user}` is not understood"));
+        let number = |field: &str| field.parse().with_context(|| format!("read the entry of `{user}` in /etc/passwd"));
         let gid = named_group.map_or_else(|| number(&known[3]), group_id)?;
         let is_member = |line: &&Vec<String>| line[3].split(',').any(|member| member == known[0]);
         let mut ids: Vec<u32> = groups.iter().filter(is_member).filter_map(|line| line[2].parse().ok()).collect();
@@ -123,7 +125,7 @@ impl RunAs {
     /// The same user, for file methods.
     pub(crate) fn file_user(&self) -> anyhow::Result<Arc<FileUser>> {
         let ChildUser { uid, gid, groups } = self.user.clone();
-        let user = Arc::new(FileUser::new(uid, gid, groups).context("find out our own groups")?);
+        let user = Arc::new(FileUser::new(uid, gid, groups).context("read our own groups")?);
         // Try it now: on a host that forbids changing the user, every file request would fail later.
         drop(user.enter().context("use files as the user of `--run-as`")?);
         Ok(user)
@@ -164,7 +166,10 @@ mod tests {
         assert_eq!(parse("1005"), Ok(worker));
         assert_eq!(parse("worker:docker").map(|user| user.gid), Ok(999));
         assert_eq!(parse("77:88"), Ok(ChildUser { uid: 77, gid: 88, groups: Vec::new() }));
-        assert_eq!(parse("77"), Err("user `77` has no entry; say its group, too".to_owned()));
+        assert_eq!(
+            parse("77"),
+            Err("user `77` has no entry in /etc/passwd; give its group too, as USER:GROUP".to_owned())
+        );
         assert_eq!(parse("nobody-here"), Err("no user `nobody-here`".to_owned()));
         assert_eq!(parse("worker:none"), Err("no group `none`".to_owned()));
     }

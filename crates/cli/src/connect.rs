@@ -1,6 +1,6 @@
 //! Chooses the server that a command talks to: turns flags, variables and `environments.toml` into one [`Server`], and connects to it.
 
-use std::{env, path::PathBuf, time::Duration};
+use std::{env, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, bail};
 use exec_server_client::{
@@ -18,7 +18,7 @@ use crate::{
     dial::{self, PerUserConnect},
     env_token, hints,
     ids::{self, ProcessLookupError},
-    link, log, print, state_location, terminal,
+    link, log, print, runtime, state_location, terminal,
 };
 
 /// How long connecting to an unresponsive host or a busy server is retried. `--wait` does not shorten the timeout of one attempt.
@@ -104,7 +104,7 @@ impl Server {
         let mut spec = match choose(asked.as_deref())? {
             Choice::Local => return Ok(None),
             Choice::None => {
-                bail!("no server: `none` was asked for; pass `--connect URL`, or `--connect local` for this machine")
+                bail!("no server: `none` was requested; pass `--connect URL`, or `--connect local` for this machine")
             }
             Choice::Remote(spec) => spec,
         };
@@ -172,8 +172,8 @@ impl Server {
         // While ssh asks for a password, a notice would end up in the middle of its prompt.
         if !terminal::is_reading_password() {
             match self.wait {
-                Some(wait) => print::dim(format_args!("exec-server: waiting up to {wait:?} for {}", self.address())),
-                None => print::dim(format_args!("exec-server: connecting to {}", self.address())),
+                Some(wait) => print::dim(format_args!("waiting up to {wait:?} for {}", self.address())),
+                None => print::dim(format_args!("connecting to {}", self.address())),
             }
         }
         opening.await
@@ -216,6 +216,20 @@ pub(crate) struct ListingSession {
 }
 
 impl ListingSession {
+    /// Runs a command on a new session, ends the session, and returns the exit code of the command.
+    pub(crate) fn run(
+        args: &args::ConnectArgs,
+        token: Option<env_token::StoredToken>,
+        command: impl AsyncFnOnce(&mut Self) -> anyhow::Result<u8>,
+    ) -> anyhow::Result<ExitCode> {
+        runtime::block_on(async {
+            let mut listing = Self::open(args, token).await?;
+            let done = command(&mut listing).await;
+            listing.end().await;
+            done.map(ExitCode::from)
+        })
+    }
+
     /// Connects to the chosen server, or to the user's own, and lists its processes.
     pub(crate) async fn open(args: &args::ConnectArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<Self> {
         let server = match Server::find(args, token)? {
@@ -298,13 +312,8 @@ impl ListingSession {
     }
 }
 
-/// Ends a session of ours and everything in it, if the server answers in time. Otherwise the session's time-to-live ends it.
-pub(crate) async fn end(client: &Client) {
-    try_end(client).await;
-}
-
-/// As [`end`]. Returns whether the server answered in time.
-pub(crate) async fn try_end(client: &Client) -> bool {
+/// Ends a session of ours and everything in it. Returns whether the server answered in time; otherwise the session's time-to-live ends it.
+pub(crate) async fn end(client: &Client) -> bool {
     time::timeout(END_WITHIN, client.end_session()).await.is_ok()
 }
 
@@ -327,6 +336,6 @@ fn choose(asked: Option<&str>) -> anyhow::Result<Choice> {
 }
 
 fn read_token(waiting: env_token::StoredToken) -> anyhow::Result<Token> {
-    let value = waiting.read().context("read the token back")?;
+    let value = waiting.read().context("read the stored token")?;
     Token::new(value.as_slice()).with_context(|| format!("use `{}`", env_token::NAME))
 }

@@ -15,7 +15,7 @@ use crate::{
     args::{self, CopyPath},
     codes,
     connect::{self, SHORT_SESSION_TTL_MS, Server},
-    env_token, ids, link, print, remote_path, runtime,
+    env_token, ids, link, remote_path, runtime,
 };
 use anyhow::Context as _;
 use exec_server_client::{
@@ -83,7 +83,7 @@ async fn copy_all(
 ) -> u8 {
     if sources.len() > 1 && !is_directory(target).await {
         reporter.report(&format!(
-            "`{}` is not a directory; several sources need one to be copied into",
+            "`{}` is not a directory; several sources need a directory as target",
             target.path.display()
         ));
         return codes::NOT_COPIED;
@@ -179,7 +179,7 @@ impl CopyReporter {
     /// Prints a message above the progress line.
     fn report(&self, text: &str) {
         self.with(|line| line.wipe());
-        print::message(format_args!("exec-server: {}", ids::clean(text)));
+        report!("{}", ids::clean(text));
     }
 
     fn end(&self) {
@@ -204,7 +204,7 @@ impl CopyObserver for CopyReporter {
     }
 
     fn left_out(&self, path: &Path) {
-        self.report(&format!("`{}` is neither a file, a directory nor a link: left out", path.display()));
+        self.report(&format!("`{}` skipped: neither a file, a directory nor a symlink", path.display()));
     }
 
     fn failed(&self, error: &cp::CopyError) {
@@ -216,6 +216,6 @@ impl CopyObserver for CopyReporter {
     }
 
     fn unfinished(&self, tree: &Path, _: &Path) {
-        self.report(&format!("`{}` is not complete: the same command goes on with what is missing", tree.display()));
+        self.report(&format!("`{}` is incomplete; repeat the command to copy the rest", tree.display()));
     }
 }

@@ -32,10 +32,7 @@ pub(crate) async fn run(args: &args::RunArgs, server: Option<Server>) -> anyhow:
     };
     let client = server.open(|builder| builder.ttl(Ttl::Unlimited)).await?;
     if !client.server().capabilities.ttl {
-        bail!(
-            "the server at {} does not keep processes without a connection: run it without `--detach`",
-            client.address()
-        );
+        bail!("the server at {} cannot keep processes without a connection; run without `--detach`", client.address());
     }
     let target = TargetServer { client: &client, server_kind, spec: server.spec().map(|(spec, _)| spec) };
     let prepared = async { start::prepare(args, target, run::name(args, &client).await?).await };
@@ -81,13 +78,11 @@ pub(crate) async fn run(args: &args::RunArgs, server: Option<Server>) -> anyhow:
 /// Warns about output and sessions that the server will not keep.
 fn report_bounds(args: &args::RunArgs, ttl: Option<Ttl>) {
     if !args.drop_oldest && !args.keep_all {
-        print::message(
-            "exec-server: at the disk quota the oldest output is dropped; with --keep-all the program waits instead",
-        );
+        report!("at the disk quota the oldest output is dropped; --keep-all blocks the program instead");
     }
     if let Some(Ttl::Ms(ms)) = ttl {
         let ttl = span(Duration::from_millis(ms));
-        print::message(format_args!("exec-server: the server ends it after {ttl} without use (`--session-ttl` there)"));
+        report!("the server ends it after {ttl} without a client (its `--session-ttl`)");
     }
 }
 

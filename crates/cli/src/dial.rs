@@ -9,7 +9,7 @@ use std::{
     io,
     os::fd::AsRawFd as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitCode, Stdio},
     time::Duration,
 };
 
@@ -21,12 +21,12 @@ use exec_server_client::{
 use exec_server_protocol::limits;
 use exec_server_rpc::Framing;
 use tokio::{
-    io::AsyncReadExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
     net::UnixStream,
     time::{self, Instant},
 };
 
-use crate::args;
+use crate::{args, runtime, state_location};
 
 /// The time limit for the whole of `dial`. A start takes a few milliseconds; adopting many sessions takes longer.
 const READY_WITHIN: Duration = Duration::from_secs(15);
@@ -89,7 +89,7 @@ pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
             return Ok(socket);
         }
         let ended = match &mut server {
-            Some(server) => server.try_wait().context("look at the server")?,
+            Some(server) => server.try_wait().context("check the server process")?,
             None => None,
         };
         // A locked directory belongs to a server that will answer soon or is shutting down: wait for it. A server that we started may have
@@ -102,6 +102,49 @@ pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
             starts += 1;
         }
         time::sleep_until(end.min(Instant::now() + TRY_EVERY)).await;
+    }
+}
+
+/// `exec-server dial-stdio`: copies bytes between our standard streams and the server of a state directory, which is started if it does not
+/// run. No message is parsed here. EOF on our stdin only detaches the session, because a broken ssh connection looks the same.
+pub(crate) fn run_stdio(args: &args::DialStdioArgs) -> anyhow::Result<ExitCode> {
+    let dir = state_location::of_user(args.state_dir.as_deref())?;
+    runtime::block_on(async { copy_stdio(dial(&dir).await?).await })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends when the server has closed and all its bytes are written, or when our input has ended and the server has then closed its side.
+async fn copy_stdio(socket: UnixStream) -> anyhow::Result<()> {
+    let stdio = exec_server_rpc::stdio();
+    let (mut stdin, mut stdout) = (stdio.reader, stdio.writer);
+    let (mut from_server, mut to_server) = socket.into_split();
+    let up = async {
+        let copied = copy(&mut stdin, &mut to_server).await;
+        // The server may have gone already, so ignore the error.
+        to_server.shutdown().await.ok();
+        copied
+    };
+    let down = async {
+        let copied = copy(&mut from_server, &mut stdout).await;
+        stdout.flush().await.and(copied)
+    };
+    tokio::pin!(up, down);
+    // Cancel-safe: if `up` completes first, `down` is awaited to its end; if `down` completes first, `up` is no longer needed.
+    tokio::select! {
+        copied = &mut down => finish(copied, "copy from the server"),
+        copied = &mut up => {
+            finish(copied, "copy to the server")?;
+            finish(down.await, "copy from the server")
+        }
+    }
+}
+
+/// A peer that disconnected is a normal end, not an error.
+fn finish(copied: io::Result<u64>, what: &'static str) -> anyhow::Result<()> {
+    match copied {
+        Ok(_) => Ok(()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => Ok(()),
+        Err(error) => Err(error).context(what),
     }
 }
 
@@ -136,9 +179,9 @@ async fn try_connect(dir: &Path) -> anyhow::Result<Option<UnixStream>> {
     };
     match socket.read_u8().await {
         Ok(b'\n') => Ok(Some(socket)),
-        Ok(_) => bail!("the server of `{}` is not of this version; end it and try again", dir.display()),
+        Ok(_) => bail!("the server of `{}` has another version; stop it and try again", dir.display()),
         Err(error) if is_unanswered(&error) => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("hear the server of `{}`", dir.display())),
+        Err(error) => Err(error).with_context(|| format!("read from the server of `{}`", dir.display())),
     }
 }
 

@@ -120,25 +120,31 @@ impl From<&str> for TableCell {
     }
 }
 
-/// Formats rows so that each column is as wide as its widest cell, with two spaces between columns. The last column is cut so that a line
-/// fits into `room` cells, but is never narrower than `least`. A `room` of 0 cuts nothing.
-pub(crate) fn table<const N: usize>(rows: &[[TableCell; N]], palette: Palette, room: usize, least: usize) -> String {
-    let widths: Vec<usize> = (0..N.saturating_sub(1))
-        .map(|column| rows.iter().map(|row| width(&row[column].text)).max().unwrap_or_default())
-        .collect();
+/// Formats a table. Each column is as wide as its widest cell, with two spaces between columns. The last column is cut so that a line fits
+/// into `room` cells, but is never narrower than its head. A `room` of 0 cuts nothing.
+pub(crate) fn table<const N: usize>(
+    heads: [&str; N],
+    rows: Vec<[TableCell; N]>,
+    palette: Palette,
+    room: usize,
+) -> String {
+    let heads = heads.map(|head| TableCell::styled(head, BOLD));
+    let rows: Vec<[TableCell; N]> = std::iter::once(heads).chain(rows).collect();
+    let widths: Vec<usize> =
+        (0..N - 1).map(|column| rows.iter().map(|row| width(&row[column].text)).max().unwrap_or_default()).collect();
     let before: usize = widths.iter().map(|width| width + 2).sum();
+    let last_room = room.saturating_sub(before).max(width(&rows[0][N - 1].text));
     let mut text = String::new();
     for row in rows {
+        let mut line = String::new();
         for (cell, column) in row.iter().zip(&widths) {
             let padding = " ".repeat(column - width(&cell.text));
-            let painted = palette.paint(cell.style, &cell.text);
-            text += &format!("{painted}{padding}  ");
+            line += &format!("{}{padding}  ", palette.paint(cell.style, &cell.text));
         }
-        if let Some(last) = row.last() {
-            let fitted =
-                if room == 0 { last.text.clone() } else { fit(&last.text, room.saturating_sub(before).max(least)) };
-            text += &palette.paint(last.style, &fitted);
-        }
+        let last = &row[N - 1];
+        let fitted = if room == 0 { last.text.clone() } else { fit(&last.text, last_room) };
+        line += &palette.paint(last.style, &fitted);
+        text += line.trim_end();
         text.push('\n');
     }
     text
@@ -216,15 +222,15 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_cells_of_a_terminal() {
-        let rows = [
-            ["NAME".into(), "SIZE".into(), "LAST".into()],
+        let rows = vec![
             ["日本".into(), "7".into(), "one two three".into()],
             [TableCell::styled("é", GREEN), "12".into(), "x".into()],
         ];
-        assert_eq!(table(&rows, PLAIN, 0, 4), "NAME  SIZE  LAST\n日本  7     one two three\né     12    x\n");
-        assert_eq!(table(&rows, PLAIN, 20, 4).lines().nth(1), Some("日本  7     one two…"));
-        assert_eq!(table(&rows, PLAIN, 5, 4).lines().nth(1), Some("日本  7     one…"));
-        assert_eq!(table(&rows, COLOURED, 0, 4).lines().last(), Some("\x1b[32mé\x1b[0m     12    x"));
+        let table = |palette, room| table(["NAME", "SIZE", "LAST"], rows.clone(), palette, room);
+        assert_eq!(table(PLAIN, 0), "NAME  SIZE  LAST\n日本  7     one two three\né     12    x\n");
+        assert_eq!(table(PLAIN, 20).lines().nth(1), Some("日本  7     one two…"));
+        assert_eq!(table(PLAIN, 5).lines().nth(1), Some("日本  7     one…"));
+        assert_eq!(table(COLOURED, 0).lines().last(), Some("\x1b[32mé\x1b[0m     12    x"));
         assert_eq!(fit("日本語", 5), "日本…");
         assert_eq!(fit("日本語", 4), "日…");
     }

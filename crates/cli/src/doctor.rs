@@ -3,7 +3,7 @@
 mod host;
 mod state_dir;
 
-use std::process::ExitCode;
+use std::{fmt, process::ExitCode};
 
 use anyhow::Context as _;
 use serde::Serialize;
@@ -43,6 +43,19 @@ impl Finding {
 
     fn weak(what: &'static str, seen: impl Into<String>, advice: &'static str) -> Self {
         Self { what, state: CheckState::Weak, seen: seen.into(), advice }
+    }
+
+    /// Whether a call of the kernel works, and how bad it is if it does not.
+    fn of_call<T, E: fmt::Display>(
+        what: &'static str,
+        called: Result<T, E>,
+        failed: CheckState,
+        advice: &'static str,
+    ) -> Self {
+        match called {
+            Ok(_) => Self::fine(what, "available"),
+            Err(error) => Self { what, state: failed, seen: error.to_string(), advice },
+        }
     }
 
     fn missing(what: &'static str, seen: impl Into<String>, advice: &'static str) -> Self {

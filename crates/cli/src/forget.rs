@@ -29,7 +29,7 @@ use crate::{
     display, env_token, ids,
     ids::ProcessLookupError,
     kill::{self, KillMethod, keep_first},
-    print, runtime,
+    print,
 };
 
 /// The time-to-live for an empty session: enough for a client to notice that its link is dead and to reconnect.
@@ -39,9 +39,8 @@ const EMPTY_TTL_MS: u64 = 30_000;
 const GRACE: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &args::ForgetArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    runtime::block_on(async {
-        let listing = ListingSession::open(&args.connect, token).await?;
-        let mut forget_run = ForgetRun::new(&listing);
+    ListingSession::run(&args.connect, token, async |listing| {
+        let mut forget_run = ForgetRun::new(listing);
         if args.ended {
             for (client, info) in listing.each().filter(|(_, info)| info.closed) {
                 forget_run.forget(client, info).await;
@@ -63,15 +62,13 @@ pub(crate) fn run(args: &args::ForgetArgs, token: Option<env_token::StoredToken>
             }
         }
         let (_, failed) = forget_run.finish().await;
-        listing.end().await;
-        failed.map_or(Ok(ExitCode::SUCCESS), Err)
+        failed.map_or(Ok(0), Err)
     })
 }
 
 /// `prune`: forgets all ended processes and prints how much output that freed.
 pub(crate) fn prune(args: &args::PruneArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    runtime::block_on(async {
-        let listing = ListingSession::open(&args.connect, token).await?;
+    ListingSession::run(&args.connect, token, async |listing| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let is_meant = |info: &ProcessInfo| {
             let age = now.saturating_sub(Duration::from_millis(info.started_at_ms));
@@ -79,11 +76,10 @@ pub(crate) fn prune(args: &args::PruneArgs, token: Option<env_token::StoredToken
         };
         let count = listing.each().filter(|(_, info)| is_meant(info)).count();
         if !args.force && count > 0 && !is_confirmed(count) {
-            listing.end().await;
-            print::message("exec-server: nothing was forgotten");
-            return Ok(ExitCode::from(codes::NOT_DONE));
+            report!("nothing was forgotten");
+            return Ok(codes::NOT_DONE);
         }
-        let mut forget_run = ForgetRun::new(&listing);
+        let mut forget_run = ForgetRun::new(listing);
         for (client, info) in listing.each().filter(|(_, info)| is_meant(info)) {
             if forget_run.forget(client, info).await && !args.json {
                 print::line(&ids::clean(info.process_id.as_str()));
@@ -98,10 +94,9 @@ pub(crate) fn prune(args: &args::PruneArgs, token: Option<env_token::StoredToken
         } else {
             let processes = if done.len() == 1 { "process" } else { "processes" };
             let freed = display::size(freed);
-            print::message(format_args!("exec-server: forgot {} {processes}, freed {freed} of output", done.len()));
+            report!("forgot {} {processes}, freed {freed} of output", done.len());
         }
-        listing.end().await;
-        failed.map_or(Ok(ExitCode::SUCCESS), Err)
+        failed.map_or(Ok(0), Err)
     })
 }
 
@@ -112,7 +107,7 @@ fn is_confirmed(count: usize) -> bool {
     }
     let what = if count == 1 { "1 ended process".to_owned() } else { format!("{count} ended processes") };
     let mut stderr = io::stderr();
-    let question = format!("Forget {what} with everything that was written? [y/N] ");
+    let question = format!("Forget {what} and all output? [y/N] ");
     if stderr.write_all(question.as_bytes()).and_then(|()| stderr.flush()).is_err() {
         return false;
     }

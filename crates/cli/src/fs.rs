@@ -9,7 +9,6 @@ use std::{
     env,
     future::Future,
     io::{self, IsTerminal as _},
-    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -21,6 +20,7 @@ use exec_server_client::{
     protocol::initialize::Ttl,
 };
 use futures_util::StreamExt as _;
+use serde_json::Value;
 
 use crate::{
     args::{self, FilesCommand},
@@ -63,23 +63,8 @@ impl ServerFiles {
     }
 }
 
-/// An error that stops a command: its output or its connection failed.
-enum FatalError {
-    /// The reader of stdout has closed the pipe.
-    ClosedPipe,
-    Failed(anyhow::Error),
-}
-
-impl From<anyhow::Error> for FatalError {
-    fn from(error: anyhow::Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
-type CommandResult = Result<u8, FatalError>;
-
 /// Connects to the server, runs `work` and ends the session.
-fn with_server<F: Future<Output = CommandResult>>(
+fn with_server<F: Future<Output = anyhow::Result<u8>>>(
     args: &args::ConnectArgs,
     token: Option<env_token::StoredToken>,
     work: impl FnOnce(Arc<ServerFiles>) -> F,
@@ -98,61 +83,35 @@ fn with_server<F: Future<Output = CommandResult>>(
             None => Roots::of(&client).await?,
         };
         let remote = Arc::new(ServerFiles { files: RemoteFiles::new(client.clone()).with_owners(), roots });
-        let report = |text: &str| print::message(format_args!("exec-server: {}", ids::clean(text)));
+        let report = |text: &str| report!("{}", ids::clean(text));
         let done = link::report_during(std::slice::from_ref(&client), report, work(remote)).await;
         connect::end(&client).await;
-        match done {
-            Ok(code) => Ok(ExitCode::from(code)),
-            Err(FatalError::ClosedPipe) => Ok(ExitCode::from(codes::CLOSED_PIPE)),
-            Err(FatalError::Failed(error)) => Err(error),
-        }
+        print::or_closed_pipe(done).map(ExitCode::from)
     })
 }
 
-async fn cat(remote: Arc<ServerFiles>, args: &args::CatArgs) -> CommandResult {
+async fn cat(remote: Arc<ServerFiles>, args: &args::CatArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     for path in &args.paths {
-        match print(&remote, &remote.path(path)).await {
-            Ok(()) => {}
-            Err(PathError::Fatal(error)) => return Err(error),
-            Err(PathError::File(error)) => failures.add(error)?,
-        }
+        failures.record(print(&remote, &remote.path(path)).await)?;
     }
     Ok(failures.code())
 }
 
-/// Why the work on one path stopped.
-enum PathError {
-    File(FileError),
-    Fatal(FatalError),
-}
-
-impl From<FileError> for PathError {
-    fn from(error: FileError) -> Self {
-        Self::File(error)
-    }
-}
-
-impl From<FatalError> for PathError {
-    fn from(error: FatalError) -> Self {
-        Self::Fatal(error)
-    }
-}
-
 /// Prints a file. A server restart loses open handles; then the file is opened again and printing continues at the same offset, provided
 /// the etag is unchanged.
-async fn print(remote: &ServerFiles, path: &Path) -> Result<(), PathError> {
+async fn print(remote: &ServerFiles, path: &Path) -> anyhow::Result<()> {
     let mut file: Arc<dyn ReadAt> = Arc::from(remote.files.open(path, Links::Follow).await?);
     let mut printed = 0;
     for _ in 0..REOPENED_MAX {
-        let error = match print_from(&file, &mut printed).await {
-            Err(PathError::File(error)) if error.kind == FileErrorKind::Closed => error,
-            done => return done,
-        };
+        let Err(error) = print_from(&file, &mut printed).await else { return Ok(()) };
+        if error.downcast_ref::<FileError>().is_none_or(|error| error.kind != FileErrorKind::Closed) {
+            return Err(error);
+        }
         let again: Arc<dyn ReadAt> = Arc::from(remote.files.open(path, Links::Follow).await?);
         if again.etag() != file.etag() {
-            let reason = "it was changed while its server was away; the rest is not printed".to_owned();
-            return Err(FileError { kind: FileErrorKind::Changed, reason, ..error }.into());
+            let reason = "changed while its server was unavailable; the rest is not printed".to_owned();
+            return Err(FileError { kind: FileErrorKind::Changed, reason, ..error.downcast()? }.into());
         }
         file = again;
     }
@@ -160,7 +119,7 @@ async fn print(remote: &ServerFiles, path: &Path) -> Result<(), PathError> {
 }
 
 /// Prints the file from offset `printed` on, and advances `printed`.
-async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> Result<(), PathError> {
+async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> anyhow::Result<()> {
     let mut chunks = read_stream_from(Arc::clone(file), *printed);
     while let Some(chunk) = chunks.next().await {
         let bytes = chunk?;
@@ -170,13 +129,12 @@ async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> Result<(), Pat
     Ok(())
 }
 
-async fn rm(remote: Arc<ServerFiles>, args: &args::RmArgs) -> CommandResult {
+async fn rm(remote: Arc<ServerFiles>, args: &args::RmArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     for path in &args.paths {
         let path = remote.path(path);
         if !args.recursive && is_directory(&remote, &path).await {
-            failures
-                .report(&format!("remove `{}`: it is a directory, and only `-r` removes directories", path.display()));
+            failures.report(&format!("remove `{}`: is a directory; use `-r`", path.display()));
             continue;
         }
         let removed = remote.files.remove(&path, args.recursive, args.force, Links::Follow).await;
@@ -192,7 +150,7 @@ async fn is_directory(remote: &ServerFiles, path: &Path) -> bool {
     found.is_ok_and(|found| found.kind == EntryKind::Directory && !found.is_symlink)
 }
 
-async fn mkdir(remote: Arc<ServerFiles>, args: &args::MkdirArgs) -> CommandResult {
+async fn mkdir(remote: Arc<ServerFiles>, args: &args::MkdirArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     for path in &args.paths {
         let made = remote.files.create_directory(&remote.path(path), args.parents, Links::Follow, args.mode).await;
@@ -208,25 +166,22 @@ struct FailureCount {
 }
 
 impl FailureCount {
-    /// Prints the error and continues; only a lost connection ends the command.
-    fn add(&mut self, error: FileError) -> Result<(), FatalError> {
-        if error.kind == FileErrorKind::Disconnected {
-            return Err(FatalError::Failed(error.into()));
-        }
-        self.report(&error.to_string());
-        Ok(())
-    }
-
     fn report(&mut self, text: &str) {
         self.count += 1;
-        print::message(format_args!("exec-server: {}", ids::clean(text)));
+        report!("{}", ids::clean(text));
     }
 
-    fn record<T>(&mut self, done: Result<T, FileError>) -> Result<Option<T>, FatalError> {
-        match done {
-            Ok(done) => Ok(Some(done)),
-            Err(error) => self.add(error).map(|()| None),
+    /// Prints the error of a file. Any other error, and a lost connection, ends the command.
+    fn record<T>(&mut self, done: Result<T, impl Into<anyhow::Error>>) -> anyhow::Result<Option<T>> {
+        let error = match done {
+            Ok(done) => return Ok(Some(done)),
+            Err(error) => error.into().downcast::<FileError>()?,
+        };
+        if error.kind == FileErrorKind::Disconnected {
+            return Err(error.into());
         }
+        self.report(&error.to_string());
+        Ok(None)
     }
 
     fn code(&self) -> u8 {
@@ -235,20 +190,16 @@ impl FailureCount {
 }
 
 /// Writes data to stdout.
-fn put(bytes: &[u8]) -> Result<(), FatalError> {
-    match print::data(bytes) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(FatalError::ClosedPipe),
-        Err(error) => Err(FatalError::Failed(anyhow::Error::new(error).context("write standard output"))),
-    }
+fn put(bytes: &[u8]) -> anyhow::Result<()> {
+    print::data(bytes).context("write standard output")
 }
 
 /// Writes one JSON object on one line.
-fn put_json(value: &serde_json::Value) -> Result<(), FatalError> {
+fn put_json(value: &Value) -> anyhow::Result<()> {
     put(json_line(value).as_bytes())
 }
 
-fn json_line(value: &serde_json::Value) -> String {
+fn json_line(value: &Value) -> String {
     printable::clean_json(&format!("{value}\n"))
 }
 
@@ -271,12 +222,11 @@ fn as_typed(path: &Path, root: &Path, typed: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Adds a path to a JSON object: as text, and also as base64 if it is not valid UTF-8.
-fn put_path(object: &mut serde_json::Map<String, serde_json::Value>, key: &str, path: &Path) {
-    let bytes = path.as_os_str().as_bytes();
-    object.insert(key.to_owned(), String::from_utf8_lossy(bytes).into());
+/// Adds a path or a line to a JSON object: as text, and also as base64 if it is not valid UTF-8.
+fn put_bytes(object: &mut Value, key: &str, bytes: &[u8]) {
+    object[key] = String::from_utf8_lossy(bytes).into();
     if std::str::from_utf8(bytes).is_err() {
-        object.insert(format!("{key}Base64"), exec_server_protocol::base64::encode(bytes).into());
+        object[format!("{key}Base64")] = exec_server_protocol::base64::encode(bytes).into();
     }
 }
 

@@ -3,8 +3,6 @@
 //! A user can name a process by its id, by a prefix of the id, or as `SESSION/ID` with a prefix of the session id. If several processes
 //! have the same id, it means the running one, else the latest.
 
-use std::fmt;
-
 use exec_server_protocol::{ProcessId, SessionId, process::ProcessInfo};
 
 pub(crate) use crate::printable::clean;
@@ -22,39 +20,25 @@ const SUFFIX: usize = 4;
 const SESSION_SHOWN: usize = 8;
 
 /// The typed id does not name exactly one suitable process.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ProcessLookupError {
     /// No process has that id.
+    #[error("no such process: `{}`; `exec-server ps` lists them", clean(asked))]
     Unknown { asked: String },
     /// No listed process has that id, but the processes of some sessions are not known yet.
+    #[error(
+        "no such process: `{}`; {sessions} session(s) not listed yet, because the holder process does not answer; \
+         try again",
+        clean(asked)
+    )]
     Unlisted { asked: String, sessions: usize },
     /// Several processes match. Each candidate is written so that it can be typed.
+    #[error("`{}` is ambiguous; it matches {}", clean(asked), candidates.join(", "))]
     Ambiguous { asked: String, candidates: Vec<String> },
     /// The process still runs, but the command needs an ended one.
+    #[error("`{0}` is still running; `exec-server kill {0}` ends it", clean(asked))]
     Running { asked: String },
 }
-
-impl fmt::Display for ProcessLookupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown { asked } => write!(f, "no such process: `{}`; `exec-server ps` lists them", clean(asked)),
-            Self::Unlisted { asked, sessions } => write!(
-                f,
-                "no such process: `{}`; {sessions} session(s) not listed yet, because the holder process does not answer; \
-                 try again",
-                clean(asked)
-            ),
-            Self::Ambiguous { asked, candidates } => {
-                write!(f, "`{}` may be any of: {}", clean(asked), candidates.join(", "))
-            }
-            Self::Running { asked } => {
-                write!(f, "`{0}` has not ended; `exec-server kill {0}` ends it", clean(asked))
-            }
-        }
-    }
-}
-
-impl std::error::Error for ProcessLookupError {}
 
 /// Generates an id that is easy to read and to type: the program name and a few random letters.
 pub(crate) fn generate(program: &str) -> ProcessId {

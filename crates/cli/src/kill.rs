@@ -17,7 +17,7 @@ use exec_server_client::{
 use futures_util::future;
 use tokio::time::{self, Instant};
 
-use crate::{args, codes, connect::ListingSession, env_token, ids, logs, print, runtime};
+use crate::{args, codes, connect::ListingSession, env_token, ids, logs};
 
 /// How long the streams of an exited process may stay open before the command reports that and stops waiting.
 const STREAMS_WITHIN: Duration = Duration::from_secs(5);
@@ -27,9 +27,9 @@ const NOTICE_AFTER: Duration = Duration::from_secs(3);
 
 /// Handles each id in turn. An id that cannot be resolved does not stop the others.
 pub(crate) fn run(args: &args::KillArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    runtime::block_on(async {
-        let listing = ListingSession::open(&args.connect, token).await?;
-        let (mut failed, mut endings) = (None, Vec::new());
+    ListingSession::run(&args.connect, token, async |listing| {
+        let mut failed = None;
+        let mut endings = Vec::new();
         for id in &args.ids {
             let asked = match listing.find(id) {
                 Ok((client, info)) => send(client, info, method(args)).await,
@@ -40,8 +40,7 @@ pub(crate) fn run(args: &args::KillArgs, token: Option<env_token::StoredToken>) 
         for ended in future::join_all(endings.into_iter().map(SignalledProcess::wait)).await {
             failed = keep_first(failed, ended);
         }
-        listing.end().await;
-        failed.map_or(Ok(ExitCode::SUCCESS), Err)
+        failed.map_or(Ok(0), Err)
     })
 }
 
@@ -138,18 +137,12 @@ impl SignalledProcess {
             };
             match next {
                 Err(_) if streams_until.is_some() => {
-                    print::message(format_args!(
-                        "exec-server: `{}` has ended, but a process that it started still holds its output open",
-                        self.name
-                    ));
+                    report!("`{}` has ended, but a process that it started still holds its output open", self.name);
                     return Ok(());
                 }
                 Err(_) => {
                     is_noticed = true;
-                    print::message(format_args!(
-                        "exec-server: waiting for `{}` to end; Ctrl-C stops the waiting only",
-                        self.name
-                    ));
+                    report!("waiting for `{}` to end; Ctrl-C stops only the wait", self.name);
                 }
                 Ok(None | Some(Event::Closed { .. })) => return Ok(()),
                 Ok(Some(Event::Exited { .. })) if !self.until_closed => return Ok(()),

@@ -59,21 +59,21 @@ fn of_processes(core: &Config, held: &holder::HolderLimits) -> Vec<Limit> {
             "memory-per-process",
             Bytes(core.memory_cap_bytes),
             (Bytes(Config::LEAST_CAP_BYTES), Bytes(64 << 30)),
-            "attached, the process waits; detached, output goes to disk. For a client that cannot acknowledge: a quarter of it, and 16MiB",
+            "attached: the process blocks; detached: output goes to disk. For a client without `ack`: a quarter of it, and 16MiB",
         ),
         set(
             "output of a process on disk",
             "disk-per-process",
             Bytes(held.disk_quota_bytes),
             (Bytes(0), Bytes(1 << 50)),
-            "the process waits, or with `dropOldest` loses its oldest output, counted and told",
+            "the process blocks, or with `dropOldest` its oldest output is dropped and reported as a gap",
         ),
         set(
             "free space left on the disk",
             "disk-floor",
             Bytes(held.free_floor_bytes),
             (Bytes(0), Bytes(1 << 50)),
-            "as above, tried again every second. The default is 5% of the disk where that is less",
+            "as above, retried every second. The default is 5% of the disk if that is less",
         ),
         fixed("name of a process", Bytes(wire::PROCESS_ID_BYTES as u64), "`invalidParams`"),
         fixed(
@@ -91,7 +91,7 @@ fn of_processes(core: &Config, held: &holder::HolderLimits) -> Vec<Limit> {
             "closed-processes",
             Count(core.closed_processes as u64),
             (Count(1), Count(CLOSED_MAX)),
-            "the oldest that was taken is forgotten; one whose output was not taken never is",
+            "the oldest one whose output was taken is forgotten; the others are kept",
         ),
         set(
             "time a closed process is kept",
@@ -107,20 +107,18 @@ fn of_processes(core: &Config, held: &holder::HolderLimits) -> Vec<Limit> {
             (Count(1), Count(RUNNING_MAX)),
             "`resourcesExhausted`",
         ),
-        Limit {
-            name: "processes and threads of one command and all it starts",
-            flag: Some("max-pids"),
-            default: Count(confine::PIDS_MAX),
-            range: None,
-            at: "a fork is refused, and the exit says so (`limitsHit`). Needs a control group; without one another number than the default becomes RLIMIT_NPROC, which counts all processes of the user and does not bind root",
-        },
-        Limit {
-            name: "memory of one command and all it starts",
-            flag: Some("max-memory"),
-            default: Unbounded,
-            range: None,
-            at: "one of them is killed, and the exit says so (`oom`, `limitsHit`). Needs a control group; without one it becomes RLIMIT_DATA of each process",
-        },
+        parsed(
+            "processes and threads of one command and all it starts",
+            "max-pids",
+            Count(confine::PIDS_MAX),
+            "fork fails, and the exit reports it (`limitsHit`). Needs a cgroup; without one, a number other than the default becomes RLIMIT_NPROC, which counts all processes of the user and does not apply to root",
+        ),
+        parsed(
+            "memory of one command and all it starts",
+            "max-memory",
+            Unbounded,
+            "one of them is killed, and the exit reports it (`oom`, `limitsHit`). Needs a cgroup; without one it becomes RLIMIT_DATA of each process",
+        ),
         fixed("write ids remembered for a process", Count(wire::REMEMBERED_WRITES as u64), "the oldest is forgotten"),
     ]
 }
@@ -132,15 +130,14 @@ fn of_sessions(core: &Config) -> Vec<Limit> {
             "max-sessions",
             Count(core.sessions_max as u64),
             (Count(1), Count(1 << 20)),
-            "`resourcesExhausted`; those that are there can be resumed",
+            "`resourcesExhausted`; existing sessions can be resumed",
         ),
-        Limit {
-            name: "time of a session without a connection",
-            flag: Some("session-ttl"),
-            default: Time(wire::SESSION_TTL_MAX),
-            range: None,
-            at: "it ends, and its processes with it. A client gets 10m, one that can acknowledge 24h, or what it asks for; never more than this",
-        },
+        parsed(
+            "time of a session without a connection",
+            "session-ttl",
+            Time(wire::SESSION_TTL_MAX),
+            "it ends, with its processes. A client gets 10m, a client with `ack` 24h, or what it requests; never more than this",
+        ),
         set(
             "silence of the old connection before a session is handed over",
             "takeover-after",
@@ -167,19 +164,18 @@ fn of_connections(core: &Config) -> Vec<Limit> {
             (Time(Duration::from_millis(100)), Time(Duration::from_secs(4 * 3600))),
             "the connection is dropped and its session waits",
         ),
-        Limit {
-            name: "starts of a connection that run at once",
-            flag: Some("concurrent-requests"),
-            default: Count(wire::STARTS_RUNNING as u64),
-            range: None,
-            at: "others wait; requests that steer (terminate, signal, end) never do",
-        },
+        parsed(
+            "starts of a connection that run at once",
+            "concurrent-requests",
+            Count(wire::STARTS_RUNNING as u64),
+            "others wait; control requests (terminate, signal, end) never do",
+        ),
         fixed("starts of a connection that wait", Count(wire::STARTS_WAITING as u64), "`overloaded`"),
         fixed("bytes of requests that wait", Bytes(wire::REQUESTS_WAITING_BYTES as u64), "`overloaded`"),
         fixed(
             "requests of a connection that are not answered",
             Count(wire::REQUESTS_UNANSWERED as u64),
-            "`overloaded`; requests that steer have as many again",
+            "`overloaded`; control requests have the same limit again",
         ),
         fixed("reads of a connection that wait", Count(wire::READS_WAITING as u64), "`overloaded`"),
         fixed(
@@ -221,7 +217,7 @@ fn of_admission() -> Vec<Limit> {
         fixed(
             "failures of an address in a row of minutes",
             Count(100),
-            "429 after 50ms to 5s, and 8 places; the right token still comes in at once",
+            "429 after 50ms to 5s, in 8 slots; a correct token is still accepted at once",
         ),
     ]
 }
@@ -258,16 +254,16 @@ fn of_files() -> Vec<Limit> {
         fixed(
             "entries of a directory in one answer, and of `fs/walk`",
             Count(wire::DIRECTORY_ENTRIES as u64),
-            "an error without `details`; with them pages of 16384 follow each other. A walk is cut and says so",
+            "an error without `details`; with them pages of 16384 follow each other. A walk is truncated and marked so",
         ),
         fixed(
             "paths of one `fs/glob`, and so of `fs tree`",
             Count(wire::DIRECTORY_ENTRIES as u64),
-            "it is cut and says so, also at 4MiB of them; a request that names no number gets 1000",
+            "it is truncated and marked so, also at 4MiB of them; the default is 1000",
         ),
-        fixed("levels of `fs/walk`", Count(wire::WALK_DEPTH), "it is cut and says so"),
-        fixed("directories of `fs/walk`", Count(wire::WALK_DIRECTORIES), "it is cut and says so"),
-        fixed("bytes of an answer to `fs/walk`", Bytes(wire::WALK_BYTES as u64), "it is cut and says so"),
+        fixed("levels of `fs/walk`", Count(wire::WALK_DEPTH), "it is truncated and marked so"),
+        fixed("directories of `fs/walk`", Count(wire::WALK_DIRECTORIES), "it is truncated and marked so"),
+        fixed("bytes of an answer to `fs/walk`", Bytes(wire::WALK_BYTES as u64), "it is truncated and marked so"),
         fixed("file operations at once, of all sessions", Count(wire::FILE_JOBS as u64), "others wait"),
         fixed("file operations at once, of a session", Count(wire::FILE_JOBS_OF_SESSION as u64), "others wait"),
         fixed(
@@ -295,28 +291,20 @@ fn of_searches() -> Vec<Limit> {
         fixed(
             "matching lines of a search",
             Count(wire::SEARCH_MATCHES_MAX),
-            "it is cut and says so; a request that names no number gets 1000",
+            "it is truncated and marked so; the default is 1000",
         ),
         fixed(
             "bytes of what a search finds, in pages",
             Bytes(wire::SEARCH_PAGED_BYTES as u64),
-            "it is cut and says so; without pages at 4MiB",
+            "it is truncated and marked so; without pages at 4MiB",
         ),
-        fixed("entries that a search looks at", Count(wire::SCAN_ENTRIES), "it is cut and says so"),
-        fixed(
-            "levels of a search",
-            Count(wire::SCAN_DEPTH_MAX),
-            "it is cut and says so; a request that names no number gets 64",
-        ),
-        fixed(
-            "time of a search",
-            Time(wire::SCAN_TIME_MAX),
-            "it is cut and says so; a request that names no time gets 1m",
-        ),
+        fixed("entries that a search looks at", Count(wire::SCAN_ENTRIES), "it is truncated and marked so"),
+        fixed("levels of a search", Count(wire::SCAN_DEPTH_MAX), "it is truncated and marked so; the default is 64"),
+        fixed("time of a search", Time(wire::SCAN_TIME_MAX), "it is truncated and marked so; the default is 1m"),
         fixed(
             "directories of a watch",
             Count(wire::WATCHED_DIRECTORIES_MAX),
-            "changes in the others are not told, and how many they are is; a request that names no number gets 8192",
+            "changes in the others are not reported, but their number is; the default is 8192",
         ),
         fixed(
             "changes in one answer of a watch",
@@ -386,6 +374,11 @@ const fn set(
     Limit { name, flag: Some(flag), default, range: Some(range), at }
 }
 
+/// A limit whose flag has a parser with its own rules.
+const fn parsed(name: &'static str, flag: &'static str, default: LimitValue, at: &'static str) -> Limit {
+    Limit { name, flag: Some(flag), default, range: None, at }
+}
+
 const fn fixed(name: &'static str, default: LimitValue, at: &'static str) -> Limit {
     Limit { name, flag: None, default, range: None, at }
 }
@@ -395,8 +388,8 @@ impl Limit {
     pub(crate) fn help(&self) -> String {
         let (name, at) = (capital(self.name), self.at);
         match self.range {
-            Some((least, most)) => format!("{name}, {least} to {most}. At it: {at}"),
-            None => format!("{name}. At it: {at}"),
+            Some((least, most)) => format!("{name}, {least} to {most}. At the limit: {at}"),
+            None => format!("{name}. At the limit: {at}"),
         }
     }
 }

@@ -6,7 +6,7 @@ use exec_server_client::{Client, ConnectionState};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tokio::sync::watch;
 
-use crate::{print, printable};
+use crate::printable;
 
 /// Runs `work` and reports the state of the links, once per server.
 pub(crate) async fn report_during<T>(clients: &[Client], report: impl Fn(&str), work: impl Future<Output = T>) -> T {
@@ -31,9 +31,7 @@ async fn report_changes(client: &Client, report: &impl Fn(&str)) {
 /// As [`report_during`], for a command without a future to wrap: reports on stderr until the task is aborted. Does not keep the client alive.
 pub(crate) fn report_on_stderr(client: &Client) -> impl Future<Output = ()> + Send + 'static {
     let (state, address) = (client.watch_state(), client.address());
-    async move {
-        report_state_changes(state, address, &|text: &str| print::message(format_args!("exec-server: {text}"))).await
-    }
+    async move { report_state_changes(state, address, &|text: &str| report!("{text}")).await }
 }
 
 async fn report_state_changes(mut state: watch::Receiver<ConnectionState>, address: String, report: &impl Fn(&str)) {

@@ -30,7 +30,7 @@ use crate::{
     connect::ListingSession,
     env_token,
     ids::{self, ProcessLookupError},
-    printable, runtime, stall,
+    print, printable, stall,
     streams::{OutputWriter, StreamRole, report_gap},
 };
 
@@ -38,16 +38,8 @@ use crate::{
 const READ_BYTES: u64 = 1 << 20;
 
 pub(crate) fn run(args: &args::LogsArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    runtime::block_on(async {
-        let listing = ListingSession::open(&args.connect, token).await?;
-        let shown = show(args, &listing).await;
-        listing.end().await;
-        match shown {
-            Ok(()) => Ok(ExitCode::SUCCESS),
-            // The reader of our stdout has gone.
-            Err(error) if is_broken_pipe(&error) => Ok(ExitCode::from(codes::CLOSED_PIPE)),
-            Err(error) => Err(error),
-        }
+    ListingSession::run(&args.connect, token, async |listing| {
+        print::or_closed_pipe(show(args, listing).await.map(|()| 0))
     })
 }
 
@@ -150,16 +142,14 @@ async fn read_to(
         let next = read.next_seq.saturating_sub(1);
         if next <= after {
             // Repeating the read would return the same answer forever.
-            return Err(anyhow!("the server tells nothing that follows")).with_context(part);
+            return Err(anyhow!("the server sent nothing after it")).with_context(part);
         }
         after = next;
         // A process that was lost still has a log; every answer contains both the failure and log data.
         failure = read.failure.or(failure);
     }
     match failure {
-        Some(failure) => {
-            Err(anyhow!("{failure}").context(format!("the log of `{name}` was printed as far as it goes")))
-        }
+        Some(failure) => Err(anyhow!("{failure}").context(format!("the log of `{name}` was printed to its end"))),
         None => Ok(()),
     }
 }
@@ -248,8 +238,4 @@ pub(crate) async fn attach(client: &Client, info: &ProcessInfo, after: u64, hold
         }
         Err(error) => Err(error).with_context(|| format!("attach to `{}`", ids::clean(info.process_id.as_str()))),
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -4,6 +4,9 @@
 //! environment block before the spawner is forked, because the spawner and the holders inherit that block. The spawner is forked before any
 //! thread exists.
 
+#[macro_use]
+mod print;
+
 mod args;
 mod attach;
 mod audit;
@@ -14,7 +17,6 @@ mod connect;
 mod cp;
 mod detach;
 mod dial;
-mod dial_stdio;
 mod display;
 mod doctor;
 mod env_token;
@@ -32,7 +34,6 @@ mod login;
 mod logs;
 mod mcp;
 mod notify;
-mod print;
 mod print_config;
 mod printable;
 mod ps;
@@ -40,7 +41,6 @@ mod remote_path;
 mod run;
 mod runtime;
 mod sandbox;
-mod schema;
 mod serve;
 mod signals;
 mod stall;
@@ -100,12 +100,15 @@ fn main() -> ExitCode {
         Command::Serve(args) if args.print_config => print_config::run(&args.settings),
         Command::Serve(args) => serve::run(args, token, spawner),
         Command::Doctor(args) => doctor::run(&args),
-        Command::DialStdio(args) => dial_stdio::run(&args),
+        Command::DialStdio(args) => dial::run_stdio(&args),
         Command::Token(args) => token::run(&args),
         Command::Audit(args) => audit::run(&args),
         Command::Completions { shell } => completions::completions(shell),
         Command::Man { command } => completions::man(command.as_deref()),
-        Command::Schema => schema::run(),
+        Command::Schema => {
+            print::line(exec_server_protocol::SCHEMA.trim_end());
+            Ok(ExitCode::SUCCESS)
+        }
     };
     outcome.unwrap_or_else(|error| print::failed(&error))
 }

@@ -36,7 +36,7 @@ fn send_state(state: &str) {
     // A server that a client started in the background may have inherited this variable from another service.
     let Some(place) = env::var_os(NAME).filter(|_| !args::is_detached()) else { return };
     if let Err(error) = send(&place, state) {
-        tracing::warn!(state, %error, "the service manager could not be told");
+        tracing::warn!(state, %error, "cannot notify the service manager");
     }
 }
 

@@ -16,6 +16,20 @@ use crate::{
     printable, terminal,
 };
 
+/// Prints a message on stderr. The prefix tells it apart from the stderr of a program that we run.
+macro_rules! report {
+    ($($text:tt)*) => { $crate::print::message(format_args!("exec-server: {}", format_args!($($text)*))) };
+}
+
+/// Like `report`, for a message that `-q` suppresses: nothing failed, and no data is missing.
+macro_rules! notice {
+    ($($text:tt)*) => {
+        if !$crate::print::is_quiet() {
+            report!($($text)*);
+        }
+    };
+}
+
 /// Writes one line to stdout and flushes. A closed stdout is ignored.
 pub(crate) fn line(line: &str) {
     // Ignore the error: if stdout is closed, the reader has gone.
@@ -44,10 +58,10 @@ pub(crate) fn message(text: impl Display) {
     write_message(&printable::clean_lines(&text.to_string()));
 }
 
-/// Writes one dim line of progress information to stderr, if stderr is a terminal.
+/// Writes one dim line of progress information to stderr, with our prefix, if stderr is a terminal.
 pub(crate) fn dim(text: impl Display) {
-    if io::stderr().is_terminal() && !IS_QUIET.load(Ordering::Relaxed) {
-        let line = printable::clean(&text.to_string());
+    if io::stderr().is_terminal() && !is_quiet() {
+        let line = printable::clean(&format!("exec-server: {text}"));
         write_message(&Palette::of_stderr().paint(display::DIM, &line));
     }
 }
@@ -59,17 +73,27 @@ pub(crate) fn set_quiet() {
     IS_QUIET.store(true, Ordering::Relaxed);
 }
 
-/// Writes a message that `-q` suppresses: nothing failed, and no data is missing.
-pub(crate) fn notice(text: impl Display) {
-    if !IS_QUIET.load(Ordering::Relaxed) {
-        message(text);
-    }
+pub(crate) fn is_quiet() -> bool {
+    IS_QUIET.load(Ordering::Relaxed)
 }
 
 /// Writes an error with its whole chain of causes on one line.
 pub(crate) fn error(error: &anyhow::Error) {
     let causes: Vec<String> = error.chain().map(describe).collect();
-    message(format_args!("exec-server: {}", causes.join(": ")));
+    report!("{}", causes.join(": "));
+}
+
+/// Turns the failed write to a closed stdout into its exit code.
+pub(crate) fn or_closed_pipe(done: anyhow::Result<u8>) -> anyhow::Result<u8> {
+    match done {
+        Err(error) if is_closed_pipe(&error) => Ok(codes::CLOSED_PIPE),
+        done => done,
+    }
+}
+
+/// Whether the reader of our stdout has gone.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Prints the error and returns the exit code for it.

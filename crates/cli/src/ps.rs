@@ -12,14 +12,14 @@ use std::{
 
 use anyhow::Context as _;
 use exec_server_client::{Client, ConnectionState};
-use exec_server_protocol::process::{AdoptingSession, Blocked, Cause, ProcessInfo, Scope};
+use exec_server_protocol::process::{AdoptingSession, Blocked, Cause, ProcessInfo, Scope, Size};
 use tokio::time::{self, Instant};
 
 use crate::{
     args, codes,
     connect::ListingSession,
     display::{self, Palette, Style, TableCell},
-    env_token, ids, print, runtime,
+    env_token, ids, print,
     signals::{SignalEvent, SignalStream},
     terminal,
 };
@@ -37,31 +37,19 @@ const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 pub(crate) fn run(args: &args::PsArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    runtime::block_on(async {
-        let mut listing = ListingSession::open(&args.connect, token).await?;
-        let shown = if args.watch { watch(args, &mut listing).await } else { once(args, &listing) };
-        listing.end().await;
-        match shown {
-            Ok(code) => Ok(ExitCode::from(code)),
-            // The reader of our stdout has gone.
-            Err(error) if is_closed_pipe(&error) => Ok(ExitCode::from(codes::CLOSED_PIPE)),
-            Err(error) => Err(error),
-        }
+    ListingSession::run(&args.connect, token, async |listing| {
+        print::or_closed_pipe(if args.watch { watch(args, listing).await } else { once(args, listing) })
     })
 }
 
 fn once(args: &args::PsArgs, listing: &ListingSession) -> anyhow::Result<u8> {
     let shown = chosen(args, listing.all());
     if let Some(notice) = unlisted(listing.adopting()) {
-        print::message(format_args!("exec-server: {notice}"));
+        report!("{notice}");
     }
     if shown.is_empty() && !args.json {
         if !args.quiet {
-            print::message(if args.running {
-                "exec-server: no running processes"
-            } else {
-                "exec-server: no processes"
-            });
+            report!("{}", if args.running { "no running processes" } else { "no processes" });
         }
         return Ok(0);
     }
@@ -98,10 +86,6 @@ fn sort(shown: &mut [ProcessInfo]) {
 /// Writes control sequences for our own screen. The table cells inside are cleaned one by one.
 fn put(text: &str) -> anyhow::Result<()> {
     print::data(text.as_bytes()).context("write standard output")
-}
-
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 fn now() -> Duration {
@@ -178,10 +162,9 @@ impl AlternateScreen {
 
     /// Overwrites the previous frame instead of clearing the screen, which would flicker.
     fn draw(&self, shown: &[ProcessInfo], client: Option<&Client>) -> anyhow::Result<()> {
-        let size = terminal::size();
-        let (rows, columns) = size.map_or((24, 80), |size| (usize::from(size.rows), usize::from(size.cols)));
+        let size = terminal::size().unwrap_or(Size { rows: 24, cols: 80 });
         let mut frame = String::from("\x1b[H");
-        for line in screen(shown, now(), (rows, columns), &status(client), Palette::of_stdout()).lines() {
+        for line in screen(shown, now(), size, &status(client), Palette::of_stdout()).lines() {
             frame.push_str(line);
             frame.push_str("\x1b[K\r\n");
         }
@@ -200,19 +183,13 @@ impl Drop for AlternateScreen {
 }
 
 /// One screen: a title with counts, and as many processes as fit.
-fn screen(
-    shown: &[ProcessInfo],
-    now: Duration,
-    (rows, columns): (usize, usize),
-    status: &str,
-    palette: Palette,
-) -> String {
+fn screen(shown: &[ProcessInfo], now: Duration, size: Size, status: &str, palette: Palette) -> String {
     let mut sorted = shown.to_vec();
     sort(&mut sorted);
     let running = sorted.iter().filter(|info| !info.exited).count();
     let mut title = format!("{running} running, {} ended", sorted.len() - running);
     // Leave room for the title and the column heads, and keep the last row free.
-    let room = rows.saturating_sub(3).max(1);
+    let room = usize::from(size.rows).saturating_sub(3).max(1);
     let hidden = sorted.len().saturating_sub(room);
     if hidden > 0 {
         write!(title, ", {hidden} not shown").expect("a string takes everything");
@@ -221,6 +198,7 @@ fn screen(
         write!(title, " - {status}").expect("a string takes everything");
     }
     sorted.truncate(room);
+    let columns = usize::from(size.cols);
     let title = palette.paint(display::DIM, &display::fit(&title, columns));
     format!("{title}\n{}", table(&sorted, now, columns, palette))
 }
@@ -235,9 +213,7 @@ fn unlisted(adopting: &[AdoptingSession]) -> Option<String> {
 
 /// Formats the table. If the width of the terminal is known, commands are cut to fit.
 fn table(all: &[ProcessInfo], now: Duration, width: usize, palette: Palette) -> String {
-    let mut rows = vec![HEADS.map(|head| TableCell::styled(head, display::BOLD))];
-    rows.extend(all.iter().map(|info| row(info, now)));
-    display::table(&rows, palette, width, HEADS[6].len())
+    display::table(HEADS, all.iter().map(|info| row(info, now)).collect(), palette, width)
 }
 
 fn row(info: &ProcessInfo, now: Duration) -> [TableCell; 7] {
@@ -347,11 +323,12 @@ w                42   blocked quota  1m   20K     01234567  cat
     #[test]
     fn a_screen_has_as_many_lines_as_the_terminal() {
         let all: Vec<ProcessInfo> = (0..30).map(|n| process(&format!("p{n}"), &["x"])).collect();
-        let text = screen(&all, Duration::ZERO, (10, 60), "", PLAIN);
+        let text = screen(&all, Duration::ZERO, Size { rows: 10, cols: 60 }, "", PLAIN);
         assert_eq!(text.lines().next(), Some("30 running, 0 ended, 23 not shown"));
         assert_eq!(text.lines().count(), 9);
         assert!(text.lines().all(|line| display::width(line) <= 60), "{text}");
-        let empty = screen(&[], Duration::ZERO, (10, 40), "connection lost (x); reconnecting", PLAIN);
+        let empty =
+            screen(&[], Duration::ZERO, Size { rows: 10, cols: 40 }, "connection lost (x); reconnecting", PLAIN);
         assert_eq!(empty.lines().next(), Some("0 running, 0 ended - connection lost (x…"));
     }
 }

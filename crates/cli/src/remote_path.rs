@@ -19,7 +19,7 @@ impl Roots {
     /// Asks the server for its directories.
     pub(crate) async fn of(client: &Client) -> anyhow::Result<Self> {
         let info = client.environment_info().await.context("ask for the server's directory")?;
-        let cwd = info.cwd.ok_or_else(|| anyhow!("the server does not tell its own directory; pass absolute paths"))?;
+        let cwd = info.cwd.ok_or_else(|| anyhow!("the server does not report its directory; pass absolute paths"))?;
         let directory = PathArg::new(cwd).resolve().context("read the server's directory")?;
         let home = info.home_dir.map(|home| PathArg::new(home).resolve()).transpose();
         Ok(Self { directory, home: home.context("read the server's home directory")? })
@@ -32,7 +32,7 @@ impl Roots {
             Some(below) => {
                 let home = self.home.as_ref();
                 let home =
-                    home.ok_or_else(|| anyhow!("`{}`: the server does not tell its home directory", path.display()))?;
+                    home.ok_or_else(|| anyhow!("`{}`: the server does not report its home directory", path.display()))?;
                 Ok(if below.as_os_str().is_empty() { home.clone() } else { home.join(below) })
             }
         }

@@ -18,7 +18,7 @@ use crate::{
     detach, env_token, hints, ids, print, runtime, sandbox,
     signals::{SignalEvent, SignalStream},
     start::{self, PreparedStart, ServerKind, TargetServer},
-    streams::{InputMode, LinkNotice, StreamForwarder, StreamOutcome, StreamRole},
+    streams::{AtEof, InputMode, LinkNotice, StreamForwarder, StreamOutcome, StreamRole},
     terminal::{self, Terminal},
 };
 
@@ -50,7 +50,7 @@ pub(crate) async fn name(args: &args::RunArgs, client: &Client) -> anyhow::Resul
     let all = client.list(Scope::All).await.with_context(|| format!("look whether `{name}` is in use"))?;
     if ids::is_in_use(name, &all) {
         anyhow::bail!(
-            "a process named `{0}` runs already; choose another name, or `exec-server kill {0}` first",
+            "a process named `{0}` is already running; choose another name, or run `exec-server kill {0}` first",
             ids::clean(name)
         );
     }
@@ -81,7 +81,7 @@ async fn remote(args: &args::RunArgs, server: &Server) -> anyhow::Result<u8> {
     match &driven {
         // The program keeps running, and it needs the session.
         Ok(RunEnd::Left { .. }) => client.close().await,
-        Ok(RunEnd::Ended(_) | RunEnd::NotStarted(..)) | Err(_) => connect::end(&client).await,
+        Ok(RunEnd::Ended(_) | RunEnd::NotStarted(..)) | Err(_) => _ = connect::end(&client).await,
     }
     Ok(report_end(driven?, args))
 }
@@ -123,7 +123,7 @@ async fn drive(
     let is_raw = terminal.is_some();
     let input = InputMode {
         is_read: !args.no_stdin,
-        closes: !is_raw,
+        at_eof: if is_raw { AtEof::KeepOpen } else { AtEof::Close },
         has_keys: is_raw && server_kind == ServerKind::Remote,
         is_raw,
     };
@@ -193,7 +193,7 @@ fn report_end(end: RunEnd, args: &args::RunArgs) -> u8 {
             code
         }
         RunEnd::Left { id, code } => {
-            print::notice(format_args!("exec-server: left `{id}` running; `exec-server attach {id}` returns to it"));
+            notice!("left `{id}` running; `exec-server attach {id}` reattaches");
             code
         }
     }
@@ -204,8 +204,6 @@ pub(crate) fn report_not_started(error: Error, args: &args::RunArgs) {
     let is_missing = error.server_kind() == Some(Kind::ProgramNotFound);
     print::error(&error.into());
     if let Some(meant) = hints::shell_command(&args.argv).filter(|_| is_missing) {
-        print::message(format_args!(
-            "exec-server: one argument is the name of a program; for a shell command write `{meant}`"
-        ));
+        report!("a single argument is the name of a program; for a shell command use `{meant}`");
     }
 }

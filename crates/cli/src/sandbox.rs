@@ -11,7 +11,7 @@ use exec_server_client::{
     },
 };
 
-use crate::{args::SandboxArgs, print};
+use crate::args::SandboxArgs;
 
 /// The access that a program gets, as absolute paths on the server's host.
 #[derive(Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Grants {
 /// Refuses a server that cannot report how it confined a program.
 pub(crate) fn check_server(client: &Client) -> anyhow::Result<()> {
     if client.server().generation != Generation::Current {
-        bail!("the server at {} does not report what it confines; run without `--sandbox`", client.address());
+        bail!("the server at {} does not report how it confines a program; run without `--sandbox`", client.address());
     }
     Ok(())
 }
@@ -92,9 +92,9 @@ pub(crate) fn check_server(client: &Client) -> anyhow::Result<()> {
 pub(crate) fn report(grants: &Grants, process: &Process) -> anyhow::Result<()> {
     match process.sandbox() {
         Some(applied) if applied.file_system != AppliedFileSystem::View || applied.network != grants.network => {
-            bail!("the server applied another sandbox than the one asked for: {applied:?}")
+            bail!("the server applied a different sandbox: {applied:?}")
         }
-        Some(_) | None => print::message(format_args!("exec-server: {}", grants.describe())),
+        Some(_) | None => report!("{}", grants.describe()),
     }
     Ok(())
 }

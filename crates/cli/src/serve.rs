@@ -3,7 +3,7 @@
 use std::{
     env,
     fs::OpenOptions,
-    future,
+    future, io,
     os::unix::fs::OpenOptionsExt as _,
     path::PathBuf,
     process::{self, ExitCode},
@@ -26,15 +26,13 @@ use exec_server_server::{
     tls::Tls,
 };
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    task::JoinSet,
-};
+use tokio::task::JoinSet;
 
 use crate::{
     args, confine, env_token, kernel,
     listeners::{self, Listener},
-    log, notify, print, runtime, signals,
+    log, notify, print, runtime,
+    signals::SignalStream,
     state_location::{self, StateLocation},
 };
 
@@ -57,7 +55,8 @@ pub(crate) fn run(
     }
     exposure::check(&args.listen, &args.terms())?;
     // A sandboxed process of the same user must not be able to read the token from our memory.
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .context("make our memory unreadable for other processes")?;
     let location = StateLocation::find(args.state_dir.as_deref(), &args.listen)?;
     let state = Arc::new(StateDir::open(&location.path)?);
     let ended = serve_from(&args, &location, token, &state, spawner);
@@ -80,7 +79,7 @@ fn serve_from(
         Some(file) => {
             let anchors = state_location::of_anchors(location);
             if let Err(error) = &anchors {
-                tracing::warn!("the audit log has no anchor, so a cut end of it will not be noticed: {error:#}");
+                tracing::warn!("the audit log has no anchor, so a truncated end cannot be detected: {error:#}");
             }
             let anchor = anchors.ok().map(|dir| Anchor::path_in(&dir, file));
             Audit::open(file, args.guard.audit_mode(), anchor.as_deref())?
@@ -95,7 +94,8 @@ fn serve_from(
     let cgroups = config.cgroups.clone();
     let holders = Arc::new(SpawnedHolders::new(Arc::clone(state), spawner, config));
     let runtime = runtime::new().context("start the runtime")?;
-    let ended = runtime.block_on(serve(args, location, (token, tls), holders, run_as.as_ref(), audit.clone()));
+    let parts = ServerParts { args, location, token, tls, holders, run_as: run_as.as_ref(), audit: audit.clone() };
+    let ended = runtime.block_on(serve(parts));
     audit.record(AuditRecord::of("server.stop"));
     audit.close();
     if let Some(cgroups) = cgroups {
@@ -106,14 +106,19 @@ fn serve_from(
     ended
 }
 
-async fn serve(
-    args: &args::ServeArgs,
-    location: &StateLocation,
-    (token, tls): (Option<Token>, Option<Arc<Tls>>),
+/// What a server is made of.
+struct ServerParts<'a> {
+    args: &'a args::ServeArgs,
+    location: &'a StateLocation,
+    token: Option<Token>,
+    tls: Option<Arc<Tls>>,
     holders: Arc<SpawnedHolders>,
-    run_as: Option<&confine::RunAs>,
+    run_as: Option<&'a confine::RunAs>,
     audit: Audit,
-) -> anyhow::Result<()> {
+}
+
+async fn serve(parts: ServerParts<'_>) -> anyhow::Result<()> {
+    let ServerParts { args, location, token, tls, holders, run_as, audit } = parts;
     // Register the handlers before anything is visible from outside, so that an early signal drains too.
     let mut signals = ShutdownSignals::new()?;
     let access = Arc::new(open_access(args, location, token.as_ref())?);
@@ -134,7 +139,7 @@ async fn serve(
     let server = Server::bind(Arc::clone(&core), admission, &args.listen, config)?;
     // The sockets are bound before this, so that clients queue in the backlog. Sessions are adopted before clients are accepted, so that
     // clients find their sessions.
-    core.adopt().await.context("take over the sessions of the server before")?;
+    core.adopt().await.context("adopt the sessions of the previous server")?;
     record_listeners(location, &server, &args.terms());
     let notes = startup_notes(args, location, &server, token.as_ref());
     announce(&server, &args.terms(), token);
@@ -142,7 +147,7 @@ async fn serve(
     let mut tasks = JoinSet::new();
     let watching = access
         .watch(move |news| report_token_change(&audit, &news))
-        .context("start the thread that looks at the tokens")?;
+        .context("start the thread that watches the token file")?;
     tasks.spawn(watching);
     notify::ready();
     let stopped = async {
@@ -173,7 +178,7 @@ async fn stop(core: &Core, signals: &mut ShutdownSignals, idle: Option<Duration>
     // Both are cancel-safe.
     tokio::select! {
         () = signals.first() => {}
-        () = idle => tracing::info!("nothing to do for long enough"),
+        () = idle => tracing::info!("idle for long enough, shutting down"),
     }
 }
 
@@ -185,7 +190,7 @@ fn open_access(args: &args::ServeArgs, location: &StateLocation, token: Option<&
     let file = args.guard.tokens.clone().unwrap_or_else(|| location.path.join(TOKENS));
     if args.guard.tokens.is_some() && !file.exists() {
         print::message(format_args!(
-            "warning: there is no `{}` yet; `exec-server token create` makes it",
+            "warning: `{}` does not exist yet; `exec-server token create` creates it",
             file.display()
         ));
         // Create an empty table, which means the same as a missing one. A sandbox can hide an existing file, but a sandboxed process could
@@ -206,7 +211,7 @@ fn report_token_change(audit: &Audit, news: &AccessUpdate) {
         }
         AccessUpdate::Broken(error) => {
             let source = std::error::Error::source(error).map(ToString::to_string);
-            tracing::error!(%error, ?source, "the token file cannot be used; what was in force stays in force");
+            tracing::error!(%error, ?source, "token file reload failed, keeping the previous tokens");
             audit.record(AuditRecord { reason: Some(error.to_string()), ..AuditRecord::of("access.broken") });
         }
     }
@@ -334,7 +339,7 @@ fn find_token(
         return Ok(Some(Token::from_descriptor(number).context("use `--token-fd`")?));
     }
     if let Some(waiting) = from_env {
-        let value = waiting.read().context("read the token back")?;
+        let value = waiting.read().context("read the stored token")?;
         let token = Token::parse(&value).with_context(|| format!("use `{}`", env_token::NAME))?;
         return Ok(Some(token));
     }
@@ -351,7 +356,7 @@ fn raise_nofile() -> Option<(u64, u64)> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if rustix::process::setrlimit(Resource::Nofile, raised).is_err() {
-        tracing::warn!("the descriptor limit could not be raised");
+        tracing::warn!("cannot raise RLIMIT_NOFILE");
         return None;
     }
     // `None` means unlimited.
@@ -359,46 +364,25 @@ fn raise_nofile() -> Option<(u64, u64)> {
 }
 
 /// The signals that shut a server down.
-pub(crate) struct ShutdownSignals {
-    terminate: Signal,
-    interrupt: Signal,
-    /// `None` if the parent process set SIGHUP to be ignored, as `nohup` does.
-    hangup: Option<Signal>,
-}
+pub(crate) struct ShutdownSignals(SignalStream);
 
 impl ShutdownSignals {
     /// Registers the handlers.
-    pub(crate) fn new() -> anyhow::Result<Self> {
-        let hangup = if signals::ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) };
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())?, hangup })
+    pub(crate) fn new() -> io::Result<Self> {
+        SignalStream::for_ending().map(Self)
     }
 
     /// Waits for the first signal. From then on, the next signal ends the program at once.
     pub(crate) async fn first(&mut self) {
-        self.next().await;
-        let mut again = Self::new();
+        self.0.next_number().await;
+        let again = SignalStream::for_ending();
         // The task has no owner: it ends with the process.
         #[expect(clippy::disallowed_methods, reason = "this task's end is the end of the program")]
         tokio::spawn(async move {
-            if let Ok(again) = &mut again {
-                again.next().await;
+            if let Ok(mut again) = again {
+                again.next_number().await;
                 process::exit(1);
             }
         });
-    }
-
-    async fn next(&mut self) {
-        let hangup = async {
-            match &mut self.hangup {
-                Some(signal) => signal.recv().await,
-                None => future::pending().await,
-            }
-        };
-        // All are cancel-safe.
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-            _ = hangup => {}
-        }
     }
 }

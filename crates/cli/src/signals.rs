@@ -64,6 +64,17 @@ impl SignalStream {
         })
         .await
     }
+
+    /// Waits for the next signal that is to be passed on, and returns its number. Stops this process on SIGTSTP. Cancel-safe.
+    pub(crate) async fn next_number(&mut self) -> u8 {
+        loop {
+            match self.next().await {
+                SignalEvent::Signal(_, number) => return number,
+                SignalEvent::Suspend => stop_us(),
+                SignalEvent::Resized | SignalEvent::Continued => {}
+            }
+        }
+    }
 }
 
 /// Stops this process until it receives SIGCONT.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use exec_server_client::{Process, protocol::process::Blocked};
 use tokio::time;
 
-use crate::{ids, print};
+use crate::ids;
 
 /// How often the process is polled. If nothing has changed between two polls, that is reported.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ pub(crate) async fn watch(process: &Process) {
         match now.filter(|_| now == seen) {
             Some((blocked, _)) if !is_told => {
                 is_told = true;
-                print::message(explain(process, blocked));
+                report!("{}", explain(process, blocked));
             }
             Some(_) => {}
             None => is_told = false,
@@ -40,10 +40,10 @@ fn explain(process: &Process, blocked: Blocked) -> String {
     let why = match blocked {
         Blocked::Quota => "its output has reached the disk quota",
         Blocked::DiskFull => "the disk of the server is full",
-        Blocked::MemoryCap => return format!("exec-server: `{name}` waits: its client does not read its output"),
+        Blocked::MemoryCap => return format!("`{name}` is blocked: its client does not read its output"),
     };
     format!(
-        "exec-server: `{name}` waits: {why}; `exec-server logs -f {name}` prints and frees it, \
+        "`{name}` is blocked: {why}; `exec-server logs -f {name}` prints and frees it, \
          `exec-server kill {name}` ends the process"
     )
 }

@@ -150,7 +150,7 @@ fn search_path(first: &[String], info: &InfoResult, rest: Option<String>) -> any
 
 async fn server_directory(client: &Client) -> anyhow::Result<PathBuf> {
     let info = client.environment_info().await.context("ask the server for its directory")?;
-    let cwd = info.cwd.context("the server reports no directory of its own; pass `--cwd DIR`")?;
+    let cwd = info.cwd.context("the server does not report its directory; pass `--cwd DIR`")?;
     Ok(PathArg::new(cwd.as_str()).resolve()?)
 }
 

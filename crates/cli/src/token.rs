@@ -20,6 +20,7 @@ use serde_json::json;
 
 use crate::{
     args::{TokenArgs, TokenCommand, TokenCreateArgs, TokenFileArgs},
+    display::{self, Palette},
     listeners, print, state_location,
 };
 
@@ -67,7 +68,7 @@ fn local_listener(url: &str) -> anyhow::Result<ListenUrl> {
     let by_address = without_token.replacen("//localhost:", "//127.0.0.1:", 1);
     by_address.parse().with_context(|| {
         format!(
-            "`{without_token}` is not a listener of this machine; run `exec-server token create` on the server's own"
+            "`{without_token}` is not a listener of this machine; run `exec-server token create` on the machine of the server"
         )
     })
 }
@@ -106,7 +107,11 @@ fn create(args: &TokenCreateArgs) -> anyhow::Result<()> {
             print::message(format_args!("`{}` is in `{}`; its token is in `{shown}`", args.name, path.display()));
         }
         None => {
-            print::message(format_args!("`{}` is in `{}`; its token is shown only now", args.name, path.display()));
+            print::message(format_args!(
+                "`{}` is in `{}`; its token is shown only this once",
+                args.name,
+                path.display()
+            ));
             print::line(token.reveal());
         }
     }
@@ -119,14 +124,17 @@ fn create(args: &TokenCreateArgs) -> anyhow::Result<()> {
 /// Warns if the server does not require a token.
 fn warn_of_no_use(dir: &Path) -> anyhow::Result<()> {
     let Some(all) = listeners::read(dir) else {
-        print::message(format_args!("note: no server has used `{}` yet; is it the one you mean?", dir.display()));
+        print::message(format_args!(
+            "note: no server has used `{}` yet; check that it is the right one",
+            dir.display()
+        ));
         return Ok(());
     };
     if all.iter().any(|listener| listener.asks_for_token) {
         return Ok(());
     }
     let urls: Vec<&str> = all.iter().map(|listener| listener.url.as_str()).collect();
-    print::message(format_args!("warning: the server at {} asks for no token", urls.join(", ")));
+    print::message(format_args!("warning: the server at {} does not require a token", urls.join(", ")));
     for url in listeners::urls_with_tokens()? {
         print::message(format_args!("  a server that does: --listen {url}"));
     }
@@ -188,24 +196,20 @@ fn list(path: &Path, as_json: bool) -> anyhow::Result<()> {
         print::line(&serde_json::to_string_pretty(&entries)?);
         return Ok(());
     }
-    let mut rows = vec![["NAME", "KIND", "STATE", "EXPIRES", "SCOPES", "ROOTS"].map(str::to_owned)];
-    rows.extend(file.all().map(|(is_token, entry)| {
+    let rows = file.all().map(|(is_token, entry)| {
         let roots: Vec<String> = entry.roots.iter().map(|root| root.display().to_string()).collect();
         [
-            entry.name.clone(),
-            if is_token { "token" } else { "certificate" }.to_owned(),
-            state(entry).to_owned(),
-            date(entry.expires).unwrap_or_else(|| "never".to_owned()),
-            entry.scopes.join(","),
-            if roots.is_empty() { "anywhere".to_owned() } else { roots.join(",") },
+            entry.name.clone().into(),
+            if is_token { "token" } else { "certificate" }.into(),
+            state(entry).into(),
+            date(entry.expires).unwrap_or_else(|| "never".to_owned()).into(),
+            entry.scopes.join(",").into(),
+            if roots.is_empty() { "anywhere".to_owned() } else { roots.join(",") }.into(),
         ]
-    }));
-    let widths: Vec<usize> =
-        (0..6).map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
-    for row in rows {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        print::line(cells.join("  ").trim_end());
-    }
+    });
+    let heads = ["NAME", "KIND", "STATE", "EXPIRES", "SCOPES", "ROOTS"];
+    // If stdout is closed, the reader has gone.
+    print::text(&display::table(heads, rows.collect(), Palette::of_stdout(), 0)).ok();
     Ok(())
 }
 

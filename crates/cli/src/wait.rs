@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use exec_server_client::{Client, Event, Events, Exit, protocol::process::ProcessInfo};
 use serde_json::json;
 
-use crate::{args, codes, connect::ListingSession, env_token, kill::keep_first, logs, print, runtime, stall};
+use crate::{args, codes, connect::ListingSession, env_token, kill::keep_first, logs, print, stall};
 
 /// Waits for all processes in the given order and returns the exit code of the last one.
 pub(crate) fn run(args: &args::WaitArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
-    runtime::block_on(async {
-        let listing = ListingSession::open(&args.connect, token).await?;
-        let (mut failed, mut code) = (None, 0);
+    ListingSession::run(&args.connect, token, async |listing| {
+        let mut failed = None;
+        let mut code = 0;
         for id in &args.ids {
             let ended = match listing.find(id) {
                 Ok((client, info)) => ended(client, info).await.map(|exit| (info, exit)),
@@ -25,8 +25,7 @@ pub(crate) fn run(args: &args::WaitArgs, token: Option<env_token::StoredToken>) 
             });
             failed = keep_first(failed, done);
         }
-        listing.end().await;
-        failed.map_or(Ok(ExitCode::from(code)), Err)
+        failed.map_or(Ok(code), Err)
     })
 }
 

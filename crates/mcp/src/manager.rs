@@ -42,7 +42,7 @@ use crate::{config::Config, env::Variables, transport::StderrLog};
 pub use call::{CallResult, SandboxState, ToolCall};
 pub use error::Error;
 pub use handler::{Action, Answer, Elicit, Question};
-pub use hosts::{Host, Hosts, KEEP, PlacementError};
+pub use hosts::{Host, Hosts, KEEP, PlacementError, place_of};
 pub use snapshot::{ServerAuth, ServerSnapshot, Snapshot, SnapshotDetail};
 pub use state::{ServerStatus, ServerUpdate, Summary, Updates};
 

@@ -59,7 +59,7 @@ fn built(name: &str) -> String {
 /// Waits for a server that must refuse to start. If it serves instead, it is killed and the test fails.
 pub fn refused(mut server: Child) -> Output {
     let end = Instant::now() + DEADLINE;
-    while server.try_wait().expect("look at the server").is_none() {
+    while server.try_wait().expect("check the server process").is_none() {
         if Instant::now() >= end {
             server.kill().expect("end the server");
             panic!("the server did not refuse to start: {:?}", server.wait_with_output());

@@ -8,16 +8,16 @@ use exec_server_server::{access::SandboxFloor, audit::AuditPolicy, listen::Liste
 use super::values;
 
 const TOKEN_HELP: &str = "\
-A token is printed once and kept nowhere; the file has its digest. A running server notices a change within a second: \
-whoever is revoked or expired is disconnected, its processes go on, and a new token under the old name finds them again.
+A token is printed once and not stored; the file has only its digest. A running server applies a change within a second: \
+revoked and expired clients are disconnected, their processes keep running, and a new token with the same name finds them again.
 
-A certificate of a client (see `serve --client-ca`) is granted less than everything, or revoked, by an entry in the same file:
+An entry in the same file restricts or revokes a client certificate (see `serve --client-ca`):
   [[certificates]]
   name = \"alice\"
   san = \"alice@example.org\"     (or sha256 = \"…\", the fingerprint)
   scopes = [\"exec\", \"stdin\"]
 
-Exit codes: 0 done; 1 there is no such entry, or one too many; 2 the command line is wrong; 255 trouble with the file
+Exit codes: 0 success; 1 the entry does not exist, or exists already; 2 invalid command line; 255 the file cannot be used
 
 Examples:
   exec-server token create ci --listen ws://127.0.0.1:4000 --scope exec --scope stdin --expires 30d --out ci.token
@@ -25,12 +25,12 @@ Examples:
   exec-server token revoke ci";
 
 const AUDIT_HELP: &str = "\
-Each line of an audit log has the hash of the one before it. A log that was rotated is given in its parts, the oldest first. \
-Where the log began and how far it was written stands in its anchor, a file in the server's state directory. With the anchor a removed end and \
-a replaced log are noticed; without it they are not, and the output says so. The anchor is looked for in --state-dir; by default in the state \
-directories of this user and where the log says that it is, which a forger could change.
+Each line of an audit log has the hash of the previous one. Give the parts of a rotated log in order, the oldest first. \
+The anchor, a file in the server's state directory, records where the log began and how far it was written. With the anchor, a truncated end and \
+a replaced log are detected; without it they are not, and the output says so. The anchor is searched in --state-dir; by default in the state \
+directories of this user and at the path that the log names, which a forger could change.
 
-Exit codes: 0 the log is what was written; 1 it is not, and the line is named; 2 the command line is wrong; 255 a file cannot be read
+Exit codes: 0 the log is intact; 1 it is not, and the line is named; 2 invalid command line; 255 a file cannot be read
 
 Examples:
   exec-server audit verify /var/log/exec-server/audit.log
@@ -40,16 +40,16 @@ Examples:
 /// Flags of `serve` about access and its record.
 #[derive(Debug, Args)]
 pub(crate) struct AccessArgs {
-    /// Named tokens and certificates, and what each may do; see `exec-server token` [default: tokens.toml in the state directory]
+    /// File with named tokens and certificates and their permissions; see `exec-server token` [default: tokens.toml in the state directory]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
-    /// Read the owner's token from this descriptor, to its end
+    /// Read the owner's token from this fd, up to EOF
     #[arg(long, value_name = "N", conflicts_with = "token_file")]
     pub(crate) token_fd: Option<u32>,
-    /// Append who came, what was started and how it ended to FILE, each line with the hash of the one before
+    /// Append connections, starts and exits to FILE, each line with the hash of the previous one
     #[arg(long, value_name = "FILE")]
     pub(crate) audit: Option<PathBuf>,
-    /// While the audit log cannot be written: go on and count what is lost, or start and request nothing
+    /// While the audit log cannot be written: continue and count lost records, or refuse starts and requests
     #[arg(long, value_enum, value_name = "MODE", default_value_t = AuditMode::BestEffort, requires = "audit")]
     audit_mode: AuditMode,
 }
@@ -81,12 +81,12 @@ pub(crate) struct TokenArgs {
 /// A subcommand of `token`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a token and print it, the only time that it is seen.
+    /// Create a token and print it, once.
     #[command(after_help = TOKEN_HELP)]
     Create(TokenCreateArgs),
-    /// List names, rights and dates.
+    /// List names, permissions and dates.
     List {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -109,40 +109,40 @@ pub(crate) struct TokenCreateArgs {
     /// Scopes: exec, stdin, signal, fs-read, fs-write, http, metrics; repeatable [default: all]
     #[arg(long, value_name = "SCOPE", value_parser = values::scope)]
     pub(crate) scope: Vec<String>,
-    /// Touch files and start processes only in DIR or beneath it; repeatable. No confinement: a process that runs goes where it likes
+    /// Allow files and working directories only in DIR or below; repeatable. Does not confine running processes
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Vec<PathBuf>,
-    /// Let it set only this variable, LC_* for all that begin so; repeatable [default: any]
+    /// Allow setting only this variable, or LC_* for a prefix; repeatable [default: any]
     #[arg(long, value_name = "NAME")]
     pub(crate) env: Vec<String>,
-    /// Refuse what touches files or starts processes without a sandbox of this server: required, or offline for one without a network
-    /// [default: none is needed]
+    /// Refuse file access and starts without a sandbox: required, or offline for a sandbox without network
+    /// [default: no sandbox is needed]
     #[arg(long, value_name = "FLOOR", value_parser = values::floor)]
     pub(crate) sandbox: Option<SandboxFloor>,
-    /// Let it end after so long: 12h, 30d [default: never]
+    /// Time until the token expires, such as 12h or 30d [default: never]
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) expires: Option<Duration>,
-    /// Write the token to FILE, readable for you alone, instead of printing it; FILE must not exist
+    /// Write the token to FILE with mode 0600 instead of printing it; FILE must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) location: TokenFileArgs,
 }
 
-/// Which server of this machine, and so which file.
+/// Selects the token file by its server on this machine.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct TokenFileArgs {
-    /// The state directory of the server [default: that of the user's own server]
+    /// State directory of the server [default: that of the user's own server]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// The token file that the server was given with the same flag
+    /// Token file, as in `serve --tokens`
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
-    /// The server that was started with this --listen and no --state-dir
+    /// Server that was started with this --listen and without --state-dir
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Option<ListenUrl>,
-    /// The server of this machine that clients reach by this URL
+    /// Server of this machine that clients reach at this URL
     #[arg(long, value_name = "URL")]
     pub(crate) connect: Option<String>,
 }
@@ -158,22 +158,22 @@ pub(crate) struct AuditArgs {
 /// A subcommand of `audit`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
-    /// Say whether a line was removed, changed or moved, and which; whether the end was cut off or the log replaced.
+    /// Check whether a line was removed, changed or moved, the end was truncated, or the log was replaced.
     #[command(after_help = AUDIT_HELP)]
     Verify {
-        /// The log, or its parts, the oldest first
+        /// Log file, or its parts, the oldest first
         #[arg(required = true)]
         files: Vec<PathBuf>,
-        /// The hash that the first line must follow: the last one of the part before
+        /// Hash that the first line must continue: the last hash of the previous part
         #[arg(long, value_name = "HASH")]
         after: Option<String>,
-        /// The hash of a line that must be there
+        /// Hash of a line that must be in the log
         #[arg(long, value_name = "HASH")]
         has: Option<String>,
-        /// The state directory of the server that writes the log; its anchor is there
+        /// State directory of the server that writes the log, with the anchor
         #[arg(long, value_name = "DIR", conflicts_with = "anchor")]
         state_dir: Option<PathBuf>,
-        /// The anchor itself, or a copy of it
+        /// Anchor file, or a copy of it
         #[arg(long, value_name = "FILE")]
         anchor: Option<PathBuf>,
     },

@@ -20,8 +20,7 @@ pub(crate) struct LimitArgs {
     disk_per_process: u64,
     #[arg(long, value_name = "SIZE")]
     disk_floor: u64,
-    /// What becomes of output that is not taken when there is no room for it, where a start does not say: the process waits, or
-    /// loses its oldest output, counted and told
+    /// When the log of a process is full: block the process, or drop its oldest output and report a gap. A start can override it
     #[arg(long, value_enum, default_value_t = OverflowArg::Block)]
     overflow: OverflowArg,
     #[arg(long, value_name = "N")]
@@ -55,9 +54,7 @@ impl LimitArgs {
     pub(super) fn check(&self) -> Result<(), String> {
         if self.dead_after <= self.ping_every {
             let (dead, ping) = (LimitValue::Time(self.dead_after), LimitValue::Time(self.ping_every));
-            return Err(format!(
-                "--dead-after ({dead}) must be longer than --ping-every ({ping}), or a peer is dead before it was asked"
-            ));
+            return Err(format!("--dead-after ({dead}) must be longer than --ping-every ({ping})"));
         }
         Ok(())
     }

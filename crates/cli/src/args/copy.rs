@@ -14,33 +14,33 @@ use clap::{
 use super::client::ConnectArgs;
 
 const CP_HELP: &str = "\
-A path with `:` before it is on the server: `:/etc/hosts`. Without a slash at its beginning it is \
-below the server's own directory, which itself is `:.`, and `:~` is its home directory. `HOST:PATH` and `ssh://HOST/PATH` name \
-their server themselves: HOST is a name of environments.toml, else a host that you reach by ssh. At least one path has to be on a server. \
-A file of this machine with a colon in its name is `./a:b`.
+A path with a leading `:` is on the server: `:/etc/hosts`. A relative one starts at the server's directory, \
+`:.`; `:~` is its home directory. `HOST:PATH` and `ssh://HOST/PATH` name \
+their server: HOST is a name of environments.toml, else an ssh host. At least one path must be on a server. \
+A local file with a colon in its name is `./a:b`.
 
-As with cp, a target that is a directory gets the source's name in it, and of several sources the target must be a directory; `-r DIR/.` copies what is in DIR. \
-Kept are bytes, permission bits, symbolic links (as links), holes of files above 1 MiB and times of \
-modification; directories that are there keep their own mode and time. Not kept are owners, \
+As with cp, if the target is a directory, the source is copied into it; several sources need a directory as target; `-r DIR/.` copies the contents of DIR. \
+Copied are bytes, permission bits, symlinks (as symlinks), holes of files above 1 MiB and modification \
+times; existing directories keep their mode and time. Not copied are owners, \
 set-user-id and set-group-id bits, hard links and extended attributes. Pipes, sockets and devices in a \
-tree are left out, and said so.
+tree are skipped with a message.
 
-No file is seen under its name before it is whole: until then it is hidden beside it. Interrupted, the same \
-command goes on where it was, if the source is still the same; of a tree, what is there with the same size, \
-time and mode is not copied again. So it is when something failed: a mark beside the tree, \
-`.NAME.exec-server-cp`, says that, and goes when all is there. Nothing is written outside of the target, \
-and no link in it is followed, whatever the server says; a file or directory is not copied over a link.
+A file appears under its name only when it is complete: until then it is a hidden file beside it. If a copy was interrupted, the same \
+command continues it, unless the source has changed; in a tree, files with the same size, \
+time and mode are not copied again. The same holds after errors: a marker beside the tree, \
+`.NAME.exec-server-cp`, stays until everything is copied. Nothing is written outside of the target, \
+and no symlink in it is followed, whatever the server sends; a symlink is never replaced by a file or directory.
 
-Between two servers each needs a token of its own, and none is shown to the other: in its URL, or in its file by \
-environments.toml. --token-file is refused then, and $EXEC_SERVER_TOKEN is for the server of --connect (or $EXEC_SERVER_URL) alone.
+Between two servers each needs its own token, which the other never gets: in its URL, or in its token file in \
+environments.toml. --token-file is then refused, and $EXEC_SERVER_TOKEN is only for the server of --connect (or $EXEC_SERVER_URL).
 
-When a connection breaks, standard error says so, and again when it is mended; the copy waits meanwhile.
+After a broken connection the copy reconnects and continues; stderr reports both.
 
 Exit codes:
   0    everything was copied
-  1    something was not; standard error says what and why. The rest was copied
-  2    the command line is wrong
-  255  trouble of exec-server itself, or with the connection
+  1    something was not copied; stderr has the reason. The rest was copied
+  2    invalid command line
+  255  exec-server or its connection failed
 
 Examples:
   exec-server cp report.pdf host:/srv/reports/
@@ -52,16 +52,16 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = CP_HELP)]
 pub(crate) struct CopyArgs {
-    /// Copy directories with all that is in them
+    /// Copy directories and their contents
     #[arg(short = 'r', long)]
     pub(crate) recursive: bool,
-    /// Show how far it is; only on a terminal
+    /// Show progress; only on a terminal
     #[arg(long)]
     pub(crate) progress: bool,
-    /// The server of a source with `:`, in place of --connect
+    /// Server of sources with `:`, instead of --connect
     #[arg(long, value_name = "URL|NAME")]
     pub(crate) from: Option<String>,
-    /// The server of a target with `:`, in place of --connect
+    /// Server of a target with `:`, instead of --connect
     #[arg(long, value_name = "URL|NAME")]
     pub(crate) to: Option<String>,
     /// Sources, then the destination: PATH here, :PATH on the server, HOST:PATH or ssh://HOST/PATH

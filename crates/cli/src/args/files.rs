@@ -10,19 +10,19 @@ use clap::{
 use super::{client::ConnectArgs, values};
 
 const FS_HELP: &str = "\
-Paths are the server's: without a slash at the beginning they are below its own directory, and `~` is its home directory (in quotes, \
-because your shell would put your own). Where no server \
-is named they are paths of this machine, below this directory, and the user's own server looks at them.
+Paths are on the server: relative ones start at its directory, and `~` is its home directory (quote it, \
+or your shell expands it). Without a server they are paths of this machine, relative to this directory, \
+and the user's own server accesses them.
 
-Names and lines come out as they are, byte for byte; on a terminal, what would steer it is escaped.
+Names and lines are printed byte for byte; on a terminal, control characters are escaped.
 
 Exit codes:
-  0    done
-  1    something was not there, or could not be done; standard error says what and why. The rest was done
-  2    the command line is wrong
-  141  nobody reads standard output any more (128+SIGPIPE)
-  255  trouble of exec-server itself, or with the connection
-  `fs grep` has codes of its own; see `exec-server fs grep --help`
+  0    success
+  1    a path does not exist or an operation failed; stderr has the reason. The other paths were processed
+  2    invalid command line
+  141  standard output was closed (128+SIGPIPE)
+  255  exec-server or its connection failed
+  `fs grep` has its own codes; see `exec-server fs grep --help`
 
 Examples:
   exec-server fs ls -l --connect ssh://host /var/log
@@ -31,10 +31,10 @@ Examples:
   exec-server fs watch --connect ssh://host /srv/app";
 
 const LS_HELP: &str = "\
-A file is listed as itself, a directory by what is in it, in the order of names. With --json one array for each PATH: \
-name, nameBase64 (where it is not UTF-8), kind, size, mode, modifiedAtMs, owner, target (of a link).
+Lists a file itself, and the entries of a directory in the order of their names. With --json one array for each PATH: \
+name, nameBase64 (if it is not UTF-8), kind, size, mode, modifiedAtMs, owner, target (of a symlink).
 
-Exit codes: 0; 1 something was not there or could not be listed; 141; 255; see `exec-server fs --help`
+Exit codes: 0; 1 a path does not exist or cannot be listed; 141; 255; see `exec-server fs --help`
 
 Examples:
   exec-server fs ls
@@ -43,42 +43,43 @@ Examples:
   exec-server fs ls -0 /srv | xargs -0 -n1 echo";
 
 const CAT_HELP: &str = "\
-Exit codes: 0; 1 something was not there or could not be read; 141; 255; see `exec-server fs --help`
+Exit codes: 0; 1 a path does not exist or cannot be read; 141; 255; see `exec-server fs --help`
 
 Examples:
   exec-server fs cat --connect ssh://host /etc/hosts
   exec-server fs cat a b > both";
 
 const STAT_HELP: &str = "\
-A link is described itself; with -L what it leads to. With --json one object a line: path, kind, size, mode, \
+Describes a symlink itself; with -L its target. With --json one object per line: path, kind, size, mode, \
 modifiedAtMs, createdAtMs, etag, owner, target.
 
-Exit codes: 0; 1 something was not there; 141; 255; see `exec-server fs --help`
+Exit codes: 0; 1 a path does not exist; 141; 255; see `exec-server fs --help`
 
 Examples:
   exec-server fs stat --connect ssh://host /etc/hosts
   exec-server fs stat --json /etc/hosts | jq .size";
 
 const TREE_HELP: &str = "\
-At most 50,000 names; what was cut is said, with code 1. With --json one object a line: path, kind, size, modifiedAtMs.
+Shows at most 50,000 names; if the tree is cut, stderr says so and the exit code is 1. With --json one object per line: path, kind, size, \
+modifiedAtMs.
 
-Exit codes: 0; 1 something was not there, or not all could be shown; 141; 255; see `exec-server fs --help`
+Exit codes: 0; 1 the path does not exist, or the tree is incomplete; 141; 255; see `exec-server fs --help`
 
 Examples:
   exec-server fs tree -L 2 --connect ssh://host /srv
   exec-server fs tree --ignore-rules";
 
 const GREP_HELP: &str = "\
-Looks into files and whole trees, without binary files, hidden names and what .gitignore, .ignore and .git/info/exclude \
-leave out. A PATH that is a file is always looked into. The syntax is that of Rust's regex crate. With --json one object a \
-line: path, line, offset, text (textBase64 where it is not UTF-8), spans, context; the last one is the summary.
+Searches files and directory trees. Skips binary files, hidden names and what .gitignore, .ignore and .git/info/exclude \
+exclude. A PATH that is a file is always searched. The syntax is that of Rust's regex crate. With --json one object per \
+line: path, line, offset, text (textBase64 if it is not UTF-8), spans, context; the last one is the summary.
 
 Exit codes:
   0    something matched
-  1    nothing did
-  2    the command line or the pattern is wrong
-  141  nobody reads standard output any more (128+SIGPIPE)
-  255  a PATH could not be searched, or trouble with the connection
+  1    nothing matched
+  2    invalid command line or pattern
+  141  standard output was closed (128+SIGPIPE)
+  255  a PATH could not be searched, or the connection failed
 
 Examples:
   exec-server fs grep --connect ssh://host 'panic|fatal' /var/log/app
@@ -86,30 +87,30 @@ Examples:
   exec-server fs grep -C 3 -F 'a[0]' src/lib.rs";
 
 const WATCH_HELP: &str = "\
-One line a change: created, modified or removed, and the path. `overflow` means that changes were lost: look at \
-everything. A broken connection is mended, and said as an overflow. With --json one object a line: path, change, isDirectory; \
+Prints one line per change: created, modified or removed, and the path. `overflow` means that changes were lost: check \
+everything. After a broken connection the command reconnects and reports an overflow. With --json one object per line: path, change, isDirectory; \
 or overflow: true.
 
-Ends with code 1 when what is watched is removed; with Ctrl-C otherwise.
+Runs until Ctrl-C, or until the watched path is removed (exit code 1).
 
-Exit codes: 0 with --once; 1 it was not there, or was removed; 130 Ctrl-C; 141; 255; see `exec-server fs --help`
+Exit codes: 0 with --once; 1 the path does not exist or was removed; 130 Ctrl-C; 141; 255; see `exec-server fs --help`
 
 Examples:
   exec-server fs watch --connect ssh://host /srv/app
   exec-server fs watch --once --exclude target . && make";
 
 const RM_HELP: &str = "\
-A link is removed itself, never what it leads to. A PATH that ends in `.` or `..`, is empty or is the root is refused with \
+Removes a symlink itself, never its target. A PATH that ends in `.` or `..`, is empty or is the root is refused with \
 code 2, and then nothing is removed.
 
-Exit codes: 0; 1 something was not there (without -f) or could not be removed; 2; 255; see `exec-server fs --help`
+Exit codes: 0; 1 a path does not exist (without -f) or cannot be removed; 2; 255; see `exec-server fs --help`
 
 Examples:
   exec-server fs rm --connect ssh://host /tmp/old.log
   exec-server fs rm -rf /srv/build";
 
 const MKDIR_HELP: &str = "\
-Exit codes: 0; 1 something could not be made; 255; see `exec-server fs --help`
+Exit codes: 0; 1 a directory could not be created; 255; see `exec-server fs --help`
 
 Examples:
   exec-server fs mkdir -p --connect ssh://host /srv/app/releases";
@@ -129,17 +130,17 @@ pub(crate) enum FilesCommand {
     Ls(LsArgs),
     /// Print files.
     Cat(CatArgs),
-    /// Say what is known of files.
+    /// Show the metadata of files.
     Stat(StatArgs),
-    /// Show a directory with all that is below it.
+    /// Show a directory tree.
     Tree(TreeArgs),
     /// Search files and trees for a regular expression.
     Grep(Box<GrepArgs>),
-    /// Tell what changes below a directory, or of a file.
+    /// Print changes below a directory, or of a file.
     Watch(WatchArgs),
-    /// Remove files, links and directories.
+    /// Remove files, symlinks and directories.
     Rm(RmArgs),
-    /// Make directories.
+    /// Create directories.
     Mkdir(MkdirArgs),
 }
 
@@ -147,22 +148,22 @@ pub(crate) enum FilesCommand {
 #[derive(Debug, Args)]
 #[command(after_help = LS_HELP, disable_help_flag = true)]
 pub(crate) struct LsArgs {
-    /// With mode, owner, group, size and local time of modification
+    /// Show mode, owner, group, size and local modification time
     #[arg(short = 'l', long)]
     pub(crate) long: bool,
-    /// With -l, sizes as 1.5K or 20M
+    /// With -l, print sizes such as 1.5K or 20M
     #[arg(short = 'h', long = "human-readable", conflicts_with_all = ["json", "null"])]
     pub(crate) human: bool,
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
-    /// Names that begin with a dot too
+    /// Include names that begin with a dot
     #[arg(short = 'a', long)]
     pub(crate) all: bool,
-    /// A NUL byte after each name in place of a line end
+    /// End each name with a NUL byte instead of a newline
     #[arg(short = '0', long, conflicts_with_all = ["json", "long"])]
     pub(crate) null: bool,
-    /// For programs
+    /// Print JSON
     #[arg(long, conflicts_with = "long")]
     pub(crate) json: bool,
     /// Path to list [default: the server's directory]
@@ -187,10 +188,10 @@ pub(crate) struct CatArgs {
 #[derive(Debug, Args)]
 #[command(after_help = STAT_HELP)]
 pub(crate) struct StatArgs {
-    /// Describe what a link leads to
+    /// Describe the target of a symlink
     #[arg(short = 'L', long)]
     pub(crate) dereference: bool,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// The files
@@ -204,16 +205,16 @@ pub(crate) struct StatArgs {
 #[derive(Debug, Args)]
 #[command(after_help = TREE_HELP)]
 pub(crate) struct TreeArgs {
-    /// Levels below PATH
+    /// Maximum depth below PATH
     #[arg(short = 'L', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     pub(crate) depth: Option<u64>,
-    /// Names that begin with a dot too
+    /// Include names that begin with a dot
     #[arg(short = 'a', long)]
     pub(crate) all: bool,
-    /// Leave out what .gitignore, .ignore and .git/info/exclude say
+    /// Leave out what .gitignore, .ignore and .git/info/exclude exclude
     #[arg(long)]
     pub(crate) ignore_rules: bool,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// The directory [default: the server's directory]
@@ -227,55 +228,55 @@ pub(crate) struct TreeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = GREP_HELP)]
 pub(crate) struct GrepArgs {
-    /// Letters match in either case
+    /// Ignore case
     #[arg(short = 'i', long)]
     pub(crate) ignore_case: bool,
-    /// Only whole words match
+    /// Match only whole words
     #[arg(short = 'w', long)]
     pub(crate) word_regexp: bool,
-    /// The pattern is a plain text
+    /// Treat the pattern as plain text
     #[arg(short = 'F', long)]
     pub(crate) fixed_strings: bool,
-    /// Print the number of each line
+    /// Print line numbers
     #[arg(short = 'n', long)]
     pub(crate) line_number: bool,
-    /// Print only the names of files that match
+    /// Print only the names of matching files
     #[arg(short = 'l', long, conflicts_with_all = ["line_number", "json"])]
     pub(crate) files_with_matches: bool,
-    /// Lines after each match
+    /// Lines of context after each match
     #[arg(short = 'A', long, value_name = "N")]
     pub(crate) after_context: Option<u64>,
-    /// Lines before each match
+    /// Lines of context before each match
     #[arg(short = 'B', long, value_name = "N")]
     pub(crate) before_context: Option<u64>,
-    /// Lines before and after each match, 100 at most
+    /// Lines of context before and after each match, at most 100
     #[arg(short = 'C', long, value_name = "N")]
     pub(crate) context: Option<u64>,
-    /// Only files that GLOB matches; with ! before it, none that it matches. Repeatable
+    /// Only files that match GLOB; with a leading !, only files that do not. Repeatable
     #[arg(short = 'g', long, value_name = "GLOB")]
     pub(crate) glob: Vec<String>,
-    /// Names that begin with a dot too
+    /// Include names that begin with a dot
     #[arg(long)]
     pub(crate) hidden: bool,
     /// Include files that ignore files exclude
     #[arg(long)]
     pub(crate) no_ignore: bool,
-    /// Matching lines in all
+    /// Maximum number of matching lines
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub(crate) max_matches: u64,
-    /// Matching lines of each file
+    /// Maximum number of matching lines per file
     #[arg(short = 'm', long, value_name = "N")]
     pub(crate) max_count: Option<u64>,
-    /// How long it may take, at most 10m
+    /// Time limit, at most 10m
     #[arg(long, value_name = "DUR", value_parser = values::duration)]
     pub(crate) timeout: Option<Duration>,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// The regular expression
     #[arg(value_name = "PATTERN")]
     pub(crate) pattern: String,
-    /// Where to look [default: the server's directory]
+    /// Files and directories to search [default: the server's directory]
     #[arg(value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
     #[command(flatten)]
@@ -286,19 +287,19 @@ pub(crate) struct GrepArgs {
 #[derive(Debug, Args)]
 #[command(after_help = WATCH_HELP)]
 pub(crate) struct WatchArgs {
-    /// End after the first changes
+    /// Exit after the first changes
     #[arg(long)]
     pub(crate) once: bool,
-    /// Only the directory itself
+    /// Watch only the directory itself, not its subdirectories
     #[arg(long)]
     pub(crate) flat: bool,
-    /// Leave out what GLOB matches, and what is below it. Repeatable
+    /// Exclude paths that match GLOB, and everything below them. Repeatable
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
-    /// Gather changes for so long after the first one
+    /// Collect changes for this long after the first one
     #[arg(long, value_name = "DUR", value_parser = values::duration, default_value = "100ms")]
     pub(crate) settle: Duration,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// Path to watch [default: the server's directory]
@@ -312,7 +313,7 @@ pub(crate) struct WatchArgs {
 #[derive(Debug, Args)]
 #[command(after_help = RM_HELP)]
 pub(crate) struct RmArgs {
-    /// Directories with all that is in them; without it no directory is removed, not even an empty one
+    /// Remove directories and their contents; without it even an empty directory is refused
     #[arg(short = 'r', long)]
     pub(crate) recursive: bool,
     /// Ignore paths that do not exist
@@ -329,7 +330,7 @@ pub(crate) struct RmArgs {
 #[derive(Debug, Args)]
 #[command(after_help = MKDIR_HELP)]
 pub(crate) struct MkdirArgs {
-    /// Parents too, and no trouble where it is there
+    /// Create parents as needed; an existing directory is not an error
     #[arg(short = 'p', long)]
     pub(crate) parents: bool,
     /// Permission bits in octal, independent of the umask
@@ -347,14 +348,14 @@ pub(crate) struct MkdirArgs {
 fn removable(text: OsString) -> Result<PathBuf, &'static str> {
     let bytes = text.as_bytes();
     match bytes.split(|byte| *byte == b'/').rfind(|part| !part.is_empty()) {
-        None if bytes.is_empty() => Err("it is empty, which would be the working directory; write its name"),
-        None => Err("it is the root of all files, which is not removed"),
-        Some(b"." | b"..") => Err("it ends in dots; write the name of what is to be removed"),
+        None if bytes.is_empty() => Err("the path is empty, which would be the working directory; write its name"),
+        None => Err("the root directory is not removed"),
+        Some(b"." | b"..") => Err("the path ends in dots; write the name of the directory to remove"),
         Some(_) => Ok(PathBuf::from(text)),
     }
 }
 
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777);
-    mode.ok_or_else(|| "permission bits are octal digits, such as 755".to_owned())
+    mode.ok_or_else(|| "must be octal permission bits, such as 755".to_owned())
 }

@@ -1,14 +1,11 @@
 //! The arguments of `mcp`.
 
-mod bridge;
-mod manage;
-mod serve;
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
+use exec_server_server::admission::AllowedHost;
 
-pub(crate) use bridge::BridgeArgs;
-pub(crate) use manage::{McpCallArgs, McpConfigArgs, McpListArgs, McpStatusArgs};
-pub(crate) use serve::McpServeArgs;
+use super::{client::ConnectArgs, values};
 
 const MCP_HELP: &str = "\
 Exit codes: see the help of each command, such as `exec-server mcp call --help`
@@ -30,14 +27,245 @@ pub(crate) struct McpArgs {
 /// What to do with MCP servers.
 #[derive(Debug, Subcommand)]
 pub(crate) enum McpCommand {
-    /// Be an MCP server on standard streams whose process runs on the executor.
+    /// Run an MCP server on the executor, connected to our stdin and stdout.
     Bridge(BridgeArgs),
-    /// List the servers of a configuration with their tools.
+    /// List the configured servers and their tools.
     List(McpListArgs),
-    /// Say how the servers of a configuration are, without starting one.
+    /// Show the state of the configured servers without starting them.
     Status(McpStatusArgs),
     /// Call a tool of a server.
     Call(McpCallArgs),
     /// Offer the executor itself as an MCP server.
     Serve(McpServeArgs),
+}
+
+const BRIDGE_HELP: &str = "\
+For the configuration of any MCP client: the client starts this command, and the MCP server runs on the executor, where the \
+files are. Bytes are copied unchanged in both directions; the server's stderr is copied to ours. After a cut link or a restart of \
+the executor the bridge reconnects, and neither side notices.
+
+It ends when the MCP client closes stdin or stdout, or on SIGTERM, SIGINT or SIGHUP: the server's \
+stdin is closed, it gets a second to exit, then it and all its descendants are killed. If the bridge \
+itself was killed or the network is down, the executor does so after --keep.
+
+The server gets the executor's core variables (PATH, HOME, USER, SHELL, LANG and similar) and those of --env and \
+--env-remote.
+
+Exit codes:
+  that of the server, if it ended by itself; 128+n if signal n ended it
+  0    stdin was closed
+  126  the server could not be executed
+  127  the server was not found
+  128+n  the bridge received signal n
+  141  standard output was closed (128+SIGPIPE)
+  255  exec-server or its connection failed; the server is lost
+
+Examples:
+  exec-server mcp bridge --connect ssh://build-host -- mcp-server-git --repository /srv/app
+  exec-server mcp bridge --connect ws://127.0.0.1:4000 --env API_KEY --env MODE=ro -- npx -y some-mcp-server
+  {\"mcpServers\": {\"git\": {\"command\": \"exec-server\", \"args\": [\"mcp\", \"bridge\", \"--connect\", \"ssh://build-host\", \"--\", \"mcp-server-git\"]}}}";
+
+/// Flags of `mcp bridge`.
+#[derive(Debug, Args)]
+#[command(after_help = BRIDGE_HELP)]
+pub(crate) struct BridgeArgs {
+    /// How long the executor keeps the server after the bridge has disappeared; not used for a local server
+    #[arg(long, value_name = "DUR", default_value = "5m", value_parser = values::duration)]
+    pub(crate) keep: Duration,
+    /// Working directory of the server; absolute on an executor [default: the current one; on an executor, its own]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cwd: Option<PathBuf>,
+    /// Set an environment variable of the server; without a value copy ours; repeatable
+    #[arg(long, value_name = "NAME[=VALUE]", value_parser = values::variable_or_name)]
+    pub(crate) env: Vec<(String, Option<String>)>,
+    /// Pass a variable of the executor's environment to the server; its value is never sent here; repeatable
+    #[arg(long, value_name = "NAME", value_parser = values::variable_name)]
+    pub(crate) env_remote: Vec<String>,
+    /// The MCP server and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub(crate) argv: Vec<String>,
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+}
+
+const LIST_HELP: &str = "\
+Starts every enabled server, lists its tools, and ends all servers again. A server that cannot be used is \
+reported with the reason, and the others are listed. With --json one array: name, state, reason, environment, transport, tools \
+(name, qualifiedName, description, inputSchema and other fields of the server), resources, resourceTemplates, prompts.
+
+--connect is the place of servers whose environment is `remote`; the others are not affected.
+
+Exit codes:
+  0    every enabled server was listed
+  1    some servers could not be used; stderr has the reasons
+  2    invalid command line
+  130  Ctrl-C (128+n for signal n); the servers are ended
+  141  standard output was closed (128+SIGPIPE)
+  255  exec-server failed, for example because the configuration cannot be read
+
+Examples:
+  exec-server mcp list
+  exec-server mcp list --config .mcp.json git
+  exec-server mcp list --json --connect ssh://host | jq -r '.[].tools[].qualifiedName'";
+
+const STATUS_HELP: &str = "\
+Starts no server and makes no connection. notStarted: the server would be started; disabled: it would not; failed: its \
+environment does not exist. With --json one array: name, state, reason, environment, transport, \
+command or url, required.
+
+Exit codes: 0; 1 some servers cannot be started as configured; 2; 141; 255; see `exec-server mcp list --help`
+
+Examples:
+  exec-server mcp status
+  exec-server mcp status --json --config ~/.codex/config.toml";
+
+const CALL_HELP: &str = "\
+Starts only that server, calls the tool and ends the server. The text of the result is written to stdout; with --json \
+the whole result, one object: content, structuredContent, isError, _meta. On a terminal, progress is shown and questions of \
+the server are asked; otherwise they are declined. Ctrl-C cancels the call. --connect is the place of a server whose environment is `remote`.
+
+Exit codes:
+  0    success
+  1    the tool failed or does not exist; its text is printed anyway
+  2    invalid command line, or JSON is not an object
+  124  no answer within tool_timeout_sec
+  130  Ctrl-C (128+n for signal n); the call is cancelled and the server ended
+  141  standard output was closed (128+SIGPIPE)
+  255  the server cannot be used, or exec-server failed
+
+Examples:
+  exec-server mcp call time get_current_time '{\"timezone\": \"UTC\"}'
+  exec-server mcp call --json git git_log '{\"repo_path\": \"/src\"}' | jq .structuredContent
+  jq -n '{path: \"/etc/hosts\"}' | exec-server mcp call --connect ssh://host files read_file -";
+
+/// The configuration of the servers.
+#[derive(Debug, Args)]
+pub(crate) struct McpConfigArgs {
+    /// The configuration: TOML with [mcp_servers.NAME], or a .json file with mcpServers
+    /// [default: $EXEC_SERVER_MCP_CONFIG, else mcp.toml or mcp.json beside environments.toml]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+}
+
+/// Flags of `mcp list`.
+#[derive(Debug, Args)]
+#[command(after_help = LIST_HELP)]
+pub(crate) struct McpListArgs {
+    /// Print a JSON array of objects
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only these servers [default: all that are enabled]
+    #[arg(value_name = "SERVER")]
+    pub(crate) servers: Vec<String>,
+    #[command(flatten)]
+    pub(crate) configured: McpConfigArgs,
+}
+
+/// Flags of `mcp status`.
+#[derive(Debug, Args)]
+#[command(after_help = STATUS_HELP)]
+pub(crate) struct McpStatusArgs {
+    /// Print a JSON array of objects
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) configured: McpConfigArgs,
+}
+
+/// Flags of `mcp call`.
+#[derive(Debug, Args)]
+#[command(after_help = CALL_HELP)]
+pub(crate) struct McpCallArgs {
+    /// Print the whole result as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Name of the server in the configuration
+    pub(crate) server: String,
+    /// Name of the tool
+    pub(crate) tool: String,
+    /// Arguments of the tool, a JSON object; `-` reads it from stdin [default: none]
+    #[arg(value_name = "JSON")]
+    pub(crate) arguments: Option<String>,
+    #[command(flatten)]
+    pub(crate) configured: McpConfigArgs,
+}
+
+const SERVE_MCP_HELP: &str = "\
+An MCP client gets tools that run commands and read, write, edit, list and search files, on this machine or \
+on a server. On stdio only messages are written to stdout. With --http the first line is \
+the URL with the token; clients send the token as `Authorization: Bearer TOKEN` or in the URL.
+
+The processes of a session end with it: at EOF on stdin, by DELETE, after --session-idle, or when this \
+command is ended by SIGTERM or SIGINT.
+
+With --root, file tools can access only DIR, and processes can write only there; processes can also read what programs need to run \
+(/usr, /etc and similar) and the directories of --readable. `.git` directly below DIR is read-only without --writable-git: hooks and settings \
+in it run commands when you use git there. With --read-only and without --root, all files except the server's own, such as tokens, can be read. \
+If the host cannot enforce this, the command fails. Listening beyond loopback with --http needs --insecure-plaintext and a TLS proxy.
+
+Exit codes: 0 ended; 2 invalid command line; 255 an error, such as an unreachable server
+
+Examples:
+  exec-server mcp serve                                          as the command of an MCP client
+  exec-server mcp serve --connect ssh://build-host --root /srv/project
+  exec-server mcp serve --read-only --root ~/notes
+  exec-server mcp serve --http 127.0.0.1:8931 --http-token-file ~/.mcp-token";
+
+/// Flags of `mcp serve`.
+#[derive(Debug, Args)]
+#[command(after_help = SERVE_MCP_HELP)]
+pub(crate) struct McpServeArgs {
+    /// Serve streamable HTTP on this address, path /mcp, instead of stdio; port 0 picks a free port
+    #[arg(long, value_name = "IP:PORT")]
+    pub(crate) http: Option<SocketAddr>,
+    /// Offer only tools that change nothing: no processes, no writing
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Confine files and processes to this directory of the executor
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    /// With --root, also let processes read DIR; repeatable
+    #[arg(long, value_name = "DIR", requires = "root")]
+    pub(crate) readable: Vec<PathBuf>,
+    /// With --root, allow writing `.git`, as `git commit` does
+    #[arg(long, requires = "root", conflicts_with = "read_only")]
+    pub(crate) writable_git: bool,
+    /// With --http, read the token that clients must send from FILE, which must be readable only by its owner [default:
+    /// without --connect, --token-file or $EXEC_SERVER_TOKEN; else a new one]
+    #[arg(long, value_name = "FILE", requires = "http")]
+    pub(crate) http_token_file: Option<PathBuf>,
+    /// With --http, accept this host name in the Host header, with or without a port; repeatable
+    #[arg(long, value_name = "NAME", requires = "http")]
+    pub(crate) allow_host: Vec<AllowedHost>,
+    /// With --http, end sessions that were idle for this long
+    #[arg(long, value_name = "DUR", default_value = "30m", value_parser = values::duration)]
+    pub(crate) session_idle: Duration,
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::args::{Command, McpCommand, normalized, try_parse};
+
+    #[test]
+    fn everything_after_the_server_is_its_own_and_a_variable_may_be_a_name() {
+        let line =
+            "exec-server mcp bridge --env A --env B=c=d --env C= --env-remote E --keep 3s -- prog --env X=y --keep";
+        let parsed = try_parse(normalized(line.split(' ').map(Into::into), false));
+        let Ok(Command::Mcp(mcp)) = parsed else { panic!("{parsed:?}") };
+        let McpCommand::Bridge(bridge) = mcp.command else { panic!("{mcp:?}") };
+        let variable = |name: &str, value: Option<&str>| (name.to_owned(), value.map(str::to_owned));
+        assert_eq!(bridge.env, [variable("A", None), variable("B", Some("c=d")), variable("C", Some(""))]);
+        assert_eq!((bridge.env_remote, bridge.keep), (vec!["E".to_owned()], Duration::from_secs(3)));
+        assert_eq!(bridge.argv, ["prog", "--env", "X=y", "--keep"]);
+        for wrong in ["--env =x -- p", "--env-remote A=b -- p", "--env-remote A* -- p", "--keep 0s -- p", "--"] {
+            let line = format!("exec-server mcp bridge {wrong}");
+            assert!(try_parse(normalized(line.split(' ').map(Into::into), false)).is_err(), "{wrong}");
+        }
+    }
 }

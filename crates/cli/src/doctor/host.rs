@@ -11,7 +11,7 @@ use rustix::{
     process::{PidfdFlags, Resource},
 };
 
-use super::Finding;
+use super::{CheckState, Finding};
 
 /// With fewer fds than this, the server cannot create even one session.
 const LEAST_NOFILE: u64 = 256;
@@ -54,47 +54,34 @@ fn kernel() -> Finding {
 }
 
 fn pidfd() -> Finding {
-    match rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()) {
-        Ok(_) => Finding::fine("pidfds", "available"),
-        Err(error) => Finding::missing("pidfds", error.to_string(), "a seccomp filter may forbid pidfd_open; allow it"),
-    }
+    let opened = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty());
+    Finding::of_call("pidfds", opened, CheckState::Missing, "a seccomp filter may forbid pidfd_open; allow it")
 }
 
 fn memfd() -> Finding {
     let sealed = rustix::fs::memfd_create("doctor", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC)
         .and_then(|fd| rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW));
-    match sealed {
-        Ok(()) => Finding::fine("memfd seals", "available"),
-        Err(error) => {
-            Finding::missing("memfd seals", error.to_string(), "a seccomp filter may forbid memfd_create; allow it")
-        }
-    }
+    Finding::of_call("memfd seals", sealed, CheckState::Missing, "a seccomp filter may forbid memfd_create; allow it")
 }
 
 fn openat2() -> Finding {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    match rustix::fs::openat2(rustix::fs::CWD, "/", flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
-        Ok(_) => Finding::fine("openat2", "available"),
-        Err(error) => Finding::weak("openat2", error.to_string(), "a seccomp filter may forbid it; allow it"),
-    }
+    let opened = rustix::fs::openat2(rustix::fs::CWD, "/", flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS);
+    Finding::of_call("openat2", opened, CheckState::Weak, "a seccomp filter may forbid it; allow it")
 }
 
 fn proc_mounted() -> Finding {
     if Path::new("/proc/self/fd").exists() {
         Finding::fine("/proc", "mounted")
     } else {
-        Finding::missing(
-            "/proc",
-            "not mounted",
-            "mount it: descendants are found and descriptors are reached through it",
-        )
+        Finding::missing("/proc", "not mounted", "mount it: the server finds descendants and opens fds through it")
     }
 }
 
 fn landlock() -> Finding {
-    const ADVICE: &str =
-        "boot with `landlock` in `lsm=`: without it no process can be put into a sandbox, and such a start is refused";
-    const NEWER: &str = "use Linux 6.12 or later: with an older Landlock a process could signal others, so that none is put into a sandbox, and such a start is refused";
+    const ADVICE: &str = "boot with `landlock` in `lsm=`: without it, a start with a sandbox is refused";
+    const NEWER: &str =
+        "use Linux 6.12 or later: an older Landlock does not restrict signals, so a start with a sandbox is refused";
     let host = exec_server_sandbox::Host::detect();
     match host.landlock {
         Some(release) if host.has_landlock() => Finding::fine("landlock", format!("release {release}")),
@@ -107,11 +94,7 @@ fn seccomp() -> Finding {
     if exec_server_sandbox::Host::detect().seccomp {
         Finding::fine("seccomp", "available")
     } else {
-        Finding::weak(
-            "seccomp",
-            "not in this kernel",
-            "without it no process can be put into a sandbox, and such a start is refused",
-        )
+        Finding::weak("seccomp", "not in this kernel", "without it, a start with a sandbox is refused")
     }
 }
 
@@ -121,8 +104,7 @@ fn user_namespaces() -> Finding {
         || read("/proc/sys/kernel/unprivileged_userns_clone").as_deref() == Some("0")
         || read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1");
     if is_off {
-        const ADVICE: &str =
-            "allow them: a server without rights of root needs them for every sandbox, and refuses what asks for one";
+        const ADVICE: &str = "allow them: a server that is not root needs them for sandboxes, and refuses such a start";
         Finding::weak("user namespaces", "not for every user", ADVICE)
     } else {
         Finding::fine("user namespaces", "available")
@@ -131,8 +113,8 @@ fn user_namespaces() -> Finding {
 
 /// Checks for cgroup v2, a delegated directory that we may write, and the `pids` and `memory` controllers.
 fn cgroup() -> Finding {
-    const ADVICE: &str = "run as a systemd unit with `Delegate=yes`: then `--max-pids` and `--max-memory` hold for all that a command starts, \
-                          and its end reaches every descendant";
+    const ADVICE: &str = "run as a systemd unit with `Delegate=yes`: then `--max-pids` and `--max-memory` apply to all descendants of a command, \
+                          and killing it reaches all of them";
     let Some(own) = read("/proc/self/cgroup")
         .and_then(|text| text.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned)))
     else {
@@ -203,17 +185,13 @@ fn linger() -> Finding {
 }
 
 fn clock() -> Finding {
-    match read("/sys/devices/system/clocksource/clocksource0/current_clocksource") {
-        Some(source) => Finding::fine("clock", source),
-        None => Finding::fine("clock", "unknown source"),
-    }
+    let source = read("/sys/devices/system/clocksource/clocksource0/current_clocksource");
+    Finding::fine("clock", source.unwrap_or_else(|| "unknown source".to_owned()))
 }
 
 fn ipv6() -> Finding {
-    match TcpListener::bind((Ipv6Addr::LOCALHOST, 0)) {
-        Ok(_) => Finding::fine("IPv6", "available"),
-        Err(error) => Finding::weak("IPv6", error.to_string(), "listen on IPv4 or a Unix socket"),
-    }
+    let bound = TcpListener::bind((Ipv6Addr::LOCALHOST, 0));
+    Finding::of_call("IPv6", bound, CheckState::Weak, "listen on IPv4 or a Unix socket")
 }
 
 fn ssh() -> Finding {

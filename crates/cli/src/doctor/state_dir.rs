@@ -29,21 +29,23 @@ fn permissions(dir: &Path) -> Finding {
     let shown = dir.display();
     match fs::metadata(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Finding::fine("state directory", format!("`{shown}` is not there yet; it is made at the first start"))
+            Finding::fine("state directory", format!("`{shown}` does not exist yet; the first start creates it"))
         }
         Err(error) => {
             Finding::missing("state directory", format!("`{shown}`: {error}"), "name another with `--state-dir`")
         }
-        Ok(found) if !found.is_dir() => {
-            Finding::missing("state directory", format!("`{shown}` is no directory"), "name another with `--state-dir`")
-        }
+        Ok(found) if !found.is_dir() => Finding::missing(
+            "state directory",
+            format!("`{shown}` is not a directory"),
+            "name another with `--state-dir`",
+        ),
         Ok(found) if is_ours(&found) && found.mode() & 0o077 == 0 => {
             Finding::fine("state directory", format!("`{shown}`, ours alone"))
         }
         Ok(found) => Finding::missing(
             "state directory",
             format!("`{shown}` has mode {:o} and owner {}", found.mode() & 0o777, found.uid()),
-            "make it 0700 and your own: who reads it has your token",
+            "make it yours with mode 0700: anyone who reads it has your token",
         ),
     }
 }
@@ -71,7 +73,7 @@ fn space(dir: &Path) -> Finding {
         return Finding::weak(
             "space for output",
             seen,
-            "free some: without it the output of a detached process waits in memory",
+            "free some: without it the output of a detached process stays in memory",
         );
     }
     Finding::fine("space for output", seen)
@@ -85,7 +87,7 @@ fn token(dir: &Path) -> Option<Finding> {
         Finding::missing(
             "token",
             format!("mode {:o}, owner {}", found.mode() & 0o777, found.uid()),
-            "make it 0600 and your own, or remove it: a new one is made",
+            "make it yours with mode 0600, or remove it: a new one is created",
         )
     })
 }
@@ -103,7 +105,7 @@ fn server(dir: &Path) -> Finding {
                     "process {pid} serves `{}`, but the directory was removed or replaced while it ran",
                     dir.display()
                 ),
-                "its processes go on, but no other server will find them: put the directory back, or end the server",
+                "its processes keep running, but no other server will find them: restore the directory, or stop the server",
             );
         }
         return Finding::fine("server", format!("none runs here; {holders}"));
@@ -115,8 +117,8 @@ fn server(dir: &Path) -> Finding {
         }
         (Ok(_), Ok(_)) => Finding::weak(
             "server",
-            format!("{seen}; it is another program file than this one"),
-            "after an upgrade: restart it; its processes stay",
+            format!("{seen}; it runs another program file than this one"),
+            "after an upgrade: restart it; its processes keep running",
         ),
         _ => Finding::fine("server", seen),
     }

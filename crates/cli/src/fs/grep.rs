@@ -7,18 +7,16 @@ use std::{
 };
 
 use exec_server_client::{
-    fs::{Cut, FileErrorKind, SearchLine, SearchParams, SearchSummary},
-    protocol::{base64, path::PathArg},
+    fs::{Cut, FileError, FileErrorKind, SearchLine, SearchParams, SearchSummary},
+    protocol::path::PathArg,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{
-    CommandResult, FatalError, PathError, ServerFiles, as_typed, is_terminal, json_line, put, put_json, put_path, shown,
-};
+use super::{ServerFiles, as_typed, is_terminal, json_line, put, put_bytes, put_json, shown};
 use crate::{
     args, codes,
     display::{self, Palette},
-    ids, print,
+    ids,
 };
 
 /// Exit code if nothing matched.
@@ -27,27 +25,28 @@ const NO_MATCH: u8 = 1;
 /// Maximum bytes printed of one line.
 const LINE_BYTES: u64 = 64 << 10;
 
-pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::GrepArgs) -> CommandResult {
+pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::GrepArgs) -> anyhow::Result<u8> {
     let here = [PathBuf::from(".")];
     let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
     let (mut matches, mut has_failed) = (0, false);
     for path in paths {
         let typed = (!args.paths.is_empty()).then_some(path.as_path());
-        match one(&remote, args, path, typed, args.max_matches.saturating_sub(matches)).await {
-            Ok(found) => matches += found,
-            Err(PathError::Fatal(error)) => return Err(error),
-            Err(PathError::File(error)) if error.kind == FileErrorKind::Disconnected => {
-                return Err(FatalError::Failed(error.into()));
+        let error = match one(&remote, args, path, typed, args.max_matches.saturating_sub(matches)).await {
+            Ok(found) => {
+                matches += found;
+                continue;
             }
-            Err(PathError::File(error)) => {
-                print::message(format_args!("exec-server: {}", ids::clean(&error.to_string())));
-                if error.kind == FileErrorKind::InvalidPattern {
-                    // The pattern is part of the command line.
-                    return Ok(codes::USAGE);
-                }
-                has_failed = true;
-            }
+            Err(error) => error.downcast::<FileError>()?,
+        };
+        if error.kind == FileErrorKind::Disconnected {
+            return Err(error.into());
         }
+        report!("{}", ids::clean(&error.to_string()));
+        if error.kind == FileErrorKind::InvalidPattern {
+            // The pattern is part of the command line.
+            return Ok(codes::USAGE);
+        }
+        has_failed = true;
     }
     Ok(match (has_failed, matches) {
         (true, _) => codes::TROUBLE,
@@ -63,7 +62,7 @@ async fn one(
     path: &Path,
     typed: Option<&Path>,
     most: u64,
-) -> Result<u64, PathError> {
+) -> anyhow::Result<u64> {
     let full = remote.path(path);
     let mut search = remote.files.search(&full, params(args, most)).await?;
     let mut printer = MatchPrinter { args, is_terminal: is_terminal(), palette: Palette::of_stdout(), last: None };
@@ -152,9 +151,7 @@ impl MatchPrinter<'_> {
         }
         text.push(b'\n');
     }
-}
 
-impl MatchPrinter<'_> {
     fn name(&self, path: &Path) -> Vec<u8> {
         self.palette.paint_bytes(display::MAGENTA, &shown(path.as_os_str().as_bytes(), self.is_terminal))
     }
@@ -176,50 +173,39 @@ impl MatchPrinter<'_> {
 }
 
 fn line_json(path: &Path, line: &SearchLine) -> Value {
-    let mut object = Map::new();
-    put_path(&mut object, "path", path);
-    object.insert("line".to_owned(), json!(line.line));
-    object.insert("offset".to_owned(), json!(line.offset));
-    object.insert("text".to_owned(), String::from_utf8_lossy(&line.text).into());
-    if std::str::from_utf8(&line.text).is_err() {
-        object.insert("textBase64".to_owned(), base64::encode(&line.text).into());
-    }
-    object.insert("spans".to_owned(), json!(line.spans));
-    object.insert("context".to_owned(), json!(line.is_context));
+    let mut object = json!({"line": line.line, "offset": line.offset, "spans": line.spans, "context": line.is_context});
+    put_bytes(&mut object, "path", path.as_os_str().as_bytes());
+    put_bytes(&mut object, "text", &line.text);
     if let Some((skipped, all)) = line.cut {
-        object.insert("skippedBytes".to_owned(), json!(skipped));
-        object.insert("lineBytes".to_owned(), json!(all));
+        object["skippedBytes"] = skipped.into();
+        object["lineBytes"] = all.into();
     }
-    Value::Object(object)
+    object
 }
 
 /// Reports what was not searched and what was cut. Skipped binary files are not mentioned.
 fn report_missing(summary: &SearchSummary) {
     for error in &summary.scan.errors {
-        print::message(format_args!(
-            "exec-server: search `{}`: {}",
-            ids::clean(error.path.as_str()),
-            ids::clean(&error.message)
-        ));
+        report!("search `{}`: {}", ids::clean(error.path.as_str()), ids::clean(&error.message));
     }
     let more = summary.scan.error_count.saturating_sub(summary.scan.errors.len() as u64);
     if more > 0 {
-        print::message(format_args!("exec-server: {more} more could not be searched"));
+        report!("{more} more paths could not be searched");
     }
     for (count, what) in [(summary.large, "too large"), (summary.long_lines, "with lines that are too long")] {
         if count > 0 {
-            print::message(format_args!("exec-server: files {what}, not searched to their end: {count}"));
+            report!("files {what}, not searched to their end: {count}");
         }
     }
     if summary.scan.truncated {
         let cuts: Vec<&str> = summary.scan.truncated_by.iter().map(|cut| cut_word(*cut)).collect();
-        print::message(format_args!("exec-server: there may be more; the bound that was met: {}", cuts.join(", ")));
+        report!("results are incomplete; limit reached: {}", cuts.join(", "));
     }
 }
 
 pub(super) fn cut_word(cut: Cut) -> &'static str {
     match cut {
-        Cut::Cancelled => "called off",
+        Cut::Cancelled => "cancelled",
         Cut::Time => "time",
         Cut::Depth => "depth",
         Cut::Entries => "entries",

@@ -1,7 +1,7 @@
 //! `fs ls`, `fs stat` and `fs tree`: list files and show their metadata.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -11,16 +11,15 @@ use exec_server_client::{
     fs::{Cut, EntryKind, FileError, FileSystem as _, GlobParams, Links, Metadata, Moment, Owner, ScanSummary},
     protocol::{fs::ScanParams, path::PathArg},
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
-    CommandResult, FailureCount, FatalError, ServerFiles, as_typed, grep::cut_word, is_terminal, json_line, put,
-    put_json, put_path, shown,
+    FailureCount, ServerFiles, as_typed, grep::cut_word, is_terminal, json_line, put, put_bytes, put_json, shown,
 };
 use crate::{
     args, codes,
     display::{self, Palette, Style},
-    ids, print,
+    ids,
 };
 
 /// Maximum number of names in a tree.
@@ -37,7 +36,7 @@ struct FileRow {
     target: Option<OsString>,
 }
 
-pub(super) async fn ls(remote: Arc<ServerFiles>, args: &args::LsArgs) -> CommandResult {
+pub(super) async fn ls(remote: Arc<ServerFiles>, args: &args::LsArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     let here = [PathBuf::from(".")];
     let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
@@ -82,9 +81,15 @@ async fn rows(remote: &ServerFiles, path: &Path, all: bool) -> Result<Vec<FileRo
         after = page.entries.last().map(|entry| entry.name.clone());
         for entry in page.entries {
             if all || !entry.name.as_bytes().starts_with(b".") {
-                let (name, target) = (PathBuf::from(entry.name), entry.target);
-                let (kind, size, mode, modified) = (entry.kind, entry.size, entry.mode, entry.modified);
-                rows.push(FileRow { name, kind, size, mode, modified, owner: entry.owner, target });
+                rows.push(FileRow {
+                    name: PathBuf::from(entry.name),
+                    kind: entry.kind,
+                    size: entry.size,
+                    mode: entry.mode,
+                    modified: entry.modified,
+                    owner: entry.owner,
+                    target: entry.target,
+                });
             }
         }
         if !page.more || after.is_none() {
@@ -94,24 +99,24 @@ async fn rows(remote: &ServerFiles, path: &Path, all: bool) -> Result<Vec<FileRo
 }
 
 fn listing(rows: &[FileRow], args: &args::LsArgs) -> Vec<u8> {
-    let (is_terminal, palette) = (is_terminal(), Palette::of_stdout());
+    let is_terminal = is_terminal();
+    let palette = Palette::of_stdout();
     let size = |row: &FileRow| if args.human { display::short_size(row.size) } else { row.size.to_string() };
-    let widest =
-        |cell: &dyn Fn(&FileRow) -> String| rows.iter().map(|row| display::width(&cell(row))).max().unwrap_or(0);
-    let [user, group] = if args.long { [widest(&user), widest(&group)] } else { [0, 0] };
-    let size_width = if args.long { widest(&size) } else { 0 };
+    let owners: Vec<Option<[String; 2]>> = rows.iter().map(|row| row.owner.as_ref().map(owner_names)).collect();
+    let widest = |at: usize| owners.iter().flatten().map(|names| display::width(&names[at])).max().unwrap_or(0);
+    let user_width = widest(0);
+    let group_width = widest(1);
+    let size_width = rows.iter().map(|row| size(row).len()).max().unwrap_or(0);
     let mut text = Vec::new();
-    for row in rows {
+    for (row, owner) in rows.iter().zip(&owners) {
         if args.long {
             let mode = mode_text(row.kind, row.mode);
             // A server that does not report owners gets no owner columns.
-            let owner = match &row.owner {
-                Some(_) => {
-                    format!("{} {} ", display::pad(&self::user(row), user), display::pad(&self::group(row), group))
-                }
-                None => String::new(),
-            };
-            let (size, time) = (size(row), display::local_minute(row.modified.seconds));
+            let owner = owner.as_ref().map_or_else(String::new, |[user, group]| {
+                format!("{} {} ", display::pad(user, user_width), display::pad(group, group_width))
+            });
+            let size = size(row);
+            let time = display::local_minute(row.modified.seconds);
             text.extend_from_slice(format!("{mode} {owner}{size:>size_width$} {time} ").as_bytes());
         }
         let name = shown(row.name.as_os_str().as_bytes(), is_terminal && !args.null);
@@ -136,35 +141,31 @@ fn style(kind: EntryKind, mode: u32) -> Style {
     }
 }
 
-/// The name of the owner, or the uid if it has no name. Cleaned, because it comes from the server.
-fn user(row: &FileRow) -> String {
-    let name = |owner: &Owner| owner.user.as_deref().map_or_else(|| owner.uid.to_string(), ids::clean);
-    row.owner.as_ref().map(name).unwrap_or_default()
-}
-
-/// The name of the group, or the gid if it has no name.
-fn group(row: &FileRow) -> String {
-    let name = |owner: &Owner| owner.group.as_deref().map_or_else(|| owner.gid.to_string(), ids::clean);
-    row.owner.as_ref().map(name).unwrap_or_default()
+/// The user and the group that own an entry, each by name, or by number if it has no name. Cleaned, because they come from the server.
+fn owner_names(owner: &Owner) -> [String; 2] {
+    let user = owner.user.as_deref().map_or_else(|| owner.uid.to_string(), ids::clean);
+    let group = owner.group.as_deref().map_or_else(|| owner.gid.to_string(), ids::clean);
+    [user, group]
 }
 
 fn row_json(row: &FileRow) -> Value {
-    let mut object = Map::new();
-    put_path(&mut object, "name", &row.name);
-    object.insert("kind".to_owned(), json!(row.kind));
-    object.insert("size".to_owned(), json!(row.size));
-    object.insert("mode".to_owned(), json!(row.mode));
-    object.insert("modifiedAtMs".to_owned(), json!(millis(row.modified)));
-    if let Some(owner) = &row.owner {
-        object.insert("owner".to_owned(), json!(owner));
-    }
-    if let Some(target) = &row.target {
-        put_path(&mut object, "target", Path::new(target));
-    }
-    Value::Object(object)
+    let mut object =
+        json!({"kind": row.kind, "size": row.size, "mode": row.mode, "modifiedAtMs": millis(row.modified)});
+    put_bytes(&mut object, "name", row.name.as_os_str().as_bytes());
+    put_owner_and_target(&mut object, row.owner.as_ref(), row.target.as_deref());
+    object
 }
 
-pub(super) async fn stat(remote: Arc<ServerFiles>, args: &args::StatArgs) -> CommandResult {
+fn put_owner_and_target(object: &mut Value, owner: Option<&Owner>, target: Option<&OsStr>) {
+    if let Some(owner) = owner {
+        object["owner"] = json!(owner);
+    }
+    if let Some(target) = target {
+        put_bytes(object, "target", target.as_bytes());
+    }
+}
+
+pub(super) async fn stat(remote: Arc<ServerFiles>, args: &args::StatArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     let links = if args.dereference { Links::Follow } else { Links::Itself };
     for path in &args.paths {
@@ -188,21 +189,17 @@ pub(super) async fn stat(remote: Arc<ServerFiles>, args: &args::StatArgs) -> Com
 }
 
 fn stat_json(path: &Path, found: &Metadata) -> Value {
-    let mut object = Map::new();
-    put_path(&mut object, "path", path);
-    object.insert("kind".to_owned(), json!(found.kind));
-    object.insert("size".to_owned(), json!(found.size));
-    object.insert("mode".to_owned(), json!(found.mode));
-    object.insert("modifiedAtMs".to_owned(), json!(millis(found.modified)));
-    object.insert("createdAtMs".to_owned(), json!(found.created_ms));
-    object.insert("etag".to_owned(), json!(found.etag));
-    if let Some(owner) = &found.owner {
-        object.insert("owner".to_owned(), json!(owner));
-    }
-    if let Some(target) = &found.link_target {
-        put_path(&mut object, "target", Path::new(target));
-    }
-    Value::Object(object)
+    let mut object = json!({
+        "kind": found.kind,
+        "size": found.size,
+        "mode": found.mode,
+        "modifiedAtMs": millis(found.modified),
+        "createdAtMs": found.created_ms,
+        "etag": found.etag,
+    });
+    put_bytes(&mut object, "path", path.as_os_str().as_bytes());
+    put_owner_and_target(&mut object, found.owner.as_ref(), found.link_target.as_deref());
+    object
 }
 
 fn stat_text(path: &Path, found: &Metadata) -> Vec<u8> {
@@ -237,7 +234,7 @@ fn owner_text(owner: &Owner) -> String {
     format!("{}, {}", part(&owner.user, owner.uid), part(&owner.group, owner.gid))
 }
 
-pub(super) async fn tree(remote: Arc<ServerFiles>, args: &args::TreeArgs) -> CommandResult {
+pub(super) async fn tree(remote: Arc<ServerFiles>, args: &args::TreeArgs) -> anyhow::Result<u8> {
     let path = args.path.clone().unwrap_or_else(|| PathBuf::from("."));
     let full = remote.path(&path);
     let scan = ScanParams {
@@ -258,12 +255,9 @@ pub(super) async fn tree(remote: Arc<ServerFiles>, args: &args::TreeArgs) -> Com
     let mut text = Vec::new();
     for ((entry, kind, size, modified), line) in found.entries.iter().zip(lines) {
         if args.json {
-            let mut object = Map::new();
-            put_path(&mut object, "path", &as_typed(entry, &full, typed));
-            object.insert("kind".to_owned(), json!(kind));
-            object.insert("size".to_owned(), json!(size));
-            object.insert("modifiedAtMs".to_owned(), json!(modified));
-            text.extend_from_slice(json_line(&Value::Object(object)).as_bytes());
+            let mut object = json!({"kind": kind, "size": size, "modifiedAtMs": modified});
+            put_bytes(&mut object, "path", as_typed(entry, &full, typed).as_os_str().as_bytes());
+            text.extend_from_slice(json_line(&object).as_bytes());
             continue;
         }
         text.extend_from_slice(line.as_bytes());
@@ -276,7 +270,7 @@ pub(super) async fn tree(remote: Arc<ServerFiles>, args: &args::TreeArgs) -> Com
         });
     }
     put(&text)?;
-    report_if_cut(&found.summary, args.depth, &mut failures)
+    report_if_cut(&found.summary, args.depth, &failures)
 }
 
 /// The line art before each name of a tree. `depths` lists the entries in order, a directory before its contents. It is processed from last
@@ -308,13 +302,9 @@ fn branches(depths: &[usize]) -> Vec<String> {
 }
 
 /// Reports what the tree does not show. A cut at the depth that the user asked for is not reported.
-fn report_if_cut(summary: &ScanSummary, depth: Option<u64>, failures: &mut FailureCount) -> Result<u8, FatalError> {
+fn report_if_cut(summary: &ScanSummary, depth: Option<u64>, failures: &FailureCount) -> anyhow::Result<u8> {
     for error in &summary.errors {
-        print::message(format_args!(
-            "exec-server: look into `{}`: {}",
-            ids::clean(error.path.as_str()),
-            ids::clean(&error.message)
-        ));
+        report!("list `{}`: {}", ids::clean(error.path.as_str()), ids::clean(&error.message));
     }
     let cuts: Vec<&str> = summary
         .truncated_by
@@ -323,7 +313,7 @@ fn report_if_cut(summary: &ScanSummary, depth: Option<u64>, failures: &mut Failu
         .map(|cut| cut_word(*cut))
         .collect();
     if !cuts.is_empty() {
-        print::message(format_args!("exec-server: not all is shown; the bound that was met: {}", cuts.join(", ")));
+        report!("the tree is incomplete; limit reached: {}", cuts.join(", "));
     }
     let is_whole = cuts.is_empty() && summary.error_count == 0;
     Ok(if is_whole { failures.code() } else { codes::NOT_COPIED })

@@ -6,12 +6,12 @@ use exec_server_client::{
     fs::{Change, ChangeKind, WatchEnd, WatchParams},
     protocol::path::PathArg,
 };
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
-use super::{CommandResult, FailureCount, ServerFiles, as_typed, is_terminal, json_line, put, put_path, shown};
-use crate::{args, codes, print};
+use super::{FailureCount, ServerFiles, as_typed, is_terminal, json_line, put, put_bytes, shown};
+use crate::{args, codes};
 
-pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::WatchArgs) -> CommandResult {
+pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::WatchArgs) -> anyhow::Result<u8> {
     let path = args.path.clone().unwrap_or_else(|| PathBuf::from("."));
     let full = remote.path(&path);
     let mut params = WatchParams::new(PathArg::new("/"), "");
@@ -19,14 +19,12 @@ pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::WatchArgs) -> Com
     params.exclude.clone_from(&args.exclude);
     let mut failures = FailureCount::default();
     let Some(mut watch) = failures.record(remote.files.watch(&full, params).await)? else { return Ok(failures.code()) };
-    print::message(format_args!("exec-server: watching, directories: {}", watch.directories));
+    report!("watching, directories: {}", watch.directories);
     let mut unwatched = 0;
     loop {
         if watch.unwatched > unwatched {
             unwatched = watch.unwatched;
-            print::message(format_args!(
-                "exec-server: not watched, because of a bound of the server or its host: {unwatched}"
-            ));
+            report!("not watched because of a limit of the server or its host: {unwatched}");
         }
         let Some(update) = failures.record(watch.next(args.settle).await)? else { return Ok(failures.code()) };
         watch.unwatched = update.unwatched;
@@ -41,11 +39,11 @@ pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::WatchArgs) -> Com
         put(&text)?;
         match update.ended {
             Some(WatchEnd::RootRemoved) => {
-                print::message("exec-server: what was watched was removed or moved away");
+                report!("watch ended: the path was removed or moved away");
                 return Ok(codes::NOT_COPIED);
             }
             Some(WatchEnd::Failed) => {
-                print::message("exec-server: the server's host tells nothing more of changes");
+                report!("watch failed: the server could not read change events");
                 return Ok(codes::TROUBLE);
             }
             None if args.once => return Ok(0),
@@ -56,11 +54,9 @@ pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::WatchArgs) -> Com
 
 fn line(text: &mut Vec<u8>, change: &Change, is_json: bool) {
     if is_json {
-        let mut object = Map::new();
-        put_path(&mut object, "path", &change.path);
-        object.insert("change".to_owned(), json!(change.change));
-        object.insert("isDirectory".to_owned(), json!(change.is_directory));
-        text.extend_from_slice(json_line(&Value::Object(object)).as_bytes());
+        let mut object = json!({"change": change.change, "isDirectory": change.is_directory});
+        put_bytes(&mut object, "path", change.path.as_os_str().as_bytes());
+        text.extend_from_slice(json_line(&object).as_bytes());
         return;
     }
     text.extend_from_slice(match change.change {

@@ -40,15 +40,11 @@ fn of_mcp_serve() -> Vec<Limit> {
         fixed("`mcp serve`: time for the head of a request", Time(mcp::HEAD_WITHIN), "the connection is closed"),
         fixed("`mcp serve`: time for its body", Time(mcp::BODY_WITHIN), "408"),
         fixed("`mcp serve`: bytes of a command", Bytes(mcp::COMMAND_BYTES as u64), "`isError`"),
-        fixed(
-            "`mcp serve`: `timeout_ms` of a command",
-            ms(mcp::TIMEOUT_MS),
-            "`isError`; a call that names none gets 2m",
-        ),
+        fixed("`mcp serve`: `timeout_ms` of a command", ms(mcp::TIMEOUT_MS), "`isError`; the default is 2m"),
         fixed(
             "`mcp serve`: bytes of output in one answer, of each stream",
             Bytes(mcp::OUTPUT_BYTES),
-            "`isError`; a call that names none gets 64KiB, and the answer says how much is missing",
+            "`isError`; the default is 64KiB, and the answer says how much is missing",
         ),
         fixed("`mcp serve`: `wait_ms` of `read_output`", ms(mcp::WAIT_MS), "`isError`"),
         fixed(
@@ -59,9 +55,9 @@ fn of_mcp_serve() -> Vec<Limit> {
         fixed(
             "`mcp serve`: lines of a file in one answer",
             Count(mcp::LINES),
-            "`isError`; a call that names none gets 2000, and the answer says that there are more",
+            "`isError`; the default is 2000, and the answer says that there are more",
         ),
-        fixed("`mcp serve`: bytes of a line of a file", Bytes(mcp::LINE_BYTES as u64), "it is cut and says so"),
+        fixed("`mcp serve`: bytes of a line of a file", Bytes(mcp::LINE_BYTES as u64), "it is truncated and marked so"),
         fixed(
             "`mcp serve`: bytes of lines in one answer",
             Bytes(mcp::ANSWER_BYTES as u64),
@@ -70,12 +66,12 @@ fn of_mcp_serve() -> Vec<Limit> {
         fixed(
             "`mcp serve`: entries of a directory in one answer",
             Count(mcp::ENTRIES),
-            "`isError`; a call that names none gets 1000",
+            "`isError`; the default is 1000",
         ),
         fixed("`mcp serve`: bytes of a file that is edited", Bytes(mcp::EDITED_BYTES), "`isError`"),
-        fixed("`mcp serve`: matches of a search", Count(mcp::RESULTS), "`isError`; a call that names none gets 200"),
+        fixed("`mcp serve`: matches of a search", Count(mcp::RESULTS), "`isError`; the default is 200"),
         fixed("`mcp serve`: bytes of a line that is found", Bytes(mcp::FOUND_LINE_BYTES), "it is cut"),
-        fixed("`mcp serve`: time of a search", ms(mcp::SEARCH_MS), "it is cut and says so"),
+        fixed("`mcp serve`: time of a search", ms(mcp::SEARCH_MS), "it is truncated and marked so"),
     ]
 }
 

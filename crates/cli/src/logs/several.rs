@@ -13,13 +13,14 @@ use tokio::{
     sync::Mutex,
 };
 
-use super::{LogSink, attach, closed, exited, gap, is_broken_pipe, json_line, output, read_to, start};
+use super::{LogSink, attach, closed, exited, gap, json_line, output, read_to, start};
 use crate::{
     args,
     connect::ListingSession,
     display::{self, Palette, Style},
     ids,
     kill::keep_first,
+    print,
     streams::report_gap,
 };
 use exec_server_protocol::process::{Gap, Stream};
@@ -67,7 +68,7 @@ pub(super) async fn show(args: &args::LogsArgs, listing: &ListingSession) -> any
 /// Returns a closed stdout as the outer error and any other error as the inner one.
 fn pipe_or_rest(done: anyhow::Result<()>) -> anyhow::Result<anyhow::Result<()>> {
     match done {
-        Err(error) if is_broken_pipe(&error) => Err(error),
+        Err(error) if print::is_closed_pipe(&error) => Err(error),
         done => Ok(done),
     }
 }

@@ -49,7 +49,7 @@ async fn scan(process: &Process, mut after: u64, last: u64, ends: &mut LineEnds)
         }
         let next = read.next_seq.saturating_sub(1);
         if next <= after {
-            return Err(anyhow!("the server tells nothing that follows number {after} of {last}"));
+            return Err(anyhow!("the server sent nothing after number {after} of {last}"));
         }
         after = next;
     }

@@ -32,7 +32,7 @@ use crate::{
     args, codes, connect,
     connect::Server,
     env_token, ids, link, print, runtime,
-    signals::{SignalEvent, SignalStream},
+    signals::SignalStream,
     start::{self, ServerKind},
     streams::OutputEnd,
 };
@@ -70,23 +70,17 @@ async fn remote(args: &args::BridgeArgs, server: &Server, mut signals: SignalStr
     // Both futures are cancel-safe. A half-opened session has no process and ends by its time-to-live.
     let client = tokio::select! {
         opened = opening => opened?,
-        number = signal(&mut signals) => return Ok(codes::of_signal(number)),
+        number = signals.next_number() => return Ok(codes::of_signal(number)),
     };
     if !client.server().capabilities.ttl {
-        print::message(format_args!(
-            "exec-server: the executor at {} does not know `--keep`; it decides itself how long it waits for this bridge",
-            client.address()
-        ));
+        report!("the executor at {} does not support `--keep` and uses a time limit of its own", client.address());
     }
-    let report = |text: &str| print::message(format_args!("exec-server: {text}"));
+    let report = |text: &str| report!("{text}");
     let end = link::report_during(std::slice::from_ref(&client), report, drive(&client, start, signals)).await;
     // A lost session cannot be ended, and it no longer contains anything. If only the MCP server was lost to us, it may still run in a live
     // session, so end that.
-    if !matches!(client.state(), ConnectionState::Lost { .. }) && !connect::try_end(&client).await {
-        print::message(format_args!(
-            "exec-server: {} cannot be reached; it ends the MCP server when the time of `--keep` is over",
-            client.address()
-        ));
+    if !matches!(client.state(), ConnectionState::Lost { .. }) && !connect::end(&client).await {
+        report!("{} is unreachable; it ends the MCP server after `--keep`", client.address());
     }
     code(end)
 }
@@ -113,7 +107,7 @@ fn build(args: &args::BridgeArgs, server_kind: ServerKind) -> anyhow::Result<Sta
     let ours: Variables = std::env::vars_os().collect();
     for (name, value) in &args.env {
         if value.is_none() && !ours.contains_key(std::ffi::OsStr::new(name)) {
-            print::message(format_args!("exec-server: `--env {name}`: it is not set here, and so not there"));
+            report!("`--env {name}`: not set here, so the MCP server does not get it");
         }
     }
     let LaunchEnv { policy, env } = environment(&args.env, &args.env_remote, server_kind, &ours)?;
@@ -142,7 +136,7 @@ fn environment(
     match if is_there { env::executor(&stdio, ours) } else { env::local(&stdio, ours) } {
         Ok(environment) => Ok(environment),
         Err(EnvError::NotText { name }) => {
-            bail!("`--env {name}`: its value here is not text; pass `--env {name}=VALUE`")
+            bail!("`--env {name}`: its value is not UTF-8; pass `--env {name}=VALUE`")
         }
         Err(error) => Err(error.into()),
     }
@@ -161,7 +155,7 @@ async fn drive(client: &Client, start: Start, mut signals: SignalStream) -> Brid
     let started: Result<Process, Error> = tokio::select! {
         started = client.start(start) => started,
         // Dropping the future cancels the start. If the server was started anyway, it ends with the session.
-        number = signal(&mut signals) => return BridgeEnd::Finished(BridgeOutcome::Asked(EndReason::Signal(number))),
+        number = signals.next_number() => return BridgeEnd::Finished(BridgeOutcome::Asked(EndReason::Signal(number))),
     };
     let process = match started {
         Ok(process) => process,
@@ -172,7 +166,7 @@ async fn drive(client: &Client, start: Start, mut signals: SignalStream) -> Brid
         |error| {
             let address = client.address();
             BridgeEnd::Lost(
-                error.context(format!("the MCP server at {address} is lost; start it again from the MCP client")),
+                error.context(format!("the MCP server at {address} is lost; restart it from the MCP client")),
             )
         },
         BridgeEnd::Finished,
@@ -198,20 +192,11 @@ fn code(end: BridgeEnd) -> anyhow::Result<u8> {
             EndReason::Output(Some(error)) => return Err(anyhow::Error::new(error).context("write standard output")),
             EndReason::Signal(number) => codes::of_signal(number),
             EndReason::Refused(error) => {
-                return Err(anyhow::Error::new(error).context("pass a message to the MCP server"));
+                return Err(anyhow::Error::new(error).context("forward a message to the MCP server"));
             }
         },
         BridgeEnd::Lost(error) => return Err(error),
     })
-}
-
-/// Waits for the next signal that asks us to end, and returns its number. Cancel-safe.
-async fn signal(signals: &mut SignalStream) -> u8 {
-    loop {
-        if let SignalEvent::Signal(_, number) = signals.next().await {
-            return number;
-        }
-    }
 }
 
 #[cfg(test)]

@@ -37,12 +37,7 @@ use tokio::{
     sync::Mutex,
 };
 
-use crate::{
-    args, codes,
-    connect::Server,
-    env_token, ids, print, runtime,
-    signals::{self, SignalEvent, SignalStream},
-};
+use crate::{args, codes, connect::Server, env_token, ids, print, runtime, signals::SignalStream};
 
 /// Maximum size of the arguments of a call.
 const ARGUMENTS_MAX: u64 = 16 << 20; // 16 MiB
@@ -71,7 +66,7 @@ pub(crate) fn list(args: &args::McpListArgs, token: Option<env_token::StoredToke
     for status in listing.status.values() {
         if let ServerStatus::Failed { reason } | ServerStatus::AuthenticationRequired { reason } = status {
             failed = true;
-            print::message(format_args!("exec-server: {}", reason));
+            report!("{}", reason);
         }
     }
     let text = if args.json { listing.json(&config) } else { listing.table(&config) };
@@ -96,7 +91,7 @@ pub(crate) fn status(args: &args::McpStatusArgs, token: Option<env_token::Stored
         };
         failed |= matches!(state, ServerStatus::Failed { .. });
         if let Some(reason) = state.reason() {
-            print::message(format_args!("exec-server: {}", reason));
+            report!("{}", reason);
         }
         let target = show::target(server);
         rows.push([name.clone(), state.word().to_owned(), show::environment(server), target.clone()]);
@@ -128,7 +123,7 @@ pub(crate) fn call(args: &args::McpCallArgs, token: Option<env_token::StoredToke
         call.on_progress = Some(Arc::new(|step| {
             let total = step.total.map(|total| format!("/{total}")).unwrap_or_default();
             let words = step.message.map(|words| format!(": {}", ids::clean(&words))).unwrap_or_default();
-            print::message(format_args!("exec-server: {}{total}{words}", step.progress));
+            report!("{}{total}{words}", step.progress);
         }));
     }
     // If stdin carries the arguments, the user cannot answer questions on it.
@@ -147,7 +142,7 @@ pub(crate) fn call(args: &args::McpCallArgs, token: Option<env_token::StoredToke
         }
         Err(error) => {
             let code = code_of(&error);
-            print::message(format_args!("exec-server: {}", error));
+            report!("{}", error);
             Ok(ExitCode::from(code))
         }
     }
@@ -166,7 +161,7 @@ fn code_of(error: &Error) -> u8 {
 fn no_server(name: &str, config: &Config) -> ExitCode {
     let known: Vec<String> = config.servers.keys().map(|name| format!("`{name}`")).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    print::message(format_args!("exec-server: there is no MCP server `{}`; there are: {known}", ids::clean(name)));
+    report!("no MCP server `{}`; configured: {known}", ids::clean(name));
     ExitCode::from(codes::NOT_USABLE)
 }
 
@@ -229,31 +224,17 @@ impl Environments {
     }
 
     fn find(&self, placement: &Placement) -> Result<Host, PlacementError> {
-        let local = || LocalConfig { name: "exec-server mcp".to_owned(), ..LocalConfig::default() };
-        let executor = |spec, token| {
-            let host = Host::remote(spec, token, KEEP);
-            match self.recover_for {
-                Some(within) => host.recover_for(within),
-                None => host,
-            }
+        let local = LocalConfig { name: "exec-server mcp".to_owned(), ..LocalConfig::default() };
+        let remote = || {
+            let remote = self.remote.as_ref().as_ref().map_err(Clone::clone)?;
+            let (spec, token) = remote.spec().ok_or(PlacementError::NoRemote)?;
+            Ok(Host::remote(spec.clone(), token.clone(), KEEP))
         };
-        match placement {
-            Placement::Local => match environment::choose(Some(environment::LOCAL)) {
-                Ok(Choice::Local) => Ok(Host::local(local())),
-                other => Err(PlacementError::no_local(other)),
-            },
-            Placement::Remote => {
-                let remote = self.remote.as_ref().as_ref().map_err(Clone::clone)?;
-                let (spec, token) = remote.spec().ok_or(PlacementError::NoRemote)?;
-                Ok(executor(spec.clone(), token.clone()))
-            }
-            Placement::Named(name) | Placement::Url(name) => match environment::choose(Some(name)) {
-                Ok(Choice::Local) => Ok(Host::local(local())),
-                Ok(Choice::Remote(spec)) => Ok(executor(spec, None)),
-                Ok(Choice::None) => Err(PlacementError::Off { name: name.clone() }),
-                Err(error) => Err(PlacementError::unknown(show::place_of(name), &error)),
-            },
-        }
+        let host = Host::find(placement, &local, remote, |name| environment::choose(Some(name)))?;
+        Ok(match self.recover_for {
+            Some(within) => host.recover_for(within),
+            None => host,
+        })
     }
 }
 
@@ -279,24 +260,13 @@ fn run<T>(
         let manager = Manager::new(settings, Hosts::new(move |placement| environments.find(placement)));
         let ended = tokio::select! {
             done = work(&manager) => WorkOutcome::Done(done),
-            number = signalled(&mut signals) => WorkOutcome::Signal(number),
+            number = signals.next_number() => WorkOutcome::Signal(number),
         };
         tokio::select! {
             () = manager.shutdown() => Ok(ended),
-            number = signalled(&mut signals) => Ok(WorkOutcome::Signal(number)),
+            number = signals.next_number() => Ok(WorkOutcome::Signal(number)),
         }
     })
-}
-
-/// Waits for the next signal that ends the command.
-async fn signalled(signals: &mut SignalStream) -> u8 {
-    loop {
-        match signals.next().await {
-            SignalEvent::Signal(_, number) => return number,
-            SignalEvent::Suspend => signals::stop_us(),
-            SignalEvent::Resized | SignalEvent::Continued => {}
-        }
-    }
 }
 
 /// Puts questions to the user at the terminal, one at a time.
@@ -418,10 +388,10 @@ fn arguments(given: &str) -> anyhow::Result<Value> {
     if text.len() as u64 > ARGUMENTS_MAX {
         return Err(args::UsageError(format!("the arguments have more than {ARGUMENTS_MAX} bytes")).into());
     }
-    let wrong = |reason: String| args::UsageError(format!("the arguments must be an object of JSON: {reason}"));
+    let wrong = |reason: String| args::UsageError(format!("the arguments must be a JSON object: {reason}"));
     match serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))? {
         arguments @ Value::Object(_) => Ok(arguments),
-        _ => Err(wrong("this is something else".to_owned()).into()),
+        _ => Err(wrong("this is another type".to_owned()).into()),
     }
 }
 
@@ -430,10 +400,5 @@ fn print(text: &str, is_json: bool, code: u8) -> anyhow::Result<ExitCode> {
 }
 
 fn printed(written: io::Result<()>, code: u8) -> anyhow::Result<ExitCode> {
-    match written {
-        Ok(()) => Ok(ExitCode::from(code)),
-        // The reader of our stdout has gone.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::from(codes::CLOSED_PIPE)),
-        Err(error) => Err(error).context("write standard output"),
-    }
+    print::or_closed_pipe(written.context("write standard output").map(|()| code)).map(ExitCode::from)
 }

@@ -35,9 +35,10 @@ pub(crate) fn run(args: &args::McpServeArgs, token: Option<env_token::StoredToke
     if let Some(address) = args.http {
         check_exposure(address, args.connect.insecure_plaintext)?;
         // Processes that we start must not be able to read the token from our memory.
-        rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).context("close our memory to others")?;
+        rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+            .context("make our memory unreadable for other processes")?;
     }
-    let from_env = token.map(env_token::StoredToken::read).transpose().context("read the token back")?;
+    let from_env = token.map(env_token::StoredToken::read).transpose().context("read the stored token")?;
     let client_token = from_env.as_ref().map(|value| ClientToken::new(value.as_slice()));
     let client_token = client_token.transpose().with_context(|| format!("use `{}`", env_token::NAME))?;
     let server = Server::find_with(&args.connect, client_token)?;
@@ -87,10 +88,10 @@ async fn remote(
                 None => open(&server).await?,
             };
             let ending = client.clone();
-            Ok(ExecutorSession { client, end: Box::pin(async move { connect::end(&ending).await }) })
+            Ok(ExecutorSession { client, end: Box::pin(async move { _ = connect::end(&ending).await }) })
         })
     });
-    let report = |text: &str| print::message(format_args!("exec-server: {}", ids::clean(text)));
+    let report = |text: &str| report!("{}", ids::clean(text));
     let work = serve(args, token, opened, Inherit::Core, signals);
     let served = link::report_during(std::slice::from_ref(&first), report, work).await;
     // If a signal came before the first session, this client was never used and must be ended here. Otherwise it was already ended, and

@@ -6,10 +6,11 @@
 //! Failure paths: a process that takes no more input is not an error. If our stdin cannot be read or forwarded, the process never gets EOF,
 //! because the program would take partial input for complete input.
 
-use std::{io, time::Duration};
+use std::{future, io, time::Duration};
 
 use exec_server_client::{Error, Generation, Process, Stdin};
 use exec_server_protocol::failure::Kind;
+use rustix::event::{self, PollFd, PollFlags, Timespec};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     time,
@@ -27,45 +28,69 @@ const DETACH_KEY: u8 = 0x1d;
 /// How long the first key press is held: long enough to press it again, short enough not to be noticed in an editor that uses the key.
 const HELD_FOR: Duration = Duration::from_millis(500);
 
+/// When and how often we check for EOF on our stdin while the process does not read.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(500);
+
 /// How our stdin is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InputMode {
     /// Whether it is read and forwarded.
     pub(crate) is_read: bool,
-    /// Whether EOF on our stdin closes the stdin of the process.
-    pub(crate) closes: bool,
+    pub(crate) at_eof: AtEof,
     /// Whether the detach keys are active.
     pub(crate) has_keys: bool,
     /// Whether it is a raw terminal, for which EOF means a hang-up.
     pub(crate) is_raw: bool,
 }
 
+/// What EOF on our stdin means for the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtEof {
+    /// Its stdin is closed, after all bytes were confirmed.
+    Close,
+    /// Its stdin stays open, because other clients may still write.
+    KeepOpen,
+    /// The caller ends the process and closes its stdin. So EOF is reported at once, even while the process does not read.
+    Report,
+}
+
 #[derive(Debug)]
-pub(super) enum InputEnd {
-    /// There is no more input, or the process takes no more.
-    Ended,
+pub(crate) enum InputEnd {
+    /// There is no more input.
+    Eof,
+    /// The process takes no more input.
+    Closed(io::Error),
     /// The detach keys were pressed.
     Detach,
     /// The terminal has gone.
     HungUp,
-    /// An error: the process has received only a part of the input and does not know that.
-    Failed(anyhow::Error),
+    /// Our stdin cannot be read: the process has received only a part of the input and does not know that.
+    Unreadable(io::Error),
+    /// The input cannot be forwarded, with the same effect.
+    Refused(io::Error),
 }
 
 /// Forwards our stdin until EOF or the detach keys. `generation` tells how the server reports a closed stdin.
-pub(super) async fn forward(
+pub(crate) async fn forward(
     process: Process,
     mut from: impl AsyncRead + Unpin,
     input: InputMode,
     generation: Generation,
 ) -> InputEnd {
     if !input.is_read {
-        return InputEnd::Ended;
+        return InputEnd::Eof;
     }
-    let mut to = ProcessStdin { stdin: process.stdin(), generation, is_open: true, is_under_way: false };
+    let mut to = ProcessStdin { stdin: process.stdin(), generation, closed: None, is_under_way: false };
     let mut keys = DetachKeys::default();
     let mut buf = vec![0; INPUT_BYTES];
     loop {
+        // The detach keys also leave a process that takes no input.
+        if !input.has_keys
+            && let Some(error) = to.closed
+        {
+            return InputEnd::Closed(error);
+        }
         let reading = async {
             if keys.is_held {
                 time::timeout(HELD_FOR, from.read(&mut buf)).await
@@ -79,18 +104,19 @@ pub(super) async fn forward(
             biased;
             settled = to.settle(), if to.is_under_way => match settled {
                 Ok(()) => continue,
-                Err(error) => return failed("pass standard input on", error),
+                Err(error) => return InputEnd::Refused(error),
             },
             read = reading => read,
         };
         let mut is_detached = false;
         let passed = match read {
             Ok(Ok(0) | Err(_)) if input.is_raw => return InputEnd::HungUp,
-            Ok(Err(error)) if !is_hang_up(&error, io::stdin()) => return failed("read standard input", error),
+            Ok(Ok(0) | Err(_)) if input.at_eof == AtEof::Report => return InputEnd::Eof,
+            Ok(Err(error)) if !is_hang_up(&error, io::stdin()) => return InputEnd::Unreadable(error),
             Ok(Ok(0) | Err(_)) => {
-                return match to.end(input.closes).await {
-                    Ok(()) => InputEnd::Ended,
-                    Err(error) => failed("pass standard input on", error),
+                return match to.end(input.at_eof == AtEof::Close).await {
+                    Ok(()) => InputEnd::Eof,
+                    Err(error) => InputEnd::Refused(error),
                 };
             }
             Ok(Ok(count)) if !input.has_keys => &buf[..count],
@@ -100,35 +126,57 @@ pub(super) async fn forward(
             }
             Err(_) => keys.release(),
         };
-        if let Err(error) = to.pass(passed).await {
-            return failed("pass standard input on", error);
+        // A process that does not read blocks this write, and EOF on our stdin would go unnoticed.
+        let hung_up = async {
+            match input.at_eof {
+                AtEof::Report => hung_up().await,
+                AtEof::Close | AtEof::KeepOpen => future::pending().await,
+            }
+        };
+        let passed = tokio::select! {
+            biased;
+            passed = to.pass(passed) => passed,
+            () = hung_up => return InputEnd::Eof,
+        };
+        if let Err(error) = passed {
+            return InputEnd::Refused(error);
         }
         if is_detached {
             return InputEnd::Detach;
         }
-        // The detach keys also leave a process that takes no input.
-        if !to.is_open && !input.has_keys {
-            return InputEnd::Ended;
-        }
     }
 }
 
-fn failed(what: &'static str, error: io::Error) -> InputEnd {
-    InputEnd::Failed(anyhow::Error::new(error).context(what))
+/// Waits until the writing end of our stdin is closed, even if there are still bytes to read. The first check comes later than the others,
+/// to give a reading process time to take a piece. Cancel-safe.
+async fn hung_up() {
+    let mut pause = FIRST_LOOK;
+    loop {
+        time::sleep(pause).await;
+        pause = LOOK;
+        let stdin = io::stdin();
+        let mut polled = [PollFd::new(&stdin, PollFlags::RDHUP)];
+        let seen = event::poll(&mut polled, Some(&Timespec::default()));
+        // `poll` reports `HUP` without being asked for it. A failed `poll` does not count as a hang-up.
+        if seen.is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP) {
+            return;
+        }
+    }
 }
 
 /// The stdin of the process. The process or another client may close it first; that is not an error.
 struct ProcessStdin {
     stdin: Stdin,
     generation: Generation,
-    is_open: bool,
+    /// Why it takes no more bytes, if it does not.
+    closed: Option<io::Error>,
     /// Whether bytes were written that are not yet confirmed.
     is_under_way: bool,
 }
 
 impl ProcessStdin {
     async fn pass(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if !self.is_open {
+        if self.closed.is_some() {
             return Ok(());
         }
         self.is_under_way = true;
@@ -145,10 +193,10 @@ impl ProcessStdin {
 
     /// Handles EOF. With `closes`, closes the stdin of the process after all bytes were confirmed.
     async fn end(&mut self, closes: bool) -> io::Result<()> {
-        if self.is_open {
+        if self.closed.is_none() {
             self.settle().await?;
         }
-        if !self.is_open || !closes {
+        if self.closed.is_some() || !closes {
             return Ok(());
         }
         match self.stdin.shutdown().await {
@@ -162,7 +210,8 @@ impl ProcessStdin {
     fn check(&mut self, passed: io::Result<()>) -> io::Result<()> {
         match passed {
             Err(error) if self.is_closed(&error) => {
-                (self.is_open, self.is_under_way) = (false, false);
+                self.closed = Some(error);
+                self.is_under_way = false;
                 Ok(())
             }
             other => other,

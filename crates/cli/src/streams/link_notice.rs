@@ -6,7 +6,7 @@
 use exec_server_client::ConnectionState;
 use tokio::sync::watch;
 
-use crate::{ids, print, terminal};
+use crate::{ids, terminal};
 
 pub(crate) struct LinkNotice {
     state: watch::Receiver<ConnectionState>,
@@ -43,17 +43,17 @@ impl LinkNotice {
         match state {
             // The reconnect now fails for another reason than the first one.
             ConnectionState::Recovering { reason } if matches!(self.problem, Some((LinkProblem::Lost, _))) => {
-                let text = format!("exec-server: still reconnecting: {}", ids::clean(&reason));
+                let text = format!("still reconnecting: {}", ids::clean(&reason));
                 self.report(LinkProblem::Lost, text);
                 false
             }
             ConnectionState::Recovering { reason } => {
-                let text = format!("exec-server: connection lost ({}); reconnecting", ids::clean(&reason));
+                let text = format!("connection lost ({}); reconnecting", ids::clean(&reason));
                 self.report(LinkProblem::Lost, text);
                 false
             }
             ConnectionState::Stalled { silent } => {
-                let text = format!("exec-server: no answer for {} s; waiting", silent.as_secs());
+                let text = format!("no answer for {} s; waiting", silent.as_secs());
                 self.report(LinkProblem::Silent, text);
                 false
             }
@@ -69,15 +69,15 @@ impl LinkNotice {
     /// Draws the line again after the terminal was resized.
     pub(super) fn handle_resize(&self) {
         if let Some((_, text)) = self.problem.as_ref().filter(|_| self.has_screen) {
-            terminal::show_status(text, true);
+            terminal::show_status(&format!("exec-server: {text}"), true);
         }
     }
 
     fn report(&mut self, problem: LinkProblem, text: String) {
         if self.has_screen {
-            terminal::show_status(&text, self.problem.is_some());
+            terminal::show_status(&format!("exec-server: {text}"), self.problem.is_some());
         } else {
-            print::notice(&text);
+            notice!("{text}");
         }
         self.problem = Some((problem, text));
     }
@@ -86,8 +86,8 @@ impl LinkNotice {
         match self.problem.as_ref().map(|(problem, _)| *problem) {
             None => return false,
             Some(_) if self.has_screen => self.hide(),
-            Some(LinkProblem::Lost) => print::notice("exec-server: connected again"),
-            Some(LinkProblem::Silent) => print::notice("exec-server: the server answers again"),
+            Some(LinkProblem::Lost) => notice!("connected again"),
+            Some(LinkProblem::Silent) => notice!("the server answers again"),
         }
         self.problem = None;
         true

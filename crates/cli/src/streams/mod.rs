@@ -21,17 +21,16 @@ use std::{
 use exec_server_client::{Client, Error, Events, Process, protocol::process::Size};
 use tokio::{task::JoinSet, time};
 
-pub(crate) use input::InputMode;
+pub(crate) use input::{AtEof, InputEnd, InputMode, forward};
 pub(crate) use link_notice::LinkNotice;
 pub(crate) use output::{OutputEnd, OutputWriter, report_gap};
 
 use crate::{
-    ids, print,
+    ids,
     signals::{self, SignalEvent, SignalStream},
     stall,
     terminal::{self, Terminal},
 };
-use input::InputEnd;
 
 /// How long a suspend waits until the process is stopped; after that we stop without it.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
@@ -86,7 +85,7 @@ impl StreamForwarder {
         let Self { client, process, events, replayed_to, input, mut signals, pending, role, terminal } = self;
         let stdio = exec_server_rpc::stdio();
         let mut typing = JoinSet::new();
-        typing.spawn(input::forward(process.clone(), stdio.reader, input, client.server().generation));
+        typing.spawn(forward(process.clone(), stdio.reader, input, client.server().generation));
         let stall = stall::watch(&process);
         tokio::pin!(stall);
         let output = OutputWriter::new(process.clone(), stdio.writer, role).replaying_to(replayed_to).run(events);
@@ -117,20 +116,31 @@ impl StreamForwarder {
                         return Ok(outcome);
                     }
                 }
-                Some(typed) = typing.join_next() => match typed {
-                    Ok(InputEnd::Detach) => return Ok(StreamOutcome::Detached),
-                    Ok(InputEnd::HungUp) => signal_handler.hang_up(),
-                    // The process ended without needing the rest of the input.
-                    Ok(InputEnd::Failed(_)) if failed.is_none() && process.has_exited() => {}
-                    Ok(InputEnd::Failed(error)) if role == StreamRole::Owner && failed.is_none() => {
-                        failed = Some(error.context(format!("ended `{name}`, because its input is not whole")));
-                        typing.spawn(end(process.clone()));
+                Some(Ok(typed)) = typing.join_next() => {
+                    let error = match typed {
+                        InputEnd::Detach => return Ok(StreamOutcome::Detached),
+                        InputEnd::HungUp => {
+                            signal_handler.hang_up();
+                            None
+                        }
+                        InputEnd::Eof | InputEnd::Closed(_) => None,
+                        InputEnd::Unreadable(error) => Some(anyhow::Error::new(error).context("read standard input")),
+                        InputEnd::Refused(error) => Some(anyhow::Error::new(error).context("forward standard input")),
+                    };
+                    match error {
+                        None => {}
+                        // The process ended without needing the rest of the input.
+                        Some(_) if failed.is_none() && process.has_exited() => {}
+                        Some(error) if role == StreamRole::Owner && failed.is_none() => {
+                            failed = Some(error.context(format!("killed `{name}`, because its stdin is incomplete")));
+                            typing.spawn(end(process.clone()));
+                        }
+                        Some(error) => {
+                            let left = || error.context(format!("detached from `{name}`, which keeps running"));
+                            return Err(failed.unwrap_or_else(left));
+                        }
                     }
-                    Ok(InputEnd::Failed(error)) => {
-                        return Err(failed.unwrap_or_else(|| error.context(format!("left `{name}`, which goes on"))));
-                    }
-                    Ok(InputEnd::Ended) | Err(_) => {}
-                },
+                }
                 is_well_again = link.watch() => {
                     if is_well_again && has_screen {
                         signal_handler.redraw();
@@ -150,8 +160,8 @@ impl StreamForwarder {
 /// Ends the process at once, because it must not act on partial input. Its last output is still printed.
 async fn end(process: Process) -> InputEnd {
     match process.terminate(None).await {
-        Ok(_) => InputEnd::Ended,
-        Err(error) => InputEnd::Failed(error.into()),
+        Ok(_) => InputEnd::Eof,
+        Err(error) => InputEnd::Refused(io::Error::other(error)),
     }
 }
 
@@ -269,9 +279,7 @@ async fn send(process: &Process, name: &'static str) {
         let Err(Error::UnknownOutcome { .. }) = process.signal(name).await else { return };
     }
     let id = ids::clean(process.id().as_str());
-    print::message(format_args!(
-        "exec-server: the connection broke while {name} was sent: whether `{id}` has heard it is not known"
-    ));
+    report!("connection lost while sending {name}; `{id}` may not have received it");
 }
 
 /// Makes a program redraw its screen, by changing the terminal size and changing it back.

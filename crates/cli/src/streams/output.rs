@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{StreamRole, screen::ScreenTracker};
-use crate::{codes, print};
+use crate::codes;
 
 /// How long a program may continue after its stdout was closed, if SIGPIPE alone does not end it.
 const CLOSED_GRACE: Duration = Duration::from_secs(1);
@@ -40,19 +40,17 @@ impl OutputEnd {
     /// Prints what the exit code alone does not say.
     pub(crate) fn explain(&self) {
         if self.exit.as_ref().is_some_and(|exit| exit.sandbox_denied == Some(true)) {
-            print::message(
-                "exec-server: the sandbox may be why the program failed; `--read DIR` and `--write DIR` allow more",
-            );
+            report!("the sandbox may have caused the failure; `--read DIR` and `--write DIR` allow more");
         }
         match self.exit.as_ref().and_then(|exit| exit.cause) {
-            Some(Cause::Timeout) => print::message("exec-server: the program was ended: its time was over"),
+            Some(Cause::Timeout) => report!("killed: timeout reached"),
             Some(Cause::IdleTimeout) => {
-                print::message("exec-server: the program was ended: it wrote nothing for too long")
+                report!("killed: idle timeout reached, no output")
             }
-            Some(Cause::Oom) => print::message("exec-server: the program was ended for want of memory"),
-            Some(Cause::Lost) => print::message(
-                "exec-server: the program was lost with the process that held it; how it would have ended nobody knows",
-            ),
+            Some(Cause::Oom) => report!("killed: out of memory"),
+            Some(Cause::Lost) => {
+                report!("lost: the holder process died, so the exit status is unknown")
+            }
             Some(Cause::Exit | Cause::Signal | Cause::Terminated) | None => {}
         }
     }
@@ -172,8 +170,8 @@ impl<W: AsyncWrite + Unpin> OutputWriter<W> {
 /// Reports that output is missing at this point.
 pub(crate) fn report_gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) {
     match bytes {
-        Some(bytes) => print::message(format_args!("exec-server: {bytes} bytes of output are missing here")),
-        None => print::message(format_args!("exec-server: output {from_seq} to {to_seq} is missing here")),
+        Some(bytes) => report!("{bytes} bytes of output are missing here"),
+        None => report!("output {from_seq} to {to_seq} is missing here"),
     }
 }
 

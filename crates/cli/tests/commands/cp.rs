@@ -151,7 +151,7 @@ fn what_cannot_be_read_is_told_and_the_rest_is_copied() {
     let stderr = text(&output.stderr);
     assert!(stderr.contains("secret`: ") && stderr.contains("pipe` is neither a file"), "{stderr}");
     assert_eq!(stderr.lines().count(), 3, "{stderr}");
-    assert!(stderr.ends_with("copy` is not complete: the same command goes on with what is missing\n"), "{stderr}");
+    assert!(stderr.ends_with("copy` is incomplete; repeat the command to copy the rest\n"), "{stderr}");
     for name in ["a", "b", "z"] {
         assert_eq!(fs::read(target.join(name)).expect("it was copied"), name.as_bytes());
     }

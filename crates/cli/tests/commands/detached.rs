@@ -124,7 +124,7 @@ fn names_are_checked_found_and_told_apart() {
     home.ok(&["run", "-d", "--name", "job", "--", "sleep", "1000"]);
     let again = home.run(&["run", "-d", "--name", "job", "--", "true"]);
     assert_eq!((again.status.code(), again.stdout.len()), (Some(255), 0));
-    assert!(text(&again.stderr).contains("`job` runs already"));
+    assert!(text(&again.stderr).contains("`job` is already running"));
     home.ok(&["run", "-d", "--name", "job-2", "--", "sleep", "1000"]);
     assert_eq!(home.listed("job").expect("listed")["argv"][1], "1000", "an id goes before the beginning of another");
     let unclear = home.run(&["kill", "jo"]);

@@ -118,7 +118,7 @@ fn prune_asks_the_person_at_a_terminal() {
     for (answer, code, left) in [(b"n\r", 1, "job"), (b"y\r", 0, "")] {
         let mut terminal = Terminal::new(24, 80);
         let mut prune = terminal.start(home.command(&["prune"]));
-        terminal.see("Forget 1 ended process with everything that was written? [y/N] ");
+        terminal.see("Forget 1 ended process and all output? [y/N] ");
         terminal.keys(answer);
         assert_eq!(end_of(&mut prune).code(), Some(code));
         assert_eq!(text(&home.run(&["ps", "-q"]).stdout).trim_end(), left);

@@ -17,7 +17,7 @@ fn a_directory_is_removed_by_its_name_and_when_asked_for() {
     assert!(world.tree.path().join("kept/file").exists(), "where one is refused none is removed");
     let (_, said, code) = world.run(&["rm", "-f", "empty"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("empty`: it is a directory, and only `-r` removes directories"), "{said}");
+    assert!(said.contains("empty`: is a directory; use `-r`"), "{said}");
     assert!(world.tree.path().join("empty").exists());
     std::os::unix::fs::symlink("empty", world.tree.path().join("link")).expect("make a link");
     world.ok(&["rm", "link"]);
@@ -73,7 +73,7 @@ fn a_file_is_printed_to_its_end_through_a_restart_of_its_server() {
     let output = finish_child(changed);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        text(&output.stderr).contains("other`: it was changed while its server was away"),
+        text(&output.stderr).contains("other`: changed while its server was unavailable"),
         "{}",
         text(&output.stderr)
     );

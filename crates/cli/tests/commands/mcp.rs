@@ -225,7 +225,7 @@ fn a_call_prints_what_the_tool_says_and_its_code_tells_how_it_went() {
     assert_eq!(code, Some(1), "{stderr}");
     let (code, _, stderr) = user.run(&["call", "nobody", "echo"]);
     assert_eq!(code, Some(1));
-    assert!(stderr.contains("no MCP server `nobody`; there are: `s`"), "{stderr}");
+    assert!(stderr.contains("no MCP server `nobody`; configured: `s`"), "{stderr}");
 }
 
 #[test]
@@ -237,10 +237,10 @@ fn arguments_come_from_standard_input_too_and_must_be_an_object() {
     };
     assert_eq!(from_stdin("{\"message\":\n \"piped\"}\n"), (Some(0), "ECHOING: piped\n".to_owned(), String::new()));
     let starts = user.noted("s", "event", "start");
-    for (input, said) in [("[1]", "this is something else"), ("{", "EOF"), ("", "EOF")] {
+    for (input, said) in [("[1]", "this is another type"), ("{", "EOF"), ("", "EOF")] {
         let (code, stdout, stderr) = from_stdin(input);
         assert_eq!((code, stdout.as_str()), (Some(2), ""), "{input}");
-        assert!(stderr.contains("must be an object of JSON") && stderr.contains(said), "{stderr}");
+        assert!(stderr.contains("must be a JSON object") && stderr.contains(said), "{stderr}");
     }
     assert_eq!(user.run(&["call", "s", "echo", "{message}"]).0, Some(2));
     assert_eq!(user.noted("s", "event", "start"), starts, "nothing is started for them");

@@ -214,7 +214,7 @@ fn an_executor_that_stays_away_is_given_up_and_told() {
     let output = finish_child(bridge.child);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(255), "{said}");
-    assert!(said.contains("reconnecting\n") && said.contains("is lost; start it again"), "{said}");
+    assert!(said.contains("reconnecting\n") && said.contains("is lost; restart it"), "{said}");
     wait_gone("the MCP server", &[pid].into());
 }
 
@@ -231,7 +231,7 @@ fn a_session_that_is_gone_ends_the_bridge_with_its_reason() {
     let output = finish_child(bridge.child);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(255), "{said}");
-    assert!(said.contains("is lost; start it again from the MCP client: session "), "{said}");
+    assert!(said.contains("is lost; restart it from the MCP client: session "), "{said}");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_server_that_leaves_something_with_its_streams_ends_the_bridge_all_the_same(
         let _stdin = bridge.stdin.take();
         let output = finish_child(bridge.child);
         assert_eq!(output.status.code(), Some(5));
-        assert!(text(&output.stderr).contains("left behind is ended, too"), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("killing the processes that it left behind"), "{}", text(&output.stderr));
     }
     nothing_is_left(&server);
 }
@@ -291,7 +291,7 @@ fn a_server_that_closes_its_input_ends_the_bridge() {
     let output = finish_child(bridge.child);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(255), "{said}");
-    assert!(said.contains("pass a message to the MCP server: "), "{said}");
+    assert!(said.contains("forward a message to the MCP server: "), "{said}");
     nothing_is_left(&server);
 }
 
@@ -356,7 +356,7 @@ fn variables_and_directory_are_the_executors_unless_asked_for() {
     let (_, said, code) = bridge(&["--env", "NOWHERE"], "exit 0");
     assert_eq!(
         (said.as_str(), code),
-        ("exec-server: `--env NOWHERE`: it is not set here, and so not there\n", Some(0))
+        ("exec-server: `--env NOWHERE`: not set here, so the MCP server does not get it\n", Some(0))
     );
 }
 

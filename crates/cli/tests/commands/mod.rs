@@ -255,7 +255,7 @@ pub(crate) fn read_until(from: &mut (impl Read + AsFd), text: &str) -> String {
 
 /// The first line that `run --detach` prints on stderr.
 pub(crate) const QUOTA_NOTE: &str =
-    "exec-server: at the disk quota the oldest output is dropped; with --keep-all the program waits instead\n";
+    "exec-server: at the disk quota the oldest output is dropped; --keep-all blocks the program instead\n";
 
 /// Stderr of a run, without the notes of `run --detach` about limits, which must be there.
 fn without_bounds(args: &[&str], output: &Output) -> String {

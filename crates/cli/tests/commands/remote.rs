@@ -106,7 +106,7 @@ fn times_are_limited() {
     let world = World::new();
     let (out, said, code) = world.run(&["run", "--timeout", "300ms", "--", "sh", "-c", "echo part; sleep 1000"]);
     assert_eq!((out.as_str(), code), ("part\n", Some(124)));
-    assert!(said.contains("its time was over"), "{said}");
+    assert!(said.contains("killed: timeout reached"), "{said}");
     let (_, said, code) = world.run(&["run", "--idle-timeout", "300ms", "--", "sleep", "1000"]);
     assert_eq!(code, Some(124), "{said}");
 }
@@ -285,7 +285,7 @@ fn a_name_is_in_use_while_its_process_runs() {
     read_until(first.stdout.as_mut().expect("stdout is a pipe"), "up\n");
     let (_, said, code) = world.run(&["run", "--name", "job", "--", "true"]);
     assert_eq!(code, Some(255));
-    assert!(said.contains("`job` runs already") && said.contains("exec-server kill job"), "{said}");
+    assert!(said.contains("`job` is already running") && said.contains("exec-server kill job"), "{said}");
     drop(first.stdin.take());
     assert_eq!(end_of(&mut first).code(), Some(0));
     assert_eq!(world.run(&["run", "--name", "job", "--", "true"]).2, Some(0));
@@ -329,10 +329,7 @@ fn a_second_interrupt_leaves_a_program_whose_server_is_away() {
     read_until(&mut stderr, "reconnecting\n");
     signal(child.id(), Signal::INT);
     signal(child.id(), Signal::TERM);
-    assert_eq!(
-        read_until(&mut stderr, "\n"),
-        "exec-server: left `job` running; `exec-server attach job` returns to it\n"
-    );
+    assert_eq!(read_until(&mut stderr, "\n"), "exec-server: left `job` running; `exec-server attach job` reattaches\n");
     assert_eq!(end_of(&mut child).code(), Some(255));
     server.restart();
     assert_eq!(home.json(&["ps", "--json", "--connect", &url])[0]["processId"], "job");

@@ -129,7 +129,7 @@ fn a_closed_stdout_ends_the_program_like_a_pipe_does() {
 fn limits_environment_and_input_are_as_asked_for() {
     let output = run(&["--timeout", "200ms", "--", "sh", "-c", "echo part; exec sleep 1000"]);
     assert_eq!((output.stdout.as_slice(), output.status.code()), (&b"part\n"[..], Some(124)));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("its time was over"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("killed: timeout reached"));
     let output = run(&["--idle-timeout", "200ms", "--", "sleep", "1000"]);
     assert_eq!(output.status.code(), Some(124));
     let output = run(&["--env-inherit", "none", "--env", "ONLY=this", "--", "/usr/bin/env"]);

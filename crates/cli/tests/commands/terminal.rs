@@ -124,7 +124,7 @@ fn attach_detaches_by_keys_and_by_signals_and_the_process_goes_on() {
             signal(child.id(), Signal::TERM);
             143
         };
-        terminal.see("exec-server: detached; `work` goes on");
+        terminal.see("exec-server: detached; `work` keeps running");
         assert_eq!(end_of(&mut child).code(), Some(code));
         assert!(!terminal.is_raw());
         assert_eq!(home.listed("work").expect("listed")["exited"], false);

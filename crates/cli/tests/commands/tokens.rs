@@ -27,7 +27,7 @@ fn a_token_is_made_for_the_server_that_is_named_by_its_listener_or_url() {
     }
     let output = home.run(&["token", "create", "elsewhere", "--connect", "ssh://build-host"]);
     assert_eq!(output.status.code(), Some(255));
-    assert!(text(&output.stderr).contains("run `exec-server token create` on the server's own"));
+    assert!(text(&output.stderr).contains("run `exec-server token create` on the machine of the server"));
 }
 
 #[test]
@@ -38,7 +38,10 @@ fn a_token_that_no_listener_asks_for_is_warned_about() {
     let output = home.run(&["token", "create", "useless"]);
     assert!(output.status.success());
     let stderr = text(&output.stderr);
-    assert!(stderr.contains("warning: the server at unix://") && stderr.contains(" asks for no token"), "{stderr}");
+    assert!(
+        stderr.contains("warning: the server at unix://") && stderr.contains(" does not require a token"),
+        "{stderr}"
+    );
     let server = TestServer::start();
     let state = server.state_dir().to_str().expect("text").to_owned();
     let output = home.run(&["token", "create", "useful", "--state-dir", &state]);

@@ -238,9 +238,9 @@ fn parts_of_a_rotated_log_verify_alone_and_say_what_was_not_checked() {
     let Rotated { server, old, new } = rotated();
     let state = server.state_dir().display().to_string();
     let (code, said) = verify(&[&old], &["--state-dir", &state]);
-    assert!(code == Some(0) && said.contains("where the log went on in a newer file"), "{said}");
+    assert!(code == Some(0) && said.contains("the log continues in a newer file"), "{said}");
     let (code, said) = verify(&[&new], &["--state-dir", &state]);
-    assert!(code == Some(0) && said.contains("are in older files, which were not given"), "{said}");
+    assert!(code == Some(0) && said.contains("are in older files that were not given"), "{said}");
     // A part whose end was removed is not accepted as complete.
     let mut lines = read(&old);
     lines.pop();

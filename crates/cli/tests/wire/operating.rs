@@ -324,7 +324,7 @@ fn a_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
     // The socket does not exist, but the server still starts.
     let server = TestServer::builder().env("NOTIFY_SOCKET", "{dir}/nobody").start();
     server.client().ok("environment/status", json!({}));
-    wait_for("a word about it", || server.stderr().contains("the service manager could not be told"));
+    wait_for("a word about it", || server.stderr().contains("cannot notify the service manager"));
 }
 
 #[test]

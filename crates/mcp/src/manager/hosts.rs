@@ -57,6 +57,29 @@ impl Host {
         Self { id, key, way: HostKind::Remote { spec: Box::new(spec), token, keep, recover_for: None } }
     }
 
+    /// Resolves `local` to this machine, `remote` with a function, and names and URLs with `choose`.
+    pub fn find(
+        placement: &Placement,
+        local: &LocalConfig,
+        remote: impl FnOnce() -> Result<Self, PlacementError>,
+        choose: impl Fn(&str) -> Result<Choice, EnvironmentError>,
+    ) -> Result<Self, PlacementError> {
+        match placement {
+            Placement::Local => match choose(LOCAL) {
+                Ok(Choice::Local) => Ok(Self::local(local.clone())),
+                other => Err(PlacementError::no_local(other)),
+            },
+            Placement::Remote => remote(),
+            Placement::Named(name) | Placement::Url(name) => match choose(name) {
+                Ok(Choice::Local) => Ok(Self::local(local.clone())),
+                // Do not send the token of `remote` to another executor, which could use it to connect to the first one as us.
+                Ok(Choice::Remote(spec)) => Ok(Self::remote(spec, None, KEEP)),
+                Ok(Choice::None) => Err(PlacementError::Off { name: name.clone() }),
+                Err(error) => Err(PlacementError::unknown(place_of(name), &error)),
+            },
+        }
+    }
+
     /// Sets how long the client tries to reconnect to an executor. Its session is kept at least as long.
     #[must_use]
     pub fn recover_for(mut self, within: Duration) -> Self {
@@ -120,8 +143,7 @@ pub enum PlacementError {
 
 impl PlacementError {
     /// The error for a lookup of `local` that did not return this machine: `local` is disabled, or the lookup failed.
-    #[must_use]
-    pub fn no_local(looked_up: Result<Choice, EnvironmentError>) -> Self {
+    fn no_local(looked_up: Result<Choice, EnvironmentError>) -> Self {
         match looked_up {
             Ok(_) | Err(EnvironmentError::Unknown { .. }) => Self::NoLocal,
             Err(error) => Self::unknown(LOCAL, &error),
@@ -129,8 +151,7 @@ impl PlacementError {
     }
 
     /// The error for a name or URL that is not a valid place. `name` must not contain a token.
-    #[must_use]
-    pub fn unknown(name: impl Into<String>, error: &EnvironmentError) -> Self {
+    fn unknown(name: impl Into<String>, error: &EnvironmentError) -> Self {
         let name = name.into();
         let reason = match error {
             // Do not use the error's own text: it suggests `none`, where nothing can run.
@@ -170,22 +191,12 @@ impl Hosts {
         token: Option<Token>,
         choose: impl Fn(&str) -> Result<Choice, EnvironmentError> + Send + Sync + 'static,
     ) -> Self {
-        Self::new(move |placement| match placement {
-            Placement::Local => match choose(LOCAL) {
-                Ok(Choice::Local) => Ok(Host::local(local.clone())),
-                other => Err(PlacementError::no_local(other)),
-            },
-            Placement::Remote => match &remote {
+        Self::new(move |placement| {
+            let remote = || match &remote {
                 Choice::Remote(spec) => Ok(Host::remote(spec.clone(), token.clone(), KEEP)),
                 Choice::Local | Choice::None => Err(PlacementError::NoRemote),
-            },
-            Placement::Named(name) | Placement::Url(name) => match choose(name) {
-                Ok(Choice::Local) => Ok(Host::local(local.clone())),
-                // Do not send the token to another executor, which could use it to connect to the first one as us.
-                Ok(Choice::Remote(spec)) => Ok(Host::remote(spec, None, KEEP)),
-                Ok(Choice::None) => Err(PlacementError::Off { name: name.clone() }),
-                Err(error) => Err(PlacementError::unknown(without_token(name), &error)),
-            },
+            };
+            Host::find(placement, &local, remote, &choose)
         })
     }
 
@@ -291,14 +302,14 @@ async fn end(backend: Backend) {
     }
 }
 
-/// Removes query, fragment and user info from a URL, because it may contain a token and errors must not show it.
-fn without_token(name: &str) -> String {
-    match name.split_once("://") {
-        Some((scheme, rest)) => {
-            let rest = rest.split(['?', '#']).next().unwrap_or_default();
-            let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-            format!("{scheme}://{rest}")
-        }
-        None => name.to_owned(),
-    }
+/// A URL without the parts that may be secret (user, query and fragment), or the program of a command. Errors and listings show it.
+#[must_use]
+pub fn place_of(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.split(' ').next().unwrap_or_default().to_owned();
+    };
+    let rest = rest.split(['?', '#']).next().unwrap_or_default();
+    let host = rest.split('/').next().unwrap_or_default();
+    let at = host.rfind('@').map_or(0, |at| at + 1);
+    format!("{scheme}://{}", &rest[at..])
 }

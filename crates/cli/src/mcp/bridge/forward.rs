@@ -20,20 +20,19 @@ use std::{
 };
 
 use anyhow::{anyhow, bail};
-use exec_server_client::{Client, Event, Events, Exit, Process, protocol::process::Stream};
-use rustix::event::{self, PollFd, PollFlags, Timespec};
+use exec_server_client::{Client, Event, Events, Exit, Generation, Process, protocol::process::Stream};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncWrite, AsyncWriteExt as _},
     sync::oneshot,
     task::JoinSet,
     time::{self, Instant},
 };
 
-use super::{signal, stderr::StderrForwarder};
-use crate::{print, signals::SignalStream};
-
-/// Bytes per read: the capacity of a pipe.
-const INPUT_BYTES: usize = 64 << 10;
+use super::stderr::StderrForwarder;
+use crate::{
+    signals::SignalStream,
+    streams::{self, AtEof, InputEnd, InputMode},
+};
 
 /// How long the server may be silent after its stdin was closed before it is terminated. MCP clients send SIGTERM to us two seconds after
 /// they close our stdin, and SIGKILL two seconds later. A server that ignored everything would then only end after `--keep`.
@@ -51,9 +50,6 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a descendant of the ended server may keep its streams open before it is killed too.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How often we check for EOF on our stdin while the server does not read.
-const LOOK: Duration = Duration::from_millis(500);
-
 /// Why the server is being ended.
 #[derive(Debug)]
 pub(super) enum EndReason {
@@ -65,6 +61,16 @@ pub(super) enum EndReason {
     Signal(u8),
     /// Writing to the server's stdin failed, and the server did not end.
     Refused(io::Error),
+}
+
+impl From<InputEnd> for EndReason {
+    fn from(ended: InputEnd) -> Self {
+        match ended {
+            // A read error counts as EOF.
+            InputEnd::Eof | InputEnd::Detach | InputEnd::HungUp | InputEnd::Unreadable(_) => Self::Input,
+            InputEnd::Closed(error) | InputEnd::Refused(error) => Self::Refused(error),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -82,6 +88,7 @@ pub(super) struct BridgeForwarder {
     /// Whether the executor can close the server's stdin (`can_close`) and terminate with a grace period (`can_wait`).
     can_close: bool,
     can_wait: bool,
+    generation: Generation,
     /// Requests whose results are ignored: ending a server that has already ended is not an error.
     calls: JoinSet<()>,
     /// Counts the events that the server produced.
@@ -97,12 +104,13 @@ enum BridgeState {
 
 impl BridgeForwarder {
     pub(super) fn new(client: &Client, process: Process, signals: SignalStream) -> Self {
-        let capabilities = client.server().capabilities;
+        let server = client.server();
         Self {
             process,
             signals,
-            can_close: capabilities.close_stdin,
-            can_wait: capabilities.grace,
+            can_close: server.capabilities.close_stdin,
+            can_wait: server.capabilities.grace,
+            generation: server.generation,
             calls: JoinSet::new(),
             alive: Arc::default(),
         }
@@ -123,7 +131,8 @@ impl BridgeForwarder {
         let output =
             BridgeOutput { stdout: Some((stdio.writer, closed)), stderr, alive: Arc::clone(&self.alive), exit: None };
         let mut output = pin!(output.run(self.process.events()));
-        let mut input = pin!(forward(self.process.clone(), stdio.reader));
+        let mode = InputMode { is_read: true, at_eof: AtEof::Report, has_keys: false, is_raw: false };
+        let mut input = pin!(streams::forward(self.process.clone(), stdio.reader, mode, self.generation));
         let mut state = BridgeState::Running;
         loop {
             let (is_running, is_closing) =
@@ -134,10 +143,10 @@ impl BridgeForwarder {
             state = tokio::select! {
                 biased;
                 ended = &mut output => return state.conclude(ended),
-                reason = &mut input, if is_running => self.close(reason),
+                ended = &mut input, if is_running => self.close(ended.into()),
                 Ok(error) = &mut stdout_closed, if is_running => self.close(EndReason::Output(error)),
                 Some(_) = self.calls.join_next(), if is_closing => self.closed(state),
-                number = signal(&mut self.signals) => match state {
+                number = self.signals.next_number() => match state {
                     BridgeState::Running => self.close(EndReason::Signal(number)),
                     BridgeState::Closing { reason, .. } => self.terminate(reason),
                     BridgeState::Terminating { reason, .. } => return Ok(BridgeOutcome::Asked(reason)),
@@ -227,61 +236,6 @@ async fn reached(at: Option<Instant>) {
     }
 }
 
-/// Copies our stdin until EOF, or until the server takes no more.
-async fn forward(process: Process, mut from: impl AsyncRead + Unpin) -> EndReason {
-    let mut to = process.stdin();
-    let mut buf = vec![0; INPUT_BYTES];
-    // Whether all input read so far was accepted. While it is not, `flush` can report that the server refuses it.
-    let mut is_settled = true;
-    loop {
-        // Both are cancel-safe.
-        let read = tokio::select! {
-            settled = to.flush(), if !is_settled => {
-                if let Err(error) = settled {
-                    return EndReason::Refused(error);
-                }
-                is_settled = true;
-                continue;
-            }
-            read = from.read(&mut buf) => read,
-        };
-        match read {
-            // A read error counts as EOF.
-            Ok(0) | Err(_) => return EndReason::Input,
-            Ok(count) => {
-                // A server that does not read blocks this write. EOF on our stdin would then go unnoticed, so poll for a hang-up at the
-                // same time.
-                let written = tokio::select! {
-                    biased;
-                    written = to.write_all(&buf[..count]) => written,
-                    () = hung_up() => return EndReason::Input,
-                };
-                if let Err(error) = written {
-                    return EndReason::Refused(error);
-                }
-                is_settled = false;
-            }
-        }
-    }
-}
-
-/// Waits until the writing end of our stdin is closed, even if there are still bytes to read. The first check comes later than the others,
-/// to give a reading server time to take a piece. Cancel-safe.
-async fn hung_up() {
-    let mut pause = QUIET;
-    loop {
-        time::sleep(pause).await;
-        pause = LOOK;
-        let stdin = io::stdin();
-        let mut polled = [PollFd::new(&stdin, PollFlags::RDHUP)];
-        let seen = event::poll(&mut polled, Some(&Timespec::default()));
-        // `poll` reports `HUP` without being asked for it. A failed `poll` does not count as a hang-up.
-        if seen.is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP) {
-            return;
-        }
-    }
-}
-
 /// Copies the server's output to our standard streams. An event is taken from the executor only after the previous one was written.
 struct BridgeOutput<'a, W> {
     /// Our stdout, and the channel that reports when it can no longer be written.
@@ -324,7 +278,7 @@ impl<W: AsyncWrite + Unpin> BridgeOutput<'_, W> {
         // Check the deadline first: a descendant that writes all the time would never time out.
         let next = if Instant::now() < *until { time::timeout_at(*until, events.next()).await.ok() } else { None };
         if next.is_none() {
-            print::message("exec-server: the MCP server has ended; what it started and left behind is ended, too");
+            report!("the MCP server has ended; killing the processes that it left behind");
         }
         next.flatten()
     }

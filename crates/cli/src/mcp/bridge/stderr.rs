@@ -66,7 +66,7 @@ impl StderrForwarder {
 async fn write(mut pieces: mpsc::Receiver<StderrPiece>, mut stderr: Stderr) {
     while let Some(StderrPiece { missing, bytes }) = pieces.recv().await {
         if missing > 0 {
-            let line = format!("\nexec-server: {missing} bytes of the server's standard error are missing here\n");
+            let line = format!("\nexec-server: {missing} bytes of the server's stderr were dropped here\n");
             if stderr.write_all(line.as_bytes()).await.is_err() {
                 return;
             }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use exec_server_mcp::config::Config;
 
-use crate::{args, print};
+use crate::args;
 
 /// Names the file if no flag does.
 const VARIABLE: &str = "EXEC_SERVER_MCP_CONFIG";
@@ -23,7 +23,7 @@ pub(super) fn load(args: &args::McpConfigArgs) -> anyhow::Result<Config> {
     let path = find(args.config.as_deref(), env::var_os(VARIABLE), directory.as_deref())?;
     let config = Config::load(&path).with_context(|| "read the configuration of MCP servers")?;
     for warning in &config.warnings {
-        print::message(format_args!("exec-server: {warning}"));
+        report!("{warning}");
     }
     Ok(config)
 }

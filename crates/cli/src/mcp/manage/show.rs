@@ -2,45 +2,32 @@
 
 use std::io::{self, IsTerminal as _};
 
-use exec_server_mcp::config::{Placement, ServerConfig, ServerTransport};
+use exec_server_mcp::{
+    config::{Placement, ServerConfig, ServerTransport},
+    manager::place_of,
+};
 use serde_json::{Map, Value};
 
-use crate::{ids, print, printable};
+use crate::{
+    display::{self, Palette, TableCell},
+    ids, print, printable,
+};
 
 /// Width of the last column if the width of the terminal is unknown, and the maximum length of an item's description.
 const LAST_MAX: usize = 200;
 
-/// Formats a table. The last column is cut at the width of the terminal.
+/// Formats a table of texts from a configuration or a server. The last column is cut at the width of the terminal.
 pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
-    let width = rustix::termios::tcgetwinsize(io::stdout()).map_or(0, |size| usize::from(size.ws_col));
-    table_within(heads, rows, width)
+    table_within(heads, rows, display::stdout_columns())
 }
 
 fn table_within<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: usize) -> String {
-    let clean: Vec<[String; N]> = rows.iter().map(|row| row.each_ref().map(|cell| ids::clean(cell))).collect();
-    let all: Vec<[String; N]> = std::iter::once(heads.map(str::to_owned)).chain(clean).collect();
-    let widths: Vec<usize> =
-        (0..N - 1).map(|at| all.iter().map(|row| row[at].chars().count()).max().unwrap_or_default()).collect();
-    let before: usize = widths.iter().map(|width| width + 2).sum();
-    let room = if width == 0 { LAST_MAX } else { width.saturating_sub(before).max(heads[N - 1].len()) };
-    let mut text = String::new();
-    for row in &all {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            line += &format!("{cell:<width$}  ");
-        }
-        line += &cut(&row[N - 1], room);
-        text += line.trim_end();
-        text.push('\n');
-    }
-    text
-}
-
-fn cut(text: &str, room: usize) -> String {
-    if text.chars().count() <= room {
-        return text.to_owned();
-    }
-    text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
+    let rows = rows.iter().map(|row| {
+        let mut cells = row.each_ref().map(|cell| ids::clean(cell));
+        cells[N - 1] = display::fit(&cells[N - 1], LAST_MAX);
+        cells.map(TableCell::from)
+    });
+    display::table(heads, rows.collect(), Palette::of_stdout(), width)
 }
 
 /// Where a server runs, in one word. For a URL, without the parts that may contain a token.
@@ -69,17 +56,6 @@ pub(super) fn target(server: &ServerConfig) -> String {
     }
 }
 
-/// A URL without the parts that may be secret (user, query and fragment), or the program of a command.
-pub(super) fn place_of(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url.split(' ').next().unwrap_or_default().to_owned();
-    };
-    let rest = rest.split(['?', '#']).next().unwrap_or_default();
-    let host = rest.split('/').next().unwrap_or_default();
-    let at = host.rfind('@').map_or(0, |at| at + 1);
-    format!("{scheme}://{}", &rest[at..])
-}
-
 /// The JSON fields common to all listings of a server.
 pub(super) fn server(name: &str, config: &ServerConfig, state: &str, reason: Option<&str>) -> Map<String, Value> {
     let mut shown = Map::new();
@@ -100,7 +76,7 @@ pub(super) fn result(result: &Value, json: bool) -> io::Result<()> {
     }
     let (text, other) = plain(result);
     for kind in other {
-        print::message(format_args!("exec-server: {kind} is not shown; see --json"));
+        report!("{kind} is not shown; see --json");
     }
     // A tool must not control the terminal, so escape control characters there. A pipe gets the text unchanged.
     let text = if io::stdout().is_terminal() { printable::clean_lines(&text) } else { text };
