@@ -149,7 +149,7 @@ fn what_cannot_be_read_is_told_and_the_rest_is_copied() {
         finish(home.command(&["cp", "-r", "--connect", server.url(), &remote(&tree), &target.display().to_string()]));
     assert_eq!(output.status.code(), Some(1));
     let stderr = text(&output.stderr);
-    assert!(stderr.contains("secret`: ") && stderr.contains("pipe` is neither a file"), "{stderr}");
+    assert!(stderr.contains("secret`: ") && stderr.contains("pipe` skipped: neither a file"), "{stderr}");
     assert_eq!(stderr.lines().count(), 3, "{stderr}");
     assert!(stderr.ends_with("copy` is incomplete; repeat the command to copy the rest\n"), "{stderr}");
     for name in ["a", "b", "z"] {

@@ -182,7 +182,7 @@ fn lines_are_found_and_codes_say_whether() {
     }
     let (out, said, code) = world.run(&["grep", "--max-matches", "1", "needle"]);
     assert_eq!((out.as_str(), code), ("src/a.rs:    needle();\n", Some(0)));
-    assert!(said.contains("there may be more"), "{said}");
+    assert!(said.contains("results are incomplete; limit reached: number of results"), "{said}");
 }
 
 #[test]

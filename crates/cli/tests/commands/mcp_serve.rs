@@ -514,7 +514,7 @@ fn more_calls_than_there_may_be_are_refused_and_the_others_go_on() {
     while refused < 6 {
         let answer = mcp.next();
         assert_eq!(answer["result"]["isError"], true, "{answer}");
-        assert!(answer.to_string().contains("64 calls are under way already"), "{answer}");
+        assert!(answer.to_string().contains("limit reached: 64 calls in progress"), "{answer}");
         assert!(left.remove(&answer["id"].as_u64().expect("an id")));
         refused += 1;
     }

@@ -356,7 +356,7 @@ fn signalled_on_a_dead_link(name: &str, number: Signal) -> (String, Option<i32>)
     let mut said = read_until(&mut stderr, "reconnecting\n");
     if number == Signal::USR1 {
         // The two messages may come in either order.
-        while !said.contains("not known\n") {
+        while !said.contains("may not have received it\n") {
             said += &read_until(&mut stderr, "\n");
         }
         stdin.write_all(b"go on\n").expect("write");

@@ -121,7 +121,7 @@ fn a_broken_file_changes_nothing_and_is_complained_about() {
     let mut client = tokens::client(&server, &token);
     let path = server.state_dir().join("tokens.toml");
     let good = fs::read_to_string(&path).expect("read the file");
-    let complaints = || server.stderr().matches("cannot be used").count();
+    let complaints = || server.stderr().matches("token file reload failed").count();
     for (n, broken) in [
         "[[tokens]".to_owned(),
         good.replace("scopes", "scope"),

@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn a_result_of_the_wrong_shape_is_an_error_that_says_what() {
         for (result, part) in
-            [(json!([]), "no object"), (json!({"content": 1}), "content"), (json!({"isError": "x"}), "isError")]
+            [(json!([]), "not an object"), (json!({"content": 1}), "content"), (json!({"isError": "x"}), "isError")]
         {
             let error = CallResult::read("s", result).unwrap_err().to_string();
             assert!(error.contains(part) && error.contains("`s`"), "{error}");
