@@ -44,7 +44,8 @@ async fn attach(client: &Client, info: &ProcessInfo) -> anyhow::Result<u8> {
     if info.tty {
         terminal::clear();
     }
-    let (is_typed, is_raw) = (io::stdin().is_terminal(), terminal.is_some());
+    let is_typed = io::stdin().is_terminal();
+    let is_raw = terminal.is_some();
     if is_typed {
         // A terminal in line mode delivers a whole line at a time, so the user must also press Enter.
         let keys = if is_raw { "Ctrl-] twice" } else { "Ctrl-] twice and Enter" };

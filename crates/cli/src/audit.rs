@@ -61,7 +61,8 @@ fn verify(command: &AuditCommand) -> anyhow::Result<()> {
 /// Prints which parts of the beginning and the end could be checked.
 fn report_checked(report: &VerifyReport, found: Option<&FoundAnchor>, is_after_given: bool) {
     if report.first_seq > 1 && !is_after_given {
-        let (first, before) = (report.first_seq, report.first_seq - 1);
+        let first = report.first_seq;
+        let before = report.first_seq - 1;
         print::message(format_args!(
             "it begins with number {first}; numbers 1 to {before} are in older files that were not given"
         ));

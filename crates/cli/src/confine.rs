@@ -45,7 +45,8 @@ pub(crate) fn settings(
     let cgroups = cgroup::find_root(&shared_name(state_dir));
     let enforced = cgroups.as_ref().map(cgroup::CgroupRoot::enforced).unwrap_or_default();
     tracing::debug!(?enforced, "control groups");
-    let (pids_max, memory_max) = (args.max_pids.0, args.max_memory.0);
+    let pids_max = args.max_pids.0;
+    let memory_max = args.max_memory.0;
     SpawnedHoldersConfig {
         limits: HolderLimits { pids_max, memory_max, ..args.bounds.holder() },
         original_nofile,

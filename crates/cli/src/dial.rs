@@ -80,7 +80,8 @@ impl Connect for PerUserConnect {
 pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
     let hint = format!("try `exec-server serve --state-dir {}` to see why", dir.display());
     let end = Instant::now() + READY_WITHIN;
-    let (mut server, mut starts): (Option<Child>, u32) = (None, 0);
+    let mut server: Option<Child> = None;
+    let mut starts: u32 = 0;
     loop {
         let Ok(found) = time::timeout_at(end, try_connect(dir)).await else {
             bail!("the server of `{}` was not ready within {READY_WITHIN:?}; {hint}", dir.display());
@@ -116,7 +117,8 @@ pub(crate) fn run_stdio(args: &args::DialStdioArgs) -> anyhow::Result<ExitCode> 
 /// Ends when the server has closed and all its bytes are written, or when our input has ended and the server has then closed its side.
 async fn copy_stdio(socket: UnixStream) -> anyhow::Result<()> {
     let stdio = exec_server_rpc::stdio();
-    let (mut stdin, mut stdout) = (stdio.reader, stdio.writer);
+    let mut stdin = stdio.reader;
+    let mut stdout = stdio.writer;
     let (mut from_server, mut to_server) = socket.into_split();
     let up = async {
         let copied = copy(&mut stdin, &mut to_server).await;

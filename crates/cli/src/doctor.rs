@@ -84,7 +84,8 @@ fn line(finding: &Finding, palette: Palette) -> String {
         CheckState::Weak => ("weak", display::YELLOW),
         CheckState::Missing => ("MISSING", display::RED.bold()),
     };
-    let (word, what) = (palette.paint(style, &display::pad(word, 8)), display::pad(finding.what, 20));
+    let word = palette.paint(style, &display::pad(word, 8));
+    let what = display::pad(finding.what, 20);
     let mut text = format!("{word}{what}{}\n", finding.seen);
     if !finding.advice.is_empty() {
         text += &format!("{:28}{}\n", "", palette.paint(display::DIM, finding.advice));

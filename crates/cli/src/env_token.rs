@@ -54,7 +54,8 @@ fn scrub() -> anyhow::Result<Option<StoredToken>> {
     for entry in entries(&block) {
         let bytes = &block[entry.clone()];
         let Some(at) = bytes.iter().position(|byte| *byte == b'=') else { continue };
-        let (name, value) = (&bytes[..at], &bytes[at + 1..]);
+        let name = &bytes[..at];
+        let value = &bytes[at + 1..];
         if !name.eq_ignore_ascii_case(NAME.as_bytes()) {
             continue;
         }
@@ -96,7 +97,8 @@ fn block() -> anyhow::Result<(u64, u64)> {
         let text = rest.split_whitespace().nth(number - 3).context("read `/proc/self/stat`")?;
         Ok(text.parse()?)
     };
-    let (start, end) = (field(ENV_START_FIELD)?, field(ENV_END_FIELD)?);
+    let start = field(ENV_START_FIELD)?;
+    let end = field(ENV_END_FIELD)?;
     // The kernel reports zero if it hides the addresses.
     if start == 0 || end < start {
         return Err(anyhow!("the system does not say where it is"));

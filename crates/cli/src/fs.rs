@@ -26,7 +26,9 @@ use crate::{
     args::{self, FilesCommand},
     codes,
     connect::{self, SHORT_SESSION_TTL_MS, Server},
-    env_token, ids, link, print, printable,
+    env_token, ids, link,
+    print::{self, put},
+    printable,
     remote_path::Roots,
     runtime,
 };
@@ -189,18 +191,9 @@ impl FailureCount {
     }
 }
 
-/// Writes data to stdout.
-fn put(bytes: &[u8]) -> anyhow::Result<()> {
-    print::data(bytes).context("write standard output")
-}
-
 /// Writes one JSON object on one line.
 fn put_json(value: &Value) -> anyhow::Result<()> {
-    put(json_line(value).as_bytes())
-}
-
-fn json_line(value: &Value) -> String {
-    printable::clean_json(&format!("{value}\n"))
+    put(printable::json_line(value).as_bytes())
 }
 
 /// Escapes control characters if the output is a terminal; otherwise returns the bytes unchanged.

@@ -84,17 +84,12 @@ pub(crate) fn is_in_use(name: &str, all: &[ProcessInfo]) -> bool {
     all.iter().any(|info| info.process_id.as_str() == name && !info.closed)
 }
 
-/// The session id in its short form.
-pub(crate) fn short(info: &ProcessInfo) -> String {
-    short_session(&info.session_id)
-}
-
 /// The first characters of a session id.
 pub(crate) fn short_session(id: &SessionId) -> String {
     clean(&id.as_str().chars().take(SESSION_SHOWN).collect::<String>())
 }
 
-/// Quotes an argument for a shell if needed.
+/// Quotes an argument for a shell if needed. Unlike `shlex::try_quote`, it leaves letters of all scripts unquoted and escapes control characters.
 pub(crate) fn quoted(arg: &str) -> String {
     let shown = clean(arg);
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:=+,@%^".contains(c);
@@ -127,7 +122,10 @@ fn one<'a>(asked: &str, found: &[&'a ProcessInfo]) -> Result<&'a ProcessInfo, Pr
 }
 
 fn ambiguous(asked: &str, found: &[&ProcessInfo]) -> ProcessLookupError {
-    let candidates = found.iter().map(|info| format!("{}/{}", short(info), clean(info.process_id.as_str()))).collect();
+    let candidates = found
+        .iter()
+        .map(|info| format!("{}/{}", short_session(&info.session_id), clean(info.process_id.as_str())))
+        .collect();
     ProcessLookupError::Ambiguous { asked: asked.to_owned(), candidates }
 }
 

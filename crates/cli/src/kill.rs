@@ -97,7 +97,8 @@ pub(crate) async fn send(
         return Ok(None);
     }
     let name = ids::clean(info.process_id.as_str());
-    let (process_id, session_id) = (info.process_id.clone(), Some(info.session_id.clone()));
+    let process_id = info.process_id.clone();
+    let session_id = Some(info.session_id.clone());
     let (waits, until_closed, grace) = match method {
         KillMethod::Terminate { grace, waits } => (waits, true, grace),
         KillMethod::Signal { waits, .. } => (waits && !info.exited, false, Duration::ZERO),

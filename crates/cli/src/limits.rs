@@ -40,7 +40,8 @@ use LimitValue::{Bytes, Count, Time, Unbounded};
 
 /// All limits, those of processes first.
 pub(crate) fn all() -> Vec<Limit> {
-    let (core, held) = (Config::default(), holder::HolderLimits::default());
+    let core = Config::default();
+    let held = holder::HolderLimits::default();
     let mut all = of_processes(&core, &held);
     all.extend(of_sessions(&core));
     all.extend(of_connections(&core));
@@ -386,7 +387,8 @@ const fn fixed(name: &'static str, default: LimitValue, at: &'static str) -> Lim
 impl Limit {
     /// The help text of the flag.
     pub(crate) fn help(&self) -> String {
-        let (name, at) = (capital(self.name), self.at);
+        let name = capital(self.name);
+        let at = self.at;
         match self.range {
             Some((least, most)) => format!("{name}, {least} to {most}. At the limit: {at}"),
             None => format!("{name}. At the limit: {at}"),

@@ -12,7 +12,8 @@ use crate::printable;
 pub(crate) async fn report_during<T>(clients: &[Client], report: impl Fn(&str), work: impl Future<Output = T>) -> T {
     let mut seen = BTreeSet::new();
     let servers = clients.iter().filter(|client| seen.insert(client.address()));
-    let mut links: FuturesUnordered<_> = servers.map(|client| report_changes(client, &report)).collect();
+    let mut links: FuturesUnordered<_> =
+        servers.map(|client| report_state_changes(client.watch_state(), client.address(), &report)).collect();
     tokio::pin!(work);
     loop {
         // Both futures are cancel-safe, and `work` is never dropped before its end.
@@ -23,19 +24,17 @@ pub(crate) async fn report_during<T>(clients: &[Client], report: impl Fn(&str), 
     }
 }
 
-/// Reports each change until the session is lost. The loss itself is reported by the operation that fails because of it.
-async fn report_changes(client: &Client, report: &impl Fn(&str)) {
-    report_state_changes(client.watch_state(), client.address(), report).await;
-}
-
 /// As [`report_during`], for a command without a future to wrap: reports on stderr until the task is aborted. Does not keep the client alive.
 pub(crate) fn report_on_stderr(client: &Client) -> impl Future<Output = ()> + Send + 'static {
-    let (state, address) = (client.watch_state(), client.address());
+    let state = client.watch_state();
+    let address = client.address();
     async move { report_state_changes(state, address, &|text: &str| report!("{text}")).await }
 }
 
+/// Reports each change until the session is lost. The loss itself is reported by the operation that fails because of it.
 async fn report_state_changes(mut state: watch::Receiver<ConnectionState>, address: String, report: &impl Fn(&str)) {
-    let (mut is_broken, mut is_silent) = (false, false);
+    let mut is_broken = false;
+    let mut is_silent = false;
     while state.changed().await.is_ok() {
         let now = state.borrow_and_update().clone();
         match now {

@@ -59,7 +59,8 @@ pub(crate) async fn environment(
 
 async fn read_output(process: &Process) -> anyhow::Result<BTreeMap<String, String>> {
     let mut events = process.events();
-    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let mut stdout = Vec::new();
+    let mut stderr = Vec::new();
     let mut code = None;
     while let Some(event) = events.next().await {
         match event {

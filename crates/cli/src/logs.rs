@@ -19,7 +19,7 @@ use exec_server_client::{
     Attach, Client, Event, Events, Exit, Process, Totals,
     protocol::{
         base64,
-        process::{Gap, ProcessInfo, Stream},
+        process::{ProcessInfo, Stream},
     },
 };
 use serde_json::{Value, json};
@@ -55,11 +55,12 @@ async fn show(args: &args::LogsArgs, listing: &ListingSession) -> anyhow::Result
     match (args.follow, args.json) {
         (false, _) => Ok(()),
         (true, true) => tokio::select! {
-            followed = follow_as_json(events()) => followed,
+            followed = follow(events(), LogPrinter::new(true)) => followed,
             () = stall::watch(&process) => Ok(()),
         },
         (true, false) => {
-            let (stdio, events) = (exec_server_rpc::stdio(), events());
+            let stdio = exec_server_rpc::stdio();
+            let events = events();
             let printing = OutputWriter::new(process.clone(), stdio.writer, StreamRole::Guest).run(events);
             let ended = tokio::select! {
                 ended = printing => ended?,
@@ -92,10 +93,9 @@ fn start(args: &args::LogsArgs, info: &ProcessInfo) -> LogStart {
 
 /// Prints all events up to now. If reading fails half-way, what was read is printed first.
 async fn read(process: &Process, info: &ProcessInfo, args: &args::LogsArgs) -> anyhow::Result<()> {
-    let mut to =
-        LogPrinter { stdout: exec_server_rpc::stdio().writer, stderr: tokio::io::stderr(), as_json: args.json };
+    let mut to = LogPrinter::new(args.json);
     let read = read_to(&mut to, process, info, args).await;
-    let flushed = to.flush().await;
+    let flushed = to.end().await;
     read?;
     Ok(flushed?)
 }
@@ -126,7 +126,7 @@ async fn read_to(
         };
         let read = process.read(after, Some(READ_BYTES), Duration::ZERO).await.with_context(part)?;
         if let Some(gap) = read.gap {
-            to.gap(gap).await?;
+            to.gap(gap.from_seq, gap.to_seq, Some(gap.bytes)).await?;
         }
         for chunk in read.chunks.iter().take_while(|chunk| chunk.seq <= last) {
             let skip = if chunk.seq == beginning.after + 1 { beginning.skip.min(chunk.bytes.len()) } else { 0 };
@@ -154,62 +154,80 @@ async fn read_to(
     }
 }
 
-/// The destination of a log that is read in pieces.
+/// Prints events until the log is complete.
+async fn follow(mut events: Events, mut sink: impl LogSink) -> anyhow::Result<()> {
+    while let Some(event) = events.next().await {
+        match event {
+            Event::Output { seq, stream, bytes, .. } => sink.chunk(seq, stream, &bytes).await?,
+            Event::Gap { from_seq, to_seq, bytes } => sink.gap(from_seq, to_seq, bytes).await?,
+            Event::Exited { seq, exit } => sink.event(exited(seq, &exit)).await?,
+            Event::Closed { seq, totals } => sink.event(closed(seq, totals)).await?,
+            Event::Failed(error) => {
+                sink.end().await?;
+                return Err(error.into());
+            }
+        }
+        sink.flush().await?;
+    }
+    Ok(sink.end().await?)
+}
+
+/// The destination of a log.
 trait LogSink {
-    async fn gap(&mut self, gap: Gap) -> io::Result<()>;
+    async fn gap(&mut self, from_seq: u64, to_seq: u64, bytes: Option<u64>) -> io::Result<()>;
     async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()>;
+    /// Prints an event, in JSON mode only.
+    async fn event(&mut self, event: Value) -> io::Result<()>;
+    /// After each event that is followed.
+    async fn flush(&mut self) -> io::Result<()>;
+    /// Prints everything that is still held back.
+    async fn end(&mut self) -> io::Result<()>;
 }
 
 /// Prints the log of one process unchanged or as JSON.
-struct LogPrinter<W> {
-    stdout: W,
+struct LogPrinter {
+    stdout: Box<dyn AsyncWrite + Send + Unpin>,
     stderr: Stderr,
     as_json: bool,
 }
 
-impl<W: AsyncWrite + Unpin> LogPrinter<W> {
-    async fn flush(&mut self) -> io::Result<()> {
-        self.stdout.flush().await?;
-        self.stderr.flush().await
+impl LogPrinter {
+    fn new(as_json: bool) -> Self {
+        Self { stdout: exec_server_rpc::stdio().writer, stderr: tokio::io::stderr(), as_json }
     }
 }
 
-impl<W: AsyncWrite + Unpin> LogSink for LogPrinter<W> {
-    async fn gap(&mut self, of: Gap) -> io::Result<()> {
+impl LogSink for LogPrinter {
+    async fn gap(&mut self, from_seq: u64, to_seq: u64, bytes: Option<u64>) -> io::Result<()> {
         if !self.as_json {
-            report_gap(of.from_seq, of.to_seq, Some(of.bytes));
-            return Ok(());
+            report_gap(from_seq, to_seq, bytes);
         }
-        self.stdout.write_all(json_line(&gap(of.from_seq, of.to_seq, Some(of.bytes))).as_bytes()).await
+        self.event(gap(from_seq, to_seq, bytes)).await
     }
 
     async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         match (self.as_json, stream) {
-            (true, stream) => self.stdout.write_all(json_line(&output(seq, stream, bytes)).as_bytes()).await,
+            (true, stream) => self.event(output(seq, stream, bytes)).await,
             (false, Stream::Stdout | Stream::Pty) => self.stdout.write_all(bytes).await,
             (false, Stream::Stderr) => self.stderr.write_all(bytes).await,
         }
     }
-}
 
-async fn follow_as_json(mut events: Events) -> anyhow::Result<()> {
-    let mut stdout = exec_server_rpc::stdio().writer;
-    while let Some(event) = events.next().await {
-        let line = match event {
-            Event::Output { seq, stream, bytes, .. } => output(seq, stream, &bytes),
-            Event::Gap { from_seq, to_seq, bytes } => gap(from_seq, to_seq, bytes),
-            Event::Exited { seq, exit } => exited(seq, &exit),
-            Event::Closed { seq, totals } => closed(seq, totals),
-            Event::Failed(error) => return Err(error.into()),
-        };
-        stdout.write_all(json_line(&line).as_bytes()).await?;
-        stdout.flush().await?;
+    async fn event(&mut self, event: Value) -> io::Result<()> {
+        if !self.as_json {
+            return Ok(());
+        }
+        self.stdout.write_all(printable::json_line(&event).as_bytes()).await
     }
-    Ok(())
-}
 
-fn json_line(event: &Value) -> String {
-    printable::clean_json(&format!("{event}\n"))
+    async fn flush(&mut self) -> io::Result<()> {
+        self.stdout.flush().await
+    }
+
+    async fn end(&mut self) -> io::Result<()> {
+        self.stdout.flush().await?;
+        self.stderr.flush().await
+    }
 }
 
 fn gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) -> Value {

@@ -22,17 +22,8 @@ const NAME: &str = "NOTIFY_SOCKET";
 /// The longest wait for a busy manager; clients must not wait for it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Call it once the server listens and has adopted the existing sessions.
-pub(crate) fn ready() {
-    send_state("READY=1");
-}
-
-/// Call it when the server begins to drain.
-pub(crate) fn stopping() {
-    send_state("STOPPING=1");
-}
-
-fn send_state(state: &str) {
+/// Sends a state of sd_notify(3).
+pub(crate) fn send_state(state: &str) {
     // A server that a client started in the background may have inherited this variable from another service.
     let Some(place) = env::var_os(NAME).filter(|_| !args::is_detached()) else { return };
     if let Err(error) = send(&place, state) {

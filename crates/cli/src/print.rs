@@ -8,6 +8,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use anyhow::Context as _;
 use exec_server_client::{Error, environment::EnvironmentError};
 
 use crate::{
@@ -51,6 +52,11 @@ pub(crate) fn data(bytes: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(bytes)?;
     stdout.flush()
+}
+
+/// Like [`data`], with an error that says what failed.
+pub(crate) fn put(bytes: &[u8]) -> anyhow::Result<()> {
+    data(bytes).context("write standard output")
 }
 
 /// Writes messages to stderr.

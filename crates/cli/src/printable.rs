@@ -58,6 +58,11 @@ pub(crate) fn clean_json(json: &str) -> String {
     clean
 }
 
+/// A JSON value on a line of its own.
+pub(crate) fn json_line(value: &serde_json::Value) -> String {
+    clean_json(&format!("{value}\n"))
+}
+
 fn escape(text: &str, stays: impl Fn(char) -> bool) -> String {
     let mut clean = String::with_capacity(text.len());
     for c in text.chars() {

@@ -83,11 +83,6 @@ fn sort(shown: &mut [ProcessInfo]) {
     shown.sort_by_key(|info| (info.exited, std::cmp::Reverse(info.started_at_ms)));
 }
 
-/// Writes control sequences for our own screen. The table cells inside are cleaned one by one.
-fn put(text: &str) -> anyhow::Result<()> {
-    print::data(text.as_bytes()).context("write standard output")
-}
-
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
@@ -156,7 +151,7 @@ struct AlternateScreen(());
 
 impl AlternateScreen {
     fn enter() -> anyhow::Result<Self> {
-        put(ENTER)?;
+        print::put(ENTER.as_bytes())?;
         Ok(Self(()))
     }
 
@@ -171,7 +166,8 @@ impl AlternateScreen {
         // A newline after the last row would scroll a full screen.
         frame.truncate(frame.len() - 2);
         frame.push_str("\x1b[J");
-        put(&frame)
+        // The cells of the table were cleaned one by one.
+        print::put(frame.as_bytes())
     }
 }
 
@@ -225,7 +221,7 @@ fn row(info: &ProcessInfo, now: Duration) -> [TableCell; 7] {
         TableCell::styled(state(info), state_style(info)),
         display::age(age).into(),
         display::short_size(info.output_bytes).into(),
-        TableCell::styled(ids::short(info), display::DIM),
+        TableCell::styled(ids::short_session(&info.session_id), display::DIM),
         display::fit(&command.join(" "), COMMAND_MAX).into(),
     ]
 }

@@ -164,7 +164,8 @@ async fn begin(client: &Client, start: Start, signals: &mut SignalStream) -> Sta
     let starting = client.start(start);
     tokio::pin!(starting);
     let mut link = LinkNotice::new(client.watch_state(), false);
-    let (mut pending, mut has_signal) = (Vec::new(), false);
+    let mut pending = Vec::new();
+    let mut has_signal = false;
     loop {
         // All branches are cancel-safe; dropping `starting` cancels the start.
         tokio::select! {

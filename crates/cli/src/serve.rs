@@ -149,10 +149,10 @@ async fn serve(parts: ServerParts<'_>) -> anyhow::Result<()> {
         .watch(move |news| report_token_change(&audit, &news))
         .context("start the thread that watches the token file")?;
     tasks.spawn(watching);
-    notify::ready();
+    notify::send_state("READY=1");
     let stopped = async {
         stop(&core, &mut signals, args.exit_when_idle).await;
-        notify::stopping();
+        notify::send_state("STOPPING=1");
     };
     let ended = server.run(stopped).await;
     tracing::debug!(?ended, "drained");
@@ -206,7 +206,8 @@ fn report_token_change(audit: &Audit, news: &AccessUpdate) {
     match news {
         AccessUpdate::Changed(change) => {
             tracing::warn!(principal = change.principal, "access {}", change.what);
-            let (principal, reason) = (Some(change.principal.clone()), Some(change.what.to_owned()));
+            let principal = Some(change.principal.clone());
+            let reason = Some(change.what.to_owned());
             audit.record(AuditRecord { principal, reason, ..AuditRecord::of("access.change") });
         }
         AccessUpdate::Broken(error) => {

@@ -76,7 +76,9 @@ pub(crate) fn is_reading_password() -> bool {
 
 /// Rows and columns of the first standard stream that is a terminal.
 pub(crate) fn size() -> Option<Size> {
-    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    let stdin = io::stdin();
+    let stdout = io::stdout();
+    let stderr = io::stderr();
     let of = |fd: BorrowedFd<'_>| {
         let size = termios::tcgetwinsize(fd).ok()?;
         (size.ws_row > 0 && size.ws_col > 0).then_some(Size { rows: size.ws_row, cols: size.ws_col })

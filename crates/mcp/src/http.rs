@@ -221,7 +221,6 @@ impl Endpoint {
         }
         let mut config = StreamableHttpClientTransportConfig::with_uri(self.url.as_str())
             .custom_headers(headers)
-            .max_sse_event_size(MESSAGE_BYTES)
             .reinit_on_expired_session(true);
         if let Some(token) = &self.bearer_token {
             config = config.auth_header(token.clone());
@@ -276,7 +275,6 @@ impl ExecutorHttp {
         &self,
         call: HttpCall<'_>,
         message: &ClientJsonRpcMessage,
-        most: usize,
     ) -> Result<StreamableHttpPostResponse, HttpFailure> {
         let has_session = call.session.is_some();
         let response = self.send(call, serde_json::to_vec(message)?.into()).await?;
@@ -289,29 +287,27 @@ impl ExecutorHttp {
         }
         let session = response.header(SESSION).map(str::to_owned);
         if !status.is_success() {
-            return refused(response, session, most).await;
+            return refused(response, session).await;
         }
         match response.header("content-type").map(str::to_owned) {
             Some(kind) if kind.starts_with(EVENTS) => {
-                Ok(StreamableHttpPostResponse::Sse(events(response.body, most, self.until_closed()), session))
+                Ok(StreamableHttpPostResponse::Sse(events(response.body, MESSAGE_BYTES, self.until_closed()), session))
             }
             kind => {
-                let body = response.body.collect_up_to(most).await.map_err(StreamableHttpError::Client)?;
+                let body = response.body.collect_up_to(MESSAGE_BYTES).await.map_err(StreamableHttpError::Client)?;
                 whole(message, kind, &body, session)
             }
         }
     }
 
-    async fn listen(
-        &self,
-        call: HttpCall<'_>,
-        most: usize,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
+    async fn listen(&self, call: HttpCall<'_>) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
         let response = self.send(call, Bytes::new()).await?;
         match (status(&response), response.header("content-type")) {
             (StatusCode::METHOD_NOT_ALLOWED, _) => Err(StreamableHttpError::ServerDoesNotSupportSse),
             (status, _) if !status.is_success() => Err(busy(&response).unwrap_or_else(|| unexpected(status, b""))),
-            (_, Some(kind)) if kind.starts_with(EVENTS) => Ok(events(response.body, most, self.until_closed())),
+            (_, Some(kind)) if kind.starts_with(EVENTS) => {
+                Ok(events(response.body, MESSAGE_BYTES, self.until_closed()))
+            }
             (_, kind) => Err(StreamableHttpError::UnexpectedContentType(kind.map(str::to_owned))),
         }
     }
@@ -377,19 +373,6 @@ impl StreamableHttpClient for ExecutorHttp {
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<StreamableHttpPostResponse, HttpFailure> {
-        let most = MESSAGE_BYTES;
-        self.post_message_with_max_sse_event_size(uri, message, session_id, auth_header, custom_headers, most).await
-    }
-
-    async fn post_message_with_max_sse_event_size(
-        &self,
-        uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session_id: Option<Arc<str>>,
-        auth_header: Option<String>,
-        custom_headers: HashMap<HeaderName, HeaderValue>,
-        max_sse_event_size: usize,
-    ) -> Result<StreamableHttpPostResponse, HttpFailure> {
         let call = HttpCall {
             method: "POST",
             uri: &uri,
@@ -399,7 +382,7 @@ impl StreamableHttpClient for ExecutorHttp {
             token: auth_header.as_deref(),
             headers: &custom_headers,
         };
-        self.unless_closed(self.post(call, &message, max_sse_event_size)).await
+        self.unless_closed(self.post(call, &message)).await
     }
 
     async fn delete_session(
@@ -435,19 +418,6 @@ impl StreamableHttpClient for ExecutorHttp {
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
-        let most = MESSAGE_BYTES;
-        self.get_stream_with_max_sse_event_size(uri, session_id, last_event_id, auth_header, custom_headers, most).await
-    }
-
-    async fn get_stream_with_max_sse_event_size(
-        &self,
-        uri: Arc<str>,
-        session_id: Option<Arc<str>>,
-        last_event_id: Option<String>,
-        auth_header: Option<String>,
-        custom_headers: HashMap<HeaderName, HeaderValue>,
-        max_sse_event_size: usize,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
         let call = HttpCall {
             method: "GET",
             uri: &uri,
@@ -457,7 +427,7 @@ impl StreamableHttpClient for ExecutorHttp {
             token: auth_header.as_deref(),
             headers: &custom_headers,
         };
-        self.unless_closed(self.listen(call, max_sse_event_size)).await
+        self.unless_closed(self.listen(call)).await
     }
 }
 
@@ -501,19 +471,16 @@ fn unexpected(status: StatusCode, body: &[u8]) -> HttpFailure {
 }
 
 /// Handles an error status. A JSON-RPC error in the body is returned as a message, so that the caller gets it as such.
-async fn refused(
-    response: Response<Body>,
-    session: Option<String>,
-    most: usize,
-) -> Result<StreamableHttpPostResponse, HttpFailure> {
-    let (status, busy) = (status(&response), busy(&response));
+async fn refused(response: Response<Body>, session: Option<String>) -> Result<StreamableHttpPostResponse, HttpFailure> {
+    let status = status(&response);
+    let busy = busy(&response);
     let is_json = response.header("content-type").is_some_and(|kind| kind.starts_with(JSON));
     let is_known = status == StatusCode::TOO_MANY_REQUESTS || (busy.is_some() && !is_json);
     if let Some(busy) = busy.filter(|_| is_known) {
         return Err(busy);
     }
     // If the error page cannot be read, report the status without it.
-    let body = response.body.collect_up_to(most).await.unwrap_or_default();
+    let body = response.body.collect_up_to(MESSAGE_BYTES).await.unwrap_or_default();
     match serde_json::from_slice::<ServerJsonRpcMessage>(&body) {
         Ok(message @ ServerJsonRpcMessage::Error(_)) if is_json && status != StatusCode::FORBIDDEN => {
             Ok(StreamableHttpPostResponse::Json(message, session))

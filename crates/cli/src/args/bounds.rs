@@ -53,7 +53,8 @@ impl LimitArgs {
     /// Checks that involve more than one flag.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.dead_after <= self.ping_every {
-            let (dead, ping) = (LimitValue::Time(self.dead_after), LimitValue::Time(self.ping_every));
+            let dead = LimitValue::Time(self.dead_after);
+            let ping = LimitValue::Time(self.ping_every);
             return Err(format!("--dead-after ({dead}) must be longer than --ping-every ({ping})"));
         }
         Ok(())
@@ -93,7 +94,8 @@ impl LimitArgs {
 pub(super) fn describe(mut serve: clap::Command) -> clap::Command {
     for limit in limits::all() {
         let Some(flag) = limit.flag else { continue };
-        let (help, default) = (limit.help(), limit.default.to_string());
+        let help = limit.help();
+        let default = limit.default.to_string();
         serve = serve.mut_arg(flag.replace('-', "_"), |arg| {
             let arg = arg.help(help).required(false).default_value(default);
             match limit.range {

@@ -208,7 +208,8 @@ fn named(bytes: &[u8]) -> Option<Result<CopyPath, &'static str>> {
         return Some(Ok(CopyPath::Named(format!("ssh://{host}"), path(below))));
     }
     let colon = bytes.iter().position(|byte| *byte == b':')?;
-    let (host, below) = (&bytes[..colon], &bytes[colon + 1..]);
+    let host = &bytes[..colon];
+    let below = &bytes[colon + 1..];
     if host.contains(&b'/') {
         return None;
     }

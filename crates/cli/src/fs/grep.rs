@@ -12,11 +12,13 @@ use exec_server_client::{
 };
 use serde_json::{Value, json};
 
-use super::{ServerFiles, as_typed, is_terminal, json_line, put, put_bytes, put_json, shown};
+use super::{ServerFiles, as_typed, is_terminal, put_bytes, put_json, shown};
 use crate::{
     args, codes,
     display::{self, Palette},
     ids,
+    print::put,
+    printable,
 };
 
 /// Exit code if nothing matched.
@@ -28,7 +30,8 @@ const LINE_BYTES: u64 = 64 << 10;
 pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::GrepArgs) -> anyhow::Result<u8> {
     let here = [PathBuf::from(".")];
     let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
-    let (mut matches, mut has_failed) = (0, false);
+    let mut matches = 0;
+    let mut has_failed = false;
     for path in paths {
         let typed = (!args.paths.is_empty()).then_some(path.as_path());
         let error = match one(&remote, args, path, typed, args.max_matches.saturating_sub(matches)).await {
@@ -118,7 +121,7 @@ impl MatchPrinter<'_> {
     fn print(&mut self, text: &mut Vec<u8>, path: &Path, line: &SearchLine) {
         let args = self.args;
         if args.json {
-            text.extend_from_slice(json_line(&line_json(path, line)).as_bytes());
+            text.extend_from_slice(printable::json_line(&line_json(path, line)).as_bytes());
             return;
         }
         if args.files_with_matches {

@@ -13,13 +13,13 @@ use exec_server_client::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    FailureCount, ServerFiles, as_typed, grep::cut_word, is_terminal, json_line, put, put_bytes, put_json, shown,
-};
+use super::{FailureCount, ServerFiles, as_typed, grep::cut_word, is_terminal, put_bytes, put_json, shown};
 use crate::{
     args, codes,
     display::{self, Palette, Style},
     ids,
+    print::put,
+    printable,
 };
 
 /// Maximum number of names in a tree.
@@ -75,7 +75,8 @@ async fn rows(remote: &ServerFiles, path: &Path, all: bool) -> Result<Vec<FileRo
             target: found.link_target,
         }]);
     }
-    let (mut rows, mut after) = (Vec::new(), None);
+    let mut rows = Vec::new();
+    let mut after = None;
     loop {
         let page = remote.files.list(&full, after, Links::Follow).await?;
         after = page.entries.last().map(|entry| entry.name.clone());
@@ -257,7 +258,7 @@ pub(super) async fn tree(remote: Arc<ServerFiles>, args: &args::TreeArgs) -> any
         if args.json {
             let mut object = json!({"kind": kind, "size": size, "modifiedAtMs": modified});
             put_bytes(&mut object, "path", as_typed(entry, &full, typed).as_os_str().as_bytes());
-            text.extend_from_slice(json_line(&object).as_bytes());
+            text.extend_from_slice(printable::json_line(&object).as_bytes());
             continue;
         }
         text.extend_from_slice(line.as_bytes());

@@ -8,8 +8,8 @@ use exec_server_client::{
 };
 use serde_json::json;
 
-use super::{FailureCount, ServerFiles, as_typed, is_terminal, json_line, put, put_bytes, shown};
-use crate::{args, codes};
+use super::{FailureCount, ServerFiles, as_typed, is_terminal, put_bytes, shown};
+use crate::{args, codes, print::put, printable};
 
 pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::WatchArgs) -> anyhow::Result<u8> {
     let path = args.path.clone().unwrap_or_else(|| PathBuf::from("."));
@@ -56,7 +56,7 @@ fn line(text: &mut Vec<u8>, change: &Change, is_json: bool) {
     if is_json {
         let mut object = json!({"change": change.change, "isDirectory": change.is_directory});
         put_bytes(&mut object, "path", change.path.as_os_str().as_bytes());
-        text.extend_from_slice(json_line(&object).as_bytes());
+        text.extend_from_slice(printable::json_line(&object).as_bytes());
         return;
     }
     text.extend_from_slice(match change.change {

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, io};
 
-use exec_server_client::{Client, Event, Process, protocol::process::ProcessInfo};
+use exec_server_client::{Client, protocol::process::ProcessInfo};
 use futures_util::future;
 use serde_json::{Value, json};
 use tokio::{
@@ -13,17 +13,17 @@ use tokio::{
     sync::Mutex,
 };
 
-use super::{LogSink, attach, closed, exited, gap, json_line, output, read_to, start};
+use super::{LogSink, attach, follow, gap, output, read_to, start};
 use crate::{
     args,
     connect::ListingSession,
     display::{self, Palette, Style},
     ids,
     kill::keep_first,
-    print,
+    print, printable,
     streams::report_gap,
 };
-use exec_server_protocol::process::{Gap, Stream};
+use exec_server_protocol::process::Stream;
 
 /// A longer line is printed in parts of this size.
 const LINE_MAX: usize = 1 << 20;
@@ -81,7 +81,7 @@ fn names(found: &[(&Client, &ProcessInfo)]) -> Vec<String> {
     }
     let name = |info: &ProcessInfo| {
         let id = ids::clean(info.process_id.as_str());
-        if count[info.process_id.as_str()] > 1 { format!("{}/{id}", ids::short(info)) } else { id }
+        if count[info.process_id.as_str()] > 1 { format!("{}/{id}", ids::short_session(&info.session_id)) } else { id }
     };
     found.iter().map(|(_, info)| name(info)).collect()
 }
@@ -101,28 +101,7 @@ async fn one<W: AsyncWrite + Unpin>(
         }
         read?;
     }
-    if args.follow { follow(process, begin.after, sink).await } else { Ok(()) }
-}
-
-async fn follow<W: AsyncWrite + Unpin>(
-    process: Process,
-    after: u64,
-    mut sink: LinePrinter<'_, W>,
-) -> anyhow::Result<()> {
-    let mut events = process.events_after(after);
-    while let Some(event) = events.next().await {
-        match event {
-            Event::Output { seq, stream, bytes, .. } => sink.chunk(seq, stream, &bytes).await?,
-            Event::Gap { from_seq, to_seq, bytes } => sink.missing(from_seq, to_seq, bytes).await?,
-            Event::Exited { seq, exit } => sink.event(exited(seq, &exit)).await?,
-            Event::Closed { seq, totals } => sink.event(closed(seq, totals)).await?,
-            Event::Failed(error) => {
-                sink.end().await?;
-                return Err(error.into());
-            }
-        }
-    }
-    Ok(sink.end().await?)
+    if args.follow { follow(process.events_after(begin.after), sink).await } else { Ok(()) }
 }
 
 /// Collects and prints the lines of one process.
@@ -141,33 +120,6 @@ impl<'a, W: AsyncWrite + Unpin> LinePrinter<'a, W> {
         let padded = format!("{name}{} |", " ".repeat(widest - display::width(name)));
         let prefixes = [Palette::of_stdout(), Palette::of_stderr()].map(|palette| palette.paint(style, &padded) + " ");
         Self { stdout, id: name, prefixes, as_json, open: Default::default() }
-    }
-
-    async fn missing(&mut self, from_seq: u64, to_seq: u64, bytes: Option<u64>) -> io::Result<()> {
-        if self.as_json {
-            return self.event(gap(from_seq, to_seq, bytes)).await;
-        }
-        report_gap(from_seq, to_seq, bytes);
-        Ok(())
-    }
-
-    /// Prints an event, in JSON mode only.
-    async fn event(&mut self, mut event: Value) -> io::Result<()> {
-        if !self.as_json {
-            return Ok(());
-        }
-        event["processId"] = json!(self.id);
-        self.put(0, json_line(&event).as_bytes()).await
-    }
-
-    /// Prints the incomplete lines with a newline added.
-    async fn end(&mut self) -> io::Result<()> {
-        for at in 0..2 {
-            if !self.open[at].is_empty() {
-                self.add(at, b"\n").await?;
-            }
-        }
-        self.stdout.lock().await.flush().await
     }
 
     async fn add(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
@@ -201,8 +153,11 @@ impl<'a, W: AsyncWrite + Unpin> LinePrinter<'a, W> {
 }
 
 impl<W: AsyncWrite + Unpin> LogSink for LinePrinter<'_, W> {
-    async fn gap(&mut self, gap: Gap) -> io::Result<()> {
-        self.missing(gap.from_seq, gap.to_seq, Some(gap.bytes)).await
+    async fn gap(&mut self, from_seq: u64, to_seq: u64, bytes: Option<u64>) -> io::Result<()> {
+        if !self.as_json {
+            report_gap(from_seq, to_seq, bytes);
+        }
+        self.event(gap(from_seq, to_seq, bytes)).await
     }
 
     async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()> {
@@ -214,5 +169,28 @@ impl<W: AsyncWrite + Unpin> LogSink for LinePrinter<'_, W> {
             Stream::Stderr => 1,
         };
         self.add(at, bytes).await
+    }
+
+    async fn event(&mut self, mut event: Value) -> io::Result<()> {
+        if !self.as_json {
+            return Ok(());
+        }
+        event["processId"] = json!(self.id);
+        self.put(0, printable::json_line(&event).as_bytes()).await
+    }
+
+    /// `put` has flushed.
+    async fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Prints the incomplete lines with a newline added.
+    async fn end(&mut self) -> io::Result<()> {
+        for at in 0..2 {
+            if !self.open[at].is_empty() {
+                self.add(at, b"\n").await?;
+            }
+        }
+        self.stdout.lock().await.flush().await
     }
 }

@@ -274,7 +274,8 @@ struct TerminalElicitor(Mutex<ask::TerminalPrompt<BufReader<Stdin>>>);
 
 impl TerminalElicitor {
     fn new() -> Self {
-        let (lines, screen) = (BufReader::new(tokio::io::stdin()), Box::new(io::stderr()));
+        let lines = BufReader::new(tokio::io::stdin());
+        let screen = Box::new(io::stderr());
         Self(Mutex::new(ask::TerminalPrompt { lines, screen }))
     }
 }
@@ -283,7 +284,8 @@ impl Elicit for TerminalElicitor {
     fn elicit(&self, question: Question) -> BoxFuture<'_, Answer> {
         Box::pin(async move {
             let mut prompt = self.0.lock().await;
-            let (server, message) = (question.server.as_str(), question.message());
+            let server = question.server.as_str();
+            let message = question.message();
             let param = |key: &str| question.params.get(key).cloned().unwrap_or_default();
             let answer = match param("url").as_str() {
                 Some(url) => prompt.url(server, message, url).await,

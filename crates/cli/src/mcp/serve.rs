@@ -80,7 +80,8 @@ async fn remote(
     let first = open(&server).await?;
     let unused = Arc::new(parking_lot::Mutex::new(Some(first.clone())));
     let opened: OpenSession = Box::new(move || {
-        let (server, unused) = (Arc::clone(&server), Arc::clone(&unused));
+        let server = Arc::clone(&server);
+        let unused = Arc::clone(&unused);
         Box::pin(async move {
             let first = unused.lock().take();
             let client = match first {

@@ -39,7 +39,8 @@ pub(super) fn next(method: &str, from: &str, status: StatusCode, location: Optio
 /// The URL that a location refers to, if it has the same origin as `from`.
 fn join(from: &Uri, location: &str) -> Option<String> {
     let location = location.split('#').next().unwrap_or_default();
-    let (scheme, authority) = (from.scheme()?, from.authority()?);
+    let scheme = from.scheme()?;
+    let authority = from.authority()?;
     let path = if location.starts_with('/') && !location.starts_with("//") {
         location.to_owned()
     } else if location.contains(':') || location.starts_with("//") {

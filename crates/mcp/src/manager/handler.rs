@@ -18,6 +18,7 @@ use rmcp::{
     },
     service::{NotificationContext, RequestContext},
 };
+use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::sync::{Notify, watch};
 
@@ -51,15 +52,18 @@ impl Question {
 }
 
 /// The user's answer.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
     pub action: Action,
     /// The data that the user entered.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Value>,
+    #[serde(rename = "_meta", skip_serializing_if = "Option::is_none")]
     pub meta: Option<Map<String, Value>>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Action {
     /// The user answered the question.
     Accept,
@@ -67,16 +71,6 @@ pub enum Action {
     Decline,
     /// The user dismissed the question.
     Cancel,
-}
-
-impl Action {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Accept => "accept",
-            Self::Decline => "decline",
-            Self::Cancel => "cancel",
-        }
-    }
 }
 
 impl Answer {
@@ -87,11 +81,7 @@ impl Answer {
     }
 
     fn into_json(self) -> Value {
-        let mut object = Map::new();
-        object.insert("action".to_owned(), self.action.word().into());
-        object.extend(self.content.map(|content| ("content".to_owned(), content)));
-        object.extend(self.meta.map(|meta| ("_meta".to_owned(), Value::Object(meta))));
-        Value::Object(object)
+        serde_json::to_value(self).expect("an answer has only string keys")
     }
 }
 

@@ -302,11 +302,14 @@ async fn end(backend: Backend) {
     }
 }
 
-/// A URL without the parts that may be secret (user, query and fragment), or the program of a command. Errors and listings show it.
+/// A URL without the parts that may be secret (user, query and fragment), the program of a command, or the name of an environment. Errors
+/// and listings show it.
 #[must_use]
 pub fn place_of(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
-        return url.split(' ').next().unwrap_or_default().to_owned();
+        // The name of an environment has no colon, and may have spaces.
+        let shown = if url.contains(':') { url.split(' ').next().unwrap_or_default() } else { url };
+        return shown.to_owned();
     };
     let rest = rest.split(['?', '#']).next().unwrap_or_default();
     let host = rest.split('/').next().unwrap_or_default();

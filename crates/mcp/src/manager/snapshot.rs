@@ -75,7 +75,9 @@ pub(super) async fn take(manager: Manager, detail: SnapshotDetail) -> Snapshot {
         SnapshotDetail::ToolsAndAuthOnly => Default::default(),
         SnapshotDetail::Full => tokio::join!(manager.resources(), manager.resource_templates(), manager.prompts()),
     };
-    let (mut resources, mut templates, mut prompts) = (resources, templates, prompts);
+    let mut resources = resources;
+    let mut templates = templates;
+    let mut prompts = prompts;
     let mut tools: BTreeMap<String, Vec<Tool>> = BTreeMap::new();
     for tool in manager.tools().await {
         tools.entry(tool.server).or_default().push(tool.tool);

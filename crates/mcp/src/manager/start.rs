@@ -175,7 +175,8 @@ pub(super) fn http_error(server: &str, error: &HttpError) -> Error {
 /// Opens the server's place within the startup timeout. The executor may just be starting too, so a failed connection is retried for a
 /// while.
 async fn open(server: &ManagedServer, slot: &HostSlot) -> Result<Backend, Error> {
-    let (name, within) = (|| server.name.clone(), server.config.startup_timeout);
+    let name = || server.name.clone();
+    let within = server.config.startup_timeout;
     let until = Instant::now() + within;
     // After the first start, the caller restarts the server anyway.
     let is_first = server.status() == ServerStatus::Starting { restarts: 0 };

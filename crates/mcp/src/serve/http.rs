@@ -120,7 +120,8 @@ pub async fn serve(
         tokio::select! {
             accepted = accept(&listener, &permits) => match accepted {
                 Ok((socket, permit)) => {
-                    let (endpoint, closing) = (Arc::clone(&endpoint), closing_rx.clone());
+                    let endpoint = Arc::clone(&endpoint);
+                    let closing = closing_rx.clone();
                     let connection_guard = unauthenticated.register();
                     connections.spawn(async move {
                         serve_connection(socket, endpoint, connection_guard, closing).await;
@@ -175,7 +176,8 @@ async fn serve_connection(
     let connection_guard = Arc::new(connection_guard);
     let known = Arc::clone(&connection_guard);
     let service = service_fn(move |request| {
-        let (endpoint, connection_guard) = (Arc::clone(&endpoint), Arc::clone(&known));
+        let endpoint = Arc::clone(&endpoint);
+        let connection_guard = Arc::clone(&known);
         async move { Ok::<_, Infallible>(endpoint.answer(request, &connection_guard).await) }
     });
     let connection = http1::Builder::new()
@@ -232,7 +234,8 @@ impl UnauthenticatedConnections {
             oldest.notify_one();
         }
         waiting.last += 1;
-        let (number, closed) = (waiting.last, Arc::new(Notify::new()));
+        let number = waiting.last;
+        let closed = Arc::new(Notify::new());
         waiting.all.insert(number, Arc::clone(&closed));
         UnauthenticatedConnection { table: Arc::clone(self), number, closed }
     }

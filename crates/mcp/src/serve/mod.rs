@@ -63,7 +63,8 @@ pub struct McpServer {
 impl McpServer {
     /// Connects to the executor and finds out what can be offered.
     pub async fn new(config: ServeConfig) -> Result<Arc<Self>, ServeError> {
-        let (read_only, has_root) = (config.read_only, config.root.is_some());
+        let read_only = config.read_only;
+        let has_root = config.root.is_some();
         let executor = ServedExecutor::connect(config).await?;
         Ok(Arc::new(Self {
             tools: tools::offered(read_only),

@@ -135,8 +135,8 @@ impl BridgeForwarder {
         let mut input = pin!(streams::forward(self.process.clone(), stdio.reader, mode, self.generation));
         let mut state = BridgeState::Running;
         loop {
-            let (is_running, is_closing) =
-                (matches!(state, BridgeState::Running), matches!(state, BridgeState::Closing { .. }));
+            let is_running = matches!(state, BridgeState::Running);
+            let is_closing = matches!(state, BridgeState::Closing { .. });
             let at = state.at();
             // All branches are cancel-safe; `input` and `output` are dropped only when we give up. `output` is polled first, because the
             // end of the server explains any other failure.
@@ -186,7 +186,8 @@ impl BridgeForwarder {
 
     /// If the server has produced output since the last check, gives it more time; otherwise terminates it.
     fn check_progress(&mut self, reason: EndReason, until: Instant, seen: u64) -> BridgeState {
-        let (now, alive) = (Instant::now(), self.alive.load(Ordering::Relaxed));
+        let now = Instant::now();
+        let alive = self.alive.load(Ordering::Relaxed);
         if alive == seen || now >= until {
             return self.terminate(reason);
         }
@@ -194,7 +195,8 @@ impl BridgeForwarder {
     }
 
     fn terminate(&mut self, reason: EndReason) -> BridgeState {
-        let (process, grace) = (self.process.clone(), self.can_wait.then_some(GRACE));
+        let process = self.process.clone();
+        let grace = self.can_wait.then_some(GRACE);
         self.calls.spawn(async move {
             process.terminate(grace).await.ok(); // It may have ended already.
         });

@@ -86,7 +86,8 @@ pub(super) fn result(result: &Value, json: bool) -> io::Result<()> {
 /// The texts of a result, each ending with a newline, and descriptions of the other items. Without any items, the text is
 /// `structuredContent`.
 fn plain(result: &Value) -> (String, Vec<String>) {
-    let (mut text, mut other) = (String::new(), Vec::new());
+    let mut text = String::new();
+    let mut other = Vec::new();
     let empty = Vec::new();
     let items = result["content"].as_array().unwrap_or(&empty);
     for item in items {

@@ -83,7 +83,8 @@ async fn attempt(
 ) -> Result<Option<EditAnswer>, ToolFailure> {
     let changing = async {
         let (bytes, state) = files::read_part(call, path, Some(limits::EDITED_BYTES + 1), None).await?;
-        let (path, arguments) = (path.to_owned(), Arc::clone(arguments));
+        let path = path.to_owned();
+        let arguments = Arc::clone(arguments);
         // This passes over megabytes several times, so keep it off the async threads.
         let changed = tokio::task::spawn_blocking(move || change(&bytes, &arguments, &path)).await;
         let changed = changed.map_err(|error| failure!("the edit failed: {error}"))??;
@@ -119,13 +120,15 @@ struct EditedContent {
 /// Finds and replaces the text. Blocks for a time proportional to the file size.
 fn change(bytes: &[u8], arguments: &EditArguments, path: &Path) -> Result<EditedContent, ToolFailure> {
     let too_large = |what: &str| {
-        let (path, most) = (path.display(), limits::EDITED_BYTES);
+        let path = path.display();
+        let most = limits::EDITED_BYTES;
         failure!("`{path}` {what} more than {most} bytes; change it with run_command (sed, perl)")
     };
     if bytes.len() as u64 > limits::EDITED_BYTES {
         return Err(too_large("has"));
     }
-    let (old, new) = (Finder::new(&arguments.old), arguments.new.as_bytes());
+    let old = Finder::new(&arguments.old);
+    let new = arguments.new.as_bytes();
     let Some(first) = old.find(bytes) else {
         return Err(ToolFailure(not_found_text(bytes, &arguments.old, path)));
     };

@@ -151,7 +151,8 @@ pub(super) async fn read_part(
 
 /// The error for a failed read, with advice for the model.
 fn read_failure(path: &Path, error: &exec_server_client::Error) -> ToolFailure {
-    let (shown, reason) = (path.display().to_string(), error.to_string());
+    let shown = path.display().to_string();
+    let reason = error.to_string();
     let text = if reason.contains(&shown) { reason } else { format!("read `{shown}`: {reason}") };
     let advice = match error.server_kind() {
         Some(Kind::NotFound) => "; check the path with list_directory or search_files",

@@ -239,8 +239,10 @@ impl CommandRun {
 
     fn answer(self, took: Duration, timeout_ms: u64) -> ToolReply {
         let is_complete = self.is_closed;
-        let (end_cause, exit) = (self.end_cause, self.exit);
-        let (stdout, stderr) = (self.stdout.finish(), self.stderr.finish());
+        let end_cause = self.end_cause;
+        let exit = self.exit;
+        let stdout = self.stdout.finish();
+        let stderr = self.stderr.finish();
         let headline = headline(end_cause, exit.as_ref(), took, timeout_ms);
         let note = match end_cause {
             EndCause::LeftSomething => Some(

@@ -151,7 +151,8 @@ async fn search_paths(
         text.push_str("no path matches\n");
     }
     append_remarks(&mut text, &glob.summary);
-    let (truncated, errors) = (glob.summary.truncated, glob.summary.error_count);
+    let truncated = glob.summary.truncated;
+    let errors = glob.summary.error_count;
     Ok(ToolReply::new(text, &SearchAnswer { paths: Some(entries), truncated, errors, ..SearchAnswer::default() }))
 }
 
@@ -179,7 +180,8 @@ async fn matching(
 ) -> Result<ToolReply, exec_server_client::fs::FileError> {
     let executor = &call.server.executor;
     let mut search = files.search(path, params.clone()).await?;
-    let (mut found, mut text) = (Vec::new(), String::new());
+    let mut found = Vec::new();
+    let mut text = String::new();
     let mut is_full = false;
     while !is_full && let Some(page) = search.next().await? {
         for line in page {
@@ -187,7 +189,8 @@ async fn matching(
             if is_full {
                 break;
             }
-            let (path, shown) = (executor.show(&line.path), lossy(&line.text));
+            let path = executor.show(&line.path);
+            let shown = lossy(&line.text);
             let mark = if line.is_context { '-' } else { ':' };
             let cut = if line.cut.is_some() { " […]" } else { "" };
             text.push_str(&format!("{path}{mark}{}{mark} {shown}{cut}\n", line.line));
@@ -197,7 +200,8 @@ async fn matching(
     if found.is_empty() {
         text.push_str("no line matches\n");
     }
-    let (mut truncated, mut errors) = (is_full, 0);
+    let mut truncated = is_full;
+    let mut errors = 0;
     if let Some(summary) = search.summary() {
         truncated |= summary.scan.truncated;
         errors = summary.scan.error_count;
