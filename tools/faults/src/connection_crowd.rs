@@ -76,9 +76,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         level.wait_back().with_context(context)?;
     }
     inside.end()?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()?;
+    setup.finish(server)?;
     newcomers.sort_by(f64::total_cmp);
     Ok(vec![
         Figures::default()

@@ -95,8 +95,7 @@ fn one(setup: &Setup, bounds: &FloodBounds, long: Duration) -> Result<FloodRound
     ensure!(growth_kib <= bound, "memory grew by {growth_kib} KiB, at most {bound}");
     let (received, gaps) = read_all(&server.address, &session)?;
     level.wait_back().context("after the floods")?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     Ok(FloodRound { received, gaps, disk, growth_kib })
 }
 

@@ -15,7 +15,6 @@ use exec_server_harness::{
     server::Setup,
     wire::{self, CallError, ServerMessage, WireClient},
 };
-use exec_server_workspace::processes;
 use serde_json::json;
 
 use super::{FaultSetting, Figures, figures::percentile, resource_level::ResourceLevel};
@@ -64,9 +63,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     other.call("session/end", &json!({}))?;
     drop(other);
     level.wait_back().context("after the last bomb")?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()?;
+    setup.finish(server)?;
     answers.sort_by(f64::total_cmp);
     let worst = answers.last().copied().unwrap_or_default();
     ensure!(worst < 1000.0, "the server answered after {worst:.0} ms");
@@ -125,8 +122,7 @@ fn refused_fork(setup: &Setup, wire: &mut WireClient) -> Result<()> {
         // In the unified hierarchy the holder cannot be moved without changing the groups of the host.
         return Ok(());
     }
-    let is_holder = |pid: &u32| processes::comm(*pid).is_some_and(|comm| comm == "exec-holder");
-    let holders: Vec<u32> = setup.family().into_iter().filter(is_holder).collect();
+    let holders: Vec<u32> = setup.holders();
     let home = fs::read_to_string(format!("/proc/{}/cgroup", holders.first().context("a holder")?))?;
     let home = home
         .lines()

@@ -66,9 +66,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         bytes += back.1;
         net.link("up")?;
     }
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()?;
+    setup.finish(server)?;
     let links = rounds * AT_ONCE;
     detected.sort_by(f64::total_cmp);
     Ok(vec![

@@ -10,7 +10,6 @@ use exec_server_harness::{
     server::{self, Setup},
     wire::{self, ServerMessage, WireClient},
 };
-use exec_server_workspace::processes;
 use serde_json::json;
 
 use super::{FaultSetting, Figures, descendants};
@@ -77,9 +76,7 @@ fn lot(setting: &FaultSetting, count: u64, grouped: bool) -> Result<Figures> {
     }
     descendants::settle("descriptors of the server", before.0, || server::descriptors(server.pid()))?;
     descendants::settle("dead and not reaped", 0, || descendants::zombies(&setup.family()))?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()?;
+    setup.finish(server)?;
     Ok(Figures::default().survived(count).times(&mut times).set("groups", grouped))
 }
 
@@ -98,6 +95,5 @@ fn read(wire: &mut WireClient, wanted: &str) -> Result<String> {
 }
 
 fn holder(setup: &Setup) -> Result<u32> {
-    let is_holder = |pid: &u32| processes::comm(*pid).is_some_and(|comm| comm == "exec-holder");
-    setup.family().into_iter().find(is_holder).context("the session has a holder")
+    setup.holders().first().copied().context("the session has a holder")
 }

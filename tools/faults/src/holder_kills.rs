@@ -51,9 +51,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     }
     descendants::settle("descriptors of the server", baseline + 2, || server::descriptors(server.pid()))?;
     descendants::settle("dead and not reaped", 0, || descendants::zombies(&setup.family()))?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()?;
+    setup.finish(server)?;
     gone.sort_by(f64::total_cmp);
     Ok(vec![
         Figures::default()
@@ -126,8 +124,7 @@ impl HolderRound<'_> {
     }
 
     fn holders(&self) -> Vec<u32> {
-        let is_holder = |pid: &u32| processes::comm(*pid).is_some_and(|comm| comm == "exec-holder");
-        self.setup.family().into_iter().filter(is_holder).collect()
+        self.setup.holders()
     }
 
     fn new_holder(&self, before: &[u32]) -> Result<u32> {

@@ -17,7 +17,6 @@ use exec_server_harness::{
     records::{self, RECORD, Records},
     server::Setup,
 };
-use exec_server_workspace::processes;
 use serde_json::Value;
 
 use super::{FaultSetting, Figures, parallel_runs};
@@ -79,7 +78,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
 /// An empty session stays for half a minute, in case its client is only disconnected; then its holder exits.
 fn wait_for_empty_sessions(setup: &Setup) -> Result<()> {
     let deadline = Instant::now() + EMPTY_FOR;
-    while setup.family().into_iter().any(|pid| processes::comm(pid).is_some_and(|name| name == "exec-holder")) {
+    while !setup.holders().is_empty() {
         ensure!(Instant::now() < deadline, "holders of empty sessions are there after {EMPTY_FOR:?}");
         thread::sleep(Duration::from_millis(50));
     }

@@ -76,8 +76,7 @@ fn one(setting: &FaultSetting, client: &'static str, total: u64, read: ReadFn) -
     })
     .with_context(|| format!("{total} bytes; the server says: {}", setup.log_tail()))?;
     let seconds = begun.elapsed().as_secs_f64();
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     let growth = peak.into_inner().saturating_sub(before);
     ensure!(growth < GROWTH_KIB, "memory grew by {growth} KiB with {total} bytes of output, at most {GROWTH_KIB}");
     Ok(Figures::default()

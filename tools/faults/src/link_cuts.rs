@@ -61,8 +61,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     }
     let seconds = begun.elapsed().as_secs_f64();
     wire.call("session/end", &json!({})).context("end the session")?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
 
     let rate = load.bytes as f64 / 1e6 / seconds;
     let figures = Figures::default()

@@ -68,9 +68,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     neighbour.end()?;
     // There is one connection less than at first, and nothing more.
     level.wait_back()?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()?;
+    setup.finish(server)?;
     Ok(vec![
         Figures::default()
             .survived(rounds * (CONNECTS + STARTS) as u64)

@@ -109,8 +109,7 @@ pub(super) fn run(binary: &Path, url: &str) -> Command {
 pub(super) fn finish(setup: &Setup, server: Server) -> Result<()> {
     let left = listed(&server.address)?;
     ensure!(left.is_empty(), "left on the server: {left:?}");
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))
+    setup.finish(server)
 }
 
 fn listed(address: &ServerAddress) -> Result<Vec<String>> {

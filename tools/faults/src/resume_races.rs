@@ -48,9 +48,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     let written = race.written.concat();
     finish(&server.address, &session)?;
     ensure!(fs::read_to_string(&file)? == written, "the file is not what the owners wrote");
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()?;
+    setup.finish(server)?;
     Ok(vec![
         Figures::default().survived(rounds).set("bytes", written.len()).times(&mut times).set("stale_refused", refused),
     ])

@@ -58,9 +58,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     });
     let allowed: u64 = outcome?.iter().sum();
     directories.ensure_untouched()?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()?;
+    setup.finish(server)?;
     let done = done.load(Ordering::Relaxed);
     ensure!(allowed > 0 && allowed < done, "{allowed} of {done} were allowed: the race did not take place");
     Ok(vec![Figures::default().survived(done).set("allowed", allowed).set("swaps", swaps.load(Ordering::Relaxed))])

@@ -49,8 +49,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
     load.stop_refilling();
     flow(&mut load, &mut wire, &server, ProducerLoad::is_done).context("after the last kill")?;
     wire.call("session/end", &json!({})).context("end the session")?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     let figures =
         Figures::default().survived(killed).set("bytes", load.bytes).set("processes", load.ended).times(&mut times);
     let middle = percentile(&times, 50);

@@ -53,9 +53,7 @@ pub(super) fn run(setting: &FaultSetting) -> Result<Vec<Figures>> {
         load.step(&mut wire).context("after the last drain")?;
     }
     wire.call("session/end", &json!({})).context("end the session")?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()?;
+    setup.finish(server)?;
     drains.sort_by(f64::total_cmp);
     Ok(vec![
         Figures::default()

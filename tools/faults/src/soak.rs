@@ -175,8 +175,7 @@ fn links(setting: &FaultSetting, setup: &Setup, until: Instant, tally: SoakTally
     finish(&mut load, &mut wire, &address)?;
     tally.bytes.fetch_add(load.bytes, Ordering::Relaxed);
     tally.faults.fetch_add(proxy.count() + silent, Ordering::Relaxed);
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))
+    setup.finish(server)
 }
 
 /// Kills and drains of a server that is restarted.
@@ -201,8 +200,7 @@ fn ends(setting: &FaultSetting, setup: &Setup, until: Instant, tally: SoakTally<
     }
     finish(&mut load, &mut wire, &server.address)?;
     tally.bytes.fetch_add(load.bytes, Ordering::Relaxed);
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))
+    setup.finish(server)
 }
 
 /// Load without a fault until then; a lost link is resumed.

@@ -41,8 +41,7 @@ pub(super) fn killed_writer(setting: &FaultSetting) -> Result<Vec<Figures>> {
             .collect();
         lanes.into_iter().map(|lane| lane.join().expect("a lane does not panic")).collect::<Result<Vec<_>>>()
     })?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     let sum = |figure: fn(&StdinTally) -> u64| tallies.iter().map(figure).sum::<u64>();
     Ok(vec![
         Figures::default()
@@ -148,8 +147,7 @@ pub(super) fn twice(setting: &FaultSetting) -> Result<Vec<Figures>> {
     }
     children::read_blocks(&bytes)?;
     ensure!(bytes.len() == expected, "{} bytes went in, not {expected}", bytes.len());
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     Ok(vec![Figures::default().survived(writes).set("bytes", bytes.len())])
 }
 

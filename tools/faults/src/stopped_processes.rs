@@ -191,9 +191,7 @@ fn client_stops(setting: &FaultSetting, stop: Duration) -> Result<f64> {
 /// Checks that everything is in order at the end.
 fn end(setup: &Setup, server: Server, level: &ResourceLevel) -> Result<()> {
     level.wait_back().context("after all went on")?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
-    setup.ensure_no_panic()
+    setup.finish(server)
 }
 
 /// A detached session with a process; returns its id.

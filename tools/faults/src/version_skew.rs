@@ -107,8 +107,7 @@ fn upgrade_under_load(setting: &FaultSetting, versions: [&Path; 2]) -> Result<Fi
     load.stop_refilling();
     server_kills::flow(&mut load, &mut wire, &server, ProducerLoad::is_done).context("after the last upgrade")?;
     wire.call("session/end", &json!({})).context("end the session")?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     let figures = Figures::default().survived(wanted).set("bytes", load.bytes);
     Ok(figures.times(&mut times).set("processes", load.ended).set("part", "upgrades"))
 }

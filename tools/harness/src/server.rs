@@ -161,6 +161,13 @@ impl Setup {
         Ok(())
     }
 
+    /// Shuts the server down, and checks that no process is left and that none panicked.
+    pub fn finish(&self, server: Server) -> Result<()> {
+        server.stop()?;
+        self.wait_gone(Duration::from_secs(5))?;
+        self.ensure_no_panic()
+    }
+
     /// The last lines of the servers' stderr.
     pub fn log_tail(&self) -> String {
         let text = self.log();

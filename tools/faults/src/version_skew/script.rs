@@ -64,8 +64,7 @@ pub(super) fn run_script(shape: ClientShape, first: &Path, second: &Path) -> Res
     client.resume(&server.address).context("resume at the second server")?;
     client.after().with_context(|| format!("after the change; the server says: {}", setup.log_tail()))?;
     let lines = client.finish()?;
-    server.stop()?;
-    setup.wait_gone(Duration::from_secs(5))?;
+    setup.finish(server)?;
     Ok(lines)
 }
 
