@@ -5,9 +5,11 @@
 //! another port than ours. Resolves no names.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     str::FromStr,
 };
+
+use exec_server_rpc::url::{Host, UrlParts};
 
 use crate::{listen::exposure::is_loopback, tls::OwnNames};
 
@@ -44,13 +46,7 @@ impl FromStr for AllowedHost {
     type Err = AllowedHostError;
 
     fn from_str(text: &str) -> Result<Self, AllowedHostError> {
-        let error = || AllowedHostError { text: text.to_owned() };
-        let (name, port) = split(text).ok_or_else(error)?;
-        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-        let is_ip6 = name.parse::<Ipv6Addr>().is_ok();
-        if name.is_empty() || !(is_ip6 || name.bytes().all(is_name)) {
-            return Err(error());
-        }
+        let (name, port) = split(text).ok_or_else(|| AllowedHostError { text: text.to_owned() })?;
         Ok(Self { name: name.to_ascii_lowercase(), port })
     }
 }
@@ -66,10 +62,10 @@ pub(super) fn is_ours<'a>(mut headers: impl Iterator<Item = &'a [u8]>, ours: &Li
     let port = port.unwrap_or(if ours.certified.is_some() { DEFAULT_TLS_PORT } else { DEFAULT_PORT });
     let is_allowed = ours.allowed.iter().any(|allowed| {
         let is_port = allowed.port.is_none_or(|allowed| allowed == port);
-        is_port && allowed.name.eq_ignore_ascii_case(name)
+        is_port && allowed.name.eq_ignore_ascii_case(&name)
     });
-    let is_certified = ours.certified.is_some_and(|names| names.has(name));
-    is_allowed || is_certified || is_local(name, ours.local.ip())
+    let is_certified = ours.certified.is_some_and(|names| names.has(&name));
+    is_allowed || is_certified || is_local(&name, ours.local.ip())
 }
 
 /// `localhost`, a loopback address, or the address that the listener is bound to.
@@ -77,25 +73,20 @@ fn is_local(name: &str, bound: IpAddr) -> bool {
     if name.eq_ignore_ascii_case("localhost") {
         return true;
     }
-    let ip = name.parse::<Ipv4Addr>().map(IpAddr::V4).or_else(|_| name.parse::<Ipv6Addr>().map(IpAddr::V6));
-    ip.is_ok_and(|ip| is_loopback(ip) || (!bound.is_unspecified() && ip.to_canonical() == bound.to_canonical()))
+    name.parse::<IpAddr>()
+        .is_ok_and(|ip| is_loopback(ip) || (!bound.is_unspecified() && ip.to_canonical() == bound.to_canonical()))
 }
 
 /// Splits `name`, `name:port`, `[v6]` or `[v6]:port`. The name is returned without brackets. `None` for any other form.
-fn split(host: &str) -> Option<(&str, Option<u16>)> {
-    let (name, rest) = match host.strip_prefix('[') {
-        Some(inner) => {
-            let (name, rest) = inner.split_once(']')?;
-            // Only an IPv6 address may be in brackets.
-            name.parse::<Ipv6Addr>().ok()?;
-            (name, rest)
-        }
-        None => host.split_at(host.find(':').unwrap_or(host.len())),
-    };
-    if rest.is_empty() {
-        return Some((name, None));
+fn split(host: &str) -> Option<(String, Option<u16>)> {
+    if host.contains(['/', '?', '#', '@']) {
+        return None;
     }
-    let port = rest.strip_prefix(':')?;
-    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    Some((name, Some(is_number.then(|| port.parse().ok()).flatten()?)))
+    let parts = UrlParts::parse(host).ok()?;
+    let name = match parts.host {
+        Host::Domain(name) => name,
+        Host::Ipv4(ip) => ip.to_string(),
+        Host::Ipv6(ip) => ip.to_string(),
+    };
+    Some((name, parts.port))
 }

@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
 };
 
+use exec_server_rpc::url::Host;
 use reqwest::{
     Url,
     dns::{Addrs, Name, Resolve, Resolving},
@@ -40,11 +41,20 @@ impl PrivateTarget {
 
 /// Refuses a URL whose host is a private address. Names are checked when they are resolved.
 pub(super) fn check_literal(url: &Url) -> Result<(), PrivateTarget> {
-    let host = url.host_str().unwrap_or_default();
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    match bare.parse::<IpAddr>() {
-        Ok(address) if !is_public(address) => Err(PrivateTarget { host: host.to_owned(), address }),
-        Ok(_) | Err(_) => Ok(()),
+    match literal(url) {
+        Some(address) if !is_public(address) => {
+            Err(PrivateTarget { host: url.host_str().unwrap_or_default().to_owned(), address })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// The host of an HTTP URL, if it is an address. `url` has normalized spellings such as `0x7f.1`.
+fn literal(url: &Url) -> Option<IpAddr> {
+    match url.host()? {
+        Host::Ipv4(address) => Some(address.into()),
+        Host::Ipv6(address) => Some(address.into()),
+        Host::Domain(name) => name.parse().ok(),
     }
 }
 
@@ -64,11 +74,9 @@ impl OwnListener {
 
 /// Refuses a URL whose host is an address of this machine. Names are checked when they are resolved.
 pub(super) fn check_not_here(url: &Url) -> Result<(), OwnListener> {
-    let host = url.host_str().unwrap_or_default();
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    match bare.parse::<IpAddr>() {
-        Ok(address) if is_here(address) => Err(OwnListener::of(url)),
-        Ok(_) | Err(_) => Ok(()),
+    match literal(url) {
+        Some(address) if is_here(address) => Err(OwnListener::of(url)),
+        Some(_) | None => Ok(()),
     }
 }
 
