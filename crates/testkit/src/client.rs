@@ -18,7 +18,7 @@ use tungstenite::{
 
 use crate::{
     DEADLINE, address_of,
-    params::{start_params, with},
+    params::{sh, start_params, with},
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -141,8 +141,12 @@ impl Client {
 
     /// Creates a session without announcing capabilities, and returns its id.
     pub fn initialize(&mut self) -> String {
-        let result = self.initialize_with(json!({"clientName": "test"}));
-        result["sessionId"].as_str().expect("initialize answers a session id").to_owned()
+        self.open_session(json!({"clientName": "test"}))
+    }
+
+    /// Creates or resumes a session with these params, and returns its id.
+    pub fn open_session(&mut self, params: Value) -> String {
+        self.initialize_with(params)["sessionId"].as_str().expect("initialize answers a session id").to_owned()
     }
 
     /// Sends `initialize` with `params`, then `initialized`; returns the result.
@@ -315,6 +319,41 @@ impl Client {
                 _ => kept.push_back(message),
             }
         }
+    }
+
+    /// Collects a process of the client's own session to its end and acknowledges every chunk. There must be no gap.
+    pub fn collect_acked(&mut self, id: &str) -> Ended {
+        let mut ended = Ended::default();
+        loop {
+            let message = self.next_notification();
+            let params = &message["params"];
+            assert_eq!(params["processId"], id, "{message}");
+            ended.seqs.extend(params["seq"].as_u64());
+            match message["method"].as_str() {
+                Some("process/output") => {
+                    ended.stdout.extend(decode_base64(params["chunk"].as_str().expect("a chunk")));
+                    self.notify("process/ack", json!({"processId": id, "seq": params["seq"]}));
+                }
+                Some("process/exited") => ended.exited = params.clone(),
+                Some("process/closed") => {
+                    ended.closed = params.clone();
+                    return ended;
+                }
+                _ => panic!("only output and the end are expected: {message}"),
+            }
+        }
+    }
+
+    /// Runs a shell script to its end and returns its stdout without trailing newlines.
+    pub fn script(&mut self, id: &str, script: &str) -> String {
+        String::from_utf8_lossy(&self.run_params(sh(id, script)).stdout).trim_end().to_owned()
+    }
+
+    /// The pid of a process, from `process/list`.
+    pub fn pid_of(&mut self, id: &str) -> u32 {
+        let list = self.ok("process/list", json!({}));
+        let entries = list["processes"].as_array().expect("a list");
+        pid_of(entries.iter().find(|entry| entry["processId"] == id).unwrap_or_else(|| panic!("`{id}` in {list}")))
     }
 
     /// Runs a program with pipes and only PATH in its environment, and collects it to its end.

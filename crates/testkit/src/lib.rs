@@ -12,9 +12,10 @@ mod data;
 mod elsewhere;
 mod fifo;
 mod http;
-mod leak;
 mod message_proxy;
 mod params;
+mod processes;
+mod program;
 mod proxy;
 pub mod pty;
 mod server;
@@ -35,10 +36,14 @@ pub use elsewhere::Elsewhere;
 pub use exec_server_chaos::Way;
 pub use fifo::{fifo, release};
 pub use http::{Reply, exchange, http, http_unix};
-pub use leak::{descendants, is_alive, marked, wait_gone, wait_pid_gone};
 pub use message_proxy::{MessageProxy, Side, Verdict};
-pub use params::{modern, piped, process, sh, start_params, tty, with};
+pub use params::{modern, piped, process, sh, start_params, tty, with, write_params};
+pub use processes::{
+    Stopped, descendants, is_alive, kill, marked, resident, send_signal, stop, wait_gone, wait_pid_gone,
+};
+pub use program::{Running, end_of, finish, finish_child, finish_with_input, read_until, signal, spawn, state, text};
 pub use proxy::Proxy;
+pub use pty::Terminal;
 pub use server::{Builder, TestServer, binary, refused, test_mcp_server};
 pub use target::{Asked, Target};
 pub use tls::{Authority, Identity, Shown, http_tls, secure};

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use crate::encode_base64;
+
 /// Params of a plain start: pipes, no stdin, PATH only.
 pub fn start_params(process_id: &str, argv: &[&str]) -> Value {
     json!({
@@ -43,4 +45,9 @@ pub fn process(id: &str) -> Value {
 /// Params of an `initialize` with all of our capabilities.
 pub fn modern() -> Value {
     json!({"clientName": "test", "capabilities": {"ack": true, "gap": true, "concurrent": true, "dialects": []}})
+}
+
+/// Params of a write without an id.
+pub fn write_params(id: &str, bytes: &[u8]) -> Value {
+    json!({"processId": id, "chunk": encode_base64(bytes)})
 }

@@ -14,13 +14,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    Client, DEADLINE, address_of, leak,
-    leak::{descendants, marked, wait_gone},
+    Client, DEADLINE, address_of,
     params::{modern, with},
+    processes::{self, descendants, marked, resident, send_signal, wait_gone},
     wait_for,
 };
 
@@ -105,6 +106,11 @@ impl Builder {
         self
     }
 
+    /// Accepts the URL of a [`Proxy`](crate::Proxy), which has another port.
+    pub fn behind_proxy(self) -> Self {
+        self.arg("--allow-host").arg("127.0.0.1")
+    }
+
     /// Sets a variable of the server's environment. `{dir}` stands for the test's private directory.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
@@ -152,7 +158,7 @@ impl Builder {
         for made in &self.directories {
             std::fs::create_dir_all(dir.path().join(made)).expect("make a directory");
         }
-        let Running { child, urls, stderr, reader } = spawn(&self, dir.path(), &mark);
+        let StartedServer { child, urls, stderr, reader } = spawn(&self, dir.path(), &mark);
         TestServer { child, urls, stderr, stderr_reader: Some(reader), builder: self, mark, dir }
     }
 
@@ -208,14 +214,14 @@ impl Builder {
 }
 
 /// The parts of a running server that a restart replaces.
-struct Running {
+struct StartedServer {
     child: Child,
     urls: Vec<String>,
     stderr: Arc<Mutex<Vec<u8>>>,
     reader: JoinHandle<()>,
 }
 
-fn spawn(builder: &Builder, dir: &Path, mark: &str) -> Running {
+fn spawn(builder: &Builder, dir: &Path, mark: &str) -> StartedServer {
     let mut child = builder.command(dir, mark).spawn().expect("start exec-server");
     let mut pipe = child.stderr.take().expect("stderr is a pipe");
     let stderr = Arc::new(Mutex::new(Vec::new()));
@@ -239,13 +245,20 @@ fn spawn(builder: &Builder, dir: &Path, mark: &str) -> Running {
         }
         urls.push(line.trim_end().to_owned());
     }
-    Running { child, urls, stderr, reader }
+    StartedServer { child, urls, stderr, reader }
 }
 
 impl TestServer {
     /// Starts a server with one loopback listener and a private state directory.
     pub fn start() -> Self {
         Self::builder().start()
+    }
+
+    /// A started server and a client with a session, without announced capabilities.
+    pub fn with_client() -> (Self, Client) {
+        let server = Self::start();
+        let client = server.client();
+        (server, client)
     }
 
     /// A builder with a private state directory and `--kill-on-exit`.
@@ -289,16 +302,20 @@ impl TestServer {
 
     /// A connected client with a session, without announced capabilities.
     pub fn client(&self) -> Client {
+        self.session().0
+    }
+
+    /// The same with the id of its session.
+    pub fn session(&self) -> (Client, String) {
         let mut client = self.connect();
-        client.initialize();
-        client
+        let session = client.initialize();
+        (client, session)
     }
 
     /// A client with the `ack`, `gap` and `concurrent` capabilities, and its session id.
     pub fn modern_client(&self) -> (Client, String) {
         let mut client = self.connect();
-        let answer = client.initialize_with(modern());
-        let session = answer["sessionId"].as_str().expect("a session id").to_owned();
+        let session = client.open_session(modern());
         (client, session)
     }
 
@@ -340,9 +357,8 @@ impl TestServer {
         &self.mark
     }
 
-    pub fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_raw(self.pid().cast_signed()).expect("a process id is not zero");
-        rustix::process::kill_process(pid, signal).expect("signal the server");
+    pub fn signal(&self, signal: Signal) {
+        send_signal(self.pid(), signal);
     }
 
     /// Waits for the end of the server, with a deadline.
@@ -357,7 +373,7 @@ impl TestServer {
 
     /// Kills the server with SIGKILL and waits for it; its holders stay alive.
     pub fn kill(&mut self) {
-        self.signal(rustix::process::Signal::KILL);
+        self.signal(Signal::KILL);
         self.wait();
     }
 
@@ -375,7 +391,7 @@ impl TestServer {
         if self.builder.listen.is_empty() {
             self.builder.listen.push(format!("ws://{}", self.address()));
         }
-        let Running { child, urls, stderr, reader } = spawn(&self.builder, self.dir.path(), &self.mark);
+        let StartedServer { child, urls, stderr, reader } = spawn(&self.builder, self.dir.path(), &self.mark);
         (self.child, self.urls, self.stderr) = (child, urls, stderr);
         self.stderr_reader = Some(reader);
     }
@@ -386,6 +402,29 @@ impl TestServer {
         all.extend(descendants(&all));
         all
     }
+
+    /// The processes of this server with this `comm`: `exec-spawner` or `exec-holder`.
+    pub fn named(&self, name: &str) -> BTreeSet<u32> {
+        let comm = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        self.processes().into_iter().filter(|pid| comm(pid).trim_end() == name).collect()
+    }
+
+    /// The holder of the only session with processes.
+    pub fn holder(&self) -> u32 {
+        let found = self.named("exec-holder");
+        assert_eq!(found.len(), 1, "one session has a holder: {found:?}");
+        found.into_iter().next().expect("there is one")
+    }
+
+    /// The server's own memory (`RssAnon`) in bytes.
+    pub fn memory(&self) -> u64 {
+        resident(self.pid(), "RssAnon")
+    }
+
+    /// The number of open fds of the server.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the server lives").count()
+    }
 }
 
 impl Drop for TestServer {
@@ -393,12 +432,12 @@ impl Drop for TestServer {
         let all = self.processes();
         let running = matches!(self.child.try_wait(), Ok(None));
         if running {
-            self.signal(rustix::process::Signal::TERM);
+            self.signal(Signal::TERM);
         }
         if thread::panicking() {
             end_by_force(&all);
             self.child.wait().ok(); // Reap the child; the panic is reported elsewhere.
-            leak::remove_groups(&self.state_dir().join("sessions"));
+            processes::remove_groups(&self.state_dir().join("sessions"));
             return;
         }
         if running {
@@ -412,7 +451,7 @@ impl Drop for TestServer {
             reader.join().expect("the reader does not panic");
         }
         let sessions = self.state_dir().join("sessions");
-        leak::remove_groups(&sessions);
+        processes::remove_groups(&sessions);
         let left = std::fs::read_dir(&sessions).map_or(0, Iterator::count);
         assert!(
             left == 0 || !self.builder.kill_on_exit || !running,
@@ -424,12 +463,7 @@ impl Drop for TestServer {
 
 /// Kills processes that this test started, each by its pid.
 fn end_by_force(pids: &BTreeSet<u32>) {
-    for pid in pids {
-        if leak::is_alive(*pid)
-            && let Some(pid) = rustix::process::Pid::from_raw(pid.cast_signed())
-        {
-            // It may have ended in between.
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
-        }
+    for pid in pids.iter().filter(|pid| processes::is_alive(**pid)) {
+        rustix::process::kill_process(processes::raw(*pid), Signal::KILL).ok(); // It may have ended in between.
     }
 }

@@ -13,6 +13,7 @@ use rcgen::{
 };
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+use tempfile::TempDir;
 
 use crate::{DEADLINE, Reply, exchange};
 
@@ -21,6 +22,8 @@ pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: PathBuf,
     name: String,
+    /// `dir`, if it ends with the authority.
+    _own_dir: Option<TempDir>,
 }
 
 /// The files of a certificate and its key.
@@ -38,9 +41,27 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("make a key");
         let issuer = CertifiedIssuer::self_signed(params, key).expect("sign");
-        let authority = Self { issuer, dir: dir.to_owned(), name: name.to_owned() };
+        let authority = Self { issuer, dir: dir.to_owned(), name: name.to_owned(), _own_dir: None };
         fs::write(authority.ca(), authority.issuer.pem()).expect("write the authority");
         authority
+    }
+
+    /// Creates an authority with a directory of its own.
+    pub fn temporary(name: &str) -> Self {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let mut authority = Self::new(dir.path(), name);
+        authority._own_dir = Some(dir);
+        authority
+    }
+
+    /// The directory of its files.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Issues a certificate for this name, in the files `NAME.pem` and `NAME.key`.
+    pub fn issue(&self, name: &str) -> Identity {
+        self.write_identity(name, CertificateParams::new(vec![name.to_owned()]).expect("a name"))
     }
 
     /// The certificate file of the authority itself.
@@ -51,7 +72,7 @@ impl Authority {
     /// Issues a certificate for a server on loopback, in the files `FILE.pem` and `FILE.key`.
     pub fn server(&self, file: &str) -> Identity {
         let names = ["localhost", "127.0.0.1", "box.example", "*.wild.example"].map(str::to_owned);
-        self.vouch(file, CertificateParams::new(names).expect("names are names"))
+        self.write_identity(file, CertificateParams::new(names).expect("names are names"))
     }
 
     /// Issues a client certificate with these subject alternative names.
@@ -59,7 +80,7 @@ impl Authority {
         let mut params = CertificateParams::new(Vec::new()).expect("no names are fine");
         params.subject_alt_names = names;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.vouch(file, params)
+        self.write_identity(file, params)
     }
 
     /// Issues a client certificate that expired long ago.
@@ -68,10 +89,10 @@ impl Authority {
         params.subject_alt_names = names;
         params.not_before = rcgen::date_time_ymd(2001, 1, 1);
         params.not_after = rcgen::date_time_ymd(2002, 1, 1);
-        self.vouch(file, params)
+        self.write_identity(file, params)
     }
 
-    fn vouch(&self, file: &str, params: CertificateParams) -> Identity {
+    fn write_identity(&self, file: &str, params: CertificateParams) -> Identity {
         let key = KeyPair::generate().expect("make a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("sign");
         let identity =

@@ -21,7 +21,7 @@ use exec_server_client::{
 };
 use futures_util::StreamExt as _;
 
-use crate::both::{at_both, kind, letter};
+use crate::file_systems::{at_both, kind, letter};
 use testkit::TestServer;
 
 const WALK: WalkOptions = WalkOptions {

@@ -18,13 +18,6 @@ use exec_server_client::{
 use crate::{Place, assert_same, pattern, soon, until};
 use testkit::{Target, target};
 
-macro_rules! at_both_places {
-    ($($name:ident)*) => {
-        mod local { $( #[test] fn $name() { crate::run(crate::Kind::Local, super::$name); } )* }
-        mod ws { $( #[test] fn $name() { crate::run(crate::Kind::Ws, super::$name); } )* }
-    };
-}
-
 at_both_places! {
     http_request_buffers_response_body
     http_request_streams_response_body

@@ -4,24 +4,32 @@
 //! every program that uses it.
 #![allow(clippy::disallowed_methods, reason = "a test starts the real program and waits on the real clock")]
 
+/// Makes a test of each function, embedded and on a server.
+macro_rules! at_both_places {
+    ($($name:ident)*) => {
+        mod local { $( #[test] fn $name() { crate::run(crate::Kind::Local, super::$name); } )* }
+        mod ws { $( #[test] fn $name() { crate::run(crate::Kind::Ws, super::$name); } )* }
+    };
+}
+
 pub(crate) mod behaviours;
-mod both;
-mod cuts;
+mod cut_links;
+mod event_checks;
+mod file_systems;
 mod files;
 mod http;
 mod mcp_http;
 mod other_host;
-mod place;
+mod places;
 mod recovery;
 mod sandbox;
 mod sessions;
 mod suite;
-mod told;
-mod typed;
+mod typed_requests;
 
-pub(crate) use place::{Kind, Place, client_of, run};
+pub(crate) use event_checks::{follow, output_until, spell, tell};
+pub(crate) use places::{Kind, Place, client_of, run};
 pub(crate) use testkit::{Elsewhere, Proxy, assert_same, bounded, pattern};
-pub(crate) use told::{follow, output_until, spell, tell};
 
 use std::time::Duration;
 

@@ -24,13 +24,6 @@ use serde_json::{Value, json};
 use crate::{Place, soon, until};
 use testkit::{Asked, Target, target};
 
-macro_rules! at_both_places {
-    ($($name:ident)*) => {
-        mod local { $( #[test] fn $name() { crate::run(crate::Kind::Local, super::$name); } )* }
-        mod ws { $( #[test] fn $name() { crate::run(crate::Kind::Ws, super::$name); } )* }
-    };
-}
-
 at_both_places! {
     streamable_http_client_round_trips_through_exec_server
     streamable_http_404_session_expiry_recovers_and_retries_once

@@ -28,7 +28,7 @@ use testkit::TestServer;
 
 /// A server that can be reached through a proxy.
 fn reachable() -> testkit::Builder {
-    TestServer::builder().arg("--allow-host").arg("127.0.0.1")
+    TestServer::builder().behind_proxy()
 }
 
 async fn recovering(client: &Client) {

@@ -93,7 +93,7 @@ fn a_resumed_session_goes_on_after_a_number() {
 #[test]
 fn a_resumed_session_has_all_that_was_written_meanwhile() {
     bounded(async {
-        let server = TestServer::builder().arg("--allow-host").arg("127.0.0.1").start();
+        let server = TestServer::builder().behind_proxy().start();
         let first = client_at(&server).await;
         let session = first.session_id().expect("a session");
         let made = server.dir().join("made");

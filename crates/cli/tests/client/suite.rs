@@ -64,7 +64,7 @@ suite! {
         a_closed_process_can_be_forgotten
         ending_the_session_ends_everything
     }
-    asking {
+    information {
         the_environment_tells_of_itself
         processes_are_listed
         a_process_runs_where_it_should

@@ -2,8 +2,8 @@
 
 use std::process::{Command, Stdio};
 
-use crate::commands::{Home, finish, text};
-use testkit::TestServer;
+use crate::commands::Home;
+use testkit::{TestServer, finish, text};
 
 const COMMANDS: [&str; 14] = [
     "doctor",

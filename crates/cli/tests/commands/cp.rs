@@ -11,10 +11,10 @@ use std::{
 };
 
 use crate::commands::{
-    Home, Terminal, finish, finish_child, noise, spawn, text,
-    trees::{hidden, make_tree, same, same_inside, whole_so_far},
+    Home,
+    tree_helpers::{hidden, make_tree, same, same_inside, whole_so_far},
 };
-use testkit::{TestServer, wait_for};
+use testkit::{Terminal, TestServer, finish, finish_child, pattern, spawn, text, wait_for};
 
 /// A server with its own home and working directory, and a user in another directory.
 pub(crate) struct World {
@@ -177,7 +177,7 @@ fn files_go_from_one_server_to_another() {
 #[test]
 fn progress_is_drawn_on_a_terminal_and_nowhere_else() {
     let world = World::new();
-    fs::write(world.here("f"), noise(3 << 20)).expect("write");
+    fs::write(world.here("f"), pattern(0, 3 << 20)).expect("write");
     world.ok(&["--progress", "f", ":a"]);
     let mut terminal = Terminal::new(24, 100);
     let child = terminal.start(world.cp(&["--progress", "f", ":b"]));
@@ -190,7 +190,7 @@ fn progress_is_drawn_on_a_terminal_and_nowhere_else() {
 fn killed_at_any_moment_and_called_again_it_goes_on() {
     let world = World::new();
     make_tree(&world.here("tree"), 300);
-    fs::write(world.here("tree/large"), noise(24 << 20)).expect("write");
+    fs::write(world.here("tree/large"), pattern(0, 24 << 20)).expect("write");
     let mut random = 88_172_645_463_325_252_u64;
     for (source, target, args) in [
         (world.here("tree"), world.there("copy"), ["-r", "tree", ":copy"]),
@@ -242,7 +242,7 @@ fn interrupted(world: &World, args: &[&str], dir: &Path) -> PathBuf {
 #[test]
 fn a_large_file_goes_on_where_it_was_and_begins_anew_when_the_source_has_changed() {
     let world = World::new();
-    let bytes = noise(18 << 20);
+    let bytes = pattern(0, 18 << 20);
     fs::write(world.here("large"), &bytes).expect("write");
     fs::write(world.there("large"), &bytes).expect("write");
     for (args, source, target) in [
@@ -273,7 +273,7 @@ fn a_large_file_goes_on_where_it_was_and_begins_anew_when_the_source_has_changed
 fn what_a_kill_left_in_a_tree_is_swept_when_it_goes_on_and_what_is_the_user_s_stays() {
     let world = World::new();
     make_tree(&world.there("tree"), 40);
-    fs::write(world.there("tree/large"), noise(24 << 20)).expect("write");
+    fs::write(world.there("tree/large"), pattern(0, 24 << 20)).expect("write");
     let copy = world.here("copy");
     fs::create_dir(&copy).expect("make a directory");
     interrupted(&world, &["-r", ":tree/.", "copy"], &copy);

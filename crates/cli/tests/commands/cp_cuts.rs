@@ -19,10 +19,10 @@ use rustix::{
 };
 
 use crate::commands::{
-    Home, finish_child, noise, spawn, text,
-    trees::{hidden, same_inside},
+    Home,
+    tree_helpers::{hidden, same_inside},
 };
-use testkit::{Proxy, TestServer, Way, wait_for};
+use testkit::{Proxy, TestServer, Way, finish_child, pattern, spawn, text, wait_for};
 
 const CUTS: u64 = 8;
 
@@ -32,6 +32,7 @@ const LONGEST: u64 = 1 << 20;
 
 /// Large enough to be still in progress after the test has noticed its middle.
 const LARGE: usize = 48 << 20;
+
 const SMALL: usize = 60;
 
 /// A directory that is copied into an existing directory, so that the target can be watched before the copy begins.
@@ -45,16 +46,16 @@ struct Ground {
 
 impl Ground {
     fn new(is_upload: bool) -> Self {
-        let server = TestServer::builder().arg("--allow-host").arg("127.0.0.1").start();
+        let server = TestServer::builder().behind_proxy().start();
         let home = Home::new();
         let (here, there) = (home.path().join("ground"), server.dir().join("ground"));
         let (source, target) = if is_upload { (here, there) } else { (there, here) };
         for dir in [&source, &target] {
             fs::create_dir(dir).expect("make a directory");
         }
-        fs::write(source.join("large"), noise(LARGE)).expect("write");
+        fs::write(source.join("large"), pattern(0, LARGE)).expect("write");
         for number in 0..SMALL {
-            fs::write(source.join(format!("small{number}")), noise(number * 100)).expect("write");
+            fs::write(source.join(format!("small{number}")), pattern(0, number * 100)).expect("write");
         }
         Self { server, home, source, target, is_upload }
     }

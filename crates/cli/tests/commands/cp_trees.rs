@@ -10,10 +10,9 @@ use std::{
 
 use crate::commands::{
     cp::{World, remote},
-    noise, spawn,
-    trees::{hidden, make_tree, same, same_inside},
+    tree_helpers::{hidden, make_tree, same, same_inside},
 };
-use testkit::wait_for;
+use testkit::{pattern, spawn, wait_for};
 
 /// A tree that is large enough to interrupt its copy.
 fn make_large_tree(world: &World) -> PathBuf {
@@ -25,7 +24,7 @@ fn make_large_tree(world: &World) -> PathBuf {
 
 /// A file that is large enough to interrupt its copy.
 fn make_large(tree: &Path) {
-    fs::write(tree.join("large"), noise(12 << 20)).expect("write");
+    fs::write(tree.join("large"), pattern(0, 12 << 20)).expect("write");
 }
 
 /// Kills a copy once a part of a large file exists, and kills its server, so that no more data arrives.

@@ -6,8 +6,11 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::commands::{Home, QUOTA_NOTE, end_of, finish, finish_child, read_until, signal, spawn, text};
-use testkit::{Client, TestServer, binary, marked, wait_for, wait_gone};
+use crate::commands::{Home, QUOTA_NOTE};
+use testkit::{
+    Client, TestServer, binary, end_of, finish, finish_child, marked, read_until, signal, spawn, text, wait_for,
+    wait_gone,
+};
 
 /// Whether the command succeeds with an empty list: nothing on stdout, and a message on stderr.
 fn lists_nothing(home: &Home, args: &[&str]) -> bool {

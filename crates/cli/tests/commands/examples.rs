@@ -8,8 +8,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::commands::{finish, finish_with_input, text};
-use testkit::TestServer;
+use testkit::{TestServer, finish, finish_with_input, text};
 
 /// The path of an example program, built with this test.
 fn example(name: &str) -> PathBuf {

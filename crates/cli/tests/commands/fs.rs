@@ -13,8 +13,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::commands::{Home, end_of, finish, finish_child, read_until, signal, spawn, text};
-use testkit::TestServer;
+use crate::commands::Home;
+use testkit::{TestServer, end_of, finish, finish_child, pattern, read_until, signal, spawn, text};
 
 /// A server with its own home and working directory, and a user in another directory.
 pub(crate) struct World {
@@ -91,7 +91,7 @@ fn directories_are_listed_and_files_described() {
 #[test]
 fn files_are_printed_byte_for_byte() {
     let world = World::new();
-    let noise = crate::commands::noise(3_000_000);
+    let noise = pattern(0, 3_000_000);
     world.put("noise", &noise);
     world.put("text", "a\n");
     let output = finish(world.command(&["cat", "text", "noise"]));

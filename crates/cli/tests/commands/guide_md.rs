@@ -14,8 +14,12 @@ use std::{
 
 use rustix::process::Signal;
 
-use super::{Home, Running, Terminal, end_of, finish, signal, spawn, text};
-use testkit::{Authority, binary, descendants, marked, test_mcp_server, wait_for, wait_gone};
+use testkit::{
+    Authority, Running, Terminal, binary, descendants, end_of, finish, marked, signal, spawn, test_mcp_server, text,
+    wait_for, wait_gone,
+};
+
+use super::Home;
 
 /// Commands that no test of this kind can run, each with the reason and the place that runs it.
 const NOT_RUN: &[(&str, &str)] = &[

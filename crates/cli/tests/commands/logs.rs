@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::commands::{Home, Terminal, end_of, finish_child, read_until, spawn, text};
-use testkit::wait_for;
+use crate::commands::Home;
+use testkit::{Terminal, end_of, finish_child, read_until, spawn, text, wait_for};
 
 #[test]
 fn the_tail_is_the_last_lines() {

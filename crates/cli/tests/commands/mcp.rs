@@ -10,10 +10,11 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::commands::{
-    Home, Terminal, end_of, finish, finish_child, finish_with_input, read_until, signal, spawn, text,
+use crate::commands::Home;
+use testkit::{
+    Terminal, TestServer, end_of, finish, finish_child, finish_with_input, marked, read_until, signal, spawn,
+    test_mcp_server, text, wait_for, wait_gone,
 };
-use testkit::{TestServer, marked, test_mcp_server, wait_for, wait_gone};
 
 const TOKEN: &str = "the-token-of-this-test";
 
@@ -112,6 +113,7 @@ one      echo  Says it again.
 two-b    echo  Says it again.
 two-b    cwd   The directory of the process.
 ";
+
     assert_eq!((code, stdout.as_str()), (Some(1), expected), "{stderr}");
     assert!(stderr.contains("`gone`") && stderr.contains("no licence"), "{stderr}");
     assert!(stderr.contains("`missing`") && stderr.contains("no-such-mcp-server"), "{stderr}");

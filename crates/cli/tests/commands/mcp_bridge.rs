@@ -13,10 +13,11 @@ use std::{
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::commands::{
-    Home, Running, end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
+use crate::commands::Home;
+use testkit::{
+    Proxy, Running, TestServer, Way, end_of, finish, finish_child, finish_with_input, pattern, random, read_until,
+    signal, spawn, text, wait_for, wait_gone,
 };
-use testkit::{Proxy, TestServer, Way, random, wait_for, wait_gone};
 
 /// Prints its pid, and then echoes each line.
 const ECHO: &str = "echo $$; while IFS= read -r line; do printf '%s\\n' \"$line\"; done; exit 4";
@@ -61,7 +62,7 @@ impl Bridge {
 }
 
 fn server() -> TestServer {
-    TestServer::builder().arg("--allow-host").arg("127.0.0.1").start()
+    TestServer::builder().behind_proxy().start()
 }
 
 /// Checks that no process of any session is left.
@@ -73,7 +74,7 @@ fn nothing_is_left(server: &TestServer) {
 #[test]
 fn bytes_pass_as_they_are_here_and_there() {
     let (server, home) = (server(), Home::new());
-    let input = noise(300_001);
+    let input = pattern(0, 300_001);
     for flags in [&[][..], &["--connect", server.url()]] {
         let command =
             home.command(&[&["mcp", "bridge"], flags, &["--", "sh", "-c", "cat; echo log >&2; exit 3"]].concat());
@@ -149,7 +150,7 @@ fn a_server_that_does_not_want_to_end_is_ended_with_all_it_started() {
 
 #[test]
 fn calls_are_answered_once_through_cuts_and_a_killed_executor() {
-    let mut server = TestServer::builder().keep_holders().arg("--allow-host").arg("127.0.0.1").start();
+    let mut server = TestServer::builder().keep_holders().behind_proxy().start();
     let home = Home::new();
     let proxy = Proxy::start(server.address());
     let url = proxy.through(server.url());

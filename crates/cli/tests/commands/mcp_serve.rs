@@ -13,8 +13,10 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::commands::{Home, Running, end_of, finish, signal, spawn, state, text};
-use testkit::{DEADLINE, TestServer, descendants, wait_for, wait_gone};
+use crate::commands::Home;
+use testkit::{
+    DEADLINE, Running, TestServer, descendants, end_of, finish, signal, spawn, state, text, wait_for, wait_gone,
+};
 
 /// A client of `mcp serve` that follows the protocol unless a test does otherwise.
 pub(crate) struct Mcp {

@@ -4,8 +4,8 @@ use std::{fs, os::unix::fs::symlink, thread};
 
 use serde_json::{Value, json};
 
-use crate::commands::{Home, mcp_serve::Mcp, text};
-use testkit::TestServer;
+use crate::commands::{Home, mcp_serve::Mcp};
+use testkit::{TestServer, text};
 
 fn texts(listed: &Value, member: &str, of: &str) -> Vec<String> {
     let all = listed[member].as_array().expect("an array").iter();
@@ -323,7 +323,7 @@ fn a_flag_opens_the_repository_of_a_root() {
     for words in [&["--writable-git"][..], &["--root", "root", "--read-only", "--writable-git"]] {
         let mut command = home.command(&[&["mcp", "serve"], words].concat());
         command.current_dir(home.path());
-        assert_eq!(crate::commands::finish(command).status.code(), Some(2), "{words:?}");
+        assert_eq!(testkit::finish(command).status.code(), Some(2), "{words:?}");
     }
 }
 
@@ -347,7 +347,7 @@ fn read_only_serving_without_a_root_shows_none_of_the_servers_own_files() {
     // On this machine: the state directories of this user's servers.
     let mut command = home.command(&["token", "create", "ci"]);
     command.current_dir(home.path());
-    assert!(crate::commands::finish(command).status.success());
+    assert!(testkit::finish(command).status.success());
     let own: Vec<_> = files_below(home.path()).into_iter().filter(|path| path.ends_with("tokens.toml")).collect();
     let [own] = &own[..] else { panic!("{own:?}") };
     let mut mcp = Mcp::start(&home, &["--read-only"]);
@@ -389,7 +389,7 @@ fn a_root_that_cannot_be_used_is_refused_before_anything_is_served() {
     for (root, told) in [("missing", "missing"), ("file", "is not a directory"), ("linked", "cannot be enforced at")] {
         let mut command = home.command(&["mcp", "serve", "--root", root]);
         command.current_dir(home.path());
-        let output = crate::commands::finish(command);
+        let output = testkit::finish(command);
         assert_eq!(output.status.code(), Some(255), "{}", text(&output.stderr));
         assert!(text(&output.stderr).contains(told), "{}", text(&output.stderr));
         assert_eq!(text(&output.stdout), "");

@@ -14,11 +14,12 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::commands::{
-    Home, Running, end_of, finish,
+    Home,
     mcp_serve::{initialize, pid_in},
-    read_until, signal, spawn, state, text,
 };
-use testkit::{Reply, descendants, http, wait_for, wait_gone};
+use testkit::{
+    Reply, Running, descendants, end_of, finish, http, read_until, signal, spawn, state, text, wait_for, wait_gone,
+};
 
 /// A running server with its address and token.
 struct Served {

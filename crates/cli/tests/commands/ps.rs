@@ -3,8 +3,8 @@
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::commands::{Home, Terminal, end_of, finish, read_until, signal, spawn, text};
-use testkit::{TestServer, wait_for};
+use crate::commands::Home;
+use testkit::{Terminal, TestServer, end_of, finish, read_until, signal, spawn, text, wait_for};
 
 #[test]
 fn what_runs_stands_first_and_the_newest_first() {

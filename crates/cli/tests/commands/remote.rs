@@ -11,10 +11,11 @@ use std::{
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::commands::{
-    Home, end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, state, text,
+use crate::commands::Home;
+use testkit::{
+    TestServer, end_of, finish, finish_child, finish_with_input, pattern, read_until, signal, spawn, state, text,
+    wait_for,
 };
-use testkit::{TestServer, wait_for};
 
 /// A server on ws and unix sockets, and a user in another directory.
 struct World {
@@ -76,7 +77,7 @@ fn streams_stay_apart_and_codes_are_kept_over_every_socket() {
 #[test]
 fn input_and_output_are_byte_exact_over_every_socket() {
     let world = World::new();
-    let input = noise(5_000_001);
+    let input = pattern(0, 5_000_001);
     for url in world.server.urls() {
         let output = finish_with_input(world.command_at(url, &["run", "--", "cat"]), &input);
         assert!(output.status.success(), "{}", text(&output.stderr));

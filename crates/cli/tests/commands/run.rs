@@ -6,8 +6,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use crate::commands::{noise, read_until};
-use testkit::{program, wait_for};
+use testkit::{pattern, program, read_until, wait_for};
 
 fn command(args: &[&str]) -> Command {
     let mut command = program();
@@ -87,7 +86,7 @@ fn cwd_environment_and_arguments_arrive() {
 
 #[test]
 fn stdin_goes_through_to_its_end_byte_for_byte() {
-    let input = noise(3_000_001);
+    let input = pattern(0, 3_000_001);
     let output = run_with_input(&["--", "cat"], &input);
     assert!(output.status.success());
     assert!(output.stdout == input, "{} bytes came back of {}", output.stdout.len(), input.len());
@@ -101,7 +100,7 @@ fn an_empty_stdin_is_an_end_of_file() {
 
 #[test]
 fn a_program_that_does_not_read_its_stdin_ends_all_the_same() {
-    let output = run_with_input(&["--", "sh", "-c", "exec 0<&-; echo done"], &noise(4_000_000));
+    let output = run_with_input(&["--", "sh", "-c", "exec 0<&-; echo done"], &pattern(0, 4_000_000));
     assert_eq!((output.stdout.as_slice(), output.status.code()), (&b"done\n"[..], Some(0)));
 }
 

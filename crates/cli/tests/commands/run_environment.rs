@@ -2,8 +2,8 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use crate::commands::{Home, finish, text};
-use testkit::TestServer;
+use crate::commands::Home;
+use testkit::{TestServer, finish, text};
 
 /// Installs a one-line shell script as a program in a new directory.
 fn install(dir: &Path, name: &str, line: &str) {

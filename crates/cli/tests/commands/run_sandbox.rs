@@ -4,8 +4,8 @@ use std::{fs, net::TcpListener, path::Path, process::Command};
 
 use tempfile::TempDir;
 
-use crate::commands::{Home, finish, text};
-use testkit::TestServer;
+use crate::commands::Home;
+use testkit::{TestServer, finish, text};
 
 /// A working directory for the program, with a subdirectory to write in, and a secret beside it.
 fn tree() -> TempDir {

@@ -11,8 +11,8 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::commands::{Home, Terminal, end_of, read_until, signal, spawn, state};
-use testkit::{MessageProxy, Side, TestServer, Verdict, wait_for};
+use crate::commands::Home;
+use testkit::{MessageProxy, Side, Terminal, TestServer, Verdict, end_of, read_until, signal, spawn, state, wait_for};
 
 /// A terminal program that prints its size for each line it reads, and exits on the line `end`. A signal interrupts its `read`.
 const SHOW: &str = "stty -echo; trap 'echo drawn' WINCH; echo ready; \

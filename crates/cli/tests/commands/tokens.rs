@@ -2,8 +2,8 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use crate::commands::{Home, finish, text};
-use testkit::{TestServer, wait_for};
+use crate::commands::Home;
+use testkit::{TestServer, finish, text, wait_for};
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {

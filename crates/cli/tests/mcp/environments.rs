@@ -11,7 +11,7 @@ use exec_server_mcp::manager::{Host, Hosts, KEEP, Manager, Restarts, ServerStatu
 use serde_json::{Value, json};
 use tokio::{io::AsyncReadExt as _, net::TcpListener};
 
-use crate::mcp::{Kind, Place, at_both, bounded_remote, call, data, place::variables, soon, until};
+use crate::mcp::{Kind, Place, at_both, bounded_remote, call, data, places::variables, soon, until};
 use testkit::{Proxy, TestServer, binary, bounded};
 
 at_both!(

@@ -15,7 +15,7 @@ use exec_server_mcp::{
 };
 use serde_json::{Value, json};
 
-use crate::mcp::{Place, at_both, call, data, place, soon, until};
+use crate::mcp::{Place, at_both, call, data, places, soon, until};
 use testkit::{Target, target};
 
 at_both!(
@@ -55,7 +55,7 @@ fn manager(place: &Place, url: &str, more: &str) -> Manager {
     let text = format!("[mcp_servers.t]\nurl = {url:?}\nenvironment = \"{}\"\n{more}", place.environment());
     let config = Config::parse(&text, "test.toml".as_ref(), Format::Toml).expect("a configuration");
     let mut settings = place.settings(config);
-    settings.variables = place::variables(&[("TOKEN", "open")]);
+    settings.variables = places::variables(&[("TOKEN", "open")]);
     Manager::new(settings, place.hosts())
 }
 

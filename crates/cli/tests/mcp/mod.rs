@@ -5,17 +5,17 @@
 
 mod calls;
 mod crashes;
-mod ending;
 mod environments;
 mod http;
 mod lists;
+mod misbehaving_servers;
 mod other_host;
-mod place;
-mod states;
+mod places;
+mod reports;
+mod shutdown;
 mod stdio;
-mod trouble;
 
-pub(crate) use place::{Kind, Place, bounded_remote, run};
+pub(crate) use places::{Kind, Place, bounded_remote, run};
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use exec_server_mcp::{
 };
 use serde_json::json;
 
-use crate::mcp::{call, data, place::variables, soon};
+use crate::mcp::{call, data, places::variables, soon};
 use testkit::{Elsewhere, bounded};
 
 /// A manager of the server `t` on another machine, where its program is in the `PATH`.

@@ -16,7 +16,7 @@ use exec_server_mcp::{
 };
 use serde_json::json;
 
-use crate::mcp::{Place, at_both, bounded_remote, call, data, place::variables, soon};
+use crate::mcp::{Place, at_both, bounded_remote, call, data, places::variables, soon};
 use testkit::wait_gone;
 
 at_both!(

@@ -1,9 +1,9 @@
 //! Tests of the safety rules, one file per rule and named after it. `cargo xtask faults --list` lists them too.
 
-pub(crate) mod boxes;
-pub(crate) mod host;
-pub(crate) mod raw;
-pub(crate) mod tokens;
+pub(crate) mod hand_written_websocket;
+pub(crate) mod host_helpers;
+pub(crate) mod sandbox_helpers;
+pub(crate) mod token_helpers;
 
 mod r03_an_exit_is_told_once_and_outlives_the_server;
 mod r04_processes_outlive_server_and_spawner_not_their_holder;

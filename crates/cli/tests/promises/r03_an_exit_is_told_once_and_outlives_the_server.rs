@@ -4,17 +4,16 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::promises::host::{modern, pid_of, sh};
-use testkit::{TestServer, wait_for};
+use testkit::{TestServer, sh, wait_for};
 
 #[test]
 fn an_exit_between_two_servers_is_told_once_and_stays_listed() {
     let mut server = TestServer::builder().keep_holders().start();
-    let (mut client, session) = modern(&server);
+    let (mut client, session) = server.modern_client();
     let gate = server.dir().join("gate");
     let script = format!("while ! [ -e {} ]; do sleep 0.01; done; exit 7", gate.display());
     client.ok("process/start", sh("p", &script));
-    let pid = pid_of(&mut client, "p");
+    let pid = client.pid_of("p");
     server.kill();
     std::fs::write(&gate, "").expect("open the gate");
     wait_for("the end of the process", || !std::path::Path::new(&format!("/proc/{pid}")).exists());

@@ -5,24 +5,24 @@ use std::{collections::BTreeSet, fs, time::Duration};
 
 use serde_json::json;
 
-use crate::promises::host::{carrying, kill, modern, named, pid_of, said, sh, wait_output, within};
-use testkit::{TestServer, wait_gone};
+use crate::promises::host_helpers::within;
+use testkit::{TestServer, kill, marked, sh, wait_gone};
 
 /// The spawners of a state directory, including replacements, which have different arguments.
 fn spawners(server: &TestServer) -> BTreeSet<u32> {
     let state = server.state_dir().display().to_string();
     let is_it =
         |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == "exec-spawner");
-    carrying(&state).into_iter().filter(is_it).collect()
+    marked(&state).into_iter().filter(is_it).collect()
 }
 
 #[test]
 fn a_dead_spawner_is_replaced_and_nothing_that_runs_is_touched() {
     let server = TestServer::start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("p", "echo up; exec sleep 1000"));
-    wait_output(&mut client, "p", "up\n");
-    let pid = pid_of(&mut client, "p");
+    client.wait_output("p", "up\n");
+    let pid = client.pid_of("p");
     let mut killed = BTreeSet::new();
     for round in 0..3 {
         let before = spawners(&server);
@@ -34,13 +34,13 @@ fn a_dead_spawner_is_replaced_and_nothing_that_runs_is_touched() {
             within(Duration::from_secs(5), "a new spawner", || spawners(&server).difference(&killed).count() == 1);
         }
         // A new spawner also starts at once when one is needed: here for a session that never had a holder.
-        let (mut other, _) = modern(&server);
-        assert_eq!(said(&mut other, "q", "echo fine"), "fine");
+        let (mut other, _) = server.modern_client();
+        assert_eq!(other.script("q", "echo fine"), "fine");
         // The existing session still works: its holder does not need a spawner.
-        assert_eq!(said(&mut client, &format!("r{round}"), "echo here"), "here");
+        assert_eq!(client.script(&format!("r{round}"), "echo here"), "here");
         other.ok("session/end", json!({}));
     }
-    assert_eq!(pid_of(&mut client, "p"), pid);
+    assert_eq!(client.pid_of("p"), pid);
     assert!(fs::exists(format!("/proc/{pid}")).expect("look for it"));
     wait_gone("the old spawners", &killed);
     // The first spawner was the server's own child. The others are reaped by the process that adopted them.
@@ -61,20 +61,20 @@ fn what_a_holder_of_a_replaced_spawner_leaves_behind_is_ended_too() {
     let before = spawners(&server);
     before.iter().copied().for_each(kill);
     within(Duration::from_secs(5), "a new spawner", || spawners(&server).difference(&before).count() == 1);
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let mark = format!("left-{}", server.mark());
     let script =
         format!("(setsid sh -c 'sleep 1000; sleep 1000' {mark} </dev/null >/dev/null 2>&1 &); echo up; sleep 1000");
     client.ok("process/start", sh("p", &script));
-    wait_output(&mut client, "p", "up\n");
-    within(Duration::from_secs(5), "the daemon", || !carrying(&mark).is_empty());
+    client.wait_output("p", "up\n");
+    within(Duration::from_secs(5), "the daemon", || !marked(&mark).is_empty());
     let state = server.state_dir().display().to_string();
     let is_holder =
         |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == "exec-holder");
-    let holders: BTreeSet<u32> = carrying(&state).into_iter().filter(is_holder).collect();
+    let holders: BTreeSet<u32> = marked(&state).into_iter().filter(is_holder).collect();
     assert_eq!(holders.len(), 1, "{holders:?}");
     holders.iter().copied().for_each(kill);
     assert_eq!(client.collect("p").exited["cause"], "lost");
-    within(Duration::from_secs(1), "what it left", || carrying(&mark).is_empty());
-    assert!(named(&server, "exec-holder").is_empty());
+    within(Duration::from_secs(1), "what it left", || marked(&mark).is_empty());
+    assert!(server.named("exec-holder").is_empty());
 }

@@ -10,8 +10,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::promises::host::{self, kill, modern, pid_of, sh};
-use testkit::{Client, TestServer, is_alive, wait_for};
+use testkit::{Client, TestServer, is_alive, kill, sh, wait_for};
 
 /// The default is one minute; a shorter time keeps the test short and does not change the rules.
 const ORPHAN_TTL: Duration = Duration::from_secs(2);
@@ -38,26 +37,26 @@ fn holds_for(time: Duration, condition: impl Fn() -> bool) {
 
 fn start_sleeper(client: &mut Client, id: &str) -> u32 {
     client.ok("process/start", sh(id, "exec sleep 1000"));
-    pid_of(client, id)
+    client.pid_of(id)
 }
 
 #[test]
 fn holders_end_unless_their_client_asked_for_longer_and_the_directory_follows_the_last() {
     let mut server = private_server();
-    let (mut silent, _) = modern(&server);
+    let (mut silent, _) = server.modern_client();
     let of_silent = start_sleeper(&mut silent, "silent");
     let mut asking = server.connect();
     asking
         .initialize_with(json!({"clientName": "test", "ttlMs": 3_600_000, "capabilities": {"ack": true, "gap": true}}));
     let of_asking = start_sleeper(&mut asking, "asking");
-    assert_eq!((private_dirs(&server).len(), host::named(&server, "exec-holder").len()), (1, 2));
+    assert_eq!((private_dirs(&server).len(), server.named("exec-holder").len()), (1, 2));
     server.kill();
     assert!(is_alive(of_silent) && is_alive(of_asking), "not at once");
     wait_for("the end of what nobody asked to keep", || !is_alive(of_silent));
     // Both holders lost the server at the same time, so the limit would have ended this one by now too.
     holds_for(ORPHAN_TTL, || is_alive(of_asking));
     assert_eq!(private_dirs(&server).len(), 1, "a holder lives in it");
-    let holders = host::named(&server, "exec-holder");
+    let holders = server.named("exec-holder");
     assert_eq!(holders.len(), 1);
     holders.into_iter().for_each(kill);
     wait_for("the end of the directory", || private_dirs(&server).is_empty());
@@ -67,7 +66,7 @@ fn holders_end_unless_their_client_asked_for_longer_and_the_directory_follows_th
 #[test]
 fn a_server_that_started_nothing_leaves_nothing() {
     let mut server = private_server();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     client.ok("process/list", json!({}));
     assert_eq!(private_dirs(&server).len(), 1);
     server.kill();
@@ -78,7 +77,7 @@ fn a_server_that_started_nothing_leaves_nothing() {
 #[test]
 fn a_server_that_ends_in_order_leaves_nothing_at_once() {
     let mut server = TestServer::builder().default_state_dir().keep_holders().arg("--orphan-ttl=1h").start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let sleeper = start_sleeper(&mut client, "sleeper");
     server.signal(rustix::process::Signal::TERM);
     server.wait();
@@ -89,7 +88,7 @@ fn a_server_that_ends_in_order_leaves_nothing_at_once() {
 #[test]
 fn another_server_on_the_directory_keeps_it_and_its_processes() {
     let mut first = private_server();
-    let (mut client, session) = modern(&first);
+    let (mut client, session) = first.modern_client();
     let sleeper = start_sleeper(&mut client, "sleeper");
     first.kill();
     let dir = private_dirs(&first).pop().expect("a private directory");

@@ -6,8 +6,7 @@ use std::{fs, path::PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::promises::host::{self, kill, modern, sh};
-use testkit::{Client, TestServer, decode_base64, wait_for};
+use testkit::{Client, TestServer, decode_base64, kill, sh, wait_for};
 
 /// Output of more than two segments, and all the ways in which processes end.
 const JOBS: [(&str, &str); 4] = [
@@ -18,7 +17,7 @@ const JOBS: [(&str, &str); 4] = [
 ];
 
 fn holders(server: &TestServer) -> usize {
-    host::named(server, "exec-holder").len()
+    server.named("exec-holder").len()
 }
 
 fn all(client: &mut Client) -> Vec<Value> {
@@ -74,7 +73,7 @@ impl Story {
     /// All jobs have ended and their client is still attached.
     fn ended() -> (Self, Client) {
         let server = TestServer::builder().keep_holders().start();
-        let (mut client, session) = modern(&server);
+        let (mut client, session) = server.modern_client();
         for (id, script) in JOBS {
             client.ok("process/start", sh(id, script));
         }
@@ -241,7 +240,7 @@ fn the_clock_of_a_session_without_a_holder_runs_on_across_a_restart() {
 #[test]
 fn a_daemon_that_outlived_its_process_keeps_the_holder() {
     let server = TestServer::builder().keep_holders().start();
-    let (mut client, session) = modern(&server);
+    let (mut client, session) = server.modern_client();
     let file = server.dir().join("daemon");
     let script =
         format!("setsid sh -c 'echo $$ > {}; exec sleep 1000' > /dev/null 2>&1 < /dev/null & exit 0", file.display());
@@ -257,7 +256,7 @@ fn a_daemon_that_outlived_its_process_keeps_the_holder() {
     let daemon = daemon.expect("it was there");
     let dir = server.state_dir().join("sessions").join(&session);
     // Without the daemon the log would be archived by now: another session, which began to wait later, has lost its holder.
-    let (mut other, other_session) = modern(&server);
+    let (mut other, other_session) = server.modern_client();
     other.ok("process/start", sh("q", "true"));
     wait_for("the end", || is_closed(&mut observer, "q"));
     other.leave();
@@ -281,7 +280,7 @@ fn ended_sessions_cost_the_server_neither_descriptors_nor_mappings() {
     wait_for("nothing of a holder to be mapped", || count(&story.server).1 == 0);
     let (fds, _) = count(&story.server);
     for job in 0..12 {
-        let (mut client, _) = modern(&story.server);
+        let (mut client, _) = story.server.modern_client();
         let id = format!("job-{job}");
         client.ok("process/start", sh(&id, "head -c 100000 /dev/zero"));
         wait_for("the end", || is_closed(&mut story.observer, &id));
@@ -300,7 +299,7 @@ fn a_kill_of_the_server_at_any_moment_of_leaving_loses_nothing() {
     // and some stay.
     let begun = std::time::Instant::now();
     while begun.elapsed() < std::time::Duration::from_millis(2_600) {
-        let (mut client, session) = modern(&server);
+        let (mut client, session) = server.modern_client();
         let id = format!("job-{}", jobs.len());
         client.ok("process/start", sh(&id, &format!("seq 1 3000; echo {id}; exit 5")));
         wait_for("the end", || is_closed(&mut observer, &id));

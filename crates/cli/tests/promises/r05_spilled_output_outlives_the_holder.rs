@@ -9,11 +9,11 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::promises::host::{self, kill, modern, sh, stop};
-use testkit::{Client, RpcError, TestServer, decode_base64, wait_for, wait_gone};
+use testkit::{Client, RpcError, TestServer, decode_base64, kill, sh, stop, wait_for, wait_gone};
 
 /// Numbered lines of eight bytes: 20 MiB of them, a quarter more than a log may keep in memory.
 const LINES: usize = 5 << 19;
+
 const BYTES: u64 = 8 * LINES as u64;
 
 fn expected() -> Vec<u8> {
@@ -29,7 +29,7 @@ impl Story {
     /// A process has written everything and still runs, its client has disconnected, and the older part of its output is on disk.
     fn begin() -> Self {
         let server = TestServer::builder().keep_holders().start();
-        let (mut client, session) = modern(&server);
+        let (mut client, session) = server.modern_client();
         client.ok("process/start", sh("p", &format!("seq -f %07.0f 1 {LINES}; exec sleep 1000")));
         client.ok("process/start", sh("quiet", "echo quiet; exec sleep 1000"));
         drop(client);
@@ -56,7 +56,7 @@ impl Story {
 
     /// The holder of the session. It is the only one left, because the holders of other sessions end with them.
     fn holder(&self) -> u32 {
-        let holders = host::named(&self.server, "exec-holder");
+        let holders = self.server.named("exec-holder");
         let [holder] = holders.iter().copied().collect::<Vec<_>>()[..] else { panic!("one holder, not {holders:?}") };
         holder
     }

@@ -8,13 +8,13 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::promises::host::{self, modern, sh};
-use testkit::{Client, TestServer, binary, decode_base64, wait_for};
+use testkit::{Client, TestServer, binary, decode_base64, kill, sh, wait_for};
 
 const MIB: u64 = 1 << 20;
 
 /// The limits of a process's log in memory and on disk.
 const MEMORY: u64 = 3 * MIB;
+
 const DISK: u64 = 4 * MIB;
 
 /// Prints numbered lines of eight bytes without end.
@@ -215,7 +215,7 @@ fn follow(client: &mut Client, session: &str, bytes: &mut Vec<u8>, mut is_enough
 #[test]
 fn the_slowest_of_those_who_follow_decides_and_a_cut_or_a_killed_server_frees_nothing_more() {
     let mut world = World::new();
-    let (mut owner, session) = modern(&world.server);
+    let (mut owner, session) = world.server.modern_client();
     owner.ok("process/start", sh("p", &format!("exec seq -f %07.0f 1 {LINES}")));
     drop(owner);
     world.wait_blocked("p");
@@ -224,8 +224,8 @@ fn the_slowest_of_those_who_follow_decides_and_a_cut_or_a_killed_server_frees_no
         client.ok("process/subscribe", params);
     };
     let dropped = |world: &World| world.listed("p")["droppedBytes"].as_u64().expect("a count");
-    let (mut fast, _) = modern(&world.server);
-    let (mut slow, _) = modern(&world.server);
+    let (mut fast, _) = world.server.modern_client();
+    let (mut slow, _) = world.server.modern_client();
     subscribe(&mut slow, 0);
     subscribe(&mut fast, 0);
     let (mut bytes, most) = (Vec::new(), usize::try_from(DISK).expect("small"));
@@ -240,7 +240,7 @@ fn the_slowest_of_those_who_follow_decides_and_a_cut_or_a_killed_server_frees_no
     world.wait_blocked("p");
     assert_eq!(dropped(&world), 0);
     // The fast reader comes back alone. The output that it already had is freed, and its output continues without a hole.
-    let (mut fast, _) = modern(&world.server);
+    let (mut fast, _) = world.server.modern_client();
     subscribe(&mut fast, seq);
     fast.notify("process/ack", json!({"processId": "p", "sessionId": session, "seq": seq}));
     follow(&mut fast, &session, &mut bytes, |_| false);
@@ -270,7 +270,7 @@ fn the_slowest_of_those_who_follow_decides_and_a_cut_or_a_killed_server_frees_no
 #[test]
 fn a_reader_that_polls_frees_what_it_has() {
     let world = World::new();
-    let (mut owner, session) = modern(&world.server);
+    let (mut owner, session) = world.server.modern_client();
     owner.ok("process/start", sh("p", &format!("exec seq -f %07.0f 1 {LINES}")));
     drop(owner);
     world.wait_blocked("p");
@@ -295,12 +295,12 @@ fn a_reader_that_polls_frees_what_it_has() {
 #[test]
 fn a_process_whose_client_does_not_read_ends_when_it_is_killed() {
     let world = World::new();
-    let (mut owner, session) = modern(&world.server);
+    let (mut owner, session) = world.server.modern_client();
     owner.ok("process/start", sh("p", &format!("(sleep 1000 & ) ; {FLOOD}")));
     let mut other = world.server.client();
     wait_for("the bound of its memory", || world.listed("p")["blocked"] == "memoryCap");
-    let pid = host::pid_of(&mut owner, "p");
-    host::kill(pid);
+    let pid = owner.pid_of("p");
+    kill(pid);
     wait_for("its exit", || world.listed("p")["exited"] == true);
     // A descendant still holds the streams; `terminate` ends that one too.
     other.ok("process/terminate", json!({"processId": "p", "sessionId": session}));

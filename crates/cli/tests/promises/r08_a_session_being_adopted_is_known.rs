@@ -12,11 +12,8 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::promises::{
-    host::{self, modern, sh, stop},
-    tokens,
-};
-use testkit::{RpcError, TestServer, binary, wait_for};
+use crate::promises::token_helpers;
+use testkit::{RpcError, TestServer, binary, sh, stop, wait_for};
 
 /// A server that was killed and restarted while its only holder was stopped.
 struct Story {
@@ -27,7 +24,7 @@ struct Story {
 impl Story {
     /// Stops the holder and restarts the server.
     fn freeze(mut server: TestServer) -> Self {
-        let holders = host::named(&server, "exec-holder");
+        let holders = server.named("exec-holder");
         let [holder] = holders.iter().copied().collect::<Vec<_>>()[..] else { panic!("one holder, not {holders:?}") };
         stop(holder);
         server.kill();
@@ -66,10 +63,10 @@ fn program(server: &TestServer, args: &[&str]) -> Child {
 #[test]
 fn a_resume_gets_a_retryable_error_until_the_holder_goes_on() {
     let server = TestServer::builder().keep_holders().start();
-    let other = tokens::create(&server, "other", &[]);
-    let (mut client, session) = modern(&server);
+    let other = token_helpers::create(&server, "other", &[]);
+    let (mut client, session) = server.modern_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
-    let pid = host::pid_of(&mut client, "p");
+    let pid = client.pid_of("p");
     drop(client);
     let story = Story::freeze(server);
 
@@ -91,9 +88,9 @@ fn a_resume_gets_a_retryable_error_until_the_holder_goes_on() {
     assert_eq!(observer.ok("process/list", json!({})).get("adopting"), None, "its own session is not being adopted");
 
     // Another principal does not even learn that the session exists.
-    let mut stranger = tokens::client(&story.server, &other);
+    let mut stranger = token_helpers::client(&story.server, &other);
     assert_eq!(stranger.ok("process/list", json!({"scope": "all"})).get("adopting"), None);
-    let mut stranger = tokens::connect(&story.server, &other);
+    let mut stranger = token_helpers::connect(&story.server, &other);
     assert_eq!(stranger.call("initialize", resume(&session, true)).expect_err("not its own").kind(), "unknownSession");
 
     story.thaw();
@@ -111,7 +108,7 @@ fn a_resume_gets_a_retryable_error_until_the_holder_goes_on() {
 #[test]
 fn a_client_that_announces_nothing_is_held_until_the_holder_goes_on() {
     let server = TestServer::builder().keep_holders().start();
-    let (mut client, session) = modern(&server);
+    let (mut client, session) = server.modern_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     drop(client);
     let story = Story::freeze(server);
@@ -127,7 +124,7 @@ fn a_client_that_announces_nothing_is_held_until_the_holder_goes_on() {
 #[test]
 fn a_held_resume_ends_within_its_bound_with_the_error_that_generation_h_tries_again_on() {
     let server = TestServer::builder().keep_holders().start();
-    let (mut client, session) = modern(&server);
+    let (mut client, session) = server.modern_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     drop(client);
     let story = Story::freeze(server);
@@ -147,7 +144,7 @@ fn our_own_client_waits_says_why_and_loses_nothing() {
     let go = server.dir().join("go");
     let script = format!("echo begin; while [ ! -e {} ]; do sleep 0.05; done; echo end; exit 7", go.display());
     let mut run = program(&server, &["run", "--", "sh", "-c", &script]);
-    wait_for("the process", || !host::named(&server, "exec-holder").is_empty());
+    wait_for("the process", || !server.named("exec-holder").is_empty());
     wait_for("its output", || {
         let list = server.client().ok("process/list", json!({"scope": "all"}));
         list["processes"][0]["outputBytes"] == 6
@@ -203,12 +200,12 @@ fn a_reader_from_another_session_goes_on_and_ps_names_what_it_cannot_list() {
 #[test]
 fn a_start_that_the_holder_does_not_answer_fails_in_time_and_is_never_run() {
     let server = TestServer::builder().keep_holders().start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     let marks = server.dir().join("marks");
     fs::create_dir(&marks).expect("make a directory");
     let touch = |id: &str, mark: &str| sh(id, &format!("touch {}", marks.join(mark).display()));
-    let holders = host::named(&server, "exec-holder");
+    let holders = server.named("exec-holder");
     let holder = *holders.first().expect("one holder");
     stop(holder);
     let began = Instant::now();

@@ -9,7 +9,6 @@ use std::{
 use exec_server_protocol::limits;
 use serde_json::{Value, json};
 
-use crate::promises::host::modern;
 use testkit::{Client, TestServer, binary, start_params};
 
 const PROCESSES: usize = 1024;
@@ -55,7 +54,7 @@ fn names(processes: &[Value]) -> Vec<&str> {
 #[test]
 fn a_thousand_processes_of_the_largest_size_are_listed_in_pages() {
     let mut server = TestServer::builder().keep_holders().start();
-    let (mut client, session) = modern(&server);
+    let (mut client, session) = server.modern_client();
     // More than is kept, and all of it is escaped in JSON. The first process has the longest possible argument.
     let argument = "\u{1}".repeat(limits::KEPT_ARGV_BYTES + 1);
     for number in 0..PROCESSES {
@@ -112,7 +111,7 @@ fn a_thousand_processes_of_the_largest_size_are_listed_in_pages() {
 fn what_is_longer_than_its_limit_is_refused_with_the_limit_in_the_text() {
     // A small stack, so that the kernel's limit for all arguments is 256 KiB.
     let server = TestServer::builder().after("ulimit -s 1024").start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let with = |params: Value, more: Value| {
         let mut params = params;
         params.as_object_mut().expect("params").extend(more.as_object().expect("members").clone());
@@ -146,7 +145,7 @@ fn what_is_longer_than_its_limit_is_refused_with_the_limit_in_the_text() {
 #[test]
 fn a_cursor_that_no_answer_had_and_a_limit_of_nothing_are_refused() {
     let server = TestServer::start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     for params in
         [json!({"limit": 0}), json!({"cursor": ""}), json!({"cursor": "bm90IG91cnM="}), json!({"cursor": "*"})]
     {

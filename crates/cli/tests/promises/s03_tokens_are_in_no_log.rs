@@ -2,16 +2,16 @@
 
 use std::{fs, process::Command};
 
-use crate::promises::{tokens, upgrade};
+use crate::promises::{token_helpers, upgrade};
 use testkit::{Client, TestServer, binary, http, start_params};
 
 #[test]
 fn a_token_is_in_no_log_line_and_no_answer_whichever_way_it_came() {
     let server = TestServer::builder().arg("--log").arg("trace").arg("--audit").arg("{dir}/audit.log").start();
-    let named = tokens::create(&server, "named", &["--scope", "exec"]);
+    let named = token_helpers::create(&server, "named", &["--scope", "exec"]);
     let mut answers = Vec::new();
     for token in [server.token(), named.as_str()] {
-        let mut by_url = tokens::client(&server, token);
+        let mut by_url = token_helpers::client(&server, token);
         by_url.run("p", &["true"]);
         answers.push(format!("{:?}", by_url.call("process/start", start_params("q", &["/no/such"]))));
         answers.push(format!(
@@ -34,8 +34,8 @@ fn a_token_is_in_no_log_line_and_no_answer_whichever_way_it_came() {
             answers.push(format!("{:?}", http(server.address(), &upgrade(&target, host, more))));
         }
     }
-    tokens::revoke(&server, "named");
-    let listed = tokens::token(&server, &["list", "--json"]);
+    token_helpers::revoke(&server, "named");
+    let listed = token_helpers::token(&server, &["list", "--json"]);
     let audit = fs::read_to_string(server.dir().join("audit.log")).expect("read the audit log");
     assert!(server.stderr().len() > 1000 && audit.contains("door.refuse"), "the logs say something at all");
     let file = fs::read_to_string(server.state_dir().join("tokens.toml")).expect("read the token file");

@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::promises::tokens;
+use crate::promises::token_helpers;
 use testkit::{Client, TestServer, binary, start_params, wait_for};
 
 /// The close code of a connection whose access has ended.
@@ -21,7 +21,7 @@ const ACCESS_ENDED: u16 = 4001;
 #[test]
 fn a_token_is_kept_as_its_digest_in_a_file_for_us_alone() {
     let server = TestServer::start();
-    let made: Vec<String> = (0..4).map(|n| tokens::create(&server, &format!("n{n}"), &[])).collect();
+    let made: Vec<String> = (0..4).map(|n| token_helpers::create(&server, &format!("n{n}"), &[])).collect();
     let path = server.state_dir().join("tokens.toml");
     let file = fs::read_to_string(&path).expect("read the file");
     for (n, token) in made.iter().enumerate() {
@@ -39,7 +39,7 @@ fn a_token_is_kept_as_its_digest_in_a_file_for_us_alone() {
         (&["create", "x", "--expires", "soon"], 2),
         (&["revoke", "nobody"], 1),
     ] {
-        assert_eq!(tokens::token(&server, words).status.code(), Some(code), "{words:?}");
+        assert_eq!(token_helpers::token(&server, words).status.code(), Some(code), "{words:?}");
     }
 }
 
@@ -47,7 +47,8 @@ fn a_token_is_kept_as_its_digest_in_a_file_for_us_alone() {
 #[test]
 fn every_digit_of_a_token_is_of_the_system_s_chance() {
     let server = TestServer::start();
-    let made: Vec<Vec<u8>> = (0..40).map(|n| tokens::create(&server, &format!("n{n}"), &[]).into_bytes()).collect();
+    let made: Vec<Vec<u8>> =
+        (0..40).map(|n| token_helpers::create(&server, &format!("n{n}"), &[]).into_bytes()).collect();
     let fixed: Vec<usize> = (0..64).filter(|&at| made.iter().all(|token| token[at] == made[0][at])).collect();
     assert!(fixed.is_empty(), "the same in all: {fixed:?}");
 }
@@ -55,24 +56,24 @@ fn every_digit_of_a_token_is_of_the_system_s_chance() {
 #[test]
 fn revocation_cuts_a_live_connection_within_a_second_and_nobody_else() {
     let server = TestServer::start();
-    let (token, other) = (tokens::create(&server, "a", &[]), tokens::create(&server, "b", &[]));
-    let mut revoked = tokens::connect(&server, &token);
+    let (token, other) = (token_helpers::create(&server, "a", &[]), token_helpers::create(&server, "b", &[]));
+    let mut revoked = token_helpers::connect(&server, &token);
     let session = revoked.initialize();
     let pid = revoked.ok("process/start", start_params("p", &["sleep", "1000"]))["pid"].as_u64().expect("a pid");
-    let (mut neighbour, mut owner) = (tokens::client(&server, &other), server.client());
-    tokens::revoke(&server, "a");
+    let (mut neighbour, mut owner) = (token_helpers::client(&server, &other), server.client());
+    token_helpers::revoke(&server, "a");
     let begun = Instant::now();
     let closed = revoked.wait_closed();
     let took = begun.elapsed();
     assert_eq!(closed, Some((ACCESS_ENDED, "access was revoked".to_owned())));
     assert!(took <= Duration::from_secs(1), "{took:?}");
-    assert!(Client::connect(&tokens::url(&server, &token)).is_err(), "and not let in again");
+    assert!(Client::connect(&token_helpers::url(&server, &token)).is_err(), "and not let in again");
     for client in [&mut neighbour, &mut owner] {
         assert_eq!(client.ok("environment/status", json!({}))["status"], "ready");
     }
     // Its process keeps running. Only the next principal with that name can use it.
     assert!(fs::exists(format!("/proc/{pid}")).expect("look for the process"));
-    let mut again = tokens::connect(&server, &tokens::create(&server, "a", &[]));
+    let mut again = token_helpers::connect(&server, &token_helpers::create(&server, "a", &[]));
     again.initialize_with(json!({"clientName": "test", "resumeSessionId": session}));
     assert_eq!(again.ok("process/list", json!({}))["processes"][0]["pid"], pid);
     let refused = neighbour.call("process/read", json!({"processId": "p", "sessionId": session}));
@@ -82,12 +83,13 @@ fn revocation_cuts_a_live_connection_within_a_second_and_nobody_else() {
 #[test]
 fn a_connection_that_takes_nothing_is_cut_as_fast() {
     let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
-    let mut client = tokens::client(&server, &tokens::create(&server, "a", &[]));
+    let mut client = token_helpers::client(&server, &token_helpers::create(&server, "a", &[]));
     client.ok("process/start", start_params("p", &["yes"]));
     let audit = server.dir().join("audit.log");
-    tokens::revoke(&server, "a");
+    token_helpers::revoke(&server, "a");
     let time = |event: &str| {
-        let line = tokens::lines(&audit).into_iter().find(|line| line["event"] == event && line["principal"] == "a")?;
+        let line =
+            token_helpers::lines(&audit).into_iter().find(|line| line["event"] == event && line["principal"] == "a")?;
         let time = line["time"].as_str().expect("a time").to_owned();
         let parts: Vec<f64> = time[11..23].split(':').map(|part| part.parse().expect("a number")).collect();
         Some(parts[0] * 3600.0 + parts[1] * 60.0 + parts[2])
@@ -102,23 +104,23 @@ fn a_connection_that_takes_nothing_is_cut_as_fast() {
 fn an_expired_token_is_cut_and_refused_on_its_date() {
     let server = TestServer::start();
     let begun = Instant::now();
-    let token = tokens::create(&server, "brief", &["--expires", "3s"]);
-    let mut client = tokens::client(&server, &token);
+    let token = token_helpers::create(&server, "brief", &["--expires", "3s"]);
+    let mut client = token_helpers::client(&server, &token);
     let closed = client.wait_closed();
     let took = begun.elapsed();
     assert_eq!(closed, Some((ACCESS_ENDED, "access has expired".to_owned())));
     // Expiry dates have a resolution of one second.
     assert!((Duration::from_secs(2)..Duration::from_secs(5)).contains(&took), "{took:?}");
-    assert!(Client::connect(&tokens::url(&server, &token)).is_err());
-    let listed = tokens::token(&server, &["list"]);
+    assert!(Client::connect(&token_helpers::url(&server, &token)).is_err());
+    let listed = token_helpers::token(&server, &["list"]);
     assert!(String::from_utf8_lossy(&listed.stdout).contains("expired"), "{listed:?}");
 }
 
 #[test]
 fn a_broken_file_changes_nothing_and_is_complained_about() {
     let server = TestServer::start();
-    let token = tokens::create(&server, "a", &[]);
-    let mut client = tokens::client(&server, &token);
+    let token = token_helpers::create(&server, "a", &[]);
+    let mut client = token_helpers::client(&server, &token);
     let path = server.state_dir().join("tokens.toml");
     let good = fs::read_to_string(&path).expect("read the file");
     let complaints = || server.stderr().matches("token file reload failed").count();
@@ -134,7 +136,7 @@ fn a_broken_file_changes_nothing_and_is_complained_about() {
     {
         replace(&path, broken);
         wait_for("the complaint", || complaints() == n + 1);
-        Client::connect(&tokens::url(&server, &token)).expect("what was in force stays so");
+        Client::connect(&token_helpers::url(&server, &token)).expect("what was in force stays so");
     }
     replace(&path, &good);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("open the file to others");
@@ -147,10 +149,10 @@ fn a_broken_file_changes_nothing_and_is_complained_about() {
     // The scopes have changed: the connection is closed, and the next one has the new scopes.
     replace(&path, &good.replace("\"exec\", ", ""));
     assert_eq!(client.wait_closed().expect("a close frame").1, "access was changed; connect again");
-    let refused = tokens::client(&server, &token).call("process/list", json!({}));
+    let refused = token_helpers::client(&server, &token).call("process/list", json!({}));
     assert_eq!(refused.expect_err("it lacks exec").kind(), "forbidden");
     fs::remove_file(&path).expect("remove the file");
-    wait_for("no file to be an empty one", || Client::connect(&tokens::url(&server, &token)).is_err());
+    wait_for("no file to be an empty one", || Client::connect(&token_helpers::url(&server, &token)).is_err());
 }
 
 /// Replaces a file atomically: a reader in the middle of a write would see an empty file, which is valid.

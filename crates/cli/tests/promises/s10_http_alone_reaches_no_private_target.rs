@@ -6,7 +6,7 @@ use std::{fs, os::fd::AsFd as _};
 
 use serde_json::{Value, json};
 
-use crate::promises::tokens;
+use crate::promises::token_helpers;
 use testkit::{Client, RpcError, Target, TestServer, target, wait_for};
 
 fn get(client: &mut Client, url: &str) -> Result<Value, RpcError> {
@@ -24,7 +24,7 @@ fn refused(client: &mut Client, url: &str) -> RpcError {
 fn no_private_address_is_reached_however_it_is_written() {
     let target = Target::saying("inside");
     let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
-    let mut client = tokens::client(&server, &tokens::create(&server, "web", &["--scope", "http"]));
+    let mut client = token_helpers::client(&server, &token_helpers::create(&server, "web", &["--scope", "http"]));
     let port = target.address().rsplit(':').next().expect("a port").to_owned();
     for host in [
         "127.0.0.1",
@@ -68,7 +68,7 @@ fn no_private_address_is_reached_however_it_is_written() {
     let error = refused(&mut client, &format!("http://localhost:{port}/"));
     assert!(!error.message.contains("127.0.0.1") && !error.message.contains("::1"), "{}", error.message);
     wait_for("all of it to be on record", || {
-        let denied = tokens::lines(&server.dir().join("audit.log"));
+        let denied = token_helpers::lines(&server.dir().join("audit.log"));
         let reasons = denied.iter().filter_map(|line| line["reason"].as_str());
         assert!(reasons.filter(|reason| reason.contains("`localhost`")).all(|reason| reason.contains("it is at ")));
         let denied = denied.iter().filter(|line| line["event"] == "request.deny" && line["method"] == "http/request");
@@ -76,10 +76,10 @@ fn no_private_address_is_reached_however_it_is_written() {
     });
     // The owner may start processes, which could send the same request.
     assert_eq!(get(&mut server.client(), &target.url("/")).expect("an answer")["status"], 200);
-    let both = tokens::create(&server, "both", &["--scope", "http", "--scope", "exec"]);
-    assert_eq!(get(&mut tokens::client(&server, &both), &target.url("/")).expect("an answer")["status"], 200);
-    let without = tokens::create(&server, "without", &["--scope", "exec"]);
-    let error = get(&mut tokens::client(&server, &without), &target.url("/")).expect_err("it lacks http");
+    let both = token_helpers::create(&server, "both", &["--scope", "http", "--scope", "exec"]);
+    assert_eq!(get(&mut token_helpers::client(&server, &both), &target.url("/")).expect("an answer")["status"], 200);
+    let without = token_helpers::create(&server, "without", &["--scope", "exec"]);
+    let error = get(&mut token_helpers::client(&server, &without), &target.url("/")).expect_err("it lacks http");
     assert_eq!(error.kind(), "forbidden");
 }
 
@@ -113,7 +113,7 @@ fn lead_about(server: &TestServer) {
         "/here" => target::respond(stream, "302 Found", &[("location", "/fine")], b""),
         _ => target::respond(stream, "200 OK", &[], b"outside"),
     });
-    let mut client = tokens::client(server, &tokens::create(server, "web", &["--scope", "http"]));
+    let mut client = token_helpers::client(server, &token_helpers::create(server, "web", &["--scope", "http"]));
     for path in ["/fine", "/here"] {
         assert_eq!(get(&mut client, &outside.url(path)).expect("a public target is reached")["status"], 200);
     }
@@ -130,8 +130,8 @@ fn lead_about(server: &TestServer) {
 fn no_proxy_undoes_it_and_no_variable_is_read() {
     let proxy = Target::start(|_, stream| target::respond(stream, "200 OK", &[], b"from inside"));
     let server = TestServer::builder().env("http_proxy", &proxy.url("")).env("API_KEY", "k3y").start();
-    let token = tokens::create(&server, "web", &["--scope", "http"]);
-    let mut client = tokens::client(&server, &token);
+    let token = token_helpers::create(&server, "web", &["--scope", "http"]);
+    let mut client = token_helpers::client(&server, &token);
     for host in ["intranet.example", "8.8.8.8", "127.0.0.1"] {
         refused(&mut client, &format!("http://{host}/"));
     }

@@ -8,10 +8,10 @@ use exec_server_protocol::method::{METHODS, Method, Scope};
 use serde_json::{Value, json};
 
 use crate::promises::{
-    boxes::{self, Ground},
-    tokens,
+    sandbox_helpers::{self, Ground},
+    token_helpers,
 };
-use testkit::{Client, Target, TestServer, start_params};
+use testkit::{Client, Target, TestServer, start_params, with};
 
 fn kind(answer: Result<Value, testkit::RpcError>) -> String {
     answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
@@ -19,7 +19,7 @@ fn kind(answer: Result<Value, testkit::RpcError>) -> String {
 
 /// Calls a method with empty params on a new connection, because some methods end it.
 fn call(server: &TestServer, token: &str, method: &Method) -> String {
-    kind(tokens::client(server, token).call(method.name, json!({})))
+    kind(token_helpers::client(server, token).call(method.name, json!({})))
 }
 
 #[test]
@@ -31,8 +31,8 @@ fn each_method_is_denied_without_its_scope_and_only_then() {
     };
     let mut denied = 0;
     for scope in Scope::ALL {
-        let without = tokens::create(&server, &format!("without-{}", scope.as_str()), &all_but(*scope));
-        let only = tokens::create(&server, &format!("only-{}", scope.as_str()), &["--scope", scope.as_str()]);
+        let without = token_helpers::create(&server, &format!("without-{}", scope.as_str()), &all_but(*scope));
+        let only = token_helpers::create(&server, &format!("only-{}", scope.as_str()), &["--scope", scope.as_str()]);
         for method in METHODS.iter().filter(|method| method.name != "initialize") {
             let (lacking, having) = (call(&server, &without, method), call(&server, &only, method));
             let (needs_it, needs_other) =
@@ -48,23 +48,22 @@ fn each_method_is_denied_without_its_scope_and_only_then() {
 #[test]
 fn a_denied_request_has_no_effect_and_a_declared_scope_adds_nothing() {
     let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
-    let token = tokens::create(&server, "reader", &["--scope", "stdin"]);
-    let mut client = tokens::connect(&server, &token);
+    let token = token_helpers::create(&server, "reader", &["--scope", "stdin"]);
+    let mut client = token_helpers::connect(&server, &token);
     client.initialize_with(json!({
         "clientName": "owner", "principal": "owner", "scopes": ["exec"], "scope": "exec",
         "capabilities": {"ack": true, "scopes": ["exec", "signal"], "exec": true},
     }));
     let before = server.processes();
     let mark = server.dir().join("mark");
-    let mut params = start_params("p", &["touch", &mark.display().to_string()]);
-    params["scopes"] = json!(["exec"]);
+    let params = with(start_params("p", &["touch", &mark.display().to_string()]), json!({"scopes": ["exec"]}));
     let error = client.call("process/start", params.clone()).expect_err("it lacks exec");
     assert_eq!((error.code, error.kind()), (-32600, "forbidden"));
     assert!(error.message.contains("`exec`") && error.message.contains("`reader`"), "{}", error.message);
     assert_eq!(kind(client.call("command/exec", params)), "forbidden");
     assert_eq!(server.processes(), before);
     assert!(!mark.exists());
-    let denied: Vec<Value> = tokens::lines(&server.dir().join("audit.log"))
+    let denied: Vec<Value> = token_helpers::lines(&server.dir().join("audit.log"))
         .into_iter()
         .filter(|line| line["event"] == "request.deny")
         .collect();
@@ -77,14 +76,14 @@ fn a_start_that_names_no_directory_begins_in_the_first_root() {
     let server = TestServer::start();
     let root = server.dir().canonicalize().expect("it exists").join("root");
     fs::create_dir(&root).expect("make a directory");
-    let token = tokens::create(&server, "rooted", &["--root", &root.display().to_string()]);
-    let mut client = tokens::client(&server, &token);
+    let token = token_helpers::create(&server, "rooted", &["--root", &root.display().to_string()]);
+    let mut client = token_helpers::client(&server, &token);
     client.ok("process/start", json!({"processId": "p", "argv": ["pwd"]}));
     let ended = client.collect("p");
     let expected = format!("{}\n", root.display());
     assert_eq!(String::from_utf8_lossy(&ended.stdout), expected);
     let mut run = std::process::Command::new(testkit::binary());
-    run.args(["run", "--connect", &tokens::url(&server, &token), "--", "pwd"]);
+    run.args(["run", "--connect", &token_helpers::url(&server, &token), "--", "pwd"]);
     let output = run.output().expect("run the program");
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");
 }
@@ -97,8 +96,8 @@ fn processes_start_only_beneath_the_roots() {
     fs::create_dir(server.dir().join("rootless")).expect("make a directory beside");
     std::os::unix::fs::symlink(server.dir(), root.join("out")).expect("make a link out");
     std::os::unix::fs::symlink(root.join("in"), root.join("link")).expect("make a link within");
-    let token = tokens::create(&server, "rooted", &["--root", &root.display().to_string()]);
-    let mut client = tokens::client(&server, &token);
+    let token = token_helpers::create(&server, "rooted", &["--root", &root.display().to_string()]);
+    let mut client = token_helpers::client(&server, &token);
     let dir = server.dir().display().to_string();
     for (n, (cwd, expected)) in [
         (format!("{dir}/root"), "ok"),
@@ -120,8 +119,7 @@ fn processes_start_only_beneath_the_roots() {
     .enumerate()
     {
         for method in ["process/start", "command/exec"] {
-            let mut params = start_params(&format!("{method}{n}"), &["true"]);
-            params["cwd"] = json!(cwd);
+            let params = with(start_params(&format!("{method}{n}"), &["true"]), json!({"cwd": cwd}));
             assert_eq!(kind(client.call(method, params)), expected, "{method} in {cwd}");
         }
     }
@@ -130,8 +128,8 @@ fn processes_start_only_beneath_the_roots() {
 #[test]
 fn requests_set_only_the_granted_variables() {
     let server = TestServer::start();
-    let token = tokens::create(&server, "plain", &["--env", "PATH", "--env", "LC_*"]);
-    let mut client = tokens::client(&server, &token);
+    let token = token_helpers::create(&server, "plain", &["--env", "PATH", "--env", "LC_*"]);
+    let mut client = token_helpers::client(&server, &token);
     for (n, (name, expected)) in [
         ("PATH", "ok"),
         ("LC_ALL", "ok"),
@@ -143,8 +141,7 @@ fn requests_set_only_the_granted_variables() {
     .into_iter()
     .enumerate()
     {
-        let mut params = start_params(&format!("p{n}"), &["true"]);
-        params["env"] = json!({name: "/usr/bin:/bin"});
+        let mut params = with(start_params(&format!("p{n}"), &["true"]), json!({"env": {name: "/usr/bin:/bin"}}));
         assert_eq!(kind(client.call("process/start", params.clone())), expected, "{name}");
         params["processId"] = json!(format!("c{n}"));
         assert_eq!(kind(client.call("command/exec", params.clone())), expected, "{name}");
@@ -161,10 +158,9 @@ fn requests_set_only_the_granted_variables() {
 #[test]
 fn a_principal_sees_and_reaches_nothing_of_another() {
     let server = TestServer::start();
-    let mut owner = server.connect();
-    let session = owner.initialize();
+    let (mut owner, session) = server.session();
     owner.ok("process/start", start_params("p", &["sleep", "1000"]));
-    let mut other: Client = tokens::client(&server, &tokens::create(&server, "other", &[]));
+    let mut other: Client = token_helpers::client(&server, &token_helpers::create(&server, "other", &[]));
     assert_eq!(other.ok("process/list", json!({"scope": "all"}))["processes"], json!([]));
     for method in ["process/read", "process/subscribe", "process/terminate", "process/forget", "process/closeStdin"] {
         let answer = other.call(method, json!({"sessionId": session, "processId": "p"}));
@@ -184,7 +180,7 @@ fn a_principal_that_must_be_confined_does_nothing_without_a_sandbox() {
     let server = TestServer::start();
     let ground = Ground::new();
     let target = Target::saying("hello");
-    let reading = |network: &str| boxes::sandbox(vec![boxes::special("root", "read")], network);
+    let reading = |network: &str| sandbox_helpers::sandbox(vec![sandbox_helpers::special("root", "read")], network);
     let of_type = |permissions: Value| json!({"permissions": permissions});
     let boxes = [
         ("none", Value::Null),
@@ -198,8 +194,8 @@ fn a_principal_that_must_be_confined_does_nothing_without_a_sandbox() {
         ("offline", reading("restricted")),
     ];
     for (floor, allowed) in [("required", ["online", "offline"].as_slice()), ("offline", &["offline"])] {
-        let token = tokens::create(&server, floor, &["--sandbox", floor]);
-        let mut client = tokens::client(&server, &token);
+        let token = token_helpers::create(&server, floor, &["--sandbox", floor]);
+        let mut client = token_helpers::client(&server, &token);
         for (name, sandbox) in &boxes {
             let expected = if allowed.contains(name) { "ok" } else { "forbidden" };
             let with = |mut params: Value| {
@@ -216,7 +212,7 @@ fn a_principal_that_must_be_confined_does_nothing_without_a_sandbox() {
         let mark = ground.text(&format!("work/{floor}"));
         let write = json!({"path": mark, "dataBase64": ""});
         assert_eq!(kind(client.call("fs/writeFile", write)), "forbidden");
-        let mut old = tokens::connect(&server, &token);
+        let mut old = token_helpers::connect(&server, &token);
         let exec = json!({"processId": "v0", "argv": ["touch", mark], "cwd": "/", "env": {}, "tty": false});
         assert_eq!(kind(old.call("command/exec", exec)), "forbidden");
         assert!(!std::path::Path::new(&mark).exists(), "nothing happened");

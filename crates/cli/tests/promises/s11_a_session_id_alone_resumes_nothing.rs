@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::promises::tokens;
+use crate::promises::token_helpers;
 use testkit::{Client, TestServer, start_params, wait_for};
 
 fn resume(id: &str) -> Value {
@@ -24,12 +24,12 @@ fn guess(n: usize) -> String {
 #[test]
 fn another_principal_with_the_right_id_is_refused() {
     let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").arg("--log").arg("trace").start();
-    let [a, b] = ["a", "b"].map(|name| tokens::create(&server, name, &[]));
-    let mut first = tokens::connect(&server, &a);
+    let [a, b] = ["a", "b"].map(|name| token_helpers::create(&server, name, &[]));
+    let mut first = token_helpers::connect(&server, &a);
     let session = first.initialize();
     first.ok("process/start", start_params("p", &["sleep", "1000"]));
     first.leave();
-    for mut other in [tokens::connect(&server, &b), server.connect()] {
+    for mut other in [token_helpers::connect(&server, &b), server.connect()] {
         for takeover in [false, true] {
             let mut params = resume(&session);
             params["takeover"] = json!(takeover);
@@ -39,13 +39,13 @@ fn another_principal_with_the_right_id_is_refused() {
             assert_eq!(error.message.replace(&session, "ID"), unknown(&mut other).replace(&guess(1), "ID"));
         }
     }
-    let mut again = tokens::connect(&server, &a);
+    let mut again = token_helpers::connect(&server, &a);
     again.initialize_with(resume(&session));
     assert_eq!(again.ok("process/list", json!({}))["processes"][0]["processId"], "p");
     let audit = server.dir().join("audit.log");
     wait_for("the refusals on record", || {
         let refused = |line: &Value| line["event"] == "session.refuse" && line["session"] == session[..8];
-        tokens::lines(&audit).iter().filter(|line| refused(line)).count() == 4
+        token_helpers::lines(&audit).iter().filter(|line| refused(line)).count() == 4
     });
     // The logs contain the beginning of the id, but not the whole id.
     let said = server.stderr() + &fs::read_to_string(&audit).expect("read the audit log");
@@ -91,11 +91,10 @@ fn ten_thousand_guesses_are_slowed_and_logged_and_disturb_nobody() {
     const GUESSES: usize = 500;
     const WINDOW: Duration = Duration::from_secs(5);
     let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
-    let token = tokens::create(&server, "guesser", &[]);
-    let mut mine = server.connect();
-    let session = mine.initialize();
+    let token = token_helpers::create(&server, "guesser", &[]);
+    let (mut mine, session) = server.session();
     mine.ok("process/start", start_params("p", &["sleep", "1000"]));
-    let guessers: Vec<Client> = (0..CONNECTIONS).map(|_| tokens::connect(&server, &token)).collect();
+    let guessers: Vec<Client> = (0..CONNECTIONS).map(|_| token_helpers::connect(&server, &token)).collect();
     let begun = Instant::now();
     let (answered, slowest) = thread::scope(|scope| {
         let guessing: Vec<_> = guessers
@@ -129,7 +128,7 @@ fn ten_thousand_guesses_are_slowed_and_logged_and_disturb_nobody() {
     assert!((CONNECTIONS..=64 + 8 * 8).contains(&answered), "{answered} of {} were answered", CONNECTIONS * GUESSES);
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     let refused = |line: &Value| line["event"] == "session.refuse" && line["principal"] == "guesser";
-    let logged = tokens::lines(&server.dir().join("audit.log")).iter().filter(|line| refused(line)).count();
+    let logged = token_helpers::lines(&server.dir().join("audit.log")).iter().filter(|line| refused(line)).count();
     assert!(logged >= answered, "{logged} of {answered} are on record");
     println!(
         "{answered} of {} guesses answered in {WINDOW:?}; others waited {slowest:?} at most",

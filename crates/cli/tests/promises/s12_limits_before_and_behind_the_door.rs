@@ -12,11 +12,10 @@ use std::{
 use serde_json::json;
 
 use crate::promises::{
-    host::{self, kill, modern, sh, stop},
-    raw::{Raw, Said, descriptors, header, resident},
+    hand_written_websocket::{Raw, Said, header},
     upgrade,
 };
-use testkit::{Client, DEADLINE, TestServer, http, wait_for};
+use testkit::{Client, DEADLINE, TestServer, http, kill, sh, stop, wait_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -28,7 +27,7 @@ fn five_hundred_slow_peers_neither_disturb_who_is_in_nor_keep_out_who_comes() {
     let server = TestServer::start();
     let mut inside = server.client();
     assert_eq!(inside.run("p", &["echo", "hi"]).stdout, b"hi\n");
-    let before = descriptors(&server);
+    let before = server.descriptors();
     let slow: Vec<TcpStream> = (0..500)
         .map(|n| {
             let mut socket = TcpStream::connect(server.address()).expect("connect");
@@ -47,10 +46,10 @@ fn five_hundred_slow_peers_neither_disturb_who_is_in_nor_keep_out_who_comes() {
         assert_eq!(http(server.address(), "GET /healthz HTTP/1.0\r\n\r\n").status, 200);
     }
     assert_eq!(inside.run("q", &["echo", "hi"]).stdout, b"hi\n");
-    wait_for("no more than 64 of them", || descriptors(&server) <= before + 64 + 16);
+    wait_for("no more than 64 of them", || server.descriptors() <= before + 64 + 16);
     assert!(server.stderr().contains("dropped to make room"), "{}", server.stderr());
     drop(slow);
-    wait_for("their descriptors back", || descriptors(&server) <= before + 16);
+    wait_for("their descriptors back", || server.descriptors() <= before + 16);
 }
 
 #[test]
@@ -99,7 +98,9 @@ fn a_request_head_that_does_not_end_is_waited_for_ten_seconds() {
 
 /// The texts of the refusals. They show that a message was refused because of this rule and not for another reason.
 const DEEP: &str = "nests deeper than 128 levels";
+
 const MANY: &str = "more than 262144 values";
+
 const TWICE: &str = "duplicate key";
 
 /// For each message: a description, the expected text of the refusal, and the message. The connection stays usable.
@@ -129,7 +130,7 @@ fn bombs() -> Vec<(&'static str, &'static str, String)> {
 fn no_message_brings_the_server_down_or_makes_it_grow() {
     let server = TestServer::start();
     let mut inside = server.client();
-    let before = resident(&server);
+    let before = server.memory();
     for (what, refusal, bomb) in bombs() {
         let mut raw = Raw::open(&server, "");
         for _ in 0..3 {
@@ -140,7 +141,7 @@ fn no_message_brings_the_server_down_or_makes_it_grow() {
                 "{what}: {answer}"
             );
         }
-        let now = resident(&server);
+        let now = server.memory();
         assert!(now < before + 96 * MIB, "{what}: from {before} to {now}");
     }
     assert_eq!(inside.run("p", &["echo", "hi"]).stdout, b"hi\n");
@@ -149,7 +150,7 @@ fn no_message_brings_the_server_down_or_makes_it_grow() {
 #[test]
 fn no_frame_does_either() {
     let server = TestServer::start();
-    let before = resident(&server);
+    let before = server.memory();
     for (what, first, len, code) in [
         ("a frame of 2^63", 0x82, 1 << 63, 1009),
         ("a frame of 2^64", 0x81, u64::MAX, 1009),
@@ -174,7 +175,7 @@ fn no_frame_does_either() {
             raw
         })
         .collect();
-    assert!(resident(&server) < before + 64 * MIB);
+    assert!(server.memory() < before + 64 * MIB);
     drop(silent);
     // For fragments, the size of the whole message counts.
     let mut raw = Raw::open(&server, "");
@@ -189,7 +190,7 @@ fn no_frame_does_either() {
 #[test]
 fn floods_of_pings_and_of_empty_fragments_cost_no_memory() {
     let server = TestServer::start();
-    let before = resident(&server);
+    let before = server.memory();
     // Send pings and never read the pongs, then send a request: it is answered once we read.
     let mut raw = Raw::open(&server, "");
     let mut writer = raw.socket.try_clone().expect("a second handle");
@@ -210,7 +211,7 @@ fn floods_of_pings_and_of_empty_fragments_cost_no_memory() {
     }
     raw.frame(0x80, request);
     assert!(matches!(raw.next(), Said::Text(answer) if answer.contains("\"id\":7")));
-    assert!(resident(&server) < before + 64 * MIB, "from {before} to {}", resident(&server));
+    assert!(server.memory() < before + 64 * MIB, "from {before} to {}", server.memory());
 }
 
 #[test]
@@ -218,7 +219,7 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
     let budget = 256 * MIB;
     let server = TestServer::builder().arg("--incoming-memory").arg("256MiB").start();
     let mut inside = server.client();
-    let before = resident(&server);
+    let before = server.memory();
     let begun: Vec<_> = (0..8)
         .map(|_| {
             let mut raw = Raw::open(&server, "");
@@ -233,7 +234,7 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
         .collect();
     let mut most = 0;
     while begun.iter().any(|thread| !thread.is_finished()) {
-        most = most.max(resident(&server));
+        most = most.max(server.memory());
         // Small requests are still served.
         inside.ok("environment/status", json!({}));
     }
@@ -243,7 +244,7 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
     assert!(whole >= 1, "not everybody is sent away");
     assert!(server.stderr().contains("incoming messages"), "{}", server.stderr());
     drop(ended);
-    wait_for("the memory back", || resident(&server) < before + 64 * MIB);
+    wait_for("the memory back", || server.memory() < before + 64 * MIB);
     // A message of the maximum size is accepted when there is room.
     let mut raw = Raw::open(&server, "");
     raw.frame(0x81, &[&b" ".repeat(90 << 20)[..], br#"{"id":7,"method":"environment/status"}"#].concat());
@@ -255,9 +256,9 @@ fn all_connections_together_hold_no_more_than_the_budget_and_small_requests_pass
 #[test]
 fn requests_that_wait_are_counted_whatever_they_ask_for() {
     let server = TestServer::start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
-    let before = resident(&server);
+    let before = server.memory();
     let name = "x".repeat(MIB as usize);
     for i in 0..80 {
         client.send_text(&format!(
@@ -270,7 +271,7 @@ fn requests_that_wait_are_counted_whatever_they_ask_for() {
         assert!(id.starts_with(&format!("{i}-")), "{}", &id[..8]);
         assert_eq!(answer["error"]["data"]["kind"], "overloaded");
     }
-    assert!(resident(&server) < before + 160 * MIB, "from {before} to {}", resident(&server));
+    assert!(server.memory() < before + 160 * MIB, "from {before} to {}", server.memory());
     client.send_text(r#"{"id":"end","method":"process/terminate","params":{"processId":"p"}}"#);
     let answer = |client: &mut Client| loop {
         let message = client.next();
@@ -289,11 +290,11 @@ fn requests_that_wait_are_counted_whatever_they_ask_for() {
 #[test]
 fn whoever_has_all_slots_taken_may_still_steer_and_is_refused_more() {
     let server = TestServer::start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("own", "exec sleep 1000"));
-    let holders = host::named(&server, "exec-holder");
+    let holders = server.named("exec-holder");
     let holder = *holders.first().expect("a holder");
-    let (mut other, there) = modern(&server);
+    let (mut other, there) = server.modern_client();
     other.ok("process/start", sh("theirs", "trap '' USR1; exec sleep 1000"));
     // A start is in flight until its holder answers, and this holder is stopped.
     stop(holder);

@@ -1,7 +1,7 @@
 //! S13: nothing is compressed. An offer of `permessage-deflate` is not accepted, and a frame that is marked as compressed closes its
 //! connection before anything is inflated.
 
-use crate::promises::raw::{Raw, Said, resident};
+use crate::promises::hand_written_websocket::{Raw, Said};
 use testkit::TestServer;
 
 /// The beginning of a deflate block in which each zero byte stands for 1032 bytes of output.
@@ -10,7 +10,7 @@ const BOMB: &[u8] = b"\xec\xc1\x01\x01\x00\x00\x00\x80\x90\xfe\xaf\xee\x08\x0a";
 #[test]
 fn an_offer_is_not_taken_and_a_bomb_is_not_inflated() {
     let server = TestServer::start();
-    let before = resident(&server);
+    let before = server.memory();
     for offer in [
         "Sec-WebSocket-Extensions: permessage-deflate\r\n",
         "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits; server_no_context_takeover\r\n",
@@ -28,6 +28,6 @@ fn an_offer_is_not_taken_and_a_bomb_is_not_inflated() {
         raw.frame(0xc1, &BOMB[..8]);
         assert_eq!(raw.next(), Said::Close(1002), "{offer}");
     }
-    assert!(resident(&server) < before + (32 << 20), "from {before} to {}", resident(&server));
+    assert!(server.memory() < before + (32 << 20), "from {before} to {}", server.memory());
     server.client();
 }

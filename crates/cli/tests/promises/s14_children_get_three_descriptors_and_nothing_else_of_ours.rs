@@ -3,8 +3,7 @@
 
 use serde_json::json;
 
-use crate::promises::host::{modern, said, sh};
-use testkit::TestServer;
+use testkit::{TestServer, sh, with};
 
 /// A server that was started with open fds, limits and signal dispositions that a child must not inherit.
 fn untidy() -> TestServer {
@@ -24,7 +23,7 @@ fn a_thousand_children_at_once_have_three_descriptors_each() {
         for number in 0..CLIENTS {
             let server = &server;
             scope.spawn(move || {
-                let (mut client, _) = modern(server);
+                let (mut client, _) = server.modern_client();
                 let ids: Vec<String> = (0..EACH).map(|at| format!("p{number}-{at}")).collect();
                 let requests: Vec<i64> = ids
                     .iter()
@@ -51,12 +50,11 @@ fn a_thousand_children_at_once_have_three_descriptors_each() {
 #[test]
 fn limits_signals_and_mask_are_those_the_server_was_started_with_or_none() {
     let server = untidy();
-    let (mut client, _) = modern(&server);
-    assert_eq!(said(&mut client, "limit", "ulimit -Sn; umask"), "777\n0027");
+    let (mut client, _) = server.modern_client();
+    assert_eq!(client.script("limit", "ulimit -Sn; umask"), "777\n0027");
     for tty in [false, true] {
         let id = format!("signals-{tty}");
-        let mut params = testkit::start_params(&id, &["cat", "/proc/self/status"]);
-        params["tty"] = json!(tty);
+        let params = with(testkit::start_params(&id, &["cat", "/proc/self/status"]), json!({"tty": tty}));
         client.ok("process/start", params);
         let status = String::from_utf8_lossy(&client.collect(&id).stdout).into_owned();
         for field in ["SigPnd:", "ShdPnd:", "SigBlk:", "SigIgn:", "SigCgt:"] {

@@ -6,8 +6,8 @@ use std::{collections::BTreeSet, fs};
 
 use serde_json::{Value, json};
 
-use crate::promises::host::{compile, modern, named, pid_of, sh, wait_output};
-use testkit::{Client, TestServer};
+use crate::promises::host_helpers::compile;
+use testkit::{Client, TestServer, sh, with};
 
 /// Names that must not be inherited from the server, in several spellings.
 const PLUMBING: [&str; 12] = [
@@ -38,8 +38,7 @@ const TOKENS: [&str; 8] = [
 ];
 
 fn environment_of(client: &mut Client, id: &str, env: Value, policy: Option<Value>) -> BTreeSet<String> {
-    let mut params = testkit::start_params(id, &["/usr/bin/env", "-0"]);
-    params["env"] = env;
+    let mut params = with(testkit::start_params(id, &["/usr/bin/env", "-0"]), json!({"env": env}));
     if let Some(policy) = policy {
         params["envPolicy"] = policy;
     }
@@ -60,7 +59,7 @@ fn the_environment_is_what_was_asked_for_less_what_nobody_may_have() {
         builder = builder.env(name, value);
     }
     let server = builder.start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     assert_eq!(environment_of(&mut client, "exact", json!({"ONLY": "1"}), None), BTreeSet::from(["ONLY=1".to_owned()]));
 
     let all = json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
@@ -101,6 +100,7 @@ __attribute__((constructor)) static void sing(void) {
     int size = snprintf(line, sizeof line, "%d %s\n", getpid(), program);
     if (fd >= 0 && write(fd, line, size) != size) abort();
 }
+
 "#;
 
 #[test]
@@ -109,13 +109,13 @@ fn what_a_request_preloads_is_loaded_by_the_child_and_by_nobody_else() {
     let library = compile(server.dir(), "canary.so", CANARY, &["-shared", "-fPIC"]);
     let sung = server.dir().join("sung");
     fs::write(&sung, "").expect("make the file");
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let mut first = sh("first", "echo up; kill -STOP $$");
     first["env"]["LD_PRELOAD"] = json!(library);
     first["env"]["CANARY_FILE"] = json!(sung);
     client.ok("process/start", first.clone());
-    wait_output(&mut client, "first", "up\n");
-    let child = pid_of(&mut client, "first");
+    client.wait_output("first", "up\n");
+    let child = client.pid_of("first");
     let shell = fs::canonicalize("/bin/sh").expect("there is a shell");
     let sang = fs::read_to_string(&sung).expect("read it");
     assert_eq!(
@@ -124,7 +124,7 @@ fn what_a_request_preloads_is_loaded_by_the_child_and_by_nobody_else() {
         "once, in what was asked for: no launcher came before it"
     );
     let ours: BTreeSet<u32> =
-        [named(&server, "exec-holder"), named(&server, "exec-spawner"), BTreeSet::from([server.pid()])]
+        [server.named("exec-holder"), server.named("exec-spawner"), BTreeSet::from([server.pid()])]
             .into_iter()
             .flatten()
             .collect();

@@ -13,10 +13,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 
-use crate::promises::{
-    boxes::{Ground, USERS, path, sandbox, server_of, special},
-    host::modern,
-};
+use crate::promises::sandbox_helpers::{Ground, USERS, path, sandbox, server_of, special};
 use testkit::Client;
 
 /// Rounds of requests in each sandbox.
@@ -63,7 +60,7 @@ fn no_request_leaves_its_sandbox_while_names_are_swapped() {
             sandbox(vec![path(&work, "write")], "restricted"),
             sandbox(vec![special("root", "read"), path(&work, "write"), path(&outside, "deny")], "restricted"),
         ];
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         thread::scope(|scope| {
             let racer = scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {

@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::tokens;
+use super::token_helpers;
 use testkit::{Client, TestServer, decode_base64, encode_base64};
 
 /// Operations in the race. Set `EXEC_SERVER_RACE=200000` for a longer run.
@@ -41,8 +41,8 @@ fn fence() -> Fence {
     symlink(&outside, root.join("out-absolute")).expect("link");
     symlink(root.join("inner"), root.join("in-absolute")).expect("link");
     let flags = ["--scope", "fs-read", "--scope", "fs-write", "--root", &root.display().to_string()];
-    let token = tokens::create(&server, "fenced", &flags);
-    let client = tokens::client(&server, &token);
+    let token = token_helpers::create(&server, "fenced", &flags);
+    let client = token_helpers::client(&server, &token);
     Fence { client, root, outside, server }
 }
 
@@ -139,7 +139,7 @@ fn what_lies_beneath_a_root_is_as_everywhere() {
 #[test]
 fn a_racer_that_swaps_a_directory_for_a_link_finds_no_gap() {
     let Fence { root, outside, server, mut client } = fence();
-    let token = tokens::create(
+    let token = token_helpers::create(
         &server,
         "racing",
         &["--scope", "fs-read", "--scope", "fs-write", "--root", &root.display().to_string()],
@@ -166,7 +166,7 @@ fn a_racer_that_swaps_a_directory_for_a_link_finds_no_gap() {
         });
         for worker in 0..4 {
             let (server, token, root, done, counts) = (&server, &token, &root, &done, (&operations, &reads));
-            scope.spawn(move || race(tokens::client(server, token), (root, worker), done, counts));
+            scope.spawn(move || race(token_helpers::client(server, token), (root, worker), done, counts));
         }
         let (wanted, end) = (race_length(), Instant::now() + RACE_WITHIN);
         while operations.load(Ordering::Relaxed) < wanted && Instant::now() < end {
@@ -228,8 +228,7 @@ fn race(
 
 #[test]
 fn pipes_devices_and_files_of_proc_are_not_opened() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     for path in [
         "/dev/zero",
         "/dev/null",

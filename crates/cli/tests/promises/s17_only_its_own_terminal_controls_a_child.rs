@@ -3,11 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::promises::{
-    boxes,
-    host::{carrying, compile, modern, pid_of, sh, wait_output},
-};
-use testkit::{Client, TestServer, binary, wait_gone};
+use crate::promises::{host_helpers::compile, sandbox_helpers};
+use testkit::{Client, TestServer, binary, marked, sh, wait_gone, with};
 
 /// Tries to get at a terminal and prints a line for each attempt. The second ioctl number differs in bits that the kernel ignores.
 const INTRUDER: &str = r#"
@@ -39,15 +36,15 @@ int main(int argc, char **argv) {
     printf("done\n");
     return 0;
 }
+
 "#;
 
 /// Starts a server on a terminal, as an unprivileged user, because root may do everything regardless of sessions.
 fn start_on_terminal(outer: &mut Client, mark: &str, state: &str) -> String {
     let argv = [binary(), "serve", "--state-dir", state, "--kill-on-exit", "--allow-host", mark];
-    let mut params = testkit::start_params("server", &argv);
-    params["tty"] = json!(true);
+    let params = with(testkit::start_params("server", &argv), json!({"tty": true}));
     outer.ok("process/start", params);
-    let said = wait_output(outer, "server", "\n");
+    let said = outer.wait_output("server", "\n");
     said.lines().find(|line| line.starts_with("ws://")).unwrap_or_else(|| panic!("a URL in {said:?}")).trim().to_owned()
 }
 
@@ -69,15 +66,14 @@ fn in_a_sandbox_a_child_types_into_no_terminal_not_even_its_own() {
     let server = TestServer::start();
     let intruder = compile(server.dir(), "intruder", INTRUDER, &[]);
     server.open_dir();
-    let (mut client, _) = modern(&server);
-    let mut params = testkit::start_params("free", &[&intruder, "/dev/tty"]);
-    params["tty"] = json!(true);
+    let (mut client, _) = server.modern_client();
+    let mut params = with(testkit::start_params("free", &[&intruder, "/dev/tty"]), json!({"tty": true}));
     let said = told(&mut client, params.clone());
     // Without a sandbox no seccomp filter is active, so the error comes from the terminal itself.
     assert_eq!(line(&said, "other="), "open");
     assert!(["ENOTTY", "EINVAL"].contains(&line(&said, "console=")), "{said}");
     params["processId"] = json!("boxed");
-    params["sandbox"] = boxes::sandbox(vec![boxes::special("root", "read")], "enabled");
+    params["sandbox"] = sandbox_helpers::sandbox(vec![sandbox_helpers::special("root", "read")], "enabled");
     let said = told(&mut client, params);
     assert_eq!(line(&said, "other="), "open");
     for attempt in ["type=", "high=", "console=", "upper="] {
@@ -90,11 +86,11 @@ fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
     let outer = TestServer::builder().arg("--run-as").arg("nobody").start();
     let intruder = compile(outer.dir(), "intruder", INTRUDER, &[]);
     outer.open_dir();
-    let (mut keeper, _) = modern(&outer);
+    let (mut keeper, _) = outer.modern_client();
     let mark = format!("inner-{}", outer.mark());
     let state = std::env::temp_dir().join(&mark);
     let url = start_on_terminal(&mut keeper, &mark, &state.display().to_string());
-    let server = pid_of(&mut keeper, "server");
+    let server = keeper.pid_of("server");
     let terminal = std::fs::read_link(format!("/proc/{server}/fd/0")).expect("the terminal of the server");
     assert!(terminal.starts_with("/dev/pts"), "{}", terminal.display());
 
@@ -102,8 +98,8 @@ fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
     client.initialize();
     for tty in [false, true] {
         let id = format!("intruder-{tty}");
-        let mut params = testkit::start_params(&id, &[&intruder, &terminal.display().to_string()]);
-        params["tty"] = json!(tty);
+        let params =
+            with(testkit::start_params(&id, &[&intruder, &terminal.display().to_string()]), json!({"tty": tty}));
         let said = told(&mut client, params);
         let line = |name: &str| line(&said, name);
         assert_eq!(line("leads="), "1", "it leads its session");
@@ -124,6 +120,6 @@ fn a_child_neither_has_nor_reaches_the_terminal_of_its_server() {
     drop(client);
     keeper.ok("process/terminate", json!({"processId": "server", "graceMs": 5000}));
     keeper.collect("server");
-    wait_gone("the server on the terminal", &carrying(&mark));
+    wait_gone("the server on the terminal", &marked(&mark));
     std::fs::remove_dir_all(&state).expect("remove its state");
 }

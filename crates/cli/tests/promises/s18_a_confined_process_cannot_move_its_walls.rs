@@ -6,11 +6,8 @@ use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::promises::{
-    boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special},
-    host::modern,
-};
-use testkit::{Client, RpcError};
+use crate::promises::sandbox_helpers::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special};
+use testkit::{Client, RpcError, sh};
 
 /// Runs two scripts one after the other in the same sandbox; returns the output of each.
 fn in_turn(client: &mut Client, policy: &Value, scripts: [String; 2]) -> [String; 2] {
@@ -43,7 +40,7 @@ fn kind(answer: Result<Value, RpcError>) -> String {
 fn names_on_the_way_to_what_is_kept_cannot_be_moved() {
     for user in USERS {
         let server = server_of(user);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let ground = Ground::new();
         fs::create_dir_all(ground.at("work/a/b")).expect("make a directory");
         fs::write(ground.at("work/a/b/secret"), "hidden word").expect("write a file");
@@ -82,7 +79,7 @@ fn names_on_the_way_to_what_is_kept_cannot_be_moved() {
 #[test]
 fn the_server_s_own_directory_stays_out_of_reach_below_a_writable_one() {
     let server = server_of("root");
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let state = server.state_dir().canonicalize().expect("its real path");
     let home = state.parent().expect("it has a parent").to_owned();
     let above = home.parent().expect("it is no root").to_owned();
@@ -112,7 +109,7 @@ fn the_server_s_own_directory_stays_out_of_reach_below_a_writable_one() {
 fn a_link_that_could_be_changed_grants_nothing() {
     for user in USERS {
         let server = server_of(user);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let ground = Ground::new();
         let (work, outside) = (ground.text("work"), ground.text("outside"));
         let policy = sandbox(
@@ -121,7 +118,7 @@ fn a_link_that_could_be_changed_grants_nothing() {
         );
         fs::remove_dir(ground.at("work/sub")).expect("remove a directory");
         symlink(&outside, ground.at("work/sub")).expect("make a link");
-        let start = confined(crate::promises::host::sh("after", &format!("touch {outside}/evil")), &policy);
+        let start = confined(sh("after", &format!("touch {outside}/evil")), &policy);
         assert_eq!(kind(client.call("process/start", start)), "notEnforceable", "{user}");
         let write = json!({"path": ground.at("outside/evil"), "dataBase64": ""});
         assert_eq!(kind(client.call("fs/writeFile", confined(write, &policy))), "notEnforceable", "{user}");
@@ -133,7 +130,7 @@ fn a_link_that_could_be_changed_grants_nothing() {
 fn file_methods_remove_and_replace_nothing_that_is_kept() {
     for user in USERS {
         let server = server_of(user);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let ground = Ground::new();
         for name in ["work/kept/ro", "work/kept/secret", "work/kept/free"] {
             fs::create_dir_all(ground.at("work/kept/denied")).expect("make a directory");
@@ -171,7 +168,7 @@ fn file_methods_remove_and_replace_nothing_that_is_kept() {
 #[test]
 fn what_was_removed_from_outside_and_made_again_is_kept_again() {
     let server = server_of("root");
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let ground = Ground::new();
     let secret = ground.at("work/secret");
     let policy =
@@ -191,7 +188,7 @@ fn what_was_removed_from_outside_and_made_again_is_kept_again() {
 fn what_is_denied_and_not_there_cannot_be_made() {
     for user in USERS {
         let server = server_of(user);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let ground = Ground::new();
         let work = ground.text("work");
         let mut skipped = path(ground.at("work/skipped"), "deny");
@@ -227,7 +224,7 @@ fn what_is_denied_and_not_there_cannot_be_made() {
 #[test]
 fn what_is_closed_and_could_be_opened_is_not_passed_over() {
     let server = server_of("nobody");
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let ground = Ground::new();
     fs::create_dir_all(ground.at("work/locked")).expect("make a directory");
     fs::write(ground.at("work/locked/x.env"), "hidden word").expect("write a file");
@@ -238,7 +235,7 @@ fn what_is_closed_and_could_be_opened_is_not_passed_over() {
         [path(ground.at("work/locked/x.env"), "deny"), pattern(&format!("{}/**/*.env", ground.text("work")), "deny")]
     {
         let policy = sandbox(vec![special("root", "read"), path(ground.at("work"), "write"), entry], "enabled");
-        let start = confined(crate::promises::host::sh("p", "true"), &policy);
+        let start = confined(sh("p", "true"), &policy);
         assert_eq!(kind(client.call("process/start", start)), "notEnforceable");
     }
 }
@@ -246,7 +243,7 @@ fn what_is_closed_and_could_be_opened_is_not_passed_over() {
 #[test]
 fn a_pattern_reaches_as_deep_as_there_are_files() {
     let server = server_of("root");
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let ground = Ground::new();
     let deep = ground.at("work/1/2/3/4/5/6/7/8/9/10");
     fs::create_dir_all(&deep).expect("make directories");

@@ -7,10 +7,10 @@ use std::{fs, net::TcpListener};
 use serde_json::{Value, json};
 
 use crate::promises::{
-    boxes::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
-    host::{compile, modern, sh},
+    host_helpers::compile,
+    sandbox_helpers::{Ground, USERS, path, pattern, said_in, sandbox, server_of, special, workspace},
 };
-use testkit::{Client, TestServer, encode_base64, start_params, wait_for};
+use testkit::{Client, TestServer, encode_base64, sh, start_params, wait_for, with};
 
 /// A script that runs each line and prints its number and whether it worked.
 fn tries(lines: &[String]) -> String {
@@ -33,7 +33,7 @@ fn a_process_writes_only_where_it_may_and_reaches_neither_network_nor_token() {
         let server = server_of(user);
         let (ground, listener) = (Ground::new(), TcpListener::bind("127.0.0.1:0").expect("listen"));
         let probe = compile(&ground.at(""), "dial", DIAL, &[]);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let (work, outside) = (ground.text("work"), ground.text("outside"));
         let port = listener.local_addr().expect("its address").port();
         let (state, pid) = (server.state_dir().display().to_string(), server.pid());
@@ -85,6 +85,7 @@ int main(int argc, char **argv) {
     int s = socket(AF_INET, SOCK_STREAM, 0);
     return s < 0 || connect(s, (struct sockaddr *) &to, sizeof to) != 0;
 }
+
 "#;
 
 #[test]
@@ -92,7 +93,7 @@ fn each_shape_of_policy_is_enforced() {
     for user in USERS {
         let server = server_of(user);
         let ground = Ground::new();
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let (work, outside) = (ground.at("work"), ground.at("outside"));
         let lines = [
             format!("cat {}/inner", work.display()),
@@ -168,10 +169,9 @@ fn each_shape_of_policy_is_enforced() {
 fn what_was_applied_is_told_and_what_is_hidden_is_said_to_be() {
     let server = TestServer::start();
     let ground = Ground::new();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let mut applied = |id: &str, policy: Value| {
-        let mut params = sh(id, "exit 0");
-        params["sandbox"] = policy;
+        let params = with(sh(id, "exit 0"), json!({"sandbox": policy}));
         let answer = client.ok("process/start", params);
         client.collect(id);
         answer["sandbox"].clone()
@@ -189,8 +189,7 @@ fn what_was_applied_is_told_and_what_is_hidden_is_said_to_be() {
     params["cwd"] = json!(ground.at("work"));
     let error = client.call("process/start", params).expect_err("it is refused");
     assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
-    let mut params = start_params("program", &[&ground.text("work/inner")]);
-    params["sandbox"] = minimal;
+    let params = with(start_params("program", &[&ground.text("work/inner")]), json!({"sandbox": minimal}));
     let error = client.call("process/start", params).expect_err("it is refused");
     assert_eq!((error.code, error.kind()), (-32600, "sandboxDenied"), "{error:?}");
 }
@@ -199,7 +198,7 @@ fn what_was_applied_is_told_and_what_is_hidden_is_said_to_be() {
 fn a_file_method_tells_the_sandbox_that_it_was_confined_by() {
     let server = TestServer::start();
     let ground = Ground::new();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let (work, inner) = (ground.text("work"), ground.text("work/inner"));
     let options = json!({"maxDepth": 2, "maxDirectories": 10, "maxEntries": 10, "followDirectorySymlinks": false});
     let requests = [
@@ -249,7 +248,7 @@ fn a_file_method_tells_the_sandbox_that_it_was_confined_by() {
 fn a_process_that_failed_for_its_sandbox_is_told_apart_from_one_that_just_failed() {
     let server = TestServer::start();
     let ground = Ground::new();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let outside = ground.text("outside");
     let refused = format!("echo x > {outside}/new");
     let seen = format!("{refused}; exit 0");
@@ -262,8 +261,7 @@ fn a_process_that_failed_for_its_sandbox_is_told_apart_from_one_that_just_failed
         ("failed", "echo wrong >&2; exit 3", true, false, false),
         ("free", "echo Permission denied >&2; exit 1", false, false, false),
     ] {
-        let mut params = sh(id, script);
-        params["tty"] = json!(tty);
+        let mut params = with(sh(id, script), json!({"tty": tty}));
         if is_confined {
             params["sandbox"] = policy.clone();
         }
@@ -280,7 +278,7 @@ fn a_process_that_failed_for_its_sandbox_is_told_apart_from_one_that_just_failed
 fn a_single_file_that_is_granted_is_written_in_place() {
     let server = TestServer::start();
     let ground = Ground::new();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let (file, beside) = (ground.text("outside/file"), ground.text("outside/new"));
     let alone = sandbox(vec![path(&file, "write")], "restricted");
     let around = sandbox(vec![special("root", "read"), path(&file, "write")], "restricted");
@@ -309,7 +307,7 @@ fn a_program_that_is_only_to_be_read_is_not_replaced_while_it_runs() {
     for user in USERS {
         let server = server_of(user);
         let ground = Ground::new();
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let tool = ground.text("work/tool");
         fs::copy("/bin/sleep", &tool).expect("copy a program");
         ground.open_to_all(tool.as_ref());
@@ -331,7 +329,7 @@ fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
     for user in USERS {
         let server = server_of(user);
         let ground = Ground::new();
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let (outside, git) = (ground.at("outside"), ground.at("outside/.git"));
         let lines = [
             format!("mkdir {}", git.display()),
@@ -388,11 +386,10 @@ fn a_repository_that_is_not_there_cannot_be_made_and_nothing_is_left_of_that() {
 fn what_stands_for_a_repository_goes_also_when_the_server_was_killed() {
     let mut server = TestServer::builder().keep_holders().start();
     let ground = Ground::new();
-    let (mut client, session) = modern(&server);
+    let (mut client, session) = server.modern_client();
     let [done, running] = ["outside", "work/sub"].map(|dir| (ground.at(dir), ground.at(dir).join(".git")));
     assert_eq!(said_in(&mut client, "done", "exit 0", Some(&workspace(&done.0))), "");
-    let mut params = sh("running", "exec sleep 1000");
-    params["sandbox"] = workspace(&running.0);
+    let params = with(sh("running", "exec sleep 1000"), json!({"sandbox": workspace(&running.0)}));
     client.ok("process/start", params);
     assert!(done.1.is_dir() && running.1.is_dir());
     server.kill();
@@ -409,8 +406,7 @@ fn what_stands_for_a_repository_goes_also_when_the_server_was_killed() {
 }
 
 fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {
-    let mut params = sh("refused", "exit 0");
-    params["sandbox"] = sandbox;
+    let params = with(sh("refused", "exit 0"), json!({"sandbox": sandbox}));
     let error = client.call("process/start", params).expect_err("it is refused");
     (error.code, error.kind().to_owned())
 }
@@ -419,7 +415,7 @@ fn refused(client: &mut Client, sandbox: Value) -> (i64, String) {
 fn what_cannot_be_enforced_starts_nothing() {
     let server = TestServer::start();
     let ground = Ground::new();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let needs_cwd = |entry: Value| sandbox(vec![entry], "restricted");
     assert_eq!(refused(&mut client, needs_cwd(pattern("*.env", "deny"))), (-32600, "sandboxNeedsCwd".to_owned()));
     assert_eq!(
@@ -466,6 +462,7 @@ int main(int argc, char **argv) {
     execv(argv[1], argv + 1);
     return 98;
 }
+
 "#;
 
 #[test]
@@ -474,7 +471,7 @@ fn without_landlock_a_sandbox_is_an_error_and_never_a_silent_none() {
     let without = compile(dir.path(), "without", WITHOUT, &[]);
     let server = TestServer::builder().after(&format!("set -- \"$0\" \"$@\"; exec {without} \"$@\"")).start();
     let ground = Ground::new();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     for policy in [workspace(&ground.at("work")), sandbox(vec![special("minimal", "read")], "restricted")] {
         assert_eq!(refused(&mut client, policy), (-32602, "notEnforceable".to_owned()));
     }

@@ -8,8 +8,7 @@ use testkit::{Target, TestServer};
 #[test]
 fn a_restricted_network_has_no_http_request() {
     let target = Target::saying("hello");
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let files = json!({"type": "unrestricted"});
     let mut ask = |permissions: Value| {
         let sandbox = json!({"permissions": permissions});

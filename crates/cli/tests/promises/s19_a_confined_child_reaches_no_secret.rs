@@ -13,10 +13,10 @@ use std::{
 use serde_json::json;
 
 use crate::promises::{
-    boxes::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
-    host::{NOBODY, compile, modern, named, pid_of, sh},
+    host_helpers::{NOBODY, compile},
+    sandbox_helpers::{Ground, USERS, path, said_in, sandbox, server_of, special, workspace},
 };
-use testkit::TestServer;
+use testkit::{TestServer, sh};
 
 /// Each output line is one attempt: its name and the error, or `done`.
 const TRIES: &str = r#"
@@ -40,15 +40,18 @@ const TRIES: &str = r#"
 #include <sys/wait.h>
 #include <unistd.h>
 static void *nothing(void *none) { return none; }
+
 // A child that does nothing, created with flags. Its exit sends no signal, because a traced parent would stop on one.
 static long child(unsigned long flags) {
     long pid = syscall(SYS_clone, flags, 0, 0, 0, 0);
     if (pid == 0) _exit(0);
     return pid < 0 ? pid : waitpid(pid, 0, __WALL);
 }
+
 static void tell(const char *what, long result) {
     printf("%s=%s\n", what, result < 0 ? strerrorname_np(errno) : "done");
 }
+
 int main(int argc, char **argv) {
     char key = '#';
     tell("type", syscall(SYS_ioctl, 0, (unsigned long) TIOCSTI, &key));
@@ -100,6 +103,7 @@ int main(int argc, char **argv) {
     printf("rights=%d\n", prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0));
     return 0;
 }
+
 "#;
 
 /// The attempts that are refused to every sandboxed process, in order.
@@ -112,12 +116,12 @@ const REFUSED: [&str; 18] = [
 fn a_confined_child_sees_neither_token_nor_memory_and_signals_nobody() {
     for user in USERS {
         let (server, ground) = (server_of(user), Ground::new());
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         client.ok("process/start", sh("other", "exec sleep 1000"));
         let state = server.state_dir().display().to_string();
         let mut family = vec![server.pid()];
-        family.extend(named(&server, "exec-spawner"));
-        family.extend(named(&server, "exec-holder"));
+        family.extend(server.named("exec-spawner"));
+        family.extend(server.named("exec-holder"));
         assert_eq!(family.len(), 3, "{family:?}");
         let looks = family.iter().map(|pid| {
             format!(
@@ -152,7 +156,7 @@ fn a_confined_child_sees_neither_who_may_come_in_nor_the_record_of_it() {
         let owner = if user == "nobody" { NOBODY } else { 0 };
         chown(&tokens, Some(owner), Some(owner)).expect("hand it over; run this as root");
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).expect("close it");
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         // Run each redirection in a subshell, because a failing one would end the script.
         let script = format!(
             "cat {tokens} 2>/dev/null && echo read; (echo {{}} >>{audit}) 2>/dev/null && echo appended; (: >{audit}) 2>/dev/null && echo emptied; rm -f {audit} {tokens} 2>/dev/null; echo done",
@@ -180,10 +184,10 @@ fn a_confined_child_neither_types_nor_traces_nor_mounts_nor_dials_its_server() {
     for user in USERS {
         let (server, ground) = (server_of(user), Ground::new());
         let tries = compile(&ground.at(""), "tries", TRIES, &[]);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let socket = server.state_dir().join("dial.sock").display().to_string();
         client.ok("process/start", sh("other", "exec sleep 1000"));
-        let other = pid_of(&mut client, "other").to_string();
+        let other = client.pid_of("other").to_string();
         let open = sandbox(vec![special("root", "read"), path(ground.at("work"), "write")], "enabled");
         // The socket of another program, which accepts messages from everyone.
         let (inbox, bound) = (ground.text("inbox"), UnixDatagram::bind(ground.at("inbox")).expect("bind a socket"));

@@ -6,14 +6,14 @@ use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _};
 
 use serde_json::json;
 
-use crate::promises::host::{NOBODY, modern, named, pid_of, said, sh, wait_output};
-use testkit::{Client, TestServer};
+use crate::promises::host_helpers::NOBODY;
+use testkit::{Client, TestServer, sh, with};
 
 /// The pids of server, spawner and holders.
 fn family(server: &TestServer) -> BTreeSet<u32> {
     let mut all = BTreeSet::from([server.pid()]);
-    all.extend(named(server, "exec-spawner"));
-    all.extend(named(server, "exec-holder"));
+    all.extend(server.named("exec-spawner"));
+    all.extend(server.named("exec-holder"));
     assert_eq!(all.len(), 3, "{all:?}");
     all
 }
@@ -21,22 +21,22 @@ fn family(server: &TestServer) -> BTreeSet<u32> {
 #[test]
 fn server_spawner_and_holder_belong_to_root_in_proc_whoever_runs_them() {
     let server = TestServer::builder().run_by_nobody().start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("p", "echo up; exec sleep 1000"));
-    wait_output(&mut client, "p", "up\n");
+    client.wait_output("p", "up\n");
     let owner = |pid: u32, file: &str| fs::metadata(format!("/proc/{pid}/{file}")).expect("look at it").uid();
     for pid in family(&server) {
         assert_eq!((owner(pid, "mem"), owner(pid, "environ")), (0, 0), "{pid} can be looked into");
     }
     // The same check on the child shows that it can detect access.
-    let child = pid_of(&mut client, "p");
+    let child = client.pid_of("p");
     assert_eq!((owner(child, "mem"), owner(child, "environ")), (NOBODY, NOBODY));
     for pid in family(&server) {
         let id = format!("look-{pid}");
         let script = format!(
             "id -u; for f in mem environ maps; do (exec 3</proc/{pid}/$f) 2>/dev/null && head -c1 /proc/{pid}/$f && echo open; done; echo done"
         );
-        assert_eq!(said(&mut client, &id, &script), format!("{NOBODY}\ndone"), "{pid}");
+        assert_eq!(client.script(&id, &script), format!("{NOBODY}\ndone"), "{pid}");
     }
 }
 
@@ -48,9 +48,9 @@ fn token_file(server: &TestServer) -> String {
 fn a_child_of_another_user_reads_neither_token_nor_memory_and_reaches_no_holder() {
     let server = TestServer::builder().arg("--run-as").arg("nobody").start();
     server.open_dir();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let (token, state) = (token_file(&server), server.state_dir().display().to_string());
-    assert_eq!(said(&mut client, "id", "id -u; id -g; id -G"), format!("{NOBODY}\n{NOBODY}\n{NOBODY}"));
+    assert_eq!(client.script("id", "id -u; id -g; id -G"), format!("{NOBODY}\n{NOBODY}\n{NOBODY}"));
     let attempts = format!(
         "cat {token}; ls {state}; ls {state}/sessions; cat {state}/sessions/*/secret; (: > {state}/x); echo done"
     );
@@ -62,31 +62,31 @@ fn a_child_of_another_user_reads_neither_token_nor_memory_and_reaches_no_holder(
         let script = format!(
             "for f in mem environ fd/0; do (exec 3</proc/{pid}/$f) 2>/dev/null && echo open $f; done; kill -0 {pid} 2>/dev/null && echo signalled; echo done"
         );
-        assert_eq!(said(&mut client, &format!("look-{pid}"), &script), "done", "{pid}");
+        assert_eq!(client.script(&format!("look-{pid}"), &script), "done", "{pid}");
     }
     // Without `--run-as` the child has the server's own user, which is inside the trust boundary.
     let server = TestServer::start();
-    let (mut client, _) = modern(&server);
-    assert_eq!(said(&mut client, "token", &format!("cat {}", token_file(&server))), server.token());
+    let (mut client, _) = server.modern_client();
+    assert_eq!(client.script("token", &format!("cat {}", token_file(&server))), server.token());
 }
 
 #[test]
 fn a_child_of_another_user_lives_as_that_user() {
     let server = TestServer::builder().arg("--run-as").arg("nobody").start();
     server.open_dir();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     // The streams belong to the child's user, so the child may open them again.
-    assert_eq!(said(&mut client, "pipes", "echo one > /dev/stdout; echo two > /dev/stdout"), "one\ntwo");
+    assert_eq!(client.script("pipes", "echo one > /dev/stdout; echo two > /dev/stdout"), "one\ntwo");
     let mut params =
         sh("tty", "stat -c %u $(tty); echo again > $(tty); stty size; trap 'exit 9' TERM; echo up; sleep 1000 & wait");
     params["tty"] = json!(true);
     client.ok("process/start", params);
-    let said = wait_output(&mut client, "tty", "up");
+    let said = client.wait_output("tty", "up");
     assert!(said.starts_with(&format!("{NOBODY}\r\nagain\r\n24 80")), "{said}");
     client.ok("process/terminate", json!({"processId": "tty", "graceMs": 10000}));
     assert_eq!(client.collect("tty").code(), 9, "it was asked and answered");
     client.ok("process/start", sh("stubborn", "trap '' TERM; echo up; while :; do sleep 1; done"));
-    wait_output(&mut client, "stubborn", "up\n");
+    client.wait_output("stubborn", "up\n");
     client.ok("process/terminate", json!({"processId": "stubborn"}));
     assert_eq!(client.collect("stubborn").exited["signal"], "SIGKILL");
     environment_is_its_own(&mut client);
@@ -94,8 +94,7 @@ fn a_child_of_another_user_lives_as_that_user() {
     let private = server.dir().join("private");
     fs::create_dir(&private).expect("make a directory");
     fs::set_permissions(&private, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("close it");
-    let mut params = sh("cwd", "pwd");
-    params["cwd"] = json!(private);
+    let params = with(sh("cwd", "pwd"), json!({"cwd": private}));
     assert_eq!(client.call("process/start", params).expect_err("it may not enter").kind(), "permissionDenied");
     let script = private.join("script");
     fs::write(&script, "#!/bin/sh\n").expect("write a script");

@@ -10,10 +10,8 @@ use std::{
 
 use serde_json::json;
 
-use crate::promises::host::{
-    carrying, compile, groups_of, has_group_kill, has_group_pids, kill, modern, named, said, sh, wait_output, within,
-};
-use testkit::{TestServer, start_params, wait_for, wait_gone};
+use crate::promises::host_helpers::{compile, groups_of, has_group_kill, has_group_pids, within};
+use testkit::{TestServer, kill, marked, sh, start_params, wait_for, wait_gone};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -30,7 +28,7 @@ const BOMB: &str =
 
 /// The limit on processes in the group of a child. It must be in force before a fork bomb may be started.
 fn limit_in_force(client: &mut testkit::Client) -> u64 {
-    let own = said(client, "limit", "cat /proc/self/cgroup");
+    let own = client.script("limit", "cat /proc/self/cgroup");
     let by_group = own.lines().filter_map(|line| line.split_once("/exec-server-"));
     let mut found = Vec::new();
     for (left, right) in by_group {
@@ -55,7 +53,7 @@ fn fork_bombs_are_contained_and_gone_within_a_second_and_the_server_answers_thro
         "this host lets us make no control group with a limit of processes; no bomb goes off here"
     );
     let server = TestServer::builder().arg("--max-pids").arg("100").start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     assert_eq!(limit_in_force(&mut client), 100);
     let mut other = server.client();
     let bomb = compile(server.dir(), "bomb", BOMB, &[]);
@@ -63,14 +61,14 @@ fn fork_bombs_are_contained_and_gone_within_a_second_and_the_server_answers_thro
         let id = format!("bomb{round}");
         let mark = format!("bomb-{round}-{}", server.mark());
         client.ok("process/start", start_params(&id, &[&bomb, &mark]));
-        within(10 * SECOND, "the bomb fills its group", || carrying(&mark).len() >= 90);
-        assert!(carrying(&mark).len() <= 100, "contained");
+        within(10 * SECOND, "the bomb fills its group", || marked(&mark).len() >= 90);
+        assert!(marked(&mark).len() <= 100, "contained");
         let asked = Instant::now();
         other.ok("environment/status", json!({}));
         assert!(asked.elapsed() < SECOND, "the server answered after {:?}", asked.elapsed());
         let begun = Instant::now();
         client.ok("process/terminate", json!({"processId": id}));
-        within(SECOND, "every part of the bomb is gone", || carrying(&mark).is_empty());
+        within(SECOND, "every part of the bomb is gone", || marked(&mark).is_empty());
         let ended = client.collect(&id);
         assert_eq!(ended.exited["cause"], "terminated");
         assert_eq!(ended.exited["limitsHit"], json!(["pids"]), "{}", ended.exited);
@@ -84,7 +82,7 @@ fn fork_bombs_are_contained_and_gone_within_a_second_and_the_server_answers_thro
 fn a_process_that_cannot_fork_says_so_and_its_neighbour_in_the_session_is_unharmed() {
     assert!(has_group_pids(), "this host lets us make no control group with a limit of processes");
     let server = TestServer::builder().arg("--max-pids").arg("8").start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("full", "for i in 1 2 3 4 5 6 7 8 9; do sleep 1000 >/dev/null 2>&1 & done; wait"));
     let full = client.collect("full");
     assert!(String::from_utf8_lossy(&full.stderr).to_lowercase().contains("fork"), "{full:?}");
@@ -97,23 +95,23 @@ fn daemons_are_gone_within_a_second_of_terminate_with_a_group_and_of_the_end_of_
     assert!(has_group_kill(), "this host lets us make no control group that can be killed");
     let server = TestServer::start();
     let mark = format!("daemon-{}", server.mark());
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
-    wait_output(&mut client, "p", "up\n");
-    wait_for("all daemons", || carrying(&mark).len() >= 3);
+    client.wait_output("p", "up\n");
+    wait_for("all daemons", || marked(&mark).len() >= 3);
     client.ok("process/terminate", json!({"processId": "p"}));
-    within(SECOND, "daemons after terminate", || carrying(&mark).is_empty());
+    within(SECOND, "daemons after terminate", || marked(&mark).is_empty());
 
     // As `nobody` we cannot create control groups.
     let server = TestServer::builder().run_by_nobody().start();
     let mark = format!("daemon-{}", server.mark());
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
-    wait_output(&mut client, "p", "up\n");
-    wait_for("all daemons", || carrying(&mark).len() >= 3);
+    client.wait_output("p", "up\n");
+    wait_for("all daemons", || marked(&mark).len() >= 3);
     assert_eq!(groups_of(&server), Vec::<std::path::PathBuf>::new());
     client.ok("session/end", json!({}));
-    within(SECOND, "daemons after the end of the session", || carrying(&mark).is_empty());
+    within(SECOND, "daemons after the end of the session", || marked(&mark).is_empty());
 }
 
 #[test]
@@ -122,12 +120,12 @@ fn nothing_of_a_dead_holder_lives_longer_than_a_second_with_and_without_groups()
         let builder = TestServer::builder();
         let server = if is_nobody { builder.run_by_nobody() } else { builder }.start();
         let mark = format!("daemon-{}", server.mark());
-        let (mut client, session) = modern(&server);
+        let (mut client, session) = server.modern_client();
         client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
         client.ok("process/start", sh("q", "exec sleep 1000"));
-        wait_output(&mut client, "p", "up\n");
-        wait_for("all daemons", || carrying(&mark).len() >= 3);
-        let holders = named(&server, "exec-holder");
+        client.wait_output("p", "up\n");
+        wait_for("all daemons", || marked(&mark).len() >= 3);
+        let holders = server.named("exec-holder");
         let groups = groups_of(&server);
         assert_eq!(groups.is_empty(), is_nobody || !has_group_kill());
         let begun = Instant::now();
@@ -135,7 +133,7 @@ fn nothing_of_a_dead_holder_lives_longer_than_a_second_with_and_without_groups()
         let told = client.collect("q");
         assert_eq!((told.code(), &told.exited["cause"]), (-1, &json!("lost")));
         assert!(begun.elapsed() < SECOND, "told after {:?}", begun.elapsed());
-        within(SECOND, "what the holder had", || carrying(&mark).is_empty());
+        within(SECOND, "what the holder had", || marked(&mark).is_empty());
         wait_gone("the holder", &holders);
         let refused = client.call("process/start", sh("r", "exit 0")).expect_err("its holder is gone");
         assert_eq!(refused.kind(), "holderLost");
@@ -149,18 +147,18 @@ fn the_next_server_ends_what_a_holder_left_that_died_between_two_servers() {
     assert!(has_group_kill(), "this host lets us make no control group that can be killed");
     let mut server = TestServer::builder().keep_holders().start();
     let mark = format!("daemon-{}", server.mark());
-    let (mut client, session) = modern(&server);
+    let (mut client, session) = server.modern_client();
     client.ok("process/start", sh("p", &format!("{}; echo up; sleep 1000", daemons(&mark))));
-    wait_output(&mut client, "p", "up\n");
-    wait_for("all daemons", || carrying(&mark).len() >= 3);
-    let (holders, groups) = (named(&server, "exec-holder"), groups_of(&server));
+    client.wait_output("p", "up\n");
+    wait_for("all daemons", || marked(&mark).len() >= 3);
+    let (holders, groups) = (server.named("exec-holder"), groups_of(&server));
     server.kill();
-    wait_gone("the spawner", &named(&server, "exec-spawner"));
+    wait_gone("the spawner", &server.named("exec-spawner"));
     holders.iter().copied().for_each(kill);
     wait_gone("the holder", &holders);
-    assert!(!carrying(&mark).is_empty(), "nobody was there to end them");
+    assert!(!marked(&mark).is_empty(), "nobody was there to end them");
     server.restart();
-    within(SECOND, "what the holder had", || carrying(&mark).is_empty());
+    within(SECOND, "what the holder had", || marked(&mark).is_empty());
     assert!(!groups.iter().any(|group| group.exists()), "{groups:?}");
     let gone = server.connect().call("initialize", json!({"clientName": "test", "resumeSessionId": session}));
     assert_eq!(gone.expect_err("the holder is gone").kind(), "holderLost");
@@ -170,10 +168,10 @@ fn the_next_server_ends_what_a_holder_left_that_died_between_two_servers() {
 fn groups_go_with_their_session_and_are_used_again_within_it() {
     assert!(has_group_kill(), "this host lets us make no control group that can be killed");
     let server = TestServer::start();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let mut seen = BTreeSet::new();
     for round in 0..10 {
-        seen.insert(said(&mut client, &format!("p{round}"), "grep exec-server /proc/self/cgroup"));
+        seen.insert(client.script(&format!("p{round}"), "grep exec-server /proc/self/cgroup"));
     }
     assert!(seen.iter().all(|own| own.contains("exec-server-")), "{seen:?}");
     assert!(seen.len() <= 2, "one after the other needs no more: {seen:?}");
@@ -188,8 +186,8 @@ fn without_a_group_each_process_has_limits_of_its_own_and_the_server_says_so() {
     // As `nobody` we cannot create control groups.
     let builder = TestServer::builder().run_by_nobody().arg("--max-pids").arg("3000").arg("--max-memory").arg("64MiB");
     let server = builder.start();
-    let (mut client, _) = modern(&server);
-    let limits = said(&mut client, "limits", "cat /proc/self/limits");
+    let (mut client, _) = server.modern_client();
+    let limits = client.script("limits", "cat /proc/self/limits");
     let of = |name: &str| {
         let line = limits.lines().find_map(|line| line.strip_prefix(name)).expect("the limit is listed");
         line.split_whitespace().take(2).map(str::to_owned).collect::<Vec<_>>()

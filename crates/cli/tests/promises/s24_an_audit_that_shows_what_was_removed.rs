@@ -11,15 +11,15 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::promises::{tokens, upgrade};
+use crate::promises::{token_helpers, upgrade};
 use testkit::{Client, Target, TestServer, encode_base64, http, start_params, wait_for};
 
 fn events(path: &Path) -> Vec<String> {
-    tokens::lines(path).iter().map(|line| line["event"].as_str().unwrap_or_default().to_owned()).collect()
+    token_helpers::lines(path).iter().map(|line| line["event"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
 fn find(path: &Path, event: &str) -> Value {
-    let found = tokens::lines(path).into_iter().find(|line| line["event"] == event);
+    let found = token_helpers::lines(path).into_iter().find(|line| line["event"] == event);
     found.unwrap_or_else(|| panic!("no {event} in {:?}", events(path)))
 }
 
@@ -27,8 +27,8 @@ fn find(path: &Path, event: &str) -> Value {
 fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_moved() {
     let mut server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
     let audit = server.dir().join("audit.log");
-    let token = tokens::create(&server, "ci", &[]);
-    let mut client = tokens::client(&server, &token);
+    let token = token_helpers::create(&server, "ci", &[]);
+    let mut client = token_helpers::client(&server, &token);
     let mut params = start_params("p", &["sh", "-c", "cat; sleep 1000", "argument"]);
     (params["pipeStdin"], params["env"]["VARIABLE"]) = (json!(true), json!("value-of-a-variable"));
     client.ok("process/start", params);
@@ -41,9 +41,9 @@ fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_mo
     client.ok("process/terminate", json!({"processId": "r"}));
     client.ok("session/end", json!({}));
     client.wait_closed();
-    tokens::revoke(&server, "ci");
+    token_helpers::revoke(&server, "ci");
     wait_for("the last events", || {
-        let lines = tokens::lines(&audit);
+        let lines = token_helpers::lines(&audit);
         lines.iter().any(|line| line["reason"] == "revoked")
             && lines.iter().any(|line| line["event"] == "connection.close")
     });
@@ -79,13 +79,13 @@ fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_mo
     for secret in ["wrong-secret", "what went into stdin", "value-of-a-variable", server.token(), &token] {
         assert!(!text.contains(secret) && !text.contains(&encode_base64(secret.as_bytes())), "{secret}");
     }
-    let whole = tokens::verify(&audit);
+    let whole = token_helpers::verify(&audit);
     assert_eq!(whole.status.code(), Some(0), "{whole:?}");
     let lines: Vec<&str> = text.lines().collect();
     let told = |lines: &[&str]| {
         let other = server.dir().join("other.log");
         fs::write(&other, lines.join("\n") + "\n").expect("write another log");
-        let said = tokens::verify(&other);
+        let said = token_helpers::verify(&other);
         (said.status.code(), String::from_utf8_lossy(&said.stderr).into_owned())
     };
     for n in 1..lines.len() - 1 {
@@ -103,7 +103,7 @@ fn it_tells_who_did_what_and_no_secrets_and_shows_what_was_removed_changed_or_mo
         let (code, said) = told(&with);
         assert!(code == Some(1) && said.contains(&format!("line {} ", n + 1)), "with {n} changed: {said}");
     }
-    assert_eq!(tokens::verify(&server.dir().join("nothing.log")).status.code(), Some(255));
+    assert_eq!(token_helpers::verify(&server.dir().join("nothing.log")).status.code(), Some(255));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn it_goes_on_after_a_crash_and_tells_each_end_once() {
     let pid = client.ok("process/start", start_params("between", &["sh", "-c", &wait]))["pid"].as_u64().expect("a pid");
     let ends = |code: i64| {
         let is_it = |line: &&Value| line["event"] == "process.exit" && line["exitCode"] == code;
-        tokens::lines(&audit).iter().filter(is_it).count()
+        token_helpers::lines(&audit).iter().filter(is_it).count()
     };
     wait_for("the first end on record", || ends(3) == 1);
     server.kill();
@@ -137,7 +137,7 @@ fn it_goes_on_after_a_crash_and_tells_each_end_once() {
     wait_for("the last end on record", || ends(7) == 1);
     assert_eq!([ends(3), ends(5), ends(7)], [1, 1, 1]);
     assert_eq!(find(&audit, "audit.torn")["bytes"], 22);
-    let verified = tokens::verify(&audit);
+    let verified = token_helpers::verify(&audit);
     assert_eq!(verified.status.code(), Some(0), "{verified:?}");
 }
 
@@ -242,7 +242,7 @@ fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
     let target = Target::saying("hello");
     server.client.ok("process/start", start_params("runs", &["sleep", "1000"]));
     assert!(
-        tokens::lines(&server.audit()).iter().any(|line| line["event"] == "process.start"),
+        token_helpers::lines(&server.audit()).iter().any(|line| line["event"] == "process.start"),
         "on the disk before it ran"
     );
     server.fill();
@@ -264,12 +264,12 @@ fn on_a_full_disk_strict_mode_starts_nothing_until_it_can_write_again() {
     assert_eq!(server.start_one(n), "ok");
     assert_eq!((server.request(&target).as_str(), target.asked().len()), ("ok", asked + 1));
     let of_target = |line: &Value| line["event"] == "http.request" && line["target"] == target.url("");
-    assert!(tokens::lines(&server.audit()).iter().any(of_target), "on the disk before it was made");
+    assert!(token_helpers::lines(&server.audit()).iter().any(of_target), "on the disk before it was made");
     wait_for("the losses on record", || {
-        tokens::lines(&server.audit()).iter().any(|line| line["event"] == "audit.lost")
+        token_helpers::lines(&server.audit()).iter().any(|line| line["event"] == "audit.lost")
     });
     let log = server.end();
-    let verified = tokens::verify(&log);
+    let verified = token_helpers::verify(&log);
     fs::remove_dir_all(log.parent().expect("it lies in a directory")).expect("remove the directory");
     assert_eq!(verified.status.code(), Some(0), "{verified:?}");
 }
@@ -282,17 +282,18 @@ fn on_a_full_disk_best_effort_goes_on_and_counts_what_is_lost() {
     for n in 0..40 {
         assert_eq!(server.start_one(n), "ok");
     }
-    assert!(!tokens::lines(&server.audit()).iter().any(|line| line["process"] == "p39"));
+    assert!(!token_helpers::lines(&server.audit()).iter().any(|line| line["process"] == "p39"));
     server.free();
-    let lost = |path: &Path| tokens::lines(path).iter().filter_map(|line| line["count"].as_u64()).sum::<u64>();
+    let lost = |path: &Path| token_helpers::lines(path).iter().filter_map(|line| line["count"].as_u64()).sum::<u64>();
     wait_for("the losses on record", || lost(&server.audit()) > 0);
     assert_eq!(server.start_one(40), "ok");
     // Three records for each of 41 processes; each one is either in the log or counted as lost.
-    let told = |path: &Path| tokens::lines(path).iter().filter(|line| line["process"].is_string()).count() as u64;
+    let told =
+        |path: &Path| token_helpers::lines(path).iter().filter(|line| line["process"].is_string()).count() as u64;
     wait_for("the log to go on", || told(&server.audit()) + lost(&server.audit()) == 41 * 3);
     assert_eq!(server.lost_by_metrics(), lost(&server.audit()), "operators hear of each");
     let log = server.end();
-    let (verified, lost) = (tokens::verify(&log), lost(&log));
+    let (verified, lost) = (token_helpers::verify(&log), lost(&log));
     fs::remove_dir_all(log.parent().expect("it lies in a directory")).expect("remove the directory");
     assert_eq!(verified.status.code(), Some(0), "{verified:?}");
     assert!(String::from_utf8_lossy(&verified.stderr).contains(&format!("{lost} records were lost")), "{verified:?}");

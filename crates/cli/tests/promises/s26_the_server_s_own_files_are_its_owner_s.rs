@@ -14,11 +14,14 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    boxes::{self, path, special},
-    host::{said, sh},
-    tokens,
+    sandbox_helpers::{self, path, special},
+    token_helpers,
 };
-use testkit::{Authority, Client, TestServer, encode_base64, start_params, target, target::Target};
+use testkit::{
+    Authority, Client, TestServer, encode_base64, sh, start_params,
+    target::{self, Target},
+    with,
+};
 
 /// A server in its own mount namespace, with every kind of file that it can have, and a directory for other names of them.
 struct World {
@@ -63,7 +66,7 @@ impl World {
         owner.ok("process/start", sh("p", "exec sleep 1000"));
         let mut sessions = fs::read_dir(state.join("sessions")).expect("list the sessions");
         let session = sessions.next().expect("there is one").expect("an entry").path();
-        tokens::create(&server, "first", &[]);
+        token_helpers::create(&server, "first", &[]);
         let files = vec![
             state.join("token"),
             state.join("tokens.toml"),
@@ -129,8 +132,8 @@ impl World {
             ("above", &["--scope", "fs-read", "--scope", "fs-write", "--root", "/"]),
         ];
         let client = |(name, flags): (&'static str, &[&str])| {
-            let token = tokens::create(&self.server, name, flags);
-            (name, tokens::client(&self.server, &token))
+            let token = token_helpers::create(&self.server, name, flags);
+            (name, token_helpers::client(&self.server, &token))
         };
         flags.map(client).into_iter().collect()
     }
@@ -314,7 +317,7 @@ fn a_name_that_means_a_file_of_the_server_cannot_be_taken_or_led_elsewhere() {
         String::from_utf8(made.stdout).expect("a token is text").trim_end().to_owned()
     };
     let before = fs::read(&table).expect("the table is there");
-    let mut client = tokens::client(&server, &token);
+    let mut client = token_helpers::client(&server, &token);
     // The name is free now, and a file created there would be taken for the socket.
     fs::remove_file(&socket).expect("take the socket's name away");
     let entry = encode_base64(b"[[tokens]]\nname = \"me\"\n");
@@ -352,18 +355,18 @@ fn no_sandbox_shows_a_file_of_the_server_by_any_path() {
     world.bind(&world.session, &part);
     world.bind(&world.state.join("token"), &bound);
     let policies = [
-        boxes::sandbox(vec![special("root", "read")], "restricted"),
-        boxes::sandbox(vec![special("root", "write")], "restricted"),
-        boxes::sandbox(vec![special("root", "read"), path(&world.names, "write")], "restricted"),
-        boxes::sandbox(
+        sandbox_helpers::sandbox(vec![special("root", "read")], "restricted"),
+        sandbox_helpers::sandbox(vec![special("root", "write")], "restricted"),
+        sandbox_helpers::sandbox(vec![special("root", "read"), path(&world.names, "write")], "restricted"),
+        sandbox_helpers::sandbox(
             vec![special("minimal", "read"), path(&world.names, "write"), path(&whole, "read")],
             "restricted",
         ),
         json!({"permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "unrestricted"}}}),
     ];
     let mut client = world.server.client();
-    let other = tokens::create(&world.server, "other", &[]);
-    let mut other = tokens::client(&world.server, &other);
+    let other = token_helpers::create(&world.server, "other", &[]);
+    let mut other = token_helpers::client(&world.server, &other);
     let files = [world.state.join("token"), whole.join("token"), part.join("secret"), bound.clone()];
     let script = format!(
         "cat {} {} {} {} 2>/dev/null; (echo x > {}/new) 2>/dev/null; echo done",
@@ -376,7 +379,7 @@ fn no_sandbox_shows_a_file_of_the_server_by_any_path() {
     for (number, policy) in policies.iter().enumerate() {
         for (who, client) in [("owner", &mut client), ("other", &mut other)] {
             let id = format!("{who}-{number}");
-            assert_eq!(boxes::said_in(client, &id, &script, Some(policy)), "done", "{who}: {policy}");
+            assert_eq!(sandbox_helpers::said_in(client, &id, &script, Some(policy)), "done", "{who}: {policy}");
             for file in &files {
                 let params = json!({"path": file, "sandbox": policy});
                 client.call("fs/readFile", params).expect_err(&format!("{who} {file:?}: {policy}"));
@@ -387,8 +390,8 @@ fn no_sandbox_shows_a_file_of_the_server_by_any_path() {
     // A hard link could be anywhere, so no process can be sandboxed any longer. File methods still refuse the link.
     let hard = world.names.join("hard");
     fs::hard_link(world.state.join("token"), &hard).expect("link");
-    let mut params = start_params("hard", &["cat", &hard.display().to_string()]);
-    params["sandbox"] = policies[0].clone();
+    let params =
+        with(start_params("hard", &["cat", &hard.display().to_string()]), json!({"sandbox": policies[0].clone()}));
     let error = client.call("process/start", params.clone()).expect_err("it cannot be hidden");
     assert_eq!(error.kind(), "notEnforceable");
     assert!(error.message.contains("hard link"), "{}", error.message);
@@ -397,7 +400,7 @@ fn no_sandbox_shows_a_file_of_the_server_by_any_path() {
     client.ok("process/start", params);
     client.collect("hard");
     // Without a sandbox a process of the server's own user is inside the trust boundary.
-    assert_eq!(said(&mut client, "free", &format!("cat {}", whole.join("token").display())), world.server.token());
+    assert_eq!(client.script("free", &format!("cat {}", whole.join("token").display())), world.server.token());
 }
 
 #[test]
@@ -409,8 +412,8 @@ fn only_the_owner_asks_the_server_itself_over_http() {
     let redirecting = Target::start(move |_, stream| {
         target::respond(stream, "302 Found", &[("location", &leads)], b"");
     });
-    let token = tokens::create(&server, "web", &["--scope", "http", "--scope", "exec"]);
-    let mut other = tokens::client(&server, &token);
+    let token = token_helpers::create(&server, "web", &["--scope", "http", "--scope", "exec"]);
+    let mut other = token_helpers::client(&server, &token);
     let mut urls: Vec<String> =
         ["127.0.0.1", "localhost", "127.1", "2130706433", "0.0.0.0", "127.0.0.2", "[::1]", "[::ffff:127.0.0.1]"]
             .map(|host| format!("http://{host}:{port}/healthz"))

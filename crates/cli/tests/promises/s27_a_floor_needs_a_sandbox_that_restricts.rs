@@ -7,10 +7,10 @@ use std::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
 use super::{
-    boxes::{self, Ground, path, special},
-    tokens,
+    sandbox_helpers::{self, Ground, path, special},
+    token_helpers,
 };
-use testkit::{Client, TestServer, encode_base64, start_params};
+use testkit::{Client, TestServer, encode_base64, start_params, with};
 
 fn kind(answer: Result<Value, testkit::RpcError>) -> String {
     answer.map_or_else(|error| error.kind().to_owned(), |_| "ok".to_owned())
@@ -19,7 +19,7 @@ fn kind(answer: Result<Value, testkit::RpcError>) -> String {
 /// Policies that restrict nothing, each with a name.
 fn open_policies(ground: &Ground) -> Vec<(&'static str, Value)> {
     let of_type = |permissions: Value| json!({"permissions": permissions});
-    let open = |entries: Vec<Value>| boxes::sandbox(entries, "restricted");
+    let open = |entries: Vec<Value>| sandbox_helpers::sandbox(entries, "restricted");
     vec![
         ("none", Value::Null),
         ("disabled", of_type(json!({"type": "disabled"}))),
@@ -73,11 +73,11 @@ fn tries(client: &mut Client, ground: &Ground, (id, sandbox): (&str, &Value)) ->
 #[test]
 fn a_policy_that_restricts_nothing_is_below_every_floor() {
     let (server, ground) = (TestServer::start(), Ground::new());
-    let closed = boxes::workspace(&ground.at("work"));
+    let closed = sandbox_helpers::workspace(&ground.at("work"));
     let policies = open_policies(&ground);
     for floor in ["required", "offline"] {
-        let token = tokens::create(&server, floor, &["--sandbox", floor]);
-        let mut client = tokens::client(&server, &token);
+        let token = token_helpers::create(&server, floor, &["--sandbox", floor]);
+        let mut client = token_helpers::client(&server, &token);
         for (name, policy) in &policies {
             // `null` means no sandbox.
             for (method, answer) in tries(&mut client, &ground, (name, policy)) {
@@ -89,7 +89,7 @@ fn a_policy_that_restricts_nothing_is_below_every_floor() {
         }
     }
     // Without a floor the principal may choose these policies.
-    let mut client = tokens::client(&server, &tokens::create(&server, "free", &[]));
+    let mut client = token_helpers::client(&server, &token_helpers::create(&server, "free", &[]));
     for (name, policy) in &policies {
         assert_eq!(tries(&mut client, &ground, (name, policy))[1].1, "ok", "{name}");
     }
@@ -104,16 +104,16 @@ fn no_policy_leads_to_the_token() {
     symlink("/", &link).expect("link");
     let entries = [
         ("a link to the root", vec![path(&link, "write")]),
-        ("all but the root", vec![boxes::pattern("/*", "write")]),
+        ("all but the root", vec![sandbox_helpers::pattern("/*", "write")]),
         ("reading", vec![special("root", "read")]),
         ("the state directory", vec![path(server.state_dir(), "write")]),
         ("the token", vec![path(&token, "read"), path(&table, "write")]),
         ("around it", vec![path(server.dir(), "write")]),
     ];
-    policies.extend(entries.map(|(name, entries)| (name, boxes::sandbox(entries, "restricted"))));
+    policies.extend(entries.map(|(name, entries)| (name, sandbox_helpers::sandbox(entries, "restricted"))));
     for (floor, flags) in [("required", ["--sandbox", "required"].as_slice()), ("none", &[])] {
-        let made = tokens::create(&server, &format!("f-{floor}"), flags);
-        let mut client = tokens::client(&server, &made);
+        let made = token_helpers::create(&server, &format!("f-{floor}"), flags);
+        let mut client = token_helpers::client(&server, &made);
         let before = std::fs::read_to_string(&table).expect("the table is there");
         for (name, policy) in &policies {
             let with = |mut params: Value| {
@@ -139,8 +139,10 @@ fn no_policy_leads_to_the_token() {
         assert!(!ground.at("work/stolen").exists(), "{floor}");
         // A process without a sandbox is inside the trust boundary; a process in any sandbox is not.
         for (name, policy) in policies.iter().filter(|(_, policy)| policy["permissions"]["type"] == "managed") {
-            let mut params = start_params(&format!("cat {name}"), &["cat", &token.display().to_string()]);
-            params["sandbox"] = policy.clone();
+            let params = with(
+                start_params(&format!("cat {name}"), &["cat", &token.display().to_string()]),
+                json!({"sandbox": policy.clone()}),
+            );
             if client.call("process/start", params).is_ok() {
                 let said = client.collect(&format!("cat {name}")).stdout;
                 assert!(said.is_empty(), "{floor}, {name}: {}", String::from_utf8_lossy(&said));

@@ -10,8 +10,8 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    boxes::{self, path, special},
-    host::NOBODY,
+    host_helpers::NOBODY,
+    sandbox_helpers::{self, path, special},
 };
 use testkit::{Client, TestServer, decode_base64};
 
@@ -75,7 +75,7 @@ fn on(path: &Path, more: &Value, sandbox: Option<&Value>) -> Value {
 #[test]
 fn what_only_root_may_use_is_refused_by_each_method() {
     let Places { open, secret, closed, server } = places();
-    let confined = boxes::sandbox(vec![special("root", "read"), path(&open, "write")], "restricted");
+    let confined = sandbox_helpers::sandbox(vec![special("root", "read"), path(&open, "write")], "restricted");
     let mut client = server.client();
     for sandbox in [None, Some(&confined)] {
         for (method, more) in methods() {
@@ -128,7 +128,7 @@ fn what_only_root_may_use_is_refused_by_each_method() {
 #[test]
 fn what_is_made_belongs_to_the_user() {
     let Places { open, server, .. } = places();
-    let confined = boxes::sandbox(vec![special("root", "read"), path(&open, "write")], "restricted");
+    let confined = sandbox_helpers::sandbox(vec![special("root", "read"), path(&open, "write")], "restricted");
     let mut client = server.client();
     for (name, sandbox) in [("free", None), ("confined", Some(&confined))] {
         let at = |file: &str| open.join(format!("{name}-{file}"));
@@ -176,7 +176,7 @@ fn what_is_made_belongs_to_the_user() {
         .collect();
     assert!(left.is_empty(), "{left:?}");
     // The server itself still acts as root: it starts processes and keeps its state.
-    assert_eq!(super::host::said(&mut client, "id", "id -u"), NOBODY.to_string());
+    assert_eq!(client.script("id", "id -u"), NOBODY.to_string());
     assert_eq!(fs::metadata(server.state_dir().join("token")).expect("it is there").uid(), 0);
 }
 

@@ -5,14 +5,12 @@ use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
 
-use crate::promises::{
-    boxes::{USERS, path, said_in, sandbox, server_of, special},
-    host::{modern, said},
-};
+use crate::promises::sandbox_helpers::{USERS, path, said_in, sandbox, server_of, special};
 use testkit::TestServer;
 
 /// Numbers of two system calls for which Perl has no function.
 const MQ_OPEN: u32 = if cfg!(target_arch = "x86_64") { 240 } else { 180 };
+
 const MQ_UNLINK: u32 = MQ_OPEN + 1;
 
 /// One policy for each way in which a view is built.
@@ -53,10 +51,10 @@ fn opened(files: &[String]) -> String {
 fn no_confined_process_opens_a_kernel_file_for_writing() {
     for user in USERS {
         let server = server_of(user);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let files = kernel_files(server.pid());
         // Without a sandbox the files can be opened, so a refusal below comes from the sandbox.
-        let free = said(&mut client, "free", &opened(&files));
+        let free = client.script("free", &opened(&files));
         if user == "root" {
             assert_eq!(free, files.join("\n"));
         }
@@ -75,7 +73,7 @@ fn no_confined_process_opens_a_kernel_file_for_writing() {
 fn what_the_kernel_shows_stays_readable_and_streams_stay_writable() {
     for user in USERS {
         let server = server_of(user);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         for (name, policy) in policies() {
             // The links in `/proc/self/fd` lead to files on other mounts.
             let script = "cat /proc/sys/kernel/ostype; echo out > /proc/self/fd/1; echo err 2>&1 >&2 > /dev/stderr; test -r /sys/kernel && echo sys";
@@ -89,7 +87,7 @@ fn what_the_kernel_shows_stays_readable_and_streams_stay_writable() {
 fn a_confined_process_cannot_make_the_kernel_s_files_writable_again() {
     for user in USERS {
         let server = server_of(user);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let pid = server.pid();
         let target = "proc/sys/kernel/core_pattern";
         for (name, policy) in policies() {
@@ -117,14 +115,14 @@ fn server_with_mounts() -> TestServer {
 #[test]
 fn a_second_mount_of_a_kernel_file_system_is_read_only_too() {
     let server = server_with_mounts();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let dir = server.state_dir().parent().expect("the private directory").to_owned();
     let files: Vec<String> =
         ["proc/sys/kernel/core_pattern", "sysfs/kernel/mm/transparent_hugepage/enabled", "sysfs/power/state"]
             .iter()
             .map(|name| dir.join(name).display().to_string())
             .collect();
-    let free = said(&mut client, "free", &opened(&files));
+    let free = client.script("free", &opened(&files));
     assert!(free.contains(&files[0]), "{free}");
     for (name, policy) in policies() {
         assert_eq!(said_in(&mut client, name, &opened(&files), Some(&policy)), "", "{name}");
@@ -199,9 +197,9 @@ fn ipc_objects_of_outside_processes_are_not_there() {
     let reached = outside.reached();
     for user in USERS {
         let server = server_of(user);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let all = "shm sem msg shm-by-id sem-by-id msg-by-id mq";
-        assert_eq!(said(&mut client, "free", &reached), all, "{user}: the test can reach them");
+        assert_eq!(client.script("free", &reached), all, "{user}: the test can reach them");
         for (name, policy) in policies() {
             assert_eq!(said_in(&mut client, name, &reached, Some(&policy)), "", "{user}, {name}");
         }
@@ -213,7 +211,7 @@ fn a_confined_process_and_its_children_share_ipc_that_no_other_start_sees() {
     let key = 0x5000_0000 | std::process::id();
     for user in USERS {
         let server = server_of(user);
-        let (mut client, _) = modern(&server);
+        let (mut client, _) = server.modern_client();
         let (_, policy) = policies().remove(1);
         let make = format!(
             "perl -e 'shmwrite(shmget({key}, 64, 01600), \"shared\", 0, 6) or die $!'; \
@@ -230,10 +228,10 @@ fn a_confined_process_and_its_children_share_ipc_that_no_other_start_sees() {
 fn a_mount_of_the_host_s_message_queues_is_empty() {
     let outside = Outside::new();
     let server = server_with_mounts();
-    let (mut client, _) = modern(&server);
+    let (mut client, _) = server.modern_client();
     let mount = server.state_dir().parent().expect("the private directory").join("mqueue");
     let look = format!("ls {0}; cat {0}/{1} 2>/dev/null; rm -f {0}/{1} 2>/dev/null", mount.display(), outside.queue);
-    let free = said(&mut client, "free", &format!("ls {}", mount.display()));
+    let free = client.script("free", &format!("ls {}", mount.display()));
     assert!(free.contains(&outside.queue), "{free}");
     for (name, policy) in policies() {
         let found = said_in(&mut client, name, &format!("{look}; true"), Some(&policy));
@@ -241,6 +239,6 @@ fn a_mount_of_the_host_s_message_queues_is_empty() {
     }
     let granted = sandbox(vec![special("root", "read"), path(&mount, "write")], "enabled");
     assert_eq!(said_in(&mut client, "granted", &format!("{look}; true"), Some(&granted)), "");
-    let free = said(&mut client, "still", &format!("ls {}", mount.display()));
+    let free = client.script("still", &format!("ls {}", mount.display()));
     assert!(free.contains(&outside.queue), "{free}");
 }

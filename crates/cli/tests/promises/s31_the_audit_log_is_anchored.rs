@@ -11,7 +11,7 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use crate::promises::{host::NOBODY, tokens};
+use crate::promises::{host_helpers::NOBODY, token_helpers};
 use testkit::{TestServer, binary, wait_for};
 
 /// Exit code and both streams of `audit verify`.
@@ -36,7 +36,7 @@ fn run_one(server: &TestServer, name: &str) {
     let audit = server.dir().join("audit.log");
     server.client().run(name, &["true"]);
     wait_for("its end on record", || {
-        tokens::lines(&audit).iter().any(|line| line["event"] == "process.exit" && line["process"] == name)
+        token_helpers::lines(&audit).iter().any(|line| line["event"] == "process.exit" && line["process"] == name)
     });
 }
 
@@ -284,7 +284,7 @@ fn a_server_that_starts_again_goes_on_from_what_the_anchor_knows() {
         let (code, said) = verify(&[&log], flags);
         assert!(code == Some(1) && said.contains("line 3 does not follow"), "{said}");
     }
-    let damaged = tokens::lines(&log).into_iter().find(|line| line["event"] == "audit.damaged");
+    let damaged = token_helpers::lines(&log).into_iter().find(|line| line["event"] == "audit.damaged");
     assert!(
         damaged.is_some_and(|line| line["reason"].as_str().is_some_and(|reason| reason.contains("is not in the file")))
     );
@@ -387,7 +387,9 @@ fn a_link_planted_at_the_name_of_a_running_log_is_not_followed() {
     fs::rename(&log, &moved).expect("rename the log");
     symlink(&victim, &log).expect("plant a link");
     server.client().run("second", &["true"]);
-    wait_for("the line in the old file", || tokens::lines(&moved).iter().any(|line| line["process"] == "second"));
+    wait_for("the line in the old file", || {
+        token_helpers::lines(&moved).iter().any(|line| line["process"] == "second")
+    });
     wait_for("the word of it", || server.stderr().contains("is a symbolic link"));
     stop(&mut server);
     assert_eq!(fs::read_to_string(&victim).expect("read the file"), "as it was");

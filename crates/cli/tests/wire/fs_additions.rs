@@ -1,10 +1,13 @@
 //! Our additions to file methods: atomic writes, preconditions (`ifMatch`), ranges and lines, drafts, modes and times. Failures are tested
-//! in `fs_trouble.rs`.
+//! in `fs_failures.rs`.
 
 use std::{
     ffi::OsStr,
     fs,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt, fs::PermissionsExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -12,7 +15,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::wire::files::{Files, chunk, data, names};
+use crate::wire::fs_helpers::{Files, chunk, data, names};
 use testkit::{assert_error, encode_base64, modern, with};
 
 fn write(path: &Path, bytes: &[u8], more: Value) -> Value {

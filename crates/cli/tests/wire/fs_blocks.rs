@@ -8,11 +8,11 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
-use testkit::{assert_error, fifo};
 
 use serde_json::{Value, json};
 
-use crate::wire::files::{Files, chunk, data, uri};
+use crate::wire::fs_helpers::{Files, chunk, data, uri};
+use testkit::{assert_error, fifo};
 
 fn block(id: &str, offset: u64, len: u64) -> Value {
     json!({"handleId": id, "offset": offset, "len": len})

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::wire::files::{Files, data, names, uri};
+use crate::wire::fs_helpers::{Files, data, names, uri};
 use testkit::{TestServer, assert_error, encode_base64, fifo};
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use testkit::{TestServer, assert_error, process, sh, with};
+use testkit::{TestServer, assert_error, pid_of, process, sh, with};
 
 /// Methods, and the name of their family in the error texts that peers compare.
 const GATED: [(&str, &str); 15] = [
@@ -244,8 +244,7 @@ fn responses_and_errors_of_a_client_are_ignored() {
 
 #[test]
 fn ids_are_echoed_unchanged() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for id in [
         json!(0),
         json!(-1),
@@ -264,8 +263,7 @@ fn ids_are_echoed_unchanged() {
 
 #[test]
 fn a_repeated_id_is_answered_twice() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for _ in 0..2 {
         client.send_text(r#"{"id":5,"method":"environment/status"}"#);
     }
@@ -276,8 +274,7 @@ fn a_repeated_id_is_answered_twice() {
 
 #[test]
 fn foreign_members_of_the_envelope_are_ignored() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for text in [
         r#"{"jsonrpc":"2.0","id":9,"method":"environment/status"}"#,
         r#"{"id":9,"method":"environment/status","trace":{"traceparent":"garbage","tracestate":"also"}}"#,
@@ -292,8 +289,7 @@ fn foreign_members_of_the_envelope_are_ignored() {
 
 #[test]
 fn methods_without_params_take_missing_null_and_empty_ones() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for method in ["environment/status", "environment/info", "process/list"] {
         for params in ["", r#","params":null"#, r#","params":{}"#] {
             client.send_text(&format!(r#"{{"id":3,"method":"{method}"{params}}}"#));
@@ -330,8 +326,7 @@ fn environment_info_names_shell_and_directories_as_uris_and_claims_nothing_it_ca
 
 #[test]
 fn an_unknown_method_is_named_in_its_error() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for method in UNSERVED {
         let error = client.fails(method, json!({}));
         assert_error(&error, -32601, "unknownMethod");
@@ -359,4 +354,15 @@ fn an_answer_tells_how_long_the_session_waits() {
     let endless = TestServer::builder().arg("--session-ttl").arg("none").start();
     let mut client = endless.connect();
     assert_eq!(client.initialize_with(json!({"clientName": "test", "ttlMs": "none"}))["ttlMs"], "none");
+}
+
+#[test]
+fn d11_3_9_every_generation_is_served_on_one_connection() {
+    let (_server, mut client) = TestServer::with_client();
+    assert_eq!(client.run_params(crate::wire::Generation::S.start("s", &["true"])).code(), 0);
+    assert_eq!(client.run_params(crate::wire::Generation::H.start("h", &["true"])).code(), 0);
+    client.ok("command/exec", sh("v0", "exit 4"));
+    assert_eq!(client.expect("command/exec/exited"), json!({"processId": "v0", "exitCode": 4}));
+    let pid = pid_of(&client.ok("process/start", sh("again", "exec sleep 1000")));
+    assert!(pid > 1);
 }

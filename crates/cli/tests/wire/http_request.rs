@@ -57,8 +57,7 @@ fn exec_server_http_request_buffers_response_body() {
         let head = b"HTTP/1.1 201 Created\r\nconnection: close\r\nx-reply: one\r\nX-Reply: two\r\nx-odd: caf\xe9\r\nx-last: end\r\n\r\n";
         stream.write_all(&[head.as_slice(), b"hello \x00\xff"].concat()).expect("answer");
     });
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let result = client.ok(
         "http/request",
         json!({
@@ -101,8 +100,7 @@ fn exec_server_http_request_streams_response_body_notifications() {
         }
         target::chunk(stream, b"");
     });
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let result = client.ok("http/request", stream(&target.url("/"), "s"));
     assert_eq!(
         (&result["status"], &result["bodyBase64"]),
@@ -130,8 +128,7 @@ fn a_streamed_body_that_breaks_off_ends_with_an_error() {
     let target = Target::start(|_, stream| {
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nnot all").expect("answer");
     });
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("http/request", stream(&target.url("/"), "s"));
     let (body, error) = read_stream(&mut client, "s");
     assert_eq!(body, b"not all");
@@ -149,8 +146,7 @@ fn exec_server_http_request_rejects_duplicate_stream_request_ids() {
         }
         target::chunk(stream, b"");
     });
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     client.ok("http/request", stream(&target.url("/open"), "same"));
     assert_error(&client.fails("http/request", stream(&target.url("/"), "same")), -32602, "duplicateRequest");
     assert_eq!(target.asked().len(), 1, "nothing was sent");
@@ -179,8 +175,7 @@ fn exec_server_http_request_honors_optional_timeout() {
             target::respond(stream, "200 OK", &[], b"late");
         }
     });
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let timed =
         |path: &str, ms: u64| json!({"method": "GET", "url": target.url(path), "requestId": path, "timeoutMs": ms});
     assert_error(&client.fails("http/request", timed("/never", 50)), -32603, "httpTimeout");
@@ -314,8 +309,7 @@ fn exec_server_http_request_can_stop_at_redirects() {
 #[test]
 fn exec_server_http_request_can_follow_redirects() {
     let target = leading();
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let mut post = get(&target.url("/from"));
     (post["method"], post["bodyBase64"]) = (json!("POST"), json!(encode_base64(b"once")));
     let result = client.ok("http/request", post.clone());
@@ -340,8 +334,7 @@ fn exec_server_http_request_failures_of_the_transport_begin_with_the_text_that_c
     });
     // A port that was just released, so nothing listens on it.
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for (url, timeout, kind) in [
         (format!("http://{free}/"), None, "httpFailed"),
         ("http://no-such-host.invalid/".to_owned(), None, "httpFailed"),

@@ -1,29 +1,20 @@
 //! Limits and fairness of a connection: sizes, waiting requests, clients that do not read (design sections 1 and 4, spec 1.3, 1.6).
 //! Performance is measured by the benchmark.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::json;
 use tungstenite::Message;
 
 use testkit::{
-    Client, TestServer, assert_error, decode_base64, encode_base64, fifo, piped, process, release, sh, wait_for,
+    Client, Stopped, TestServer, assert_error, decode_base64, encode_base64, fifo, modern, piped, process, release,
+    resident, sh, start_params, tty, wait_for, with, write_params,
 };
-
-/// Resident memory of a process in bytes.
-fn resident(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the server lives");
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).expect("a VmRSS line");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
-}
 
 #[test]
 fn sixty_four_mib_without_a_newline_arrive_whole_and_in_order() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "head -c 67108864 /dev/zero"));
     let (mut bytes, mut next) = (0, 1);
     loop {
@@ -48,8 +39,7 @@ fn sixty_four_mib_without_a_newline_arrive_whole_and_in_order() {
 #[test]
 fn a_message_beyond_96_mib_ends_the_connection_and_nothing_else() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     client.start_cat("p");
     // The server may close the connection before everything is sent.
     let sent = client.send_message(Message::text("x".repeat((96 << 20) + 1)));
@@ -63,8 +53,7 @@ fn a_message_beyond_96_mib_ends_the_connection_and_nothing_else() {
 
 #[test]
 fn a_message_of_90_mib_is_read() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.send_text(&format!(r#"{{"id":1,"method":"no/such","params":"{}"}}"#, "x".repeat(90 << 20)));
     assert_eq!(client.next()["error"]["code"], -32601);
     client.assert_alive();
@@ -72,8 +61,7 @@ fn a_message_of_90_mib_is_read() {
 
 #[test]
 fn a_long_poll_holds_up_nobody() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     let begun = Instant::now();
     let reads: Vec<i64> =
@@ -107,8 +95,7 @@ fn exec_server_keeps_control_requests_live_during_long_reads_and_queued_requests
 
 #[test]
 fn requests_beyond_the_bound_are_refused_and_control_requests_are_not() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     let reads: Vec<i64> =
         (0..1100).map(|_| client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}))).collect();
@@ -123,8 +110,7 @@ fn requests_beyond_the_bound_are_refused_and_control_requests_are_not() {
 
 #[test]
 fn connection_accepts_pipelined_scalar_requests() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let ids: Vec<i64> = (0..3000).map(|_| client.send_request("environment/status", json!({}))).collect();
     for id in ids {
         assert_eq!(client.next()["id"], id, "control requests are answered in order");
@@ -134,8 +120,7 @@ fn connection_accepts_pipelined_scalar_requests() {
 // The reference can deadlock here: it does not read while it waits to send, and does not send while it waits to queue.
 #[test]
 fn many_requests_and_much_output_at_once_do_not_block_each_other() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("noisy", "exec cat /dev/zero"));
     let mut answered = 0;
     for _ in 0..5 {
@@ -152,8 +137,7 @@ fn many_requests_and_much_output_at_once_do_not_block_each_other() {
 
 #[test]
 fn a_noisy_process_delays_neither_an_answer_nor_a_quiet_process() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.start_cat("quiet");
     for i in 0..4 {
         client.ok("process/start", sh(&format!("noisy{i}"), "exec cat /dev/zero"));
@@ -186,20 +170,19 @@ fn wake_notifications_do_not_block_other_sessions() {
 fn a_client_that_never_reads_costs_a_bounded_amount_of_memory() {
     let server = TestServer::start();
     let mut other = server.client();
-    let mut deaf = server.connect();
-    let session = deaf.initialize();
+    let (mut deaf, session) = server.session();
     deaf.ok("process/start", sh("flood", "exec cat /dev/zero"));
     let list = json!({"scope": "all"});
     let written = |other: &mut Client| other.ok("process/list", list.clone())["processes"][0].clone();
     wait_for("the child to be held", || written(&mut other)["blocked"] == "memoryCap");
     let before = written(&mut other)["outputBytes"].as_u64().expect("a number");
     assert!(before < 96 << 20, "{before}");
-    assert!(resident(server.pid()) < 128 << 20, "{}", resident(server.pid()));
+    assert!(resident(server.pid(), "VmRSS") < 128 << 20, "{}", resident(server.pid(), "VmRSS"));
     // Requests whose answers are not read are bounded too.
     for _ in 0..20_000 {
         deaf.send_request("process/list", json!({}));
     }
-    assert!(resident(server.pid()) < 256 << 20, "{}", resident(server.pid()));
+    assert!(resident(server.pid(), "VmRSS") < 256 << 20, "{}", resident(server.pid(), "VmRSS"));
     other.assert_alive();
     drop(deaf);
     // Output that was not taken is still there after a resume.
@@ -210,8 +193,7 @@ fn a_client_that_never_reads_costs_a_bounded_amount_of_memory() {
 
 #[test]
 fn a_polling_client_that_stops_reading_is_pushed_again() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", piped("p", "read x; exec head -c 20000000 /dev/zero"));
     // A waiting read makes the client a poller: pushes stop 16 MiB after the last read.
     client.ok("process/read", json!({"processId": "p", "waitMs": 20}));
@@ -226,8 +208,7 @@ fn a_polling_client_that_stops_reading_is_pushed_again() {
 // The only test that waits for real seconds: the reference keeps a closed process for 30 s and then frees its id.
 #[test]
 fn closed_process_is_evicted_after_retention() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let gate = fifo(server.dir(), "gate");
     client.ok("process/start", sh("held", &format!("(read x <{gate}; echo late) & exit 5")));
     client.expect("process/exited");
@@ -249,4 +230,198 @@ fn closed_process_is_evicted_after_retention() {
     release(&gate);
     assert_eq!(client.expect("process/output")["seq"], 2);
     client.expect("process/closed");
+}
+
+// If a request completed at its first poll, no waiting request was admitted after it: most were never answered, and later ones overtook
+// them.
+#[test]
+fn requests_that_wait_for_the_only_slot_are_all_answered_in_order() {
+    let server = TestServer::builder().arg("--concurrent-requests").arg("1").start();
+    let mut client = server.client();
+    let (mut starts, mut others, mut lists) = (Vec::new(), Vec::new(), Vec::new());
+    for i in 0..50 {
+        let id = format!("p{i}");
+        starts.push(client.send_request("process/start", start_params(&id, &["true"])));
+        // This request waits for the start and needs no slot.
+        others.push(client.send_request("process/forget", process(&id)));
+        lists.push(client.send_request("process/list", json!({})));
+        lists.push(client.send_request("process/list", json!({})));
+    }
+    let (mut started, mut answered, mut listed) = (Vec::new(), Vec::new(), Vec::new());
+    while started.len() + answered.len() + listed.len() < 200 {
+        let message = client.next();
+        if let Some(id) = message["id"].as_i64() {
+            let kind = if starts.contains(&id) {
+                &mut started
+            } else if lists.contains(&id) {
+                &mut listed
+            } else {
+                &mut answered
+            };
+            kind.push(id);
+        }
+    }
+    assert_eq!((started, answered, listed), (starts, others, lists));
+}
+
+// All answers were built at once, whether the client read them or not: 120 reads cost 1.28 GiB.
+#[test]
+fn many_large_reads_are_answered_one_after_the_other() {
+    let (server, mut client) = TestServer::with_client();
+    client.ok("process/start", sh("p", "head -c 8388608 /dev/zero"));
+    assert_eq!(client.collect("p").stdout.len(), 8 << 20);
+    let before = server.memory();
+    for _ in 0..60 {
+        client.send_request("process/read", process("p"));
+    }
+    for _ in 0..5 {
+        let answer = client.next();
+        assert!(answer["result"]["chunks"].as_array().is_some_and(|chunks| chunks.len() > 100));
+        let grown = server.memory().saturating_sub(before);
+        assert!(grown < 64 << 20, "the server grew by {} MiB", grown >> 20);
+    }
+}
+
+// A message of more than 64 MiB was always refused as `overloaded`, even if nothing else was waiting.
+#[test]
+fn one_large_write_alone_is_no_overload() {
+    let (_server, mut client) = TestServer::with_client();
+    client.ok("process/start", piped("p", "exec cat >/dev/null"));
+    let chunk = "AAAA".repeat(20 << 20);
+    client.send_text(&format!(
+        r#"{{"id":"large","method":"process/write","params":{{"processId":"p","chunk":"{chunk}"}}}}"#
+    ));
+    let answer = client.next();
+    assert_eq!((&answer["id"], &answer["result"]), (&json!("large"), &json!({"status": "accepted"})), "{answer}");
+    client.ok("process/closeStdin", process("p"));
+    assert_eq!(client.collect("p").code(), 0);
+}
+
+// Requests to close a full stdin were unbounded: 60,000 cost 128 MiB, and none was refused.
+#[test]
+fn requests_that_wait_for_a_full_stdin_are_refused_in_the_end_and_control_is_not() {
+    let (_server, mut client) = TestServer::with_client();
+    client.ok("process/start", piped("p", "exec sleep 1000"));
+    let write = client.send_request("process/write", write_params("p", &[b'x'; 200_000]));
+    for _ in 0..9000 {
+        client.send_request("process/closeStdin", process("p"));
+    }
+    let terminate = client.send_request("process/terminate", process("p"));
+    let (mut answered, mut refused) = (0, 0);
+    while answered + refused < 9002 {
+        let message = client.next();
+        match message["id"].as_i64() {
+            Some(id) if id == write => assert_eq!(message["result"]["status"], "stdinClosed"),
+            Some(id) if id == terminate => assert_eq!(message["result"]["running"], true, "{message}"),
+            Some(_) if message["error"]["data"]["kind"] == "overloaded" => {
+                refused += 1;
+                continue;
+            }
+            Some(_) => assert!(message["result"]["status"].is_string(), "{message}"),
+            None => continue,
+        }
+        answered += 1;
+    }
+    assert!(answered > 8000 && refused > 700, "{answered} answered, {refused} refused");
+    client.assert_alive();
+}
+
+/// A server that was stopped could not read in that time. It must not take its own pause for silence of its clients.
+#[test]
+fn a_server_that_was_stopped_does_not_take_quiet_clients_for_dead() {
+    let server = TestServer::builder().arg("--ping-every=200ms").arg("--dead-after=400ms").start();
+    let mut client = server.client();
+    client.run("before", &["/bin/true"]);
+    server.signal(Signal::STOP);
+    assert_eq!(client.next_notification_within(Duration::from_secs(1)), None);
+    server.signal(Signal::CONT);
+    // The server checks its peers twice in this time.
+    assert_eq!(client.next_notification_within(Duration::from_millis(300)), None);
+    client.run("after", &["/bin/true"]);
+}
+
+// A start that waited for a slot had no id yet: other requests for that process got `unknownProcess`.
+#[test]
+fn a_start_that_waits_for_others_is_waited_for_by_what_names_it() {
+    let server = TestServer::builder().arg("--concurrent-requests").arg("1").start();
+    let mut client = server.client();
+    let starts: Vec<i64> =
+        (0..20).map(|i| client.send_request("process/start", sh(&format!("s{i}"), "exit 0"))).collect();
+    let cat = client.send_request("process/start", with(start_params("cat", &["cat"]), json!({"pipeStdin": true})));
+    let write = client.send_request("process/write", json!({"processId": "cat", "chunk": encode_base64(b"in order")}));
+    let close = client.send_request("process/closeStdin", process("cat"));
+    let sleep = client.send_request("process/start", sh("sleep", "exec sleep 1000"));
+    let terminate = client.send_request("process/terminate", process("sleep"));
+    let again = client.send_request("process/start", sh("cat", "exit 0"));
+    for id in starts.into_iter().chain([cat, sleep]) {
+        client.answer(id).expect("it starts");
+    }
+    assert_eq!(client.answer(write).expect("written")["status"], "accepted");
+    assert_eq!(client.answer(close).expect("closed")["status"], "accepted");
+    assert_eq!(client.answer(terminate).expect("terminated")["running"], true);
+    assert_error(&client.answer(again).expect_err("its name is taken"), -32600, "duplicateProcess");
+    assert_eq!(client.collect("cat").stdout, b"in order");
+    assert_eq!(client.collect("sleep").code(), 137);
+}
+
+// A waiting start has no effect yet: it counts towards no limit, and it is cancelled when its connection ends.
+#[test]
+fn a_start_that_waits_for_others_takes_nothing_and_goes_with_its_connection() {
+    let server = TestServer::builder().arg("--concurrent-requests").arg("1").arg("--max-processes").arg("3").start();
+    let (mut client, session) = server.modern_client();
+    client.ok("process/start", sh("runs", "exec sleep 1000"));
+    let stopped = Stopped::new(server.holder());
+    for name in ["begins", "waits", "waits-too", "waits-longer"] {
+        client.send_request("process/start", sh(name, "exec sleep 1000"));
+    }
+    let status = client.send_request("environment/status", json!({}));
+    assert_eq!(client.next()["id"], status, "nothing is refused");
+    client.leave();
+    drop(stopped);
+    let mut client = server.connect();
+    client.initialize_with(with(modern(), json!({"resumeSessionId": session})));
+    let names = |client: &mut Client| {
+        let listed = client.ok("process/list", json!({}))["processes"].clone();
+        let names = listed.as_array().into_iter().flatten().map(|process| process["processId"].clone());
+        names.collect::<Vec<_>>()
+    };
+    wait_for("the start that had begun", || names(&mut client).contains(&json!("begins")));
+    // Its id is free, and there is room for it.
+    client.ok("process/start", sh("waits", "exec sleep 1000"));
+    assert_eq!(names(&mut client), ["runs", "begins", "waits"]);
+    assert_error(&client.fails("process/start", sh("one-more", "exit 0")), -32603, "resourcesExhausted");
+}
+
+#[test]
+fn d11_2_1_neither_a_long_poll_nor_a_full_stdin_blocks_terminate() {
+    let (_server, mut client) = TestServer::with_client();
+    client.ok("process/start", piped("p", "exec sleep 1000"));
+    let read = client.send_request("process/read", json!({"processId": "p", "waitMs": 600_000}));
+    let write =
+        client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(&vec![b'x'; 1 << 20])}));
+    let behind = client.send_request("process/write", json!({"processId": "p", "chunk": "eA=="}));
+    let begun = Instant::now();
+    client.assert_alive();
+    assert_eq!(client.run("q", &["true"]).code(), 0);
+    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert_eq!(client.answer(read).expect("read")["exitCode"], 137);
+    for id in [write, behind] {
+        assert_eq!(client.answer(id).expect("write")["status"], "stdinClosed");
+    }
+}
+
+#[test]
+fn d11_2_4_a_full_terminal_stalls_nobody() {
+    let (_server, mut client) = TestServer::with_client();
+    let ids: Vec<String> = (0..8).map(|i| format!("t{i}")).collect();
+    for id in &ids {
+        client.ok("process/start", tty(id, "stty raw -echo; echo up; exec sleep 1000"));
+        client.wait_output(id, "up");
+        client.send_request("process/write", json!({"processId": id, "chunk": encode_base64(&vec![b'x'; 1 << 18])}));
+    }
+    let begun = Instant::now();
+    client.assert_alive();
+    assert_eq!(client.run("p", &["true"]).code(), 0);
+    assert!(begun.elapsed() < Duration::from_secs(5));
 }

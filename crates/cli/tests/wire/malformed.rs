@@ -25,8 +25,7 @@ fn exec_server_reports_malformed_websocket_json_and_keeps_running() {
 
 #[test]
 fn what_is_no_message_is_answered_with_id_minus_one() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for text in [
         "",
         " ",
@@ -76,8 +75,7 @@ fn what_is_no_message_is_answered_with_id_minus_one() {
 
 #[test]
 fn every_prefix_of_a_message_is_refused_and_the_whole_is_served() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let whole = r#"{"id":7,"method":"process/read","params":{"processId":"\u00e9","afterSeq":0}}"#;
     for end in 0..whole.len() {
         assert_malformed(&mut client, &whole[..end]);
@@ -88,8 +86,7 @@ fn every_prefix_of_a_message_is_refused_and_the_whole_is_served() {
 
 #[test]
 fn duplicate_keys_are_refused_at_every_level() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for text in [
         r#"{"id":1,"id":2,"method":"environment/status"}"#,
         r#"{"id":1,"method":"environment/status","method":"environment/info"}"#,
@@ -104,8 +101,7 @@ fn duplicate_keys_are_refused_at_every_level() {
 
 #[test]
 fn three_million_values_cost_an_error_only() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let bomb = format!(r#"{{"id":1,"method":"environment/status","params":[{}0]}}"#, "0,".repeat(3_000_000));
     assert_malformed(&mut client, &bomb);
     client.assert_alive();
@@ -113,8 +109,7 @@ fn three_million_values_cost_an_error_only() {
 
 #[test]
 fn the_bound_of_values_is_that_of_the_reference() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     // The object, its id, its method and the params array count as four values.
     let message = |items: usize| format!(r#"{{"id":1,"method":"no/such","params":[{}0]}}"#, "0,".repeat(items - 1));
     client.send_text(&message(262_144 - 4));
@@ -124,8 +119,7 @@ fn the_bound_of_values_is_that_of_the_reference() {
 
 #[test]
 fn two_hundred_thousand_nested_arrays_cost_an_error_only() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
         let bomb = format!(
             r#"{{"id":1,"method":"environment/status","params":{}1{}}}"#,
@@ -142,8 +136,7 @@ fn two_hundred_thousand_nested_arrays_cost_an_error_only() {
 
 #[test]
 fn a_huge_string_is_only_one_value() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let huge = "x".repeat(8 << 20);
     client.send_text(&format!(r#"{{"id":1,"method":"no/such","params":"{huge}"}}"#));
     assert_eq!(client.next()["error"]["code"], -32601);
@@ -167,8 +160,7 @@ fn a_huge_string_is_only_one_value() {
 
 #[test]
 fn params_of_a_wrong_shape_are_refused_by_every_method() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let methods = [
         "process/start",
         "process/read",
@@ -210,8 +202,7 @@ fn params_of_a_wrong_shape_are_refused_by_every_method() {
 
 #[test]
 fn members_of_a_wrong_type_or_missing_are_refused_by_start() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let good = start_params("p", &["true"]);
     for name in ["processId", "argv"] {
         let mut bad = good.clone();
@@ -262,8 +253,7 @@ fn members_of_a_wrong_type_or_missing_are_refused_by_start() {
 
 #[test]
 fn members_of_a_wrong_type_are_refused_by_the_other_methods() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for (method, bad) in [
         ("process/read", json!({"afterSeq": -1})),
         ("process/read", json!({"afterSeq": "1"})),
@@ -314,8 +304,7 @@ fn a_bad_acknowledgement_is_ignored() {
 
 #[test]
 fn exec_server_accepts_binary_websocket_json() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let text = json!({"id": 77, "method": "environment/status"}).to_string();
     client.send_message(Message::binary(text.into_bytes())).expect("send");
     assert_eq!(client.next(), json!({"id": 77, "result": {"status": "ready"}}));
@@ -323,8 +312,7 @@ fn exec_server_accepts_binary_websocket_json() {
 
 #[test]
 fn bytes_that_are_not_utf8_cost_an_error_only() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let bad: [&[u8]; 4] = [
         b"\xff\xfe",
         b"{\"id\":1,\"method\":\"\xff\"}",
@@ -340,8 +328,7 @@ fn bytes_that_are_not_utf8_cost_an_error_only() {
 
 #[test]
 fn lone_surrogates_and_nul_are_answered() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.send_text(r#"{"id":1,"method":"process/read","params":{"processId":"\ud800"}}"#);
     let message = client.next();
     assert!(matches!(message["error"]["code"].as_i64(), Some(-32600 | -32602)), "{message}");
@@ -366,8 +353,7 @@ fn a_message_in_fragments_and_between_pings_is_one_message() {
         Frame,
         coding::{Data, OpCode},
     };
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let text = json!({"id": 5, "method": "environment/status"}).to_string();
     let (head, tail) = text.split_at(9);
     let first = Frame::message(head.as_bytes().to_vec(), OpCode::Data(Data::Text), false);

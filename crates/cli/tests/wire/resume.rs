@@ -3,15 +3,17 @@
 
 use std::{
     collections::BTreeSet,
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
+use tungstenite::Message;
 
 use testkit::{
-    TestServer, assert_error, chunk_bytes, encode_base64, fifo, modern, pid_of, piped, process, release, sh, wait_for,
-    wait_gone, with,
+    Client, RpcError, TestServer, assert_error, chunk_bytes, encode_base64, fifo, modern, pid_of, piped, process,
+    release, sh, start_params, wait_for, wait_gone, with,
 };
 
 fn resume_params(session: &str) -> Value {
@@ -21,8 +23,7 @@ fn resume_params(session: &str) -> Value {
 #[test]
 fn exec_server_resumes_detached_session_without_killing_processes() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     drop(client);
     let mut client = server.resume(&session, json!({}));
@@ -35,8 +36,7 @@ fn exec_server_resumes_detached_session_without_killing_processes() {
 #[test]
 fn a_session_without_processes_is_resumed_too() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (client, session) = server.session();
     drop(client);
     let mut client = server.resume(&session, json!({}));
     assert_eq!(client.run("p", &["true"]).code(), 0);
@@ -45,8 +45,7 @@ fn a_session_without_processes_is_resumed_too() {
 #[test]
 fn active_session_resume_is_rejected() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     client.start_cat("p");
     // The old client answers pings while it waits for output.
     let listener = thread::spawn(move || {
@@ -79,8 +78,7 @@ fn an_unknown_session_cannot_be_resumed() {
 #[test]
 fn long_poll_read_fails_after_session_resume() {
     let server = TestServer::start();
-    let mut old = server.connect();
-    let session = old.initialize();
+    let (mut old, session) = server.session();
     old.ok("process/start", sh("p", "exec sleep 1000"));
     let pending = old.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}));
     let mut new = server.connect();
@@ -113,8 +111,7 @@ fn a_takeover_moves_pushes_and_leaves_no_byte_behind() {
 #[test]
 fn transport_disconnect_detaches_session_during_in_flight_read() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     client.send_request("process/read", json!({"processId": "p", "waitMs": 600_000}));
     drop(client);
@@ -126,8 +123,7 @@ fn transport_disconnect_detaches_session_during_in_flight_read() {
 #[test]
 fn a_resumed_reference_client_reads_first_and_is_pushed_what_follows() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     let gate = fifo(server.dir(), "gate");
     client.ok("process/start", piped("r", &format!("echo one; read x <{gate}; echo two; read x; echo three")));
     assert_eq!(client.expect("process/output")["seq"], 1);
@@ -145,8 +141,7 @@ fn a_resumed_reference_client_reads_first_and_is_pushed_what_follows() {
 #[test]
 fn a_resumed_reference_client_that_does_not_read_is_pushed_what_it_was_not_sent() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     let gate = fifo(server.dir(), "gate");
     client.ok("process/start", sh("r", &format!("echo one; read x <{gate}; echo two")));
     assert_eq!(client.expect("process/output")["seq"], 1);
@@ -274,8 +269,7 @@ fn every_form_of_time_to_live_is_taken() {
 #[test]
 fn the_end_of_a_session_ends_its_processes_and_its_name() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     let mut pids = BTreeSet::new();
     for id in ["p", "q"] {
         pids.insert(pid_of(&client.ok("process/start", sh(id, "trap '' TERM; while :; do sleep 0.01; done"))));
@@ -295,8 +289,7 @@ fn the_end_of_a_session_ends_its_processes_and_its_name() {
 #[test]
 fn a_session_survives_the_server() {
     let mut server = TestServer::builder().keep_holders().start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     let url = server.url().to_owned();
     let gate = fifo(server.dir(), "gate");
     let started = client.ok("process/start", sh("p", &format!("echo one; read x <{gate}; echo two; exit 6")));
@@ -311,4 +304,220 @@ fn a_session_survives_the_server() {
     assert_eq!((bytes.as_slice(), &last["exitCode"]), (b"one\ntwo\n".as_slice(), &json!(6)));
     assert_eq!(chunk_bytes(&client.ok("process/read", process("p"))).len(), 8);
     client.ok("session/end", json!({}));
+}
+
+// A new holder did not get the time-to-live: if the server was killed during the first attachment, it was 10 minutes instead of the
+// requested time.
+#[test]
+fn a_short_time_to_live_of_the_first_attachment_survives_a_kill_of_the_server() {
+    let mut server = TestServer::builder().keep_holders().start();
+    let mut client = server.connect();
+    client.initialize_with(json!({"clientName": "test", "ttlMs": 1500}));
+    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    let all = BTreeSet::from([pid, server.holder()]);
+    server.kill();
+    let killed = Instant::now();
+    wait_gone("holder and process", &all);
+    let took = killed.elapsed();
+    assert!((Duration::from_millis(1200)..Duration::from_secs(8)).contains(&took), "{took:?}");
+}
+
+// The same for a session that never expires.
+#[test]
+fn a_session_without_a_time_to_live_is_there_after_a_kill_of_the_server() {
+    let mut server = TestServer::builder().keep_holders().start();
+    let mut client = server.connect();
+    let session = client.open_session(json!({"clientName": "test", "ttlMs": "none"}));
+    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    server.restart();
+    // Look from another session, so that looking does not attach.
+    let listed = server.client().ok("process/list", json!({"scope": "all"}))["processes"].clone();
+    assert_eq!((&listed[0]["sessionId"], &listed[0]["pid"]), (&json!(session), &json!(pid)));
+    let mut client = server.resume(&session, json!({}));
+    client.ok("session/end", json!({}));
+    wait_gone("the process", &BTreeSet::from([pid]));
+}
+
+/// Two concurrent resumes of one session without `takeover`. The winner stays attached until both are answered.
+fn race(server: &TestServer, session: &str) -> Vec<Result<Client, RpcError>> {
+    let answered = AtomicUsize::new(0);
+    let resume = || {
+        let mut client = server.connect();
+        let result = client.call("initialize", json!({"clientName": "test", "resumeSessionId": session}));
+        answered.fetch_add(1, Ordering::SeqCst);
+        result?;
+        client.notify("initialized", json!({}));
+        // The winner sends requests, which shows that its connection is alive.
+        while answered.load(Ordering::SeqCst) < 2 {
+            client.assert_alive();
+        }
+        client.assert_alive();
+        Ok(client)
+    };
+    thread::scope(|scope| {
+        let racers = [scope.spawn(resume), scope.spawn(resume)];
+        racers.into_iter().map(|racer| racer.join().expect("nobody who was let in is thrown out")).collect()
+    })
+}
+
+#[track_caller]
+fn only_winner(mut results: Vec<Result<Client, RpcError>>) -> Client {
+    let at = results.iter().position(Result::is_ok).expect("one wins");
+    let winner = results.swap_remove(at);
+    match results.pop().expect("there were two") {
+        Ok(_) => panic!("both won"),
+        Err(error) => assert_error(&error, -32010, "sessionAttached"),
+    }
+    winner.unwrap_or_else(|error| panic!("it won: {error:?}"))
+}
+
+// Both resumes saw the same silent owner and both got the session; the second one disconnected the first.
+#[test]
+fn of_two_resumes_of_a_silent_session_one_wins() {
+    let server = TestServer::start();
+    // This client never reads again, so it answers no ping.
+    let (mut silent, session) = server.session();
+    only_winner(race(&server, &session)).assert_alive();
+    assert_eq!(silent.wait_closed().map(|(code, _)| code), Some(1008));
+}
+
+// The same for a detached session.
+#[test]
+fn of_two_resumes_of_a_detached_session_one_wins() {
+    let server = TestServer::start();
+    let (mut client, session) = server.session();
+    for _ in 0..10 {
+        client.leave();
+        client = only_winner(race(&server, &session));
+    }
+}
+
+// The socket was closed with unread input, which resets it: a client that was sending lost the answer and the close frame.
+#[test]
+fn the_end_of_a_session_is_answered_while_acknowledgements_still_come() {
+    let server = TestServer::start();
+    for _ in 0..10 {
+        let (mut client, _) = server.modern_client();
+        client.ok("process/start", sh("p", "exec sleep 1000"));
+        let end = client.send_request("session/end", json!({}));
+        let ack = json!({"method": "process/ack", "params": {"processId": "p", "seq": 1}}).to_string();
+        for _ in 0..300 {
+            client.send_message(Message::text(ack.as_str())).expect("the server still reads");
+        }
+        assert_eq!(client.answer(end), Ok(json!({})));
+        assert_eq!(client.wait_closed().map(|(code, _)| code), Some(1000));
+    }
+    for _ in 0..5 {
+        let (mut client, _) = server.modern_client();
+        client.ok("process/start", start_params("p", &["yes"]));
+        let mut end = None;
+        for turn in 0.. {
+            let message = client.next();
+            if end.is_some_and(|end| message["id"] == end) {
+                assert_eq!(message["result"], json!({}));
+                break;
+            }
+            client.notify("process/ack", json!({"processId": "p", "seq": message["params"]["seq"]}));
+            if turn == 20 {
+                end = Some(client.send_request("session/end", json!({})));
+            }
+        }
+        assert_eq!(client.wait_closed().map(|(code, _)| code), Some(1000));
+    }
+}
+
+/// Ending a session with processes reported their loss before the answer: exits that never happened, with a made-up code.
+#[test]
+fn the_end_of_a_session_is_answered_without_made_up_exits() {
+    let server = TestServer::start();
+    for _ in 0..10 {
+        let (mut client, _) = server.modern_client();
+        for name in ["a", "b", "c"] {
+            client.ok("process/start", sh(name, "exec sleep 1000"));
+        }
+        let id = client.send_request("session/end", json!({}));
+        assert_eq!(client.next(), json!({"id": id, "result": {}}));
+    }
+}
+
+// A forgotten process whose log a reader still held came back under its id after a restart, and hid the newer process with that id.
+#[test]
+fn a_name_is_that_of_the_later_process_after_a_restart() {
+    let mut server = TestServer::builder().keep_holders().start();
+    let (mut owner, session) = server.modern_client();
+    let (mut reader, _) = server.modern_client();
+    // The first slot becomes free for the later process with the same id.
+    owner.run("first", &["true"]);
+    owner.ok("process/start", piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
+    reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session, "hold": true}));
+    owner.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    assert_eq!(owner.collect_acked("p").stdout.len(), 9_000_000);
+    owner.ok("process/forget", process("p"));
+    owner.ok("process/forget", process("first"));
+    let pid = pid_of(&owner.ok("process/start", piped("p", "read x; exit 5")));
+    server.restart();
+    let mut owner = server.connect();
+    owner.initialize_with(with(modern(), json!({"resumeSessionId": session})));
+    let listed = owner.ok("process/list", json!({}))["processes"].clone();
+    assert_eq!((&listed[0]["pid"], listed.as_array().map(Vec::len)), (&json!(pid), Some(1)), "{listed}");
+    owner.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    assert_eq!(owner.expect("process/exited")["exitCode"], 5);
+}
+
+#[test]
+fn d11_1_7_a_quick_resume_never_ends_up_without_notifications() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
+    client.start_cat("p");
+    for round in 0..30 {
+        drop(client);
+        client = server.resume(&session, modern());
+        let line = format!("{round}\n");
+        client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}));
+        client.wait_output("p", &line);
+        let seq = client.ok("process/read", process("p"))["nextSeq"].as_u64().expect("a number") - 1;
+        client.notify("process/ack", json!({"processId": "p", "seq": seq}));
+    }
+}
+
+#[test]
+fn d11_2_6_a_session_is_handed_over_when_its_peer_is_only_half_there() {
+    let server = TestServer::start();
+    let (mut dead, session) = server.session();
+    dead.start_cat("p");
+    // The old connection stays open and answers no ping, like a peer behind a dead link.
+    let begun = Instant::now();
+    let mut client = server.resume(&session, json!({}));
+    let waited = begun.elapsed();
+    assert!(waited >= Duration::from_millis(1900) && waited < Duration::from_secs(10), "{waited:?}");
+    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"mine\n")}));
+    client.ok("process/read", json!({"processId": "p", "waitMs": 20_000}));
+    // The old connection gets a close frame when it reads again.
+    let (code, _) = dead.wait_closed().expect("a close frame");
+    assert_eq!(code, 1008);
+}
+
+#[test]
+fn d11_2_9_a_start_whose_connection_went_away_leaves_no_name_behind() {
+    let server = TestServer::start();
+    let (mut client, session) = server.session();
+    for round in 0..20 {
+        let id = format!("p{round}");
+        client.send_request("process/start", sh(&id, "exec sleep 1000"));
+        drop(client);
+        client = server.resume(&session, json!({}));
+        // The start has either not happened at all, or the process runs.
+        match client.call("process/read", process(&id)) {
+            Ok(read) => {
+                assert_eq!(read["exited"], false);
+                assert_eq!(client.ok("process/terminate", process(&id))["running"], true);
+            }
+            Err(error) => {
+                assert_error(&error, -32600, "unknownProcess");
+                client.ok("process/start", sh(&id, "exec sleep 1000"));
+                client.ok("process/terminate", process(&id));
+            }
+        }
+    }
 }

@@ -1,10 +1,17 @@
 //! `process/signal` and `process/terminate`: which processes they reach, their answers, and how the end is reported (spec 3.6, 3.7).
 
-use std::{collections::BTreeSet, fs};
+use std::{
+    collections::BTreeSet,
+    fs,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 
-use testkit::{TestServer, assert_error, pid_of, process, sh, tty, wait_for, wait_gone, wait_pid_gone, with};
+use testkit::{
+    TestServer, assert_error, fifo, pid_of, process, sh, start_params, tty, wait_for, wait_gone, wait_pid_gone, with,
+    write_params,
+};
 
 /// Names and numbers of signals whose default action ends a process.
 const DEADLY: [(&str, i64); 24] = [
@@ -36,8 +43,7 @@ const DEADLY: [(&str, i64); 24] = [
 
 #[test]
 fn exec_process_signal_interrupts_process() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for tty in [false, true] {
         let id = format!("p{tty}");
         let script = "trap 'echo int; exit 7' INT; echo ready; while :; do sleep 0.01; done";
@@ -55,8 +61,7 @@ fn exec_process_signal_interrupts_process() {
 
 #[test]
 fn every_posix_name_is_understood_in_every_form() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let forms: [fn(&str) -> String; 4] =
         [|name| format!("SIG{name}"), str::to_owned, str::to_lowercase, |name| format!("sig{}", name.to_lowercase())];
     for (number, (name, signal)) in DEADLY.into_iter().enumerate() {
@@ -74,8 +79,7 @@ fn every_posix_name_is_understood_in_every_form() {
 
 #[test]
 fn an_unknown_signal_is_refused_whatever_the_process() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     for name in ["", "SIG", "9", "15", "NOPE", "SIGNOPE", "TERM ", "kill -9", "RTMIN+31", "\u{130}NT"] {
         for id in ["p", "never"] {
@@ -88,8 +92,7 @@ fn an_unknown_signal_is_refused_whatever_the_process() {
 
 #[test]
 fn a_process_can_be_stopped_and_continued() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
     let state = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -103,8 +106,7 @@ fn a_process_can_be_stopped_and_continued() {
 
 #[test]
 fn a_signal_goes_to_the_whole_group() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for tty in [false, true] {
         let id = format!("p{tty}");
         client.ok("process/start", with(sh(&id, "sleep 1000 & echo child $!.; wait"), json!({"tty": tty})));
@@ -118,8 +120,7 @@ fn a_signal_goes_to_the_whole_group() {
 
 #[test]
 fn terminate_kills_at_once_and_says_that_it_ran() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for tty in [false, true] {
         let id = format!("p{tty}");
         client.ok(
@@ -136,8 +137,7 @@ fn terminate_kills_at_once_and_says_that_it_ran() {
 
 #[test]
 fn terminate_reports_false_after_process_exit() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.run("p", &["true"]);
     assert_eq!(client.ok("process/terminate", process("p")), json!({"running": false}));
     assert_eq!(client.ok("process/terminate", process("never")), json!({"running": false}));
@@ -149,8 +149,7 @@ fn terminate_reports_false_after_process_exit() {
 
 #[test]
 fn terminate_behind_a_start_leaves_nothing() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     for number in 0..20 {
         let id = format!("p{number}");
         let start = client.send_request("process/start", sh(&id, "exec sleep 1000"));
@@ -177,8 +176,7 @@ fn terminate_behind_a_start_leaves_nothing() {
 
 #[test]
 fn a_grace_period_lets_a_process_end_by_itself() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.01; done"));
     client.wait_output("p", "up");
     assert_eq!(client.ok("process/terminate", with(process("p"), json!({"graceMs": 20_000})))["running"], true);
@@ -194,8 +192,7 @@ fn a_grace_period_lets_a_process_end_by_itself() {
 
 #[test]
 fn a_child_that_ignores_the_polite_signal_is_killed_after_the_grace_period() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for (number, grace) in [0, 100].into_iter().enumerate() {
         let id = format!("p{number}");
         client.ok("process/start", sh(&id, "trap '' TERM; echo up; while :; do sleep 0.01; done"));
@@ -208,8 +205,7 @@ fn a_child_that_ignores_the_polite_signal_is_killed_after_the_grace_period() {
 
 #[test]
 fn terminate_without_grace_overtakes_a_grace_period() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "trap '' TERM; echo up; while :; do sleep 0.01; done"));
     client.wait_output("p", "up");
     client.ok("process/terminate", with(process("p"), json!({"graceMs": 1_000_000})));
@@ -219,8 +215,7 @@ fn terminate_without_grace_overtakes_a_grace_period() {
 
 #[test]
 fn terminate_reaches_children_that_left_the_group_and_the_session() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for (number, grace) in [None, Some(50)].into_iter().enumerate() {
         let id = format!("p{number}");
         // These children are in another session, and one has lost its parent: they can be found only as descendants.
@@ -243,12 +238,90 @@ fn terminate_reaches_children_that_left_the_group_and_the_session() {
 
 #[test]
 fn pty_terminate_kills_background_children_in_same_process_group() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", tty("p", "sleep 1000 & echo child $!.; wait"));
     let said = client.wait_output("p", ".");
     let child = said.trim_start_matches("child ").trim_end().trim_end_matches('.').parse().expect("a pid");
     client.ok("process/terminate", process("p"));
     assert_eq!(client.collect("p").code(), 137);
     wait_pid_gone(child);
+}
+
+// Each terminate scanned all processes of the host twice, in the only thread of the session: an echo took seconds.
+#[test]
+fn a_burst_of_terminates_holds_up_no_other_process() {
+    let (_server, mut client) = TestServer::with_client();
+    client.start_cat("cat");
+    let ids: Vec<String> = (0..300).map(|i| format!("s{i}")).collect();
+    let starts: Vec<i64> =
+        ids.iter().map(|id| client.send_request("process/start", start_params(id, &["sleep", "1000"]))).collect();
+    for start in starts {
+        client.answer(start).expect("it starts");
+    }
+    let begun = Instant::now();
+    let terminates: Vec<i64> = ids.iter().map(|id| client.send_request("process/terminate", process(id))).collect();
+    client.send_request("process/write", write_params("cat", b"echo\n"));
+    client.wait_output("cat", "echo\n");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    for terminate in terminates {
+        assert_eq!(client.answer(terminate), Ok(json!({"running": true})));
+    }
+}
+
+#[test]
+fn d11_1_1_terminate_loses_no_byte_that_was_written_before_it() {
+    let (server, mut client) = TestServer::with_client();
+    for round in 0..20 {
+        let id = format!("p{round}");
+        let gate = fifo(server.dir(), &id);
+        client.ok("process/start", sh(&id, &format!("head -c 60000 /dev/zero; echo end >{gate}; exec sleep 1000")));
+        // The output is written, but may still be in the pipe.
+        assert_eq!(fs::read_to_string(&gate).expect("read the FIFO"), "end\n");
+        client.ok("process/terminate", process(&id));
+        let ended = client.collect(&id);
+        assert_eq!((ended.stdout.len(), ended.code()), (60_000, 137), "the real exit code, and every byte");
+        assert_eq!(ended.closed["outputBytes"], 60_000);
+    }
+}
+
+#[test]
+fn d11_3_2_background_children_that_let_go_of_the_streams_live_on_until_the_session_ends() {
+    let server = TestServer::start();
+    let (mut client, _) = server.modern_client();
+    let script = "sleep 1000 </dev/null >/dev/null 2>&1 & echo $!";
+    let ended = client.run_params(sh("p", script));
+    let child: u32 = String::from_utf8_lossy(&ended.stdout).trim_end().parse().expect("a pid");
+    let is_alive = || fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep"));
+    assert_eq!(client.ok("process/terminate", process("p"))["running"], false);
+    client.ok("process/forget", process("p"));
+    // The reference kills the old process group when it forgets the process. Check after further work that ours does not.
+    assert_eq!(client.run("q", &["true"]).code(), 0);
+    assert!(is_alive());
+    client.ok("session/end", json!({}));
+    wait_gone("the background child", &BTreeSet::from([child]));
+}
+
+#[test]
+fn d11_3_3_a_grandchild_that_holds_the_streams_is_reached_by_terminate() {
+    let (_server, mut client) = TestServer::with_client();
+    for (number, holder) in ["sleep 1000 &", "setsid sleep 1000 &", "(setsid sleep 1000 &);"].into_iter().enumerate() {
+        for is_tty in [false, true] {
+            let id = format!("p{number}{is_tty}");
+            // On a terminal a background child gets SIGHUP when its session leader exits, so it ignores the signal.
+            client.ok(
+                "process/start",
+                with(sh(&id, &format!("trap '' HUP; echo up; {holder} exit 5")), json!({"tty": is_tty})),
+            );
+            client.wait_output(&id, "up");
+            assert_eq!(client.expect("process/exited")["exitCode"], 5);
+            let answer = client.ok("process/terminate", process(&id));
+            assert_eq!(answer["running"], false);
+            if answer["streamsHeld"] != true {
+                // The exit of the session leader may have hung the terminal up already.
+                assert!(is_tty, "{holder}: {answer}");
+            }
+            client.expect("process/closed");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::wire::replay::{Difference, Replay};
+use crate::wire::transcript_replay::{Difference, Replay};
 use testkit::TestServer;
 
 fn same(_: &Value) -> Option<Value> {

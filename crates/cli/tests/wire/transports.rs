@@ -340,8 +340,7 @@ fn stdio_connection_rejects_overlong_unterminated_message() {
 #[test]
 fn websocket_connection_answers_pings_and_a_close() {
     use tungstenite::Message;
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.send_message(Message::Ping(b"are you there".to_vec().into())).expect("send");
     client.send_message(Message::Pong(b"unasked".to_vec().into())).expect("send");
     client.assert_alive();

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 
-use testkit::{Client, binary, start_params, wait_for};
+use testkit::{Client, binary, start_params, wait_for, with};
 
 /// A server behind `unshare`. It is pid 1 of its pid namespace, so everything it started ends with it.
 struct OtherHost {
@@ -83,8 +83,7 @@ fn a_process_on_the_other_host_sees_that_host_and_nothing_of_the_client() {
     assert_eq!(ended.code(), 1);
 
     // A directory of the client does not exist there: the start fails and never uses another directory.
-    let mut params = start_params("lost", &["pwd"]);
-    params["cwd"] = json!(here.path());
+    let params = with(start_params("lost", &["pwd"]), json!({"cwd": here.path()}));
     let error = client.call("process/start", params).expect_err("the client's directory does not exist there");
     assert_eq!(error.kind(), "cwdNotFound");
 }

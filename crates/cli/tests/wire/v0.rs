@@ -1,11 +1,13 @@
 //! The first generation: `command/exec*` without a handshake (spec 1.4, 2.1, 3.1, 3.3, 3.5, 3.6; design section 4).
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
-use crate::wire::operating::metrics;
+use crate::wire::configuration_and_monitoring::metrics;
 use testkit::{
     Client, TestServer, assert_error, decode_base64, encode_base64, fifo, pid_of, process, release, sh, start_params,
-    tty, wait_for, wait_pid_gone, with,
+    tty, wait_for, wait_gone, wait_pid_gone, with,
 };
 
 /// Everything a V0 process reported, up to `command/exec/exited`.
@@ -190,8 +192,7 @@ fn a_later_initialize_returns_the_implicit_session() {
 #[test]
 fn a_later_resume_of_another_session_ends_the_implicit_one() {
     let server = TestServer::start();
-    let mut other = server.connect();
-    let session = other.initialize();
+    let (other, session) = server.session();
     drop(other);
     let mut client = server.connect();
     let pid = pid_of(&client.ok("command/exec", sh("c", "exec sleep 1000")));
@@ -215,4 +216,32 @@ fn a_relative_directory_is_taken_from_the_servers_own() {
     client.initialize();
     let later = with(start_params("p", &["true"]), json!({"cwd": "tests"}));
     assert_error(&client.fails("process/start", later), -32602, "relativePath");
+}
+
+// `command/exec/terminate` released the id, and the next sweep discarded output that the client had not read, including the exit.
+#[test]
+fn a_terminated_v0_process_still_delivers_all_it_wrote() {
+    let server = TestServer::start();
+    let (mut client, mut clock) = (server.connect(), server.client());
+    let done = server.dir().join("done");
+    let script = format!("head -c 15000000 /dev/zero; : >{}; exec sleep 1000", done.display());
+    let pid = pid_of(&client.ok("command/exec", sh("v", &script)));
+    wait_for("the output to be written", || done.exists());
+    let terminate = client.send_request("command/exec/terminate", process("v"));
+    wait_gone("the process", &BTreeSet::from([pid]));
+    // Two sweeps happen while nothing is read.
+    clock.ok("process/start", sh("quiet", "exec sleep 1000"));
+    clock.ok("process/read", json!({"processId": "quiet", "waitMs": 2300}));
+    assert_eq!(client.answer(terminate), Ok(json!({"running": true})));
+    let mut bytes = 0;
+    loop {
+        let message = client.next_notification();
+        if message["method"] == "command/exec/exited" {
+            assert_eq!(message["params"], json!({"processId": "v", "exitCode": 137}));
+            break;
+        }
+        assert_eq!(message["method"], "command/exec/outputDelta");
+        bytes += decode_base64(message["params"]["chunk"].as_str().expect("a chunk")).len();
+    }
+    assert_eq!(bytes, 15_000_000);
 }

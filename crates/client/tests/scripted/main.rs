@@ -5,12 +5,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
 
 mod acks;
-mod adopting;
+mod adopting_server;
 mod calls;
 mod copies;
+mod event_text;
 mod events;
 mod flood;
-mod foreign;
 mod frames;
 mod handshake;
 mod hostile;
@@ -18,12 +18,12 @@ mod hostile_files;
 mod hostile_numbers;
 mod http;
 mod input;
+mod other_sessions;
 mod peer;
 mod recovery;
 mod reference;
-mod stall;
+mod silent_link;
 mod v0;
-mod words;
 
 use std::{
     future::pending,
@@ -41,8 +41,8 @@ use exec_server_client::{
 use exec_server_rpc::{Framing, WebSocketRole, memory};
 use tokio::{sync::mpsc, time::timeout};
 
+pub(crate) use event_text::{collect, error_kind, next, spell, take};
 pub(crate) use peer::{Kind, Peer};
-pub(crate) use words::{collect, error_kind, next, spell, take};
 
 /// The session id of every scripted server.
 pub(crate) const SESSION: &str = "session-1";

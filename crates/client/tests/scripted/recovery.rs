@@ -1,5 +1,5 @@
 //! Cut connections: the client notices, reconnects, and handles interrupted calls; or it cannot reconnect, and everything fails. Stdin is
-//! tested in `input`, reference servers in `reference`, and processes of other sessions in `foreign`.
+//! tested in `input`, reference servers in `reference`, and processes of other sessions in `other_sessions`.
 
 use std::time::Duration;
 

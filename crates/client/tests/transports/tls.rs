@@ -1,60 +1,27 @@
 //! The `wss://` transport against a server with certificates created by the test.
 #![cfg(feature = "tls")]
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{fs, sync::Arc};
 
 use exec_server_client::{
     Error, ErrorKind,
     transport::{Connect as _, Connection, Dialer, Tls},
 };
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::aws_lc_rs::default_provider,
     server::{NoClientAuth, WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
-use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use testkit::{Authority, Identity};
+
 use crate::{upgrade, within};
 
-/// A certificate authority, with files for the certificates that it issues.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    dir: TempDir,
-}
-
-impl Authority {
-    fn new(name: &str) -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
-        Self { issuer, dir }
-    }
-
-    fn ca(&self) -> PathBuf {
-        self.dir.path().join("ca.pem")
-    }
-
-    /// Issues a certificate for this name. Returns the paths of the certificate and its key.
-    fn vouch(&self, name: &str) -> (PathBuf, PathBuf) {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let paths = (self.dir.path().join(format!("{name}.pem")), self.dir.path().join(format!("{name}.key")));
-        fs::write(&paths.0, certificate.pem()).unwrap();
-        fs::write(&paths.1, key.serialize_pem()).unwrap();
-        paths
-    }
-}
-
 /// The server side: its certificate, and the authority of the clients that it accepts.
-fn acceptor((cert, key): &(PathBuf, PathBuf), clients: Option<&Authority>) -> TlsAcceptor {
+fn acceptor(Identity { cert, key }: &Identity, clients: Option<&Authority>) -> TlsAcceptor {
     let provider = Arc::new(default_provider());
     let verifier: Arc<dyn ClientCertVerifier> = match clients {
         None => Arc::new(NoClientAuth),
@@ -110,12 +77,12 @@ fn check_refused(result: Result<String, Error>, word: &str) {
 
 #[tokio::test]
 async fn the_own_authority_is_trusted_and_no_other() {
-    let ours = Authority::new("ours");
-    let server = ours.vouch("localhost");
+    let ours = Authority::temporary("ours");
+    let server = ours.issue("localhost");
     let head = check("localhost", acceptor(&server, None), Tls::default().ca_file(ours.ca())).await.unwrap();
     assert!(head.contains("\r\nAuthorization: Bearer s3cret\r\n") && head.starts_with("GET / "), "{head}");
     for name in ["other", "ours"] {
-        let other = Authority::new(name);
+        let other = Authority::temporary(name);
         let refused = check("localhost", acceptor(&server, None), Tls::default().ca_file(other.ca())).await;
         check_refused(refused, "pass its CA with `--tls-ca`");
     }
@@ -123,32 +90,32 @@ async fn the_own_authority_is_trusted_and_no_other() {
 
 #[tokio::test]
 async fn an_address_may_be_what_the_certificate_is_for() {
-    let authority = Authority::new("authority");
-    let server = authority.vouch("127.0.0.1");
+    let authority = Authority::temporary("authority");
+    let server = authority.issue("127.0.0.1");
     check("127.0.0.1", acceptor(&server, None), Tls::default().ca_file(authority.ca())).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_certificate_of_another_name_is_refused() {
-    let authority = Authority::new("authority");
-    let server = authority.vouch("elsewhere.example");
+    let authority = Authority::temporary("authority");
+    let server = authority.issue("elsewhere.example");
     let refused = check("localhost", acceptor(&server, None), Tls::default().ca_file(authority.ca())).await;
     check_refused(refused, "another name");
 }
 
 #[tokio::test]
 async fn a_client_certificate_is_shown_where_it_is_asked_for() {
-    let (servers, clients) = (Authority::new("servers"), Authority::new("clients"));
-    let server = servers.vouch("localhost");
-    let (cert, key) = clients.vouch("me");
+    let (servers, clients) = (Authority::temporary("servers"), Authority::temporary("clients"));
+    let server = servers.issue("localhost");
+    let Identity { cert, key } = clients.issue("me");
     let tls = Tls::default().ca_file(servers.ca());
     let mine = tls.clone().client_cert(cert, key);
     check("localhost", acceptor(&server, Some(&clients)), mine).await.unwrap();
     let nobody = check("localhost", acceptor(&server, Some(&clients)), tls.clone()).await;
     check_refused(nobody, "client certificate");
     for name in ["others", "clients"] {
-        let others = Authority::new(name);
-        let (cert, key) = others.vouch("stranger");
+        let others = Authority::temporary(name);
+        let Identity { cert, key } = others.issue("stranger");
         let stranger = check("localhost", acceptor(&server, Some(&clients)), tls.clone().client_cert(cert, key)).await;
         check_refused(stranger, "client certificate");
     }
@@ -156,18 +123,18 @@ async fn a_client_certificate_is_shown_where_it_is_asked_for() {
 
 #[tokio::test]
 async fn files_that_are_no_certificates_are_named() {
-    let authority = Authority::new("authority");
-    let server = authority.vouch("localhost");
-    let (cert, key) = authority.vouch("me");
-    let empty = authority.dir.path().join("empty.pem");
+    let authority = Authority::temporary("authority");
+    let server = authority.issue("localhost");
+    let Identity { cert, key } = authority.issue("me");
+    let empty = authority.dir().join("empty.pem");
     fs::write(&empty, "nothing").unwrap();
     let tls = Tls::default().ca_file(authority.ca());
     for (tls, word) in [
         (Tls::default().ca_file(&empty), "no certificate in"),
-        (Tls::default().ca_file(authority.dir.path().join("none.pem")), "none.pem"),
+        (Tls::default().ca_file(authority.dir().join("none.pem")), "none.pem"),
         (tls.clone().client_cert(&empty, &key), "no certificate in"),
         (tls.clone().client_cert(&cert, &empty), "empty.pem"),
-        (tls.client_cert(&cert, &server.1), "set TLS up"),
+        (tls.client_cert(&cert, &server.key), "set TLS up"),
     ] {
         check_refused(check("localhost", acceptor(&server, None), tls).await, word);
     }
@@ -176,7 +143,7 @@ async fn files_that_are_no_certificates_are_named() {
 #[tokio::test]
 async fn a_plain_server_is_recognized() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let authority = Authority::new("authority");
+    let authority = Authority::temporary("authority");
     let mut dialer = Dialer::new(format!("wss://{}", listener.local_addr().unwrap()).parse().unwrap());
     dialer.tls = Tls::default().ca_file(authority.ca());
     let serving = async {

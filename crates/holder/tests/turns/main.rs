@@ -5,9 +5,9 @@
 mod archive;
 mod control_messages;
 mod controllers;
-mod full;
-mod life;
-mod random;
+mod full_log;
+mod process_life;
+mod random_orders;
 mod session_end;
 mod stdin;
 mod support;

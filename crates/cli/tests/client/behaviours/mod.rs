@@ -1,8 +1,7 @@
 //! The behaviours that every place must have, one function per claim. They do not depend on the kind of place.
 
-pub(crate) mod asking;
 pub(crate) mod ending;
 pub(crate) mod events;
+pub(crate) mod information;
 pub(crate) mod input;
-pub(crate) mod sandboxed;
 pub(crate) mod volume;

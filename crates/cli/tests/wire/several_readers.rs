@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use testkit::{
-    Client, TestServer, assert_error, chunk_bytes, decode_base64, encode_base64, modern, pid_of, process, sh, tty,
-    wait_for, with,
+    Client, TestServer, assert_error, chunk_bytes, decode_base64, encode_base64, modern, pid_of, piped, process, sh,
+    start_params, tty, wait_for, with, write_params,
 };
 
 /// A client with our capabilities, and its session id.
@@ -336,4 +336,75 @@ fn reading_a_process_keeps_its_session_alive() {
     // Without a reader both sessions expire; listing them is not a use.
     reader.ok("process/unsubscribe", of(&subscribed, "p"));
     wait_for("both to expire", || reader.ok("process/list", json!({"scope": "all"}))["processes"] == json!([]));
+}
+
+// `process/forget` dropped the log while a holding subscriber still needed it: the subscriber got a gap of 8 MB, and then neither exit nor
+// close.
+#[test]
+fn a_subscriber_that_holds_gets_everything_after_the_owner_forgot() {
+    let server = TestServer::start();
+    let (mut owner, session) = server.modern_client();
+    let (mut reader, _) = server.modern_client();
+    // Each is within the acknowledgement window; together they are more than the sockets buffer.
+    let ids = ["a", "b", "c", "d", "e"];
+    let mut seqs = Vec::new();
+    for id in ids {
+        owner.ok("process/start", piped(id, "read x; head -c 4000000 /dev/zero; exit 4"));
+        reader.ok("process/subscribe", json!({"processId": id, "sessionId": session, "hold": true}));
+        owner.ok("process/write", write_params(id, b"\n"));
+        let whole = owner.collect_acked(id);
+        assert_eq!(whole.stdout.len(), 4_000_000);
+        seqs.push(whole.seqs);
+    }
+    for id in ids {
+        owner.ok("process/forget", process(id));
+        assert_error(&owner.fails("process/read", process(id)), -32600, "unknownProcess");
+    }
+    for (id, seqs) in ids.into_iter().zip(seqs) {
+        let held = reader.collect(id);
+        assert_eq!((held.stdout.len(), held.code(), held.seqs), (4_000_000, 4, seqs), "{id}");
+    }
+    // The ids are free.
+    owner.ok("process/start", start_params("a", &["echo", "again"]));
+    assert_eq!(owner.collect_acked("a").stdout, b"again\n");
+}
+
+// Acknowledgements were looked up by id: after `process/forget` they were ignored, and a holding subscriber got stuck at its window.
+#[test]
+fn a_subscriber_that_holds_gets_more_than_its_window_after_the_owner_forgot() {
+    let server = TestServer::start();
+    let (mut owner, session) = server.modern_client();
+    let (mut reader, _) = server.modern_client();
+    owner.ok("process/start", piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
+    reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session, "hold": true}));
+    owner.ok("process/write", write_params("p", b"\n"));
+    assert_eq!(owner.collect_acked("p").stdout.len(), 9_000_000);
+    owner.ok("process/forget", process("p"));
+    let mut bytes = 0;
+    loop {
+        let message = reader.next_notification();
+        let params = &message["params"];
+        match params["chunk"].as_str() {
+            Some(chunk) => bytes += decode_base64(chunk).len(),
+            None if message["method"] == "process/closed" => break,
+            None => assert_eq!(message["method"], "process/exited"),
+        }
+        reader.notify("process/ack", json!({"processId": "p", "sessionId": session, "seq": params["seq"]}));
+    }
+    assert_eq!(bytes, 9_000_000);
+}
+
+// A subscriber without `hold` got a gap up to the close of a forgotten process, but neither its exit nor its close.
+#[test]
+fn a_subscriber_that_does_not_hold_is_told_the_end_of_a_forgotten_process() {
+    let server = TestServer::start();
+    let (mut owner, session) = server.modern_client();
+    let (mut reader, _) = server.modern_client();
+    owner.ok("process/start", piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
+    reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session}));
+    owner.ok("process/write", write_params("p", b"\n"));
+    owner.collect_acked("p");
+    owner.ok("process/forget", process("p"));
+    let ended = reader.collect("p");
+    assert_eq!((ended.code(), &ended.closed["outputBytes"]), (4, &json!(9_000_000)));
 }

@@ -15,10 +15,11 @@ use std::{
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::commands::{
-    Home, Terminal, end_of, finish, finish_child, finish_with_input, noise, read_until, signal, spawn, text,
+use crate::commands::Home;
+use testkit::{
+    Client, MessageProxy, Side, Terminal, TestServer, Verdict, end_of, finish, finish_child, finish_with_input,
+    pattern, read_until, signal, spawn, start_params, text, wait_for,
 };
-use testkit::{Client, MessageProxy, Side, TestServer, Verdict, start_params, wait_for};
 
 /// An error answer.
 fn refusal(kind: &str) -> Verdict {
@@ -272,7 +273,7 @@ const COMMITS: [&str; 3] = ["sh", "-c", "echo up; cat; echo committed"];
 fn run_through(proxy: &MessageProxy, home: &Home) -> Output {
     let url = proxy.url();
     let command = home.command(&[&["run", "--connect", &url, "--"], &COMMITS[..]].concat());
-    finish_with_input(command, &noise(600_000))
+    finish_with_input(command, &pattern(0, 600_000))
 }
 
 #[test]

@@ -17,8 +17,7 @@ use testkit::{TestServer, http, http_unix, start_params, wait_for};
 fn a_session_beyond_the_bound_is_refused_and_those_that_are_there_are_resumed() {
     let server = TestServer::builder().arg("--max-sessions").arg("2").start();
     let mut first = server.client();
-    let mut second = server.connect();
-    let id = second.initialize();
+    let (second, id) = server.session();
     let mut third = server.connect();
     let refused = third.call("initialize", json!({"clientName": "test"})).expect_err("beyond the bound");
     assert_eq!((refused.code, refused.kind()), (-32603, "resourcesExhausted"), "{}", refused.message);
@@ -187,8 +186,7 @@ pub(crate) fn metrics(server: &TestServer) -> Page {
 
 #[test]
 fn metrics_count_what_happened() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let ended = client.run("p", &["head", "-c", "300000", "/dev/zero"]);
     assert_eq!(ended.stdout.len(), 300_000);
     let mut cat = start_params("cat", &["cat"]);
@@ -330,8 +328,7 @@ fn a_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
 #[test]
 fn json_lines_say_whose_they_are_and_join_a_trace() {
     let server = TestServer::builder().arg("--log-format").arg("json").arg("--log").arg("debug").start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     client.send_text(
         &json!({"id": 77, "method": "process/start", "params": start_params("job", &["echo", "argument-of-it"]),
                 "trace": {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}})
@@ -397,8 +394,7 @@ fn the_doctor_looks_and_changes_nothing() {
 
 #[test]
 fn the_doctor_finds_the_server_of_a_state_directory() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     client.ok("process/start", start_params("p", &["sleep", "1000"]));
     let output = std::process::Command::new(testkit::binary())
         .args(["doctor", "--state-dir"])

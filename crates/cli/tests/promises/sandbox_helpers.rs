@@ -9,8 +9,8 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::promises::host::{NOBODY, sh};
-use testkit::{Client, TestServer};
+use crate::promises::host_helpers::NOBODY;
+use testkit::{Client, TestServer, sh};
 
 /// The user that runs the server: root, or an unprivileged user, who needs a user namespace to create a view.
 pub(crate) const USERS: [&str; 2] = ["root", "nobody"];

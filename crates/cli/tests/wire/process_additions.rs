@@ -1,5 +1,5 @@
 //! Our additions to processes: terminal size, TERM, timeouts, EOF on stdin, resize, the overflow policy. Other sessions and readers are
-//! tested in `readers.rs`.
+//! tested in `several_readers.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,7 @@ use testkit::{Client, TestServer, assert_error, decode_base64, encode_base64, mo
 
 #[test]
 fn a_terminal_starts_with_the_size_and_the_term_that_were_asked_for() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let params =
         with(tty("p", "stty size; echo $TERM"), json!({"size": {"rows": 50, "cols": 132}, "term": "xterm-256color"}));
     assert_eq!(client.run_params(params).stdout, b"50 132\r\nxterm-256color\r\n");
@@ -24,8 +23,7 @@ fn a_terminal_starts_with_the_size_and_the_term_that_were_asked_for() {
 
 #[test]
 fn a_terminal_can_be_resized_and_its_child_hears_of_it() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", tty("p", "trap 'stty size' WINCH; echo up; while :; do sleep 0.01; done"));
     client.wait_output("p", "up");
     assert_eq!(client.ok("process/resize", json!({"processId": "p", "rows": 33, "cols": 99})), json!({}));
@@ -36,8 +34,7 @@ fn a_terminal_can_be_resized_and_its_child_hears_of_it() {
 
 #[test]
 fn only_a_terminal_can_be_resized() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.start_cat("p");
     let size = |id: &str| json!({"processId": id, "rows": 10, "cols": 10});
     assert_error(&client.fails("process/resize", size("p")), -32600, "notATerminal");
@@ -48,8 +45,7 @@ fn only_a_terminal_can_be_resized() {
 
 #[test]
 fn the_end_of_input_is_seen_by_the_child() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", piped("p", "wc -c"));
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"12345")}));
     assert_eq!(client.ok("process/closeStdin", process("p")), json!({"status": "accepted"}));
@@ -62,8 +58,7 @@ fn the_end_of_input_is_seen_by_the_child() {
 
 #[test]
 fn the_end_of_input_waits_behind_writes_that_came_before_it() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", piped("p", "cat >/dev/null; echo all"));
     let bytes = vec![b'x'; 1 << 20];
     let requests: Vec<i64> = (0..4)
@@ -81,8 +76,7 @@ fn the_end_of_input_waits_behind_writes_that_came_before_it() {
 
 #[test]
 fn the_end_of_input_on_a_terminal_is_its_character() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", tty("p", "echo up; cat; echo ended; cat; echo twice"));
     client.wait_output("p", "up");
     assert_eq!(client.ok("process/closeStdin", process("p"))["status"], "accepted");
@@ -98,8 +92,7 @@ fn the_end_of_input_on_a_terminal_is_its_character() {
 
 #[test]
 fn the_end_of_input_cannot_be_told_to_a_terminal_in_raw_mode() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", tty("p", "stty raw -echo; echo up; exec sleep 1000"));
     client.wait_output("p", "up");
     assert_eq!(client.ok("process/closeStdin", process("p"))["status"], "rawMode");
@@ -108,8 +101,7 @@ fn the_end_of_input_cannot_be_told_to_a_terminal_in_raw_mode() {
 
 #[test]
 fn a_timeout_ends_the_tree_and_keeps_what_was_written() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for tty in [false, true] {
         let params =
             with(sh(&format!("p{tty}"), "echo before; sleep 1000 & wait"), json!({"timeoutMs": 200, "tty": tty}));
@@ -126,8 +118,7 @@ fn a_timeout_ends_the_tree_and_keeps_what_was_written() {
 
 #[test]
 fn an_idle_timeout_counts_from_the_last_output() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     // Never silent for as long as the idle timeout, though the total time is longer.
     let chatty = "i=0; while [ $i -lt 12 ]; do echo $i; sleep 0.05; i=$((i+1)); done; echo done; exec sleep 1000";
     let ended = client.run_params(with(sh("p", chatty), json!({"idleTimeoutMs": 400})));
@@ -145,8 +136,7 @@ fn flood(client: &mut Client, id: &str, more: Value) {
 #[test]
 fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    client.initialize_with(modern());
+    let (mut client, _) = server.modern_client();
     flood(&mut client, "p", json!({"overflow": "dropOldest"}));
     // The child ends although nothing is acknowledged.
     testkit::wait_for("end of the child", || client.ok("process/list", json!({}))["processes"][0]["closed"] == true);

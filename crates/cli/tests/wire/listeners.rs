@@ -1,13 +1,14 @@
 //! The listeners of a real server: start, many connections, running out of fds, shutdown. Authentication is tested in `promises`.
 
 use std::{
+    fs,
     net::TcpStream,
     process::{Command, Stdio},
 };
 
 use serde_json::json;
 
-use testkit::{Client, TestServer, http, wait_for};
+use testkit::{Client, TestServer, encode_base64, http, wait_for};
 
 #[test]
 fn a_lack_of_descriptors_does_not_end_the_server() {
@@ -57,4 +58,26 @@ fn both_old_ways_to_start_a_server_work() {
         rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signal the server");
         assert_eq!(child.wait().expect("wait for the server").code(), Some(0));
     }
+}
+
+#[test]
+fn d11_2_10_running_out_of_descriptors_does_not_end_the_server() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let (server, mut client) = TestServer::with_client();
+    client.start_cat("p");
+    let pid = Pid::from_raw(server.pid().cast_signed());
+    let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("list descriptors").count() as u64;
+    let tight = Rlimit { current: Some(open + 4), maximum: getrlimit(Resource::Nofile).maximum };
+    let before = prlimit(pid, Resource::Nofile, tight).expect("lower the limit");
+    let crowd: Vec<TcpStream> =
+        (0..40).map(|_| TcpStream::connect(server.address()).expect("the kernel queues it")).collect();
+    client.assert_alive();
+    // The first output needs an fd that is not available: it waits, and nothing is lost.
+    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"alive\n")}));
+    client.assert_alive();
+    drop(crowd);
+    prlimit(pid, Resource::Nofile, before).expect("restore the limit");
+    client.wait_output("p", "alive\n");
+    wait_for("a new connection", || Client::connect(server.url()).is_ok());
+    assert_eq!(server.client().run("q", &["true"]).code(), 0);
 }

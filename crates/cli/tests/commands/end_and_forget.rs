@@ -3,8 +3,8 @@
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::commands::{Home, Terminal, end_of, read_until, signal, spawn, text};
-use testkit::{TestServer, wait_for, wait_gone};
+use crate::commands::Home;
+use testkit::{Terminal, TestServer, end_of, read_until, signal, spawn, text, wait_for, wait_gone};
 
 /// A script that reacts to SIGTERM only once the file exists, so that the test decides when it ends.
 fn stubborn(gate: &std::path::Path) -> String {

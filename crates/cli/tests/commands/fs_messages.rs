@@ -2,8 +2,8 @@
 
 use std::{fs, io::Read as _};
 
-use crate::commands::{Home, finish, finish_child, fs::World, noise, read_until, spawn, text, trees::hidden};
-use testkit::{Proxy, TestServer, wait_for};
+use crate::commands::{Home, fs::World, tree_helpers::hidden};
+use testkit::{Proxy, TestServer, finish, finish_child, pattern, read_until, spawn, text, wait_for};
 
 #[test]
 fn a_directory_is_removed_by_its_name_and_when_asked_for() {
@@ -51,7 +51,7 @@ fn what_went_wrong_is_said_once() {
 fn a_file_is_printed_to_its_end_through_a_restart_of_its_server() {
     let mut world = World::new();
     // More than the requests in flight and the pipe can hold, which is about 9 MiB.
-    let noise = noise(12 << 20);
+    let noise = pattern(0, 12 << 20);
     world.put("noise", &noise);
     world.put("other", &noise);
     let begin = |world: &World, name: &str| {
@@ -138,10 +138,10 @@ fn the_token_of_one_server_is_not_shown_to_the_other() {
 
 #[test]
 fn a_link_that_breaks_is_told_and_so_is_that_it_is_back() {
-    let server = TestServer::builder().arg("--allow-host").arg("127.0.0.1").start();
+    let server = TestServer::builder().behind_proxy().start();
     let home = Home::new();
     let source = server.dir().join("large");
-    fs::write(&source, noise(10 << 20)).expect("write");
+    fs::write(&source, pattern(0, 10 << 20)).expect("write");
     let proxy = Proxy::start(server.address());
     let url = proxy.through(server.url());
     let args = ["cp", "--connect", &url, &format!(":{}", source.display()), "copy"];
@@ -158,5 +158,5 @@ fn a_link_that_breaks_is_told_and_so_is_that_it_is_back() {
     assert_eq!(said.lines().count(), 1, "{said}");
     let output = finish_child(child);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(fs::read(home.path().join("copy")).expect("it is there") == noise(10 << 20));
+    assert!(fs::read(home.path().join("copy")).expect("it is there") == pattern(0, 10 << 20));
 }

@@ -1,10 +1,12 @@
 //! `process/write`: its answers, the order of the bytes, and that a write id makes a write happen once (spec 3.5). EOF on stdin is tested
-//! in `additions.rs`.
+//! in `process_additions.rs`.
 
 use serde_json::{Value, json};
 
 use crate::wire::GENERATIONS;
-use testkit::{Client, TestServer, assert_error, encode_base64, piped, process, sh, start_params, tty, with};
+use testkit::{
+    Client, TestServer, assert_error, encode_base64, piped, process, sh, start_params, tty, with, write_params,
+};
 
 fn write(client: &mut Client, id: &str, bytes: &[u8]) -> Value {
     client.ok("process/write", json!({"processId": id, "chunk": encode_base64(bytes)}))["status"].clone()
@@ -12,8 +14,7 @@ fn write(client: &mut Client, id: &str, bytes: &[u8]) -> Value {
 
 #[test]
 fn exec_process_write_then_read() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for generation in GENERATIONS {
         let id = format!("{generation:?}");
         client.ok(
@@ -28,8 +29,7 @@ fn exec_process_write_then_read() {
 
 #[test]
 fn exec_process_write_then_read_without_tty() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for generation in GENERATIONS {
         let id = format!("{generation:?}");
         let params =
@@ -43,8 +43,7 @@ fn exec_process_write_then_read_without_tty() {
 
 #[test]
 fn exec_process_rejects_write_without_pipe_stdin() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", with(sh("p", "cat; echo eof; exec sleep 1000"), json!({"pipeStdin": false})));
     client.wait_output("p", "eof\n");
     assert_eq!(write(&mut client, "p", b"x"), "stdinClosed");
@@ -53,8 +52,7 @@ fn exec_process_rejects_write_without_pipe_stdin() {
 
 #[test]
 fn exec_server_defaults_omitted_pipe_stdin_to_closed_stdin() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "exec sleep 1000"));
     for generation in GENERATIONS {
         assert_eq!(client.ok("process/write", generation.write("p", b"x", 1))["status"], "stdinClosed");
@@ -63,8 +61,7 @@ fn exec_server_defaults_omitted_pipe_stdin_to_closed_stdin() {
 
 #[test]
 fn a_write_to_nobody_is_a_status_and_no_error() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     assert_eq!(write(&mut client, "none", b"x"), "unknownProcess");
     client.run("gone", &["true"]);
     assert_eq!(write(&mut client, "gone", b"x"), "stdinClosed");
@@ -76,8 +73,7 @@ fn a_write_to_nobody_is_a_status_and_no_error() {
 
 #[test]
 fn exec_server_dedupes_retried_process_write_ids() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.start_cat("p");
     let once = json!({"processId": "p", "chunk": encode_base64(b"once\n"), "writeId": "w1"});
     for _ in 0..5 {
@@ -92,8 +88,7 @@ fn exec_server_dedupes_retried_process_write_ids() {
 
 #[test]
 fn a_write_id_is_remembered_over_4095_others() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.start_cat("p");
     let chunk = encode_base64(b"x");
     let params = |id: usize| json!({"processId": "p", "chunk": chunk, "writeId": format!("w{id}")});
@@ -110,8 +105,7 @@ fn a_write_id_is_remembered_over_4095_others() {
 
 #[test]
 fn a_write_id_used_for_other_bytes_is_refused() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.start_cat("p");
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"one"), "writeId": "w"}));
     let other = json!({"processId": "p", "chunk": encode_base64(b"longer"), "writeId": "w"});
@@ -124,8 +118,7 @@ fn a_write_id_used_for_other_bytes_is_refused() {
 
 #[test]
 fn bad_chunks_and_ids_are_refused_before_anything_else() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.start_cat("p");
     for chunk in ["***", "a", "ab", "abc", "YQ", "YQ=", "YR==", "YQ==\n", "Y Q==", "YQ==YQ==", "_-8=", "=", "===="] {
         let error = client.fails("process/write", json!({"processId": "p", "chunk": chunk, "writeId": "w"}));
@@ -145,8 +138,7 @@ fn bad_chunks_and_ids_are_refused_before_anything_else() {
 
 #[test]
 fn an_empty_chunk_is_accepted_and_does_nothing() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.start_cat("p");
     assert_eq!(write(&mut client, "p", b""), "accepted");
     assert_eq!(
@@ -159,8 +151,7 @@ fn an_empty_chunk_is_accepted_and_does_nothing() {
 
 #[test]
 fn writes_go_in_in_the_order_of_arrival() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     for modern in [false, true] {
         let mut other = server.connect();
         let client = if modern {
@@ -186,8 +177,7 @@ fn writes_go_in_in_the_order_of_arrival() {
 
 #[test]
 fn writes_pipelined_behind_a_start_reach_the_process() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let start = client.send_request("process/start", piped("p", "read x; read y; echo $x$y"));
     let one = client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(b"one\n")}));
     let two = client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(b"two\n")}));
@@ -200,8 +190,7 @@ fn writes_pipelined_behind_a_start_reach_the_process() {
 
 #[test]
 fn a_large_write_goes_in_whole_and_once() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let bytes: Vec<u8> = (0..6_000_000u32).map(|i| (i % 251) as u8).collect();
     client.ok("process/start", piped("p", "head -c 6000000 | md5sum"));
     let params = json!({"processId": "p", "chunk": encode_base64(&bytes), "writeId": "big"});
@@ -218,8 +207,7 @@ fn a_large_write_goes_in_whole_and_once() {
 // More writes than the runtime polls in one pass: a postponed write must not be overtaken by a later one.
 #[test]
 fn many_writes_to_a_process_that_is_being_started_keep_their_order() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let expected: String = (0..600).map(|i| format!("{i}\n")).collect();
     for round in 0..5 {
         let id = format!("p{round}");
@@ -263,8 +251,7 @@ fn a_write_id_used_for_other_bytes_of_the_same_length_is_refused_also_by_the_nex
 
 #[test]
 fn a_line_that_a_terminal_cuts_is_reported() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let write = |client: &mut Client, id: &str, bytes: usize, end: &str| {
         let chunk = encode_base64(("x".repeat(bytes) + end).as_bytes());
         client.ok("process/write", json!({"processId": id, "chunk": chunk}))
@@ -286,4 +273,69 @@ fn a_line_that_a_terminal_cuts_is_reported() {
     client.wait_output("raw", "up\n");
     assert_eq!(write(&mut client, "raw", 10_000, ""), whole);
     assert_eq!(client.collect("raw").code(), 0);
+}
+
+// Input was sent to the holder by slot even after `Forget`: bytes written to one process reached the next process in that slot.
+#[test]
+fn what_was_written_to_a_forgotten_process_never_enters_its_successor() {
+    let (_server, mut client) = TestServer::with_client();
+    for round in 0..20 {
+        let is_closed = round % 2 == 0;
+        let mut writes = Vec::new();
+        if is_closed {
+            client.ok("process/start", piped("old", "read x"));
+            client.ok("process/write", write_params("old", b"\n"));
+        } else {
+            // More than its stdin buffers: the last three writes are waiting when it ends.
+            client.ok("process/start", piped("old", "exec sleep 1000"));
+            writes.extend((0..4).map(|_| client.send_request("process/write", write_params("old", &[b'x'; 100_000]))));
+            client.ok("process/terminate", process("old"));
+        }
+        client.collect("old");
+        writes.extend((0..4).map(|_| client.send_request("process/write", write_params("old", b"for the old one\n"))));
+        let forget = client.send_request("process/forget", process("old"));
+        let start =
+            client.send_request("process/start", with(start_params("new", &["cat"]), json!({"pipeStdin": true})));
+        for id in writes {
+            let status = client.answer(id).expect("a status")["status"].clone();
+            assert!(status == "stdinClosed" || status == "unknownProcess", "{status}");
+        }
+        client.answer(forget).expect("a closed process can be forgotten");
+        client.answer(start).expect("the new one starts");
+        client.ok("process/closeStdin", process("new"));
+        assert_eq!(String::from_utf8_lossy(&client.collect("new").stdout), "", "round {round}");
+        client.ok("process/forget", process("new"));
+    }
+}
+
+#[test]
+fn d11_1_6_a_write_after_the_child_closed_its_input_is_not_accepted() {
+    let (_server, mut client) = TestServer::with_client();
+    client.ok("process/start", piped("p", "exec 0<&-; echo closed; exec sleep 1000"));
+    client.wait_output("p", "closed");
+    let write = json!({"processId": "p", "chunk": "eA=="});
+    assert_eq!(client.ok("process/write", write.clone())["status"], "stdinClosed");
+    assert_eq!(client.ok("process/write", write)["status"], "stdinClosed");
+}
+
+#[test]
+fn d11_1_6_a_write_is_accepted_when_it_is_in_and_not_when_the_child_dies_before() {
+    let (_server, mut client) = TestServer::with_client();
+    for is_tty in [false, true] {
+        let id = format!("p{is_tty}");
+        let params = if is_tty {
+            tty(&id, "stty raw -echo; echo up; exec sleep 1000")
+        } else {
+            piped(&id, "echo up; exec sleep 1000")
+        };
+        client.ok("process/start", params);
+        client.wait_output(&id, "up");
+        // More than a pipe or terminal buffers without a reader.
+        let big = client
+            .send_request("process/write", json!({"processId": id, "chunk": encode_base64(&vec![b'x'; 1 << 20])}));
+        client.assert_alive();
+        client.ok("process/terminate", process(&id));
+        assert_eq!(client.answer(big).expect("write")["status"], "stdinClosed", "tty {is_tty}");
+        client.collect(&id);
+    }
 }

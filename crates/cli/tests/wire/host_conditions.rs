@@ -6,11 +6,7 @@ use std::{fs, process::Command};
 use rustix::process::Signal;
 use serde_json::json;
 
-use testkit::{TestServer, binary, encode_base64, http, start_params, wait_for};
-
-fn sh(id: &str, script: &str) -> serde_json::Value {
-    start_params(id, &["sh", "-c", script])
-}
+use testkit::{TestServer, binary, encode_base64, http, sh, start_params, wait_for, with};
 
 #[test]
 fn a_write_beyond_the_file_size_limit_is_an_error_and_the_server_lives() {
@@ -64,10 +60,8 @@ fn a_server_without_free_inodes_starts_without_the_socket_for_dial_stdio() {
 
 #[test]
 fn a_state_directory_that_goes_away_is_reported_and_what_runs_goes_on() {
-    let server = TestServer::start();
-    let mut client = server.client();
-    let mut params = start_params("echo", &["cat"]);
-    params["pipeStdin"] = json!(true);
+    let (server, mut client) = TestServer::with_client();
+    let params = with(start_params("echo", &["cat"]), json!({"pipeStdin": true}));
     client.ok("process/start", params);
     let ready = || http(server.address(), "GET /readyz HTTP/1.1\r\n\r\n").status;
     assert_eq!(ready(), 200);

@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::wire::files::{Files, data};
+use crate::wire::fs_helpers::{Files, data};
 use testkit::{TestServer, assert_error, encode_base64, modern};
 
 #[test]
@@ -74,7 +74,7 @@ fn a_file_that_shrinks_while_it_is_read_gives_what_it_had() {
     });
     fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(3)).expect("cut");
     let end = files.ok("fs/readBlock", json!({"handleId": "h", "offset": 0, "len": 10}));
-    assert_eq!((end["eof"].clone(), crate::wire::files::chunk(&end).len()), (json!(true), 3));
+    assert_eq!((end["eof"].clone(), crate::wire::fs_helpers::chunk(&end).len()), (json!(true), 3));
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn a_full_disk_in_the_middle_of_a_write_leaves_the_old_file_whole() {
         .join(files.server.pid().to_string())
         .join("root")
         .join(disk.strip_prefix("/").expect("absolute"));
-    assert_eq!(crate::wire::files::names(&seen), ["file"]);
+    assert_eq!(crate::wire::fs_helpers::names(&seen), ["file"]);
     files.write(&disk.join("other"), &vec![b'x'; 2 << 20]);
     assert_eq!(fs::metadata(seen.join("other")).expect("written").size(), 2 << 20);
 }

@@ -1,7 +1,9 @@
-//! The leak check: finds processes of a test that are still alive. It identifies them by a mark in their arguments that only this test's
-//! servers have, and never ends a process by name.
+//! Processes of a test, seen from outside: the leak check, signals and memory. It identifies processes by a mark in their arguments that
+//! only this test's servers have, and never ends a process by name.
 
 use std::{collections::BTreeSet, fs, path::Path};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::wait_for;
 
@@ -79,4 +81,48 @@ fn pids() -> impl Iterator<Item = u32> {
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     haystack.windows(needle.len()).any(|part| part == needle)
+}
+
+/// Sends a signal to a process of this test.
+pub fn send_signal(pid: u32, signal: Signal) {
+    kill_process(raw(pid), signal).expect("signal a process of this test");
+}
+
+/// Sends SIGKILL.
+pub fn kill(pid: u32) {
+    send_signal(pid, Signal::KILL);
+}
+
+/// Sends SIGSTOP and waits until the process is stopped.
+pub fn stop(pid: u32) {
+    send_signal(pid, Signal::STOP);
+    let is_stopped = || stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state == "T"));
+    wait_for("a process to stand still", is_stopped);
+}
+
+/// A stopped process. Dropping it sends SIGCONT.
+pub struct Stopped(pub u32);
+
+impl Stopped {
+    pub fn new(pid: u32) -> Self {
+        stop(pid);
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        kill_process(raw(self.0), Signal::CONT).ok(); // A failed test may have killed it.
+    }
+}
+
+/// Resident memory of a kind in bytes: `RssAnon` is a process's own memory; the logs that it maps are `RssShmem`.
+pub fn resident(pid: u32, kind: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
+    let line = status.lines().find(|line| line.starts_with(kind)).expect("a line of this kind");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
+}
+
+pub(crate) fn raw(pid: u32) -> Pid {
+    Pid::from_raw(pid.cast_signed()).expect("a process id is not zero")
 }

@@ -50,9 +50,7 @@ impl Place {
         let dir = tempfile::Builder::new().prefix("exec-server-mcp-").tempdir().expect("make a private directory");
         let server = match kind {
             Kind::Local => None,
-            Kind::Remote => {
-                Some(TestServer::builder().arg("--allow-host").arg("127.0.0.1").env("ONLY_THERE", "yes").start())
-            }
+            Kind::Remote => Some(TestServer::builder().behind_proxy().env("ONLY_THERE", "yes").start()),
         };
         Self { kind, dir, server }
     }

@@ -1,7 +1,6 @@
 //! A WebSocket connection written by hand, byte by byte, for frames that no library would send.
 
 use std::{
-    fs,
     io::{Read as _, Write as _},
     net::TcpStream,
     time::Instant,
@@ -104,16 +103,4 @@ pub(crate) fn header(first: u8, len: u64) -> Vec<u8> {
     }
     bytes.extend([0; 4]);
     bytes
-}
-
-/// Anonymous resident memory of the server in bytes.
-pub(crate) fn resident(server: &TestServer) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("the server lives");
-    let line = status.lines().find(|line| line.starts_with("RssAnon")).expect("a line of this kind");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
-}
-
-/// Number of open fds of the server.
-pub(crate) fn descriptors(server: &TestServer) -> usize {
-    fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("the server lives").count()
 }

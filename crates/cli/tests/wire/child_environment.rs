@@ -1,8 +1,15 @@
 //! The environment of a child: exactly as given without a policy, derived from the server's environment with one (spec 3.2, 3.7).
 
+use std::{
+    ffi::OsStr,
+    io::{BufRead, BufReader, Write},
+    os::unix::ffi::OsStrExt,
+    process::Stdio,
+};
+
 use serde_json::{Value, json};
 
-use testkit::{Client, TestServer, start_params, with};
+use testkit::{Client, TestServer, decode_base64, marked, start_params, wait_gone, with};
 
 /// Runs `env` and returns its lines, sorted.
 fn env(client: &mut Client, id: &str, more: Value) -> Vec<String> {
@@ -153,4 +160,48 @@ fn a_start_without_cwd_and_env_runs_in_the_server_s_directory_with_its_core_vari
     assert!(lines.clone().any(|line| line == "LANG=C") && lines.clone().any(|line| line == "USER=somebody"), "{said}");
     // A given environment is complete, even an empty one.
     assert_eq!(env(&mut client, "empty", json!({"env": {}})), Vec::<String>::new());
+}
+
+#[test]
+fn d11_3_5_variables_that_are_no_text_harm_nobody() {
+    let dir = tempfile::tempdir().expect("make a private directory");
+    let mark = format!("defect-{}.test", std::process::id());
+    let mut child = TestServer::builder()
+        .default_state_dir()
+        .listen("stdio")
+        .command(dir.path(), &mark)
+        .env(OsStr::from_bytes(b"NO_\xffTEXT"), "name")
+        .env("NO_TEXT", OsStr::from_bytes(b"\xff\xfe"))
+        .stdin(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .expect("start exec-server");
+    let policy =
+        json!({"inherit": "all", "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": ["NO_*"]});
+    let start = with(testkit::start_params("p", &["/usr/bin/env"]), json!({"env": {}, "envPolicy": policy}));
+    let mut stdin = child.stdin.take().expect("stdin is a pipe");
+    for message in [
+        json!({"id": 1, "method": "initialize", "params": {"clientName": "test"}}),
+        json!({"method": "initialized"}),
+        json!({"id": 2, "method": "process/start", "params": start}),
+    ] {
+        writeln!(stdin, "{message}").expect("write to the server");
+    }
+    let mut output = Vec::new();
+    for line in BufReader::new(child.stdout.take().expect("stdout is a pipe")).lines() {
+        let message: Value = serde_json::from_str(&line.expect("a line")).expect("JSON");
+        assert!(message.get("error").is_none(), "{message}");
+        if let Some(chunk) = message["params"]["chunk"].as_str() {
+            output.extend(decode_base64(chunk));
+        }
+        if message["method"] == "process/closed" {
+            break;
+        }
+    }
+    drop(stdin);
+    child.wait().expect("wait for the server");
+    wait_gone("holders of the server", &marked(&mark));
+    let mut lines: Vec<&[u8]> = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, [b"NO_TEXT=\xff\xfe".as_slice(), b"NO_\xffTEXT=name"]);
 }

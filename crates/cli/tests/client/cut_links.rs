@@ -20,7 +20,7 @@ const BYTES: usize = 3 << 20;
 const LONGEST: u64 = 300 << 10;
 
 async fn through_cuts(seed: u64) {
-    let server = TestServer::builder().arg("--allow-host").arg("127.0.0.1").start();
+    let server = TestServer::builder().behind_proxy().start();
     let proxy = Proxy::start(server.address());
     let client = client_of().connect(&proxy.through(server.url())).await.expect("connect");
     let mut copying = JoinSet::new();

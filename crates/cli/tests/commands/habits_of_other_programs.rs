@@ -3,8 +3,8 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
-use crate::commands::{Home, Terminal, end_of, finish, finish_with_input, text};
-use testkit::TestServer;
+use crate::commands::Home;
+use testkit::{Terminal, TestServer, end_of, finish, finish_with_input, text};
 
 /// A server with the working directory `there`, and a user who has named it `box`.
 struct World {
@@ -195,11 +195,11 @@ fn serve_takes_a_port_and_the_name_of_this_machine() {
     }
     for (flag, value) in [("--port", "0"), ("--listen", "ws://localhost:0")] {
         let mut command = home.command(&["serve", flag, value]);
-        let mut serving = crate::commands::spawn(command.arg("--state-dir").arg(home.path().join(flag)));
+        let mut serving = testkit::spawn(command.arg("--state-dir").arg(home.path().join(flag)));
         let mut stdout = serving.stdout.take().expect("stdout is a pipe");
-        let line = crate::commands::read_until(&mut stdout, "\n");
+        let line = testkit::read_until(&mut stdout, "\n");
         assert!(line.starts_with("ws://127.0.0.1:"), "{flag}: {line}");
-        crate::commands::signal(serving.id(), rustix::process::Signal::TERM);
+        testkit::signal(serving.id(), rustix::process::Signal::TERM);
         assert_eq!(end_of(&mut serving).code(), Some(0));
     }
 }

@@ -1,5 +1,5 @@
 //! A restarted server that is still adopting a session: the client waits, reports the reason, and gives up only when its own time is over.
-//! Other cuts are tested in `recovery`, other processes of foreign sessions in `foreign`.
+//! Other cuts are tested in `recovery`, other processes of foreign sessions in `other_sessions`.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use testkit::{Client, TestServer, assert_error, decode_base64, wait_for, with};
+use testkit::{Client, TestServer, assert_error, decode_base64, resident, wait_for, with};
 
 fn tree() -> TempDir {
     tempfile::Builder::new().prefix("exec-server-seek-").tempdir().expect("make a tree")
@@ -42,13 +42,6 @@ fn seekers(server: &TestServer) -> usize {
     let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("the server runs");
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.filter(|name| name.trim_end() == "exec-seek").count()
-}
-
-/// Resident memory of the server in KiB.
-fn resident(server: &TestServer) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("the server runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
 #[test]
@@ -150,14 +143,14 @@ fn a_reader_that_asks_for_no_more_pages_holds_the_search_and_no_memory() {
     let line = format!("needle {}\n", "x".repeat(1000));
     put(dir.path(), "big", line.repeat(200_000));
     let mut client = server.client();
-    let before = resident(&server);
+    let before = resident(server.pid(), "VmRSS");
     let params =
         json!({"path": dir.path(), "pattern": "needle", "maxMatches": 1_000_000, "handleId": "s", "pages": true});
     let first = client.ok("fs/search", params.clone());
     assert_eq!(first["done"], false);
     assert_eq!(seekers(&server), 1);
     // 200 MB match. The server keeps two pages, the buffer of one file and the memory of an answer.
-    let grown = resident(&server).saturating_sub(before);
+    let grown = resident(server.pid(), "VmRSS").saturating_sub(before) >> 10;
     assert!(grown < 40 << 10, "{grown} KiB");
     assert_error(&client.fails("fs/search", params), -32600, "duplicateHandle");
     // Other requests are served in the meantime, and the search continues where it stopped.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::wire::GENERATIONS;
-use testkit::{Client, TestServer, assert_error, chunk_bytes, fifo, piped, process, release, sh, with};
+use testkit::{Client, TestServer, assert_error, chunk_bytes, encode_base64, fifo, piped, process, release, sh, with};
 
 /// A process with three chunks `a`, `bb`, `ccc` (events 1 to 3), an exit with 7 (event 4) and the close (event 5).
 fn three_chunks(client: &mut Client, id: &str) {
@@ -31,8 +31,7 @@ fn seqs(result: &Value) -> Vec<u64> {
 
 #[test]
 fn a_read_without_options_returns_everything_and_the_next_number() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     three_chunks(&mut client, "p");
     let expected = json!({
         "chunks": [
@@ -51,8 +50,7 @@ fn a_read_without_options_returns_everything_and_the_next_number() {
 
 #[test]
 fn max_bytes_cuts_between_chunks_and_returns_one_at_least() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     three_chunks(&mut client, "p");
     // (afterSeq, maxBytes) -> numbers, nextSeq. As in H, the flags show the state of the process, not of the selection.
     for (after, max, expected, next) in [
@@ -77,8 +75,7 @@ fn max_bytes_cuts_between_chunks_and_returns_one_at_least() {
 
 #[test]
 fn after_seq_selects_what_follows() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     three_chunks(&mut client, "p");
     for (after, expected) in [(0, vec![1, 2, 3]), (1, vec![2, 3]), (2, vec![3]), (3, vec![]), (5, vec![])] {
         let result = read(&mut client, "p", json!({"afterSeq": after}));
@@ -92,8 +89,7 @@ fn after_seq_selects_what_follows() {
 
 #[test]
 fn an_unknown_process_cannot_be_read() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let error = client.fails("process/read", process("none"));
     assert_error(&error, -32600, "unknownProcess");
     assert_eq!(error.message, "unknown process id none");
@@ -101,8 +97,7 @@ fn an_unknown_process_cannot_be_read() {
 
 #[test]
 fn exec_process_streams_output() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for generation in GENERATIONS {
         let id = format!("{generation:?}");
         let script = "read x; echo delayed; read x";
@@ -122,8 +117,7 @@ fn exec_process_streams_output() {
 
 #[test]
 fn a_waiting_read_answers_when_its_time_is_over_and_not_before() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", piped("p", "read x"));
     let begun = Instant::now();
     let result = read(&mut client, "p", json!({"waitMs": 150}));
@@ -136,8 +130,7 @@ fn a_waiting_read_answers_when_its_time_is_over_and_not_before() {
 
 #[test]
 fn the_exit_wakes_a_reader_once_and_then_only_the_close_does() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let gate = fifo(server.dir(), "gate");
     client.ok("process/start", piped("p", &format!("(read x <{gate}) & read x; exit 5")));
     let pending = client.send_request("process/read", json!({"processId": "p", "waitMs": 20_000}));
@@ -161,8 +154,7 @@ fn the_exit_wakes_a_reader_once_and_then_only_the_close_does() {
 
 #[test]
 fn several_readers_wait_on_one_process() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", piped("p", "read x; echo all"));
     let wait = json!({"processId": "p", "waitMs": 20_000});
     let pending: Vec<i64> = (0..10).map(|_| client.send_request("process/read", wait.clone())).collect();
@@ -174,8 +166,7 @@ fn several_readers_wait_on_one_process() {
 
 #[test]
 fn exec_process_preserves_queued_events_before_subscribe() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "echo one; echo two >&2"));
     client.collect("p");
     let result = read(&mut client, "p", json!({}));
@@ -185,8 +176,7 @@ fn exec_process_preserves_queued_events_before_subscribe() {
 
 #[test]
 fn exec_process_replays_events_after_close() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     assert_eq!(client.run_params(sh("p", "echo out; exit 3")).code(), 3);
     for _ in 0..3 {
         let result = read(&mut client, "p", json!({"afterSeq": 0, "waitMs": 1000}));
@@ -197,8 +187,7 @@ fn exec_process_replays_events_after_close() {
 
 #[test]
 fn an_answer_is_capped_at_8_mib_and_says_that_there_is_more() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "head -c 12000000 /dev/zero"));
     assert_eq!(client.collect("p").stdout.len(), 12_000_000);
     let result = read(&mut client, "p", json!({}));
@@ -217,8 +206,7 @@ fn an_answer_is_capped_at_8_mib_and_says_that_there_is_more() {
 
 #[test]
 fn a_client_that_only_polls_gets_every_byte() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     // More than a server may keep in memory for one process.
     client.ok("process/start", sh("p", "seq 1 4000000"));
     let (bytes, last) = client.poll("p", None);
@@ -230,8 +218,7 @@ fn a_client_that_only_polls_gets_every_byte() {
 
 #[test]
 fn polling_with_a_small_max_bytes_gets_every_byte() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("process/start", sh("p", "i=0; while [ $i -lt 200 ]; do echo $i; i=$((i+1)); done"));
     let (bytes, _) = client.poll("p", Some(1));
     assert_eq!(String::from_utf8_lossy(&bytes), (0..200).map(|i| format!("{i}\n")).collect::<String>());
@@ -240,8 +227,7 @@ fn polling_with_a_small_max_bytes_gets_every_byte() {
 #[test]
 fn output_and_exit_are_retained_after_notification_receiver_closes() {
     let server = TestServer::start();
-    let mut client = server.connect();
-    let session = client.initialize();
+    let (mut client, session) = server.session();
     let gate = fifo(server.dir(), "gate");
     client.ok("process/start", sh("p", &format!("read x <{gate}; echo away; exit 6")));
     drop(client);
@@ -249,4 +235,62 @@ fn output_and_exit_are_retained_after_notification_receiver_closes() {
     let mut client = server.resume(&session, json!({}));
     let (bytes, last) = client.poll("p", None);
     assert_eq!((bytes.as_slice(), &last["exitCode"]), (b"away\n".as_slice(), &json!(6)));
+}
+
+// Output before a read did not count as read: after 16 MiB of output a client that polled without a break got no more pushes.
+#[test]
+fn a_poller_is_pushed_to_behind_much_output() {
+    let (_server, mut client) = TestServer::with_client();
+    client.ok("process/start", piped("p", "head -c 20000000 /dev/zero; while read x; do echo $x; done; exit 3"));
+    let mut bytes = 0;
+    let mut last = 0;
+    let output = |client: &mut Client| {
+        let params = client.expect("process/output");
+        (params["seq"].as_u64().expect("a number"), params["chunk"].as_str().map(str::len).unwrap_or_default())
+    };
+    while bytes < 20_000_000 / 3 * 4 {
+        let (seq, len) = output(&mut client);
+        (last, bytes) = (seq, bytes + len);
+    }
+    let poll = |client: &mut Client, after: u64| {
+        client.send_request("process/read", json!({"processId": "p", "afterSeq": after, "waitMs": 600_000}))
+    };
+    // There is always a read in flight, so that the server keeps treating the client as a poller.
+    let mut read = poll(&mut client, last);
+    for line in 0..5 {
+        client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(format!("{line}\n").as_bytes())}));
+        let answer = client.answer(read).expect("there is something new");
+        last = answer["nextSeq"].as_u64().expect("a number") - 1;
+        read = poll(&mut client, last);
+        assert_eq!(output(&mut client).0, last, "it is pushed, too");
+    }
+    client.ok("process/closeStdin", process("p"));
+    client.answer(read).expect("the end");
+    assert_eq!(client.expect("process/exited")["exitCode"], 3);
+}
+
+#[test]
+fn d11_1_2_what_a_reference_client_reads_late_is_all_there_or_reported() {
+    let (_server, mut client) = TestServer::with_client();
+    // The reference kept 1 MiB and reported nothing about the rest.
+    client.ok("process/start", sh("p", "head -c 6000000 /dev/zero"));
+    client.collect("p");
+    let read = client.ok("process/read", process("p"));
+    assert_eq!((chunk_bytes(&read).len(), &read["firstSeq"], &read["gap"]), (6_000_000, &json!(1), &Value::Null));
+}
+
+#[test]
+fn d11_2_3_no_wake_up_of_a_long_poll_is_lost() {
+    let (_server, mut client) = TestServer::with_client();
+    client.start_cat("p");
+    let begun = Instant::now();
+    for round in 0..500_u64 {
+        // The write races with the read that waits for its echo.
+        let write = client.send_request("process/write", json!({"processId": "p", "chunk": "eA=="}));
+        let read = client.send_request("process/read", json!({"processId": "p", "afterSeq": round, "waitMs": 20_000}));
+        let result = client.answer(read).expect("read");
+        assert_eq!(result["nextSeq"], round + 2, "{result}");
+        client.answer(write).expect("write");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(15), "no read slept its time out");
 }

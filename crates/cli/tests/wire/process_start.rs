@@ -1,6 +1,6 @@
 //! `process/start` and the events of a process, in the form of generations S and H (spec 3.1, 3.3, 3.7).
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{fs, os::unix::fs::PermissionsExt, thread};
 
 use serde_json::{Value, json};
 
@@ -9,8 +9,7 @@ use testkit::{TestServer, assert_error, fifo, pid_of, piped, process, release, s
 
 #[test]
 fn exec_server_starts_process_over_websocket() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for (number, generation) in GENERATIONS.into_iter().enumerate() {
         let id = format!("p{number}");
         let result = client.ok("process/start", generation.start(&id, &["true"]));
@@ -24,8 +23,7 @@ fn exec_server_starts_process_over_websocket() {
 
 #[test]
 fn exec_process_pushes_events() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for generation in GENERATIONS {
         let id = format!("{generation:?}");
         let script = "printf out; read x; printf err >&2; read x; exit 7";
@@ -49,8 +47,7 @@ fn exec_process_pushes_events() {
 
 #[test]
 fn exec_process_retains_output_after_exit_until_streams_close() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let gate = fifo(server.dir(), "gate");
     client.ok("process/start", sh("p", &format!("(read x <{gate}; echo late) & exit 5")));
     assert_eq!(client.expect("process/exited")["exitCode"], 5);
@@ -67,8 +64,7 @@ fn exec_process_retains_output_after_exit_until_streams_close() {
 
 #[test]
 fn duplicate_process_ids_allow_only_one_successful_start() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let requests: Vec<i64> = (0..8).map(|_| client.send_request("process/start", sh("same", "exit 0"))).collect();
     let answers: Vec<_> = requests.into_iter().map(|id| client.answer(id)).collect();
     assert!(answers[0].is_ok(), "ids are reserved in arrival order");
@@ -94,8 +90,7 @@ fn one_name_in_two_sessions_is_two_processes() {
 
 #[test]
 fn names_of_any_text_work() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for id in ["", " ", "ß\u{1F980}\n\"\\/\u{7f}", "../../etc", &"long".repeat(256)] {
         assert_eq!(client.run(id, &["true"]).code(), 0, "{} bytes", id.len());
         assert_eq!(client.ok("process/read", process(id))["closed"], true);
@@ -104,8 +99,7 @@ fn names_of_any_text_work() {
 
 #[test]
 fn a_failed_start_says_why_and_frees_the_name() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let plain = server.dir().join("plain");
     fs::write(&plain, "echo never").expect("write a file");
     let plain = plain.display().to_string();
@@ -147,8 +141,7 @@ fn a_failed_start_says_why_and_frees_the_name() {
 
 #[test]
 fn start_process_rejects_non_native_cwd_before_launch() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let mark = server.dir().join("mark").display().to_string();
     for cwd in ["file://server/share", "file:///C:/Users", "http://x/", "C:\\x"] {
         let error = client.fails("process/start", with(sh("p", &format!("touch {mark}")), json!({"cwd": cwd})));
@@ -159,8 +152,7 @@ fn start_process_rejects_non_native_cwd_before_launch() {
 
 #[test]
 fn a_working_directory_is_taken_in_either_form() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let dir = server.dir().join("a b\u{e9}");
     fs::create_dir(&dir).expect("make a directory");
     let native = dir.display().to_string();
@@ -173,8 +165,7 @@ fn a_working_directory_is_taken_in_either_form() {
 
 #[test]
 fn the_program_is_looked_up_in_the_path_of_the_child() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let tool = server.dir().join("my-tool");
     fs::write(&tool, "#!/bin/sh\necho found\n").expect("write a script");
     fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).expect("make it executable");
@@ -202,8 +193,7 @@ fn a_script_without_an_interpreter_line_runs_in_the_shell() {
 
 #[test]
 fn argv_zero_can_be_another_name() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for tty in [false, true] {
         let params = with(sh(&format!("p{tty}"), "echo $0"), json!({"arg0": "other name", "tty": tty}));
         let ended = client.run_params(params);
@@ -213,8 +203,7 @@ fn argv_zero_can_be_another_name() {
 
 #[test]
 fn every_child_leads_its_own_session_and_group() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let script = "read pid comm state ppid pgrp sid rest </proc/$$/stat; echo $pid $pgrp $sid";
     for tty in [false, true] {
         let id = format!("p{tty}");
@@ -227,8 +216,7 @@ fn every_child_leads_its_own_session_and_group() {
 
 #[test]
 fn a_child_has_three_descriptors_and_default_signals() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for tty in [false, true] {
         let ended = client.run_params(with(sh(&format!("fd{tty}"), "ls /proc/$$/fd; :"), json!({"tty": tty})));
         let said = String::from_utf8_lossy(&ended.stdout).into_owned();
@@ -243,8 +231,7 @@ fn a_child_has_three_descriptors_and_default_signals() {
 
 #[test]
 fn a_terminal_has_one_stream_a_size_and_an_echo() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let script = "stty size; echo \"[$TERM]\"; echo err >&2; echo ctty >/dev/tty; read x; echo got $x";
     client.ok("process/start", tty("t", script));
     let said = client.wait_output("t", "ctty\r\n");
@@ -261,8 +248,7 @@ fn a_terminal_has_one_stream_a_size_and_an_echo() {
 
 #[test]
 fn an_end_by_a_signal_is_128_and_its_number_on_pipe_and_terminal() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     for (number, name) in [(9, "SIGKILL"), (15, "SIGTERM"), (1, "SIGHUP"), (6, "SIGABRT")] {
         for tty in [false, true] {
             let id = format!("{name}{tty}");
@@ -276,8 +262,7 @@ fn an_end_by_a_signal_is_128_and_its_number_on_pipe_and_terminal() {
 
 #[test]
 fn output_of_any_bytes_arrives_unchanged() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (server, mut client) = TestServer::with_client();
     let all: Vec<u8> = (0..=255).collect();
     let file = server.dir().join("bytes");
     fs::write(&file, all.repeat(300)).expect("write a file");
@@ -300,8 +285,7 @@ fn streams_arrive_in_order_and_apart() {
 
 #[test]
 fn confinement_that_cannot_be_enforced_is_refused_and_none_is_not() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let restricted =
         json!({"type": "managed", "file_system": {"type": "restricted", "entries": []}, "network": "restricted"});
     let nothing = json!({"sandbox": {"permissions": restricted}});
@@ -329,8 +313,7 @@ fn confinement_that_cannot_be_enforced_is_refused_and_none_is_not() {
 
 #[test]
 fn many_processes_of_one_session_run_at_once_and_keep_their_order() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let ids: Vec<String> = (0..100).map(|i| format!("p{i}")).collect();
     let requests: Vec<i64> =
         ids.iter().map(|id| client.send_request("process/start", piped(id, "read x; echo $x; exit 4"))).collect();
@@ -352,8 +335,7 @@ fn many_processes_of_one_session_run_at_once_and_keep_their_order() {
 
 #[test]
 fn a_name_that_is_freed_while_it_starts_belongs_to_the_next_start() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for round in 0..10 {
         let name = format!("t{round}");
         let first = client.send_request("process/start", start_params(&name, &["sleep", "322"]));
@@ -376,8 +358,7 @@ fn a_name_that_is_freed_while_it_starts_belongs_to_the_next_start() {
 
 #[test]
 fn a_shell_snapshot_that_a_policy_would_filter_is_refused_and_any_other_runs_the_plain_command() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let start = |id: &str, argv: &[&str], policy: Value| {
         with(
             start_params(id, argv),
@@ -411,8 +392,7 @@ fn a_shell_snapshot_that_a_policy_would_filter_is_refused_and_any_other_runs_the
 
 #[test]
 fn a_deeply_nested_pattern_of_a_sandbox_is_refused_with_the_reason() {
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for depth in [40, 300, 4000, 20_000] {
         let pattern = format!("/tmp/{}a{}", "{".repeat(depth), "}".repeat(depth));
         let entry = json!({"path": {"type": "glob_pattern", "pattern": pattern}, "access": "deny"});
@@ -431,4 +411,60 @@ fn a_deeply_nested_pattern_of_a_sandbox_is_refused_with_the_reason() {
         let error = client.fails("fs/glob", json!({"path": "/tmp", "pattern": pattern}));
         assert_eq!((error.code, error.kind()), (-32602, "invalidPattern"), "{}", error.message);
     }
+}
+
+// A message too large for the holder's socket was silently dropped: the request got no answer, and the id stayed taken forever.
+#[test]
+fn a_start_that_is_too_large_for_the_holder_is_refused_and_frees_its_name() {
+    let (_server, mut client) = TestServer::with_client();
+    let arg = "x".repeat(1 << 20);
+    let argv: Vec<&str> = std::iter::once("true").chain(std::iter::repeat_n(arg.as_str(), 17)).collect();
+    assert_error(&client.fails("process/start", start_params("p", &argv)), -32602, "invalidParams");
+    let env: serde_json::Map<String, Value> = (0..17).map(|i| (format!("V{i}"), json!(arg))).collect();
+    let params = with(start_params("p", &["true"]), json!({"env": env}));
+    assert_error(&client.fails("process/start", params), -32602, "invalidParams");
+    assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
+    assert_eq!(client.run("p", &["echo", "free"]).stdout, b"free\n");
+}
+
+#[test]
+fn d11_1_4_numbers_arrive_in_order_and_without_a_hole() {
+    let (_server, mut client) = TestServer::with_client();
+    let script = "for i in 1 2 3 4 5 6 7 8; do (head -c 200000 /dev/zero; echo x >&2) & done; wait";
+    let ended = client.run_params(sh("p", script));
+    assert_eq!(ended.seqs, (1..=ended.seqs.len() as u64).collect::<Vec<_>>());
+    assert_eq!((ended.stdout.len(), ended.stderr.len()), (1_600_000, 16));
+}
+
+#[test]
+fn d11_3_4_a_terminal_takes_arg0_cwd_and_signals_like_a_pipe() {
+    let (_server, mut client) = TestServer::with_client();
+    let ended = client.run_params(with(tty("arg0", "echo $0"), json!({"arg0": "/no/such/program"})));
+    assert_eq!(ended.stdout, b"/no/such/program\r\n");
+    let error = client.fails("process/start", with(tty("cwd", "pwd"), json!({"cwd": "/no/such"})));
+    assert_error(&error, -32603, "cwdNotFound");
+    assert_eq!(client.run_params(tty("signal", "kill -9 $$")).code(), 137);
+    assert_error(
+        &client.fails("process/start", with(tty("exec", ""), json!({"argv": ["/no/such"]}))),
+        -32603,
+        "programNotFound",
+    );
+}
+
+// On Linux the parent-death signal refers to the thread that spawned the child, and threads of the server come and go.
+#[test]
+fn d11_3_5_children_do_not_die_with_a_thread_of_the_server() {
+    let (server, mut client) = TestServer::with_client();
+    let gate = fifo(server.dir(), "gate");
+    client.ok("process/start", sh("p", &format!("echo up; read x <{gate}; echo alive")));
+    client.wait_output("p", "up");
+    // A burst of blocking work creates and ends threads.
+    let clients: Vec<_> = (0..8).map(|_| server.client()).collect();
+    let runs: Vec<_> =
+        clients.into_iter().map(|mut client| thread::spawn(move || client.run("q", &["true"]).code())).collect();
+    for run in runs {
+        assert_eq!(run.join().expect("a client does not panic"), 0);
+    }
+    release(&gate);
+    assert_eq!(client.collect("p").stdout, b"alive\n");
 }

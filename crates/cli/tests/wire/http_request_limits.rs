@@ -63,8 +63,7 @@ fn end(client: &mut Client, id: &str) -> Value {
 #[test]
 fn a_stream_that_is_called_off_ends_the_download_and_says_so() {
     let (target, _, gone) = endless();
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("http/request", stream(&target.url("/quiet"), "s"));
     assert_eq!(client.ok("http/cancel", json!({"requestId": "other"})), json!({"cancelled": false}));
     assert_eq!(client.ok("http/cancel", json!({"requestId": "s"})), json!({"cancelled": true}));
@@ -83,8 +82,7 @@ fn a_stream_that_is_called_off_ends_the_download_and_says_so() {
 #[test]
 fn everything_under_way_ends_with_its_connection() {
     let (target, _, gone) = endless();
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("http/request", stream(&target.url("/quiet"), "s"));
     client.ok("http/request", stream(&target.url("/flood"), "f"));
     client.send_request("http/request", json!({"method": "GET", "url": target.url("/quiet"), "requestId": "w"}));
@@ -96,8 +94,7 @@ fn everything_under_way_ends_with_its_connection() {
 #[test]
 fn a_body_is_read_no_faster_than_the_peer_takes_it() {
     let (target, sent, gone) = endless();
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     client.ok("http/request", stream(&target.url("/flood"), "f"));
     // The client does not read: the buffers fill up, and then the server stops reading from the target.
     let mut last = 0;
@@ -120,8 +117,7 @@ fn a_body_is_read_no_faster_than_the_peer_takes_it() {
 #[test]
 fn a_window_holds_a_body_and_nothing_else() {
     let (target, _, gone) = endless();
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let mut params = stream(&target.url("/flood"), "f");
     params["window"] = json!(3);
     client.ok("http/request", params);
@@ -157,8 +153,7 @@ fn requests_have_bounds_that_are_told() {
             }
         }
     });
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     for path in ["/told", "/untold"] {
         let params = json!({"method": "GET", "url": large.url(path), "requestId": "r"});
         let error = client.fails("http/request", params);
@@ -180,8 +175,7 @@ fn requests_have_bounds_that_are_told() {
 fn a_large_body_comes_whole_both_ways() {
     let bytes: Vec<u8> = (0..3 << 20).map(|n: u32| (n / 7) as u8).collect();
     let target = Target::start(|asked, stream| target::respond(stream, "200 OK", &[], &asked.body));
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let mut params =
         json!({"method": "PUT", "url": target.url("/"), "bodyBase64": encode_base64(&bytes), "requestId": "r"});
     let result = client.ok("http/request", params.clone());
@@ -202,8 +196,7 @@ fn a_large_body_comes_whole_both_ways() {
 #[test]
 fn nonsense_is_refused_before_anything_is_sent() {
     let target = Target::saying("hello");
-    let server = TestServer::start();
-    let mut client = server.client();
+    let (_server, mut client) = TestServer::with_client();
     let good = json!({"method": "GET", "url": target.url("/"), "requestId": "r"});
     let header = |name: &str, value: &str| json!([{"name": name, "value": value}]);
     let many: Vec<Value> = (0..257).map(|n| json!({"name": format!("x-{n}"), "value": ""})).collect();
