@@ -19,11 +19,12 @@ use exec_server_protocol::{
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
+    Request,
     backoff::Backoff,
     compat::{self, command},
     error::Error,
     process::{self, Process, ProcessShared, log::EventLog, recovery, start::Start, stdin_queue::StdinQueue},
-    requests::{self, Method},
+    requests,
     routes::EventSource,
     session::{ConnectionState, ProcessKey, ServerDescription, Session, SessionOptions},
     transport::{Connect, Dialer, Launch, Target, Tls, Token},
@@ -267,7 +268,7 @@ impl Client {
     }
 
     /// Calls any method of the protocol, typed; see [`requests`]. An interrupted call is repeated if that is harmless.
-    pub async fn request<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
+    pub async fn request<M: Request>(&self, params: &M::Params<'_>) -> Result<M::Result, Error> {
         self.session().call::<M>(params).await
     }
 

@@ -29,14 +29,7 @@ pub use exec_server_protocol::http::{Header, RedirectPolicy};
 
 use self::body_streams::BodyRead;
 pub(crate) use self::body_streams::BodyStreams;
-use crate::{
-    Client,
-    client::SessionHandle,
-    error::Error,
-    process::millis,
-    requests::{self, Method as _},
-    server_link,
-};
+use crate::{Client, Request as _, client::SessionHandle, error::Error, process::millis, requests, server_link};
 
 const NAME: &str = requests::HttpRequest::NAME;
 
@@ -181,7 +174,7 @@ impl Client {
                 after = link.epoch;
                 // Register the body before sending: its first piece may come together with the answer.
                 let body = Body::new(handle, params.request_id.clone(), link.epoch, window);
-                match link.send(NAME, &params).await.map_err(|error| link.error(NAME, error)) {
+                match link.send(requests::HttpRequest::METHOD, &params).await.map_err(|error| link.error(NAME, error)) {
                     Ok(sent) => match sent.answer().await.map_err(|error| link.error(NAME, error)) {
                         Ok(answer) => return Ok((server_link::decode(NAME, &answer)?, body)),
                         Err(error) => {

@@ -307,7 +307,6 @@ mod link_state;
 pub mod local;
 mod notifications;
 mod process;
-pub mod requests;
 mod routes;
 mod server_link;
 mod session;
@@ -317,7 +316,7 @@ pub use backoff::Backoff;
 pub use client::{Attach, Builder, Client};
 pub use compat::Generation;
 pub use error::{ConnectFailure, Error, ErrorKind};
-pub use exec_server_protocol as protocol;
+pub use exec_server_protocol::{self as protocol, method::Request, requests};
 pub use process::{
     Chunk, Events, Output, Process, ReadResult, Stdin,
     event::{Event, Exit, Totals},

@@ -19,6 +19,7 @@ use exec_server_protocol::{
     frame::{self, WriteFrame},
     initialize::{InitializeParams, InitializeResult},
     limits, message,
+    method::{Method, Notification},
 };
 use exec_server_rpc::{
     CloseReason, Framing,
@@ -31,10 +32,10 @@ use serde_json::value::{RawValue, to_raw_value};
 use tokio::{sync::Mutex, time};
 
 use crate::{
-    compat,
+    Request, compat,
     error::{Error, chain},
     notifications::{ChannelMap, NotificationRouter},
-    requests::{self, Method},
+    requests,
     session::{ProcessKey, SessionOptions},
     transport::{Carrier, Connect},
 };
@@ -116,19 +117,21 @@ pub(crate) enum CallPayload<'a> {
 
 impl ServerLink {
     /// Sends the request of a call.
-    pub(crate) async fn send_payload(&self, method: &str, payload: CallPayload<'_>) -> Result<SentRequest, Error> {
+    pub(crate) async fn send_payload(&self, method: Method, payload: CallPayload<'_>) -> Result<SentRequest, Error> {
         let sent = match payload {
             CallPayload::Params(params) => self.send(method, &params).await,
             CallPayload::WithBytes { bytes, params } if self.takes_attached(method) => {
-                self.raw.send_attached(method, &params(String::new())?, bytes.clone()).await
+                self.raw.send_attached(method.name(), &params(String::new())?, bytes.clone()).await
             }
-            CallPayload::WithBytes { bytes, params } => self.raw.send(method, &params(base64::encode(bytes))?).await,
+            CallPayload::WithBytes { bytes, params } => {
+                self.raw.send(method.name(), &params(base64::encode(bytes))?).await
+            }
         };
-        sent.map_err(|error| self.error(method, error))
+        sent.map_err(|error| self.error(method.name(), error))
     }
 
-    fn takes_attached(&self, method: &str) -> bool {
-        self.is_binary || (self.takes_blocks && method == requests::FsWriteBlock::NAME)
+    fn takes_attached(&self, method: Method) -> bool {
+        self.is_binary || (self.takes_blocks && method == Method::FsWriteBlock)
     }
 
     /// Sends bytes to a process by its channel number; `None` if the server has not assigned one yet.
@@ -162,11 +165,13 @@ impl ServerLink {
     }
 
     /// Sends a request. Requests go out in the order of the calls to this function.
-    pub(crate) async fn send(&self, method: &str, params: &impl Serialize) -> Result<SentRequest, CallError> {
+    pub(crate) async fn send(&self, method: Method, params: &impl Serialize) -> Result<SentRequest, CallError> {
         match method {
             // A terminate must get through even when a thousand reads are waiting.
-            "process/terminate" | "command/exec/terminate" => self.raw.send_cleanup(method, params).await,
-            _ => self.raw.send(method, params).await,
+            Method::ProcessTerminate | Method::CommandExecTerminate => {
+                self.raw.send_cleanup(method.name(), params).await
+            }
+            _ => self.raw.send(method.name(), params).await,
         }
     }
 
@@ -223,14 +228,14 @@ impl ServerLink {
     }
 
     /// Calls a method, typed, on this link only.
-    pub(crate) async fn call<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
+    pub(crate) async fn call<M: Request>(&self, params: &M::Params<'_>) -> Result<M::Result, Error> {
         let fail = |error| self.error(M::NAME, error);
-        let sent = self.send(M::NAME, params).await.map_err(fail)?;
+        let sent = self.send(M::METHOD, params).await.map_err(fail)?;
         decode(M::NAME, &sent.answer().await.map_err(fail)?)
     }
 
-    pub(crate) async fn notify(&self, method: &str, params: &impl Serialize) -> Result<(), Error> {
-        self.raw.notify(method, params).await.map_err(|error| self.error("notify", error))
+    pub(crate) async fn notify(&self, notification: Notification, params: &impl Serialize) -> Result<(), Error> {
+        self.raw.notify(notification.name(), params).await.map_err(|error| self.error("notify", error))
     }
 
     /// Converts the error of a call.

@@ -20,7 +20,8 @@ use exec_server_protocol::{
     environment,
     failure::Kind,
     initialize::{InitializeResult, ServerInfo, Ttl},
-    limits, method,
+    limits,
+    method::{Method, Notification, RepeatRule},
 };
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
@@ -31,6 +32,7 @@ use tokio::{
 };
 
 use crate::{
+    Request,
     backoff::Backoff,
     compat::Generation,
     error::{Error, chain},
@@ -38,7 +40,7 @@ use crate::{
     link_state::{LinkState, LinkStatus, LinkWaiter},
     notifications::NotificationRouter,
     process::{log::FlowPolicy, recovery},
-    requests::{self, Method, RepeatRule},
+    requests,
     routes::Routes,
     server_link::{self, CallPayload, DialError, DialRequest, ServerLink},
     transport::Connect,
@@ -133,7 +135,7 @@ pub(crate) struct Sent {
 
 impl Sent {
     /// The result, with attached bytes as base64 in it.
-    pub(crate) fn result<M: Method>(self) -> Result<M::Result, Error> {
+    pub(crate) fn result<M: Request>(self) -> Result<M::Result, Error> {
         let (mut result, attached) = self.with_attached::<M>()?;
         if let Some(bytes) = attached {
             M::put_attached(&mut result, &bytes);
@@ -142,7 +144,7 @@ impl Sent {
     }
 
     /// The result, and the bytes that are attached to it.
-    pub(crate) fn with_attached<M: Method>(self) -> Result<(M::Result, Option<Bytes>), Error> {
+    pub(crate) fn with_attached<M: Request>(self) -> Result<(M::Result, Option<Bytes>), Error> {
         let (answer, attached) = self.answer?;
         Ok((server_link::decode(M::NAME, &answer)?, attached))
     }
@@ -204,7 +206,7 @@ impl Session {
         routes.set_flow_policy(peer.flow_policy(), peer.session_id.clone());
         let link = Arc::new(link);
         // The server has attached the session by now. If this notification fails, the keeper reconnects as usual.
-        link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await.ok();
+        link.notify(Notification::Initialized, &exec_server_protocol::Empty {}).await.ok();
         let session = Arc::new(Self {
             connect,
             options,
@@ -244,26 +246,26 @@ impl Session {
     }
 
     /// Calls a method, typed, over as many links as it takes.
-    pub(crate) async fn call<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
+    pub(crate) async fn call<M: Request>(&self, params: &M::Params<'_>) -> Result<M::Result, Error> {
         self.send::<M>(params).await?.result::<M>()
     }
 
     /// Like [`call`](Self::call), and also returns how the call was sent.
-    pub(crate) async fn send<M: Method>(&self, params: &M::Params) -> Result<Sent, Error> {
+    pub(crate) async fn send<M: Request>(&self, params: &M::Params<'_>) -> Result<Sent, Error> {
         let params = server_link::encode(M::NAME, params)?;
-        self.send_payload(M::NAME, M::REPEAT, CallPayload::Params(&params)).await
+        self.send_payload(M::METHOD, CallPayload::Params(&params)).await
     }
 
     /// Like [`call`](Self::call), with bytes attached to the request. A server that does not accept attached bytes gets them in the params,
     /// as base64.
-    pub(crate) async fn call_with<M: Method>(
+    pub(crate) async fn call_with<M: Request>(
         &self,
-        params: &(impl Fn(String) -> M::Params + Sync),
+        params: &(impl Fn(String) -> M::Params<'static> + Sync),
         bytes: &Bytes,
     ) -> Result<M::Result, Error> {
         let params = |text| server_link::encode(M::NAME, &params(text));
         let payload = CallPayload::WithBytes { bytes, params: &params };
-        self.send_payload(M::NAME, M::REPEAT, payload).await?.result::<M>()
+        self.send_payload(M::METHOD, payload).await?.result::<M>()
     }
 
     /// Applies the caller's `call_timeout`.
@@ -280,12 +282,8 @@ impl Session {
     }
 
     /// The only place that decides which calls are sent again. It is not generic, so that it is compiled once and not for each method.
-    async fn send_payload(
-        &self,
-        method: &'static str,
-        repeat: RepeatRule,
-        payload: CallPayload<'_>,
-    ) -> Result<Sent, Error> {
+    async fn send_payload(&self, method: Method, payload: CallPayload<'_>) -> Result<Sent, Error> {
+        let (name, repeat) = (method.name(), method.info().repeat);
         let calling = async {
             let mut after = 0;
             let mut is_repeated = false;
@@ -299,14 +297,14 @@ impl Session {
                     Err(Error::Disconnected { .. }) => continue,
                     Err(error) => return Err(error),
                 };
-                match sent.attached_answer().await.map_err(|error| link.error(method, error)) {
+                match sent.attached_answer().await.map_err(|error| link.error(name, error)) {
                     Err(Error::Disconnected { .. }) if repeat == RepeatRule::Harmless => is_repeated = true,
-                    Err(Error::Disconnected { reason }) => return Err(Error::UnknownOutcome { method, reason }),
+                    Err(Error::Disconnected { reason }) => return Err(Error::UnknownOutcome { method: name, reason }),
                     answer => return Ok(Sent { answer, is_repeated }),
                 }
             }
         };
-        self.with_call_timeout(method, calling).await
+        self.with_call_timeout(name, calling).await
     }
 
     /// Access to the current link and to those that follow it.
@@ -492,7 +490,7 @@ impl Session {
 
     /// Finishes the handshake and fetches the missed events. An error means that the link is gone again.
     async fn finish_resume(&self, link: &ServerLink) -> Result<(), Error> {
-        link.notify(method::INITIALIZED, &exec_server_protocol::Empty {}).await?;
+        link.notify(Notification::Initialized, &exec_server_protocol::Empty {}).await?;
         link.run_with_pings(recovery::catch_up(self, link)).await
     }
 

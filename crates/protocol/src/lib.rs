@@ -32,6 +32,7 @@ mod tolerant;
 
 pub use id::{ProcessId, SessionId};
 pub use message::{Incoming, RequestId, decode};
+pub use method::requests;
 #[cfg(feature = "schema")]
 pub use schema::schema;
 pub use tolerant::Empty;

@@ -1,8 +1,23 @@
-//! The table of all methods and notifications. The server's dispatcher looks methods up in it by name.
+//! The one table of all methods and notifications.
+//!
+//! `methods!` declares each method once: its name on the wire, how the server treats it, whether a client may send it again after a cut,
+//! and the types of its params and result. From the rows it generates the enum [`Method`], which the server's dispatcher matches, and a
+//! marker type in [`requests`], from which the client's calls and the server's handlers take these types. The JSON Schema, the fuzz target
+//! and the fixture test visit the types of all rows ([`TypeVisitor`]). `notifications!` does the same for notifications.
 
-/// A request method.
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{
+    Empty, base64, command, environment, fs, http,
+    initialize::{InitializeParams, InitializeResult},
+    process, session,
+};
+
+/// What the table says about a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Method {
+pub struct MethodInfo {
+    /// The method.
+    pub method: Method,
     /// Name on the wire.
     pub name: &'static str,
     /// The family of the method, which decides what must happen before the method can be called.
@@ -13,7 +28,52 @@ pub struct Method {
     pub scope: Option<Scope>,
     /// Whether the method is an addition that the reference does not have.
     pub addition: bool,
+    /// Whether a client may send the request again after a cut.
+    pub repeat: RepeatRule,
+    /// Whether raw bytes may be attached to the request, in place of a base64 member of its params.
+    pub takes_bytes: bool,
 }
+
+/// A kind of message that has params.
+pub trait Message {
+    /// The params. `'a` is the lifetime of the text from which they are decoded.
+    type Params<'a>: Serialize + Deserialize<'a> + Documented + Send + Sync;
+}
+
+/// A request, with the types of its params and result. The types that implement it are in [`requests`].
+pub trait Request: Message {
+    /// The method of the request.
+    const METHOD: Method;
+    /// The name of the method on the wire.
+    const NAME: &'static str = Self::METHOD.name();
+    /// The result of a successful request.
+    type Result: Serialize + DeserializeOwned + Documented + Send;
+
+    /// Writes bytes that were attached to an answer into the result, as base64. Used for callers that want only the result.
+    fn put_attached(_result: &mut Self::Result, _bytes: &[u8]) {}
+}
+
+/// Code that is generic over the types of a method that is known only at run time.
+pub trait TypeVisitor: Sized {
+    /// The value that the visitor returns.
+    type Output;
+    /// Visits the params of a request or a notification.
+    fn visit_params<M: Message>(self) -> Self::Output;
+    /// Visits the result of a request.
+    fn visit_result<T: Serialize + DeserializeOwned + Documented>(self) -> Self::Output;
+}
+
+/// A type that has a JSON Schema if the feature `schema` is on.
+#[cfg(feature = "schema")]
+pub trait Documented: schemars::JsonSchema {}
+#[cfg(feature = "schema")]
+impl<T: schemars::JsonSchema> Documented for T {}
+
+/// A type that has a JSON Schema if the feature `schema` is on.
+#[cfg(not(feature = "schema"))]
+pub trait Documented {}
+#[cfg(not(feature = "schema"))]
+impl<T> Documented for T {}
 
 /// A permission of a principal. The server's own configuration grants scopes; nothing that a client declares adds to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,7 +143,8 @@ pub enum Family {
 }
 
 impl Family {
-    /// The word for the family in the error texts below. `None` if the family has no precondition.
+    /// The word for the family in the error texts of a request that comes before `initialize` or `initialized`. `None` if the family has no
+    /// precondition.
     #[must_use]
     pub const fn gate_word(self) -> Option<&'static str> {
         match self {
@@ -94,34 +155,6 @@ impl Family {
             Self::Http => Some("http"),
             Self::EnvironmentInfo => Some("environment info"),
             Self::EnvironmentStatus => Some("environment status"),
-        }
-    }
-
-    /// Text of the error before `initialize`. Older peers compare it, so it must not change.
-    #[must_use]
-    pub const fn not_initialized_text(self) -> Option<&'static str> {
-        match self {
-            Self::Handshake | Self::Command => None,
-            Self::Exec => Some("client must call initialize before using exec methods"),
-            Self::Session => Some("client must call initialize before using session methods"),
-            Self::Filesystem => Some("client must call initialize before using filesystem methods"),
-            Self::Http => Some("client must call initialize before using http methods"),
-            Self::EnvironmentInfo => Some("client must call initialize before using environment info methods"),
-            Self::EnvironmentStatus => Some("client must call initialize before using environment status methods"),
-        }
-    }
-
-    /// Text of the error before `initialized`. Older peers compare it, so it must not change.
-    #[must_use]
-    pub const fn not_confirmed_text(self) -> Option<&'static str> {
-        match self {
-            Self::Handshake | Self::Command => None,
-            Self::Exec => Some("client must send initialized before using exec methods"),
-            Self::Session => Some("client must send initialized before using session methods"),
-            Self::Filesystem => Some("client must send initialized before using filesystem methods"),
-            Self::Http => Some("client must send initialized before using http methods"),
-            Self::EnvironmentInfo => Some("client must send initialized before using environment info methods"),
-            Self::EnvironmentStatus => Some("client must send initialized before using environment status methods"),
         }
     }
 }
@@ -138,69 +171,182 @@ pub enum Class {
     Control,
 }
 
-/// The method that an input frame of the dialect `binary` stands for.
-pub const PROCESS_WRITE: Method = reference("process/write", Family::Exec, Class::Ordered, Some(Scope::Stdin));
+/// Whether a request that was interrupted by a cut may be sent again on the next connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RepeatRule {
+    /// Sending the request twice has the same effect as sending it once.
+    Harmless,
+    /// The effect could happen twice. An interrupted request fails with an unknown outcome.
+    Harmful,
+}
 
-/// All methods that this server implements. Every entry must name its scope.
-pub const METHODS: &[Method] = &[
-    reference("initialize", Family::Handshake, Class::Inline, None),
-    reference("process/start", Family::Exec, Class::Ordered, Some(Scope::Exec)),
-    reference("process/read", Family::Exec, Class::Ordered, Some(Scope::Exec)),
-    PROCESS_WRITE,
-    reference("process/signal", Family::Exec, Class::Control, Some(Scope::Signal)),
-    reference("process/terminate", Family::Exec, Class::Control, Some(Scope::Signal)),
-    addition("process/closeStdin", Family::Exec, Class::Ordered, Some(Scope::Stdin)),
-    addition("process/resize", Family::Exec, Class::Control, Some(Scope::Stdin)),
-    addition("process/list", Family::Exec, Class::Ordered, Some(Scope::Exec)),
-    addition("process/subscribe", Family::Exec, Class::Ordered, Some(Scope::Exec)),
-    addition("process/unsubscribe", Family::Exec, Class::Ordered, Some(Scope::Exec)),
-    addition("process/forget", Family::Exec, Class::Ordered, Some(Scope::Exec)),
-    addition("session/end", Family::Session, Class::Control, Some(Scope::Exec)),
-    reference("environment/info", Family::EnvironmentInfo, Class::Control, None),
-    reference("environment/status", Family::EnvironmentStatus, Class::Control, None),
-    reference("fs/readFile", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    reference("fs/writeFile", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
-    reference("fs/createDirectory", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
-    reference("fs/getMetadata", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    reference("fs/canonicalize", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    reference("fs/readDirectory", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    reference("fs/walk", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    reference("fs/remove", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
-    reference("fs/copy", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
-    reference("fs/open", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    reference("fs/readBlock", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    reference("fs/close", Family::Filesystem, Class::Control, None),
-    addition("fs/create", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
-    addition("fs/writeBlock", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
-    addition("fs/commit", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
-    addition("fs/setMetadata", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
-    addition("fs/createSymlink", Family::Filesystem, Class::Ordered, Some(Scope::FsWrite)),
-    addition("fs/search", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    addition("fs/searchNext", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    addition("fs/glob", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    addition("fs/watch", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    addition("fs/watchNext", Family::Filesystem, Class::Ordered, Some(Scope::FsRead)),
-    reference("http/request", Family::Http, Class::Ordered, Some(Scope::Http)),
-    addition("http/cancel", Family::Http, Class::Control, Some(Scope::Http)),
-    reference("command/exec", Family::Command, Class::Ordered, Some(Scope::Exec)),
-    reference("command/exec/write", Family::Command, Class::Ordered, Some(Scope::Stdin)),
-    reference("command/exec/terminate", Family::Command, Class::Control, Some(Scope::Signal)),
-];
+macro_rules! methods {
+    ($(
+        $name:ident $wire:literal $family:ident $class:ident $scope:tt $origin:ident $repeat:ident
+        $params:ty => $result:ty $([params.$taken:ident])? $([result.$given:ident])?;
+    )*) => {
+        /// A method that this server implements.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Method {
+            $(#[doc = concat!("`", $wire, "`.")] $name,)*
+        }
 
-/// Prefix of the methods of V0. An unknown method with this prefix gets the code -32600.
-pub const COMMAND_PREFIX: &str = "command/";
+        /// All methods, in the order of the variants of [`Method`].
+        pub const METHODS: &[MethodInfo] = &[$(MethodInfo {
+            method: Method::$name,
+            name: $wire,
+            family: Family::$family,
+            class: Class::$class,
+            scope: methods!(@scope $scope),
+            addition: is_addition!($origin),
+            repeat: RepeatRule::$repeat,
+            takes_bytes: methods!(@takes_bytes $($taken)?),
+        }),*];
+
+        impl Method {
+            /// Looks up a method by its name on the wire.
+            #[must_use]
+            pub fn find(name: &str) -> Option<Self> {
+                match name {
+                    $($wire => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// Visits the params of the method.
+            pub fn visit_params<V: TypeVisitor>(self, visitor: V) -> V::Output {
+                match self {
+                    $(Self::$name => visitor.visit_params::<requests::$name>(),)*
+                }
+            }
+
+            /// Visits the result of the method.
+            pub fn visit_result<V: TypeVisitor>(self, visitor: V) -> V::Output {
+                match self {
+                    $(Self::$name => visitor.visit_result::<$result>(),)*
+                }
+            }
+        }
+
+        /// One type per method. It stands for the params, the result and the rules of the method; see [`Request`].
+        pub mod requests {
+            use super::*;
+
+            $(
+                #[doc = concat!("`", $wire, "`.")]
+                #[derive(Debug, Clone, Copy)]
+                pub struct $name;
+
+                impl Message for $name {
+                    type Params<'a> = $params;
+                }
+
+                impl Request for $name {
+                    const METHOD: Method = Method::$name;
+                    type Result = $result;
+                    $(
+                        fn put_attached(result: &mut $result, bytes: &[u8]) {
+                            result.$given = base64::encode(bytes);
+                        }
+                    )?
+                }
+            )*
+        }
+    };
+    (@scope -) => { None };
+    (@scope $scope:ident) => { Some(Scope::$scope) };
+    (@takes_bytes) => { false };
+    (@takes_bytes $member:ident) => { true };
+}
+
+macro_rules! is_addition {
+    (reference) => {
+        false
+    };
+    (addition) => {
+        true
+    };
+}
+
+// One row per method:
+// name "wire name" family class scope origin repeat-rule params => result [member that attached bytes replace];
+methods! {
+    Initialize "initialize" Handshake Inline - reference Harmful InitializeParams => InitializeResult;
+    // A second start under the same process id is refused, which proves that the first one succeeded.
+    ProcessStart "process/start" Exec Ordered Exec reference Harmless process::StartParams => process::StartResult;
+    ProcessRead "process/read" Exec Ordered Exec reference Harmless process::ReadParams => process::ReadResult;
+    // Harmless with a `writeId`, which this client always sends. See `process::stdin_queue` for servers that ignore it.
+    ProcessWrite "process/write" Exec Ordered Stdin reference Harmless process::WriteParams<'a> => process::WriteResult;
+    ProcessSignal "process/signal" Exec Control Signal reference Harmful process::SignalParams => process::SignalResult;
+    ProcessTerminate "process/terminate" Exec Control Signal reference Harmless process::TerminateParams => process::TerminateResult;
+    ProcessCloseStdin "process/closeStdin" Exec Ordered Stdin addition Harmless process::CloseStdinParams => process::CloseStdinResult;
+    ProcessResize "process/resize" Exec Control Stdin addition Harmless process::ResizeParams => process::ResizeResult;
+    ProcessList "process/list" Exec Ordered Exec addition Harmless process::ListParams => process::ListResult;
+    ProcessSubscribe "process/subscribe" Exec Ordered Exec addition Harmless process::SubscribeParams => process::SubscribeResult;
+    ProcessUnsubscribe "process/unsubscribe" Exec Ordered Exec addition Harmless process::UnsubscribeParams => process::UnsubscribeResult;
+    ProcessForget "process/forget" Exec Ordered Exec addition Harmless process::ForgetParams => process::ForgetResult;
+    SessionEnd "session/end" Session Control Exec addition Harmless session::EndParams => session::EndResult;
+    EnvironmentInfo "environment/info" EnvironmentInfo Control - reference Harmless Empty => environment::InfoResult;
+    EnvironmentStatus "environment/status" EnvironmentStatus Control - reference Harmless Empty => environment::StatusResult;
+    FsReadFile "fs/readFile" Filesystem Ordered FsRead reference Harmless fs::ReadFileParams => fs::ReadFileResult [result.data_base64];
+    // An `append` could happen twice, and the first success would make a repeated `ifMatch` fail.
+    FsWriteFile "fs/writeFile" Filesystem Ordered FsWrite reference Harmful
+        fs::WriteFileParams<'a> => fs::WriteFileResult [params.data_base64];
+    FsCreateDirectory "fs/createDirectory" Filesystem Ordered FsWrite reference Harmful
+        fs::CreateDirectoryParams => fs::CreateDirectoryResult;
+    FsGetMetadata "fs/getMetadata" Filesystem Ordered FsRead reference Harmless fs::GetMetadataParams => fs::GetMetadataResult;
+    FsCanonicalize "fs/canonicalize" Filesystem Ordered FsRead reference Harmless fs::CanonicalizeParams => fs::CanonicalizeResult;
+    FsReadDirectory "fs/readDirectory" Filesystem Ordered FsRead reference Harmless fs::ReadDirectoryParams => fs::ReadDirectoryResult;
+    FsWalk "fs/walk" Filesystem Ordered FsRead reference Harmless fs::WalkParams => fs::WalkResult;
+    FsRemove "fs/remove" Filesystem Ordered FsWrite reference Harmful fs::RemoveParams => fs::RemoveResult;
+    FsCopy "fs/copy" Filesystem Ordered FsWrite reference Harmful fs::CopyParams => fs::CopyResult;
+    // A second open under the same name is refused, and the first one may be for another path.
+    FsOpen "fs/open" Filesystem Ordered FsRead reference Harmful fs::OpenParams => fs::OpenResult;
+    FsReadBlock "fs/readBlock" Filesystem Ordered FsRead reference Harmless fs::ReadBlockParams => fs::ReadBlockResult [result.chunk];
+    FsClose "fs/close" Filesystem Control - reference Harmless fs::CloseParams => fs::CloseResult;
+    FsCreate "fs/create" Filesystem Ordered FsWrite addition Harmful fs::CreateParams => fs::CreateResult;
+    FsWriteBlock "fs/writeBlock" Filesystem Ordered FsWrite addition Harmless
+        fs::WriteBlockParams<'a> => fs::WriteBlockResult [params.chunk];
+    FsCommit "fs/commit" Filesystem Ordered FsWrite addition Harmful fs::CommitParams => fs::CommitResult;
+    FsSetMetadata "fs/setMetadata" Filesystem Ordered FsWrite addition Harmless fs::SetMetadataParams => fs::SetMetadataResult;
+    FsCreateSymlink "fs/createSymlink" Filesystem Ordered FsWrite addition Harmful fs::CreateSymlinkParams => fs::CreateSymlinkResult;
+    // A paged search has a name, and a second one under that name is refused. A search without pages returns the same result again.
+    FsSearch "fs/search" Filesystem Ordered FsRead addition Harmless fs::SearchParams => fs::SearchResult;
+    // The server does not send a page again whose answer was lost.
+    FsSearchNext "fs/searchNext" Filesystem Ordered FsRead addition Harmful fs::SearchNextParams => fs::SearchResult;
+    FsGlob "fs/glob" Filesystem Ordered FsRead addition Harmless fs::GlobParams => fs::GlobResult;
+    // A watch ends with its connection. A caller that continues has to scan everything again anyway.
+    FsWatch "fs/watch" Filesystem Ordered FsRead addition Harmful fs::WatchParams => fs::WatchResult;
+    FsWatchNext "fs/watchNext" Filesystem Ordered FsRead addition Harmful fs::WatchNextParams => fs::WatchNextResult;
+    // The effect on the HTTP target could happen twice.
+    HttpRequest "http/request" Http Ordered Http reference Harmful http::RequestParams => http::RequestResult;
+    // The request to cancel ends with its connection anyway.
+    HttpCancel "http/cancel" Http Control Http addition Harmful http::CancelParams => http::CancelResult;
+    CommandExec "command/exec" Command Ordered Exec reference Harmful command::ExecParams => command::ExecResult;
+    CommandExecWrite "command/exec/write" Command Ordered Stdin reference Harmful command::WriteParams<'a> => command::WriteResult;
+    CommandExecTerminate "command/exec/terminate" Command Control Signal reference Harmless
+        command::TerminateParams => command::TerminateResult;
+}
 
 impl Method {
-    /// Looks up a method by its name.
+    /// The row of the method.
     #[must_use]
-    pub fn find(name: &str) -> Option<&'static Method> {
-        METHODS.iter().find(|method| method.name == name)
+    pub const fn info(self) -> &'static MethodInfo {
+        &METHODS[self as usize]
+    }
+
+    /// Name on the wire.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.info().name
     }
 }
 
-/// A notification.
+/// What the table says about a notification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Notification {
+pub struct NotificationInfo {
+    /// The notification.
+    pub notification: Notification,
     /// Name on the wire.
     pub name: &'static str,
     /// Which side sends it.
@@ -218,78 +364,100 @@ pub enum Sender {
     Server,
 }
 
-/// From the client: it accepts the result of `initialize`.
-pub const INITIALIZED: &str = "initialized";
-/// From the client: it has consumed output.
-pub const PROCESS_ACK: &str = "process/ack";
-/// From the server: output of a process.
-pub const PROCESS_OUTPUT: &str = "process/output";
-/// From the server: a process has exited.
-pub const PROCESS_EXITED: &str = "process/exited";
-/// From the server: a process has exited and all of its output has been sent.
-pub const PROCESS_CLOSED: &str = "process/closed";
-/// From the server: events of a process that can no longer be read.
-pub const PROCESS_GAP: &str = "process/gap";
-/// From the server: the channel number of a process in the binary frames of this connection.
-pub const PROCESS_CHANNEL: &str = "process/channel";
-/// From the client: it has consumed pieces of a streamed HTTP body.
-pub const HTTP_ACK: &str = "http/request/ack";
-/// From the server: a piece of a streamed HTTP body.
-pub const HTTP_BODY_DELTA: &str = "http/request/bodyDelta";
-/// From the server: output of a V0 process.
-pub const COMMAND_OUTPUT_DELTA: &str = "command/exec/outputDelta";
-/// From the server: a V0 process has exited and all of its output has been sent.
-pub const COMMAND_EXITED: &str = "command/exec/exited";
+macro_rules! notifications {
+    ($($(#[$doc:meta])* $name:ident $wire:literal $sender:ident $origin:ident $params:ty;)*) => {
+        /// A notification.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Notification {
+            $($(#[$doc])* $name,)*
+        }
 
-/// All notifications, in both directions.
-pub const NOTIFICATIONS: &[Notification] = &[
-    Notification { name: INITIALIZED, sender: Sender::Client, addition: false },
-    Notification { name: PROCESS_ACK, sender: Sender::Client, addition: true },
-    Notification { name: PROCESS_OUTPUT, sender: Sender::Server, addition: false },
-    Notification { name: PROCESS_EXITED, sender: Sender::Server, addition: false },
-    Notification { name: PROCESS_CLOSED, sender: Sender::Server, addition: false },
-    Notification { name: PROCESS_GAP, sender: Sender::Server, addition: true },
-    Notification { name: PROCESS_CHANNEL, sender: Sender::Server, addition: true },
-    Notification { name: HTTP_ACK, sender: Sender::Client, addition: true },
-    Notification { name: HTTP_BODY_DELTA, sender: Sender::Server, addition: false },
-    Notification { name: COMMAND_OUTPUT_DELTA, sender: Sender::Server, addition: false },
-    Notification { name: COMMAND_EXITED, sender: Sender::Server, addition: false },
-];
+        /// All notifications, in both directions, in the order of the variants of [`Notification`].
+        pub const NOTIFICATIONS: &[NotificationInfo] = &[$(NotificationInfo {
+            notification: Notification::$name,
+            name: $wire,
+            sender: Sender::$sender,
+            addition: is_addition!($origin),
+        }),*];
 
-const fn reference(name: &'static str, family: Family, class: Class, scope: Option<Scope>) -> Method {
-    Method { name, family, class, scope, addition: false }
+        impl Notification {
+            /// Looks up a notification by its name on the wire.
+            #[must_use]
+            pub fn find(name: &str) -> Option<Self> {
+                match name {
+                    $($wire => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// Name on the wire.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $wire,)*
+                }
+            }
+
+            /// Visits the params of the notification.
+            pub fn visit_params<V: TypeVisitor>(self, visitor: V) -> V::Output {
+                match self {
+                    $(Self::$name => {
+                        struct Marker;
+                        impl Message for Marker {
+                            type Params<'a> = $params;
+                        }
+                        visitor.visit_params::<Marker>()
+                    })*
+                }
+            }
+        }
+    };
 }
 
-const fn addition(name: &'static str, family: Family, class: Class, scope: Option<Scope>) -> Method {
-    Method { name, family, class, scope, addition: true }
+// One row per notification: name "wire name" sender origin params;
+notifications! {
+    /// The client accepts the result of `initialize`.
+    Initialized "initialized" Client reference Empty;
+    /// The client has consumed output.
+    ProcessAck "process/ack" Client addition process::AckParams;
+    /// Output of a process.
+    ProcessOutput "process/output" Server reference process::OutputParams;
+    /// A process has exited.
+    ProcessExited "process/exited" Server reference process::ExitedParams;
+    /// A process has exited and all of its output has been sent.
+    ProcessClosed "process/closed" Server reference process::ClosedParams;
+    /// Events of a process that can no longer be read.
+    ProcessGap "process/gap" Server addition process::GapParams;
+    /// The channel number of a process in the binary frames of this connection.
+    ProcessChannel "process/channel" Server addition process::ChannelParams;
+    /// The client has consumed pieces of a streamed HTTP body.
+    HttpAck "http/request/ack" Client addition http::AckParams;
+    /// A piece of a streamed HTTP body.
+    HttpBodyDelta "http/request/bodyDelta" Server reference http::BodyDeltaParams<'a>;
+    /// Output of a V0 process.
+    CommandOutputDelta "command/exec/outputDelta" Server reference command::OutputDeltaParams;
+    /// A V0 process has exited and all of its output has been sent.
+    CommandExited "command/exec/exited" Server reference command::ExitedParams;
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{METHODS, Method, NOTIFICATIONS};
+    use super::{METHODS, Method, NOTIFICATIONS, Notification};
 
     #[test]
     fn every_method_is_found_by_its_name_and_only_once() {
-        for method in METHODS {
-            assert_eq!(Method::find(method.name), Some(method));
-            assert_eq!(METHODS.iter().filter(|other| other.name == method.name).count(), 1);
+        for info in METHODS {
+            assert_eq!(Method::find(info.name).map(Method::info), Some(info));
+            assert_eq!(METHODS.iter().filter(|other| other.name == info.name).count(), 1);
         }
         assert_eq!(Method::find("process/ack"), None);
     }
 
     #[test]
-    fn gate_texts_name_the_family() {
-        for method in METHODS {
-            let family = method.family;
-            let expected =
-                |verb: &str| family.gate_word().map(|word| format!("client must {verb} before using {word} methods"));
-            assert_eq!(family.not_initialized_text().map(str::to_owned), expected("call initialize"));
-            assert_eq!(family.not_confirmed_text().map(str::to_owned), expected("send initialized"));
-        }
-    }
-
-    #[test]
     fn no_notification_is_also_a_method() {
-        assert!(NOTIFICATIONS.iter().all(|notification| Method::find(notification.name).is_none()));
+        for info in NOTIFICATIONS {
+            assert_eq!(Notification::find(info.name), Some(info.notification));
+            assert_eq!(Method::find(info.name), None);
+        }
     }
 }

@@ -4,12 +4,12 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Empty, command, environment,
     failure::Kind,
-    fs, http, initialize,
+    fs, initialize,
     message::{RequestId, Trace},
-    method::{METHODS, NOTIFICATIONS, Scope, Sender},
-    process, session,
+    method::{
+        Family, METHODS, Message, MethodInfo, NOTIFICATIONS, Notification, NotificationInfo, Scope, Sender, TypeVisitor,
+    },
 };
 
 /// The whole schema as one document: envelope, methods with params and result, notifications and error kinds. The output is deterministic.
@@ -20,27 +20,10 @@ pub fn schema() -> Value {
         "id": generator.subschema_for::<RequestId>(),
         "trace": generator.subschema_for::<Trace>(),
     });
-    let methods: Map<String, Value> = METHODS
-        .iter()
-        .map(|method| {
-            let (params, result) = method_schema(method.name, &mut generator).unwrap_or_default();
-            let scope = method.scope.map(Scope::as_str);
-            let entry = json!({ "params": params, "result": result, "scope": scope, "addition": method.addition });
-            (method.name.to_owned(), entry)
-        })
-        .collect();
-    let notifications: Map<String, Value> = NOTIFICATIONS
-        .iter()
-        .map(|notification| {
-            let sender = match notification.sender {
-                Sender::Client => "client",
-                Sender::Server => "server",
-            };
-            let params = notification_schema(notification.name, &mut generator).unwrap_or_default();
-            let entry = json!({ "params": params, "sender": sender, "addition": notification.addition });
-            (notification.name.to_owned(), entry)
-        })
-        .collect();
+    let methods: Map<String, Value> =
+        METHODS.iter().map(|info| (info.name.to_owned(), method_schema(info, &mut generator))).collect();
+    let notifications: Map<String, Value> =
+        NOTIFICATIONS.iter().map(|info| (info.name.to_owned(), notification_schema(info, &mut generator))).collect();
     let errors: Vec<Value> = Kind::ALL
         .iter()
         .map(|kind| json!({ "kind": kind, "code": kind.code(), "description": kind.description() }))
@@ -57,74 +40,45 @@ pub fn schema() -> Value {
     })
 }
 
-fn method_schema(name: &str, generator: &mut SchemaGenerator) -> Option<(Schema, Schema)> {
-    fn pair<P: JsonSchema, R: JsonSchema>(generator: &mut SchemaGenerator) -> (Schema, Schema) {
-        (named::<P>(generator), named::<R>(generator))
-    }
-    Some(match name {
-        "initialize" => pair::<initialize::InitializeParams, initialize::InitializeResult>(generator),
-        "process/start" => pair::<process::StartParams, process::StartResult>(generator),
-        "process/read" => pair::<process::ReadParams, process::ReadResult>(generator),
-        "process/write" => pair::<process::WriteParams<'_>, process::WriteResult>(generator),
-        "process/signal" => pair::<process::SignalParams, process::SignalResult>(generator),
-        "process/terminate" => pair::<process::TerminateParams, process::TerminateResult>(generator),
-        "process/closeStdin" => pair::<process::CloseStdinParams, process::CloseStdinResult>(generator),
-        "process/resize" => pair::<process::ResizeParams, process::ResizeResult>(generator),
-        "process/list" => pair::<process::ListParams, process::ListResult>(generator),
-        "process/subscribe" => pair::<process::SubscribeParams, process::SubscribeResult>(generator),
-        "process/unsubscribe" => pair::<process::UnsubscribeParams, process::UnsubscribeResult>(generator),
-        "process/forget" => pair::<process::ForgetParams, process::ForgetResult>(generator),
-        "session/end" => pair::<session::EndParams, session::EndResult>(generator),
-        "environment/info" => pair::<Empty, environment::InfoResult>(generator),
-        "environment/status" => pair::<Empty, environment::StatusResult>(generator),
-        "fs/readFile" => pair::<fs::ReadFileParams, fs::SandboxedResult<fs::ReadFileResult>>(generator),
-        "fs/writeFile" => pair::<fs::WriteFileParams<'_>, fs::SandboxedResult<fs::WriteFileResult>>(generator),
-        "fs/createDirectory" => {
-            pair::<fs::CreateDirectoryParams, fs::SandboxedResult<fs::CreateDirectoryResult>>(generator)
-        }
-        "fs/getMetadata" => pair::<fs::GetMetadataParams, fs::SandboxedResult<fs::GetMetadataResult>>(generator),
-        "fs/canonicalize" => pair::<fs::CanonicalizeParams, fs::SandboxedResult<fs::CanonicalizeResult>>(generator),
-        "fs/readDirectory" => pair::<fs::ReadDirectoryParams, fs::SandboxedResult<fs::ReadDirectoryResult>>(generator),
-        "fs/walk" => pair::<fs::WalkParams, fs::SandboxedResult<fs::WalkResult>>(generator),
-        "fs/remove" => pair::<fs::RemoveParams, fs::SandboxedResult<fs::RemoveResult>>(generator),
-        "fs/copy" => pair::<fs::CopyParams, fs::SandboxedResult<fs::CopyResult>>(generator),
-        "fs/open" => pair::<fs::OpenParams, fs::SandboxedResult<fs::OpenResult>>(generator),
-        "fs/readBlock" => pair::<fs::ReadBlockParams, fs::ReadBlockResult>(generator),
-        "fs/close" => pair::<fs::CloseParams, fs::CloseResult>(generator),
-        "fs/create" => pair::<fs::CreateParams, fs::SandboxedResult<fs::CreateResult>>(generator),
-        "fs/writeBlock" => pair::<fs::WriteBlockParams<'_>, fs::WriteBlockResult>(generator),
-        "fs/commit" => pair::<fs::CommitParams, fs::CommitResult>(generator),
-        "fs/setMetadata" => pair::<fs::SetMetadataParams, fs::SandboxedResult<fs::SetMetadataResult>>(generator),
-        "fs/createSymlink" => pair::<fs::CreateSymlinkParams, fs::SandboxedResult<fs::CreateSymlinkResult>>(generator),
-        "http/request" => pair::<http::RequestParams, http::RequestResult>(generator),
-        "http/cancel" => pair::<http::CancelParams, http::CancelResult>(generator),
-        "command/exec" => pair::<command::ExecParams, command::ExecResult>(generator),
-        "command/exec/write" => pair::<command::WriteParams<'_>, command::WriteResult>(generator),
-        "command/exec/terminate" => pair::<command::TerminateParams, command::TerminateResult>(generator),
-        "fs/search" => pair::<fs::SearchParams, fs::SandboxedResult<fs::SearchResult>>(generator),
-        "fs/searchNext" => pair::<fs::SearchNextParams, fs::SearchResult>(generator),
-        "fs/glob" => pair::<fs::GlobParams, fs::SandboxedResult<fs::GlobResult>>(generator),
-        "fs/watch" => pair::<fs::WatchParams, fs::SandboxedResult<fs::WatchResult>>(generator),
-        "fs/watchNext" => pair::<fs::WatchNextParams, fs::WatchNextResult>(generator),
-        _ => return None,
-    })
+/// Writes the schema of one type of a method.
+struct SchemaWriter<'a> {
+    generator: &'a mut SchemaGenerator,
+    /// Whether the result says which sandbox confined the request.
+    has_sandbox: bool,
 }
 
-fn notification_schema(name: &str, generator: &mut SchemaGenerator) -> Option<Schema> {
-    Some(match name {
-        "initialized" => named::<Value>(generator),
-        "process/ack" => named::<process::AckParams>(generator),
-        "process/output" => named::<process::OutputParams>(generator),
-        "process/exited" => named::<process::ExitedParams>(generator),
-        "process/closed" => named::<process::ClosedParams>(generator),
-        "process/gap" => named::<process::GapParams>(generator),
-        "process/channel" => named::<process::ChannelParams>(generator),
-        "http/request/ack" => named::<http::AckParams>(generator),
-        "http/request/bodyDelta" => named::<http::BodyDeltaParams<'_>>(generator),
-        "command/exec/outputDelta" => named::<command::OutputDeltaParams>(generator),
-        "command/exec/exited" => named::<command::ExitedParams>(generator),
-        _ => return None,
-    })
+impl TypeVisitor for SchemaWriter<'_> {
+    type Output = Schema;
+
+    fn visit_params<M: Message>(self) -> Schema {
+        named::<M::Params<'static>>(self.generator)
+    }
+
+    fn visit_result<T: JsonSchema>(self) -> Schema {
+        if self.has_sandbox { named::<fs::SandboxedResult<T>>(self.generator) } else { named::<T>(self.generator) }
+    }
+}
+
+fn method_schema(info: &MethodInfo, generator: &mut SchemaGenerator) -> Value {
+    let params = info.method.visit_params(SchemaWriter { generator, has_sandbox: false });
+    // `process/start` also has this member, but reports its sandbox in another form.
+    let has_sandbox = info.family == Family::Filesystem && params.pointer("/properties/sandbox").is_some();
+    let result = info.method.visit_result(SchemaWriter { generator, has_sandbox });
+    let scope = info.scope.map(Scope::as_str);
+    json!({ "params": params, "result": result, "scope": scope, "addition": info.addition })
+}
+
+fn notification_schema(info: &NotificationInfo, generator: &mut SchemaGenerator) -> Value {
+    let params = match info.notification {
+        // The server ignores them.
+        Notification::Initialized => named::<Value>(generator),
+        other => other.visit_params(SchemaWriter { generator, has_sandbox: false }),
+    };
+    let sender = match info.sender {
+        Sender::Client => "client",
+        Sender::Server => "server",
+    };
+    json!({ "params": params, "sender": sender, "addition": info.addition })
 }
 
 /// The schema of a type, with the types of its members in the shared definitions. The type itself is written in place, because types in
@@ -137,25 +91,8 @@ fn named<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 
 #[cfg(test)]
 mod tests {
-    use schemars::generate::SchemaSettings;
-
-    use super::{method_schema, notification_schema, schema};
-    use crate::{
-        SCHEMA,
-        failure::Kind,
-        method::{METHODS, NOTIFICATIONS},
-    };
-
-    #[test]
-    fn every_method_and_notification_has_a_schema() {
-        let mut generator = SchemaSettings::draft2020_12().into_generator();
-        for method in METHODS {
-            assert!(method_schema(method.name, &mut generator).is_some(), "{}", method.name);
-        }
-        for notification in NOTIFICATIONS {
-            assert!(notification_schema(notification.name, &mut generator).is_some(), "{}", notification.name);
-        }
-    }
+    use super::schema;
+    use crate::{SCHEMA, failure::Kind};
 
     #[test]
     fn the_document_is_the_same_every_time_and_has_every_failure() {

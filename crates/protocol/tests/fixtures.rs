@@ -6,12 +6,11 @@
 use std::{collections::BTreeMap, path::Path};
 
 use exec_server_protocol::{
-    Empty, Incoming, command, decode, environment, fs, http, initialize,
+    Incoming, decode,
     message::{self, encode_error, encode_notification, encode_request, encode_result},
-    method::{METHODS, NOTIFICATIONS},
-    process, session,
+    method::{METHODS, Message, Method, NOTIFICATIONS, Notification, TypeVisitor},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, value::RawValue};
 
 struct Fixture {
@@ -116,108 +115,39 @@ fn write_again(fixture: &Fixture) -> Vec<u8> {
     out
 }
 
-/// Decodes as `T` and encodes again.
-fn through<'a, T: Deserialize<'a> + Serialize>(fixture: &Fixture, params: Option<&'a RawValue>) -> Box<RawValue> {
-    let value: T = message::params(params).unwrap_or_else(|error| panic!("{}: {error}", fixture.name()));
-    serde_json::value::to_raw_value(&value).expect("wire types are JSON")
+/// Decodes as the type of the message and encodes again.
+struct ThroughType<'a> {
+    fixture: &'a Fixture,
+    params: Option<&'a RawValue>,
+}
+
+impl<'a> ThroughType<'a> {
+    fn through<T: Deserialize<'a> + Serialize>(self) -> Box<RawValue> {
+        let value: T = message::params(self.params).unwrap_or_else(|error| panic!("{}: {error}", self.fixture.name()));
+        serde_json::value::to_raw_value(&value).expect("wire types are JSON")
+    }
+}
+
+impl<'a> TypeVisitor for ThroughType<'a> {
+    type Output = Box<RawValue>;
+
+    fn visit_params<M: Message>(self) -> Box<RawValue> {
+        self.through::<M::Params<'a>>()
+    }
+
+    fn visit_result<T: Serialize + DeserializeOwned>(self) -> Box<RawValue> {
+        self.through::<T>()
+    }
 }
 
 fn typed(fixture: &Fixture, params: Option<&RawValue>) -> Box<RawValue> {
-    match (fixture.method.as_str(), fixture.what.as_str()) {
-        ("initialize", "request") => through::<initialize::InitializeParams>(fixture, params),
-        ("initialize", _) => through::<initialize::InitializeResult>(fixture, params),
-        ("process/start", "request") => through::<process::StartParams>(fixture, params),
-        ("process/start", _) => through::<process::StartResult>(fixture, params),
-        ("process/read", "request") => through::<process::ReadParams>(fixture, params),
-        ("process/read", _) => through::<process::ReadResult>(fixture, params),
-        ("process/write", "request") => through::<process::WriteParams<'_>>(fixture, params),
-        ("process/write", _) => through::<process::WriteResult>(fixture, params),
-        ("process/signal", "request") => through::<process::SignalParams>(fixture, params),
-        ("process/signal", _) => through::<process::SignalResult>(fixture, params),
-        ("process/terminate", "request") => through::<process::TerminateParams>(fixture, params),
-        ("process/terminate", _) => through::<process::TerminateResult>(fixture, params),
-        ("process/closeStdin", "request") => through::<process::CloseStdinParams>(fixture, params),
-        ("process/closeStdin", _) => through::<process::CloseStdinResult>(fixture, params),
-        ("process/resize", "request") => through::<process::ResizeParams>(fixture, params),
-        ("process/resize", _) => through::<process::ResizeResult>(fixture, params),
-        ("process/list", "request") => through::<process::ListParams>(fixture, params),
-        ("process/list", _) => through::<process::ListResult>(fixture, params),
-        ("process/subscribe", "request") => through::<process::SubscribeParams>(fixture, params),
-        ("process/subscribe", _) => through::<process::SubscribeResult>(fixture, params),
-        ("process/unsubscribe", "request") => through::<process::UnsubscribeParams>(fixture, params),
-        ("process/unsubscribe", _) => through::<process::UnsubscribeResult>(fixture, params),
-        ("process/forget", "request") => through::<process::ForgetParams>(fixture, params),
-        ("process/forget", _) => through::<process::ForgetResult>(fixture, params),
-        ("session/end", "request") => through::<session::EndParams>(fixture, params),
-        ("session/end", _) => through::<session::EndResult>(fixture, params),
-        ("environment/info", "result") => through::<environment::InfoResult>(fixture, params),
-        ("environment/status", "result") => through::<environment::StatusResult>(fixture, params),
-        ("environment/info" | "environment/status", _) => through::<Empty>(fixture, params),
-        ("fs/readFile", "request") => through::<fs::ReadFileParams>(fixture, params),
-        ("fs/readFile", _) => through::<fs::ReadFileResult>(fixture, params),
-        ("fs/writeFile", "request") => through::<fs::WriteFileParams<'_>>(fixture, params),
-        ("fs/writeFile", _) => through::<fs::WriteFileResult>(fixture, params),
-        ("fs/createDirectory", "request") => through::<fs::CreateDirectoryParams>(fixture, params),
-        ("fs/createDirectory", _) => through::<fs::CreateDirectoryResult>(fixture, params),
-        ("fs/getMetadata", "request") => through::<fs::GetMetadataParams>(fixture, params),
-        ("fs/getMetadata", _) => through::<fs::GetMetadataResult>(fixture, params),
-        ("fs/setMetadata", "request") => through::<fs::SetMetadataParams>(fixture, params),
-        ("fs/setMetadata", _) => through::<fs::SetMetadataResult>(fixture, params),
-        ("fs/canonicalize", "request") => through::<fs::CanonicalizeParams>(fixture, params),
-        ("fs/canonicalize", _) => through::<fs::CanonicalizeResult>(fixture, params),
-        ("fs/readDirectory", "request") => through::<fs::ReadDirectoryParams>(fixture, params),
-        ("fs/readDirectory", _) => through::<fs::ReadDirectoryResult>(fixture, params),
-        ("fs/walk", "request") => through::<fs::WalkParams>(fixture, params),
-        ("fs/walk", _) => through::<fs::WalkResult>(fixture, params),
-        ("fs/remove", "request") => through::<fs::RemoveParams>(fixture, params),
-        ("fs/remove", _) => through::<fs::RemoveResult>(fixture, params),
-        ("fs/copy", "request") => through::<fs::CopyParams>(fixture, params),
-        ("fs/copy", _) => through::<fs::CopyResult>(fixture, params),
-        ("fs/createSymlink", "request") => through::<fs::CreateSymlinkParams>(fixture, params),
-        ("fs/createSymlink", _) => through::<fs::CreateSymlinkResult>(fixture, params),
-        ("fs/open", "request") => through::<fs::OpenParams>(fixture, params),
-        ("fs/open", _) => through::<fs::OpenResult>(fixture, params),
-        ("fs/readBlock", "request") => through::<fs::ReadBlockParams>(fixture, params),
-        ("fs/readBlock", _) => through::<fs::ReadBlockResult>(fixture, params),
-        ("fs/close", "request") => through::<fs::CloseParams>(fixture, params),
-        ("fs/close", _) => through::<fs::CloseResult>(fixture, params),
-        ("fs/create", "request") => through::<fs::CreateParams>(fixture, params),
-        ("fs/create", _) => through::<fs::CreateResult>(fixture, params),
-        ("fs/writeBlock", "request") => through::<fs::WriteBlockParams<'_>>(fixture, params),
-        ("fs/writeBlock", _) => through::<fs::WriteBlockResult>(fixture, params),
-        ("fs/commit", "request") => through::<fs::CommitParams>(fixture, params),
-        ("fs/commit", _) => through::<fs::CommitResult>(fixture, params),
-        ("http/request", "request") => through::<http::RequestParams>(fixture, params),
-        ("http/request", _) => through::<http::RequestResult>(fixture, params),
-        ("http/cancel", "request") => through::<http::CancelParams>(fixture, params),
-        ("http/cancel", _) => through::<http::CancelResult>(fixture, params),
-        ("http/request/ack", _) => through::<http::AckParams>(fixture, params),
-        ("http/request/bodyDelta", _) => through::<http::BodyDeltaParams<'_>>(fixture, params),
-        ("command/exec", "request") => through::<command::ExecParams>(fixture, params),
-        ("command/exec", _) => through::<command::ExecResult>(fixture, params),
-        ("command/exec/write", "request") => through::<command::WriteParams<'_>>(fixture, params),
-        ("command/exec/write", _) => through::<command::WriteResult>(fixture, params),
-        ("command/exec/terminate", "request") => through::<command::TerminateParams>(fixture, params),
-        ("command/exec/terminate", _) => through::<command::TerminateResult>(fixture, params),
-        ("fs/search", "request") => through::<fs::SearchParams>(fixture, params),
-        ("fs/searchNext", "request") => through::<fs::SearchNextParams>(fixture, params),
-        ("fs/search" | "fs/searchNext", _) => through::<fs::SearchResult>(fixture, params),
-        ("fs/glob", "request") => through::<fs::GlobParams>(fixture, params),
-        ("fs/glob", _) => through::<fs::GlobResult>(fixture, params),
-        ("fs/watch", "request") => through::<fs::WatchParams>(fixture, params),
-        ("fs/watch", _) => through::<fs::WatchResult>(fixture, params),
-        ("fs/watchNext", "request") => through::<fs::WatchNextParams>(fixture, params),
-        ("fs/watchNext", _) => through::<fs::WatchNextResult>(fixture, params),
-        ("initialized", _) => through::<Empty>(fixture, params),
-        ("process/ack", _) => through::<process::AckParams>(fixture, params),
-        ("process/output", _) => through::<process::OutputParams>(fixture, params),
-        ("process/exited", _) => through::<process::ExitedParams>(fixture, params),
-        ("process/closed", _) => through::<process::ClosedParams>(fixture, params),
-        ("process/gap", _) => through::<process::GapParams>(fixture, params),
-        ("process/channel", _) => through::<process::ChannelParams>(fixture, params),
-        ("command/exec/outputDelta", _) => through::<command::OutputDeltaParams>(fixture, params),
-        ("command/exec/exited", _) => through::<command::ExitedParams>(fixture, params),
-        (method, what) => panic!("no type for {method} {what}"),
+    let visitor = ThroughType { fixture, params };
+    let (name, what) = (fixture.method.as_str(), fixture.what.as_str());
+    match (Method::find(name), Notification::find(name), what) {
+        (Some(method), None, "request") => method.visit_params(visitor),
+        (Some(method), None, "result") => method.visit_result(visitor),
+        (None, Some(notification), "notification") => notification.visit_params(visitor),
+        _ => panic!("no type for {name} {what}"),
     }
 }
 

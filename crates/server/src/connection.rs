@@ -21,7 +21,7 @@ use exec_server_protocol::{
     frame::{self, WriteFrame},
     http, limits,
     message::{self, Trace},
-    method::{self, Class, Method, Scope},
+    method::{Class, Method, Notification, Scope},
     process::{self, AckParams},
 };
 use exec_server_rpc::{CloseReason, EncodedMessage, Framing, InboundFrame, Receiver, TcpProbe};
@@ -387,7 +387,7 @@ impl Connection {
                 let Some(found) = Method::find(&method) else {
                     return self.fail(&id, &self.unserved_failure(method.into_owned()));
                 };
-                if found.class == Class::Inline {
+                if found == Method::Initialize {
                     let reply = self.reply(found, id, trace.as_ref());
                     let span = reply.span().clone();
                     return handlers::initialize(self, params, reply).instrument(span).await;
@@ -396,7 +396,7 @@ impl Connection {
                     return self.fail(&id, &failure);
                 }
                 let reply = self.reply(found, id, trace.as_ref());
-                let call = |context, reply| dispatch::call(context, found, (params, attached), reply);
+                let call = |context, reply| dispatch::call(context, params, attached, reply);
                 self.begin(found, reply, bytes.len(), call).await;
             }
             Ok(Incoming::Notification { method, params }) => self.handle_notification(&method, params),
@@ -424,7 +424,8 @@ impl Connection {
                 return self.fail(&message::MALFORMED_ID, &failure);
             }
         };
-        let (id, method) = (RequestId::Number(head.id), &method::PROCESS_WRITE);
+        let id = RequestId::Number(head.id);
+        let method = Method::ProcessWrite;
         if let Err(failure) = self.admit(method) {
             return self.fail(&id, &failure);
         }
@@ -461,8 +462,8 @@ impl Connection {
     }
 
     /// Bounds a connection's unanswered requests. Control requests have a higher bound, so that they still get through.
-    fn admit(&self, method: &Method) -> Result<(), Failure> {
-        let most = match method.class {
+    fn admit(&self, method: Method) -> Result<(), Failure> {
+        let most = match method.info().class {
             Class::Inline => return Ok(()),
             Class::Ordered => limits::REQUESTS_UNANSWERED,
             Class::Control => 2 * limits::REQUESTS_UNANSWERED,
@@ -476,7 +477,7 @@ impl Connection {
     /// Polls a request once, immediately, so that effects begin in arrival order. If it is not done, it becomes a task.
     async fn begin(
         &mut self,
-        method: &'static Method,
+        method: Method,
         reply: Reply,
         bytes: usize,
         call: impl FnOnce(handlers::RequestContext, Reply) -> Option<RequestFuture>,
@@ -484,8 +485,9 @@ impl Connection {
         // A request may keep all its bytes until it is answered. Small requests are bounded by their number and not
         // counted. stdin is always counted: after a large write was refused, a later small one must not be
         // accepted.
-        let reply = match method.class {
-            Class::Ordered if bytes > SMALL_BYTES || method.scope == Some(Scope::Stdin) => match reply.park(bytes) {
+        let info = method.info();
+        let reply = match info.class {
+            Class::Ordered if bytes > SMALL_BYTES || info.scope == Some(Scope::Stdin) => match reply.park(bytes) {
                 Ok(reply) => reply,
                 Err((reply, failure)) => return reply.fail(&failure),
             },
@@ -496,8 +498,8 @@ impl Connection {
             Err(failure) => return reply.fail(&failure),
         };
         // The only place where scopes are checked: no handler gets a request that its principal may not make.
-        if let Some(scope) = self.grant.missing_scope(method) {
-            let (principal, method) = (self.grant.principal().to_string(), method.name);
+        if let Some(scope) = self.grant.missing_scope(info) {
+            let (principal, method) = (self.grant.principal().to_string(), info.name);
             let reason = Some(format!("lacks {}", scope.as_str()));
             self.record(AuditRecord { method: Some(method), reason, ..AuditRecord::of("request.deny") });
             return reply.fail(&Failure::LacksScope { principal, method, scope: scope.as_str() });
@@ -511,21 +513,21 @@ impl Connection {
     }
 
     /// Creates the reply of a request, with its tracing span.
-    fn reply(&self, method: &'static Method, id: RequestId, trace: Option<&Trace>) -> Reply {
+    fn reply(&self, method: Method, id: RequestId, trace: Option<&Trace>) -> Reply {
         let session = match &self.stage {
             HandshakeStage::Fresh => None,
             HandshakeStage::Implicit(session)
             | HandshakeStage::Initialized { session, .. }
             | HandshakeStage::Confirmed(session) => Some(&*session.id),
         };
-        let span = trace::request(self.peer.id, self.grant.principal(), session, method.name, &id, trace);
+        let span = trace::request(self.peer.id, self.grant.principal(), session, method.name(), &id, trace);
         Reply::new(id, self.peer.outgoing.clone(), method, span)
     }
 
     /// Builds the handler's context after the gates: `initialize` received, session not taken over, `initialized`
     /// received.
-    fn context(&mut self, method: &Method) -> Result<handlers::RequestContext, Failure> {
-        let session = match (&self.stage, method.family.gate_word()) {
+    fn context(&mut self, method: Method) -> Result<handlers::RequestContext, Failure> {
+        let session = match (&self.stage, method.info().family.gate_word()) {
             (
                 HandshakeStage::Confirmed(session)
                 | HandshakeStage::Initialized { session, .. }
@@ -550,13 +552,13 @@ impl Connection {
             (HandshakeStage::Confirmed(session), Some(_)) => session.clone(),
         };
         let (core, peer, grant) = (self.core.clone(), self.peer.clone(), self.grant.clone());
-        Ok(handlers::RequestContext { core, peer, grant, session })
+        Ok(handlers::RequestContext { method, core, peer, grant, session })
     }
 
     fn handle_notification(&mut self, method: &str, params: Option<&RawValue>) {
-        match method {
-            method::INITIALIZED => self.handle_initialized(),
-            method::PROCESS_ACK => {
+        match Notification::find(method) {
+            Some(Notification::Initialized) => self.handle_initialized(),
+            Some(Notification::ProcessAck) => {
                 // An invalid or unknown acknowledgement has no effect and gets no answer.
                 if let (HandshakeStage::Confirmed(own), Ok(ack)) = (&self.stage, message::params::<AckParams>(params)) {
                     let session = ack.session_id.map_or_else(|| own.id.clone(), |id| id.as_str().into());
@@ -567,7 +569,7 @@ impl Connection {
                     });
                 }
             }
-            method::HTTP_ACK => {
+            Some(Notification::HttpAck) => {
                 // As for `process/ack`.
                 if let (HandshakeStage::Confirmed(_), Ok(ack)) =
                     (&self.stage, message::params::<http::AckParams>(params))

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use exec_server_protocol::method::{METHODS, Method, Scope};
+use exec_server_protocol::method::{METHODS, MethodInfo, Scope};
 use serde_json::{Value, json};
 
 use crate::promises::{
@@ -18,7 +18,7 @@ fn kind(answer: Result<Value, testkit::RpcError>) -> String {
 }
 
 /// Calls a method with empty params on a new connection, because some methods end it.
-fn call(server: &TestServer, token: &str, method: &Method) -> String {
+fn call(server: &TestServer, token: &str, method: &MethodInfo) -> String {
     kind(token_helpers::client(server, token).call(method.name, json!({})))
 }
 

@@ -1,7 +1,7 @@
 //! The methods `command/*` of V0, which has no sessions and no sequence numbers.
 
 use bytes::Bytes;
-use exec_server_protocol::{ProcessId, base64, command, method, path::PathArg, process as wire};
+use exec_server_protocol::{ProcessId, base64, command, method::Notification, path::PathArg, process as wire};
 use exec_server_rpc::{
     CloseReason,
     client::{CallError, SentRequest},
@@ -9,13 +9,14 @@ use exec_server_rpc::{
 use serde_json::value::RawValue;
 
 use crate::{
+    Request as _,
     error::Error,
     notifications::{NotificationRouter, UNREADABLE, read},
     process::{
         event::{Event, Exit, Totals},
         start::Start,
     },
-    requests::{self, Method as _},
+    requests,
     server_link::ServerLink,
     session::Session,
 };
@@ -52,7 +53,7 @@ pub(crate) async fn send_write(
     bytes: &Bytes,
 ) -> Result<SentRequest, CallError> {
     let params = command::WriteParams { process_id, chunk: base64::encode(bytes).into() };
-    link.send(requests::CommandExecWrite::NAME, &params).await
+    link.send(requests::CommandExecWrite::METHOD, &params).await
 }
 
 /// Decodes the answer to a write. A problem is reported as an error, so an answer means success.
@@ -67,8 +68,8 @@ pub(crate) async fn handle_notification(
     method: &str,
     params: Option<&RawValue>,
 ) -> Result<(), CloseReason> {
-    match method {
-        method::COMMAND_OUTPUT_DELTA => {
+    match Notification::find(method) {
+        Some(Notification::CommandOutputDelta) => {
             let output: command::OutputDeltaParams = read(params)?;
             let Some(log) = router.own_log(output.process_id) else { return Ok(()) };
             let bytes = base64::decode(&output.chunk).map_err(|_| UNREADABLE)?.into();
@@ -78,7 +79,7 @@ pub(crate) async fn handle_notification(
             };
             router.deliver(&log, Event::Output { seq: log.next(), stream, bytes, offset: None }).await;
         }
-        method::COMMAND_EXITED => {
+        Some(Notification::CommandExited) => {
             let exited: command::ExitedParams = read(params)?;
             let Some(log) = router.own_log(exited.process_id) else { return Ok(()) };
             let exit = Exit::of_code(exited.exit_code);

@@ -29,9 +29,10 @@ use exec_server_protocol::{
 };
 
 use crate::{
+    Request as _,
     error::Error,
     process::log::{FlowPolicy, WhenFull},
-    requests::{self, Method as _},
+    requests,
     session::Session,
 };
 

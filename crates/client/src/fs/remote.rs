@@ -28,12 +28,7 @@ use super::{
     remote_file::{RemoteDraft, RemoteFile, RemoteHandle},
     write_all,
 };
-use crate::{
-    Client,
-    requests::{self, Method},
-    session::Sent,
-    transport::BoxFuture,
-};
+use crate::{Client, Request, requests, session::Sent, transport::BoxFuture};
 
 /// How often a call is sent again if one connection after another breaks.
 pub(super) const AGAIN_MAX: usize = 16;
@@ -94,32 +89,32 @@ impl RemoteFiles {
         Ok(PathArg::new(form.write(path)))
     }
 
-    pub(super) async fn call<M: Method>(
+    pub(super) async fn call<M: Request>(
         &self,
         operation: &'static str,
         path: &Path,
-        params: &M::Params,
+        params: &M::Params<'_>,
     ) -> Result<M::Result, FileError> {
         self.client.request::<M>(params).await.map_err(|error| FileError::of_call(operation, path, &error))
     }
 
     /// Like [`call`](Self::call), and also returns the bytes that are attached to the answer.
-    pub(super) async fn call_attached<M: Method>(
+    pub(super) async fn call_attached<M: Request>(
         &self,
         operation: &'static str,
         path: &Path,
-        params: &M::Params,
+        params: &M::Params<'_>,
     ) -> Result<(M::Result, Option<Bytes>), FileError> {
         let called = self.client.session().send::<M>(params).await.and_then(Sent::with_attached::<M>);
         called.map_err(|error| FileError::of_call(operation, path, &error))
     }
 
     /// Like [`call`](Self::call), with bytes that are attached to the request if the server accepts that.
-    pub(super) async fn call_with<M: Method>(
+    pub(super) async fn call_with<M: Request>(
         &self,
         operation: &'static str,
         path: &Path,
-        params: &(impl Fn(String) -> M::Params + Sync),
+        params: &(impl Fn(String) -> M::Params<'static> + Sync),
         bytes: &Bytes,
     ) -> Result<M::Result, FileError> {
         let called = self.client.session().call_with::<M>(params, bytes).await;
@@ -127,11 +122,11 @@ impl RemoteFiles {
     }
 
     /// Like [`call`](Self::call), for idempotent requests: the call is sent again if a cut left its outcome unknown.
-    async fn call_again<M: Method>(
+    async fn call_again<M: Request>(
         &self,
         operation: &'static str,
         path: &Path,
-        params: &M::Params,
+        params: &M::Params<'_>,
     ) -> Result<M::Result, FileError> {
         for _ in 0..AGAIN_MAX {
             match self.client.request::<M>(params).await {
@@ -143,11 +138,11 @@ impl RemoteFiles {
     }
 
     /// Opens a handle under a new random name. If a cut leaves the outcome unknown, tries again under another name.
-    async fn open_handle<M: Method>(
+    async fn open_handle<M: Request>(
         &self,
         operation: &'static str,
         path: &Path,
-        params: impl Fn(String) -> M::Params,
+        params: impl Fn(String) -> M::Params<'static>,
     ) -> Result<(RemoteHandle, M::Result), FileError> {
         for _ in 0..AGAIN_MAX {
             let handle = RemoteHandle::new(self, path);

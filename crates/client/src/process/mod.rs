@@ -10,6 +10,7 @@ use exec_server_protocol::{ProcessId, SessionId, base64, failure::Kind, process 
 use tokio::sync::watch;
 
 use crate::{
+    Request as _,
     client::SessionHandle,
     compat::command,
     error::Error,
@@ -364,8 +365,10 @@ impl std::fmt::Debug for Process {
 
 impl ReadResult {
     fn new(read: wire::ReadResult) -> Result<Self, Error> {
-        let unreadable =
-            |_| Error::Decode { method: "process/read".to_owned(), reason: "chunk is not base64".to_owned() };
+        let unreadable = |_| Error::Decode {
+            method: requests::ProcessRead::NAME.to_owned(),
+            reason: "chunk is not base64".to_owned(),
+        };
         let chunk = |chunk: wire::ReadChunk| {
             let bytes = base64::decode(&chunk.chunk).map_err(unreadable)?.into();
             Ok(Chunk { seq: chunk.seq, stream: chunk.stream, bytes })

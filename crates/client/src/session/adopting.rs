@@ -17,10 +17,10 @@ use tokio::{
 
 use super::{FOREVER, ProcessKey, Session, SessionOptions};
 use crate::{
+    Request,
     error::Error,
     link_state::LinkWaiter,
     process::{log::EventLog, recovery},
-    requests::Method,
 };
 
 /// How long the first connection waits for the session that it resumes, if `recover_for` is not set.
@@ -42,7 +42,7 @@ pub(super) fn resume_within(options: &SessionOptions, refusal: &Error) -> Durati
 impl Session {
     /// Like [`call`](Self::call), but retries while the server is adopting the session that the call is about. Waits at most as long as for
     /// a reconnect.
-    pub(crate) async fn call_adopted<M: Method>(&self, params: &M::Params) -> Result<M::Result, Error> {
+    pub(crate) async fn call_adopted<M: Request>(&self, params: &M::Params<'_>) -> Result<M::Result, Error> {
         let until = Instant::now() + self.recover_for().min(FOREVER);
         loop {
             match self.call::<M>(params).await {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use exec_server_protocol::method;
+use exec_server_protocol::method::Notification;
 use exec_server_rpc::CloseReason;
 
 use super::{
@@ -56,10 +56,10 @@ impl Session {
 
     pub(super) async fn send_acks(&self, link: &ServerLink) -> Result<(), Error> {
         for params in self.routes.due_acks() {
-            link.notify(method::PROCESS_ACK, &params).await?;
+            link.notify(Notification::ProcessAck, &params).await?;
         }
         for params in self.streams.due_acks(link.epoch) {
-            link.notify(method::HTTP_ACK, &params).await?;
+            link.notify(Notification::HttpAck, &params).await?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use exec_server_protocol::method::{Method, Scope};
+use exec_server_protocol::method::{MethodInfo, Scope};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -132,7 +132,7 @@ impl Grant {
     }
 
     /// The scope that the method needs, if the grant does not have it.
-    pub(crate) fn missing_scope(&self, method: &Method) -> Option<Scope> {
+    pub(crate) fn missing_scope(&self, method: &MethodInfo) -> Option<Scope> {
         method.scope.filter(|scope| !self.rights.scopes.contains(scope))
     }
 

@@ -51,7 +51,7 @@ pub(crate) async fn exec(context: RequestContext, params: command::ExecParams, r
     let (launch, gate) = match reserved {
         Ok(reserved) => reserved,
         Err(failure) => {
-            context.record_denied(Dialect::Command, &failure);
+            context.record_denied(&failure);
             return reply.fail(&failure);
         }
     };

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use exec_server_protocol::{
     base64, http as wire, limits,
     message::encode_notification,
-    method::{self, Scope},
+    method::{Notification, Scope},
     sandbox::{Network, Profile, SandboxContext},
 };
 use futures_util::FutureExt as _;
@@ -257,7 +257,7 @@ fn refuse(context: &RequestContext, request: &OutboundRequest, failure: &Failure
         _ => failure.to_string(),
     };
     if kind == exec_server_protocol::failure::Kind::Forbidden {
-        let (method, reason) = (Some("http/request"), Some(reason.clone()));
+        let (method, reason) = (Some(context.method.name()), Some(reason.clone()));
         let record =
             AuditRecord { method, reason, target: Some(target(&request.url)), ..AuditRecord::of("request.deny") };
         context.record(&context.session, None, record);
@@ -393,7 +393,7 @@ impl BodySender<'_> {
         let request_id = self.request.request_id.clone();
         let mut message = Vec::with_capacity(base64::encoded_len(piece.len()) + 128);
         let params = wire::BodyDeltaParams { request_id, seq: self.seq, delta_base64, done, error };
-        encode_notification(&mut message, method::HTTP_BODY_DELTA, &params);
+        encode_notification(&mut message, Notification::HttpBodyDelta.name(), &params);
         outgoing.enqueue_delta(message, slot);
     }
 }

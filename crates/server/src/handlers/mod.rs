@@ -18,7 +18,7 @@ mod permitted;
 
 use std::sync::Arc;
 
-use exec_server_protocol::{SessionId, failure::Kind, session as wire};
+use exec_server_protocol::{SessionId, failure::Kind, method::Method, session as wire};
 use tokio::time::Instant;
 
 pub(crate) use self::handshake::initialize;
@@ -28,13 +28,14 @@ use crate::{
     connection::Peer,
     core::Core,
     error::Failure,
-    process::{Dialect, Process},
+    process::Process,
     pump::{PumpCommand, Reply},
     session::{Session, SessionUse},
 };
 
 /// Everything that a handler can use. The request has passed the gates of its method family.
 pub(crate) struct RequestContext {
+    pub(crate) method: Method,
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Arc<Peer>,
     pub(crate) grant: Grant,
@@ -43,9 +44,9 @@ pub(crate) struct RequestContext {
 
 impl RequestContext {
     /// Records a start that was refused because the principal lacks a permission. Other refusals are not recorded.
-    pub(crate) fn record_denied(&self, dialect: Dialect, failure: &Failure) {
+    pub(crate) fn record_denied(&self, failure: &Failure) {
         if failure.kind() == Kind::Forbidden {
-            let (method, reason) = (Some(dialect.start_method()), Some(failure.to_string()));
+            let (method, reason) = (Some(self.method.name()), Some(failure.to_string()));
             self.record(&self.session, None, AuditRecord { method, reason, ..AuditRecord::of("request.deny") });
         }
     }

@@ -92,7 +92,7 @@ pub(crate) async fn start(context: RequestContext, params: wire::StartParams, re
     }) {
         Ok(reserved) => reserved,
         Err(failure) => {
-            context.record_denied(Dialect::Process, &failure);
+            context.record_denied(&failure);
             return reply.fail(&failure);
         }
     };

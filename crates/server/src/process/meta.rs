@@ -1,6 +1,6 @@
 //! The metadata of a process that a restarted server needs. Its size is bounded, no matter what was started.
 
-use exec_server_protocol::sandbox::AppliedSandbox;
+use exec_server_protocol::{method::Method, sandbox::AppliedSandbox};
 use serde::{Deserialize, Serialize};
 
 /// The protocol generation of a process's messages.
@@ -16,8 +16,8 @@ pub(crate) enum Dialect {
 impl Dialect {
     pub(crate) fn start_method(self) -> &'static str {
         match self {
-            Self::Process => "process/start",
-            Self::Command => "command/exec",
+            Self::Process => Method::ProcessStart.name(),
+            Self::Command => Method::CommandExec.name(),
         }
     }
 }

@@ -18,7 +18,8 @@ use exec_server_log::{Cursor, Exit, LogEvent, LogRecord, OutputStream, ReadStep}
 use exec_server_protocol::{
     SessionId, command,
     frame::OutputFrame,
-    limits, message, method,
+    limits, message,
+    method::Notification,
     output::{self, EscapedId, Output},
     process as wire,
 };
@@ -202,7 +203,7 @@ impl Feed {
         if !std::mem::replace(is_announced, true) {
             let params =
                 wire::ChannelParams { process_id: self.process.process_id(), session_id: self.session_key(), channel };
-            out.message(128, |buf| message::encode_notification(buf, method::PROCESS_CHANNEL, &params));
+            out.message(128, |buf| message::encode_notification(buf, Notification::ProcessChannel.name(), &params));
         }
         Some(channel)
     }
@@ -487,7 +488,7 @@ impl Feed {
 
     fn send_exited(&self, seq: u64, exit: Option<Exit>, out: &mut Outbox) {
         let params = exited_params(&self.process, self.session_key(), seq, exit);
-        out.message(256, |buf| message::encode_notification(buf, "process/exited", &params));
+        out.message(256, |buf| message::encode_notification(buf, Notification::ProcessExited.name(), &params));
     }
 
     fn send_closed(&self, seq: u64, written: u64, dropped: u64, out: &mut Outbox) {
@@ -498,7 +499,7 @@ impl Feed {
             output_bytes: Some(written),
             dropped_bytes: Some(dropped),
         };
-        out.message(160, |buf| message::encode_notification(buf, "process/closed", &params));
+        out.message(160, |buf| message::encode_notification(buf, Notification::ProcessClosed.name(), &params));
     }
 
     fn send_command_exited(&mut self, out: &mut Outbox) {
@@ -506,7 +507,7 @@ impl Feed {
             process_id: self.process.process_id(),
             exit_code: self.exit_held.take().unwrap_or(-1),
         };
-        out.message(160, |buf| message::encode_notification(buf, "command/exec/exited", &params));
+        out.message(160, |buf| message::encode_notification(buf, Notification::CommandExited.name(), &params));
     }
 
     /// Sends a made-up end with the cause `lost`, because the holder is dead.

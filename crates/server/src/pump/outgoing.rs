@@ -290,7 +290,7 @@ pub(crate) struct Reply {
 
 /// Details of the request.
 struct RequestDetails {
-    method: &'static Method,
+    method: Method,
     at: Instant,
     /// The tracing span of this request.
     span: Span,
@@ -308,9 +308,9 @@ enum StartSlot {
 }
 
 impl Reply {
-    pub(crate) fn new(id: RequestId, outgoing: Arc<OutgoingQueue>, method: &'static Method, span: Span) -> Self {
+    pub(crate) fn new(id: RequestId, outgoing: Arc<OutgoingQueue>, method: Method, span: Span) -> Self {
         outgoing.outstanding.fetch_add(1, Ordering::Relaxed);
-        let dialect = if method.family == Family::Command { Dialect::Command } else { Dialect::Process };
+        let dialect = if method.info().family == Family::Command { Dialect::Command } else { Dialect::Process };
         let details = RequestDetails { method, at: Instant::now(), span, parked: 0, slot: StartSlot::None };
         Self { id, outgoing, dialect, details: Box::new(details) }
     }
@@ -407,7 +407,7 @@ impl Drop for Reply {
     fn drop(&mut self) {
         let RequestDetails { method, at, span, parked, slot } = &*self.details;
         let took = at.elapsed();
-        self.outgoing.metrics.answered(method, took);
+        self.outgoing.metrics.answered(*method, took);
         tracing::debug!(parent: span, took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX), "answered");
         self.outgoing.parked.fetch_sub(*parked, Ordering::Relaxed);
         self.outgoing.incoming.unpark(*parked);

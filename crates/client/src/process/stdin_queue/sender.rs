@@ -19,13 +19,8 @@ use tokio::time;
 
 use super::{ItemOutcome, StdinItem, StdinQueue};
 use crate::{
-    backoff::Backoff,
-    compat::command,
-    error::Error,
-    link_state::LinkWaiter,
-    requests::{self, Method},
-    server_link::ServerLink,
-    transport::BoxFuture,
+    Request, backoff::Backoff, compat::command, error::Error, link_state::LinkWaiter, requests,
+    server_link::ServerLink, transport::BoxFuture,
 };
 
 /// Limit for items in flight. The server holds writes that the process does not read, so this bounds the memory of both sides.
@@ -150,7 +145,7 @@ impl<'a> StdinSender<'a> {
     /// Handles an item that could not be sent. Earlier items may be in flight.
     async fn handle_unsent(&mut self, error: CallError) {
         let is_full = matches!(error, CallError::Pending(PendingError::Full { .. }));
-        let error = self.link.error("process/write", error);
+        let error = self.link.error(requests::ProcessWrite::NAME, error);
         self.is_gone = matches!(error, Error::Disconnected { .. });
         // The earlier items may still be answered.
         if self.is_gone || !self.in_flight.is_empty() {
@@ -169,7 +164,7 @@ impl<'a> StdinSender<'a> {
         let answer = first.answer.as_mut().await;
         self.link.end_write(first.bytes);
         self.in_flight.pop_front();
-        answer.map_err(|error| self.link.error("process/write", error))
+        answer.map_err(|error| self.link.error(requests::ProcessWrite::NAME, error))
     }
 
     /// Settles the first item with its answer.
@@ -197,7 +192,7 @@ impl<'a> StdinSender<'a> {
         // The server may have written the item. Sending it again could write it twice.
         for _ in 0..=self.in_flight.len() {
             let reason = reason.clone();
-            self.input.complete_first(Err(Error::UnknownOutcome { method: "process/write", reason }));
+            self.input.complete_first(Err(Error::UnknownOutcome { method: requests::ProcessWrite::NAME, reason }));
         }
     }
 
@@ -245,11 +240,11 @@ async fn send(input: &StdinQueue, link: &ServerLink, item: &StdinItem) -> Result
                 chunk: base64::encode(bytes).into(),
                 write_id: Some(write_id),
             };
-            link.send(requests::ProcessWrite::NAME, &params).await
+            link.send(requests::ProcessWrite::METHOD, &params).await
         }
         StdinItem::Close => {
             let params = wire::ProcessParams { process_id: key.process_id.clone(), session_id: key.session_id.clone() };
-            link.send(requests::ProcessCloseStdin::NAME, &params).await
+            link.send(requests::ProcessCloseStdin::METHOD, &params).await
         }
     }
 }
@@ -270,5 +265,5 @@ fn outcome(input: &StdinQueue, at: usize, answer: &RawValue, is_repeated: bool) 
             ItemOutcome::Close(if is_ours { wire::CloseStdinStatus::Accepted } else { result.status })
         }),
     };
-    read.map_err(|error| Error::Decode { method: "process/write".to_owned(), reason: error.to_string() })
+    read.map_err(|error| Error::Decode { method: requests::ProcessWrite::NAME.to_owned(), reason: error.to_string() })
 }

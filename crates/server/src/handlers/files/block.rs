@@ -19,7 +19,7 @@ use crate::{
 
 /// `fs/open`: opens a regular file for reading.
 pub(crate) async fn open(context: RequestContext, params: wire::OpenParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/open").await;
+    let request = FileRequest::begin(context).await;
     request.answer(reply, open_file(&request, params).await);
 }
 
@@ -45,7 +45,7 @@ async fn open_file(request: &FileRequest, params: wire::OpenParams) -> Result<wi
 
 /// `fs/readBlock`: reads bytes of an open file. An error closes the file.
 pub(crate) async fn read(context: RequestContext, params: wire::ReadBlockParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/readBlock").await;
+    let request = FileRequest::begin(context).await;
     match read_block(&request, params).await {
         Ok((block, Some(bytes))) => reply.result_attached(&block, bytes),
         Ok((block, None)) => request.answer(reply, Ok(block)),
@@ -113,7 +113,7 @@ pub(crate) async fn close(context: RequestContext, params: wire::CloseParams, re
 
 /// `fs/create`: begins a draft.
 pub(crate) async fn create(context: RequestContext, params: wire::CreateParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/create").await;
+    let request = FileRequest::begin(context).await;
     request.answer(reply, create_draft(&request, params).await);
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<
 
 /// `fs/writeBlock`: writes bytes of a draft.
 pub(crate) async fn write(context: RequestContext, params: WriteBlock, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/writeBlock").await;
+    let request = FileRequest::begin(context).await;
     let written = async {
         let writing = writing(&request, &params.handle_id)?;
         let line = writing.line.clone();
@@ -184,7 +184,7 @@ fn writing(request: &FileRequest, id: &str) -> Result<Arc<DraftHandle>, Failure>
 /// `fs/commit`: turns the draft into the file. Then the draft is gone, except after an etag mismatch or a commit that
 /// failed halfway.
 pub(crate) async fn commit(context: RequestContext, params: wire::CommitParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/commit").await;
+    let request = FileRequest::begin(context).await;
     request.answer(reply, commit_draft(&request, params).await);
 }
 

@@ -29,7 +29,7 @@ use crate::{
 
 /// `fs/search`: returns everything at once, or the first page.
 pub(crate) async fn search(context: RequestContext, params: wire::SearchParams, reply: Reply) {
-    let mut request = FileRequest::begin(context, "fs/search").await;
+    let mut request = FileRequest::begin(context).await;
     let done = begin_search(&mut request, params).await;
     request.answer(reply, done);
 }
@@ -94,7 +94,7 @@ fn bounds(params: &wire::SearchParams) -> searching::SearchLimits {
 
 /// `fs/searchNext`: returns the next page.
 pub(crate) async fn search_next(context: RequestContext, params: wire::SearchNextParams, reply: Reply) {
-    let request = FileRequest::without_turn(context, "fs/searchNext");
+    let request = FileRequest::without_turn(context);
     request.answer(reply, next_page(&request, &params.handle_id).await);
 }
 
@@ -180,7 +180,7 @@ fn cut(cut: scan::ScanCut) -> wire::Cut {
 
 /// `fs/glob`: lists the paths that match.
 pub(crate) async fn glob(context: RequestContext, params: wire::GlobParams, reply: Reply) {
-    let mut request = FileRequest::begin(context, "fs/glob").await;
+    let mut request = FileRequest::begin(context).await;
     let done = glob_all(&mut request, params).await;
     request.answer(reply, done);
 }
@@ -229,7 +229,7 @@ fn glob_entry(named: &globbing::GlobMatch, form: Form) -> wire::GlobEntry {
 
 /// `fs/watch`: starts to collect changes.
 pub(crate) async fn watch(context: RequestContext, params: wire::WatchParams, reply: Reply) {
-    let mut request = FileRequest::begin(context, "fs/watch").await;
+    let mut request = FileRequest::begin(context).await;
     let done = begin_watch(&mut request, params).await;
     request.answer(reply, done);
 }
@@ -288,7 +288,7 @@ async fn run_watch(
 
 /// `fs/watchNext`: returns the changes, or waits for some.
 pub(crate) async fn watch_next(context: RequestContext, params: wire::WatchNextParams, reply: Reply) {
-    let request = FileRequest::without_turn(context, "fs/watchNext");
+    let request = FileRequest::without_turn(context);
     request.answer(reply, next_changes(&request, &params).await);
 }
 

@@ -26,7 +26,7 @@ const OWNED_ENTRIES: usize = limits::VALUES / 21;
 
 /// `fs/createDirectory`.
 pub(crate) async fn create_directory(context: RequestContext, params: wire::CreateDirectoryParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/createDirectory").await;
+    let request = FileRequest::begin(context).await;
     let created = async {
         let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
         let recursive = params.recursive.unwrap_or(true);
@@ -39,7 +39,7 @@ pub(crate) async fn create_directory(context: RequestContext, params: wire::Crea
 
 /// `fs/readDirectory`: lists a directory as the reference does, or with all details of each entry.
 pub(crate) async fn read_directory(context: RequestContext, params: wire::ReadDirectoryParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/readDirectory").await;
+    let request = FileRequest::begin(context).await;
     request.answer(reply, list(&request, params).await);
 }
 
@@ -115,7 +115,7 @@ fn detail(detail: &files::DetailedEntry) -> wire::DirectoryEntry {
 
 /// `fs/walk`: a bounded walk over a tree. Its limits are checked before anything else.
 pub(crate) async fn walk(context: RequestContext, params: wire::WalkParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/walk").await;
+    let request = FileRequest::begin(context).await;
     request.answer(reply, walk_tree(&request, params).await);
 }
 
@@ -185,7 +185,7 @@ pub(super) fn written(path: &Path, form: Form) -> (String, Option<String>) {
 
 /// `fs/remove`.
 pub(crate) async fn remove(context: RequestContext, params: wire::RemoveParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/remove").await;
+    let request = FileRequest::begin(context).await;
     let removed = async {
         let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
         let options =
@@ -198,7 +198,7 @@ pub(crate) async fn remove(context: RequestContext, params: wire::RemoveParams, 
 
 /// `fs/copy`.
 pub(crate) async fn copy(context: RequestContext, params: wire::CopyParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/copy").await;
+    let request = FileRequest::begin(context).await;
     let copied = async {
         let (source, destination) = (path(&params.source_path)?, path(&params.destination_path)?);
         let recursive = params.recursive;
@@ -210,7 +210,7 @@ pub(crate) async fn copy(context: RequestContext, params: wire::CopyParams, repl
 
 /// `fs/createSymlink`.
 pub(crate) async fn create_symlink(context: RequestContext, params: wire::CreateSymlinkParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/createSymlink").await;
+    let request = FileRequest::begin(context).await;
     let created = async {
         let (path, links, replace) = (path(&params.path)?, links(params.follow_symlinks), params.replace);
         let target = match params.target_base64.as_deref() {

@@ -20,7 +20,7 @@ const GROWTHS: usize = 8;
 
 /// `fs/readFile`: reads a file, a byte range of it, or some lines.
 pub(crate) async fn read(context: RequestContext, params: wire::ReadFileParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/readFile").await;
+    let request = FileRequest::begin(context).await;
     match read_file(&request, params).await {
         Ok((result, Some(bytes))) => reply.result_attached(&result, bytes),
         other => request.answer(reply, other.map(|(result, _)| result)),
@@ -120,7 +120,7 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
 
 /// `fs/writeFile`: replaces a file atomically if possible, or writes into it.
 pub(crate) async fn write(context: RequestContext, params: FileWrite, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/writeFile").await;
+    let request = FileRequest::begin(context).await;
     let FileWrite { path, links, sandbox, bytes, place, finish } = params;
     let written = request
         .run(sandbox.as_deref(), move |view, cancel| {
@@ -133,7 +133,7 @@ pub(crate) async fn write(context: RequestContext, params: FileWrite, reply: Rep
 
 /// `fs/getMetadata`: describes the file at a path.
 pub(crate) async fn get_metadata(context: RequestContext, params: wire::GetMetadataParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/getMetadata").await;
+    let request = FileRequest::begin(context).await;
     let described = async {
         let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
         let operation = move |view: &files::View, _: &files::Cancel| files::metadata(view, &path, links, of_link);
@@ -173,7 +173,7 @@ fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
 
 /// `fs/setMetadata`: sets mode and modification time.
 pub(crate) async fn set_metadata(context: RequestContext, params: wire::SetMetadataParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/setMetadata").await;
+    let request = FileRequest::begin(context).await;
     let changed = async {
         let path = path(&params.path)?;
         let links = links(params.follow_symlinks);
@@ -190,7 +190,7 @@ pub(crate) async fn set_metadata(context: RequestContext, params: wire::SetMetad
 
 /// `fs/canonicalize`: resolves all symlinks of a path.
 pub(crate) async fn canonicalize(context: RequestContext, params: wire::CanonicalizeParams, reply: Reply) {
-    let request = FileRequest::begin(context, "fs/canonicalize").await;
+    let request = FileRequest::begin(context).await;
     let resolved = async {
         let path = path(&params.path)?;
         let operation = move |view: &files::View, cancel: &files::Cancel| files::canonicalize(view, &path, cancel);

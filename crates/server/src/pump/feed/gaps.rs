@@ -1,7 +1,7 @@
 //! Reports gaps in a feed: as one `process/gap` to a peer that understands it, otherwise one message per missing
 //! number.
 
-use exec_server_protocol::{message, output, output::Output, process as wire};
+use exec_server_protocol::{message, method::Notification, output, output::Output, process as wire};
 use exec_server_rpc::Outbox;
 
 use super::{Feed, FeedMode};
@@ -62,7 +62,7 @@ impl Feed {
         if gap.from_seq <= gap.to_seq {
             let (process_id, session_id) = (self.process.process_id(), self.session_key());
             let params = wire::GapParams { process_id, session_id, gap: self.counted(gap) };
-            out.message(192, |buf| message::encode_notification(buf, "process/gap", &params));
+            out.message(192, |buf| message::encode_notification(buf, Notification::ProcessGap.name(), &params));
         }
     }
 
