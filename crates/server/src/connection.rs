@@ -38,6 +38,7 @@ use tracing::Instrument as _;
 use crate::{
     access::{Grant, GrantEnd},
     audit::AuditRecord,
+    compat,
     core::{Authenticated, Core},
     dispatch::{self, RequestFuture},
     error::Failure,
@@ -139,7 +140,7 @@ impl Peer {
 /// The handshake state of a connection.
 pub(crate) enum HandshakeStage {
     Fresh,
-    /// V0: `command/*` without a handshake uses an implicit session, which ends with the connection.
+    /// `command/*` without a handshake uses an implicit session, which ends with the connection.
     Implicit(Arc<Session>),
     Initialized {
         session: Arc<Session>,
@@ -439,14 +440,9 @@ impl Connection {
         self.begin(method, reply, bytes.len(), call).await;
     }
 
-    /// The error for a method that is not served. The gates of the reference's method families come first, because
-    /// peers compare their texts.
+    /// The error for a method that is not served.
     fn unserved_failure(&self, method: String) -> Failure {
-        let family = match method.split_once('/') {
-            Some(("fs", _)) => "filesystem",
-            Some(("http", _)) => "http",
-            Some(_) | None => return Failure::UnknownMethod { method },
-        };
+        let Some(family) = compat::family_of_unknown(&method) else { return Failure::UnknownMethod { method } };
         match self.stage {
             HandshakeStage::Fresh | HandshakeStage::Implicit(_) => Failure::NotInitialized { family },
             HandshakeStage::Initialized { .. } => Failure::NotConfirmed { family },

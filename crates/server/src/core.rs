@@ -17,7 +17,6 @@ use std::{
 
 use exec_server_holder::manifest::ManifestEntry;
 use exec_server_log::RecoveredLog;
-use exec_server_protocol::limits;
 use exec_server_rpc::{ByteStream, Framing};
 use exec_server_sandbox::{BuildError, BuiltView, ViewScript};
 use parking_lot::Mutex;
@@ -25,6 +24,7 @@ use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinSet, time::Instant};
 
 use crate::{
     access::Grant,
+    compat,
     connection::{self, Peer},
     dispatch::RequestFuture,
     error::Failure,
@@ -53,7 +53,6 @@ pub use hook::Hook;
 pub use idle::Visit;
 pub use ids::SessionIds;
 
-pub(crate) use self::adoption::HELD_FOR;
 use self::{adoption::PendingSessions, gone_reason::GoneReason};
 
 /// The identity that a connection acts for. A session belongs to one principal, and only that principal can resume it.
@@ -92,8 +91,7 @@ pub struct Authenticated {
     pub(crate) grant: Grant,
     /// For logs and for the prefix of the malformed-message answer, for example `exec-server websocket 127.0.0.1:4000`.
     pub(crate) label: String,
-    /// The end of the stream ends the session and its processes. Plain stdio does so, as the reference implementation
-    /// does.
+    /// The end of the stream ends the session and its processes. Plain stdio does so.
     pub(crate) ends_session: bool,
 }
 
@@ -417,14 +415,14 @@ impl Core {
         Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
     }
 
-    /// Creates the implicit session of a V0 connection, which never asks for one. The session ends with the connection,
-    /// so it has no record.
+    /// Creates the implicit session of a connection that calls `command/*` without a handshake. The session ends with
+    /// the connection, so it has no record.
     pub(crate) fn implicit_session(
         self: &Arc<Self>,
         principal: Principal,
         peer: Arc<Peer>,
     ) -> Result<Arc<Session>, Failure> {
-        let attachment = Attachment { ttl: Some(limits::REFERENCE_TTL), is_ttl_asked: false, reference: true };
+        let attachment = compat::implicit_attachment();
         let session = self.bare_session(principal, attachment)?;
         self.sessions.lock().insert(session.id.clone(), session.clone());
         session.attach(peer, attachment, AttachClaim::Any)?;

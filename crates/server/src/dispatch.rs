@@ -11,6 +11,7 @@ use exec_server_protocol::{
 use serde_json::value::RawValue;
 
 use crate::{
+    compat,
     error::Failure,
     handlers::{self, RequestContext},
     pump::Reply,
@@ -82,13 +83,11 @@ pub(crate) fn call(
             request.run_converted(requests::HttpRequest, handlers::http::decode, handlers::http::request)
         }
         Method::HttpCancel => request.run(requests::HttpCancel, handlers::http::cancel),
-        Method::CommandExec => request.run(requests::CommandExec, handlers::command::exec),
-        Method::CommandExecWrite => request.run_converted(
-            requests::CommandExecWrite,
-            handlers::stdin::decode_command_write,
-            handlers::stdin::write,
-        ),
-        Method::CommandExecTerminate => request.run(requests::CommandExecTerminate, handlers::command::terminate),
+        Method::CommandExec => request.run(requests::CommandExec, compat::command::exec),
+        Method::CommandExecWrite => {
+            request.run_converted(requests::CommandExecWrite, compat::command::decode_write, handlers::stdin::write)
+        }
+        Method::CommandExecTerminate => request.run(requests::CommandExecTerminate, compat::command::terminate),
         // The connection handles it before it reads the next message.
         Method::Initialize => {
             request.reply.fail(&Failure::AlreadyInitialized);

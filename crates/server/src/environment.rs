@@ -12,7 +12,7 @@ use crate::error::Failure;
 /// Patterns that a policy excludes by default.
 const DEFAULT_EXCLUDES: [&str; 3] = ["*KEY*", "*SECRET*", "*TOKEN*"];
 
-/// Credentials of this server and of the reference product. No child gets them, no matter who set them.
+/// Credentials of this server and of compatible products. No child gets them, no matter who set them.
 const TOKEN_NAMES: [&str; 6] = [
     "EXEC_SERVER_TOKEN",
     "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
@@ -44,8 +44,8 @@ pub(crate) fn check_names(policy: Option<&EnvPolicy>, request: &BTreeMap<String,
     }
 }
 
-/// Variables that `http/request` never puts into a header, besides [`PLUMBING`]: keys of this product's and the
-/// reference's services, and cloud credentials. The list is the reference's. `NODE_REPL_AUTH_TOKEN` is not on it: no
+/// Variables that `http/request` never puts into a header, besides [`PLUMBING`]: keys of
+/// compatible products' services, and cloud credentials. `NODE_REPL_AUTH_TOKEN` is not on it: no
 /// child sees it, but requests may carry it.
 const KEPT_FROM_HEADERS: [&str; 14] = [
     "OPENAI_API_KEY",

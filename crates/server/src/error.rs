@@ -1,19 +1,15 @@
 //! Every way in which a request can fail, and its wire form. The only place that maps a failure to a code, a stable
 //! kind and a text.
 //!
-//! Some clients compare certain texts, so these must not change. The server itself never decides by text.
+//! Some clients compare certain texts, so these must not change; `compat` lists them. The server itself never decides by text.
 
 use std::{io, time::Duration};
 
 use exec_server_holder::control::StartStage;
-use exec_server_protocol::{
-    failure::{INVALID_REQUEST, Kind},
-    limits,
-    path::PathError,
-};
+use exec_server_protocol::{failure::Kind, limits, path::PathError};
 use rustix::io::Errno;
 
-use crate::{fetch::FetchError, files::HandleUse, handlers::sizes, process::ProcessMeta, session::short_id};
+use crate::{compat, fetch::FetchError, files::HandleUse, handlers::sizes, process::ProcessMeta, session::short_id};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -71,7 +67,7 @@ pub(crate) enum Failure {
     UnknownSignal { name: String },
     #[error("cannot enforce the requested policy, so the request is refused: {what}")]
     NotEnforceable { what: String },
-    /// Ends with the OS error text: clients of the reference look for it.
+    /// Clients compare the end of the text.
     #[error("{what}: Operation not permitted")]
     SandboxDenied { what: String },
     #[error("{what}")]
@@ -137,7 +133,7 @@ pub(crate) enum Failure {
     UnknownHandle { id: String },
     #[error("`{id}` is not open for {}", match used { HandleUse::Read => "reading", HandleUse::Write => "writing" })]
     WrongHandle { id: String, used: HandleUse },
-    /// `Http` and `HttpTimeout` begin with the text by which the reference's MCP client recognizes what it may retry.
+    /// Clients compare the beginning of the texts of `Http` and `HttpTimeout`.
     #[error("http/request failed: request to `{host}`: {source}")]
     Http { host: String, source: Box<FetchError> },
     #[error(
@@ -274,16 +270,9 @@ impl Failure {
         }
     }
 
-    /// The JSON-RPC error code. V0 answered every error of its `command/` family with -32600, including an unknown
-    /// method.
+    /// The JSON-RPC error code.
     pub(crate) fn code(&self) -> i64 {
-        match self {
-            Self::UnknownMethod { method } if method.starts_with("command/") => -32600,
-            // The reference distinguishes a permission error from a bad request only by text. Our `kind` distinguishes
-            // them.
-            Self::File(error) if error.category() == exec_server_fs::ErrorCategory::PermissionDenied => INVALID_REQUEST,
-            other => other.kind().code(),
-        }
+        compat::error_code(self).unwrap_or_else(|| self.kind().code())
     }
 }
 

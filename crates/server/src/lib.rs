@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`core`] owns everything that lives as long as the server. [`session`] is what a client resumes.
 //! `holder_link` talks to the session's holder. `process` is the server's view of one child and its log. `connection`
-//! receives messages, `dispatch` and `handlers` act on them, `pump` sends all output. [`access`] decides who may do
+//! receives messages, `dispatch` and `handlers` act on them, `pump` sends all output. `compat` has the rules for older
+//! protocol generations. [`access`] decides who may do
 //! what, and [`audit`] records it. [`listen`] accepts sockets and [`admission`] authenticates them: no stream becomes a
 //! connection without passing it.
 //!
@@ -20,6 +21,7 @@ pub mod state_dir;
 pub mod tls;
 pub mod wall_clock;
 
+mod compat;
 mod connection;
 mod descriptors;
 mod dispatch;

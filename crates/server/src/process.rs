@@ -33,7 +33,7 @@ mod without_holder;
 use self::{log::StatusSource, stdin::StdinQueue};
 pub(crate) use self::{
     log::{CountedOutput, LostEnd, ProcessLog},
-    meta::{Dialect, ProcessMeta, truncate_argv},
+    meta::{ProcessMeta, truncate_argv},
     stdin::StdinOperation,
 };
 

@@ -260,7 +260,7 @@ impl Sandboxes {
         let roots = match (&context.workspace_roots, &context.cwd) {
             (Some(roots), _) => Some(roots.iter().map(resolve).collect::<Result<_, _>>()?),
             (None, None) => None,
-            // A URI as cwd means a protocol generation that has workspace roots, so a missing list means no roots.
+            // A client that sends its cwd as a URI can also send workspace roots, so a missing list means no roots.
             (None, Some(cwd)) if cwd.form() == Form::Uri => Some(Vec::new()),
             (None, Some(_)) => Some(cwd.iter().cloned().collect()),
         };

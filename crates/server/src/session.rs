@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::{
+    compat::ClientRules,
     connection::Peer,
     core::{Config, Core, DeadHolder, Principal},
     error::Failure,
@@ -77,8 +78,8 @@ pub(crate) struct SessionRecord {
     pub(crate) principal: String,
     /// `None` = never expires.
     pub(crate) ttl_ms: Option<u64>,
-    #[serde(default)]
-    pub(crate) reference: bool,
+    #[serde(flatten)]
+    pub(crate) rules: ClientRules,
 }
 
 /// The session settings that a connection brings when it attaches.
@@ -87,7 +88,7 @@ pub(crate) struct Attachment {
     pub(crate) ttl: Option<Duration>,
     /// Whether the client asked for a time-to-live.
     pub(crate) is_ttl_asked: bool,
-    pub(crate) reference: bool,
+    pub(crate) rules: ClientRules,
 }
 
 /// Which connections a new connection may take the session from.
@@ -126,7 +127,7 @@ impl Session {
                 detached_since,
                 ttl: attachment.ttl,
                 is_ttl_asked: attachment.is_ttl_asked,
-                reference: attachment.reference,
+                rules: attachment.rules,
                 processes: BTreeMap::new(),
                 by_slot: BTreeMap::new(),
                 link: None,
@@ -147,7 +148,7 @@ impl Session {
         let record = SessionRecord {
             principal: self.principal.as_str().to_owned(),
             ttl_ms: state.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
-            reference: state.reference,
+            rules: state.rules,
         };
         serde_json::to_vec(&record).expect("a record of strings and numbers serializes")
     }
@@ -186,7 +187,7 @@ impl Session {
         state.detached_since = None;
         state.ttl = attachment.ttl;
         state.is_ttl_asked = attachment.is_ttl_asked;
-        state.reference = attachment.reference;
+        state.rules = attachment.rules;
         if let Some(link) = &state.link {
             link.send(&ToHolder::Attach);
             link.send(&ToHolder::SetTtl { ttl_ms: ttl_ms(attachment.ttl) });
@@ -233,7 +234,7 @@ impl Session {
     pub(crate) fn follow_all(&self, peer: &Peer, resumed: bool, now: Instant) {
         let state = self.state.lock();
         let capabilities = peer.capabilities();
-        let cap = self.core.upgrade().map(|core| core.config.reference_cap_bytes()).filter(|_| !capabilities.ack);
+        let cap = self.core.upgrade().map(|core| core.config.unacked_cap_bytes()).filter(|_| !capabilities.ack);
         for process in state.processes.values().filter_map(ProcessEntry::live) {
             // The client that started the process may have been able to acknowledge. This one cannot, so the log must
             // keep more.
@@ -342,7 +343,7 @@ impl Session {
         let attachment = Attachment {
             ttl: (welcome.ttl_ms != TTL_NONE).then(|| Duration::from_millis(welcome.ttl_ms)),
             is_ttl_asked: false,
-            reference: record.reference,
+            rules: record.rules,
         };
         let now = Instant::now();
         let since = now.checked_sub(Duration::from_millis(welcome.detached_ms)).unwrap_or(now);
@@ -363,7 +364,7 @@ impl Session {
         let record: SessionRecord = serde_json::from_slice(&dead_holder.record).map_err(io::Error::other)?;
         let record_ttl = record.ttl_ms.map(Duration::from_millis);
         let (ttl, detached_for) = dead_holder.clock.map_or((record_ttl, None), |clock| (clock.ttl, clock.detached_for));
-        let attachment = Attachment { ttl, is_ttl_asked: false, reference: record.reference };
+        let attachment = Attachment { ttl, is_ttl_asked: false, rules: record.rules };
         let principal = Principal::named(&record.principal);
         let now = Instant::now();
         let since = now.checked_sub(detached_for.unwrap_or_default()).unwrap_or(now);
@@ -401,8 +402,8 @@ impl Session {
         self.state.lock().is_archived
     }
 
-    /// Reserves a process id, in arrival order. For a reference client the id of a closed process becomes free after
-    /// some time.
+    /// Reserves a process id, in arrival order. For some clients the id of a closed process becomes free after some
+    /// time.
     pub(crate) fn reserve(&self, id: &str, now: Instant, config: &Config) -> Result<StartGate, Failure> {
         let mut state = self.state.lock();
         if state.over {
@@ -500,7 +501,7 @@ impl Session {
         self.state.lock().processes.values().filter_map(ProcessEntry::live).cloned().collect()
     }
 
-    /// Removes the name of a V0 process. Its events are still sent, and the sweep forgets it after it has closed.
+    /// Removes the name of a process. Its events are still sent, and the sweep forgets it after it has closed.
     pub(crate) fn hide(&self, process: &Arc<Process>) {
         self.state.lock().remove_name(process);
     }

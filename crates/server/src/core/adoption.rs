@@ -31,10 +31,6 @@ use crate::session::{Attachment, Session, SessionRecord, short_id};
 /// stay pending.
 const ADOPT_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the server holds back the answer to a resume while the session is pending, for a client that announced no
-/// capabilities. Less than the 10 s that clients of generation H wait for the answer to `initialize`.
-pub(crate) const HELD_FOR: Duration = Duration::from_secs(8);
-
 /// Interval of further attempts to reach a holder that accepts no connection or failed the handshake.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
 
@@ -269,7 +265,7 @@ impl Core {
             FoundSession::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
                 Ok(record) => {
                     let ttl = record.ttl_ms.map(Duration::from_millis);
-                    let attachment = Attachment { ttl, is_ttl_asked: false, reference: record.reference };
+                    let attachment = Attachment { ttl, is_ttl_asked: false, rules: record.rules };
                     let principal = Principal::named(&record.principal);
                     let since = Some(Instant::now());
                     let session = Session::new(id.into(), principal, Arc::downgrade(self), attachment, since);

@@ -126,7 +126,7 @@ impl From<reqwest::Error> for FetchError {
     }
 }
 
-/// The reference server's variable for a file of certificate authorities. Takes precedence over `SSL_CERT_FILE` and has
+/// A variable of compatible products for a file of certificate authorities. Takes precedence over `SSL_CERT_FILE` and has
 /// the same meaning.
 const AUTHORITIES: &str = "CODEX_CA_CERTIFICATE";
 

@@ -7,15 +7,15 @@ use exec_server_protocol::{
     capabilities::ClientCapabilities,
     frame,
     initialize::{InitializeParams, InitializeResult, ServerInfo, Ttl},
-    limits, message,
+    message,
 };
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use crate::{
     audit::AuditRecord,
+    compat::ClientRules,
     connection::{Connection, HandshakeStage, Peer},
-    core::HELD_FOR,
     error::Failure,
     pump::{PeerCapabilities, Reply},
     session::{AttachClaim, Attachment, Session, short_id},
@@ -86,7 +86,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     let attachment = attachment(&params, &capabilities, connection.core.config.session_ttl_max);
     let (session, resumed, claim) = match (&params.resume_session_id, implicit) {
         (Some(id), implicit) => {
-            let session = find_session(connection, id.as_str(), attachment.reference).await?;
+            let session = find_session(connection, id.as_str(), attachment.rules).await?;
             let old = session.attached().filter(|old| old.id != connection.peer.id);
             let claim =
                 if params.takeover { AttachClaim::Any } else { AttachClaim::From(old.as_ref().map(|old| old.id)) };
@@ -125,35 +125,33 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     Ok((session, resumed))
 }
 
-/// Finds the session to resume. While it is being adopted, a client with capabilities gets a retryable error at once.
-/// Of the clients without capabilities only generation H retries, so the server holds their request until the holder
-/// answers or `HELD_FOR` has passed.
-async fn find_session(connection: &mut Connection, id: &str, is_reference: bool) -> Result<Arc<Session>, Failure> {
+/// Finds the session to resume. While it is being adopted, the client gets a retryable error, or the server holds its
+/// request until the holder answers.
+async fn find_session(connection: &mut Connection, id: &str, rules: ClientRules) -> Result<Arc<Session>, Failure> {
     let (core, principal) = (connection.core.clone(), connection.grant.principal().clone());
-    match core.session(id, &principal) {
-        Err(Failure::SessionAdopting { .. }) if is_reference => {
-            connection.wait_for(core.session_settled(id), HELD_FOR).await;
+    match (core.session(id, &principal), rules.adoption_wait()) {
+        (Err(Failure::SessionAdopting { .. }), Some(wait)) => {
+            connection.wait_for(core.session_settled(id), wait).await;
             core.session(id, &principal)
         }
-        found => found,
+        (found, _) => found,
     }
 }
 
 /// The session settings: the requested time-to-live, else the default of this kind of client, never above the
 /// server's bound.
 fn attachment(params: &InitializeParams, capabilities: &ClientCapabilities, max: Option<Duration>) -> Attachment {
-    let reference = capabilities.is_empty();
+    let rules = ClientRules::of(capabilities);
     let asked = match params.ttl_ms {
         Some(Ttl::Ms(ms)) => Some(Duration::from_millis(ms)),
         Some(Ttl::Unlimited) => None,
-        None if reference => Some(limits::REFERENCE_TTL),
-        None => Some(limits::SESSION_TTL),
+        None => Some(rules.default_ttl()),
     };
     let ttl = match (asked, max) {
         (Some(asked), Some(max)) => Some(asked.min(max)),
         (asked, max) => asked.or(max),
     };
-    Attachment { ttl, is_ttl_asked: params.ttl_ms.is_some(), reference }
+    Attachment { ttl, is_ttl_asked: params.ttl_ms.is_some(), rules }
 }
 
 /// Pings the attached connection. Returns true if it answers in time and is still attached.

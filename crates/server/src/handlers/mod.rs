@@ -3,7 +3,6 @@
 //!
 //! Handlers work with sessions and processes. They do not depend on framing, on sockets or on how events are pushed.
 
-pub(crate) mod command;
 pub(crate) mod environment;
 pub(crate) mod files;
 pub(crate) mod http;
@@ -14,7 +13,7 @@ pub(crate) mod stdin;
 pub(crate) mod subscription;
 
 mod handshake;
-mod permitted;
+pub(crate) mod permitted;
 
 use std::sync::Arc;
 

@@ -52,7 +52,7 @@ fn is_beneath(path: &Path, roots: &[PathBuf]) -> bool {
 
 /// Checks that every variable set by the request is granted. Variables that the server passes on are the server's own
 /// choice.
-pub(super) fn variables(
+pub(crate) fn variables(
     grant: &Grant,
     policy: Option<&EnvPolicy>,
     request: &BTreeMap<String, String>,

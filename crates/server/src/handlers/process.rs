@@ -20,9 +20,10 @@ use tokio::time::Instant;
 use super::{RequestContext, permitted, sizes};
 use crate::{
     audit::AuditRecord,
+    compat::Dialect,
     environment::{check_names, child_environment},
     error::Failure,
-    process::{Dialect, Process, ProcessMeta, truncate_argv},
+    process::{Process, ProcessMeta, truncate_argv},
     pump::{PumpCommand, ReadCommand, Reply},
     sandbox::Confinement,
     session::ProcessLaunch,
@@ -30,27 +31,27 @@ use crate::{
 };
 
 /// Used if the client gave no size.
-pub(super) const DEFAULT_SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 };
+pub(crate) const DEFAULT_SIZE: TerminalSize = TerminalSize { rows: 24, cols: 80 };
 
 /// The parts of a start, before its path is resolved and its argv is checked.
-pub(super) struct StartParts {
-    pub(super) process_id: String,
-    pub(super) argv: Vec<String>,
+pub(crate) struct StartParts {
+    pub(crate) process_id: String,
+    pub(crate) argv: Vec<String>,
     /// `None` = the principal's default directory.
-    pub(super) cwd: Option<PathArg>,
-    pub(super) dialect: Dialect,
-    pub(super) stdin: bool,
-    pub(super) tty: bool,
+    pub(crate) cwd: Option<PathArg>,
+    pub(crate) dialect: Dialect,
+    pub(crate) stdin: bool,
+    pub(crate) tty: bool,
     /// Forget the process by itself after its end.
-    pub(super) auto_forget: bool,
+    pub(crate) auto_forget: bool,
     /// The requested sandbox.
-    pub(super) confinement: Option<Confinement>,
+    pub(crate) confinement: Option<Confinement>,
     /// Everything else. `launch` fills in argv, cwd and meta.
-    pub(super) spec: StartSpec,
+    pub(crate) spec: StartSpec,
 }
 
 /// Checks what can be checked before the id is reserved: the path, then argv, then whether another start may be queued.
-pub(super) fn launch(context: &RequestContext, parts: StartParts) -> Result<ProcessLaunch, Failure> {
+pub(crate) fn launch(context: &RequestContext, parts: StartParts) -> Result<ProcessLaunch, Failure> {
     let StartParts { process_id, argv, cwd, dialect, stdin, tty, auto_forget, confinement, mut spec } = parts;
     let confinement = permitted::sandbox(&context.grant, confinement)?;
     let path = match &cwd {
@@ -156,7 +157,7 @@ fn prepare(context: &RequestContext, params: wire::StartParams) -> Result<Proces
                 cap_bytes: if context.peer.capabilities().ack {
                     config.memory_cap_bytes
                 } else {
-                    config.reference_cap_bytes()
+                    config.unacked_cap_bytes()
                 },
                 ..StartSpec::default()
             },
@@ -187,8 +188,7 @@ pub(crate) async fn read(context: RequestContext, params: wire::ReadParams, repl
     }
 }
 
-/// `process/signal`: signals the process group. No effect on an unknown, starting or exited process, as in the
-/// reference.
+/// `process/signal`: signals the process group. No effect on an unknown, starting or exited process.
 pub(crate) async fn signal(context: RequestContext, params: wire::SignalParams, reply: Reply) {
     let Some(signal) = names::number(&params.signal) else {
         return reply.fail(&Failure::UnknownSignal { name: params.signal.chars().take(32).collect() });
@@ -247,7 +247,7 @@ pub(crate) async fn terminate(context: RequestContext, params: wire::TerminatePa
     reply.result(&ended.unwrap_or(wire::TerminateResult { running: false, streams_held: false }));
 }
 
-pub(super) async fn terminate_running(process: &Process, grace: Option<Duration>) -> Option<wire::TerminateResult> {
+pub(crate) async fn terminate_running(process: &Process, grace: Option<Duration>) -> Option<wire::TerminateResult> {
     let slot = process.slot();
     let grace_ms = grace.map(|grace| u32::try_from(grace.as_millis()).unwrap_or(u32::MAX));
     let status = process.link().status(|req| ToHolder::Terminate { req, slot, grace_ms }).get().await?;

@@ -1,16 +1,16 @@
-//! stdin of a process: `process/write`, `process/closeStdin` and V0's write. A write is answered when its bytes have
-//! been written to the child's stdin.
+//! stdin of a process: writes and `process/closeStdin`. A write is answered when its bytes have been written to the
+//! child's stdin.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use exec_server_protocol::{SessionId, base64, command, process as wire};
+use exec_server_protocol::{SessionId, base64, process as wire};
 use sha2::{Digest, Sha256};
 
 use super::RequestContext;
 use crate::{
     error::Failure,
-    process::{Dialect, Process, StdinOperation},
+    process::{Process, StdinOperation},
     pump::Reply,
 };
 
@@ -25,21 +25,19 @@ pub(crate) fn decode_write(params: wire::WriteParams<'_>) -> Result<StdinWrite, 
     if params.write_id.as_deref() == Some("") {
         return Err(Failure::EmptyWriteId);
     }
-    Ok(StdinWrite {
-        data: decode(&params.chunk)?,
-        key: params.write_id.as_deref().map(key),
-        process_id: params.process_id.as_str().to_owned(),
-        session_id: params.session_id,
-    })
+    StdinWrite::decode(params.process_id.as_str(), params.session_id, &params.chunk, params.write_id.as_deref())
 }
 
-pub(crate) fn decode_command_write(params: command::WriteParams<'_>) -> Result<StdinWrite, Failure> {
-    let process_id = params.process_id.as_str().to_owned();
-    Ok(StdinWrite { data: decode(&params.chunk)?, key: None, process_id, session_id: None })
-}
-
-fn decode(chunk: &str) -> Result<Bytes, Failure> {
-    base64::decode(chunk).map(Bytes::from).map_err(|error| Failure::InvalidBase64 { reason: error.to_string() })
+impl StdinWrite {
+    pub(crate) fn decode(
+        process_id: &str,
+        session_id: Option<SessionId>,
+        chunk: &str,
+        write_id: Option<&str>,
+    ) -> Result<Self, Failure> {
+        let data = base64::decode(chunk).map_err(|error| Failure::InvalidBase64 { reason: error.to_string() })?;
+        Ok(Self { process_id: process_id.to_owned(), session_id, data: Bytes::from(data), key: write_id.map(key) })
+    }
 }
 
 /// Hashes a write id. Ids can have any length, and the holder remembers thousands of them, so it stores a truncated
@@ -62,8 +60,7 @@ pub(crate) async fn write(context: RequestContext, params: StdinWrite, reply: Re
 
 /// Queues a write to a process.
 fn enqueue(process: &Arc<Process>, data: Bytes, key: Option<[u8; 16]>, reply: Reply) {
-    // V0 writes only to terminals; otherwise stdin is /dev/null.
-    if !process.meta.stdin || (reply.dialect == Dialect::Command && !process.meta.tty) {
+    if !reply.dialect.takes_stdin(&process.meta) {
         return reply.write(process.id(), wire::WriteStatus::StdinClosed);
     }
     // Without a key there is nothing to compare. A CRC is enough: a client that creates a collision harms only itself.

@@ -45,7 +45,7 @@ const FLUSH: Duration = Duration::from_secs(4);
 pub struct ServerConfig {
     /// The path of the socket for `dial-stdio`. `None` if other programs cannot find the state directory.
     pub dial_socket: Option<PathBuf>,
-    /// EOF on standard input ends the session, as in the reference server. For a server without a lasting state
+    /// EOF on standard input ends the session. For a server without a lasting state
     /// directory.
     pub stdio_ends_session: bool,
     /// Needed for `wss://` listeners.

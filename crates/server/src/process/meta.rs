@@ -1,26 +1,9 @@
 //! The metadata of a process that a restarted server needs. Its size is bounded, no matter what was started.
 
-use exec_server_protocol::{method::Method, sandbox::AppliedSandbox};
+use exec_server_protocol::sandbox::AppliedSandbox;
 use serde::{Deserialize, Serialize};
 
-/// The protocol generation of a process's messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) enum Dialect {
-    /// `process/*`.
-    Process,
-    /// V0's `command/exec*`: no numbers, no `closed`, terminal output labelled `stdout`.
-    Command,
-}
-
-impl Dialect {
-    pub(crate) fn start_method(self) -> &'static str {
-        match self {
-            Self::Process => Method::ProcessStart.name(),
-            Self::Command => Method::CommandExec.name(),
-        }
-    }
-}
+use crate::compat::Dialect;
 
 /// The facts that a restarted server needs about a process. The holder stores it as opaque bytes and returns it at adoption.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,24 +1,19 @@
 //! A feed pushes one process: it has a cursor on the log, and limits how far it runs ahead of what the reader has
 //! taken.
 //!
-//! ```text
-//!            initialized                ack (peer announced it)
-//!  new ───────────────────────▶ Acked ──────────────▶ moves the window
-//!   │     reference peer               read with waitMs, or a second read
-//!   ├─────────────────────────▶ Pushed ─────────────────────────────────▶ Polled
-//!   │     reference peer, resumed   ▲◀── held for 2 s with no read in flight ──┘
-//!   └─▶ Awaiting ── its first read, or 1 s ─┘
-//! ```
+//! A peer that announced `ack` moves its window by acknowledgements. For any other owner, [`UnackedFlow`] decides what
+//! counts as taken. An observer without a hold is never held back.
+//!
 //! Failure paths: a gap in the log is sent before the next event. If the holder is dead, the feed ends with a made-up
 //! exit and close.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
-use exec_server_log::{Cursor, Exit, LogEvent, LogRecord, OutputStream, ReadStep};
+use exec_server_log::{Cursor, Exit, LogEvent, LogRecord, ReadStep};
 use exec_server_protocol::{
-    SessionId, command,
+    SessionId,
     frame::OutputFrame,
-    limits, message,
+    message,
     method::Notification,
     output::{self, EscapedId, Output},
     process as wire,
@@ -32,16 +27,14 @@ use super::{
     convert::{exited_params, wire_stream},
 };
 use crate::{
-    process::{Dialect, LostEnd, OutputHold, Process},
+    compat::{self, Dialect, ReadEffect, UnackedFlow},
+    process::{LostEnd, OutputHold, Process},
     session::SessionUse,
 };
 
 mod gaps;
 
 use self::gaps::GapFill;
-
-/// If a polling reader holds pushes back this long without a read in flight, pushing resumes.
-const POLLED_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Distance between the remembered (number, offset) pairs. Fine enough for windows of some MiB, and few enough to
 /// store.
@@ -75,7 +68,7 @@ pub(crate) enum FollowStart {
     After(LogPosition),
     /// After a number that the reader named. The byte offset becomes known with the next record.
     AfterSeq(u64),
-    /// For a resumed reference client: wait until `until` for its first read, then continue after `sent`, the last
+    /// For a resumed client that cannot acknowledge: wait until `until` for its first read, then continue after `sent`, the last
     /// position sent.
     AwaitRead {
         until: Instant,
@@ -83,20 +76,12 @@ pub(crate) enum FollowStart {
     },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum FeedMode {
-    /// A resumed reference client: nothing is pushed before its first read or `until`.
-    Awaiting { until: Instant },
     /// The peer acknowledges. `taken` is the last acknowledged position.
     Acked { taken: LogPosition },
-    /// The peer cannot acknowledge. Sent output counts as taken, except for the last `limits::UNREAD_BYTES`.
-    Pushed,
-    /// The peer cannot acknowledge and polls with `process/read`. Its reads have taken everything up to `base`.
-    Polled {
-        base: LogPosition,
-        /// Since when pushing pauses because the reads are too far behind.
-        held_since: Option<Instant>,
-    },
+    /// The peer cannot acknowledge.
+    Unacked(UnackedFlow),
     /// An observer without a hold.
     Free,
 }
@@ -124,12 +109,8 @@ pub(super) struct Feed {
     gaps: VecDeque<(u64, u64)>,
     /// Missing numbers that are still to be sent one by one, to a peer without `gap`.
     filling: Option<GapFill>,
-    reads: u64,
-    reads_in_flight: u32,
-    /// The exit code, held back because V0 expects the exit after the last output.
+    /// The exit code, held back if the dialect reports the exit after the last output.
     exit_held: Option<i32>,
-    /// The sent offset when output was last released.
-    released_at: u64,
     /// The close was sent, and nothing follows.
     finished: bool,
     /// The channel for binary frames, if the peer understands them, and whether it was announced.
@@ -158,9 +139,8 @@ impl Feed {
         let mode = match (role, awaiting) {
             (FollowRole::Observer, _) if hold.is_none() => FeedMode::Free,
             (FollowRole::Observer, _) => FeedMode::Acked { taken: sent },
-            (FollowRole::Owner, Some(until)) => FeedMode::Awaiting { until },
             (FollowRole::Owner, None) if capabilities.ack => FeedMode::Acked { taken: sent },
-            (FollowRole::Owner, None) => FeedMode::Pushed,
+            (FollowRole::Owner, awaited_until) => FeedMode::Unacked(UnackedFlow::new(awaited_until, sent.offset)),
         };
         let addressee = match role {
             FollowRole::Owner => EscapedId::new(&process.process_id()),
@@ -182,10 +162,7 @@ impl Feed {
             marks: VecDeque::new(),
             gaps: VecDeque::new(),
             filling: None,
-            reads: 0,
-            reads_in_flight: 0,
             exit_held: None,
-            released_at: sent.offset,
             finished: false,
             channel: channel.map(|channel| (channel, false)),
         }
@@ -213,9 +190,8 @@ impl Feed {
         self.finished
             && match self.mode {
                 FeedMode::Acked { taken } => taken.seq >= self.sent.seq,
-                // A polling reader takes the last output by further reads.
-                FeedMode::Polled { .. } => false,
-                FeedMode::Awaiting { .. } | FeedMode::Pushed | FeedMode::Free => true,
+                FeedMode::Unacked(flow) => !flow.is_polled(),
+                FeedMode::Free => true,
             }
     }
 
@@ -226,11 +202,8 @@ impl Feed {
     /// When this feed needs attention even if nothing happens.
     pub(super) fn timer(&self) -> Option<Instant> {
         match self.mode {
-            FeedMode::Awaiting { until } => Some(until),
-            FeedMode::Polled { held_since: Some(since), .. } if self.reads_in_flight == 0 => {
-                Some(since + POLLED_PATIENCE)
-            }
-            FeedMode::Polled { .. } | FeedMode::Acked { .. } | FeedMode::Pushed | FeedMode::Free => None,
+            FeedMode::Unacked(flow) => flow.timer(),
+            FeedMode::Acked { .. } | FeedMode::Free => None,
         }
     }
 
@@ -239,7 +212,9 @@ impl Feed {
         if self.timer().is_none_or(|at| at > now) {
             return false;
         }
-        self.mode = FeedMode::Pushed;
+        if let FeedMode::Unacked(flow) = &mut self.mode {
+            flow.handle_timer();
+        }
         true
     }
 
@@ -309,32 +284,22 @@ impl Feed {
     }
 
     pub(super) fn handle_read_begun(&mut self, waits: bool) {
-        self.reads += 1;
-        self.reads_in_flight += 1;
-        let polls = waits || self.reads > 1;
-        if polls && matches!(self.mode, FeedMode::Pushed) {
-            let base = self.marks.front().copied().unwrap_or(self.sent);
-            self.mode = FeedMode::Polled { base, held_since: None };
+        if let FeedMode::Unacked(flow) = &mut self.mode {
+            flow.handle_read_begun(waits, self.marks.front().copied().unwrap_or(self.sent));
         }
     }
 
     /// Handles the answer to a read of the owner: everything up to the read's `after` is taken, and `last` is the last
     /// position it has now.
     pub(super) fn handle_read_answered(&mut self, seq: u64, offset: Option<u64>, last: LogPosition) {
-        self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
-        match self.mode {
-            FeedMode::Awaiting { .. } => {
+        let FeedMode::Unacked(flow) = &mut self.mode else { return };
+        match flow.handle_read_answered(seq, offset, last) {
+            ReadEffect::None => {}
+            ReadEffect::ContinueAfter(last) => {
                 self.cursor = self.process.cursor(last);
                 self.sent = last;
-                let base = LogPosition { seq, offset: offset.unwrap_or(last.offset) };
-                self.mode = if self.reads > 1 { FeedMode::Polled { base, held_since: None } } else { FeedMode::Pushed };
             }
-            FeedMode::Polled { base, .. } if seq > base.seq => {
-                let base = LogPosition { seq, offset: offset.unwrap_or(base.offset) };
-                self.mode = FeedMode::Polled { base, held_since: None };
-                self.report_taken(base);
-            }
-            FeedMode::Polled { .. } | FeedMode::Acked { .. } | FeedMode::Pushed | FeedMode::Free => {}
+            ReadEffect::Taken(position) => self.report_taken(position),
         }
     }
 
@@ -405,34 +370,20 @@ impl Feed {
 
     fn is_held(&mut self, now: Instant) -> bool {
         match &mut self.mode {
-            FeedMode::Awaiting { .. } => true,
+            FeedMode::Unacked(flow) => flow.is_held(self.sent.offset, now),
             FeedMode::Acked { taken } => {
                 let gone: u64 = self.gaps.iter().map(|(_, bytes)| bytes).sum();
                 self.sent.offset.saturating_sub(taken.offset + gone) >= self.capabilities.ack_window_bytes
             }
-            FeedMode::Pushed | FeedMode::Free => false,
-            FeedMode::Polled { base, held_since } => {
-                let held = self.sent.offset.saturating_sub(base.offset) >= limits::UNREAD_BYTES;
-                *held_since = held.then(|| held_since.unwrap_or(now));
-                held
-            }
+            FeedMode::Free => false,
         }
     }
 
-    /// For a peer that cannot acknowledge: releases sent output older than the last `limits::UNREAD_BYTES`, one mark
-    /// at a time.
+    /// For a peer that cannot acknowledge: releases sent output.
     fn release_sent(&mut self, closed: bool) {
-        if self.mode != FeedMode::Pushed || (!closed && self.sent.offset < self.released_at + MARK_BYTES) {
-            return;
-        }
-        self.released_at = self.sent.offset;
-        let mut taken = None;
-        while let Some(mark) = self.marks.front()
-            && mark.offset + limits::UNREAD_BYTES <= self.sent.offset
+        if let FeedMode::Unacked(flow) = &mut self.mode
+            && let Some(mark) = flow.release(&mut self.marks, self.sent.offset, closed)
         {
-            taken = self.marks.pop_front();
-        }
-        if let Some(mark) = taken {
             self.report_taken(mark);
         }
     }
@@ -463,11 +414,7 @@ impl Feed {
                 }
             }
             (LogEvent::Output { stream, bytes }, Dialect::Command) => {
-                let stream =
-                    if stream == OutputStream::Stderr { command::Stream::Stderr } else { command::Stream::Stdout };
-                out.message(bytes.len() * 4 / 3 + 128, |buf| {
-                    output::encode_output_delta(buf, &self.addressee, stream, bytes)
-                });
+                compat::command::send_output(out, &self.addressee, stream, bytes);
             }
             (LogEvent::Exited(exit), Dialect::Process) => self.send_exited(record.seq, Some(exit), out),
             (LogEvent::Exited(exit), Dialect::Command) => self.exit_held = Some(exit.code),
@@ -503,11 +450,7 @@ impl Feed {
     }
 
     fn send_command_exited(&mut self, out: &mut Outbox) {
-        let params = command::ExitedParams {
-            process_id: self.process.process_id(),
-            exit_code: self.exit_held.take().unwrap_or(-1),
-        };
-        out.message(160, |buf| message::encode_notification(buf, Notification::CommandExited.name(), &params));
+        compat::command::send_exited(out, self.process.process_id(), self.exit_held.take());
     }
 
     /// Sends a made-up end with the cause `lost`, because the holder is dead.

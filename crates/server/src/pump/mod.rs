@@ -38,10 +38,7 @@ use self::{
     outgoing::HttpDelta,
     read::{ReadJob, ReadOutcome},
 };
-use crate::{
-    error::Failure,
-    process::{Dialect, Process},
-};
+use crate::{compat::Dialect, error::Failure, process::Process};
 
 /// Size at which a batch is flushed: large enough to keep a fast socket busy, small enough that an answer waits only
 /// briefly behind it.

@@ -15,10 +15,9 @@ use std::{
 
 use bytes::Bytes;
 use exec_server_protocol::{
-    ProcessId, command, limits, message,
+    ProcessId, limits, message,
     message::RequestId,
     method::{Family, Method},
-    process as wire,
 };
 use exec_server_rpc::EncodedMessage;
 use parking_lot::Mutex;
@@ -31,12 +30,7 @@ use tokio::{
 use tracing::Span;
 
 use super::{channels::Channels, feed::FollowCommand, read::ReadCommand};
-use crate::{
-    error::Failure,
-    incoming::IncomingBudget,
-    metrics::Metrics,
-    process::{Dialect, Process},
-};
+use crate::{compat::Dialect, error::Failure, incoming::IncomingBudget, metrics::Metrics, process::Process};
 
 /// The queue of the pump. Every sender of messages holds a reference.
 pub(crate) struct OutgoingQueue {
@@ -368,38 +362,6 @@ impl Reply {
         self.outgoing.metrics.failed(failure.kind());
         tracing::debug!(parent: &self.details.span, kind = failure.kind().as_str(), "refused");
         self.outgoing.enqueue_answer(EncodedMessage::text(message));
-    }
-
-    /// Answers a start in the peer's protocol generation.
-    pub(crate) fn started(self, process: &Process) {
-        match self.dialect {
-            Dialect::Process => {
-                self.result(&wire::StartResult::started(process.process_id(), process.pid, process.meta.sandbox))
-            }
-            Dialect::Command => self.result(&command::ExecResult::started(process.process_id(), Some(process.pid))),
-        }
-    }
-
-    /// Answers an accepted write. `line_cut`: the terminal cut a line that was too long.
-    pub(crate) fn accept_write(self, line_cut: bool) {
-        match self.dialect {
-            Dialect::Process => self.result(&wire::WriteResult { status: wire::WriteStatus::Accepted, line_cut }),
-            Dialect::Command => self.result(&command::WriteResult { accepted: true }),
-        }
-    }
-
-    /// Answers a write in the peer's protocol generation.
-    pub(crate) fn write(self, process_id: &str, status: wire::WriteStatus) {
-        match (self.dialect, status) {
-            (Dialect::Process, status) => self.result(&wire::WriteResult { status, line_cut: false }),
-            (Dialect::Command, wire::WriteStatus::Accepted) => self.result(&command::WriteResult { accepted: true }),
-            (Dialect::Command, wire::WriteStatus::StdinClosed) => {
-                self.fail(&Failure::NoStdin { id: process_id.to_owned() });
-            }
-            (Dialect::Command, wire::WriteStatus::UnknownProcess | wire::WriteStatus::Starting) => {
-                self.fail(&Failure::UnknownProcess { id: process_id.to_owned() });
-            }
-        }
     }
 }
 

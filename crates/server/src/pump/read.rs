@@ -199,7 +199,7 @@ impl ReadJob {
         last
     }
 
-    /// `nextSeq` and flags by the rules of generation H. If our own cap or a pending disk read cut the answer, it says
+    /// `nextSeq` and flags. If our own cap or a pending disk read cut the answer, it says
     /// that there is more.
     fn end(&self, status: &LogStatus, tally: &ReadTally, first_seq: u64, lost: Option<LostEnd>) -> wire::ReadEnd {
         let cut_by_us = !tally.all && !tally.cut_by_reader && !tally.full(self.max_bytes);

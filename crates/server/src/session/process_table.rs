@@ -13,13 +13,13 @@ use std::{
     time::Duration,
 };
 
-use exec_server_protocol::limits;
 use tokio::{sync::Semaphore, task::unconstrained, time::Instant};
 
 use exec_server_holder::control::ToHolder;
 
 use super::ttl_ms;
 use crate::{
+    compat::ClientRules,
     connection::Peer,
     holder_link::{HolderLink, ProcessSlots},
     process::Process,
@@ -38,8 +38,8 @@ pub(super) struct SessionState {
     pub(super) ttl: Option<Duration>,
     /// The client that attached last asked for a time-to-live.
     pub(super) is_ttl_asked: bool,
-    /// The client that attached last announced no capabilities: a process id is free again 30 s after `closed`.
-    pub(super) reference: bool,
+    /// Depends on the client that attached last.
+    pub(super) rules: ClientRules,
     pub(super) processes: BTreeMap<String, ProcessEntry>,
     /// All processes. Also contains those without a name: hidden ones, and forgotten ones that readers still hold. The
     /// task of the link has its own table for the messages of the holder.
@@ -155,13 +155,10 @@ impl SessionState {
         }
     }
 
-    /// Whether the id of a closed process can be used again: for a reference client, 30 s after `closed` if the output
-    /// was taken.
+    /// Whether the id of a closed process, whose output was taken, can be used again.
     pub(super) fn may_reuse_id(&self, process: &Process, now: Instant) -> bool {
-        self.reference
-            && process
-                .closed_for(now, self.attached.is_some())
-                .is_some_and(|closed_for| closed_for >= limits::CLOSED_ID_TAKEN)
+        let Some(free_after) = self.rules.closed_id_free_after() else { return false };
+        process.closed_for(now, self.attached.is_some()).is_some_and(|closed_for| closed_for >= free_after)
     }
 
     /// Whether `most` processes run already. Counts admitted starts, but not queued ones.

@@ -37,7 +37,7 @@ pub(crate) async fn create_directory(context: RequestContext, params: wire::Crea
     request.answer(reply, created.await);
 }
 
-/// `fs/readDirectory`: lists a directory as the reference does, or with all details of each entry.
+/// `fs/readDirectory`: lists the names of a directory, or all details of each entry.
 pub(crate) async fn read_directory(context: RequestContext, params: wire::ReadDirectoryParams, reply: Reply) {
     let request = FileRequest::begin(context).await;
     request.answer(reply, list(&request, params).await);
@@ -147,7 +147,7 @@ async fn walk_tree(request: &FileRequest, params: wire::WalkParams) -> Result<wi
     Ok(walk_result(walked, form))
 }
 
-/// An entry whose path is not UTF-8 is reported as an error, as in the reference, together with its URI.
+/// An entry whose path is not UTF-8 is reported as an error, together with its URI.
 fn walk_result(walked: files::WalkResult, form: Form) -> wire::WalkResult {
     let (mut entries, mut errors) = (Vec::new(), Vec::new());
     for (path, kind) in walked.entries {

@@ -5,7 +5,7 @@ use exec_server_protocol::{message, method::Notification, output, output::Output
 use exec_server_rpc::Outbox;
 
 use super::{Feed, FeedMode};
-use crate::process::Dialect;
+use crate::compat::Dialect;
 
 /// Missing numbers that are sent one by one.
 pub(super) struct GapFill {
@@ -28,7 +28,7 @@ impl Feed {
             return;
         }
         if self.process.meta.dialect == Dialect::Command {
-            return; // V0 has no event numbers and no gap message.
+            return; // This dialect has no event numbers and no gap message.
         }
         self.process.count_gap(gap.bytes);
         if self.capabilities.gap {

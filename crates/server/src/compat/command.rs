@@ -1,22 +1,28 @@
-//! V0's `command/exec` family, based on the same processes. Such a process uses V0 messages: see `Dialect::Command`.
+//! V0's `command/*`: its handlers, based on the same processes as `process/*`, and its notifications.
 
 use std::{path::Path, time::Duration};
 
 use exec_server_holder::control::{OverflowPolicy, StartSpec};
+use exec_server_log::OutputStream;
 use exec_server_protocol::{
-    command,
+    ProcessId, command, message,
+    method::Notification,
+    output::{self, EscapedId},
     path::{PathArg, PathError},
 };
+use exec_server_rpc::Outbox;
 use tokio::time::Instant;
 
-use super::{
-    RequestContext, permitted,
-    process::{DEFAULT_SIZE, StartParts, launch, terminate_running},
-};
+use super::Dialect;
 use crate::{
     audit::AuditRecord,
     environment::{check_names, child_environment},
-    process::Dialect,
+    error::Failure,
+    handlers::{
+        RequestContext, permitted,
+        process::{DEFAULT_SIZE, StartParts, launch, terminate_running},
+        stdin::StdinWrite,
+    },
     pump::Reply,
 };
 
@@ -39,7 +45,7 @@ pub(crate) async fn exec(context: RequestContext, params: command::ExecParams, r
             env,
             tty: params.tty.then_some(DEFAULT_SIZE),
             overflow: OverflowPolicy::Block,
-            cap_bytes: config.reference_cap_bytes(),
+            cap_bytes: config.unacked_cap_bytes(),
             ..StartSpec::default()
         },
     };
@@ -68,6 +74,11 @@ fn absolute(cwd: PathArg, own: Option<&Path>) -> PathArg {
     }
 }
 
+/// Converts the params of `command/exec/write`, which has no write ids.
+pub(crate) fn decode_write(params: command::WriteParams<'_>) -> Result<StdinWrite, Failure> {
+    StdinWrite::decode(params.process_id.as_str(), None, &params.chunk, None)
+}
+
 /// `command/exec/terminate`: removes the entry at once, so that a later write reports an unknown process. The exit is
 /// still sent.
 pub(crate) async fn terminate(context: RequestContext, params: command::TerminateParams, reply: Reply) {
@@ -86,4 +97,16 @@ pub(crate) async fn terminate(context: RequestContext, params: command::Terminat
         }
     };
     reply.result(&command::TerminateResult { running });
+}
+
+/// Sends output. Output of a terminal is labelled `stdout`.
+pub(crate) fn send_output(out: &mut Outbox, addressee: &EscapedId, stream: OutputStream, bytes: &[u8]) {
+    let stream = if stream == OutputStream::Stderr { command::Stream::Stderr } else { command::Stream::Stdout };
+    out.message(bytes.len() * 4 / 3 + 128, |buf| output::encode_output_delta(buf, addressee, stream, bytes));
+}
+
+/// Sends the last notification of a process. `exit_code` is `None` if it is unknown.
+pub(crate) fn send_exited(out: &mut Outbox, process_id: ProcessId, exit_code: Option<i32>) {
+    let params = command::ExitedParams { process_id, exit_code: exit_code.unwrap_or(-1) };
+    out.message(160, |buf| message::encode_notification(buf, Notification::CommandExited.name(), &params));
 }

@@ -1,0 +1,152 @@
+//! Flow control for a client that cannot acknowledge output, as those of the generations V0, S and H.
+//!
+//! Sent output counts as taken, except for the last [`limits::UNREAD_BYTES`], which such a client may read again after a
+//! resume. A client that polls with `process/read` shows by its reads what it has taken.
+//!
+//! ```text
+//!                          read with waitMs, or a second read
+//!  new ──────────▶ Pushed ─────────────────────────────────▶ Polled
+//!   │                 ▲◀── held for 2 s with no read in flight ──┘
+//!   └─▶ Awaiting ─────┘ its first read, or 1 s
+//!     resumed
+//! ```
+
+use std::{collections::VecDeque, time::Duration};
+
+use exec_server_protocol::limits;
+use exec_server_session::LogPosition;
+use tokio::time::Instant;
+
+/// If a polling reader holds pushes back this long without a read in flight, pushing resumes.
+const POLLED_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How many more bytes are sent before output is released again.
+const RELEASE_EVERY_BYTES: u64 = 64 << 10;
+
+/// What a feed knows about its reader.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnackedFlow {
+    mode: UnackedMode,
+    reads: u64,
+    reads_in_flight: u32,
+    /// The sent offset when output was last released.
+    released_at: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UnackedMode {
+    /// The client has resumed: nothing is pushed before its first read or `until`.
+    Awaiting { until: Instant },
+    /// Output is pushed. The client does not poll.
+    Pushed,
+    /// The client polls. Its reads have taken everything up to `base`.
+    Polled {
+        base: LogPosition,
+        /// Since when pushing pauses because the reads are too far behind.
+        held_since: Option<Instant>,
+    },
+}
+
+/// What the answer to a read changes for the feed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadEffect {
+    None,
+    /// Pushing begins after this position.
+    ContinueAfter(LogPosition),
+    /// The reader has taken everything up to this position.
+    Taken(LogPosition),
+}
+
+impl UnackedFlow {
+    /// `awaited_until`: the client has resumed, and pushing waits until then for its first read. `sent`: the offset
+    /// where the feed begins.
+    pub(crate) fn new(awaited_until: Option<Instant>, sent: u64) -> Self {
+        let mode = awaited_until.map_or(UnackedMode::Pushed, |until| UnackedMode::Awaiting { until });
+        Self { mode, reads: 0, reads_in_flight: 0, released_at: sent }
+    }
+
+    /// Whether the reader takes the last output by further reads.
+    pub(crate) fn is_polled(&self) -> bool {
+        matches!(self.mode, UnackedMode::Polled { .. })
+    }
+
+    /// When pushing begins or resumes even if nothing happens.
+    pub(crate) fn timer(&self) -> Option<Instant> {
+        match self.mode {
+            UnackedMode::Awaiting { until } => Some(until),
+            UnackedMode::Polled { held_since: Some(since), .. } if self.reads_in_flight == 0 => {
+                Some(since + POLLED_PATIENCE)
+            }
+            UnackedMode::Polled { .. } | UnackedMode::Pushed => None,
+        }
+    }
+
+    pub(crate) fn handle_timer(&mut self) {
+        self.mode = UnackedMode::Pushed;
+    }
+
+    /// Whether pushing pauses. `sent` is the offset up to which output was sent.
+    pub(crate) fn is_held(&mut self, sent: u64, now: Instant) -> bool {
+        match &mut self.mode {
+            UnackedMode::Awaiting { .. } => true,
+            UnackedMode::Pushed => false,
+            UnackedMode::Polled { base, held_since } => {
+                let held = sent.saturating_sub(base.offset) >= limits::UNREAD_BYTES;
+                *held_since = held.then(|| held_since.unwrap_or(now));
+                held
+            }
+        }
+    }
+
+    /// `oldest` is the first position that may still be unread.
+    pub(crate) fn handle_read_begun(&mut self, waits: bool, oldest: LogPosition) {
+        self.reads += 1;
+        self.reads_in_flight += 1;
+        let polls = waits || self.reads > 1;
+        if polls && self.mode == UnackedMode::Pushed {
+            self.mode = UnackedMode::Polled { base: oldest, held_since: None };
+        }
+    }
+
+    /// Handles the answer to a read of everything after `seq`: the reader has taken what is before, and `last` is the
+    /// last position it has now.
+    pub(crate) fn handle_read_answered(&mut self, seq: u64, offset: Option<u64>, last: LogPosition) -> ReadEffect {
+        self.reads_in_flight = self.reads_in_flight.saturating_sub(1);
+        match self.mode {
+            UnackedMode::Awaiting { .. } => {
+                let base = LogPosition { seq, offset: offset.unwrap_or(last.offset) };
+                let polled = UnackedMode::Polled { base, held_since: None };
+                self.mode = if self.reads > 1 { polled } else { UnackedMode::Pushed };
+                ReadEffect::ContinueAfter(last)
+            }
+            UnackedMode::Polled { base, .. } if seq > base.seq => {
+                let base = LogPosition { seq, offset: offset.unwrap_or(base.offset) };
+                self.mode = UnackedMode::Polled { base, held_since: None };
+                ReadEffect::Taken(base)
+            }
+            UnackedMode::Polled { .. } | UnackedMode::Pushed => ReadEffect::None,
+        }
+    }
+
+    /// Removes the marks of pushed output that is older than the last [`limits::UNREAD_BYTES`], and returns the newest
+    /// of them.
+    pub(crate) fn release(
+        &mut self,
+        marks: &mut VecDeque<LogPosition>,
+        sent: u64,
+        is_closed: bool,
+    ) -> Option<LogPosition> {
+        let is_due = is_closed || sent >= self.released_at + RELEASE_EVERY_BYTES;
+        if self.mode != UnackedMode::Pushed || !is_due {
+            return None;
+        }
+        self.released_at = sent;
+        let mut taken = None;
+        while let Some(mark) = marks.front()
+            && mark.offset + limits::UNREAD_BYTES <= sent
+        {
+            taken = marks.pop_front();
+        }
+        taken
+    }
+}
