@@ -63,11 +63,8 @@ pub trait TypeVisitor: Sized {
     fn visit_result<T: Serialize + DeserializeOwned + Documented>(self) -> Self::Output;
 }
 
-/// A type that has a JSON Schema if the feature `schema` is on.
 #[cfg(feature = "schema")]
-pub trait Documented: schemars::JsonSchema {}
-#[cfg(feature = "schema")]
-impl<T: schemars::JsonSchema> Documented for T {}
+pub use schemars::JsonSchema as Documented;
 
 /// A type that has a JSON Schema if the feature `schema` is on.
 #[cfg(not(feature = "schema"))]
