@@ -1,7 +1,5 @@
 //! Events and states are read as they were written, and malformed ones are refused.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use exec_server_log::{
     BlockReason, ControlBlock, Cursor, Exit, ExitCause, LimitsHit, LogStatus, LogWriter, SegmentPool,
 };

@@ -45,8 +45,11 @@ impl ServerEnd {
     }
 }
 
+/// The method and params of a notification.
+type Received = (String, Option<Box<RawValue>>);
+
 /// Puts notifications into a queue, and discards them once its receiver is dropped.
-pub(crate) struct QueueListener(mpsc::Sender<(String, Option<Box<RawValue>>)>);
+pub(crate) struct QueueListener(mpsc::Sender<Received>);
 
 impl NotificationListener for QueueListener {
     async fn notification(&mut self, method: &str, params: Option<&RawValue>) -> Result<(), CloseReason> {
@@ -60,7 +63,7 @@ impl NotificationListener for QueueListener {
 }
 
 /// A listener, and the queue of up to 1024 notifications that it fills.
-pub(crate) fn listener() -> (QueueListener, mpsc::Receiver<(String, Option<Box<RawValue>>)>) {
+pub(crate) fn listener() -> (QueueListener, mpsc::Receiver<Received>) {
     let (notifications_tx, notifications_rx) = mpsc::channel(1024);
     (QueueListener(notifications_tx), notifications_rx)
 }
