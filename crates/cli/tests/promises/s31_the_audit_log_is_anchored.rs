@@ -393,6 +393,6 @@ fn a_link_planted_at_the_name_of_a_running_log_is_not_followed() {
     wait_for("the word of it", || server.stderr().contains("is a symbolic link"));
     stop(&mut server);
     assert_eq!(fs::read_to_string(&victim).expect("read the file"), "as it was");
-    assert_eq!(server.stderr().matches("goes on in its old file").count(), 1, "{}", server.stderr());
+    assert_eq!(server.stderr().matches("continuing with the old file").count(), 1, "{}", server.stderr());
     assert_eq!(verify(&[&moved], &["--state-dir", &server.state_dir().display().to_string()]).0, Some(0));
 }

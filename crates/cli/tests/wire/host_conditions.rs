@@ -52,8 +52,10 @@ fn a_server_without_free_inodes_starts_without_the_socket_for_dial_stdio() {
     fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("close it to others");
     let server =
         TestServer::builder().arg("--token-file").arg(file.to_str().expect("a path is text")).after(script).start();
-    let said = server.stderr();
-    assert!(said.contains("serving without this socket") && said.contains("dial.sock"), "{said}");
+    wait_for("the warning about the socket", || {
+        let said = server.stderr();
+        said.contains("serving without this socket") && said.contains("dial.sock")
+    });
     let mut client = server.client();
     assert_eq!(client.ok("environment/status", json!({}))["status"], "ready");
 }
