@@ -137,7 +137,7 @@ fn kill_ends_a_process_at_its_quota() {
 fn whoever_waits_for_a_process_at_its_quota_is_told_why_and_sees_its_end() {
     let world = World::new();
     world.blocked("job");
-    let wait = "`job` waits: its output has reached the disk quota";
+    let wait = "`job` is blocked: its output has reached the disk quota";
     let mut waiting = world.spawn(&["wait", "job"]);
     let mut attached = world.spawn(&["attach", "job"]);
     // Starts at a number that leaves the oldest output unread, so it frees nothing.

@@ -15,6 +15,9 @@ const SETTLED: Duration = Duration::from_millis(200);
 /// The client gives a server up after this many protocol violations on links that did not last.
 const VIOLATIONS_MAX: u32 = 5;
 
+/// The pause before the client replaces the second and each later link in a row that did not last.
+const SHORT_LINK_PAUSE: Duration = Duration::from_millis(100);
+
 /// The WebSocket close code of a link whose session another connection has taken over.
 const TAKEN: u16 = 1008;
 
@@ -64,9 +67,10 @@ impl ReconnectState {
     }
 
     /// How long to wait before the first attempt after a link. `None` if it may be made at once. A server that accepts every resume and
-    /// then closes the link would otherwise be called in a loop without a pause.
-    pub(super) fn pause_after_short_links(&mut self) -> Option<Duration> {
-        (self.short_links > 1).then(|| self.pause())
+    /// then closes the link would otherwise be called in a loop without a pause. The pause does not grow: a link that is cut often must
+    /// still make progress.
+    pub(super) fn pause_after_short_links(&self) -> Option<Duration> {
+        (self.short_links > 1).then_some(SHORT_LINK_PAUSE)
     }
 
     /// How long to wait before the next attempt.

@@ -117,7 +117,7 @@ mod tests {
     fn what_is_no_message_says_what_it_is() {
         assert!(noise("INFO starting").starts_with("not JSON"));
         assert!(noise("[1]").contains("not an object"));
-        assert!(noise("{\"level\":\"info\",\"msg\":\"up\"}").contains("no message"));
+        assert!(noise("{\"level\":\"info\",\"msg\":\"up\"}").contains("not a JSON-RPC message"));
         assert!(noise("{\"jsonrpc\":\"2.0\",\"id\":1,\"resu").starts_with("not JSON"));
         assert!(noise("{\"method\":\"notifications/progress\"}").contains("progress"));
     }
