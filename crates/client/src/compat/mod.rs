@@ -2,7 +2,7 @@
 //!
 //! [`Client::server`](crate::Client::server) describes the server. Some servers speak the reference protocol without the additions of this
 //! project. The client keeps to the rules of such a server, and refuses requests that the server would ignore with
-//! [`Error::Protocol`](crate::Error::Protocol).
+//! [`Error::Protocol`].
 //!
 //! | [`Generation`] | detected by | differences |
 //! |---|---|---|
