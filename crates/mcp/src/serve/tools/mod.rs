@@ -289,10 +289,10 @@ tools! {
         "Ends a process and everything it started (`signal` absent or `terminate`: SIGTERM, and SIGKILL where that does not \
         help within `grace_ms`), or sends one signal such as INT, HUP or KILL to its process group.";
     "list_processes", "List processes", Reads, processes::list[processes::ListProcessesArguments] -> processes::ListProcessesAnswer:
-        "Lists the processes that start_process has started in this session, with how they are.";
+        "Lists the processes that start_process has started in this session, each with its state.";
     "read_file", "Read a file", Reads, files::read[files::ReadFileArguments] -> files::ReadFileAnswer:
         "Returns lines of a text file with their numbers: by default the first 2000, else `limit` lines from line `offset` on. \
-        Long lines are cut, and that is said in them. The numbers and the tab behind them are not part of the file.";
+        Long lines are cut and marked as cut. The numbers and the tab behind them are not part of the file.";
     "write_file", "Write a file", Sets, files::write[files::WriteFileArguments] -> files::WriteFileAnswer:
         "Writes a whole file: makes it, with the directories above it, or replaces it in one step, so that no reader sees a \
         partial file. To change a part of a file use edit_file.";
