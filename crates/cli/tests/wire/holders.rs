@@ -118,6 +118,8 @@ fn starts_that_a_stopped_holder_does_not_take_are_refused_in_the_end() {
         let error = client.answer(id).expect_err("there is no such program");
         match error.kind() {
             "overloaded" => refused += 1,
+            // On a busy machine the holder was stopped for more than 5 s.
+            "holderSilent" => {}
             _ => assert_error(&error, -32603, "programNotFound"),
         }
     }
