@@ -285,7 +285,7 @@ impl Core {
             own_files,
             incoming: Arc::new(IncomingBudget::new(config.incoming_bytes)),
             files: FilePool::new(config.before_file_work.clone()),
-            file_tasks: FileTaskSlots::default(),
+            file_tasks: FileTaskSlots::of_server(),
             fetcher: Fetcher::new(&config.environment),
             config,
             holders,

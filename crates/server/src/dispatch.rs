@@ -13,7 +13,10 @@ use serde_json::value::RawValue;
 use crate::{
     compat,
     error::Failure,
-    handlers::{self, RequestContext},
+    handlers::{
+        self, RequestContext,
+        files::{self, FileRequest},
+    },
     pump::Reply,
 };
 
@@ -41,48 +44,48 @@ pub(crate) fn call(
             request.run_converted(requests::ProcessWrite, handlers::stdin::decode_write, handlers::stdin::write)
         }
         Method::ProcessCloseStdin => request.run(requests::ProcessCloseStdin, handlers::stdin::close),
-        Method::ProcessSignal => request.run(requests::ProcessSignal, handlers::process::signal),
-        Method::ProcessResize => request.run(requests::ProcessResize, handlers::process::resize),
-        Method::ProcessTerminate => request.run(requests::ProcessTerminate, handlers::process::terminate),
-        Method::ProcessList => request.run(requests::ProcessList, handlers::list::list),
+        Method::ProcessSignal => request.answer(requests::ProcessSignal, handlers::process::signal),
+        Method::ProcessResize => request.answer(requests::ProcessResize, handlers::process::resize),
+        Method::ProcessTerminate => request.answer(requests::ProcessTerminate, handlers::process::terminate),
+        Method::ProcessList => request.answer(requests::ProcessList, handlers::list::list),
         Method::ProcessSubscribe => request.run(requests::ProcessSubscribe, handlers::subscription::subscribe),
-        Method::ProcessUnsubscribe => request.run(requests::ProcessUnsubscribe, handlers::subscription::unsubscribe),
-        Method::ProcessForget => request.run(requests::ProcessForget, handlers::process::forget),
+        Method::ProcessUnsubscribe => request.answer(requests::ProcessUnsubscribe, handlers::subscription::unsubscribe),
+        Method::ProcessForget => request.answer(requests::ProcessForget, handlers::process::forget),
         Method::SessionEnd => request.run(requests::SessionEnd, handlers::session_end),
-        Method::EnvironmentInfo => request.run(requests::EnvironmentInfo, handlers::environment::info),
-        Method::EnvironmentStatus => request.run(requests::EnvironmentStatus, handlers::environment::status),
-        Method::FsReadFile => request.run(requests::FsReadFile, handlers::files::whole::read),
+        Method::EnvironmentInfo => request.answer(requests::EnvironmentInfo, handlers::environment::info),
+        Method::EnvironmentStatus => request.answer(requests::EnvironmentStatus, handlers::environment::status),
+        Method::FsReadFile => request.run(requests::FsReadFile, files::whole::read),
         Method::FsWriteFile => {
-            let decode = |params| handlers::files::whole::decode_write(params, attached);
-            request.run_converted(requests::FsWriteFile, decode, handlers::files::whole::write)
+            let decode = |params| files::whole::decode_write(params, attached);
+            request.files(requests::FsWriteFile, decode, files::whole::write)
         }
-        Method::FsGetMetadata => request.run(requests::FsGetMetadata, handlers::files::whole::get_metadata),
-        Method::FsSetMetadata => request.run(requests::FsSetMetadata, handlers::files::whole::set_metadata),
-        Method::FsCanonicalize => request.run(requests::FsCanonicalize, handlers::files::whole::canonicalize),
-        Method::FsCreateDirectory => request.run(requests::FsCreateDirectory, handlers::files::tree::create_directory),
-        Method::FsReadDirectory => request.run(requests::FsReadDirectory, handlers::files::tree::read_directory),
-        Method::FsWalk => request.run(requests::FsWalk, handlers::files::tree::walk),
-        Method::FsRemove => request.run(requests::FsRemove, handlers::files::tree::remove),
-        Method::FsCopy => request.run(requests::FsCopy, handlers::files::tree::copy),
-        Method::FsCreateSymlink => request.run(requests::FsCreateSymlink, handlers::files::tree::create_symlink),
-        Method::FsOpen => request.run(requests::FsOpen, handlers::files::block::open),
-        Method::FsReadBlock => request.run(requests::FsReadBlock, handlers::files::block::read),
-        Method::FsClose => request.run(requests::FsClose, handlers::files::block::close),
-        Method::FsCreate => request.run(requests::FsCreate, handlers::files::block::create),
+        Method::FsGetMetadata => request.files(requests::FsGetMetadata, Ok, files::whole::get_metadata),
+        Method::FsSetMetadata => request.files(requests::FsSetMetadata, Ok, files::whole::set_metadata),
+        Method::FsCanonicalize => request.files(requests::FsCanonicalize, Ok, files::whole::canonicalize),
+        Method::FsCreateDirectory => request.files(requests::FsCreateDirectory, Ok, files::tree::create_directory),
+        Method::FsReadDirectory => request.files(requests::FsReadDirectory, Ok, files::tree::read_directory),
+        Method::FsWalk => request.files(requests::FsWalk, Ok, files::tree::walk),
+        Method::FsRemove => request.files(requests::FsRemove, Ok, files::tree::remove),
+        Method::FsCopy => request.files(requests::FsCopy, Ok, files::tree::copy),
+        Method::FsCreateSymlink => request.files(requests::FsCreateSymlink, Ok, files::tree::create_symlink),
+        Method::FsOpen => request.files(requests::FsOpen, Ok, files::block::open),
+        Method::FsReadBlock => request.run(requests::FsReadBlock, files::block::read),
+        Method::FsClose => request.answer(requests::FsClose, files::block::close),
+        Method::FsCreate => request.files(requests::FsCreate, Ok, files::block::create),
         Method::FsWriteBlock => {
-            let decode = |params| handlers::files::block::decode_write(params, attached);
-            request.run_converted(requests::FsWriteBlock, decode, handlers::files::block::write)
+            let decode = |params| files::block::decode_write(params, attached);
+            request.files(requests::FsWriteBlock, decode, files::block::write)
         }
-        Method::FsCommit => request.run(requests::FsCommit, handlers::files::block::commit),
-        Method::FsSearch => request.run(requests::FsSearch, handlers::files::search_and_watch::search),
-        Method::FsSearchNext => request.run(requests::FsSearchNext, handlers::files::search_and_watch::search_next),
-        Method::FsGlob => request.run(requests::FsGlob, handlers::files::search_and_watch::glob),
-        Method::FsWatch => request.run(requests::FsWatch, handlers::files::search_and_watch::watch),
-        Method::FsWatchNext => request.run(requests::FsWatchNext, handlers::files::search_and_watch::watch_next),
+        Method::FsCommit => request.files(requests::FsCommit, Ok, files::block::commit),
+        Method::FsSearch => request.files(requests::FsSearch, Ok, files::search_and_watch::search),
+        Method::FsSearchNext => request.files(requests::FsSearchNext, Ok, files::search_and_watch::search_next),
+        Method::FsGlob => request.files(requests::FsGlob, Ok, files::search_and_watch::glob),
+        Method::FsWatch => request.files(requests::FsWatch, Ok, files::search_and_watch::watch),
+        Method::FsWatchNext => request.files(requests::FsWatchNext, Ok, files::search_and_watch::watch_next),
         Method::HttpRequest => {
             request.run_converted(requests::HttpRequest, handlers::http::decode, handlers::http::request)
         }
-        Method::HttpCancel => request.run(requests::HttpCancel, handlers::http::cancel),
+        Method::HttpCancel => request.answer(requests::HttpCancel, handlers::http::cancel),
         Method::CommandExec => request.run(requests::CommandExec, compat::command::exec),
         Method::CommandExecWrite => {
             request.run_converted(requests::CommandExecWrite, compat::command::decode_write, handlers::stdin::write)
@@ -111,6 +114,36 @@ impl<'a> DispatchRequest<'a> {
         R: Future<Output = ()> + Send + 'static,
     {
         self.run_converted(method, Ok, handler)
+    }
+
+    /// Runs a handler whose result is the answer.
+    fn answer<M, F, R>(self, method: M, handler: F) -> Option<RequestFuture>
+    where
+        M: Request,
+        F: FnOnce(RequestContext, M::Params<'a>) -> R,
+        R: Future<Output = Result<M::Result, Failure>> + Send + 'static,
+    {
+        self.run(method, |context, params, reply| {
+            let handled = handler(context, params);
+            async {
+                match handled.await {
+                    Ok(result) => reply.result(&result),
+                    Err(failure) => reply.fail(&failure),
+                }
+            }
+        })
+    }
+
+    /// Runs a handler of a file method in its turn. Its result is the answer.
+    fn files<M, P, C, F, R>(self, method: M, convert: C, handler: F) -> Option<RequestFuture>
+    where
+        M: Request<Result: 'static>,
+        P: Send + 'static,
+        C: FnOnce(M::Params<'a>) -> Result<P, Failure>,
+        F: FnOnce(FileRequest, P) -> R + Send + 'static,
+        R: Future<Output = Result<M::Result, Failure>> + Send + 'static,
+    {
+        self.run_converted(method, convert, |context, params, reply| files::answer(context, params, reply, handler))
     }
 
     /// Runs a handler whose params borrow from the message. `convert` makes them independent of it.

@@ -109,9 +109,6 @@ pub(crate) enum Failure {
     FileBase64,
     #[error("{what}")]
     FileInput { what: &'static str },
-    /// A text that peers compare.
-    #[error("{text}")]
-    Literal { text: &'static str },
     #[error(
         "more than {} bytes do not fit one message; write them in blocks with `fs/create`, `fs/writeBlock` and `fs/commit`",
         limits::FILE_BYTES
@@ -123,8 +120,8 @@ pub(crate) enum Failure {
     DuplicateHandle { id: String },
     #[error("{}", too_many_handles(*used))]
     TooManyHandles { used: HandleUse },
-    #[error("{source}")]
-    Pattern { source: exec_server_fs::PatternError },
+    #[error(transparent)]
+    Pattern(#[from] exec_server_fs::PatternError),
     #[error("limit reached: {most} {what} per connection; close some and try again")]
     TooManyFileTasks { what: &'static str, most: usize },
     #[error("{what}: the host is out of resources: {source}")]
@@ -256,14 +253,12 @@ impl Failure {
             Self::DuplicateRequest { .. } => Kind::DuplicateRequest,
             Self::AuditUnavailable => Kind::AuditUnavailable,
             Self::File(error) => file_kind(error.category()),
-            Self::ForeignPath { .. } | Self::FileBase64 | Self::FileInput { .. } | Self::Literal { .. } => {
-                Kind::InvalidInput
-            }
+            Self::ForeignPath { .. } | Self::FileBase64 | Self::FileInput { .. } => Kind::InvalidInput,
             Self::HandleName | Self::WrongHandle { .. } => Kind::InvalidInput,
             Self::FileTooLarge => Kind::FileTooLarge,
             Self::DuplicateHandle { .. } => Kind::DuplicateHandle,
             Self::TooManyHandles { .. } | Self::TooManyFileTasks { .. } => Kind::TooManyHandles,
-            Self::Pattern { .. } => Kind::InvalidPattern,
+            Self::Pattern(_) => Kind::InvalidPattern,
             Self::Host { .. } => Kind::ResourcesExhausted,
             Self::UnknownHandle { .. } => Kind::UnknownHandle,
             Self::Internal { .. } => Kind::Internal,

@@ -12,7 +12,7 @@
 use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc, time::Duration};
 
 use exec_server_fs::{
-    PatternError, Stop,
+    Stop,
     search::{SearchLine, SearchSummary},
     watch::{ChangeBatch, PendingChanges, WatchStopper},
 };
@@ -28,32 +28,31 @@ const PAGE_TIME: Duration = Duration::from_millis(100);
 /// How often a thread that waits for its reader checks whether it should stop.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// Most search and watch threads of all connections together.
+/// Slots for search and watch threads, of a connection or of all connections together.
 #[derive(Debug)]
 pub(crate) struct FileTaskSlots {
     searches: Arc<Semaphore>,
     watches: Arc<Semaphore>,
 }
 
-impl Default for FileTaskSlots {
-    fn default() -> Self {
-        let of_server = || Arc::new(Semaphore::new(limits::SEARCHES_OF_SERVER));
-        Self { searches: of_server(), watches: of_server() }
+impl FileTaskSlots {
+    fn new(searches: usize, watches: usize) -> Self {
+        Self { searches: Arc::new(Semaphore::new(searches)), watches: Arc::new(Semaphore::new(watches)) }
+    }
+
+    /// The slots of the server.
+    pub(crate) fn of_server() -> Self {
+        Self::new(limits::SEARCHES_OF_SERVER, limits::SEARCHES_OF_SERVER)
     }
 }
 
 /// One permit of the connection and one of the server. Returned on drop.
-#[derive(Debug)]
-pub(crate) struct FileTaskSlot {
-    _of_connection: OwnedSemaphorePermit,
-    _of_server: OwnedSemaphorePermit,
-}
+pub(crate) type FileTaskSlot = [OwnedSemaphorePermit; 2];
 
 /// The searches and watches of a connection.
 #[derive(Debug)]
 pub(crate) struct FileTasks {
-    searches: Arc<Semaphore>,
-    watches: Arc<Semaphore>,
+    slots: FileTaskSlots,
     named: Mutex<NamedTasks>,
 }
 
@@ -89,22 +88,18 @@ impl FileTask {
 
 impl Default for FileTasks {
     fn default() -> Self {
-        Self {
-            searches: Arc::new(Semaphore::new(limits::SEARCHES)),
-            watches: Arc::new(Semaphore::new(limits::WATCHES)),
-            named: Mutex::default(),
-        }
+        Self { slots: FileTaskSlots::new(limits::SEARCHES, limits::WATCHES), named: Mutex::default() }
     }
 }
 
 impl FileTasks {
     pub(crate) fn reserve_search(&self, server: &FileTaskSlots) -> Result<FileTaskSlot, Failure> {
-        reserve_slot(&self.searches, &server.searches)
+        reserve_slot(&self.slots.searches, &server.searches)
             .ok_or(Failure::TooManyFileTasks { what: "searches", most: limits::SEARCHES })
     }
 
     pub(crate) fn reserve_watch(&self, server: &FileTaskSlots) -> Result<FileTaskSlot, Failure> {
-        reserve_slot(&self.watches, &server.watches)
+        reserve_slot(&self.slots.watches, &server.watches)
             .ok_or(Failure::TooManyFileTasks { what: "watches", most: limits::WATCHES })
     }
 
@@ -146,18 +141,15 @@ impl FileTasks {
 
     /// Stops all tasks because the connection has ended. No new ones can be added.
     pub(crate) fn end(&self) {
-        let mut named = self.named.lock();
-        named.is_over = true;
-        let all = std::mem::take(&mut named.by_name);
-        drop(named);
+        let ended = NamedTasks { by_name: BTreeMap::new(), is_over: true };
+        let all = std::mem::replace(&mut *self.named.lock(), ended).by_name;
         all.values().for_each(FileTask::end);
     }
 }
 
 fn reserve_slot(of_connection: &Arc<Semaphore>, of_server: &Arc<Semaphore>) -> Option<FileTaskSlot> {
-    let _of_connection = of_connection.clone().try_acquire_owned().ok()?;
-    let _of_server = of_server.clone().try_acquire_owned().ok()?;
-    Some(FileTaskSlot { _of_connection, _of_server })
+    let permit = of_connection.clone().try_acquire_owned().ok()?;
+    Some([permit, of_server.clone().try_acquire_owned().ok()?])
 }
 
 /// A search that is running, or finished with results left to read.
@@ -168,7 +160,7 @@ pub(crate) struct SearchTask {
     pub(crate) form: Form,
     /// Most bytes of buffered lines. Beyond that, the thread waits.
     capacity: usize,
-    buffer: Mutex<SearchBuffer>,
+    buffer: Mutex<SearchPage>,
     /// Notified when lines were taken, and when the search is cancelled.
     room: Condvar,
     /// Notified when there are new lines or an outcome.
@@ -178,47 +170,12 @@ pub(crate) struct SearchTask {
     _slot: FileTaskSlot,
 }
 
+/// The lines that were found and not yet taken, and the outcome if no more will follow.
 #[derive(Debug, Default)]
-struct SearchBuffer {
-    lines: Vec<SearchLine>,
-    bytes: usize,
-    outcome: Option<Result<SearchSummary, TaskError>>,
-}
-
-/// Why a search or a watch failed.
-#[derive(Debug)]
-pub(crate) enum TaskError {
-    /// The pattern is invalid.
-    Pattern(PatternError),
-    /// A file operation failed.
-    File(exec_server_fs::Error),
-    /// It is not allowed, or a limit was reached.
-    Failure(Failure),
-}
-
-impl From<PatternError> for TaskError {
-    fn from(error: PatternError) -> Self {
-        Self::Pattern(error)
-    }
-}
-
-impl From<exec_server_fs::Error> for TaskError {
-    fn from(error: exec_server_fs::Error) -> Self {
-        Self::File(error)
-    }
-}
-
-impl From<Failure> for TaskError {
-    fn from(failure: Failure) -> Self {
-        Self::Failure(failure)
-    }
-}
-
-/// Lines, and the outcome if they are the last.
-#[derive(Debug)]
 pub(crate) struct SearchPage {
     pub(crate) lines: Vec<SearchLine>,
-    pub(crate) outcome: Option<Result<SearchSummary, TaskError>>,
+    bytes: usize,
+    pub(crate) outcome: Option<Result<SearchSummary, Failure>>,
 }
 
 impl SearchTask {
@@ -260,7 +217,7 @@ impl SearchTask {
     }
 
     /// Sets the outcome; the last call of the search's thread.
-    pub(crate) fn finish(&self, outcome: Result<SearchSummary, TaskError>) {
+    pub(crate) fn finish(&self, outcome: Result<SearchSummary, Failure>) {
         self.buffer.lock().outcome = Some(outcome);
         self.changed.notify_one();
     }
@@ -284,7 +241,7 @@ impl SearchTask {
     }
 
     /// Waits until `is_enough` returns true or the search is done. Cancel safe.
-    async fn wait(&self, is_enough: impl Fn(&SearchBuffer) -> bool) {
+    async fn wait(&self, is_enough: impl Fn(&SearchPage) -> bool) {
         loop {
             // `notify_one` stores a permit, so a change between the check and the `await` is not lost.
             let changed = self.changed.notified();
@@ -299,9 +256,9 @@ impl SearchTask {
     }
 
     fn take(&self) -> SearchPage {
-        let SearchBuffer { lines, outcome, .. } = std::mem::take(&mut *self.buffer.lock());
+        let page = std::mem::take(&mut *self.buffer.lock());
         self.room.notify_all();
-        SearchPage { lines, outcome }
+        page
     }
 }
 
@@ -384,7 +341,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_search_waits_for_a_slow_reader_and_keeps_no_more_than_two_pages() {
-        let (tasks, server) = (FileTasks::default(), FileTaskSlots::default());
+        let (tasks, server) = (FileTasks::default(), FileTaskSlots::of_server());
         let search = SearchTask::new(Stop::new(), true, Form::Native, tasks.reserve_search(&server).unwrap());
         let thread = std::thread::spawn({
             let search = search.clone();
@@ -411,7 +368,7 @@ mod tests {
 
     #[test]
     fn a_search_that_is_called_off_does_not_wait_for_its_reader() {
-        let (tasks, server) = (FileTasks::default(), FileTaskSlots::default());
+        let (tasks, server) = (FileTasks::default(), FileTaskSlots::of_server());
         let search = SearchTask::new(Stop::new(), true, Form::Native, tasks.reserve_search(&server).unwrap());
         tasks.add("s", FileTask::Search(search.clone())).unwrap();
         let thread = std::thread::spawn({
@@ -428,7 +385,7 @@ mod tests {
 
     #[test]
     fn names_and_places_are_bounded_and_come_back() {
-        let (tasks, server) = (FileTasks::default(), FileTaskSlots::default());
+        let (tasks, server) = (FileTasks::default(), FileTaskSlots::of_server());
         let watch = || {
             let slot = tasks.reserve_watch(&server)?;
             Ok::<Arc<WatchTask>, Failure>(WatchTask::new(WatchStopper::new().unwrap(), Form::Native, slot))

@@ -51,14 +51,14 @@ impl FilePool {
         &self,
         files: &SessionFiles,
         line: Option<Arc<JobQueue>>,
-        job: impl FnOnce(&Cancel) -> T + Send + 'static,
+        job: impl FnOnce(&Cancel) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let made = Arc::new(Mutex::new(None));
         let making = Arc::clone(&made);
         let job = Box::new(move |cancel: &Cancel| *making.lock() = Some(job(cancel)));
         self.run_boxed(files, line, job).await?;
         let made = made.lock().take();
-        made.ok_or(Failure::Internal { what: "a file operation" })
+        made.ok_or(Failure::Internal { what: "a file operation" })?
     }
 
     /// Not generic, so that the code of the thread and the waiter is not compiled again for each job type.

@@ -29,14 +29,8 @@ const LOOK_UPS: usize = 32;
 #[error("`{host}` is not at an address of the public internet")]
 pub(crate) struct PrivateTarget {
     host: String,
-    address: IpAddr,
-}
-
-impl PrivateTarget {
     /// The address, to be logged.
-    pub(crate) fn address(&self) -> IpAddr {
-        self.address
-    }
+    pub(crate) address: IpAddr,
 }
 
 /// Refuses a URL whose host is a private address. Names are checked when they are resolved.
@@ -307,8 +301,8 @@ mod tests {
             panic!("localhost is this host")
         };
         let private = error.downcast_ref::<PrivateTarget>().expect("it is refused as such");
-        assert!(private.address().is_loopback());
-        assert!(!error.to_string().contains(&private.address().to_string()), "{error}");
+        assert!(private.address.is_loopback());
+        assert!(!error.to_string().contains(&private.address.to_string()), "{error}");
         let found = TargetResolver::new(TargetReach::Anywhere).resolve("localhost".parse().unwrap()).await.unwrap();
         assert!(found.count() > 0);
     }

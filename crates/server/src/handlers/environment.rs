@@ -12,45 +12,37 @@ use exec_server_protocol::{
 use exec_server_sandbox::Host;
 
 use super::{RequestContext, permitted};
-use crate::pump::Reply;
+use crate::error::Failure;
 
 /// The shell if `SHELL` is not set.
 const FALLBACK_SHELL: &str = "/bin/sh";
 
 /// `environment/info`: shell, working directory and temporary directories, as URIs.
-pub(crate) async fn info(context: RequestContext, _: Empty, reply: Reply) {
+pub(crate) async fn info(context: RequestContext, _: Empty) -> Result<InfoResult, Failure> {
     let config = &context.core.config;
-    let variable = |name: &str| -> Option<&OsString> {
-        config
-            .environment
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value)
-            .filter(|value| !value.is_empty())
+    let variable = |name: &str| {
+        let found = config.environment.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value).filter(|value| !value.is_empty())
     };
     let shell =
         variable("SHELL").map_or_else(|| FALLBACK_SHELL.to_owned(), |shell| shell.to_string_lossy().into_owned());
     let name = Path::new(&shell).file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let absolute_uri = |text: &OsString| text.as_bytes().starts_with(b"/").then(|| path::to_uri(Path::new(text)));
-    let temp = variable("TMPDIR").map_or_else(|| OsString::from("/tmp"), Clone::clone);
-    reply.result(&InfoResult {
+    let temp = variable("TMPDIR").cloned().unwrap_or_else(|| "/tmp".into());
+    let Host { landlock, seccomp, namespaces } = Host::detect();
+    Ok(InfoResult {
         shell: Some(Shell { name, path: shell }),
         cwd: Some(path::to_uri(&permitted::default_directory(&context.grant, config.cwd.as_deref()))),
         temporary_directories: Some(Vec::new()),
         temp_dir: absolute_uri(&temp),
         home_dir: variable("HOME").and_then(absolute_uri),
         search_path: variable("PATH").map(|path| path.to_string_lossy().into_owned()),
-        sandbox: Some(support()),
+        sandbox: Some(SandboxSupport { landlock, seccomp, namespaces }),
         capabilities: EnvironmentCapabilities::served(),
-    });
-}
-
-fn support() -> SandboxSupport {
-    let Host { landlock, seccomp, namespaces } = Host::detect();
-    SandboxSupport { landlock, seccomp, namespaces }
+    })
 }
 
 /// `environment/status`: a server that answers is ready.
-pub(crate) async fn status(_: RequestContext, _: Empty, reply: Reply) {
-    reply.result(&StatusResult { status: Status::Ready });
+pub(crate) async fn status(_: RequestContext, _: Empty) -> Result<StatusResult, Failure> {
+    Ok(StatusResult { status: Status::Ready })
 }

@@ -12,7 +12,9 @@ use std::{ffi::OsString, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use exec_server_protocol::{
-    base64, http as wire, limits,
+    base64,
+    failure::Kind,
+    http as wire, limits,
     message::encode_notification,
     method::{Notification, Scope},
     sandbox::{Network, Profile, SandboxContext},
@@ -157,7 +159,7 @@ pub(crate) async fn request(context: RequestContext, mut request: OutboundReques
         Err(failure) => return refuse(&context, &request, &failure, reply),
     };
     let status = response.status().as_u16();
-    tracing::debug!(to = target_of(&request), status, "HTTP answer");
+    tracing::debug!(to = target(&request.url), status, "HTTP answer");
     let headers = headers_of(&response);
     if request.is_stream {
         reply.result(&wire::RequestResult { status, headers, body_base64: String::new() });
@@ -173,9 +175,8 @@ pub(crate) async fn request(context: RequestContext, mut request: OutboundReques
 }
 
 /// `http/cancel`: the pending request ends with the error that it was cancelled.
-pub(crate) async fn cancel(context: RequestContext, params: wire::CancelParams, reply: Reply) {
-    let cancelled = context.peer.fetches.cancel(&params.request_id);
-    reply.result(&wire::CancelResult { cancelled });
+pub(crate) async fn cancel(context: RequestContext, params: wire::CancelParams) -> Result<wire::CancelResult, Failure> {
+    Ok(wire::CancelResult { cancelled: context.peer.fetches.cancel(&params.request_id) })
 }
 
 /// Checks what depends on the principal, and reserves a slot. Sends nothing yet. Moves body and headers into the
@@ -249,20 +250,16 @@ fn failed(context: &RequestContext, request: &OutboundRequest, source: FetchErro
 fn refuse(context: &RequestContext, request: &OutboundRequest, failure: &Failure, reply: Reply) {
     let kind = failure.kind();
     // Only the logs contain the private address: a principal that may not reach it must not learn it.
-    let reason = match failure {
-        Failure::HttpTarget { source, .. } => match &**source {
-            FetchError::Private(private) => format!("{failure}: it is at {}", private.address()),
-            _ => failure.to_string(),
-        },
-        _ => failure.to_string(),
-    };
-    if kind == exec_server_protocol::failure::Kind::Forbidden {
-        let (method, reason) = (Some(context.method.name()), Some(reason.clone()));
-        let record =
-            AuditRecord { method, reason, target: Some(target(&request.url)), ..AuditRecord::of("request.deny") };
-        context.record(&context.session, None, record);
+    let mut reason = failure.to_string();
+    if let Failure::HttpTarget { source, .. } = failure
+        && let FetchError::Private(private) = &**source
+    {
+        reason = format!("{reason}: it is at {}", private.address);
     }
-    tracing::warn!(parent: reply.span(), to = target_of(request), kind = kind.as_str(), reason, "HTTP request failed");
+    if kind == Kind::Forbidden {
+        context.record_refusal(reason.clone(), Some(target(&request.url)));
+    }
+    tracing::warn!(parent: reply.span(), to = target(&request.url), kind = kind.as_str(), reason, "HTTP request failed");
     reply.fail(failure);
 }
 
@@ -314,7 +311,7 @@ async fn stream(context: &RequestContext, request: &OutboundRequest, clock: &Req
         }
     };
     if let Some(failure) = &error {
-        tracing::warn!(to = target_of(request), kind = failure.kind().as_str(), reason = %failure, "HTTP body ended early");
+        tracing::warn!(to = target(&request.url), kind = failure.kind().as_str(), reason = %failure, "HTTP body ended early");
     }
     pieces.end(error.as_ref()).await;
 }
@@ -447,10 +444,6 @@ fn host(url: &Url) -> String {
 fn target(url: &Url) -> String {
     let port = url.port_or_known_default().unwrap_or_default();
     format!("{}://{}:{port}", url.scheme(), url.host_str().unwrap_or_default())
-}
-
-fn target_of(request: &OutboundRequest) -> String {
-    target(&request.url)
 }
 
 #[cfg(test)]

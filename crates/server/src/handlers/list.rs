@@ -7,11 +7,7 @@ use std::{io, sync::Arc};
 use exec_server_protocol::{base64, limits, process as wire, signal as names};
 
 use super::RequestContext;
-use crate::{
-    error::Failure,
-    process::Process,
-    pump::{self, Reply},
-};
+use crate::{error::Failure, process::Process, pump};
 
 /// JSON values of one entry besides its arguments, and of the answer around the entries.
 const ENTRY_VALUES: usize = 32;
@@ -23,14 +19,7 @@ const ADOPTING_BYTES: usize = 128;
 type ListPosition = (u64, String, String);
 
 /// `process/list`: the processes of this session, or of all sessions of the principal.
-pub(crate) async fn list(context: RequestContext, params: wire::ListParams, reply: Reply) {
-    match page(&context, &params) {
-        Ok(page) => reply.result(&page),
-        Err(failure) => reply.fail(&failure),
-    }
-}
-
-fn page(context: &RequestContext, params: &wire::ListParams) -> Result<wire::ListResult, Failure> {
+pub(crate) async fn list(context: RequestContext, params: wire::ListParams) -> Result<wire::ListResult, Failure> {
     let after = params.cursor.as_deref().map(read_cursor).transpose()?;
     if params.limit == Some(0) {
         return Err(Failure::InvalidParams { reason: "limit must be 1 or more".to_owned() });

@@ -45,9 +45,14 @@ impl RequestContext {
     /// Records a start that was refused because the principal lacks a permission. Other refusals are not recorded.
     pub(crate) fn record_denied(&self, failure: &Failure) {
         if failure.kind() == Kind::Forbidden {
-            let (method, reason) = (Some(self.method.name()), Some(failure.to_string()));
-            self.record(&self.session, None, AuditRecord { method, reason, ..AuditRecord::of("request.deny") });
+            self.record_refusal(failure.to_string(), None);
         }
+    }
+
+    /// Records that this request was refused. `target` is that of an HTTP request.
+    pub(crate) fn record_refusal(&self, reason: String, target: Option<String>) {
+        let (method, reason) = (Some(self.method.name()), Some(reason));
+        self.record(&self.session, None, AuditRecord { method, reason, target, ..AuditRecord::of("request.deny") });
     }
 
     /// Records what this request does to a session or to one of its processes.
@@ -78,15 +83,10 @@ impl RequestContext {
 
     /// The session that a request is about: its own, or another one of the same principal.
     pub(crate) fn session(&self, id: Option<&SessionId>) -> Result<Arc<Session>, Failure> {
-        match id {
-            None => Ok(self.session.clone()),
-            Some(id) if id.as_str() == &*self.session.id => Ok(self.session.clone()),
-            Some(id) => {
-                let session = self.core.session(id.as_str(), &self.session.principal)?;
-                session.touch(Instant::now());
-                Ok(session)
-            }
-        }
+        let Some(id) = id.filter(|id| id.as_str() != &*self.session.id) else { return Ok(self.session.clone()) };
+        let session = self.core.session(id.as_str(), &self.session.principal)?;
+        session.touch(Instant::now());
+        Ok(session)
     }
 
     /// Pauses the clock of another session until the returned value is dropped.

@@ -1,9 +1,6 @@
 //! `process/*`: start, read, signal, resize, terminate, forget. Lists are in `list`.
 
-use std::{
-    os::unix::ffi::OsStrExt,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{os::unix::ffi::OsStrExt, time::Duration};
 
 use exec_server_holder::{
     TerminalSize,
@@ -27,7 +24,7 @@ use crate::{
     pump::{PumpCommand, ReadCommand, Reply},
     sandbox::Confinement,
     session::ProcessLaunch,
-    trace,
+    trace, wall_clock,
 };
 
 /// Used if the client gave no size.
@@ -67,18 +64,12 @@ pub(crate) fn launch(context: &RequestContext, parts: StartParts) -> Result<Proc
     spec.argv = argv.iter().map(|arg| arg.clone().into_bytes()).collect();
     spec.cwd = path.as_os_str().as_bytes().to_vec();
     let cwd = path.to_string_lossy().into_owned();
-    let started_ms = wall_clock_ms();
+    let started_ms = wall_clock::now_ms();
     let (argv, argv_bytes) = truncate_argv(&argv, limits::KEPT_ARGV_BYTES);
     let meta =
         ProcessMeta { process_id, argv, argv_bytes, cwd, tty, stdin, dialect, started_ms, sandbox: None, auto_forget };
     spec.meta = serde_json::to_vec(&meta).expect("a record of strings and numbers serializes");
     Ok(ProcessLaunch { meta, spec, confinement, peer: context.peer.label.clone() })
-}
-
-/// Wall-clock time, for display only.
-fn wall_clock_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// `process/start`. The id is reserved immediately; the answer is sent when the process runs or has failed to start.
@@ -189,62 +180,54 @@ pub(crate) async fn read(context: RequestContext, params: wire::ReadParams, repl
 }
 
 /// `process/signal`: signals the process group. No effect on an unknown, starting or exited process.
-pub(crate) async fn signal(context: RequestContext, params: wire::SignalParams, reply: Reply) {
+pub(crate) async fn signal(context: RequestContext, params: wire::SignalParams) -> Result<Empty, Failure> {
     let Some(signal) = names::number(&params.signal) else {
-        return reply.fail(&Failure::UnknownSignal { name: params.signal.chars().take(32).collect() });
+        return Err(Failure::UnknownSignal { name: params.signal.chars().take(32).collect() });
     };
-    match context.process(params.session_id.as_ref(), params.process_id.as_str()).await {
-        Ok(Some(process)) => {
-            let name = u8::try_from(signal).ok().map(|signal| names::name(signal).into_owned());
-            let record = AuditRecord { pid: Some(process.pid), signal: name, ..AuditRecord::of("process.signal") };
-            if let Ok(session) = context.session(params.session_id.as_ref()) {
-                context.record(&session, Some(process.id()), record);
-            }
-            let slot = process.slot();
-            // Ignore the status: without a holder no process is left to signal.
-            process.link().status(|req| ToHolder::Signal { req, slot, signal }).get().await;
-            reply.result(&Empty {});
+    if let Some(process) = context.process(params.session_id.as_ref(), params.process_id.as_str()).await? {
+        let name = u8::try_from(signal).ok().map(|signal| names::name(signal).into_owned());
+        let record = AuditRecord { pid: Some(process.pid), signal: name, ..AuditRecord::of("process.signal") };
+        if let Ok(session) = context.session(params.session_id.as_ref()) {
+            context.record(&session, Some(process.id()), record);
         }
-        Ok(None) => reply.result(&Empty {}),
-        Err(failure) => reply.fail(&failure),
+        let slot = process.slot();
+        // Ignore the status: without a holder no process is left to signal.
+        process.link().status(|req| ToHolder::Signal { req, slot, signal }).get().await;
     }
+    Ok(Empty {})
 }
 
 /// `process/resize`: sets the terminal's size.
-pub(crate) async fn resize(context: RequestContext, params: wire::ResizeParams, reply: Reply) {
-    let process = match context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await {
-        Ok(process) => process,
-        Err(failure) => return reply.fail(&failure),
-    };
+pub(crate) async fn resize(context: RequestContext, params: wire::ResizeParams) -> Result<Empty, Failure> {
+    let process = context.known_process(params.session_id.as_ref(), params.process_id.as_str()).await?;
     if !process.meta.tty {
-        return reply.fail(&Failure::NotATerminal { id: process.id().to_owned() });
+        return Err(Failure::NotATerminal { id: process.id().to_owned() });
     }
     let (slot, rows, cols) = (process.slot(), params.rows, params.cols);
     match process.link().status(|req| ToHolder::Resize { req, slot, rows, cols }).get().await {
-        Some(_) => reply.result(&Empty {}),
+        Some(_) => Ok(Empty {}),
         // The process has closed, and its session is archived. The holder accepted a resize of a closed process, too.
-        None if process.link().is_archive() => reply.result(&Empty {}),
-        None => reply.fail(&context.session.holder_lost_failure()),
+        None if process.link().is_archive() => Ok(Empty {}),
+        None => Err(context.session.holder_lost_failure()),
     }
 }
 
 /// `process/terminate`: at once, or with a grace period. A pending start completes first and is then terminated. It
 /// still counts as started: a client that lost the answer in a disconnect and repeats the start must not start it a
 /// second time.
-pub(crate) async fn terminate(context: RequestContext, params: wire::TerminateParams, reply: Reply) {
-    let session = match context.session(params.session_id.as_ref()) {
-        Ok(session) => session,
-        Err(failure) => return reply.fail(&failure),
-    };
+pub(crate) async fn terminate(
+    context: RequestContext,
+    params: wire::TerminateParams,
+) -> Result<wire::TerminateResult, Failure> {
+    let nothing_runs = wire::TerminateResult { running: false, streams_held: false };
+    let session = context.session(params.session_id.as_ref())?;
     let id = params.process_id.as_str();
     trace::about(id);
-    let Some(process) = session.process(id).await else {
-        return reply.result(&wire::TerminateResult { running: false, streams_held: false });
-    };
+    let Some(process) = session.process(id).await else { return Ok(nothing_runs) };
     context.record(&session, Some(id), AuditRecord { pid: Some(process.pid), ..AuditRecord::of("process.terminate") });
     let ended = terminate_running(&process, params.grace_ms.map(Duration::from_millis)).await;
-    // `None`: the holder is dead, so nothing runs.
-    reply.result(&ended.unwrap_or(wire::TerminateResult { running: false, streams_held: false }));
+    // `None`: the holder is dead.
+    Ok(ended.unwrap_or(nothing_runs))
 }
 
 pub(crate) async fn terminate_running(process: &Process, grace: Option<Duration>) -> Option<wire::TerminateResult> {
@@ -258,20 +241,14 @@ pub(crate) async fn terminate_running(process: &Process, grace: Option<Duration>
 }
 
 /// `process/forget`: drops a closed process and its log.
-pub(crate) async fn forget(context: RequestContext, params: wire::ForgetParams, reply: Reply) {
-    let found = context.session(params.session_id.as_ref());
-    let session = match found {
-        Ok(session) => session,
-        Err(failure) => return reply.fail(&failure),
-    };
+pub(crate) async fn forget(context: RequestContext, params: wire::ForgetParams) -> Result<Empty, Failure> {
+    let session = context.session(params.session_id.as_ref())?;
     let id = params.process_id.as_str();
     trace::about(id);
-    let Some(process) = session.process(id).await else {
-        return reply.fail(&Failure::UnknownProcess { id: id.to_owned() });
-    };
+    let process = session.process(id).await.ok_or_else(|| Failure::UnknownProcess { id: id.to_owned() })?;
     if process.status().closed_seq.is_none() {
-        return reply.fail(&Failure::NotClosed { id: id.to_owned() });
+        return Err(Failure::NotClosed { id: id.to_owned() });
     }
     session.forget(&process);
-    reply.result(&Empty {});
+    Ok(Empty {})
 }

@@ -42,7 +42,7 @@ pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribePa
     context.peer.outgoing.enqueue_command(PumpCommand::Follow(follow));
 }
 
-pub(crate) async fn unsubscribe(context: RequestContext, params: wire::UnsubscribeParams, reply: Reply) {
+pub(crate) async fn unsubscribe(context: RequestContext, params: wire::UnsubscribeParams) -> Result<Empty, Failure> {
     // The owner's own feed is not a subscription, so it stays. A process that is gone has no feed.
     let other = params.session_id.filter(|id| id.as_str() != &*context.session.id);
     if let Some(session) = other
@@ -50,5 +50,5 @@ pub(crate) async fn unsubscribe(context: RequestContext, params: wire::Unsubscri
     {
         context.peer.outgoing.enqueue_command(PumpCommand::Unfollow(process));
     }
-    reply.result(&Empty {});
+    Ok(Empty {})
 }

@@ -9,7 +9,7 @@ use exec_server_fs::{self as files, Cancel, Draft, View, WriteOptions};
 use exec_server_protocol::{Empty, base64, failure::Kind as FailureKind, fs as wire, limits};
 use exec_server_rpc::pool::PooledBuffer;
 
-use super::{FileRequest, from_wire, links, one_of, path, to_wire, write_result};
+use super::{FileRequest, from_wire, links, one_of, path, send, to_wire, write_result};
 use crate::{
     error::Failure,
     files::{DraftHandle, FileHandle, HandleUse},
@@ -18,12 +18,7 @@ use crate::{
 };
 
 /// `fs/open`: opens a regular file for reading.
-pub(crate) async fn open(context: RequestContext, params: wire::OpenParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    request.answer(reply, open_file(&request, params).await);
-}
-
-async fn open_file(request: &FileRequest, params: wire::OpenParams) -> Result<wire::OpenResult, Failure> {
+pub(crate) async fn open(request: FileRequest, params: wire::OpenParams) -> Result<wire::OpenResult, Failure> {
     let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
     let opening = request.session().files.reserve(&params.handle_id, HandleUse::Read)?;
     let operation = move |view: &View, _: &Cancel| {
@@ -48,8 +43,7 @@ pub(crate) async fn read(context: RequestContext, params: wire::ReadBlockParams,
     let request = FileRequest::begin(context).await;
     match read_block(&request, params).await {
         Ok((block, Some(bytes))) => reply.result_attached(&block, bytes),
-        Ok((block, None)) => request.answer(reply, Ok(block)),
-        Err(failure) => reply.fail(&failure),
+        other => send(reply, other.map(|(block, _)| block), &request.applied),
     }
 }
 
@@ -95,7 +89,7 @@ async fn read_block(
 
 /// `fs/close`: closes a file. A draft is removed with all that was written, unless it is kept. A search or watch is
 /// cancelled.
-pub(crate) async fn close(context: RequestContext, params: wire::CloseParams, reply: Reply) {
+pub(crate) async fn close(context: RequestContext, params: wire::CloseParams) -> Result<Empty, Failure> {
     context.peer.file_tasks.close(&params.handle_id);
     let closed = context.session.files.close(&params.handle_id);
     if let Some(handle) = closed {
@@ -108,20 +102,15 @@ pub(crate) async fn close(context: RequestContext, params: wire::CloseParams, re
         // Closing may wait for a disk, but needs no slot of the pool: there are at most as many of these as open files.
         tokio::task::spawn_blocking(close).await.unwrap_or(());
     }
-    reply.result(&Empty {});
+    Ok(Empty {})
 }
 
 /// `fs/create`: begins a draft.
-pub(crate) async fn create(context: RequestContext, params: wire::CreateParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    request.answer(reply, create_draft(&request, params).await);
-}
-
-async fn create_draft(request: &FileRequest, params: wire::CreateParams) -> Result<wire::CreateResult, Failure> {
+pub(crate) async fn create(request: FileRequest, params: wire::CreateParams) -> Result<wire::CreateResult, Failure> {
     let (path, links, keep) = (path(&params.path)?, links(params.follow_symlinks), params.keep);
     let opening = request.session().files.reserve(&params.handle_id, HandleUse::Write)?;
     if keep.is_some() {
-        close_left(request, &path);
+        close_left(&request, &path);
     }
     let user = request.context.core.config.file_user.clone();
     let operation = move |view: &View, _: &Cancel| {
@@ -157,19 +146,15 @@ pub(crate) fn decode_write(params: wire::WriteBlockParams<'_>, attached: Option<
 }
 
 /// `fs/writeBlock`: writes bytes of a draft.
-pub(crate) async fn write(context: RequestContext, params: WriteBlock, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    let written = async {
-        let writing = writing(&request, &params.handle_id)?;
-        let line = writing.line.clone();
-        let work = move |_: &Cancel| {
-            let draft = writing.draft.lock();
-            draft.write_block(params.offset, &params.bytes)?;
-            draft.size()
-        };
-        request.work(Some(line), work).await.map(|size| wire::WriteBlockResult { size })
+pub(crate) async fn write(request: FileRequest, params: WriteBlock) -> Result<wire::WriteBlockResult, Failure> {
+    let writing = writing(&request, &params.handle_id)?;
+    let line = writing.line.clone();
+    let work = move |_: &Cancel| {
+        let draft = writing.draft.lock();
+        draft.write_block(params.offset, &params.bytes)?;
+        draft.size()
     };
-    request.answer(reply, written.await);
+    request.work(Some(line), work).await.map(|size| wire::WriteBlockResult { size })
 }
 
 fn writing(request: &FileRequest, id: &str) -> Result<Arc<DraftHandle>, Failure> {
@@ -183,13 +168,8 @@ fn writing(request: &FileRequest, id: &str) -> Result<Arc<DraftHandle>, Failure>
 
 /// `fs/commit`: turns the draft into the file. Then the draft is gone, except after an etag mismatch or a commit that
 /// failed halfway.
-pub(crate) async fn commit(context: RequestContext, params: wire::CommitParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    request.answer(reply, commit_draft(&request, params).await);
-}
-
-async fn commit_draft(request: &FileRequest, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {
-    let writing = writing(request, &params.handle_id)?;
+pub(crate) async fn commit(request: FileRequest, params: wire::CommitParams) -> Result<wire::CommitResult, Failure> {
+    let writing = writing(&request, &params.handle_id)?;
     let finish = WriteOptions {
         if_match: params.if_match,
         fsync: params.fsync,
@@ -200,7 +180,7 @@ async fn commit_draft(request: &FileRequest, params: wire::CommitParams) -> Resu
     // Do not wait for the lock here. A client that commits while one of its blocks is being written does not yet need
     // other drafts of this path closed.
     let path = writing.draft.try_lock().map(|draft| draft.path().to_owned());
-    path.iter().for_each(|path| close_left(request, path));
+    path.iter().for_each(|path| close_left(&request, path));
     let at = writing.clone();
     let committed = request.work(None, move |cancel| at.draft.lock().commit(size, &finish, cancel)).await;
     let is_there = match &committed {

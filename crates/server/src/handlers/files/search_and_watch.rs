@@ -22,45 +22,40 @@ use tokio::sync::oneshot;
 use super::{FileRequest, path, text_and_bytes, tree::written};
 use crate::{
     error::Failure,
-    file_tasks::{FileTask, FileTasks, SearchPage, SearchTask, TaskError, WatchTask},
-    handlers::RequestContext,
-    pump::Reply,
+    file_tasks::{FileTask, FileTasks, SearchPage, SearchTask, WatchTask},
 };
 
 /// `fs/search`: returns everything at once, or the first page.
-pub(crate) async fn search(context: RequestContext, params: wire::SearchParams, reply: Reply) {
-    let mut request = FileRequest::begin(context).await;
-    let done = begin_search(&mut request, params).await;
-    request.answer(reply, done);
-}
-
-async fn begin_search(request: &mut FileRequest, params: wire::SearchParams) -> Result<wire::SearchResult, Failure> {
+pub(crate) async fn search(
+    mut request: FileRequest,
+    params: wire::SearchParams,
+) -> Result<wire::SearchResult, Failure> {
     let (path, form) = (path(&params.path)?, params.path.form());
     if params.pages && params.scan.handle_id.is_none() {
         return Err(Failure::InvalidParams { reason: "`pages` needs a `handleId`".to_owned() });
     }
     let slot = request.file_tasks().reserve_search(&request.context.core.file_tasks)?;
     let search = SearchTask::new(stop(&params.scan), params.pages, form, slot);
-    let pending = PendingSearch::new(request, params.scan.handle_id.as_deref(), &search)?;
+    let pending = PendingSearch::new(&request, params.scan.handle_id.as_deref(), &search)?;
     let (pages, sandbox) = (params.pages, params.sandbox.clone());
     let worker = search.clone();
-    request.launch((&path.clone(), sandbox.as_deref()), move |view| {
+    request.launch(&path.clone(), sandbox.as_deref(), move |view| {
         let outcome = run_search(view, &path, &params, &worker);
         worker.finish(outcome);
     })?;
     // The thread sees the effects of all earlier requests. Later requests need not wait for its end.
-    request.release_turn();
+    request.turn = None;
     if pages {
         let page = search.page().await?;
         let is_done = page.outcome.is_some();
-        let result = search_result(request, page, form);
+        let result = search_result(&request, page, form);
         if !is_done && result.is_ok() {
             pending.keep();
         }
         return result;
     }
     let all = search.all().await;
-    search_result(request, all, form)
+    search_result(&request, all, form)
 }
 
 fn run_search(
@@ -68,7 +63,7 @@ fn run_search(
     path: &Path,
     params: &wire::SearchParams,
     search: &SearchTask,
-) -> Result<searching::SearchSummary, TaskError> {
+) -> Result<searching::SearchSummary, Failure> {
     let reading =
         searching::PatternOptions { literal: params.literal, ignore_case: params.ignore_case, word: params.word };
     let pattern = searching::SearchPattern::new(&params.pattern, reading)?;
@@ -93,29 +88,24 @@ fn bounds(params: &wire::SearchParams) -> searching::SearchLimits {
 }
 
 /// `fs/searchNext`: returns the next page.
-pub(crate) async fn search_next(context: RequestContext, params: wire::SearchNextParams, reply: Reply) {
-    let request = FileRequest::without_turn(context);
-    request.answer(reply, next_page(&request, &params.handle_id).await);
-}
-
-async fn next_page(request: &FileRequest, name: &str) -> Result<wire::SearchResult, Failure> {
-    let Some(FileTask::Search(search)) = request.file_tasks().find(name) else {
-        return Err(Failure::UnknownHandle { id: name.to_owned() });
+pub(crate) async fn search_next(
+    request: FileRequest,
+    params: wire::SearchNextParams,
+) -> Result<wire::SearchResult, Failure> {
+    let Some(FileTask::Search(search)) = request.file_tasks().find(&params.handle_id) else {
+        return Err(Failure::UnknownHandle { id: params.handle_id });
     };
     let page = search.page().await?;
     let form = search.form;
     if page.outcome.is_some() {
-        request.file_tasks().remove(name, &FileTask::Search(search));
+        request.file_tasks().remove(&params.handle_id, &FileTask::Search(search));
     }
-    search_result(request, page, form)
+    search_result(&request, page, form)
 }
 
 fn search_result(request: &FileRequest, page: SearchPage, form: Form) -> Result<wire::SearchResult, Failure> {
-    let summary = match page.outcome {
-        None => None,
-        Some(Ok(outcome)) => Some(search_summary(outcome, form)),
-        Some(Err(error)) => return Err(request.task_failure(error)),
-    };
+    let summary = page.outcome.transpose().map_err(|failure| request.task_failure(failure))?;
+    let summary = summary.map(|summary| search_summary(summary, form));
     let matches = page.lines.into_iter().map(|line| search_line(line, form)).collect();
     Ok(wire::SearchResult { matches, done: summary.is_some(), summary })
 }
@@ -179,23 +169,17 @@ fn cut(cut: scan::ScanCut) -> wire::Cut {
 }
 
 /// `fs/glob`: lists the paths that match.
-pub(crate) async fn glob(context: RequestContext, params: wire::GlobParams, reply: Reply) {
-    let mut request = FileRequest::begin(context).await;
-    let done = glob_all(&mut request, params).await;
-    request.answer(reply, done);
-}
-
-async fn glob_all(request: &mut FileRequest, params: wire::GlobParams) -> Result<wire::GlobResult, Failure> {
+pub(crate) async fn glob(mut request: FileRequest, params: wire::GlobParams) -> Result<wire::GlobResult, Failure> {
     let (path, form) = (path(&params.path)?, params.path.form());
     let slot = request.file_tasks().reserve_search(&request.context.core.file_tasks)?;
     let search = SearchTask::new(stop(&params.scan), false, form, slot);
-    let _pending = PendingSearch::new(request, params.scan.handle_id.as_deref(), &search)?;
+    let _pending = PendingSearch::new(&request, params.scan.handle_id.as_deref(), &search)?;
     let (found_tx, found_rx) = oneshot::channel();
     let (worker, sandbox) = (search.clone(), params.sandbox.clone());
-    request.launch((&path.clone(), sandbox.as_deref()), move |view| {
+    request.launch(&path.clone(), sandbox.as_deref(), move |view| {
         found_tx.send(run_glob(view, &path, &params, &worker)).ok(); // Send fails if the connection has ended.
     })?;
-    request.release_turn();
+    request.turn = None;
     let found = found_rx.await.map_err(|_| Failure::Internal { what: "a glob" })?;
     let (found, seen) = found.map_err(|error| request.task_failure(error))?;
     let entries = found.into_iter().map(|named| glob_entry(&named, form)).collect();
@@ -207,7 +191,7 @@ fn run_glob(
     path: &Path,
     params: &wire::GlobParams,
     search: &SearchTask,
-) -> Result<(Vec<globbing::GlobMatch>, ScanSummary), TaskError> {
+) -> Result<(Vec<globbing::GlobMatch>, ScanSummary), Failure> {
     let pattern = PathPattern::new(&params.pattern)?;
     let filter = filter(&params.scan)?;
     let results = size(params.max_results.unwrap_or(limits::GLOB_RESULTS)).min(limits::DIRECTORY_ENTRIES);
@@ -228,18 +212,12 @@ fn glob_entry(named: &globbing::GlobMatch, form: Form) -> wire::GlobEntry {
 }
 
 /// `fs/watch`: starts to collect changes.
-pub(crate) async fn watch(context: RequestContext, params: wire::WatchParams, reply: Reply) {
-    let mut request = FileRequest::begin(context).await;
-    let done = begin_watch(&mut request, params).await;
-    request.answer(reply, done);
-}
-
-async fn begin_watch(request: &mut FileRequest, params: wire::WatchParams) -> Result<wire::WatchResult, Failure> {
+pub(crate) async fn watch(request: FileRequest, params: wire::WatchParams) -> Result<wire::WatchResult, Failure> {
     let (path, form) = (path(&params.path)?, params.path.form());
     let options = watching::WatchOptions {
         recursive: params.recursive.unwrap_or(true),
         hidden: params.hidden.unwrap_or(true),
-        exclude: Patterns::anywhere(&params.exclude).map_err(|source| Failure::Pattern { source })?,
+        exclude: Patterns::anywhere(&params.exclude)?,
         max_directories: size(
             params.max_directories.unwrap_or(limits::WATCHED_DIRECTORIES).clamp(1, limits::WATCHED_DIRECTORIES_MAX),
         ),
@@ -249,18 +227,9 @@ async fn begin_watch(request: &mut FileRequest, params: wire::WatchParams) -> Re
     let watched = WatchTask::new(ender, form, slot);
     let task = FileTask::Watch(watched.clone());
     request.file_tasks().add(&params.handle_id, task.clone())?;
-    let begun = run_watch(request, path, options, &params, &watched).await;
-    match begun {
-        Ok(directories) => Ok(wire::WatchResult {
-            handle_id: params.handle_id,
-            directories: directories as u64,
-            unwatched: watched.changes.unwatched(),
-        }),
-        Err(failure) => {
-            request.file_tasks().remove(&params.handle_id, &task);
-            Err(failure)
-        }
-    }
+    let begun = run_watch(&request, path, options, &params, &watched).await;
+    let directories = begun.inspect_err(|_| request.file_tasks().remove(&params.handle_id, &task))? as u64;
+    Ok(wire::WatchResult { handle_id: params.handle_id, directories, unwatched: watched.changes.unwatched() })
 }
 
 /// Starts the watch on the pool, where it can fail, and runs it on a separate thread. Returns the number of watched
@@ -276,7 +245,7 @@ async fn run_watch(
     let begin = move |view: &View, _: &Cancel| Watch::new(view, &path, options, &worker.changes);
     let watch = request.run(sandbox, begin).await?;
     let (directories, worker) = (watch.directories(), watched.clone());
-    request.launch_thread((&whence, sandbox), move |view| match view {
+    request.launch_thread(&whence, sandbox, move |view| match view {
         Ok(view) => watch.run(view, &worker.changes, &worker.ender, &|| worker.notify()),
         Err(_) => {
             worker.changes.fail();
@@ -287,15 +256,12 @@ async fn run_watch(
 }
 
 /// `fs/watchNext`: returns the changes, or waits for some.
-pub(crate) async fn watch_next(context: RequestContext, params: wire::WatchNextParams, reply: Reply) {
-    let request = FileRequest::without_turn(context);
-    request.answer(reply, next_changes(&request, &params).await);
-}
-
-async fn next_changes(request: &FileRequest, params: &wire::WatchNextParams) -> Result<wire::WatchNextResult, Failure> {
-    let name = &params.handle_id;
-    let Some(FileTask::Watch(watched)) = request.file_tasks().find(name) else {
-        return Err(Failure::UnknownHandle { id: name.clone() });
+pub(crate) async fn watch_next(
+    request: FileRequest,
+    params: wire::WatchNextParams,
+) -> Result<wire::WatchNextResult, Failure> {
+    let Some(FileTask::Watch(watched)) = request.file_tasks().find(&params.handle_id) else {
+        return Err(Failure::UnknownHandle { id: params.handle_id });
     };
     let wait = Duration::from_millis(params.wait_ms).min(limits::READ_WAIT);
     let settle = params.settle_ms.map_or(limits::WATCH_SETTLE, Duration::from_millis).min(limits::WATCH_SETTLE_MAX);
@@ -303,7 +269,7 @@ async fn next_changes(request: &FileRequest, params: &wire::WatchNextParams) -> 
     let taken = watched.next(wait, settle, most).await?;
     let form = watched.form;
     if taken.end.is_some() {
-        request.file_tasks().remove(name, &FileTask::Watch(watched));
+        request.file_tasks().remove(&params.handle_id, &FileTask::Watch(watched));
     }
     Ok(watch_result(taken, form))
 }
@@ -370,12 +336,9 @@ impl FileRequest {
         &self.context.peer.file_tasks
     }
 
-    fn task_failure(&self, error: TaskError) -> Failure {
-        match error {
-            TaskError::Pattern(source) => Failure::Pattern { source },
-            TaskError::File(error) => self.failed(error),
-            TaskError::Failure(failure) => failure,
-        }
+    /// Like `recorded`, but only for a failed file operation.
+    fn task_failure(&self, failure: Failure) -> Failure {
+        if let Failure::File(_) = failure { self.recorded(failure) } else { failure }
     }
 }
 
@@ -384,7 +347,7 @@ fn stop(params: &wire::ScanParams) -> Stop {
     Stop::within(time.min(limits::SCAN_TIME_MAX))
 }
 
-fn filter(params: &wire::ScanParams) -> Result<ScanFilter, TaskError> {
+fn filter(params: &wire::ScanParams) -> Result<ScanFilter, Failure> {
     Ok(ScanFilter {
         hidden: params.hidden,
         ignore_rules: params.ignore_rules.unwrap_or(true),
@@ -398,14 +361,4 @@ fn filter(params: &wire::ScanParams) -> Result<ScanFilter, TaskError> {
 
 fn size(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
-}
-
-/// Runs work on a thread named `exec-seek`, so that it can be recognized in a list of threads.
-pub(super) fn with_thread_name(work: impl FnOnce()) {
-    let before = rustix::thread::name().ok();
-    rustix::thread::set_name(c"exec-seek").ok(); // Only cosmetic, so an error does not matter.
-    work();
-    if let Some(before) = before {
-        rustix::thread::set_name(&before).ok();
-    }
 }

@@ -12,8 +12,8 @@ use exec_server_protocol::{
     path::{self as paths, Form, PathArg},
 };
 
-use super::{FileRequest, links, owners::OwnerNames, path, text_and_bytes, to_wire};
-use crate::{error::Failure, handlers::RequestContext, pump::Reply};
+use super::{FileRequest, links, owners::OwnerNames, path, target_texts, text_and_bytes, to_wire};
+use crate::error::Failure;
 
 /// Maximum entries of one answer with details. With all their members they stay below the value limit of one message.
 const DETAILED_ENTRIES: usize = limits::VALUES / 16;
@@ -25,25 +25,21 @@ const ENVELOPE_VALUES: usize = 16;
 const OWNED_ENTRIES: usize = limits::VALUES / 21;
 
 /// `fs/createDirectory`.
-pub(crate) async fn create_directory(context: RequestContext, params: wire::CreateDirectoryParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    let created = async {
-        let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
-        let recursive = params.recursive.unwrap_or(true);
-        let operation =
-            move |view: &View, _: &Cancel| files::create_directory(view, &path, links, recursive, params.mode);
-        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
-    };
-    request.answer(reply, created.await);
+pub(crate) async fn create_directory(
+    request: FileRequest,
+    params: wire::CreateDirectoryParams,
+) -> Result<Empty, Failure> {
+    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    let recursive = params.recursive.unwrap_or(true);
+    let operation = move |view: &View, _: &Cancel| files::create_directory(view, &path, links, recursive, params.mode);
+    request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
 }
 
 /// `fs/readDirectory`: lists the names of a directory, or all details of each entry.
-pub(crate) async fn read_directory(context: RequestContext, params: wire::ReadDirectoryParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    request.answer(reply, list(&request, params).await);
-}
-
-async fn list(request: &FileRequest, params: wire::ReadDirectoryParams) -> Result<wire::ReadDirectoryResult, Failure> {
+pub(crate) async fn read_directory(
+    request: FileRequest,
+    params: wire::ReadDirectoryParams,
+) -> Result<wire::ReadDirectoryResult, Failure> {
     let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
     request.context.peer.outgoing.wait_for_room().await;
     if !params.details {
@@ -95,8 +91,7 @@ fn entry(entry: &files::DirectoryEntry) -> wire::DirectoryEntry {
 }
 
 fn detail(detail: &files::DetailedEntry) -> wire::DirectoryEntry {
-    let target = detail.link_target.as_deref().map(text_and_bytes);
-    let (link_target, link_target_base64) = target.map_or((None, None), |(text, bytes)| (Some(text), bytes));
+    let (link_target, link_target_base64) = target_texts(detail.link_target.as_ref());
     wire::DirectoryEntry {
         kind: Some(match detail.stat.kind {
             files::FileKind::File => wire::EntryKind::File,
@@ -114,26 +109,22 @@ fn detail(detail: &files::DetailedEntry) -> wire::DirectoryEntry {
 }
 
 /// `fs/walk`: a bounded walk over a tree. Its limits are checked before anything else.
-pub(crate) async fn walk(context: RequestContext, params: wire::WalkParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    request.answer(reply, walk_tree(&request, params).await);
-}
-
-async fn walk_tree(request: &FileRequest, params: wire::WalkParams) -> Result<wire::WalkResult, Failure> {
+pub(crate) async fn walk(request: FileRequest, params: wire::WalkParams) -> Result<wire::WalkResult, Failure> {
     let options = params.options;
+    // Peers compare both texts.
     if options.max_directories == 0 || options.max_entries == 0 {
-        return Err(Failure::Literal { text: "filesystem walk limits must be greater than zero" });
+        return Err(Failure::FileInput { what: "filesystem walk limits must be greater than zero" });
     }
     let most = limits::DIRECTORY_ENTRIES as u64;
     if options.max_depth > limits::WALK_DEPTH
         || options.max_directories > limits::WALK_DIRECTORIES
         || options.max_entries > most
     {
-        let text = "filesystem walk limits exceed maximums: depth=64, directories=10000, entries=50000";
-        return Err(Failure::Literal { text });
+        let what = "filesystem walk limits exceed maximums: depth=64, directories=10000, entries=50000";
+        return Err(Failure::FileInput { what });
     }
     let (path, form) = (path(&params.path)?, params.path.form());
-    let walk = WalkOptions {
+    let options = WalkOptions {
         max_depth: options.max_depth,
         max_directories: options.max_directories,
         max_entries: options.max_entries,
@@ -142,7 +133,7 @@ async fn walk_tree(request: &FileRequest, params: wire::WalkParams) -> Result<wi
         prune_hidden: options.prune_hidden_directories,
     };
     request.context.peer.outgoing.wait_for_room().await;
-    let operation = move |view: &View, cancel: &Cancel| files::walk(view, &path, &walk, cancel);
+    let operation = move |view: &View, cancel: &Cancel| files::walk(view, &path, &options, cancel);
     let walked = request.run(params.sandbox.as_deref(), operation).await?;
     Ok(walk_result(walked, form))
 }
@@ -184,41 +175,29 @@ pub(super) fn written(path: &Path, form: Form) -> (String, Option<String>) {
 }
 
 /// `fs/remove`.
-pub(crate) async fn remove(context: RequestContext, params: wire::RemoveParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    let removed = async {
-        let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
-        let options =
-            files::RemoveOptions { recursive: params.recursive.unwrap_or(true), force: params.force.unwrap_or(true) };
-        let operation = move |view: &View, cancel: &Cancel| files::remove(view, &path, links, options, cancel);
-        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
-    };
-    request.answer(reply, removed.await);
+pub(crate) async fn remove(request: FileRequest, params: wire::RemoveParams) -> Result<Empty, Failure> {
+    let (path, links) = (path(&params.path)?, links(params.follow_symlinks));
+    let options =
+        files::RemoveOptions { recursive: params.recursive.unwrap_or(true), force: params.force.unwrap_or(true) };
+    let operation = move |view: &View, cancel: &Cancel| files::remove(view, &path, links, options, cancel);
+    request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
 }
 
 /// `fs/copy`.
-pub(crate) async fn copy(context: RequestContext, params: wire::CopyParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    let copied = async {
-        let (source, destination) = (path(&params.source_path)?, path(&params.destination_path)?);
-        let recursive = params.recursive;
-        let operation = move |view: &View, cancel: &Cancel| files::copy(view, &source, &destination, recursive, cancel);
-        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
-    };
-    request.answer(reply, copied.await);
+pub(crate) async fn copy(request: FileRequest, params: wire::CopyParams) -> Result<Empty, Failure> {
+    let (source, destination) = (path(&params.source_path)?, path(&params.destination_path)?);
+    let recursive = params.recursive;
+    let operation = move |view: &View, cancel: &Cancel| files::copy(view, &source, &destination, recursive, cancel);
+    request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
 }
 
 /// `fs/createSymlink`.
-pub(crate) async fn create_symlink(context: RequestContext, params: wire::CreateSymlinkParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    let created = async {
-        let (path, links, replace) = (path(&params.path)?, links(params.follow_symlinks), params.replace);
-        let target = match params.target_base64.as_deref() {
-            Some(text) => base64::decode(text).map_err(|_| Failure::FileBase64)?,
-            None => params.target.into_bytes(),
-        };
-        let operation = move |view: &View, _: &Cancel| files::create_symlink(view, &path, links, &target, replace);
-        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+pub(crate) async fn create_symlink(request: FileRequest, params: wire::CreateSymlinkParams) -> Result<Empty, Failure> {
+    let (path, links, replace) = (path(&params.path)?, links(params.follow_symlinks), params.replace);
+    let target = match params.target_base64.as_deref() {
+        Some(text) => base64::decode(text).map_err(|_| Failure::FileBase64)?,
+        None => params.target.into_bytes(),
     };
-    request.answer(reply, created.await);
+    let operation = move |view: &View, _: &Cancel| files::create_symlink(view, &path, links, &target, replace);
+    request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
 }

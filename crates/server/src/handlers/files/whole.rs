@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use exec_server_fs::{self as files, Links, ReadRange, WriteOptions, WritePosition};
+use exec_server_fs::{self as files, Cancel, Links, ReadRange, View, WriteOptions, WritePosition};
 use exec_server_protocol::{Empty, base64, fs as wire, limits, path::PathArg};
 
-use super::{FileRequest, from_wire, links, one_of, owners::OwnerNames, path, text_and_bytes, to_wire, write_result};
+use super::{
+    FileRequest, from_wire, links, one_of, owners::OwnerNames, path, send, target_texts, to_wire, write_result,
+};
 use crate::{error::Failure, handlers::RequestContext, pump::Reply};
 
 /// Advice for a file that is too large for one message.
@@ -23,7 +25,7 @@ pub(crate) async fn read(context: RequestContext, params: wire::ReadFileParams, 
     let request = FileRequest::begin(context).await;
     match read_file(&request, params).await {
         Ok((result, Some(bytes))) => reply.result_attached(&result, bytes),
-        other => request.answer(reply, other.map(|(result, _)| result)),
+        other => send(reply, other.map(|(result, _)| result), &request.applied),
     }
 }
 
@@ -119,41 +121,31 @@ pub(crate) fn decode_write(params: wire::WriteFileParams<'_>, attached: Option<B
 }
 
 /// `fs/writeFile`: replaces a file atomically if possible, or writes into it.
-pub(crate) async fn write(context: RequestContext, params: FileWrite, reply: Reply) {
-    let request = FileRequest::begin(context).await;
+pub(crate) async fn write(request: FileRequest, params: FileWrite) -> Result<wire::WriteFileResult, Failure> {
     let FileWrite { path, links, sandbox, bytes, place, finish } = params;
-    let written = request
-        .run(sandbox.as_deref(), move |view, cancel| {
-            let request = files::WriteRequest { position: place, bytes: &bytes, options: &finish };
-            files::write(view, &path, links, &request, cancel)
-        })
-        .await;
-    request.answer(reply, written.map(write_result));
+    let operation = move |view: &View, cancel: &Cancel| {
+        let request = files::WriteRequest { position: place, bytes: &bytes, options: &finish };
+        files::write(view, &path, links, &request, cancel)
+    };
+    request.run(sandbox.as_deref(), operation).await.map(write_result)
 }
 
 /// `fs/getMetadata`: describes the file at a path.
-pub(crate) async fn get_metadata(context: RequestContext, params: wire::GetMetadataParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    let described = async {
-        let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
-        let operation = move |view: &files::View, _: &files::Cancel| files::metadata(view, &path, links, of_link);
-        let found = request.run(params.sandbox.as_deref(), operation).await?;
-        let (uid, gid) = (found.stat.uid, found.stat.gid);
-        let owner = if params.owners { Some(OwnerNames::load().await.owner(uid, gid)) } else { None };
-        Ok(wire::GetMetadataResult { owner, ..metadata_result(found) })
-    };
-    request.answer(reply, described.await);
+pub(crate) async fn get_metadata(
+    request: FileRequest,
+    params: wire::GetMetadataParams,
+) -> Result<wire::GetMetadataResult, Failure> {
+    let (path, links, of_link) = (path(&params.path)?, links(params.follow_symlinks), params.of_link);
+    let operation = move |view: &View, _: &Cancel| files::metadata(view, &path, links, of_link);
+    let found = request.run(params.sandbox.as_deref(), operation).await?;
+    let (uid, gid) = (found.stat.uid, found.stat.gid);
+    let owner = if params.owners { Some(OwnerNames::load().await.owner(uid, gid)) } else { None };
+    Ok(wire::GetMetadataResult { owner, ..metadata_result(found) })
 }
 
 fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
     let stat = metadata.stat;
-    let (link_target, link_target_base64) = match &metadata.link_target {
-        Some(target) => {
-            let (text, bytes) = text_and_bytes(target);
-            (Some(text), bytes)
-        }
-        None => (None, None),
-    };
+    let (link_target, link_target_base64) = target_texts(metadata.link_target.as_ref());
     wire::GetMetadataResult {
         is_directory: stat.kind == files::FileKind::Directory,
         is_file: stat.kind == files::FileKind::File,
@@ -172,30 +164,25 @@ fn metadata_result(metadata: files::Metadata) -> wire::GetMetadataResult {
 }
 
 /// `fs/setMetadata`: sets mode and modification time.
-pub(crate) async fn set_metadata(context: RequestContext, params: wire::SetMetadataParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    let changed = async {
-        let path = path(&params.path)?;
-        let links = links(params.follow_symlinks);
-        let change = files::MetadataChange {
-            mode: params.mode,
-            modified: params.modified_at.map(from_wire),
-            of_link: params.of_link,
-        };
-        let operation = move |view: &files::View, _: &files::Cancel| files::set_metadata(view, &path, links, change);
-        request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
+pub(crate) async fn set_metadata(request: FileRequest, params: wire::SetMetadataParams) -> Result<Empty, Failure> {
+    let path = path(&params.path)?;
+    let links = links(params.follow_symlinks);
+    let change = files::MetadataChange {
+        mode: params.mode,
+        modified: params.modified_at.map(from_wire),
+        of_link: params.of_link,
     };
-    request.answer(reply, changed.await);
+    let operation = move |view: &View, _: &Cancel| files::set_metadata(view, &path, links, change);
+    request.run(params.sandbox.as_deref(), operation).await.map(|()| Empty {})
 }
 
 /// `fs/canonicalize`: resolves all symlinks of a path.
-pub(crate) async fn canonicalize(context: RequestContext, params: wire::CanonicalizeParams, reply: Reply) {
-    let request = FileRequest::begin(context).await;
-    let resolved = async {
-        let path = path(&params.path)?;
-        let operation = move |view: &files::View, cancel: &files::Cancel| files::canonicalize(view, &path, cancel);
-        let real = request.run(params.sandbox.as_deref(), operation).await?;
-        Ok(wire::CanonicalizeResult { path: PathArg::new(super::tree::written(&real, params.path.form()).0) })
-    };
-    request.answer(reply, resolved.await);
+pub(crate) async fn canonicalize(
+    request: FileRequest,
+    params: wire::CanonicalizeParams,
+) -> Result<wire::CanonicalizeResult, Failure> {
+    let path = path(&params.path)?;
+    let operation = move |view: &View, cancel: &Cancel| files::canonicalize(view, &path, cancel);
+    let real = request.run(params.sandbox.as_deref(), operation).await?;
+    Ok(wire::CanonicalizeResult { path: PathArg::new(super::tree::written(&real, params.path.form()).0) })
 }
