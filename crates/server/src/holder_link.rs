@@ -99,7 +99,7 @@ struct HolderMessage {
 
 impl HolderMessage {
     fn send(&self, socket: &OwnedFd) -> io::Result<()> {
-        let fds = self.confined.as_ref().map(|confined| confined.kit.parts().1).unwrap_or_default();
+        let fds = self.confined.as_ref().map(|confined| confined.parts.kit.parts().1).unwrap_or_default();
         control::send_raw(socket, &self.bytes, &fds)
     }
 }
@@ -326,7 +326,7 @@ impl HolderLink {
         spec: StartSpec,
         confined: Option<Arc<ProcessSandbox>>,
     ) -> Result<(), Box<UnsentRequest>> {
-        let kit = confined.as_ref().map(|confined| confined.kit.parts().0);
+        let kit = confined.as_ref().map(|confined| confined.parts.kit.parts().0);
         self.request_with(waiter, confined, |req| match kit {
             Some(kit) => ToHolder::StartConfined { req, kit, spec },
             None => ToHolder::Start { req, spec },

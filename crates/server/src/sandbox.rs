@@ -27,7 +27,6 @@ use exec_server_sandbox::{
 
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, statat};
-use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use crate::{
@@ -57,89 +56,64 @@ const TRIES: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Confinement {
     /// `None`: files are not restricted.
-    files: Option<Policy>,
+    pub(crate) files: Option<Policy>,
     scope: PolicyScope,
-    is_network_restricted: bool,
-    /// The principal whose rights require that files are restricted (see `SandboxFloor`).
-    floor_of: Option<String>,
+    pub(crate) is_network_restricted: bool,
+    /// The principal whose rights require that files are restricted (see `SandboxFloor`). `rules` fails if the policy
+    /// allows writing everywhere.
+    pub(crate) floor_of: Option<String>,
 }
 
 /// The error text for a principal that must restrict files and whose policy does not.
 pub(crate) const NEEDS_RESTRICTED_FILES: &str = "a sandbox that restricts files, in which `/` is not writable";
 
-impl Confinement {
-    /// Makes `rules` fail if the policy allows writing everywhere.
-    pub(crate) fn with_floor_of(self, principal: String) -> Self {
-        Self { floor_of: Some(principal), ..self }
-    }
-
-    /// Whether access to files is restricted.
-    pub(crate) fn restricts_files(&self) -> bool {
-        self.files.is_some()
-    }
-
-    /// Whether network access is restricted.
-    pub(crate) fn restricts_network(&self) -> bool {
-        self.is_network_restricted
-    }
-}
-
-/// The parsed sandbox field of a request.
-pub(crate) enum RequestedSandbox {
-    /// `null`: no sandbox.
-    Nothing,
-    /// A sandbox that restricts nothing.
-    Free,
-    Confined(Confinement),
-}
-
 /// Reported to a request whose sandbox restricts nothing.
 pub(crate) const NOT_CONFINED: wire::AppliedSandbox =
     wire::AppliedSandbox { file_system: wire::AppliedFileSystem::Unrestricted, network: wire::Network::Enabled };
 
-/// The prepared sandbox of a process.
+/// A sandbox in the cache, with what shows whether it can be used again.
 #[derive(Debug)]
-pub(crate) struct ProcessSandbox {
-    pub(crate) kit: Kit,
-    pub(crate) rules: AccessRules,
-    mounted: ViewMounts,
-    /// Locks on the placeholders at paths that must not be created.
-    placeholders: Vec<Placeholder>,
+pub(crate) struct PreparedSandbox<T> {
+    pub(crate) parts: T,
+    rules: AccessRules,
+    /// The mounts of the view. `None`: all files may be accessed, so no view is needed.
+    mounted: Option<ViewMounts>,
     used: Mutex<Instant>,
 }
+
+pub(crate) type ProcessSandbox = PreparedSandbox<ProcessParts>;
 
 /// The file view of a sandboxed `fs/*` request.
+pub(crate) type FileView = PreparedSandbox<FileParts>;
+
 #[derive(Debug)]
-pub(crate) struct FileView {
-    /// `None`: all files may be accessed, so no view is needed.
-    shown: Option<MountedTree>,
-    pub(crate) rules: AccessRules,
-    is_network_restricted: bool,
-    used: Mutex<Instant>,
+pub(crate) struct ProcessParts {
+    pub(crate) kit: Kit,
+    /// Locks on the placeholders at paths that must not be created.
+    placeholders: Vec<Placeholder>,
 }
 
-/// A file tree, and the mount namespace that keeps it alive.
 #[derive(Debug)]
-struct MountedTree {
-    tree: Arc<FileTree>,
-    mounted: ViewMounts,
-    _namespace: OwnedFd,
+pub(crate) struct FileParts {
+    /// The file tree, and the mount namespace that keeps it alive. `None`: all files may be accessed.
+    shown: Option<(Arc<FileTree>, OwnedFd)>,
+    is_network_restricted: bool,
 }
 
 impl FileView {
     /// The sandbox to report to the client.
     pub(crate) fn applied(&self) -> wire::AppliedSandbox {
-        applied(AppliedKit { files: self.shown.is_some(), network: self.is_network_restricted })
+        applied(AppliedKit { files: self.mounted.is_some(), network: self.parts.is_network_restricted })
     }
 
     /// The files that a request sees. The roots of the principal narrow it further.
     pub(crate) fn view(&self) -> View {
-        self.shown.as_ref().map_or_else(View::everything, |shown| View::of(shown.tree.clone()))
+        self.parts.shown.as_ref().map_or_else(View::everything, |(tree, _)| View::of(tree.clone()))
     }
 
     /// An early check for a long operation: whether the sandbox allows reading where it starts.
     pub(crate) fn permits_reading(&self, path: &Path) -> Result<(), Failure> {
-        if self.shown.is_none() {
+        if self.mounted.is_none() {
             return Ok(());
         }
         Ok(self.rules.decide(path, Access::Read)?)
@@ -147,7 +121,7 @@ impl FileView {
 
     /// If the sandbox is the reason for a failed operation, returns the error that says so.
     pub(crate) fn explain(&self, error: &files::Error) -> Option<Failure> {
-        self.shown.as_ref()?;
+        self.mounted.as_ref()?;
         // Errors for paths that the view protects. They come from the kernel, or from the `fs` crate in its place.
         let is_kept =
             |os: &io::Error| matches!(os.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::ResourceBusy);
@@ -182,53 +156,16 @@ impl ProcessSandbox {
     }
 }
 
-trait CachedSandbox {
-    fn rules(&self) -> &AccessRules;
-
-    /// Whether all mounts of the view are still in place.
-    fn is_whole(&self) -> bool;
-
-    fn used(&self) -> &Mutex<Instant>;
-}
-
-impl CachedSandbox for ProcessSandbox {
-    fn rules(&self) -> &AccessRules {
-        &self.rules
-    }
-
-    fn is_whole(&self) -> bool {
-        self.mounted.is_whole()
-    }
-
-    fn used(&self) -> &Mutex<Instant> {
-        &self.used
-    }
-}
-
-impl CachedSandbox for FileView {
-    fn rules(&self) -> &AccessRules {
-        &self.rules
-    }
-
-    fn is_whole(&self) -> bool {
-        self.shown.as_ref().is_none_or(|shown| shown.mounted.is_whole())
-    }
-
-    fn used(&self) -> &Mutex<Instant> {
-        &self.used
-    }
-}
-
 /// Cached sandboxes, most recently used last; at most [`KEPT`].
-type SandboxCache<T> = Mutex<Vec<(Confinement, Arc<T>)>>;
+type SandboxCache<T> = Mutex<Vec<(Confinement, Arc<PreparedSandbox<T>>)>>;
 
 /// All sandboxes of a server, with their caches.
 pub(crate) struct Sandboxes {
     holders: Arc<dyn Holders>,
     hidden: Vec<PathBuf>,
     tmpdir: Option<PathBuf>,
-    processes: SandboxCache<ProcessSandbox>,
-    views: SandboxCache<FileView>,
+    processes: SandboxCache<ProcessParts>,
+    views: SandboxCache<FileParts>,
     /// Paths of possible placeholders, and the time of the last sweep.
     placed: Mutex<(BTreeSet<PathBuf>, Instant)>,
 }
@@ -268,14 +205,6 @@ impl Sandboxes {
         Ok(Some(Confinement { files, scope, is_network_restricted, floor_of: None }))
     }
 
-    /// `read` for the raw JSON of a request.
-    pub(crate) fn read_raw(&self, context: &RawValue) -> Result<RequestedSandbox, Failure> {
-        let context: Option<wire::SandboxContext> = serde_json::from_str(context.get())
-            .map_err(|error| Failure::InvalidParams { reason: format!("sandbox: {error}") })?;
-        let Some(context) = context else { return Ok(RequestedSandbox::Nothing) };
-        Ok(self.read(&context)?.map_or(RequestedSandbox::Free, RequestedSandbox::Confined))
-    }
-
     /// The sandbox for a process, cached or new.
     pub(crate) fn process(&self, asked: &Confinement) -> Result<Arc<ProcessSandbox>, Failure> {
         // A mount hides a path, not a file. If the file has another hard link, a sandboxed process could reach it
@@ -303,13 +232,7 @@ impl Sandboxes {
                 Kit::check_host().map_err(not_enforceable)?;
                 let (view, mounted) = self.build(&ViewScript::new(rules, purpose))?;
                 let kit = Kit::new(rules, purpose, asked.is_network_restricted, view).map_err(not_enforceable)?;
-                Ok(ProcessSandbox {
-                    kit,
-                    rules: rules.clone(),
-                    mounted,
-                    placeholders,
-                    used: Mutex::new(Instant::now()),
-                })
+                Ok((ProcessParts { kit, placeholders }, Some(mounted)))
             },
         )
     }
@@ -395,7 +318,7 @@ impl Sandboxes {
         // Keep a sandbox that is in use or was used recently. A sandbox with placeholders is kept for a shorter time,
         // because it keeps them too.
         self.processes.lock().retain(|(_, kept)| {
-            let enough = if kept.placeholders.is_empty() { IDLE } else { PLACED };
+            let enough = if kept.parts.placeholders.is_empty() { IDLE } else { PLACED };
             Arc::strong_count(kept) > 1 || kept.used.lock().elapsed() < enough
         });
         self.views.lock().retain(|(_, kept)| Arc::strong_count(kept) > 1 || kept.used.lock().elapsed() < IDLE);
@@ -413,21 +336,20 @@ impl Sandboxes {
             || asked.rules(),
             |rules| {
                 let is_open = asked.files.is_none() || rules.allows_everything_but(&self.hidden);
-                let shown = if is_open { None } else { Some(self.build_tree(rules)?) };
-                let is_network_restricted = asked.is_network_restricted;
-                Ok(FileView { shown, rules: rules.clone(), is_network_restricted, used: Mutex::new(Instant::now()) })
+                let (shown, mounted) = if is_open { None } else { Some(self.build_tree(rules)?) }.unzip();
+                Ok((FileParts { shown, is_network_restricted: asked.is_network_restricted }, mounted))
             },
         )
     }
 
     /// Returns the cached sandbox for this request if it is still valid, or makes a new one.
-    fn get_or_build<T: CachedSandbox>(
+    fn get_or_build<T>(
         &self,
         asked: &Confinement,
         kept: &SandboxCache<T>,
         read: impl Fn() -> Result<AccessRules, Failure>,
-        make: impl Fn(&AccessRules) -> Result<T, Failure>,
-    ) -> Result<Arc<T>, Failure> {
+        make: impl Fn(&AccessRules) -> Result<(T, Option<ViewMounts>), Failure>,
+    ) -> Result<Arc<PreparedSandbox<T>>, Failure> {
         // Do not hold the lock while a sandbox is checked or built: both access the file system. If two requests build
         // the same sandbox, the later one replaces the earlier one in the cache.
         let found = {
@@ -442,11 +364,11 @@ impl Sandboxes {
         };
         if let Some(found) = found {
             let fits = match asked.has_patterns() {
-                true => read()? == *found.rules(),
-                false => found.rules().is_fresh(),
+                true => read()? == found.rules,
+                false => found.rules.is_fresh(),
             };
-            if fits && found.is_whole() {
-                *found.used().lock() = Instant::now();
+            if fits && found.mounted.as_ref().is_none_or(ViewMounts::is_whole) {
+                *found.used.lock() = Instant::now();
                 return Ok(found);
             }
         }
@@ -460,7 +382,8 @@ impl Sandboxes {
             rules = read()?;
             made = make(&rules);
         }
-        let made = Arc::new(made?);
+        let (parts, mounted) = made?;
+        let made = Arc::new(PreparedSandbox { parts, rules, mounted, used: Mutex::new(Instant::now()) });
         let mut kept = kept.lock();
         kept.retain(|(request, _)| request != asked);
         if kept.len() >= KEPT {
@@ -470,8 +393,8 @@ impl Sandboxes {
         Ok(made)
     }
 
-    /// Builds the file tree that the rules allow.
-    fn build_tree(&self, rules: &AccessRules) -> Result<MountedTree, Failure> {
+    /// Builds the file tree that the rules allow, with the namespace that keeps it alive and its mounts.
+    fn build_tree(&self, rules: &AccessRules) -> Result<((Arc<FileTree>, OwnedFd), ViewMounts), Failure> {
         let script = ViewScript::new(rules, ViewPurpose::Files);
         let (BuiltView { root, mounts, .. }, mounted) = self.build(&script)?;
         let mut covers = Vec::new();
@@ -488,7 +411,7 @@ impl Sandboxes {
         // A placeholder may be removed at any time, but its name must stay reserved. So the tree treats guarded paths
         // as absent too.
         let absent = rules.absent().iter().chain(rules.guarded()).cloned().collect();
-        Ok(MountedTree { tree: Arc::new(FileTree { root, covers, absent }), mounted, _namespace: mounts })
+        Ok(((Arc::new(FileTree { root, covers, absent }), mounts), mounted))
     }
 
     fn build(&self, script: &ViewScript) -> Result<(BuiltView, ViewMounts), Failure> {
@@ -546,13 +469,13 @@ pub(crate) async fn confine(
     let sandboxes = core.sandboxes.clone();
     let made = tokio::task::spawn_blocking(move || sandboxes.process(&asked)).await;
     let confined = made.map_err(|error| Failure::NotEnforceable { what: error.to_string() })??;
-    launch.meta.sandbox = Some(applied(confined.kit.applied()));
+    launch.meta.sandbox = Some(applied(confined.parts.kit.applied()));
     launch.spec.meta = serde_json::to_vec(&launch.meta).expect("a record of strings and numbers serializes");
     Ok(Some(confined))
 }
 
 /// Converts to the wire format.
-pub(crate) fn applied(applied: AppliedKit) -> wire::AppliedSandbox {
+fn applied(applied: AppliedKit) -> wire::AppliedSandbox {
     wire::AppliedSandbox {
         file_system: match applied.files {
             false => wire::AppliedFileSystem::Unrestricted,

@@ -76,12 +76,15 @@ pub(crate) fn variables(
 pub(super) fn sandbox(grant: &Grant, asked: Option<Confinement>) -> Result<Option<Confinement>, Failure> {
     let Some(floor) = grant.rights().sandbox else { return Ok(asked) };
     let principal = grant.principal().to_string();
-    match asked.filter(Confinement::restricts_files) {
+    match asked.filter(|asked| asked.files.is_some()) {
         None => Err(Failure::BelowFloor { principal, needed: NEEDS_RESTRICTED_FILES }),
-        Some(asked) if floor == SandboxFloor::Offline && !asked.restricts_network() => {
+        Some(asked) if floor == SandboxFloor::Offline && !asked.is_network_restricted => {
             Err(Failure::BelowFloor { principal, needed: "a sandbox without a network" })
         }
-        Some(asked) => Ok(Some(asked.with_floor_of(principal))),
+        Some(mut asked) => {
+            asked.floor_of = Some(principal);
+            Ok(Some(asked))
+        }
     }
 }
 
