@@ -15,7 +15,9 @@ mod proxies;
 mod target;
 
 use std::{
+    error::Error,
     ffi::OsString,
+    iter,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::Duration,
@@ -24,7 +26,7 @@ use std::{
 use bytes::Bytes;
 use exec_server_protocol::limits;
 use reqwest::{
-    Method, Response, StatusCode, Url,
+    ClientBuilder, Method, Response, StatusCode, Url,
     header::{self, HeaderMap, HeaderName},
     redirect,
 };
@@ -118,11 +120,13 @@ pub(crate) enum FetchError {
 impl From<reqwest::Error> for FetchError {
     fn from(error: reqwest::Error) -> Self {
         let error = error.without_url();
-        match (source::<PrivateTarget>(&error), source::<OwnListener>(&error)) {
-            (Some(private), _) => Self::Private(private.clone()),
-            (None, Some(own)) => Self::OwnListener(own.clone()),
-            (None, None) => Self::Client(error),
+        if let Some(private) = chain(&error).find_map(|error| error.downcast_ref::<PrivateTarget>()) {
+            return private.clone().into();
         }
+        if let Some(own) = chain(&error).find_map(|error| error.downcast_ref::<OwnListener>()) {
+            return own.clone().into();
+        }
+        Self::Client(error)
     }
 }
 
@@ -255,7 +259,7 @@ impl Fetcher {
 
 fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<HttpClients, String> {
     let tls = tls(authorities).map_err(|error| format!("set TLS up: {error}"))?;
-    let builder = |names: TargetResolver, idle: usize| {
+    let builder = |reach: TargetReach, is_but_here: bool, idle: usize| {
         reqwest::Client::builder()
             .tls_backend_preconfigured(tls.clone())
             .redirect(redirect::Policy::none())
@@ -263,7 +267,7 @@ fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Ht
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(idle)
             .connect_timeout(CONNECTING)
-            .dns_resolver(names)
+            .dns_resolver(TargetResolver::new(reach, is_but_here))
             .tcp_user_timeout(None)
             .http1_max_headers(limits::HTTP_HEADERS)
             .http2_max_header_list_size(u32::try_from(limits::HTTP_HEADER_BYTES).unwrap_or(u32::MAX))
@@ -271,19 +275,17 @@ fn make_clients(proxies: &Arc<Proxies>, authorities: Option<&Path>) -> Result<Ht
             .http2_initial_connection_window_size(CONNECTION_WINDOW)
             .no_proxy()
     };
+    let build = |builder: ClientBuilder| {
+        builder.build().map_err(|error| format!("make an HTTP client: {}", error_text(&error)))
+    };
     let through = proxies.clone();
     let proxy = reqwest::Proxy::custom(move |url| through.find(url).cloned());
-    let anywhere = builder(TargetResolver::new(TargetReach::Anywhere), IDLE_PER_HOST).proxy(proxy).build();
-    let public = builder(TargetResolver::new(TargetReach::Public), 0).build();
-    // No pooled connections here: an address may become an address of this host later.
-    let anywhere_but_here = builder(TargetResolver::new(TargetReach::Anywhere).but_here(), 0).build();
-    let public_but_here = builder(TargetResolver::new(TargetReach::Public).but_here(), 0).build();
-    let error_text = |error: reqwest::Error| format!("make an HTTP client: {}", error_text(&error));
     Ok(HttpClients {
-        anywhere: anywhere.map_err(error_text)?,
-        public: public.map_err(error_text)?,
-        anywhere_but_here: anywhere_but_here.map_err(error_text)?,
-        public_but_here: public_but_here.map_err(error_text)?,
+        anywhere: build(builder(TargetReach::Anywhere, false, IDLE_PER_HOST).proxy(proxy))?,
+        public: build(builder(TargetReach::Public, false, 0))?,
+        // No pooled connections here: an address may become an address of this host later.
+        anywhere_but_here: build(builder(TargetReach::Anywhere, true, 0))?,
+        public_but_here: build(builder(TargetReach::Public, true, 0))?,
     })
 }
 
@@ -357,29 +359,20 @@ fn check_headers(headers: &HeaderMap) -> Result<(), FetchError> {
 /// The error of the client with its sources, without the URL.
 pub(crate) fn error_text(error: &reqwest::Error) -> String {
     let mut text = String::new();
-    let mut next: Option<&dyn std::error::Error> = Some(error);
-    while let Some(error) = next {
+    for error in chain(error) {
         let part = error.to_string();
         // Some errors repeat the text of their source.
         if !text.ends_with(&part) {
             text.push_str(if text.is_empty() { "" } else { ": " });
             text.push_str(&part);
         }
-        next = error.source();
     }
     text
 }
 
-/// The first error of this type in the chain of sources.
-fn source<'a, T: std::error::Error + 'static>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a T> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref::<T>() {
-            return Some(found);
-        }
-        next = error.source();
-    }
-    None
+/// An error and its sources.
+fn chain(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    iter::successors(Some(error as &(dyn Error + 'static)), |&error| error.source())
 }
 
 #[cfg(test)]

@@ -92,13 +92,8 @@ pub(super) struct TargetResolver {
 }
 
 impl TargetResolver {
-    pub(super) fn new(reach: TargetReach) -> Self {
-        Self { reach, is_but_here: false, slots: Arc::new(Semaphore::new(LOOK_UPS)) }
-    }
-
-    /// Also refuses addresses of this machine.
-    pub(super) fn but_here(self) -> Self {
-        Self { is_but_here: true, ..self }
+    pub(super) fn new(reach: TargetReach, is_but_here: bool) -> Self {
+        Self { reach, is_but_here, slots: Arc::new(Semaphore::new(LOOK_UPS)) }
     }
 }
 
@@ -297,13 +292,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_that_leads_to_this_host_is_given_to_those_alone_who_may_go_there() {
-        let Err(error) = TargetResolver::new(TargetReach::Public).resolve("localhost".parse().unwrap()).await else {
+        let Err(error) = TargetResolver::new(TargetReach::Public, false).resolve("localhost".parse().unwrap()).await
+        else {
             panic!("localhost is this host")
         };
         let private = error.downcast_ref::<PrivateTarget>().expect("it is refused as such");
         assert!(private.address.is_loopback());
         assert!(!error.to_string().contains(&private.address.to_string()), "{error}");
-        let found = TargetResolver::new(TargetReach::Anywhere).resolve("localhost".parse().unwrap()).await.unwrap();
+        let found =
+            TargetResolver::new(TargetReach::Anywhere, false).resolve("localhost".parse().unwrap()).await.unwrap();
         assert!(found.count() > 0);
     }
 
@@ -316,7 +313,7 @@ mod tests {
         for host in ["8.8.8.8", "192.0.2.1", "[2001:db8::1]", "localhost"] {
             assert!(check_not_here(&Url::parse(&format!("http://{host}/")).unwrap()).is_ok(), "{host}");
         }
-        let names = TargetResolver::new(TargetReach::Anywhere).but_here();
+        let names = TargetResolver::new(TargetReach::Anywhere, true);
         let Err(error) = names.resolve("localhost".parse().unwrap()).await else { panic!("localhost is this host") };
         assert!(error.downcast_ref::<OwnListener>().is_some(), "{error}");
     }
