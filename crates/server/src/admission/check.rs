@@ -51,10 +51,7 @@ pub(super) enum RequestVerdict {
 }
 
 pub(super) fn check(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> RequestVerdict {
-    match examine(request, requirements) {
-        Ok(verdict) => verdict,
-        Err(response) => RequestVerdict::Answer(response),
-    }
+    examine(request, requirements).unwrap_or_else(RequestVerdict::Answer)
 }
 
 fn examine(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -> Result<RequestVerdict, HttpResponse> {
@@ -66,10 +63,10 @@ fn examine(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) -
         return metrics(request, &grant);
     }
     if request.path() != "/" {
-        return Err(HttpResponse::not_found());
+        return Err(HttpResponse::NOT_FOUND);
     }
     if requirements.draining {
-        return Err(HttpResponse::busy());
+        return Err(HttpResponse::BUSY);
     }
     Ok(RequestVerdict::Upgrade { accept: upgrade(request)?, grant })
 }
@@ -79,27 +76,27 @@ pub(super) fn admit(request: &HttpRequest<'_>, requirements: &ListenerRequiremen
     if let Some(hosts) = &requirements.hosts
         && !host::is_ours(request.values("host"), hosts)
     {
-        return Err(HttpResponse::forbidden());
+        return Err(HttpResponse::FORBIDDEN);
     }
     // Our clients are not browsers, and a browser cannot omit Origin from an upgrade. So any Origin is refused.
     if request.values("origin").next().is_some() {
-        return Err(HttpResponse::forbidden());
+        return Err(HttpResponse::FORBIDDEN);
     }
     if request.values("sec-fetch-site").any(|site| !matches!(site.trim_ascii(), b"none" | b"same-origin")) {
-        return Err(HttpResponse::forbidden());
+        return Err(HttpResponse::FORBIDDEN);
     }
     match &requirements.proof {
         RequiredProof::Given(grant) => Ok(grant.clone()),
         RequiredProof::Token(access) => auth::offered_tokens(request)
             .and_then(|offered| access.by_tokens(&offered))
-            .ok_or_else(HttpResponse::unauthorized),
+            .ok_or(HttpResponse::UNAUTHORIZED),
     }
 }
 
 /// Answers also while draining, so that a shutdown can be observed.
 fn metrics(request: &HttpRequest<'_>, grant: &Grant) -> Result<RequestVerdict, HttpResponse> {
     if !grant.rights().scopes.contains(&Scope::Metrics) {
-        return Err(HttpResponse::forbidden());
+        return Err(HttpResponse::FORBIDDEN);
     }
     match request.method {
         "GET" | "HEAD" => Ok(RequestVerdict::Metrics { with_body: request.method == "GET" }),
@@ -113,7 +110,7 @@ fn health(request: &HttpRequest<'_>, requirements: &ListenerRequirements<'_>) ->
         return HttpResponse::method_not_allowed("GET, HEAD");
     }
     if request.path() == "/readyz" && (requirements.draining || !requirements.is_ready) {
-        return HttpResponse::busy();
+        return HttpResponse::BUSY;
     }
     let response = HttpResponse::ok();
     if request.method == "HEAD" { response.without_body() } else { response }
@@ -127,22 +124,22 @@ fn upgrade(request: &HttpRequest<'_>) -> Result<String, HttpResponse> {
     let has_body = request.values("transfer-encoding").next().is_some()
         || request.values("content-length").any(|value| value.trim_ascii() != b"0");
     if has_body {
-        return Err(HttpResponse::bad_request());
+        return Err(HttpResponse::BAD_REQUEST);
     }
     let asks = request.has_element("upgrade", "websocket") && request.has_element("connection", "upgrade");
     let mut versions = request.values("sec-websocket-version");
     let is_version = versions.next().is_some_and(|version| version.trim_ascii() == b"13") && versions.next().is_none();
     if request.minor_version != 1 || !asks || !is_version {
-        return Err(HttpResponse::upgrade_required());
+        return Err(HttpResponse::UPGRADE_REQUIRED);
     }
     let mut keys = request.values("sec-websocket-key");
     let (Some(key), None) = (keys.next(), keys.next()) else {
-        return Err(HttpResponse::bad_request());
+        return Err(HttpResponse::BAD_REQUEST);
     };
-    let key = std::str::from_utf8(key.trim_ascii()).map_err(|_| HttpResponse::bad_request())?;
-    let nonce = base64_simd::STANDARD.decode_to_vec(key).map_err(|_| HttpResponse::bad_request())?;
+    let key = std::str::from_utf8(key.trim_ascii()).map_err(|_| HttpResponse::BAD_REQUEST)?;
+    let nonce = base64_simd::STANDARD.decode_to_vec(key).map_err(|_| HttpResponse::BAD_REQUEST)?;
     if nonce.len() != 16 {
-        return Err(HttpResponse::bad_request());
+        return Err(HttpResponse::BAD_REQUEST);
     }
     Ok(handshake::accept_key(key))
 }

@@ -31,22 +31,13 @@ pub(super) struct HttpRequest<'a> {
     pub(super) headers: &'a [Header<'a>],
 }
 
-pub(super) enum HeadFailure {
-    /// The peer closed the connection or the socket failed. No response is possible.
-    Gone,
-    /// Not HTTP/1.x.
-    Malformed,
-    /// More bytes than `HEAD_MAX_BYTES` or more headers than `HEADERS_MAX`.
-    TooLarge,
-}
-
 /// A response after which the connection is closed (101: upgraded).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HttpResponse {
     status: u16,
     reason: &'static str,
     /// Complete header lines, in addition to those that every response has.
-    headers: String,
+    headers: Cow<'static, str>,
     body: Cow<'static, str>,
     content_type: &'static str,
 }
@@ -73,63 +64,35 @@ impl<'a> HttpRequest<'a> {
     }
 }
 
-impl HeadFailure {
-    /// The response to send. `None` if the peer is gone.
-    pub(super) fn response(&self) -> Option<HttpResponse> {
-        match self {
-            Self::Gone => None,
-            Self::Malformed => Some(HttpResponse::bad_request()),
-            Self::TooLarge => Some(HttpResponse::plain(431, "Request Header Fields Too Large")),
-        }
-    }
-}
-
 impl HttpResponse {
+    pub(super) const BAD_REQUEST: Self = Self::fixed(400, "Bad Request", "");
+    /// Does not reveal what was wrong: whether there was a token, or how close it was.
+    pub(super) const UNAUTHORIZED: Self = Self::fixed(401, "Unauthorized", "WWW-Authenticate: Bearer\r\n");
+    pub(super) const FORBIDDEN: Self = Self::fixed(403, "Forbidden", "");
+    pub(super) const NOT_FOUND: Self = Self::fixed(404, "Not Found", "");
+    pub(super) const UPGRADE_REQUIRED: Self =
+        Self::fixed(426, "Upgrade Required", "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n");
+    const TOO_LARGE: Self = Self::fixed(431, "Request Header Fields Too Large", "");
+    pub(super) const BUSY: Self = Self::fixed(503, "Service Unavailable", "Retry-After: 1\r\n");
+
     pub(super) fn ok() -> Self {
-        Self { body: Cow::Borrowed("ok"), ..Self::plain(200, "OK") }
+        Self { body: Cow::Borrowed("ok"), ..Self::fixed(200, "OK", "") }
     }
 
     /// The metrics page, not to be cached.
     pub(super) fn metrics(page: String) -> Self {
-        let headers = "Cache-Control: no-store\r\n".to_owned();
         let content_type = "text/plain; version=0.0.4; charset=utf-8";
-        Self { body: Cow::Owned(page), headers, content_type, ..Self::plain(200, "OK") }
-    }
-
-    pub(super) fn bad_request() -> Self {
-        Self::plain(400, "Bad Request")
-    }
-
-    /// Does not reveal what was wrong: whether there was a token, or how close it was.
-    pub(super) fn unauthorized() -> Self {
-        Self { headers: "WWW-Authenticate: Bearer\r\n".to_owned(), ..Self::plain(401, "Unauthorized") }
-    }
-
-    pub(super) fn forbidden() -> Self {
-        Self::plain(403, "Forbidden")
-    }
-
-    pub(super) fn not_found() -> Self {
-        Self::plain(404, "Not Found")
+        Self { body: Cow::Owned(page), content_type, ..Self::fixed(200, "OK", "Cache-Control: no-store\r\n") }
     }
 
     pub(super) fn method_not_allowed(allow: &str) -> Self {
-        Self { headers: format!("Allow: {allow}\r\n"), ..Self::plain(405, "Method Not Allowed") }
-    }
-
-    pub(super) fn upgrade_required() -> Self {
-        let headers = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n".to_owned();
-        Self { headers, ..Self::plain(426, "Upgrade Required") }
-    }
-
-    pub(super) fn busy() -> Self {
-        Self { headers: "Retry-After: 1\r\n".to_owned(), ..Self::plain(503, "Service Unavailable") }
+        Self { headers: format!("Allow: {allow}\r\n").into(), ..Self::fixed(405, "Method Not Allowed", "") }
     }
 
     /// Replaces the response for a source that was refused too often.
     pub(super) fn too_many(again_in: Duration) -> Self {
         let seconds = again_in.as_millis().div_ceil(1000);
-        Self { headers: format!("Retry-After: {seconds}\r\n"), ..Self::plain(429, "Too Many Requests") }
+        Self { headers: format!("Retry-After: {seconds}\r\n").into(), ..Self::fixed(429, "Too Many Requests", "") }
     }
 
     /// Whether the refusal is the client's fault and counts against its source.
@@ -139,7 +102,7 @@ impl HttpResponse {
 
     pub(super) fn switching(accept: &str) -> Self {
         let headers = format!("Upgrade: websocket\r\nSec-WebSocket-Accept: {accept}\r\n");
-        Self { headers, ..Self::plain(101, "Switching Protocols") }
+        Self { headers: headers.into(), ..Self::fixed(101, "Switching Protocols", "") }
     }
 
     /// The response to HEAD.
@@ -166,24 +129,29 @@ impl HttpResponse {
         text.into_bytes()
     }
 
-    fn plain(status: u16, reason: &'static str) -> Self {
-        Self { status, reason, headers: String::new(), body: Cow::Borrowed(""), content_type: "text/plain" }
+    const fn fixed(status: u16, reason: &'static str, headers: &'static str) -> Self {
+        let headers = Cow::Borrowed(headers);
+        Self { status, reason, headers, body: Cow::Borrowed(""), content_type: "text/plain" }
     }
 }
 
-/// Reads until `buf` contains a whole head and returns the head's size.
-pub(super) async fn read_head(socket: &mut (impl AsyncRead + Unpin), buf: &mut BytesMut) -> Result<usize, HeadFailure> {
+/// Reads until `buf` contains a whole head and returns the head's size. Otherwise returns the response to send, or
+/// `None` if the peer closed the connection or the socket failed: then no response is possible.
+pub(super) async fn read_head(
+    socket: &mut (impl AsyncRead + Unpin),
+    buf: &mut BytesMut,
+) -> Result<usize, Option<HttpResponse>> {
     buf.reserve(1 << 10);
     loop {
         let room = HEAD_MAX_BYTES - buf.len();
         if room == 0 {
-            return Err(HeadFailure::TooLarge);
+            return Err(Some(HttpResponse::TOO_LARGE));
         }
         let before = buf.len();
         // Never read past the bound, so that the bytes after the head are bounded too.
         match socket.take(room as u64).read_buf(buf).await {
             Ok(1..) => {}
-            Ok(0) | Err(_) => return Err(HeadFailure::Gone),
+            Ok(0) | Err(_) => return Err(None),
         }
         // A head ends with a newline. Without a new one, parsing again is useless.
         if buf[before..].contains(&b'\n')
@@ -202,7 +170,7 @@ pub(super) fn with_request(head: &[u8], decide: impl FnOnce(&HttpRequest<'_>) ->
     let (true, Some(method), Some(target), Some(minor_version)) =
         (complete, parsed.method, parsed.path, parsed.version)
     else {
-        return RequestVerdict::Answer(HttpResponse::bad_request());
+        return RequestVerdict::Answer(HttpResponse::BAD_REQUEST);
     };
     decide(&HttpRequest { method, target, minor_version, headers: parsed.headers })
 }
@@ -232,12 +200,12 @@ pub(super) async fn answer_and_close(socket: &mut (impl AsyncRead + AsyncWrite +
     time::timeout(LINGER, drained).await.ok();
 }
 
-fn head_size(buf: &[u8]) -> Result<Option<usize>, HeadFailure> {
+fn head_size(buf: &[u8]) -> Result<Option<usize>, HttpResponse> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     match httparse::Request::new(&mut headers).parse(buf) {
         Ok(Status::Complete(size)) => Ok(Some(size)),
         Ok(Status::Partial) => Ok(None),
-        Err(httparse::Error::TooManyHeaders) => Err(HeadFailure::TooLarge),
-        Err(_) => Err(HeadFailure::Malformed),
+        Err(httparse::Error::TooManyHeaders) => Err(HttpResponse::TOO_LARGE),
+        Err(_) => Err(HttpResponse::BAD_REQUEST),
     }
 }

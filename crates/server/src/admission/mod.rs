@@ -52,7 +52,7 @@ use crate::{
     access::{Access, Certificate, Grant},
     audit::Audit,
     core::Authenticated,
-    tls::Tls,
+    tls::{OwnNames, Tls},
 };
 
 /// From accept to the end of the response, including the TLS handshake. With a longer deadline, 64 slow peers could
@@ -92,28 +92,6 @@ pub trait AdmissionReporter: Send + Sync {
     }
 }
 
-/// The report target of an admission. `None`: nothing is reported, and `/metrics` is 404.
-#[derive(Clone, Default)]
-struct OptionalReporter(Option<Arc<dyn AdmissionReporter>>);
-
-impl OptionalReporter {
-    fn is_ready(&self) -> bool {
-        self.0.as_ref().is_none_or(|report| report.is_ready())
-    }
-
-    fn refused(&self, status: u16) {
-        if let Some(report) = &self.0 {
-            report.refused(status);
-        }
-    }
-
-    fn metrics(&self, with_body: bool, admission: AdmissionCounts) -> HttpResponse {
-        let Some(report) = &self.0 else { return HttpResponse::not_found() };
-        let response = HttpResponse::metrics(report.page(admission));
-        if with_body { response } else { response.without_body() }
-    }
-}
-
 /// The decision of admission about a request that another listener received; see [`Admission::check_request`].
 #[derive(Clone, Debug)]
 pub enum AdmissionDecision {
@@ -128,23 +106,21 @@ pub enum AdmissionDecision {
 /// Authenticates the connections of all listeners of a server.
 pub struct Admission {
     config: AdmissionConfig,
-    report: OptionalReporter,
+    /// `None`: nothing is reported, and `/metrics` is 404.
+    report: Option<Arc<dyn AdmissionReporter>>,
     pending: Arc<PendingConnections>,
     /// Set once by `Admission::drain`: `/readyz` fails and upgrades are refused.
     draining: AtomicBool,
 }
 
-/// A slot among the unauthenticated connections.
-pub struct AdmissionSlot(PendingSlot);
-
 impl Admission {
     pub fn new(config: AdmissionConfig) -> Self {
-        Self { config, report: OptionalReporter::default(), pending: Arc::default(), draining: AtomicBool::new(false) }
+        Self { config, report: None, pending: Arc::default(), draining: AtomicBool::new(false) }
     }
 
     /// Reports refusals to `report` and serves its page at `/metrics`. Without a report, `/metrics` is 404.
     pub fn reporting(mut self, report: Arc<dyn AdmissionReporter>) -> Self {
-        self.report = OptionalReporter(Some(report));
+        self.report = Some(report);
         self
     }
 
@@ -153,15 +129,7 @@ impl Admission {
     pub fn check_request(&self, local: SocketAddr, target: &str, headers: &[(&str, &[u8])]) -> AdmissionDecision {
         let headers: Vec<_> = headers.iter().map(|(name, value)| httparse::Header { name, value }).collect();
         let request = http::HttpRequest { method: "POST", target, minor_version: 1, headers: &headers };
-        let hosts = ListenerHosts { local, allowed: &self.config.allowed_hosts, certified: None };
-        let proof = match self.config.access.open_grant() {
-            Some(grant) => RequiredProof::Given(grant),
-            None => RequiredProof::Token(&self.config.access),
-        };
-        match check::admit(
-            &request,
-            &ListenerRequirements { hosts: Some(hosts), proof, draining: false, is_ready: true },
-        ) {
+        match check::admit(&request, &self.requirements(self.hosts(local, None), self.proof())) {
             Ok(grant) => AdmissionDecision::Admitted(grant),
             Err(response) if response.status() == 401 => AdmissionDecision::Unauthorized,
             Err(_) => AdmissionDecision::Forbidden,
@@ -175,8 +143,8 @@ impl Admission {
 
     /// Takes a slot for a connection; `None` stands for a Unix socket. Call it at accept: then the bound also holds for
     /// connections whose task has not run yet.
-    pub fn reserve_slot(&self, peer: Option<SocketAddr>) -> AdmissionSlot {
-        AdmissionSlot(self.pending.reserve(peer.map_or(PeerSource::Local, PeerSource::from), Instant::now()))
+    pub(crate) fn reserve_slot(&self, peer: Option<SocketAddr>) -> PendingSlot {
+        self.pending.reserve(peer.map_or(PeerSource::Local, PeerSource::from), Instant::now())
     }
 
     /// Whether the next connection will evict another one.
@@ -189,33 +157,25 @@ impl Admission {
     }
 
     /// Authenticates a TCP connection. `None`: the connection was answered and closed.
-    pub async fn admit_tcp(
+    pub(crate) async fn admit_tcp(
         &self,
         mut socket: TcpStream,
         endpoint: &TcpEndpoint,
         peer: SocketAddr,
-        AdmissionSlot(slot): AdmissionSlot,
+        slot: PendingSlot,
     ) -> Option<Authenticated> {
         if let Some(tls) = &endpoint.tls {
             let admitting = self.admit_secured(socket, tls, (endpoint.local, peer), &slot);
             return in_time(&slot, admitting).await.ok()?;
         }
-        let requirements = self.requirements(ListenerHosts {
-            local: endpoint.local,
-            allowed: &self.config.allowed_hosts,
-            certified: None,
-        });
-        let checked = in_time(
-            &slot,
-            check_and_answer(&mut socket, &requirements, &slot, &peer, (&self.config.audit, &self.report)),
-        )
-        .await;
-        let Ok(checked) = checked else {
+        let requirements = self.requirements(self.hosts(endpoint.local, None), self.proof());
+        let checking = self.check_and_answer(&mut socket, &requirements, &slot, &peer);
+        let Ok(checked) = in_time(&slot, checking).await else {
             // The slot was lost. Answer with 503 as far as that is possible without waiting. Also read the
             // input: closing a socket with unread input sends a RST, and the peer may lose the response.
-            socket.try_write(&HttpResponse::busy().encode()).ok();
+            socket.try_write(&HttpResponse::BUSY.encode()).ok();
             socket.try_read(&mut [0; 1 << 10]).ok();
-            self.report.refused(503);
+            self.report_refusal(503);
             return None;
         };
         let (leftover, grant) = checked?;
@@ -237,20 +197,15 @@ impl Admission {
                 tracing::debug!(%peer, %error, "no TLS handshake");
                 // Without a handshake no response can be sent, so the delay for repeated failures is ignored.
                 slot.refused(Instant::now());
-                self.report.refused(0);
+                self.report_refusal(0);
                 return None;
             }
         };
-        let names = secured.names.clone();
-        let mut requirements =
-            self.requirements(ListenerHosts { local, allowed: &self.config.allowed_hosts, certified: Some(&names) });
         let certified = match &secured.certificate {
             None => None,
             Some(shown) => {
-                let found = self
-                    .config
-                    .access
-                    .by_certificate(&Certificate { names: &shown.names, fingerprint: &shown.fingerprint });
+                let certificate = Certificate { names: &shown.names, fingerprint: &shown.fingerprint };
+                let found = self.config.access.by_certificate(&certificate);
                 if found.is_none() {
                     tracing::warn!(%peer, names = ?shown.names, "refused a revoked certificate");
                     self.config.audit.refused(&format_args!("{peer} {}", shown.names.join(" ")), 403);
@@ -259,44 +214,45 @@ impl Admission {
                 Some(found?)
             }
         };
-        if let (Some(grant), false) = (&certified, self.config.token_beside_certificate) {
-            requirements.proof = RequiredProof::Given(grant.clone());
-        }
-        let (leftover, grant) =
-            check_and_answer(&mut secured.socket, &requirements, slot, &peer, (&self.config.audit, &self.report))
-                .await?;
+        let proof = match &certified {
+            Some(grant) if !self.config.token_beside_certificate => RequiredProof::Given(grant.clone()),
+            _ => self.proof(),
+        };
+        let requirements = self.requirements(self.hosts(local, Some(&secured.names)), proof);
+        let (leftover, grant) = self.check_and_answer(&mut secured.socket, &requirements, slot, &peer).await?;
         Some(websocket(secured.into_stream(), leftover, certified.unwrap_or(grant), label(peer)))
     }
 
-    fn requirements<'a>(&'a self, hosts: ListenerHosts<'a>) -> ListenerRequirements<'a> {
-        ListenerRequirements {
-            hosts: Some(hosts),
-            proof: self
-                .config
-                .access
-                .open_grant()
-                .map_or(RequiredProof::Token(&self.config.access), RequiredProof::Given),
-            draining: self.draining.load(Ordering::Acquire),
-            is_ready: self.report.is_ready(),
+    fn requirements<'a>(&self, hosts: Option<ListenerHosts<'a>>, proof: RequiredProof<'a>) -> ListenerRequirements<'a> {
+        let is_ready = self.report.as_ref().is_none_or(|report| report.is_ready());
+        ListenerRequirements { hosts, proof, draining: self.draining.load(Ordering::Acquire), is_ready }
+    }
+
+    fn hosts<'a>(&'a self, local: SocketAddr, certified: Option<&'a OwnNames>) -> Option<ListenerHosts<'a>> {
+        Some(ListenerHosts { local, allowed: &self.config.allowed_hosts, certified })
+    }
+
+    fn proof(&self) -> RequiredProof<'_> {
+        let access = &self.config.access;
+        access.open_grant().map_or(RequiredProof::Token(access), RequiredProof::Given)
+    }
+
+    fn report_refusal(&self, status: u16) {
+        if let Some(report) = &self.report {
+            report.refused(status);
         }
     }
 
     /// Authenticates a connection on a Unix socket by the peer's uid, so neither a token nor a Host header is required.
-    pub async fn admit_unix(
-        &self,
-        mut socket: UnixStream,
-        AdmissionSlot(slot): AdmissionSlot,
-    ) -> Option<Authenticated> {
+    pub(crate) async fn admit_unix(&self, mut socket: UnixStream, slot: PendingSlot) -> Option<Authenticated> {
         if !is_owner(&socket) {
             self.config.audit.refused(&"unix", 403);
-            http::answer_and_close(&mut socket, &HttpResponse::forbidden()).await;
-            self.report.refused(403);
+            http::answer_and_close(&mut socket, &HttpResponse::FORBIDDEN).await;
+            self.report_refusal(403);
             return None;
         }
-        let proof = RequiredProof::Given(Grant::owner());
-        let draining = self.draining.load(Ordering::Acquire);
-        let requirements = ListenerRequirements { hosts: None, proof, draining, is_ready: self.report.is_ready() };
-        let checking = check_and_answer(&mut socket, &requirements, &slot, &"unix", (&self.config.audit, &self.report));
+        let requirements = self.requirements(None, RequiredProof::Given(Grant::owner()));
+        let checking = self.check_and_answer(&mut socket, &requirements, &slot, &"unix");
         let (leftover, grant) = in_time(&slot, checking).await.ok()??;
         Some(websocket(socket.into(), leftover, grant, "exec-server websocket unix".to_owned()))
     }
@@ -313,6 +269,54 @@ impl Admission {
         let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
         Some(Authenticated::vouch(socket.into(), framing, Grant::owner(), "exec-server dial-stdio"))
     }
+
+    /// Reads one request and answers it. Returns the grant and the bytes that the peer sent behind its upgrade request.
+    async fn check_and_answer(
+        &self,
+        socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
+        requirements: &ListenerRequirements<'_>,
+        slot: &PendingSlot,
+        peer: &impl Display,
+    ) -> Option<(BytesMut, Grant)> {
+        let mut buf = BytesMut::new();
+        let verdict = match http::read_head(socket, &mut buf).await {
+            Ok(size) => {
+                let head = buf.split_to(size);
+                http::with_request(&head, |request| check::check(request, requirements))
+            }
+            Err(response) => RequestVerdict::Answer(response?),
+        };
+        match verdict {
+            RequestVerdict::Upgrade { accept, grant } => {
+                socket.write_all(&HttpResponse::switching(&accept).encode()).await.ok()?;
+                socket.flush().await.ok()?;
+                Some((buf, grant))
+            }
+            RequestVerdict::Metrics { with_body } => {
+                let page = self.report.as_ref().map(|report| HttpResponse::metrics(report.page(self.counts())));
+                let page = page.map(|page| if with_body { page } else { page.without_body() });
+                http::answer_and_close(socket, &page.unwrap_or(HttpResponse::NOT_FOUND)).await;
+                None
+            }
+            RequestVerdict::Answer(mut response) => {
+                if let 401 | 403 = response.status() {
+                    self.config.audit.refused(peer, response.status());
+                }
+                if response.is_refusal()
+                    && let Some(delay) = slot.refused(Instant::now())
+                {
+                    time::sleep(delay).await;
+                    response = HttpResponse::too_many(delay);
+                }
+                if response.status() != 200 {
+                    self.report_refusal(response.status());
+                }
+                tracing::debug!(%peer, status = response.status(), "answered before authentication");
+                http::answer_and_close(socket, &response).await;
+                None
+            }
+        }
+    }
 }
 
 /// The slot was given to another connection.
@@ -327,52 +331,6 @@ async fn in_time<T>(slot: &PendingSlot, checking: impl Future<Output = Option<T>
             None
         })),
         () = slot.evicted() => Err(Evicted),
-    }
-}
-
-/// Reads one request and answers it. Returns the grant and the bytes that the peer sent behind its upgrade request.
-async fn check_and_answer(
-    socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    requirements: &ListenerRequirements<'_>,
-    slot: &PendingSlot,
-    peer: &impl Display,
-    (audit, report): (&Audit, &OptionalReporter),
-) -> Option<(BytesMut, Grant)> {
-    let mut buf = BytesMut::new();
-    let verdict = match http::read_head(socket, &mut buf).await {
-        Ok(size) => {
-            let head = buf.split_to(size);
-            http::with_request(&head, |request| check::check(request, requirements))
-        }
-        Err(failure) => RequestVerdict::Answer(failure.response()?),
-    };
-    match verdict {
-        RequestVerdict::Upgrade { accept, grant } => {
-            socket.write_all(&HttpResponse::switching(&accept).encode()).await.ok()?;
-            socket.flush().await.ok()?;
-            Some((buf, grant))
-        }
-        RequestVerdict::Metrics { with_body } => {
-            http::answer_and_close(socket, &report.metrics(with_body, slot.counts())).await;
-            None
-        }
-        RequestVerdict::Answer(mut response) => {
-            if let 401 | 403 = response.status() {
-                audit.refused(peer, response.status());
-            }
-            if response.is_refusal()
-                && let Some(delay) = slot.refused(Instant::now())
-            {
-                time::sleep(delay).await;
-                response = HttpResponse::too_many(delay);
-            }
-            if response.status() != 200 {
-                report.refused(response.status());
-            }
-            tracing::debug!(%peer, status = response.status(), "answered before authentication");
-            http::answer_and_close(socket, &response).await;
-            None
-        }
     }
 }
 

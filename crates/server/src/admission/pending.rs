@@ -11,10 +11,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -80,10 +77,6 @@ pub struct AdmissionCounts {
 #[derive(Debug, Default)]
 pub(super) struct PendingConnections {
     table: Mutex<PendingTable>,
-    refused: AtomicU64,
-    stalled: AtomicU64,
-    evicted: AtomicU64,
-    slowed: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -92,6 +85,7 @@ struct PendingTable {
     waiting: BTreeMap<u64, WaitingConnection>,
     next: u64,
     sources: HashMap<PeerSource, SourceRecord>,
+    counts: AdmissionCounts,
 }
 
 #[derive(Debug)]
@@ -118,7 +112,7 @@ impl SourceRecord {
 
 /// The slot of one connection. Dropping it frees the slot.
 #[derive(Debug)]
-pub(super) struct PendingSlot {
+pub(crate) struct PendingSlot {
     pending: Arc<PendingConnections>,
     ticket: u64,
     source: PeerSource,
@@ -133,7 +127,8 @@ impl PendingConnections {
             victim.eviction.notify_one();
             table.fail(victim.source, now);
             // Log only when the count is a power of two: a flood of connections must not fill the log.
-            let evicted = self.evicted.fetch_add(1, Ordering::Relaxed) + 1;
+            table.counts.evicted += 1;
+            let evicted = table.counts.evicted;
             if evicted.is_power_of_two() {
                 tracing::warn!(evicted, "silent connections were dropped to make room for others");
             }
@@ -151,12 +146,7 @@ impl PendingConnections {
     }
 
     pub(super) fn counts(&self) -> AdmissionCounts {
-        AdmissionCounts {
-            refused: self.refused.load(Ordering::Relaxed),
-            stalled: self.stalled.load(Ordering::Relaxed),
-            evicted: self.evicted.load(Ordering::Relaxed),
-            slowed: self.slowed.load(Ordering::Relaxed),
-        }
+        self.table.lock().counts
     }
 }
 
@@ -222,22 +212,18 @@ impl PendingSlot {
 
     /// Counts a refusal and returns how long to delay the response.
     pub(super) fn refused(&self, now: Instant) -> Option<Duration> {
-        self.pending.refused.fetch_add(1, Ordering::Relaxed);
-        let delay = self.pending.table.lock().fail(self.source, now);
-        if delay.is_some() {
-            self.pending.slowed.fetch_add(1, Ordering::Relaxed);
-        }
+        let mut table = self.pending.table.lock();
+        table.counts.refused += 1;
+        let delay = table.fail(self.source, now);
+        table.counts.slowed += u64::from(delay.is_some());
         delay
-    }
-
-    pub(super) fn counts(&self) -> AdmissionCounts {
-        self.pending.counts()
     }
 
     /// Counts a connection that sent no complete request before the deadline.
     pub(super) fn stalled(&self, now: Instant) {
-        self.pending.stalled.fetch_add(1, Ordering::Relaxed);
-        self.pending.table.lock().fail(self.source, now);
+        let mut table = self.pending.table.lock();
+        table.counts.stalled += 1;
+        table.fail(self.source, now);
     }
 }
 

@@ -384,9 +384,8 @@ async fn a_peer_that_says_nothing_is_dropped_after_ten_seconds() {
     };
     let started = tokio::time::Instant::now();
     let admission = Admission::new(AdmissionConfig::default());
-    let super::AdmissionSlot(slot) = admission.reserve_slot(None);
-    let audit = Audit::default();
-    let judging = super::check_and_answer(&mut far, &requirements, &slot, &"test", (&audit, &admission.report));
+    let slot = admission.reserve_slot(None);
+    let judging = admission.check_and_answer(&mut far, &requirements, &slot, &"test");
     assert!(super::in_time(&slot, judging).await.is_ok_and(|judged| judged.is_none()));
     assert_eq!(admission.counts().stalled, 1);
     assert_eq!(started.elapsed(), super::HEAD_DEADLINE);
@@ -399,7 +398,7 @@ async fn the_65th_pending_connection_takes_the_place_of_the_first() {
     assert!(rig.admission.is_crowded());
     let request = upgrade("/", &rig.local.to_string(), &bearer());
     assert!(rig.exchange(&[request.as_bytes()]).await.1);
-    assert!(slots[0].0.evicted().now_or_never().is_some() && slots[1].0.evicted().now_or_never().is_none());
+    assert!(slots[0].evicted().now_or_never().is_some() && slots[1].evicted().now_or_never().is_none());
     assert_eq!(rig.admission.counts().evicted, 1);
 }
 
