@@ -16,25 +16,14 @@ use exec_server_protocol::{
     method::{METHODS, Method},
 };
 
-pub(crate) use self::text::MetricsText;
+use self::text::MetricsText;
 
 /// Upper bounds of the latency buckets, in microseconds: from a typical response over loopback to a delay that a person
 /// notices.
 const BUCKETS_US: [u64; 12] = [100, 250, 500, 1000, 2500, 5000, 10_000, 50_000, 100_000, 500_000, 1_000_000, 5_000_000];
 
-/// HTTP statuses that admission answers with, each with its label. Any other status counts as the last entry.
-const STATUSES: [(u16, &str); 10] = [
-    (400, "400"),
-    (401, "401"),
-    (403, "403"),
-    (404, "404"),
-    (405, "405"),
-    (426, "426"),
-    (429, "429"),
-    (431, "431"),
-    (503, "503"),
-    (0, "other"),
-];
+/// HTTP statuses that admission answers with. Any other status is counted after the last entry.
+const STATUSES: [u16; 9] = [400, 401, 403, 404, 405, 426, 429, 431, 503];
 
 /// A counter that only grows.
 #[derive(Debug, Default)]
@@ -71,13 +60,23 @@ impl Latency {
     }
 }
 
-/// All counters, since the start of this server.
+/// A counter for each entry of a fixed list.
 #[derive(Debug)]
+struct PerEntry<T, const N: usize>([T; N]);
+
+impl<T: Default, const N: usize> Default for PerEntry<T, N> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| T::default()))
+    }
+}
+
+/// All counters, since the start of this server.
+#[derive(Debug, Default)]
 pub struct Metrics {
     /// Connections that were admitted.
     pub connections: Counter,
-    /// Connections that admission refused, in the order of [`STATUSES`].
-    refused: [Counter; STATUSES.len()],
+    /// Connections that admission refused, in the order of [`STATUSES`], and with any other status.
+    refused: [Counter; STATUSES.len() + 1],
     /// Connections closed because the peer no longer responded.
     pub dead_peers: Counter,
     /// Bytes received on all connections, including framing.
@@ -107,37 +106,9 @@ pub struct Metrics {
     /// Holders that died together with their processes.
     pub holders_lost: Counter,
     /// In the order of `METHODS`.
-    latencies: [Latency; METHODS.len()],
+    latencies: PerEntry<Latency, { METHODS.len() }>,
     /// In the order of `Kind::ALL`.
-    errors: [Counter; Kind::ALL.len()],
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        let zero = Counter::default;
-        Self {
-            connections: zero(),
-            refused: Default::default(),
-            dead_peers: zero(),
-            received_bytes: zero(),
-            sent_bytes: zero(),
-            output_bytes: zero(),
-            dropped_bytes: zero(),
-            stdin_bytes: zero(),
-            gaps: zero(),
-            gap_bytes: zero(),
-            spilled_segments: zero(),
-            started: zero(),
-            sessions: zero(),
-            resumed: zero(),
-            expired: zero(),
-            adopted: zero(),
-            adoption_failures: zero(),
-            holders_lost: zero(),
-            latencies: std::array::from_fn(|_| Latency::default()),
-            errors: std::array::from_fn(|_| zero()),
-        }
-    }
+    errors: PerEntry<Counter, { Kind::ALL.len() }>,
 }
 
 /// Values that are computed when the page is requested.
@@ -160,69 +131,72 @@ pub(crate) struct MetricsSnapshot {
 impl Metrics {
     /// Records the latency of an answered request.
     pub(crate) fn answered(&self, method: Method, took: Duration) {
-        self.latencies[method as usize].observe(took);
+        self.latencies.0[method as usize].observe(took);
     }
 
     /// Counts an error response, also for a message that was not a valid request.
     pub(crate) fn failed(&self, kind: Kind) {
-        if let Some(counter) = self.errors.get(kind as usize) {
+        if let Some(counter) = self.errors.0.get(kind as usize) {
             counter.inc();
         }
     }
 
     /// Counts a connection that admission refused.
     pub(crate) fn refused(&self, status: u16) {
-        let place = STATUSES.iter().position(|(known, _)| *known == status).unwrap_or(STATUSES.len() - 1);
+        let place = STATUSES.iter().position(|known| *known == status).unwrap_or(STATUSES.len());
         self.refused[place].inc();
     }
 
     /// The page in the Prometheus text format.
     pub(crate) fn render(&self, snapshot: &MetricsSnapshot) -> String {
         let mut text = MetricsText::default();
-        text.gauge("exec_server_build_info", "Build information.", &[(&[("version", env!("CARGO_PKG_VERSION"))], 1)]);
+        text.family(
+            "exec_server_build_info",
+            "Build information.",
+            "gauge",
+            "version",
+            [(env!("CARGO_PKG_VERSION"), 1)],
+        );
         self.render_connections(&mut text, snapshot);
         self.render_sessions(&mut text, snapshot);
-        self.render_bytes(&mut text, snapshot);
+        self.render_bytes(&mut text);
         self.render_requests(&mut text);
-        text.finish()
+        text.0
     }
 
     fn render_connections(&self, text: &mut MetricsText, snapshot: &MetricsSnapshot) {
-        text.gauge("exec_server_connections", "Open connections.", &[(&[], snapshot.connections)]);
-        text.counter(
-            "exec_server_connections_total",
-            "Connections that were admitted.",
-            &[(&[], self.connections.get())],
-        );
-        let refused: Vec<_> =
-            STATUSES.iter().zip(&self.refused).map(|((_, label), count)| ([("status", *label)], count.get())).collect();
-        text.counter(
+        text.gauge("exec_server_connections", "Open connections.", snapshot.connections);
+        text.counter("exec_server_connections_total", "Connections that were admitted.", self.connections.get());
+        let statuses = STATUSES.iter().map(u16::to_string).chain(["other".to_owned()]);
+        text.family(
             "exec_server_refused_total",
             "Requests refused before a connection was admitted, by HTTP status.",
-            &refused.iter().map(|(label, count)| (label.as_slice(), *count)).collect::<Vec<_>>(),
+            "counter",
+            "status",
+            statuses.zip(self.refused.iter().map(Counter::get)),
         );
         text.counter(
             "exec_server_dead_peers_total",
             "Connections dropped because the peer was silent.",
-            &[(&[], self.dead_peers.get())],
+            self.dead_peers.get(),
         );
-        let admission = snapshot.admission.map(|(outcome, count)| ([("outcome", outcome)], count));
-        text.counter(
+        text.family(
             "exec_server_door_total",
             "Connections dropped or delayed before authentication, by outcome.",
-            &admission.each_ref().map(|(label, count)| (label.as_slice(), *count)),
+            "counter",
+            "outcome",
+            snapshot.admission,
         );
-        text.gauge("exec_server_draining", "1 while the server shuts down.", &[(&[], u64::from(snapshot.draining))]);
+        text.gauge("exec_server_draining", "1 while the server shuts down.", u64::from(snapshot.draining));
     }
 
     fn render_sessions(&self, text: &mut MetricsText, snapshot: &MetricsSnapshot) {
-        text.gauge(
+        text.family(
             "exec_server_sessions",
             "Sessions, by whether a connection is attached.",
-            &[
-                (&[("state", "attached")], snapshot.sessions_attached),
-                (&[("state", "detached")], snapshot.sessions_detached),
-            ],
+            "gauge",
+            "state",
+            [("attached", snapshot.sessions_attached), ("detached", snapshot.sessions_detached)],
         );
         for (name, help, counter) in [
             ("exec_server_sessions_total", "Sessions created.", &self.sessions),
@@ -233,30 +207,30 @@ impl Metrics {
             ("exec_server_holders_lost_total", "Holders that died; their processes were killed.", &self.holders_lost),
             ("exec_server_processes_started_total", "Processes started.", &self.started),
         ] {
-            text.counter(name, help, &[(&[], counter.get())]);
+            text.counter(name, help, counter.get());
         }
         text.counter(
             "exec_server_audit_lost_total",
             "Records that could not be written to the audit log.",
-            &[(&[], snapshot.audit_lost)],
+            snapshot.audit_lost,
         );
-        text.gauge(
+        text.family(
             "exec_server_processes",
             "Processes, running or ended and retained.",
-            &[(&[("state", "running")], snapshot.processes_running), (&[("state", "ended")], snapshot.processes_ended)],
+            "gauge",
+            "state",
+            [("running", snapshot.processes_running), ("ended", snapshot.processes_ended)],
         );
-        text.gauge(
+        text.family(
             "exec_server_processes_blocked",
             "Processes blocked because their output is not read, by the limit reached.",
-            &[
-                (&[("reason", "memory")], snapshot.blocked_memory),
-                (&[("reason", "quota")], snapshot.blocked_quota),
-                (&[("reason", "disk")], snapshot.blocked_disk),
-            ],
+            "gauge",
+            "reason",
+            [("memory", snapshot.blocked_memory), ("quota", snapshot.blocked_quota), ("disk", snapshot.blocked_disk)],
         );
     }
 
-    fn render_bytes(&self, text: &mut MetricsText, _: &MetricsSnapshot) {
+    fn render_bytes(&self, text: &mut MetricsText) {
         for (name, help, counter) in [
             ("exec_server_received_bytes_total", "Bytes from peers, framing included.", &self.received_bytes),
             ("exec_server_sent_bytes_total", "Bytes to peers, framing included.", &self.sent_bytes),
@@ -271,7 +245,7 @@ impl Metrics {
             ("exec_server_gap_bytes_total", "Bytes of the gaps reported to readers.", &self.gap_bytes),
             ("exec_server_spilled_segments_total", "Log segments (1 MiB) spilled to disk.", &self.spilled_segments),
         ] {
-            text.counter(name, help, &[(&[], counter.get())]);
+            text.counter(name, help, counter.get());
         }
     }
 
@@ -281,7 +255,7 @@ impl Metrics {
             "Time from a request to its answer, including the wait of a waiting read.",
             "histogram",
         );
-        for (method, latency) in METHODS.iter().zip(&self.latencies) {
+        for (method, latency) in METHODS.iter().zip(&self.latencies.0) {
             let mut below = 0;
             for (end, bucket) in BUCKETS_US.iter().zip(&latency.buckets) {
                 below += bucket.get();
@@ -296,13 +270,8 @@ impl Metrics {
             text.sample("exec_server_request_seconds_sum", &labels, &text::seconds(latency.sum_us.get()));
             text.sample("exec_server_request_seconds_count", &labels, &all.to_string());
         }
-        let kinds: Vec<_> =
-            Kind::ALL.iter().zip(&self.errors).map(|(kind, n)| ([("kind", kind.as_str())], n.get())).collect();
-        text.counter(
-            "exec_server_errors_total",
-            "Error answers, by kind.",
-            &kinds.iter().map(|(label, count)| (label.as_slice(), *count)).collect::<Vec<_>>(),
-        );
+        let kinds = Kind::ALL.iter().zip(self.errors.0.iter().map(Counter::get));
+        text.family("exec_server_errors_total", "Error answers, by kind.", "counter", "kind", kinds);
     }
 }
 

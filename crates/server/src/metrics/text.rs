@@ -1,39 +1,46 @@
 //! Writes the Prometheus text format, version 0.0.4: families, samples, labels.
 
-use std::fmt::Write as _;
-
-/// The labels of a sample, and its value.
-type Sample<'a> = (&'a [(&'a str, &'a str)], u64);
+use std::fmt::{Display, Write as _};
 
 #[derive(Debug, Default)]
-pub(crate) struct MetricsText(String);
+pub(super) struct MetricsText(pub(super) String);
 
 impl MetricsText {
-    /// Adds a family of counters.
-    pub(crate) fn counter(&mut self, name: &str, help: &str, samples: &[Sample<'_>]) {
-        self.family(name, help, "counter", samples);
+    /// Adds a counter.
+    pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.begin(name, help, "counter");
+        self.sample(name, &[], &value.to_string());
     }
 
-    /// Adds a family of gauges.
-    pub(crate) fn gauge(&mut self, name: &str, help: &str, samples: &[Sample<'_>]) {
-        self.family(name, help, "gauge", samples);
+    /// Adds a gauge.
+    pub(super) fn gauge(&mut self, name: &str, help: &str, value: u64) {
+        self.begin(name, help, "gauge");
+        self.sample(name, &[], &value.to_string());
     }
 
-    fn family(&mut self, name: &str, help: &str, kind: &str, samples: &[Sample<'_>]) {
+    /// Adds a family of samples that differ in the value of one label.
+    pub(super) fn family<L: Display>(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: &str,
+        label: &str,
+        samples: impl IntoIterator<Item = (L, u64)>,
+    ) {
         self.begin(name, help, kind);
-        for (labels, value) in samples {
-            self.sample(name, labels, &value.to_string());
+        for (word, value) in samples {
+            self.sample(name, &[(label, &word.to_string())], &value.to_string());
         }
     }
 
     /// Adds the HELP and TYPE lines of a family.
-    pub(crate) fn begin(&mut self, name: &str, help: &str, kind: &str) {
+    pub(super) fn begin(&mut self, name: &str, help: &str, kind: &str) {
         // Writing to a `String` does not fail.
         write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n").ok();
     }
 
     /// Adds one sample. Nothing is escaped: all names, labels and values are constants of this server.
-    pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: &str) {
+    pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: &str) {
         self.0.push_str(name);
         for (at, (label, word)) in labels.iter().enumerate() {
             let before = if at == 0 { '{' } else { ',' };
@@ -42,14 +49,10 @@ impl MetricsText {
         let after = if labels.is_empty() { "" } else { "}" };
         writeln!(self.0, "{after} {value}").ok();
     }
-
-    pub(crate) fn finish(self) -> String {
-        self.0
-    }
 }
 
 /// Converts microseconds to seconds without rounding.
-pub(crate) fn seconds(us: u64) -> String {
+pub(super) fn seconds(us: u64) -> String {
     let (whole, rest) = (us / 1_000_000, us % 1_000_000);
     let text = format!("{whole}.{rest:06}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -69,7 +72,11 @@ mod tests {
     #[test]
     fn a_family_has_its_head_once() {
         let mut text = MetricsText::default();
-        text.gauge("a", "Of a.", &[(&[("x", "1"), ("y", "2")], 3), (&[], 4)]);
-        assert_eq!(text.finish(), "# HELP a Of a.\n# TYPE a gauge\na{x=\"1\",y=\"2\"} 3\na 4\n");
+        text.begin("a", "Of a.", "gauge");
+        text.sample("a", &[("x", "1"), ("y", "2")], "3");
+        text.sample("a", &[], "4");
+        text.family("b", "Of b.", "counter", "x", [(1, 3), (2, 4)]);
+        let b = "# HELP b Of b.\n# TYPE b counter\nb{x=\"1\"} 3\nb{x=\"2\"} 4\n";
+        assert_eq!(text.0, format!("# HELP a Of a.\n# TYPE a gauge\na{{x=\"1\",y=\"2\"}} 3\na 4\n{b}"));
     }
 }
