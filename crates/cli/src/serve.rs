@@ -258,7 +258,7 @@ fn absolute(paths: impl Iterator<Item = PathBuf>) -> Vec<PathBuf> {
 /// Records our sockets in the state directory. If this fails, only `token create` misses the information.
 fn record_listeners(location: &StateLocation, server: &Server, terms: &ExposureTerms) {
     let listener = |url: &ListenUrl| Listener { url: url.to_string(), asks_for_token: terms.asks_for_token(url) };
-    let all: Vec<Listener> = server.bound().iter().map(|bound| listener(&bound.url)).collect();
+    let all: Vec<Listener> = server.bound().iter().map(listener).collect();
     if let Err(error) = listeners::write(&location.path, &all) {
         tracing::warn!(%error, "cannot record the listeners in the state directory");
     }
@@ -271,7 +271,7 @@ fn startup_notes(
     server: &Server,
     token: Option<&Token>,
 ) -> Vec<String> {
-    let socket = server.bound().iter().map(|bound| &bound.url).find(|url| **url != ListenUrl::Stdio);
+    let socket = server.bound().iter().find(|url| **url != ListenUrl::Stdio);
     if args.detached || (socket.is_none() && !location.is_private) {
         return Vec::new();
     }
@@ -291,9 +291,9 @@ fn startup_notes(
 /// Prints one line per socket, in order. If `stdio` is served, stdout belongs to the peer; then the lines go to stderr, without the token,
 /// which must not end up in a log.
 fn announce(server: &Server, terms: &ExposureTerms, token: Option<Token>) {
-    let serves_stdio = server.bound().iter().any(|bound| bound.url == ListenUrl::Stdio);
-    for bound in server.bound() {
-        match (&bound.url, serves_stdio) {
+    let serves_stdio = server.bound().contains(&ListenUrl::Stdio);
+    for url in server.bound() {
+        match (url, serves_stdio) {
             (ListenUrl::Stdio, _) => {}
             (url, true) => print::message(format_args!("listening: {url}")),
             (url, false) if !terms.asks_for_token(url) => print::line(&url.to_string()),

@@ -103,13 +103,10 @@ fn spare() -> Option<File> {
 }
 
 fn is_exhausted(error: &io::Error) -> bool {
-    let errno = error.raw_os_error();
-    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].iter().any(|known| errno == Some(known.raw_os_error()))
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
 fn is_of_the_peer(error: &io::Error) -> bool {
-    let errno = error.raw_os_error();
-    [Errno::CONNABORTED, Errno::INTR, Errno::PROTO, Errno::CONNRESET, Errno::PERM]
-        .iter()
-        .any(|known| errno == Some(known.raw_os_error()))
+    use Errno as E;
+    matches!(E::from_io_error(error), Some(E::CONNABORTED | E::INTR | E::PROTO | E::CONNRESET | E::PERM))
 }

@@ -1,17 +1,16 @@
 //! Listeners: the addresses to listen on, the sockets, and the accept loop.
 //!
-//! [`url`] parses the addresses, [`exposure`] refuses unprotected ones, `tcp` and `unix` create the sockets, `accept`
+//! [`url`] parses the addresses, [`exposure`] refuses unprotected ones, `unix` creates Unix sockets, `accept`
 //! survives a lack of fds, and [`Server`] runs all listeners and shuts them down in order. HTTP is handled by
 //! admission.
 
 mod accept;
 pub mod exposure;
 mod serve;
-mod tcp;
 mod unix;
 pub mod url;
 
-pub use serve::{BoundListener, Server, ServerConfig, ServerEnd};
+pub use serve::{Server, ServerConfig, ServerEnd};
 pub use unix::UnixError;
 pub use url::ListenUrl;
 

@@ -19,14 +19,13 @@ use std::{
 use exec_server_protocol::limits;
 use exec_server_rpc::{ByteStream, Framing};
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpSocket},
     task::{JoinError, JoinSet},
 };
 
 use super::{
     BindError, ListenUrl,
     accept::{Acceptor, Listener},
-    tcp,
     unix::{UnixError, UnixSocket},
 };
 use crate::{
@@ -40,6 +39,9 @@ use crate::{
 /// the whole shutdown.
 const FLUSH: Duration = Duration::from_secs(4);
 
+/// Backlog of TCP connections in the kernel. A burst of clients after a restart must not be refused.
+const BACKLOG: u32 = 1024;
+
 /// Settings of [`Server`].
 #[derive(Clone, Debug, Default)]
 pub struct ServerConfig {
@@ -50,13 +52,6 @@ pub struct ServerConfig {
     pub stdio_ends_session: bool,
     /// Needed for `wss://` listeners.
     pub tls: Option<Arc<Tls>>,
-}
-
-/// A bound listener, to be printed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BoundListener {
-    /// With the real port, also if port 0 was requested.
-    pub url: ListenUrl,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +71,7 @@ pub struct Server {
     unix: Vec<UnixSocket>,
     dial: Option<UnixSocket>,
     stdio: bool,
-    bound: Vec<BoundListener>,
+    bound: Vec<ListenUrl>,
 }
 
 impl Server {
@@ -99,7 +94,7 @@ impl Server {
         };
         for url in listeners {
             let url = server.add(url)?;
-            server.bound.push(BoundListener { url });
+            server.bound.push(url);
         }
         if let Some(path) = &server.config.dial_socket {
             server.dial = bind_dial(path)?;
@@ -109,8 +104,8 @@ impl Server {
         Ok(server)
     }
 
-    /// The listeners in the order in which they were requested.
-    pub fn bound(&self) -> &[BoundListener] {
+    /// The listeners in the order in which they were requested. With the real port, also if port 0 was requested.
+    pub fn bound(&self) -> &[ListenUrl] {
         &self.bound
     }
 
@@ -167,9 +162,7 @@ impl Server {
             }
         }
     }
-}
 
-impl Server {
     fn add_tcp(
         &mut self,
         url: &ListenUrl,
@@ -177,11 +170,19 @@ impl Server {
         tls: Option<Arc<Tls>>,
     ) -> Result<SocketAddr, BindError> {
         let failed = |source| BindError::Tcp { url: url.clone(), source };
-        let listener = tcp::bind(address).map_err(failed)?;
+        let listener = bind_tcp(address).map_err(failed)?;
         let local = listener.local_addr().map_err(failed)?;
         self.tcp.push((listener, TcpEndpoint { local, tls }));
         Ok(local)
     }
+}
+
+fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // Connections of the previous server may be in TIME_WAIT. Without SO_REUSEADDR they would block the port.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn bind_unix(path: &Path) -> Result<UnixSocket, BindError> {
