@@ -36,7 +36,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use super::{Rights, SandboxFloor};
 use crate::{
     core::Principal,
-    state_dir::{self, NotPrivate, Token, TokenDigest, TokenError, private},
+    state_dir::{self, NotPrivate, Token, TokenDigest, TokenError, if_exists, private},
     wall_clock,
 };
 
@@ -176,11 +176,7 @@ impl TokenFile {
     /// Reads a file that belongs to us or root and that no other user can access. `None` if it does not exist.
     pub fn read(path: &Path) -> Result<Option<Self>, TokenFileError> {
         let failed = |source| TokenFileError::Io { path: path.to_owned(), source };
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed(error)),
-        };
+        let Some(file) = if_exists(File::open(path)).map_err(failed)? else { return Ok(None) };
         private::check(&file, &file.metadata().map_err(failed)?, path)?;
         let mut text = String::new();
         file.take(MAX_BYTES).read_to_string(&mut text).map_err(failed)?;

@@ -1,7 +1,7 @@
 //! The grant that admission gives to a connection: the principal, its rights, and a notification when they end. Does
 //! not depend on where a grant comes from.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use exec_server_protocol::method::{MethodInfo, Scope};
 use serde::{Deserialize, Serialize};
@@ -74,7 +74,7 @@ impl GrantEnd {
 }
 
 /// A connection's principal and rights. Cheap to clone; all clones are notified when it ends.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Grant {
     principal: Principal,
     rights: Arc<Rights>,
@@ -146,14 +146,5 @@ impl Grant {
         }
         // The grant cannot be revoked, or its `GrantRevoker` was dropped.
         std::future::pending().await
-    }
-}
-
-impl fmt::Debug for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant")
-            .field("principal", &self.principal)
-            .field("rights", &self.rights)
-            .finish_non_exhaustive()
     }
 }

@@ -25,8 +25,7 @@ pub use grant::{Grant, GrantEnd, Rights, SandboxFloor};
 pub use table::AccessChange;
 
 use std::{
-    fs, io,
-    os::unix::fs::MetadataExt as _,
+    io,
     path::{Path, PathBuf},
     sync::{Arc, mpsc::RecvTimeoutError},
     thread,
@@ -37,7 +36,13 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use self::table::AccessTable;
-use crate::{state_dir::TokenDigest, wall_clock};
+use crate::{
+    state_dir::{
+        TokenDigest,
+        private::{self, FileStamp},
+    },
+    wall_clock,
+};
 
 /// How often to check the file and the expiry dates. Including the time to close a connection, a revocation takes
 /// effect in less than a second.
@@ -67,16 +72,7 @@ pub struct Access {
     file: Option<PathBuf>,
     table: Mutex<AccessTable>,
     /// The stamp of the file at the last check, whether the file was valid or not.
-    seen: Mutex<Option<FileStamp>>,
-}
-
-/// File metadata that changes when the file does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileStamp {
-    id: (u64, u64),
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
+    seen: Mutex<FileStamp>,
 }
 
 /// The outcome of a check of the file and the expiry dates.
@@ -103,13 +99,12 @@ impl Access {
     /// Also admits the clients in a token file. A missing file counts as empty; an invalid one is an error.
     pub fn with_file(mut self, path: &Path) -> Result<Self, TokenFileError> {
         self.file = Some(path.to_owned());
-        match self.check().into_iter().find_map(|news| match news {
-            AccessUpdate::Broken(error) => Some(error),
-            AccessUpdate::Changed(_) => None,
-        }) {
-            Some(error) => Err(error),
-            None => Ok(self),
+        for news in self.check() {
+            if let AccessUpdate::Broken(error) = news {
+                return Err(error);
+            }
         }
+        Ok(self)
     }
 
     /// The grant of a client that offers nothing. `None` if authentication is required.
@@ -162,7 +157,7 @@ impl Access {
         let now = wall_clock::now_seconds();
         let mut news: Vec<AccessUpdate> = Vec::new();
         if let Some(path) = &self.file {
-            let stamp = stamp(path).ok();
+            let stamp = private::stamp(path);
             let mut seen = self.seen.lock();
             if *seen != stamp {
                 match TokenFile::read(path).and_then(|file| self.table.lock().apply(&file.unwrap_or_default(), now)) {
@@ -175,15 +170,4 @@ impl Access {
         news.extend(self.table.lock().expire(now).into_iter().map(AccessUpdate::Changed));
         news
     }
-}
-
-fn stamp(path: &Path) -> io::Result<FileStamp> {
-    let metadata = fs::metadata(path)?;
-    Ok(FileStamp {
-        id: (metadata.dev(), metadata.ino()),
-        size: metadata.size(),
-        modified: (metadata.mtime(), metadata.mtime_nsec()),
-        // The ctime also changes with mode and owner.
-        changed: (metadata.ctime(), metadata.ctime_nsec()),
-    })
 }

@@ -7,14 +7,15 @@
 
 use std::{
     fs, io,
-    io::Write as _,
+    io::{Read as _, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
-use super::chain::{self, ChainEnd};
+use super::chain;
+use crate::state_dir::if_exists;
 
 /// Most ends of older files that are kept. The ends of even older files are forgotten.
 const PARTS_MAX: usize = 1024;
@@ -30,9 +31,10 @@ pub struct AnchorMark {
     pub hash: String,
 }
 
-impl From<&ChainEnd> for AnchorMark {
-    fn from(end: &ChainEnd) -> Self {
-        Self { seq: end.seq, hash: end.hash.clone() }
+/// The place before the first line.
+impl Default for AnchorMark {
+    fn default() -> Self {
+        Self { seq: 0, hash: chain::NOTHING.to_owned() }
     }
 }
 
@@ -62,11 +64,8 @@ impl Anchor {
     /// Reads an anchor. `None` if the file does not exist.
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
         let mut text = Vec::new();
-        match fs::File::open(path) {
-            Ok(file) => io::Read::read_to_end(&mut io::Read::take(file, MAX_BYTES), &mut text)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let Some(file) = if_exists(fs::File::open(path))? else { return Ok(None) };
+        file.take(MAX_BYTES).read_to_end(&mut text)?;
         serde_json::from_slice(&text).map(Some).map_err(io::Error::from)
     }
 

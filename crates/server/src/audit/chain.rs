@@ -10,24 +10,11 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::AuditRecord;
+use super::{AnchorMark, AuditRecord};
 use crate::wall_clock;
 
 /// The value of `prev` in the first line.
 pub(super) const NOTHING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
-
-/// The last line of a chain. The next line continues from it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ChainEnd {
-    pub(super) seq: u64,
-    pub(super) hash: String,
-}
-
-impl Default for ChainEnd {
-    fn default() -> Self {
-        Self { seq: 0, hash: NOTHING.to_owned() }
-    }
-}
 
 /// The fields of a line that a verifier looks at.
 #[derive(Debug, Deserialize)]
@@ -36,19 +23,12 @@ pub(super) struct ChainLine {
     pub(super) event: String,
     pub(super) prev: String,
     pub(super) hash: String,
-    #[serde(default)]
     pub(super) bytes: Option<u64>,
-    #[serde(default)]
     pub(super) sha256: Option<String>,
-    #[serde(default)]
     pub(super) count: Option<u64>,
-    #[serde(default)]
     pub(super) session: Option<String>,
-    #[serde(default)]
     pub(super) process: Option<String>,
-    #[serde(default)]
     pub(super) pid: Option<u32>,
-    #[serde(default)]
     pub(super) anchor: Option<String>,
 }
 
@@ -62,8 +42,8 @@ struct UnsealedLine<'a> {
     prev: &'a str,
 }
 
-/// Appends the line of a record to `out`, including the newline, and advances the end of the chain.
-pub(super) fn write(out: &mut Vec<u8>, end: &mut ChainEnd, time_ms: u64, record: &AuditRecord) {
+/// Appends the line of a record to `out`, including the newline, and advances `end`, the last line of the chain.
+pub(super) fn write(out: &mut Vec<u8>, end: &mut AnchorMark, time_ms: u64, record: &AuditRecord) {
     let begin = out.len();
     let seq = end.seq + 1;
     let line = UnsealedLine { seq, time: wall_clock::show_ms(time_ms), record, prev: &end.hash };
@@ -73,7 +53,7 @@ pub(super) fn write(out: &mut Vec<u8>, end: &mut ChainEnd, time_ms: u64, record:
     let hash = digest(&out[begin..]);
     out.extend_from_slice(sealing(&hash).as_bytes());
     out.push(b'\n');
-    *end = ChainEnd { seq, hash };
+    *end = AnchorMark { seq, hash };
 }
 
 /// Parses a line without its newline. `None` if the line is malformed or its hash is wrong.

@@ -57,7 +57,7 @@ fn a_line_has_the_bytes_that_older_servers_wrote() {
         ..AuditRecord::of("process.start").argv(&["printf".to_owned(), "a\"b\\\\ü".to_owned()])
     };
     let before = chain::read(lines[3].as_bytes()).unwrap();
-    let mut end = chain::ChainEnd { seq: before.seq, hash: before.hash };
+    let mut end = AnchorMark { seq: before.seq, hash: before.hash };
     let mut out = Vec::new();
     // 2026-11-18T16:33:08.056Z
     chain::write(&mut out, &mut end, 1_795_019_588_056, &record);

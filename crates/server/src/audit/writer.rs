@@ -26,10 +26,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::FlockOperation;
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{
-    Anchor, AnchorMark, AuditError, AuditPolicy, AuditRecord, RecordedExit,
-    chain::{self, ChainEnd},
-};
+use super::{Anchor, AnchorMark, AuditError, AuditPolicy, AuditRecord, RecordedExit, chain};
 use crate::wall_clock;
 
 /// Most bytes of records that may wait for a slow disk. Further records are lost and counted.
@@ -150,7 +147,7 @@ impl StoredAnchor {
 
     /// Advances the anchor to the last synced line.
     fn advance(&mut self, log: &Path, durable: &mut LogFile) {
-        let last = AnchorMark::from(&durable.end);
+        let last = durable.end.clone();
         match (&mut self.known, durable.begun.take()) {
             (Some(known), _) if known.last == last => {}
             (Some(known), _) => {
@@ -195,7 +192,7 @@ struct LogFile {
     id: (u64, u64),
     /// Size of the file up to the end of the last valid line.
     good_bytes: u64,
-    end: ChainEnd,
+    end: AnchorMark,
     /// Declares the bytes after the last valid line. Written before the next record.
     torn: Option<AuditRecord>,
     /// Those bytes do not end with a newline.
@@ -216,7 +213,7 @@ impl AuditWriter {
     ) -> Result<(Self, Vec<RecordedExit>), AuditError> {
         let mut anchor = anchor.map(StoredAnchor::read);
         let known = anchor.as_ref().and_then(|anchor| anchor.known.as_ref());
-        let last = known.map(|known| ChainEnd { seq: known.last.seq, hash: known.last.hash.clone() });
+        let last = known.map(|known| known.last.clone());
         let (mut log, ended) = LogFile::open(path, last.as_ref())?;
         if let Some(anchor) = &mut anchor {
             let place = Some(anchor.path.display().to_string());
@@ -324,16 +321,9 @@ impl AuditWriter {
     }
 }
 
-/// The result of `recover`.
-struct RecoveredLog {
-    ended: Vec<RecordedExit>,
-    /// Whether the file has the known line or its successor. `None` if it has no valid line.
-    has_known: Option<bool>,
-}
-
 impl LogFile {
     /// Opens a log for appending, without following a symlink. If the last line is known, the chain continues from it.
-    fn open(path: &Path, known: Option<&ChainEnd>) -> Result<(Self, Vec<RecordedExit>), AuditError> {
+    fn open(path: &Path, known: Option<&AnchorMark>) -> Result<(Self, Vec<RecordedExit>), AuditError> {
         let failed = |source: io::Error| match source.raw_os_error() {
             Some(number) if number == rustix::io::Errno::LOOP.raw_os_error() => {
                 AuditError::Link { path: path.to_owned() }
@@ -367,8 +357,8 @@ impl LogFile {
         let id = (metadata.dev(), metadata.ino());
         let (torn, notices) = (None, Vec::new());
         let mut log = Self { file, id, good_bytes: 0, end, torn, is_open_ended: false, notices, begun: None };
-        let found = log.recover(known).map_err(failed)?;
-        match (known, found.has_known) {
+        let (ended, has_known) = log.recover(known).map_err(failed)?;
+        match (known, has_known) {
             (None, _) | (Some(_), Some(true)) => {}
             (Some(_), None) => log.notices.push(AuditRecord::of(super::CONTINUE)),
             (Some(known), Some(false)) => {
@@ -377,12 +367,13 @@ impl LogFile {
                 log.notices.push(AuditRecord { reason: Some(reason), ..AuditRecord::of(super::DAMAGED) });
             }
         }
-        Ok((log, found.ended))
+        Ok((log, ended))
     }
 
     /// Finds the last valid line. The bytes after it are declared by the next line. If the file lacks the line `known`,
-    /// the chain continues from `known`.
-    fn recover(&mut self, known: Option<&ChainEnd>) -> io::Result<RecoveredLog> {
+    /// the chain continues from `known`. Returns the exits that the file contains, and whether it has the known line or
+    /// its successor: `None` if it has no valid line.
+    fn recover(&mut self, known: Option<&AnchorMark>) -> io::Result<(Vec<RecordedExit>, Option<bool>)> {
         let size = self.file.metadata()?.len();
         let from = size.saturating_sub(TAIL_BYTES);
         self.file.seek(SeekFrom::Start(from))?;
@@ -402,7 +393,7 @@ impl LogFile {
                     let is_beyond = has_known.is_none() && from > 0 && line.seq > known.seq;
                     has_known = Some(has_known == Some(true) || is_known || is_next || is_beyond);
                 }
-                self.end = ChainEnd { seq: line.seq, hash: line.hash };
+                self.end = AnchorMark { seq: line.seq, hash: line.hash };
                 if line.event == super::EXIT {
                     ended.push(RecordedExit { session: line.session, process: line.process, pid: line.pid });
                 }
@@ -422,7 +413,7 @@ impl LogFile {
             sha256: Some(chain::digest(piece)),
             ..AuditRecord::of(event)
         });
-        Ok(RecoveredLog { ended, has_known })
+        Ok((ended, has_known))
     }
 
     /// Appends all records or none.
@@ -440,7 +431,7 @@ impl LogFile {
         for notice in &self.notices {
             chain::write(&mut out, &mut end, now, notice);
             if notice.event == super::BEGIN {
-                begun = Some(AnchorMark::from(&end));
+                begun = Some(end.clone());
             }
         }
         if lost > 0 {

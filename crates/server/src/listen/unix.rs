@@ -21,10 +21,11 @@ use std::{
 
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, Stat},
-    io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
 use tokio::net::UnixListener;
+
+use crate::state_dir::if_exists;
 
 /// Backlog of connections in the kernel.
 const BACKLOG: i32 = 1024;
@@ -74,13 +75,12 @@ impl UnixSocket {
             rustix::fs::unlinkat(&dir, &beside, AtFlags::empty()).ok();
             return Err(failed(errno.into()));
         }
-        let socket = Self {
+        Ok(Self {
             listener: UnixListener::from_std(listener).map_err(failed)?,
             dir,
             name: name.to_owned(),
             identity: (identity.st_dev, identity.st_ino),
-        };
-        Ok(socket)
+        })
     }
 }
 
@@ -122,13 +122,8 @@ fn open_parent(path: &Path) -> Result<OwnedFd, UnixError> {
 
 /// Returns an error unless the name is free or belongs to a stale socket of ours.
 fn check_occupied(dir: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), UnixError> {
-    let stat = match stat(dir, name) {
-        Ok(stat) => stat,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => {
-            return Err(UnixError::Io { path: path.to_owned(), source });
-        }
-    };
+    let stat = if_exists(stat(dir, name)).map_err(|source| UnixError::Io { path: path.to_owned(), source })?;
+    let Some(stat) = stat else { return Ok(()) };
     let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
     if !is_socket || stat.st_uid != rustix::process::geteuid().as_raw() {
         return Err(UnixError::Occupied { path: path.to_owned() });
@@ -163,10 +158,7 @@ fn through(dir: &OwnedFd, name: &OsStr) -> PathBuf {
 }
 
 fn stat(dir: &OwnedFd, name: &OsStr) -> io::Result<Stat> {
-    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| match errno {
-        Errno::NOENT => io::ErrorKind::NotFound.into(),
-        other => other.into(),
-    })
+    Ok(rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
 /// A random temporary name. Short, because it must fit into a `sockaddr_un` together with the directory.

@@ -23,7 +23,7 @@ use exec_server_sandbox::{BuildError, BuiltView, ViewScript};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use super::{StateDir, sessions};
+use super::{StateDir, if_exists, sessions};
 use crate::core::{ArchiveFiles, DeadHolder, FoundSession, Holders, SavedClock};
 
 /// After a kill, how many times and how far apart to check that a control group is empty: one second in all. A kill
@@ -215,11 +215,8 @@ impl Holders for SpawnedHolders {
     }
 
     fn inspect(&self, session: &str) -> io::Result<Option<FoundSession>> {
-        match self.find(session) {
-            // The session expired just now, or its holder ended. The holder has removed the directory.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            found => found.map(Some),
-        }
+        // `None`: the session expired just now, or its holder ended. The holder has removed the directory.
+        if_exists(self.find(session))
     }
 
     fn read_record(&self, session: &str) -> io::Result<Option<Vec<u8>>> {

@@ -123,10 +123,7 @@ impl StateDir {
     pub fn keep_placeholders(&self, paths: &[PathBuf]) -> io::Result<()> {
         let file = self.path.join(PLACEHOLDERS);
         if paths.is_empty() {
-            return match fs::remove_file(&file) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            };
+            return if_exists(fs::remove_file(&file)).map(drop);
         }
         let paths: Vec<&[u8]> = paths.iter().map(|path| path.as_os_str().as_bytes()).collect();
         write_private(&file, &paths.join(&0))
@@ -150,35 +147,21 @@ impl StateDir {
     fn forget_earlier_boot(&self) -> Result<(), OpenError> {
         let file = self.path.join("boot");
         let now = fs::read(BOOT_ID).map_err(|source| OpenError::Io { path: BOOT_ID.into(), source })?;
-        let before = match fs::read(&file) {
-            Ok(before) => Some(before),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(source) => return Err(OpenError::Io { path: file, source }),
-        };
+        let before = if_exists(fs::read(&file)).map_err(|source| OpenError::Io { path: file.clone(), source })?;
         if before.as_ref() == Some(&now) {
             return Ok(());
         }
         if before.is_some() {
-            self.remove_all_sessions()?;
+            let failed = |source| OpenError::Io { path: self.path.join("sessions"), source };
+            let ids = self.session_ids().map_err(failed)?;
+            for id in &ids {
+                self.remove_session(id).map_err(failed)?;
+            }
+            if !ids.is_empty() {
+                tracing::warn!(sessions = ids.len(), dir = %self.path.display(), "removed sessions of an earlier boot");
+            }
         }
         write_private(&file, &now).map_err(|source| OpenError::Io { path: file, source })
-    }
-
-    fn remove_all_sessions(&self) -> Result<(), OpenError> {
-        let path = self.path.join("sessions");
-        let failed = |source| OpenError::Io { path: path.clone(), source };
-        let ids = self.session_ids().map_err(failed)?;
-        for id in &ids {
-            self.remove_session(id).map_err(failed)?;
-        }
-        if !ids.is_empty() {
-            tracing::warn!(
-                sessions = ids.len(),
-                dir = %self.path.display(),
-                "removed sessions of an earlier boot"
-            );
-        }
-        Ok(())
     }
 }
 
@@ -241,6 +224,14 @@ fn lock(path: &Path) -> Result<File, OpenError> {
 fn open_dir(path: &Path) -> Result<OwnedFd, OpenError> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| OpenError::Io { path: path.to_owned(), source: errno.into() })
+}
+
+/// `None` if the file does not exist.
+pub(crate) fn if_exists<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 /// Writes a temporary file with mode 0600 and renames it to `path`. A crash leaves either the old or the new file.

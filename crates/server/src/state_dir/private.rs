@@ -1,7 +1,7 @@
-//! Checks that no other user can read or change a file with secrets or access rules.
+//! Checks files with secrets or access rules: that no other user can read or change them, and whether they have changed.
 
 use std::{
-    fs::{File, Metadata},
+    fs::{self, File, Metadata},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
@@ -20,6 +20,16 @@ pub enum NotPrivate {
     /// Other users can read or write it.
     #[error("`{}` has mode {mode:04o}; others must not have access, as with 0600", path.display())]
     Mode { path: PathBuf, mode: u32 },
+}
+
+/// Metadata that differs between two versions of a file: device, inode, ctime and size. `None` if there is no file.
+pub(crate) type FileStamp = Option<(u64, u64, i64, i64, u64)>;
+
+/// The stamp of a file. Does not read the file.
+pub(crate) fn stamp(path: &Path) -> FileStamp {
+    let metadata = fs::metadata(path).ok()?;
+    // Use the ctime, not the mtime: it changes even if a tool sets the mtime back, and with mode and owner.
+    Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec(), metadata.size()))
 }
 
 /// Accepts a file that belongs to us or to root and that no other user can access. Takes the open file instead of a

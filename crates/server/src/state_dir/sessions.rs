@@ -14,7 +14,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::StateDir;
+use super::{StateDir, if_exists};
 
 /// Larger than any record. A foreign file is not read into memory beyond this.
 const FILE_MAX_BYTES: u64 = 1 << 20;
@@ -79,11 +79,7 @@ impl StateDir {
     /// Removes all files of a session. Succeeds if the session does not exist.
     pub fn remove_session(&self, id: &str) -> io::Result<()> {
         checked(id)?;
-        let dir = match self.open_session_dir(id) {
-            Ok(dir) => dir,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let Some(dir) = if_exists(self.open_session_dir(id))? else { return Ok(()) };
         // A holder that is about to end may write its last file between emptying and removal. It writes only a
         // few files, fewer than there are rounds.
         for _ in 1..REMOVAL_ROUNDS {
@@ -124,11 +120,7 @@ pub(super) fn write_beside(dir: BorrowedFd<'_>, name: &Path, bytes: &[u8]) -> io
 
 /// Reads a small file of a session directory. `None` if it does not exist.
 pub(super) fn read_small(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>> {
-    let file = match open_file(dir, name) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+    let Some(file) = if_exists(open_file(dir, name))? else { return Ok(None) };
     let mut bytes = Vec::new();
     file.take(FILE_MAX_BYTES).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
@@ -136,9 +128,7 @@ pub(super) fn read_small(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<V
 
 /// Opens a file of a session directory for reading. Refuses a name that contains a path.
 pub(super) fn open_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
-    if name.is_empty() || name.contains('/') || name.starts_with('.') {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    check_name(name)?;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?))
 }
@@ -159,10 +149,13 @@ pub(super) fn remove_segments(dir: BorrowedFd<'_>, is_chosen: impl Fn(&str) -> b
 
 /// Removes a file of a session directory, if it exists. Refuses a name that contains a path.
 pub(super) fn remove_file(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
-    if name.is_empty() || name.contains('/') || name.starts_with('.') {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    check_name(name)?;
     absent_is_fine(rustix::fs::unlinkat(dir, name, AtFlags::empty()))
+}
+
+fn check_name(name: &str) -> io::Result<()> {
+    let is_path = name.is_empty() || name.contains('/') || name.starts_with('.');
+    if is_path { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(()) }
 }
 
 /// A session id has only letters, digits and dashes, so that it can never be a path.
@@ -175,8 +168,5 @@ fn checked(id: &str) -> io::Result<()> {
 }
 
 fn absent_is_fine(result: rustix::io::Result<()>) -> io::Result<()> {
-    match result {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
+    if_exists(result.map_err(io::Error::from)).map(drop)
 }

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     fs::{File, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, Read},
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
@@ -13,7 +13,10 @@ use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 use zeroize::Zeroizing;
 
-use super::private::{self, NotPrivate};
+use super::{
+    private::{self, NotPrivate},
+    write_durably,
+};
 
 /// 256 bits from the operating system, written as 64 hexadecimal digits.
 const GENERATED_BYTES: usize = 32;
@@ -123,7 +126,10 @@ impl Token {
         match Self::from_file(path) {
             Err(TokenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 let token = Self::generate()?;
-                token.keep(path).map_err(|source| TokenError::Io { path: path.to_owned(), source })?;
+                // A crash must not leave half a token, which the next server would accept.
+                let line = Zeroizing::new(format!("{}\n", token.reveal()));
+                write_durably(path, line.as_bytes())
+                    .map_err(|source| TokenError::Io { path: path.to_owned(), source })?;
                 Ok(token)
             }
             other => other,
@@ -142,23 +148,9 @@ impl Token {
     pub fn generate() -> Result<Self, TokenError> {
         let mut bytes = Zeroizing::new([0; GENERATED_BYTES]);
         getrandom::fill(bytes.as_mut_slice()).map_err(|_| TokenError::Random)?;
-        let mut text = Zeroizing::new(String::with_capacity(GENERATED_BYTES * 2));
-        for byte in bytes.iter() {
-            for digit in [byte >> 4, byte & 15] {
-                text.push(char::from_digit(digit.into(), 16).expect("four bits are one digit"));
-            }
-        }
-        Ok(Self(text))
-    }
-
-    /// Stores the token with a rename: a crash must not leave half a token, which the next server would accept.
-    fn keep(&self, path: &Path) -> io::Result<()> {
-        let beside = path.with_extension("new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-        file.write_all(self.0.as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
+        let mut text = Zeroizing::new(vec![0; GENERATED_BYTES * 2]);
+        hex::encode_to_slice(bytes.as_slice(), &mut text).expect("two digits for each byte");
+        Self::parse(&text)
     }
 }
 

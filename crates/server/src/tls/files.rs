@@ -1,9 +1,8 @@
-//! Reads and checks the PEM files of TLS, and detects when they change.
+//! Reads and checks the PEM files of TLS.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Read as _},
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -18,16 +17,6 @@ use crate::state_dir::private;
 
 /// Largest file that is read. A certificate chain has a few KiB, a bundle of authorities some hundred.
 const FILE_MAX_BYTES: u64 = 4 << 20;
-
-/// Metadata that differs between two versions of a file. `None` if the file does not exist.
-pub(super) type PemStamp = Option<(u64, u64, i64, i64, u64)>;
-
-/// The stamp of a file. Does not read the file.
-pub(super) fn stamp(path: &Path) -> PemStamp {
-    let metadata = fs::metadata(path).ok()?;
-    // Use the ctime, not the mtime: it changes even if a tool sets the mtime back.
-    Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec(), metadata.size()))
-}
 
 /// The certificates in a PEM file. Fails if there are none.
 pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -26,8 +26,11 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use self::{files::PemStamp, names::CertificateName, verifier::ClientVerifier};
-use crate::state_dir::NotPrivate;
+use self::{names::CertificateName, verifier::ClientVerifier};
+use crate::state_dir::{
+    NotPrivate,
+    private::{FileStamp, stamp},
+};
 
 /// How often to check the files for changes.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -99,7 +102,7 @@ pub struct Tls {
     files: TlsFiles,
     current: RwLock<Arc<LoadedTls>>,
     /// Stamps of the files, taken before they were first read.
-    first: [PemStamp; 3],
+    first: [FileStamp; 3],
 }
 
 struct LoadedTls {
@@ -183,9 +186,8 @@ impl Tls {
 }
 
 impl TlsFiles {
-    fn stamps(&self) -> [PemStamp; 3] {
-        let ca = self.client_ca.as_deref().and_then(files::stamp);
-        [files::stamp(&self.cert), files::stamp(&self.key), ca]
+    fn stamps(&self) -> [FileStamp; 3] {
+        [stamp(&self.cert), stamp(&self.key), self.client_ca.as_deref().and_then(stamp)]
     }
 }
 
