@@ -95,29 +95,30 @@ pub(crate) struct LinkWaiter {
 impl LinkWaiter {
     /// Waits for a link with an epoch above `after`. Fails at once if the session is lost, or if it is down and the caller does not wait.
     pub(crate) async fn after(&self, after: u64) -> Result<Arc<ServerLink>, Error> {
-        loop {
-            // Register before reading the status, so that no change between the two is missed.
-            let mut changed = std::pin::pin!(self.shared.changed.notified());
-            changed.as_mut().enable();
-            match &*self.shared.status.lock() {
-                LinkStatus::Up(link) if link.epoch > after => return Ok(Arc::clone(link)),
-                LinkStatus::Lost(error) => return Err(error.clone()),
-                LinkStatus::Down { reason, .. } if self.fail_fast => {
-                    return Err(Error::Disconnected { reason: Some(reason.clone()) });
-                }
-                LinkStatus::Up(_) | LinkStatus::Down { .. } => {}
+        let link = |status: &LinkStatus| match status {
+            LinkStatus::Up(link) if link.epoch > after => Some(Ok(Arc::clone(link))),
+            LinkStatus::Lost(error) => Some(Err(error.clone())),
+            LinkStatus::Down { reason, .. } if self.fail_fast => {
+                Some(Err(Error::Disconnected { reason: Some(reason.clone()) }))
             }
-            changed.await;
-        }
+            LinkStatus::Up(_) | LinkStatus::Down { .. } => None,
+        };
+        self.wait_for(link).await
     }
 
     /// Waits until another client has taken the session over.
     pub(crate) async fn taken(&self) {
+        self.wait_for(|status| matches!(status, LinkStatus::Down { is_taken: true, .. }).then_some(())).await;
+    }
+
+    /// Waits until `check` returns a value for the status.
+    async fn wait_for<T>(&self, check: impl Fn(&LinkStatus) -> Option<T>) -> T {
         loop {
+            // Register before reading the status, so that no change between the two is missed.
             let mut changed = std::pin::pin!(self.shared.changed.notified());
             changed.as_mut().enable();
-            if matches!(&*self.shared.status.lock(), LinkStatus::Down { is_taken: true, .. }) {
-                return;
+            if let Some(found) = check(&self.shared.status.lock()) {
+                return found;
             }
             changed.await;
         }

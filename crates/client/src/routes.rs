@@ -109,8 +109,11 @@ impl Routes {
     /// The acknowledgements that are due now.
     pub(crate) fn due_acks(&self) -> Vec<AckParams> {
         let state = self.state.lock();
-        let due = state.routes.iter().filter_map(|(key, (log, _))| log.due_ack().map(|seq| (key, seq)));
-        due.map(|(key, seq)| AckParams { process_id: key.process_id.clone(), session_id: key.session_id.clone(), seq })
-            .collect()
+        let due = state.routes.iter().filter_map(|(key, (log, _))| {
+            let seq = log.due_ack()?;
+            let ProcessKey { process_id, session_id } = key.clone();
+            Some(AckParams { process_id, session_id, seq })
+        });
+        due.collect()
     }
 }

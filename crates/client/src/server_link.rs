@@ -341,14 +341,15 @@ pub(crate) async fn dial(
 impl ServerLink {
     /// Converts the error of a failed handshake.
     async fn explain_handshake_error(&self, error: Error, resume: Option<SessionId>) -> DialError {
+        let is_temporary = match &error {
+            Error::Server { kind: Some(Kind::SessionAttached | Kind::SessionAdopting | Kind::Draining), .. } => true,
+            Error::Server { code, .. } => *code == failure::SESSION_ATTACHED,
+            _ => false,
+        };
+        if is_temporary {
+            return DialError::retryable(error);
+        }
         match (error, resume) {
-            (
-                error @ Error::Server {
-                    kind: Some(Kind::SessionAttached | Kind::SessionAdopting | Kind::Draining), ..
-                },
-                _,
-            )
-            | (error @ Error::Server { code: failure::SESSION_ATTACHED, .. }, _) => DialError::retryable(error),
             (Error::Server { code, kind, message }, _) if compat::is_attached(kind, &message) => {
                 DialError::retryable(Error::Server { code, kind: Some(Kind::SessionAttached), message })
             }
@@ -369,10 +370,10 @@ impl ServerLink {
         };
         let is_violation = is_violation(&closed);
         let error = explained.unwrap_or_else(|| match is_violation {
-            true => Error::Protocol(format!(
-                "the server does not speak the protocol: {}; is it an exec-server?",
-                chain(&*closed)
-            )),
+            true => {
+                let reason = chain(&*closed);
+                Error::Protocol(format!("the server does not speak the protocol: {reason}; is it an exec-server?"))
+            }
             false => error,
         });
         DialError { is_violation, ..DialError::retryable(error) }

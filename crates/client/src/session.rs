@@ -22,6 +22,7 @@ use exec_server_protocol::{
     initialize::{InitializeResult, ServerInfo, Ttl},
     limits,
     method::{Method, Notification, RepeatRule},
+    process::ProcessParams,
 };
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
@@ -198,10 +199,8 @@ impl Session {
             }
         };
         let peer = Peer::new(result)?;
-        if let (Some(asked), given) = (&options.resume, &peer.session_id)
-            && given.as_ref() != Some(asked)
-        {
-            return Err(Error::Protocol(format!("the server answered with another session than {asked}")));
+        if let Some(asked) = &options.resume {
+            check_resumed(peer.session_id.as_ref(), asked)?;
         }
         routes.set_flow_policy(peer.flow_policy(), peer.session_id.clone());
         let link = Arc::new(link);
@@ -239,10 +238,12 @@ impl Session {
 
     /// The reason why the session is lost, if it is.
     pub(crate) fn lost(&self) -> Option<Error> {
-        match self.link_state.get() {
-            LinkStatus::Lost(error) => Some(error),
-            LinkStatus::Up(_) | LinkStatus::Down { .. } => None,
-        }
+        if let LinkStatus::Lost(error) = self.link_state.get() { Some(error) } else { None }
+    }
+
+    /// The error for a request that this server does not support.
+    pub(crate) fn cannot(&self, what: &str) -> Error {
+        Error::Protocol(format!("the server at {} cannot {what}", self.address()))
     }
 
     /// Calls a method, typed, over as many links as it takes.
@@ -314,13 +315,10 @@ impl Session {
 
     /// Closes the connection cleanly. The server keeps the session.
     pub(crate) async fn close(&self) {
-        let link = match self.link_state.get() {
-            LinkStatus::Up(link) => Some(link),
-            LinkStatus::Down { .. } | LinkStatus::Lost(_) => None,
-        };
+        let status = self.link_state.get();
         // Mark the session as lost first, so that the keeper does not reconnect when the link ends.
         self.mark_lost(Error::Disconnected { reason: Some("closed by its user".to_owned()) });
-        if let Some(link) = link {
+        if let LinkStatus::Up(link) = status {
             // Errors are ignored: if the link is gone or the server does not read, the server only keeps some output longer.
             time::timeout(server_link::CLOSE_WITHIN, self.send_acks(&link)).await.ok();
             link.end().await;
@@ -399,20 +397,23 @@ impl Session {
                 // last handle, this keeper is aborted here and the session is not resumed.
                 tokio::task::yield_now().await;
             }
-            let lost_link = LostLink { epoch, reason, is_taken: by_another };
-            match self.recover(lost_link, &mut reconnect).await {
-                Some(next) => link = next,
-                None => return,
-            }
+            let Some(next) = self.recover(epoch, reason, by_another, &mut reconnect).await else { return };
+            link = next;
         }
     }
 
     /// Reconnects, or gives the session up.
     ///
     /// The first attempt is made at once, unless several links in a row did not last. The pause after a failed attempt grows, and starts
-    /// over only after a link that lasted. A session that another client has taken over is not taken back.
-    async fn recover(&self, lost_link: LostLink, reconnect: &mut ReconnectState) -> Option<Arc<ServerLink>> {
-        let LostLink { epoch, reason, is_taken } = lost_link;
+    /// over only after a link that lasted. A session that another client has taken over (`is_taken`) is not taken back. `epoch` is that of
+    /// the next link, and `reason` says why the last one ended.
+    async fn recover(
+        &self,
+        epoch: u64,
+        reason: String,
+        is_taken: bool,
+        reconnect: &mut ReconnectState,
+    ) -> Option<Arc<ServerLink>> {
         let Some(session_id) = self.peer.session_id.clone().filter(|_| self.connect.can_reconnect()) else {
             self.mark_lost(Error::Disconnected { reason: Some(reason) });
             return None;
@@ -463,17 +464,13 @@ impl Session {
     async fn resume(&self, session_id: &SessionId, epoch: u64, takeover: bool) -> Result<Arc<ServerLink>, DialError> {
         let router =
             NotificationRouter::new(Arc::clone(&self.routes), Arc::clone(&self.streams), Arc::clone(&self.acks));
-        let capabilities = &self.peer.server.capabilities;
         // Take over: the server may not have noticed yet that the previous connection of this client is gone.
-        let takeover = takeover && capabilities.takeover;
+        let takeover = takeover && self.peer.server.capabilities.takeover;
         let resume = Some(session_id.clone());
         let request = DialRequest { options: &self.options, resume, takeover, epoch };
         let (link, result) = server_link::dial(&*self.connect, request, router).await?;
         let link = Arc::new(link);
-        if result.session_id.as_ref() != Some(session_id) {
-            let text = format!("the server answered with another session than {session_id}");
-            return Err(DialError::permanent(Error::Protocol(text)));
-        }
+        check_resumed(result.session_id.as_ref(), session_id).map_err(DialError::permanent)?;
         for log in self.routes.logs() {
             log.renew_ack();
         }
@@ -516,6 +513,14 @@ impl Session {
     }
 }
 
+/// Whether the server has resumed the session that the client asked for.
+fn check_resumed(given: Option<&SessionId>, asked: &SessionId) -> Result<(), Error> {
+    if given == Some(asked) {
+        return Ok(());
+    }
+    Err(Error::Protocol(format!("the server answered with another session than {asked}")))
+}
+
 impl Peer {
     fn new(result: InitializeResult) -> Result<Self, Error> {
         let generation = Generation::of(&result)?;
@@ -530,19 +535,16 @@ impl Peer {
     }
 }
 
-/// A link that has ended, to be replaced.
-struct LostLink {
-    /// The epoch of the next link.
-    epoch: u64,
-    reason: String,
-    /// Whether another client has taken the session over.
-    is_taken: bool,
-}
-
 /// Identifies a process: its name, and its session if that is not the client's own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ProcessKey {
     pub(crate) process_id: ProcessId,
     /// `None` means the client's own session.
     pub(crate) session_id: Option<SessionId>,
+}
+
+impl ProcessKey {
+    pub(crate) fn params(&self) -> ProcessParams {
+        ProcessParams { process_id: self.process_id.clone(), session_id: self.session_id.clone() }
+    }
 }

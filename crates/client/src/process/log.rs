@@ -204,7 +204,7 @@ impl EventLog {
         if from > to || to == u64::MAX {
             return Err(ProtocolViolation("a number is impossible"));
         }
-        if state.failed.is_some() || state.closed.is_some() || to < state.next {
+        if state.is_over() || to < state.next {
             return Ok(Appended::Accepted);
         }
         if from > state.next {
@@ -231,17 +231,24 @@ impl EventLog {
 
     /// Ends the log with a failure, unless it has failed or closed already.
     pub(crate) fn fail(&self, error: Error) {
+        self.end(1, |state| {
+            state.failed = Some(error);
+            state.early.clear();
+            state.early_bytes = 0;
+        });
+    }
+
+    /// Ends the log without an event, and wakes everything that waits for it. Adds `increase` to the number that receivers see.
+    fn end(&self, increase: u64, change: impl FnOnce(&mut LogState)) {
         let mut state = self.state.lock();
-        if state.failed.is_some() || state.closed.is_some() {
+        if state.is_over() {
             return;
         }
-        state.failed = Some(error);
-        state.early.clear();
-        state.early_bytes = 0;
+        change(&mut state);
         let wakers = state.wakers();
         drop(state);
         self.consumed.notify_waiters();
-        self.wake.send_modify(|seen| *seen = seen.saturating_add(1));
+        self.wake.send_modify(|seen| *seen = seen.saturating_add(increase));
         wake(wakers);
     }
 
@@ -257,16 +264,7 @@ impl EventLog {
 
     /// Records that the close lies before the log's beginning, so that no event follows.
     pub(crate) fn record_closed(&self, totals: Totals) {
-        let mut state = self.state.lock();
-        if state.failed.is_some() || state.closed.is_some() {
-            return;
-        }
-        state.closed = Some(totals);
-        let wakers = state.wakers();
-        drop(state);
-        self.consumed.notify_waiters();
-        self.wake.send_modify(|_| ());
-        wake(wakers);
+        self.end(0, |state| state.closed = Some(totals));
     }
 
     /// The exit recorded by [`record_exit`](Self::record_exit).
@@ -291,6 +289,11 @@ impl EventLog {
 
     pub(crate) fn failed(&self) -> Option<Error> {
         self.state.lock().failed.clone()
+    }
+
+    /// Whether the log is closed or has failed, so that it accepts no further event.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.lock().is_over()
     }
 
     /// Adds a reader after `position`. From now on the log keeps what this reader has not consumed.
@@ -514,6 +517,10 @@ impl LogState {
         let Some(window) = self.flow_policy.ack_window else { return false };
         let is_at_end = self.closed.is_some() && self.taken + 1 == self.next;
         self.taken > self.acked && (self.unacked_bytes >= window / 4 || is_at_end)
+    }
+
+    fn is_over(&self) -> bool {
+        self.failed.is_some() || self.closed.is_some()
     }
 
     fn is_full(&self) -> bool {

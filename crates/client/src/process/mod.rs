@@ -6,7 +6,10 @@
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use exec_server_protocol::{ProcessId, SessionId, base64, failure::Kind, process as wire, sandbox::AppliedSandbox};
+use exec_server_protocol::{
+    ProcessId, SessionId, base64, capabilities::ServerCapabilities, failure::Kind, process as wire,
+    sandbox::AppliedSandbox,
+};
 use tokio::sync::watch;
 
 use crate::{
@@ -196,14 +199,7 @@ impl Process {
     /// server that cannot read output back (see [`compat`](crate::compat)) fails this with `Error::Protocol`.
     pub async fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> Result<ReadResult, Error> {
         self.shared.require_process_methods("read back output; follow the events instead")?;
-        let params = wire::ReadParams {
-            process_id: self.shared.key.process_id.clone(),
-            session_id: self.shared.key.session_id.clone(),
-            after_seq: Some(after),
-            max_bytes: max,
-            wait_ms: Some(millis(wait)),
-            from_seq: None,
-        };
+        let params = wire::ReadParams { max_bytes: max, ..recovery::read_params(&self.shared.key, after, wait) };
         match self.shared.session().call::<requests::ProcessRead>(&params).await {
             Ok(read) => ReadResult::new(read),
             Err(error) => match self.shared.session().lost() {
@@ -237,23 +233,16 @@ impl Process {
     /// Sends a signal to the process group. A current server accepts any POSIX signal name, an older one only `interrupt`.
     pub async fn signal(&self, name: &str) -> Result<(), Error> {
         self.shared.require_process_methods("send signals")?;
-        let params = wire::SignalParams {
-            process_id: self.shared.key.process_id.clone(),
-            session_id: self.shared.key.session_id.clone(),
-            signal: name.to_owned(),
-        };
+        let ProcessKey { process_id, session_id } = self.shared.key.clone();
+        let params = wire::SignalParams { process_id, session_id, signal: name.to_owned() };
         self.shared.session().call::<requests::ProcessSignal>(&params).await.map(drop)
     }
 
     /// Sets the size of the process's terminal.
     pub async fn resize(&self, size: wire::Size) -> Result<(), Error> {
         self.shared.require(|capabilities| capabilities.resize, "resize a terminal")?;
-        let params = wire::ResizeParams {
-            process_id: self.shared.key.process_id.clone(),
-            session_id: self.shared.key.session_id.clone(),
-            rows: size.rows,
-            cols: size.cols,
-        };
+        let ProcessKey { process_id, session_id } = self.shared.key.clone();
+        let params = wire::ResizeParams { process_id, session_id, rows: size.rows, cols: size.cols };
         self.shared.session().call::<requests::ProcessResize>(&params).await.map(drop)
     }
 
@@ -269,7 +258,7 @@ impl Process {
     /// Removes a closed process and its log from the server. Its name can be used again at once.
     pub async fn forget(&self) -> Result<(), Error> {
         self.shared.require(|capabilities| capabilities.forget, "forget a process")?;
-        let sent = self.shared.session().send::<requests::ProcessForget>(&self.shared.params()).await?;
+        let sent = self.shared.session().send::<requests::ProcessForget>(&self.shared.key.params()).await?;
         let is_repeated = sent.is_repeated;
         match sent.result::<requests::ProcessForget>() {
             // The process was forgotten over the previous link, whose answer was lost.
@@ -304,19 +293,9 @@ impl ProcessShared {
         self.handle.session()
     }
 
-    pub(crate) fn params(&self) -> wire::ProcessParams {
-        wire::ProcessParams { process_id: self.key.process_id.clone(), session_id: self.key.session_id.clone() }
-    }
-
-    fn require(
-        &self,
-        has: impl Fn(&exec_server_protocol::capabilities::ServerCapabilities) -> bool,
-        what: &str,
-    ) -> Result<(), Error> {
-        if has(&self.session().peer.server.capabilities) {
-            return Ok(());
-        }
-        Err(Error::Protocol(format!("the server at {} cannot {what}", self.session().address())))
+    fn require(&self, has: impl Fn(&ServerCapabilities) -> bool, what: &str) -> Result<(), Error> {
+        let session = self.session();
+        if has(&session.peer.server.capabilities) { Ok(()) } else { Err(session.cannot(what)) }
     }
 
     fn require_process_methods(&self, what: &str) -> Result<(), Error> {
@@ -336,11 +315,8 @@ pub(crate) async fn terminate(session: &Session, key: &ProcessKey, grace: Option
     if !session.generation().has_process_methods() {
         return command::terminate(session, key.process_id.clone()).await;
     }
-    let params = wire::TerminateParams {
-        process_id: key.process_id.clone(),
-        session_id: key.session_id.clone(),
-        grace_ms: grace.map(millis),
-    };
+    let ProcessKey { process_id, session_id } = key.clone();
+    let params = wire::TerminateParams { process_id, session_id, grace_ms: grace.map(millis) };
     session.call::<requests::ProcessTerminate>(&params).await.map(|result| result.running)
 }
 
@@ -352,7 +328,7 @@ impl Drop for ProcessShared {
         if self.terminate_on_drop && self.log.closed().is_none() {
             self.handle.clean_up(self.key.clone());
         } else if self.key.session_id.is_some() {
-            self.handle.unsubscribe(self.params());
+            self.handle.unsubscribe(self.key.params());
         }
     }
 }
@@ -365,17 +341,16 @@ impl std::fmt::Debug for Process {
 
 impl ReadResult {
     fn new(read: wire::ReadResult) -> Result<Self, Error> {
-        let unreadable = |_| Error::Decode {
-            method: requests::ProcessRead::NAME.to_owned(),
-            reason: "chunk is not base64".to_owned(),
-        };
-        let chunk = |chunk: wire::ReadChunk| {
-            let bytes = base64::decode(&chunk.chunk).map_err(unreadable)?.into();
-            Ok(Chunk { seq: chunk.seq, stream: chunk.stream, bytes })
+        let chunk = |chunk: wire::ReadChunk| match base64::decode(&chunk.chunk) {
+            Ok(bytes) => Ok(Chunk { seq: chunk.seq, stream: chunk.stream, bytes: bytes.into() }),
+            Err(_) => {
+                let reason = "chunk is not base64".to_owned();
+                Err(Error::Decode { method: requests::ProcessRead::NAME.to_owned(), reason })
+            }
         };
         let end = read.end;
         Ok(Self {
-            chunks: read.chunks.into_iter().map(chunk).collect::<Result<_, Error>>()?,
+            chunks: read.chunks.into_iter().map(chunk).collect::<Result<_, _>>()?,
             next_seq: end.next_seq,
             exited: end.exited,
             exit_code: end.exit_code,

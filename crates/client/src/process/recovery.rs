@@ -16,6 +16,7 @@ use super::{
     ProcessShared,
     event::{Event, Exit, Totals},
     log::{Appended, EventLog, ProtocolViolation},
+    millis,
 };
 use crate::{
     compat::replay,
@@ -38,7 +39,7 @@ const POLL_AHEAD: u64 = 1 << 20;
 /// Brings every log of the session up to date on a new link. An error means that the link is gone again.
 pub(crate) async fn catch_up(session: &Session, link: &ServerLink) -> Result<(), Error> {
     for (key, log, source) in session.routes.all() {
-        if log.closed().is_some() || log.failed().is_some() || source == EventSource::Polled {
+        if log.is_over() || source == EventSource::Polled {
             continue;
         }
         let caught_up = if key.session_id.is_some() {
@@ -66,13 +67,10 @@ pub(crate) async fn catch_up(session: &Session, link: &ServerLink) -> Result<(),
 /// Subscribes again to a process of another session, after the last event received. `from_seq` asks the server to keep everything after the
 /// log's beginning. The acknowledgement of what was consumed follows right after this call.
 pub(crate) async fn subscribe(link: &ServerLink, key: &ProcessKey, log: &EventLog, hold: bool) -> Result<(), Error> {
-    let params = wire::SubscribeParams {
-        process_id: key.process_id.clone(),
-        session_id: key.session_id.clone(),
-        after_seq: Some(log.next() - 1),
-        hold,
-        from_seq: hold.then(|| log.began_after()),
-    };
+    let ProcessKey { process_id, session_id } = key.clone();
+    let after_seq = Some(log.next() - 1);
+    let from_seq = hold.then(|| log.began_after());
+    let params = wire::SubscribeParams { process_id, session_id, after_seq, hold, from_seq };
     link.call::<requests::ProcessSubscribe>(&params).await.map(drop)
 }
 
@@ -108,7 +106,7 @@ pub(crate) async fn poll_events(session: Weak<Session>, key: ProcessKey, weak: W
     loop {
         let Some(log) = weak.upgrade() else { return };
         log.wait_for_room_below(POLL_AHEAD).await;
-        if log.closed().is_some() || log.failed().is_some() {
+        if log.is_over() {
             return;
         }
         let after = log.next() - 1;
@@ -262,7 +260,7 @@ pub(crate) fn read_params(key: &ProcessKey, after: u64, wait: Duration) -> wire:
         after_seq: Some(after),
         // With a bound, an older server would report `closed` together with only a part of the output.
         max_bytes: None,
-        wait_ms: Some(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+        wait_ms: Some(millis(wait)),
         from_seq: None,
     }
 }

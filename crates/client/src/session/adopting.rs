@@ -10,16 +10,12 @@ use std::{
 };
 
 use exec_server_protocol::failure::Kind;
-use tokio::{
-    sync::Notify,
-    time::{self, Instant},
-};
+use tokio::time::{self, Instant};
 
 use super::{FOREVER, ProcessKey, Session, SessionOptions};
 use crate::{
     Request,
     error::Error,
-    link_state::LinkWaiter,
     process::{log::EventLog, recovery},
 };
 
@@ -55,50 +51,27 @@ impl Session {
     /// Subscribes to a process of another session as soon as the server has adopted that session. Applies only to the link with this epoch.
     pub(crate) fn subscribe_adopted(&self, key: ProcessKey, log: Weak<EventLog>, hold: bool, epoch: u64) {
         tracing::info!(session = ?key.session_id, "its server is still adopting it; waiting");
-        let pending = PendingSubscription {
-            links: self.link_state.waiter(false),
-            key,
-            log,
-            hold,
-            epoch,
-            acks: Arc::clone(&self.acks),
-        };
-        self.spawn(pending.subscribe(self.recover_for().min(FOREVER)));
-    }
-}
-
-/// A subscription that is still to be made.
-struct PendingSubscription {
-    links: LinkWaiter,
-    key: ProcessKey,
-    log: Weak<EventLog>,
-    hold: bool,
-    epoch: u64,
-    acks: Arc<Notify>,
-}
-
-impl PendingSubscription {
-    async fn subscribe(self, within: Duration) {
-        let until = Instant::now() + within;
-        loop {
-            time::sleep(PAUSE).await;
-            // The next link subscribes to every process again, and a lost session has already failed its logs.
-            let Some(link) = self.links.after(self.epoch - 1).await.ok().filter(|link| link.epoch == self.epoch) else {
-                return;
-            };
-            let Some(log) = self.log.upgrade().filter(|log| log.closed().is_none() && log.failed().is_none()) else {
-                return;
-            };
-            match recovery::subscribe(&link, &self.key, &log, self.hold).await {
-                Ok(()) => {
-                    // The server ignored acknowledgements that were sent on this link before the subscription existed.
-                    log.renew_ack();
-                    return self.acks.notify_one();
+        let links = self.link_state.waiter(false);
+        let acks = Arc::clone(&self.acks);
+        let within = self.recover_for().min(FOREVER);
+        self.spawn(async move {
+            let until = Instant::now() + within;
+            loop {
+                time::sleep(PAUSE).await;
+                // The next link subscribes to every process again, and a lost session has already failed its logs.
+                let Some(link) = links.after(epoch - 1).await.ok().filter(|link| link.epoch == epoch) else { return };
+                let Some(log) = log.upgrade().filter(|log| !log.is_over()) else { return };
+                match recovery::subscribe(&link, &key, &log, hold).await {
+                    Ok(()) => {
+                        // The server ignored acknowledgements that were sent on this link before the subscription existed.
+                        log.renew_ack();
+                        return acks.notify_one();
+                    }
+                    Err(Error::Disconnected { .. }) => return,
+                    Err(error) if is_adopting(&error) && Instant::now() + PAUSE < until => {}
+                    Err(error) => return log.fail(error),
                 }
-                Err(Error::Disconnected { .. }) => return,
-                Err(error) if is_adopting(&error) && Instant::now() + PAUSE < until => {}
-                Err(error) => return log.fail(error),
             }
-        }
+        });
     }
 }

@@ -20,7 +20,7 @@ use tokio::time;
 use super::{ItemOutcome, StdinItem, StdinQueue};
 use crate::{
     Request, backoff::Backoff, compat::command, error::Error, link_state::LinkWaiter, requests,
-    server_link::ServerLink, transport::BoxFuture,
+    server_link::ServerLink, session::ProcessKey, transport::BoxFuture,
 };
 
 /// Limit for items in flight. The server holds writes that the process does not read, so this bounds the memory of both sides.
@@ -234,18 +234,12 @@ async fn send(input: &StdinQueue, link: &ServerLink, item: &StdinItem) -> Result
             if let Some(sent) = link.send_write(key, &write_id, bytes).await {
                 return sent;
             }
-            let params = wire::WriteParams {
-                process_id: key.process_id.clone(),
-                session_id: key.session_id.clone(),
-                chunk: base64::encode(bytes).into(),
-                write_id: Some(write_id),
-            };
+            let ProcessKey { process_id, session_id } = key.clone();
+            let chunk = base64::encode(bytes).into();
+            let params = wire::WriteParams { process_id, session_id, chunk, write_id: Some(write_id) };
             link.send(requests::ProcessWrite::METHOD, &params).await
         }
-        StdinItem::Close => {
-            let params = wire::ProcessParams { process_id: key.process_id.clone(), session_id: key.session_id.clone() };
-            link.send(requests::ProcessCloseStdin::METHOD, &params).await
-        }
+        StdinItem::Close => link.send(requests::ProcessCloseStdin::METHOD, &key.params()).await,
     }
 }
 
