@@ -34,13 +34,13 @@ use std::{ffi::OsString, fmt, path::PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use self::lazy::{Health, Lazy, Openable};
+use self::lazy::{Lazy, Openable};
 #[cfg(feature = "local")]
 use crate::local::{Local, LocalConfig};
 use crate::{
     Builder, Client, ConnectionState, Error, ErrorKind,
     error::{ConnectFailure, chain},
-    transport::{BoxFuture, Dialer, Tls, Token, TokenError},
+    transport::{Dialer, Tls, Token, TokenError},
 };
 
 /// The variables that choose an environment. The first one that is not empty wins.
@@ -114,16 +114,14 @@ impl Environment {
                 is_remote: false,
                 backend: Lazy::new(|| Box::pin(open_local()), |_| false),
             }),
-            Choice::Remote(spec) => Some(Self {
-                id: spec.id.clone(),
-                is_remote: true,
+            Choice::Remote(spec) => {
+                let id = spec.id.clone();
                 // A program that fails at its first start is expected to fail at every start.
-                backend: if spec.is_program {
-                    Lazy::new(open_remote(spec, token), |error| error.kind() == ErrorKind::Spawn)
-                } else {
-                    Lazy::new(open_remote(spec, token), |_| false)
-                },
-            }),
+                let is_final: fn(&Error) -> bool =
+                    if spec.is_program { |error| error.kind() == ErrorKind::Spawn } else { |_| false };
+                let backend = Lazy::new(move || Box::pin(open_remote(spec.clone(), token.clone())), is_final);
+                Some(Self { id, is_remote: true, backend })
+            }
         }
     }
 
@@ -158,12 +156,8 @@ impl fmt::Debug for Environment {
 }
 
 impl Openable for Backend {
-    fn health(&self) -> Health {
-        match self.client().state() {
-            ConnectionState::Connected | ConnectionState::Stalled { .. } => Health::Usable,
-            ConnectionState::Recovering { .. } => Health::Reconnecting,
-            ConnectionState::Lost { error } => Health::Lost(error),
-        }
+    fn state(&self) -> ConnectionState {
+        self.client().state()
     }
 }
 
@@ -182,14 +176,8 @@ impl RemoteSpec {
         if let Some(within) = self.initialize_timeout {
             builder = builder.initialize_timeout(within);
         }
-        builder
-            .open(Dialer {
-                target: self.target.clone(),
-                token,
-                tls: self.tls(),
-                insecure_plaintext: self.insecure_plaintext,
-            })
-            .await
+        let insecure_plaintext = self.insecure_plaintext;
+        builder.open(Dialer { target: self.target.clone(), token, tls: self.tls(), insecure_plaintext }).await
     }
 
     /// A hash that identifies the server and the token without revealing them. It covers the name, the address, the parts of the address
@@ -202,8 +190,8 @@ impl RemoteSpec {
         };
         let address = self.target.to_string();
         let mut sum = Sha256::new();
-        for part in [self.id.as_bytes(), address.as_bytes(), file, token].into_iter().chain(self.target.hidden_parts())
-        {
+        let shown_parts = [self.id.as_bytes(), address.as_bytes(), file, token];
+        for part in shown_parts.into_iter().chain(self.target.hidden_parts()) {
             sum.update((part.len() as u64).to_le_bytes());
             sum.update(part);
         }
@@ -273,15 +261,8 @@ async fn read_token(file: PathBuf) -> Result<Token, TokenError> {
     read.await.unwrap_or_else(|error| Err(TokenError::Io { path: file, source: error.into() }))
 }
 
-fn open_remote(
-    spec: RemoteSpec,
-    token: Option<Token>,
-) -> impl Fn() -> BoxFuture<'static, Result<Backend, Error>> + Send + Sync + 'static {
-    move || {
-        let spec = spec.clone();
-        let token = token.clone();
-        Box::pin(async move { spec.connect(Client::builder().name(CLIENT_NAME), token).await.map(Backend::Remote) })
-    }
+async fn open_remote(spec: RemoteSpec, token: Option<Token>) -> Result<Backend, Error> {
+    spec.connect(Client::builder().name(CLIENT_NAME), token).await.map(Backend::Remote)
 }
 
 #[cfg(feature = "local")]

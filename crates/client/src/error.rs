@@ -3,7 +3,7 @@
 //! Every error is cheap to clone, because one broken link fails many calls. The texts say what was attempted and never contain a token.
 //! Retries are decided elsewhere, by the session.
 
-use std::{fmt, io, time::Duration};
+use std::{io, time::Duration};
 
 use exec_server_protocol::{SessionId, failure};
 
@@ -55,7 +55,7 @@ pub enum Error {
         address: String,
     },
     /// The connection broke. The call had no effect, or none that matters.
-    #[error("{DISCONNECTED}{}", ReasonSuffix(reason))]
+    #[error("{DISCONNECTED}{}", reason_suffix(reason.as_deref()))]
     Disconnected {
         /// Why the connection broke, if known.
         reason: Option<String>,
@@ -69,7 +69,7 @@ pub enum Error {
         reason: String,
     },
     /// The connection broke during the call, which may or may not have taken effect.
-    #[error("{method}: the connection broke before the answer, the outcome is unknown{}", ReasonSuffix(reason))]
+    #[error("{method}: the connection broke before the answer, the outcome is unknown{}", reason_suffix(reason.as_deref()))]
     UnknownOutcome {
         /// The method that was called.
         method: &'static str,
@@ -196,16 +196,9 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Displays a reason after a colon, or nothing.
-struct ReasonSuffix<'a>(&'a Option<String>);
-
-impl fmt::Display for ReasonSuffix<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(reason) => write!(f, ": {reason}"),
-            None => Ok(()),
-        }
-    }
+/// A reason after a colon, or nothing.
+fn reason_suffix(reason: Option<&str>) -> String {
+    reason.map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
 /// Formats an error and its sources in one line: first the attempted operation, then the causes.

@@ -1,7 +1,7 @@
 //! The errors of choosing an environment. They name the file, the environment and the key, and say what is allowed. They never contain a
 //! URL, which may include a token.
 
-use std::{fmt, io, path::PathBuf};
+use std::{io, path::PathBuf};
 
 use super::TOKEN_VARIABLE;
 use crate::transport::TokenError;
@@ -19,7 +19,7 @@ pub enum EnvironmentError {
         source: io::Error,
     },
     /// The file is not valid TOML.
-    #[error("`{}` is not TOML{}: {reason}", path.display(), LineSuffix(*line))]
+    #[error("`{}` is not TOML{}: {reason}", path.display(), line_suffix(*line))]
     Syntax {
         /// The path of the file.
         path: PathBuf,
@@ -29,7 +29,7 @@ pub enum EnvironmentError {
         reason: String,
     },
     /// The value of a key is not allowed.
-    #[error("`{}`: {}key `{key}`: {fault}", path.display(), EnvironmentPrefix(environment))]
+    #[error("`{}`: {}key `{key}`: {fault}", path.display(), environment_prefix(environment.as_deref()))]
     Key {
         /// The path of the file.
         path: PathBuf,
@@ -43,7 +43,7 @@ pub enum EnvironmentError {
     /// No environment has this name.
     #[error(
         "no environment is named `{name}`: use one of {}, `none`, or a URL (ws, wss, unix, ssh, stdio); names come from `{}`",
-        NameList(known), path.display()
+        name_list(known), path.display()
     )]
     Unknown {
         /// The requested name.
@@ -78,7 +78,7 @@ pub enum EnvironmentError {
 #[non_exhaustive]
 pub enum KeyFault {
     /// The key does not exist, or its value has the wrong type.
-    #[error("{reason}{}", LineSuffix(*line))]
+    #[error("{reason}{}", line_suffix(*line))]
     Value {
         /// The line of the key or the value, from 1, if known.
         line: Option<usize>,
@@ -107,7 +107,7 @@ pub enum KeyFault {
         id: String,
     },
     /// The default does not name an environment of this file.
-    #[error("`{id}` is no environment; use one of {}, or `none`", NameList(known))]
+    #[error("`{id}` is no environment; use one of {}, or `none`", name_list(known))]
     UnknownDefault {
         /// The value of `default`.
         id: String,
@@ -146,33 +146,18 @@ pub enum KeyFault {
     },
 }
 
-/// Displays a line number, if known.
-struct LineSuffix(Option<usize>);
-
-impl fmt::Display for LineSuffix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |line| write!(f, ", line {line}"))
-    }
+/// A line number, if known.
+fn line_suffix(line: Option<usize>) -> String {
+    line.map(|line| format!(", line {line}")).unwrap_or_default()
 }
 
-/// Displays the environment before its key.
-struct EnvironmentPrefix<'a>(&'a Option<String>);
-
-impl fmt::Display for EnvironmentPrefix<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.as_ref().map_or(Ok(()), |id| write!(f, "environment `{id}`: "))
-    }
+/// The environment before its key.
+fn environment_prefix(id: Option<&str>) -> String {
+    id.map(|id| format!("environment `{id}`: ")).unwrap_or_default()
 }
 
-/// Displays names in backticks.
-struct NameList<'a>(&'a [String]);
-
-impl fmt::Display for NameList<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, name) in self.0.iter().enumerate() {
-            let comma = if at == 0 { "" } else { ", " };
-            write!(f, "{comma}`{name}`")?;
-        }
-        Ok(())
-    }
+/// Names in backticks.
+fn name_list(names: &[String]) -> String {
+    let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+    names.join(", ")
 }

@@ -127,23 +127,23 @@ impl Environments {
         all.includes_local = file.include_local.unwrap_or(true);
         for (at, entry) in file.environments.into_iter().enumerate() {
             // Errors name the entry by its position until its id is known to be valid.
-            let mut reader = EntryReader { path, environment: format!("#{}", at + 1) };
+            let mut reader = EntryReader { path, environment: Some(format!("#{}", at + 1)) };
             let id = entry.id.clone().ok_or_else(|| reader.fault("id", KeyFault::Missing))?;
             check_id(&id).map_err(|fault| reader.fault("id", fault))?;
-            reader.environment.clone_from(&id);
+            reader.environment = Some(id.clone());
             if all.get(&id).is_some() {
                 return Err(reader.fault("id", KeyFault::Duplicate { id }));
             }
             all.specs.push(reader.spec(id, entry)?);
         }
-        if let Some(default) = &file.default {
-            all.default = Some(all.known_default(default).map_err(|fault| EnvironmentError::Key {
-                path: path.to_owned(),
-                environment: None,
-                key: "default".to_owned(),
-                fault,
-            })?);
+        if let Some(id) = &file.default {
+            let known = all.names();
+            if !id.eq_ignore_ascii_case(NONE) && !known.contains(id) {
+                let reader = EntryReader { path, environment: None };
+                return Err(reader.fault("default", KeyFault::UnknownDefault { id: id.clone(), known }));
+            }
         }
+        all.default = file.default;
         Ok(all)
     }
 
@@ -160,11 +160,10 @@ impl Environments {
         match self.get(requested) {
             Some(spec) => Ok(Choice::Remote(spec.clone())),
             None if requested == LOCAL && self.includes_local => Ok(Choice::Local),
-            None => Err(EnvironmentError::Unknown {
-                name: requested.to_owned(),
-                path: self.path.clone(),
-                known: self.names(),
-            }),
+            None => {
+                let name = requested.to_owned();
+                Err(EnvironmentError::Unknown { name, path: self.path.clone(), known: self.names() })
+            }
         }
     }
 
@@ -177,12 +176,6 @@ impl Environments {
     pub fn names(&self) -> Vec<String> {
         let local = self.includes_local.then(|| LOCAL.to_owned());
         local.into_iter().chain(self.specs.iter().map(|spec| spec.id.clone())).collect()
-    }
-
-    fn known_default(&self, default: &str) -> Result<String, KeyFault> {
-        let is_known = default.eq_ignore_ascii_case(NONE) || self.names().iter().any(|name| name == default);
-        let unknown = || KeyFault::UnknownDefault { id: default.to_owned(), known: self.names() };
-        is_known.then(|| default.to_owned()).ok_or_else(unknown)
     }
 }
 
@@ -225,15 +218,15 @@ impl RemoteSpec {
     }
 }
 
-/// Checks one entry of `[[environments]]`. Errors name the file, the environment and the key.
+/// Checks one entry of `[[environments]]`, or a key of the whole file. Errors name the file, the environment and the key.
 struct EntryReader<'a> {
     path: &'a Path,
-    environment: String,
+    environment: Option<String>,
 }
 
 impl EntryReader<'_> {
     fn fault(&self, key: &str, fault: KeyFault) -> EnvironmentError {
-        let environment = Some(self.environment.clone());
+        let environment = self.environment.clone();
         EnvironmentError::Key { path: self.path.to_owned(), environment, key: key.to_owned(), fault }
     }
 

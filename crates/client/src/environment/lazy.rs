@@ -18,23 +18,12 @@ use futures_util::{
 };
 use parking_lot::Mutex;
 
-use crate::{error::Error, transport::BoxFuture};
+use crate::{ConnectionState, error::Error, transport::BoxFuture};
 
 /// Something that can be opened.
 pub(super) trait Openable: Clone + Send + Sync + 'static {
     /// The current state.
-    fn health(&self) -> Health;
-}
-
-/// The state of something that was opened.
-#[derive(Debug)]
-pub(super) enum Health {
-    /// It can be used.
-    Usable,
-    /// It is reconnecting. It can be used, and calls wait.
-    Reconnecting,
-    /// It is lost for good.
-    Lost(Error),
+    fn state(&self) -> ConnectionState;
 }
 
 /// The state of an environment's connection.
@@ -91,7 +80,9 @@ impl<T: Openable> Lazy<T> {
         let attempt = {
             let mut state = self.state.lock();
             match &state.slot {
-                LazySlot::Open(thing) if !matches!(thing.health(), Health::Lost(_)) => return Ok(thing.clone()),
+                LazySlot::Open(thing) if !matches!(thing.state(), ConnectionState::Lost { .. }) => {
+                    return Ok(thing.clone());
+                }
                 LazySlot::Failed { error, is_final: true } => return Err(error.clone()),
                 LazySlot::Opening(attempt) => match attempt.upgrade() {
                     Some(attempt) => attempt,
@@ -108,10 +99,10 @@ impl<T: Openable> Lazy<T> {
         match &self.state.lock().slot {
             LazySlot::Idle | LazySlot::Opening(_) => EnvironmentState::Pending,
             LazySlot::Failed { error, .. } => EnvironmentState::Disconnected { error: error.clone() },
-            LazySlot::Open(thing) => match thing.health() {
-                Health::Usable => EnvironmentState::Ready,
-                Health::Reconnecting => EnvironmentState::Pending,
-                Health::Lost(error) => EnvironmentState::Disconnected { error },
+            LazySlot::Open(thing) => match thing.state() {
+                ConnectionState::Connected | ConnectionState::Stalled { .. } => EnvironmentState::Ready,
+                ConnectionState::Recovering { .. } => EnvironmentState::Pending,
+                ConnectionState::Lost { error } => EnvironmentState::Disconnected { error },
             },
         }
     }
@@ -148,8 +139,9 @@ mod tests {
     struct FakeConnection(u32, Arc<AtomicBool>);
 
     impl Openable for FakeConnection {
-        fn health(&self) -> Health {
-            if self.1.load(Ordering::SeqCst) { Health::Lost(failure()) } else { Health::Usable }
+        fn state(&self) -> ConnectionState {
+            let is_lost = self.1.load(Ordering::SeqCst);
+            if is_lost { ConnectionState::Lost { error: failure() } } else { ConnectionState::Connected }
         }
     }
 
