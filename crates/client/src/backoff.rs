@@ -5,6 +5,7 @@ use std::time::Duration;
 
 /// How long to wait between attempts to connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct Backoff {
     first: Duration,
     most: Duration,
@@ -40,16 +41,13 @@ impl Jitter {
 
 impl Backoff {
     /// Creates pauses of random length up to a bound. The bound starts at `first`, doubles with each attempt, and never exceeds `most`.
-    #[must_use]
     pub fn new(first: Duration, most: Duration) -> Self {
         Self { first, most, attempt: 0, jitter: Jitter::System }
     }
 
-    /// Draws the pauses from a sequence with this seed, so that they are the same in every run.
-    #[must_use]
-    pub fn seeded(mut self, seed: u64) -> Self {
-        self.jitter = Jitter::Seeded(seed);
-        self
+    setters! {
+        /// Draws the pauses from a sequence with this seed, so that they are the same in every run.
+        seeded(seed: u64) => jitter = Jitter::Seeded(seed);
     }
 
     /// Returns the next pause.

@@ -9,12 +9,9 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 use exec_server_protocol::{
     Empty, ProcessId, SessionId, environment,
     failure::{self, Kind},
-    fs::CloseParams,
     http::CancelParams,
     initialize::Ttl,
-    path::PathArg,
     process as wire,
-    sandbox::AppliedSandbox,
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -73,7 +70,6 @@ impl Client {
     }
 
     /// Returns a builder with all settings at their defaults.
-    #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -113,30 +109,32 @@ impl Client {
     /// Dropping this future cancels the start: if the server started the process, the client terminates it in the background.
     pub async fn start(&self, start: Start) -> Result<Process, Error> {
         let session = self.session();
-        self.check(&start)?;
-        let process_id = start.id.clone().unwrap_or_else(|| ProcessId::from(crate::random_word()));
-        let cwd = session.working_directory(start.cwd.as_ref()).await?;
+        let Start { id, mut params, terminate_on_drop } = start;
+        self.check(&params)?;
+        params.process_id = id.unwrap_or_else(|| ProcessId::from(crate::random_word()));
+        let is_tty = params.tty;
+        let cwd = session.working_directory(params.cwd.take()).await?;
         let keeps_write_ids = session.keeps_write_ids().await?;
-        let key = ProcessKey { session_id: None, process_id: process_id.clone() };
+        let key = ProcessKey { session_id: None, process_id: params.process_id.clone() };
         // Add the route before the request is sent: the first events can arrive before the answer.
         let Some(log) = session.routes.add(key.clone(), EventSource::Starting, 0) else {
             return Err(Error::Server {
                 code: failure::INVALID_REQUEST,
                 kind: Some(Kind::DuplicateProcess),
-                message: format!("process {process_id} already exists"),
+                message: format!("process {} already exists", key.process_id),
             });
         };
         let mut starting = StartGuard { handle: &self.handle, key: &key, log: &log, may_be_running: true };
         let started = if session.generation().has_process_methods() {
-            self.start_once(&start, &key, cwd).await
+            params.cwd = Some(cwd);
+            self.start_once(params, &key).await
         } else {
-            let pid = command::start(session, &start, process_id, cwd).await;
-            pid.map(|pid| StartAnswer { pid, sandbox: None })
+            command::start(session, params, cwd).await
         };
         // The server has answered, so no start is in flight, whether it succeeded or failed. An error that is not `Server`, such as an
         // unknown outcome, is not an answer.
         starting.may_be_running = matches!(&started, Err(error) if !matches!(error, Error::Server { .. }));
-        let StartAnswer { pid, sandbox } = started?;
+        let started = started?;
         // Disarm the guard: the handle owns the route from here on.
         std::mem::forget(starting);
         session.routes.confirm(&key);
@@ -145,25 +143,24 @@ impl Client {
             input: self.stdin_queue(&key, keeps_write_ids),
             key,
             log,
-            is_tty: start.tty,
-            pid,
-            sandbox,
-            terminate_on_drop: start.terminate_on_drop,
+            is_tty,
+            pid: started.pid,
+            sandbox: started.sandbox,
+            terminate_on_drop,
         }))
     }
 
-    async fn start_once(&self, start: &Start, key: &ProcessKey, cwd: PathArg) -> Result<StartAnswer, Error> {
-        let params = start.params(key.process_id.clone(), cwd);
+    async fn start_once(&self, params: wire::StartParams, key: &ProcessKey) -> Result<wire::StartResult, Error> {
         let sent = self.session().send::<requests::ProcessStart>(&params).await?;
         let is_repeated = sent.is_repeated;
         match sent.result::<requests::ProcessStart>() {
-            Ok(result) => Ok(StartAnswer { pid: result.pid, sandbox: result.sandbox }),
             // The first attempt succeeded, but its answer was lost with the connection.
             Err(Error::Server { kind, message, .. }) if is_repeated && compat::is_duplicate_start(kind, &message) => {
                 let info = recovery::find_process(self.session(), key).await.ok().flatten();
-                Ok(StartAnswer { pid: info.and_then(|info| info.pid), sandbox: None })
+                let pid = info.and_then(|info| info.pid);
+                Ok(wire::StartResult { process_id: params.process_id, sandbox_type: None, sandbox: None, pid })
             }
-            Err(error) => Err(error),
+            answer => answer,
         }
     }
 
@@ -173,20 +170,18 @@ impl Client {
     }
 
     /// Refuses options that this server would silently ignore.
-    fn check(&self, start: &Start) -> Result<(), Error> {
+    fn check(&self, start: &wire::StartParams) -> Result<(), Error> {
         let capabilities = &self.session().peer.server.capabilities;
+        let has_timeout = start.timeout_ms.is_some() || start.idle_timeout_ms.is_some();
+        let drops_oldest = start.overflow == Some(wire::Overflow::DropOldest);
         let lacking = [
-            (
-                start.timeout.is_some() || start.idle_timeout.is_some(),
-                capabilities.timeouts,
-                "end a process after a time",
-            ),
+            (has_timeout, capabilities.timeouts, "end a process after a time"),
             (start.auto_forget, capabilities.auto_forget, "forget a process at its end"),
-            (start.overflow == Some(wire::Overflow::DropOldest), capabilities.overflow, "drop the oldest output"),
+            (drops_oldest, capabilities.overflow, "drop the oldest output"),
         ];
         match lacking.iter().find(|(is_wanted, is_served, _)| *is_wanted && !is_served) {
             None => Ok(()),
-            Some((_, _, what)) => Err(self.cannot(what)),
+            Some((_, _, what)) => Err(self.session().cannot(what)),
         }
     }
 
@@ -198,7 +193,7 @@ impl Client {
         let key = ProcessKey { session_id, process_id: id.clone() };
         let generation = session.generation();
         if !generation.can_attach(key.session_id.is_none()) {
-            return Err(self.cannot("show processes of others"));
+            return Err(session.cannot("show processes of others"));
         }
         // Before the route is added: an error here must not leave it behind.
         let keeps_write_ids = session.keeps_write_ids().await?;
@@ -223,13 +218,9 @@ impl Client {
         }
         let attaching = StartGuard { handle: &self.handle, key: &key, log: &log, may_be_running: false };
         if source != EventSource::Polled {
-            let params = wire::SubscribeParams {
-                process_id: id.clone(),
-                session_id: key.session_id.clone(),
-                after_seq: Some(options.after),
-                hold: options.hold,
-                from_seq: None,
-            };
+            let ProcessKey { process_id, session_id } = key.clone();
+            let (after_seq, hold) = (Some(options.after), options.hold);
+            let params = wire::SubscribeParams { process_id, session_id, after_seq, hold, from_seq: None };
             session.call::<requests::ProcessSubscribe>(&params).await?;
         } else {
             session.spawn(recovery::poll_events(Arc::downgrade(session), key.clone(), Arc::downgrade(&log)));
@@ -282,15 +273,6 @@ impl Client {
         self.session().close().await;
     }
 
-    /// Closes an open file on the server, in the background.
-    pub(crate) fn close_file(&self, params: CloseParams) {
-        let client = self.clone();
-        spawn_cleanup(self.session(), async move {
-            // The error is ignored: the server closes the file with the session at the latest.
-            client.request::<requests::FsClose>(&params).await.ok();
-        });
-    }
-
     pub(crate) fn handle(&self) -> &Arc<SessionHandle> {
         &self.handle
     }
@@ -332,22 +314,17 @@ impl SessionHandle {
 
     /// Cancels an HTTP request in the background.
     pub(crate) fn cancel_http(self: &Arc<Self>, request_id: &str) {
-        if !self.session.peer.server.capabilities.http_cancel || self.session.lost().is_some() {
-            return;
+        if self.session.peer.server.capabilities.http_cancel && self.session.lost().is_none() {
+            self.release::<requests::HttpCancel>(CancelParams { request_id: request_id.to_owned() });
         }
-        let (handle, params) = (Arc::clone(self), CancelParams { request_id: request_id.to_owned() });
-        spawn_cleanup(&self.session, async move {
-            // The error is ignored: the server cancels the request with the connection at the latest.
-            handle.session.call::<requests::HttpCancel>(&params).await.ok();
-        });
     }
 
-    /// Ends a subscription in the background.
-    pub(crate) fn unsubscribe(self: &Arc<Self>, params: wire::ProcessParams) {
+    /// Releases something on the server in the background: an open file, a subscription, an HTTP request.
+    pub(crate) fn release<M: Request + 'static>(self: &Arc<Self>, params: M::Params<'static>) {
         let handle = Arc::clone(self);
         spawn_cleanup(&self.session, async move {
-            // The error is ignored: the server ends the subscription with the connection at the latest.
-            handle.session.call::<requests::ProcessUnsubscribe>(&params).await.ok();
+            // The error is ignored: the server releases it with the connection or the session at the latest.
+            handle.session.call::<M>(&params).await.ok();
         });
     }
 }
@@ -370,12 +347,6 @@ fn spawn_cleanup(session: &Session, work: impl Future<Output = ()> + Send + 'sta
     }
 }
 
-/// The server's answer to a start.
-struct StartAnswer {
-    pid: Option<u32>,
-    sandbox: Option<AppliedSandbox>,
-}
-
 /// Guard of a start that was requested. If it is dropped before the answer, the start is cancelled.
 struct StartGuard<'a> {
     handle: &'a Arc<SessionHandle>,
@@ -396,6 +367,7 @@ impl Drop for StartGuard<'_> {
 
 /// Configures and connects a [`Client`].
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct Builder {
     options: SessionOptions,
     token: Option<Token>,
@@ -425,126 +397,63 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Sets the name of this client for the server's log.
-    #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.options.name = name.into();
-        self
-    }
+    setters! {
+        /// Sets the name of this client for the server's log.
+        name(name: impl Into<String>) => options.name = name.into();
 
-    /// Authenticates with this token. It overrides a token in the URL.
-    #[must_use]
-    pub fn token(mut self, token: Token) -> Self {
-        self.token = Some(token);
-        self
-    }
+        /// Authenticates with this token. It overrides a token in the URL.
+        token(token: Token) => token = Some(token);
 
-    /// Allows sending the token to a `ws://` server on another machine, where it can be read on the network.
-    #[must_use]
-    pub fn insecure_plaintext(mut self, allow: bool) -> Self {
-        self.insecure_plaintext = allow;
-        self
-    }
+        /// Allows sending the token to a `ws://` server on another machine, where it can be read on the network.
+        insecure_plaintext(allow: bool) => insecure_plaintext = allow;
 
-    /// Sets which certificate authorities to trust, and the client certificate, for `wss://`.
-    #[must_use]
-    pub fn tls(mut self, tls: Tls) -> Self {
-        self.tls = tls;
-        self
-    }
+        /// Sets which certificate authorities to trust, and the client certificate, for `wss://`.
+        tls(tls: Tls) => tls = tls;
 
-    /// Timeout for one attempt to connect. Default: 10 s.
-    #[must_use]
-    pub fn connect_timeout(mut self, within: Duration) -> Self {
-        self.options.connect_timeout = within;
-        self
-    }
+        /// Timeout for one attempt to connect. Default: 10 s.
+        connect_timeout(within: Duration) => options.connect_timeout = within;
 
-    /// Timeout for the server's answer to `initialize`. Default: 10 s.
-    #[must_use]
-    pub fn initialize_timeout(mut self, within: Duration) -> Self {
-        self.options.initialize_timeout = within;
-        self
-    }
+        /// Timeout for the server's answer to `initialize`. Default: 10 s.
+        initialize_timeout(within: Duration) => options.initialize_timeout = within;
 
-    /// Retries the first connection for this long if another attempt can succeed. Default: one attempt only. Permanent failures are never
-    /// retried; see [`ConnectFailure`](crate::ConnectFailure).
-    #[must_use]
-    pub fn connect_retry_for(mut self, within: Duration) -> Self {
-        self.options.connect_retry_for = within;
-        self
-    }
+        /// Retries the first connection for this long if another attempt can succeed. Default: one attempt only. Permanent failures are never
+        /// retried; see [`ConnectFailure`](crate::ConnectFailure).
+        connect_retry_for(within: Duration) => options.connect_retry_for = within;
 
-    /// Reports an absent server early, without the full [`connect_retry_for`](Self::connect_retry_for). If nothing is listening, one more
-    /// attempt is made after `pause`. If the host is unknown or unreachable, no further attempt is made. A busy server is still retried for
-    /// the full time. `None`, the default, retries in all three cases.
-    #[must_use]
-    pub fn startup_grace(mut self, pause: Option<Duration>) -> Self {
-        self.options.startup_grace = pause;
-        self
-    }
+        /// Reports an absent server early, without the full [`connect_retry_for`](Self::connect_retry_for). If nothing is listening, one more
+        /// attempt is made after `pause`. If the host is unknown or unreachable, no further attempt is made. A busy server is still retried for
+        /// the full time. `None`, the default, retries in all three cases.
+        startup_grace(pause: Option<Duration>) => options.startup_grace = pause;
 
-    /// Reports a connection that is open but silent for this long as [`ConnectionState::Stalled`]. Default: never. The client pings a
-    /// silent server every second, which costs a few bytes. Servers without acknowledgements are not watched.
-    #[must_use]
-    pub fn report_stall_after(mut self, silent: Duration) -> Self {
-        self.options.report_stall_after = Some(silent);
-        self
-    }
+        /// Reports a connection that is open but silent for this long as [`ConnectionState::Stalled`]. Default: never. The client pings a
+        /// silent server every second, which costs a few bytes. Servers without acknowledgements are not watched.
+        report_stall_after(silent: Duration) => options.report_stall_after = Some(silent);
 
-    /// How long the server keeps the session while the client is disconnected. Default: the server's 24 hours.
-    #[must_use]
-    pub fn ttl(mut self, ttl: Ttl) -> Self {
-        self.options.ttl = Some(ttl);
-        self
-    }
+        /// How long the server keeps the session while the client is disconnected. Default: the server's 24 hours.
+        ttl(ttl: Ttl) => options.ttl = Some(ttl);
 
-    /// Resumes an existing session instead of creating one.
-    #[must_use]
-    pub fn resume(mut self, session_id: SessionId) -> Self {
-        self.options.resume = Some(session_id);
-        self
-    }
+        /// Resumes an existing session instead of creating one.
+        resume(session_id: SessionId) => options.resume = Some(session_id);
 
-    /// Takes the resumed session over from a connection that is still attached to it.
-    #[must_use]
-    pub fn takeover(mut self, take: bool) -> Self {
-        self.options.takeover = take;
-        self
-    }
+        /// Takes the resumed session over from a connection that is still attached to it.
+        takeover(take: bool) => options.takeover = take;
 
-    /// How long the client tries to reconnect before the session counts as lost. Default: as long as the server keeps the session.
-    #[must_use]
-    pub fn recover_for(mut self, within: Duration) -> Self {
-        self.options.recover_for = Some(within);
-        self
-    }
+        /// How long the client tries to reconnect before the session counts as lost. Default: as long as the server keeps the session.
+        recover_for(within: Duration) => options.recover_for = Some(within);
 
-    /// Sets the pauses between attempts to reconnect.
-    #[must_use]
-    pub fn backoff(mut self, backoff: Backoff) -> Self {
-        self.options.backoff = backoff;
-        self
-    }
+        /// Sets the pauses between attempts to reconnect.
+        backoff(backoff: Backoff) => options.backoff = backoff;
 
-    /// Makes calls fail at once while the connection is cut, instead of waiting for a reconnect.
-    #[must_use]
-    pub fn fail_fast(mut self, fail: bool) -> Self {
-        self.options.fail_fast = fail;
-        self
-    }
+        /// Makes calls fail at once while the connection is cut, instead of waiting for a reconnect.
+        fail_fast(fail: bool) => options.fail_fast = fail;
 
-    /// Sets a timeout for every call. Default: none. Writes to stdin have no timeout.
-    #[must_use]
-    pub fn call_timeout(mut self, within: Duration) -> Self {
-        self.options.call_timeout = Some(within);
-        self
+        /// Sets a timeout for every call. Default: none. Writes to stdin have no timeout.
+        call_timeout(within: Duration) => options.call_timeout = Some(within);
     }
 
     /// Connects to a URL.
     pub async fn connect(self, url: &str) -> Result<Client, Error> {
-        let target: Target = url.parse()?;
-        self.dial(target).await
+        self.dial(url.parse()?).await
     }
 
     /// Starts a program and connects to it; see [`Client::spawn`].
@@ -553,13 +462,8 @@ impl Builder {
     }
 
     async fn dial(self, target: Target) -> Result<Client, Error> {
-        let dialer = Dialer {
-            target,
-            token: self.token.clone(),
-            tls: self.tls.clone(),
-            insecure_plaintext: self.insecure_plaintext,
-        };
-        self.open(dialer).await
+        let Self { token, tls, insecure_plaintext, .. } = self.clone();
+        self.open(Dialer { target, token, tls, insecure_plaintext }).await
     }
 
     /// Connects over a custom transport.

@@ -38,6 +38,7 @@ const WINDOW: u64 = 64;
 
 /// An HTTP request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[must_use]
 pub struct Request {
     /// The method, such as `GET`.
     pub method: String,
@@ -55,20 +56,17 @@ pub struct Request {
 
 impl Request {
     /// Creates a request without headers and body.
-    #[must_use]
     pub fn new(method: impl Into<String>, url: impl Into<String>) -> Self {
         Self { method: method.into(), url: url.into(), ..Self::default() }
     }
 
     /// Adds a header.
-    #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push(Header { name: name.into(), value: value.into(), value_env_var: None });
         self
     }
 
     /// Adds a header whose value is `prefix` followed by the value of a variable of the server. The client never sees that value.
-    #[must_use]
     pub fn header_from_server(
         mut self,
         name: impl Into<String>,
@@ -80,25 +78,15 @@ impl Request {
         self
     }
 
-    /// Sets the request body.
-    #[must_use]
-    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
-        self.body = body.into();
-        self
-    }
+    setters! {
+        /// Sets the request body.
+        body(body: impl Into<Bytes>) => body = body.into();
 
-    /// Sets the timeout for the whole request.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
+        /// Sets the timeout for the whole request.
+        timeout(timeout: Duration) => timeout = Some(timeout);
 
-    /// Sets what the server does with a redirect.
-    #[must_use]
-    pub fn redirect(mut self, policy: RedirectPolicy) -> Self {
-        self.redirect = policy;
-        self
+        /// Sets what the server does with a redirect.
+        redirect(policy: RedirectPolicy) => redirect = policy;
     }
 
     fn params(&self, request_id: String) -> wire::RequestParams {
@@ -151,7 +139,9 @@ impl Client {
         let is_late = self.session().options.call_timeout.is_some();
         guard.may_be_running = is_late && matches!(&answered, Err(Error::UnknownOutcome { .. }));
         let result = answered?;
-        let body = base64::decode(&result.body_base64).map_err(|error| unreadable(&error.to_string()))?;
+        let unreadable =
+            |error: base64::InvalidBase64| Error::Decode { method: NAME.to_owned(), reason: error.to_string() };
+        let body = base64::decode(&result.body_base64).map_err(unreadable)?;
         Ok(Response { status: result.status, headers: result.headers, body: body.into() })
     }
 
@@ -174,23 +164,25 @@ impl Client {
                 after = link.epoch;
                 // Register the body before sending: its first piece may come together with the answer.
                 let body = Body::new(handle, params.request_id.clone(), link.epoch, window);
-                match link.send(requests::HttpRequest::METHOD, &params).await.map_err(|error| link.error(NAME, error)) {
-                    Ok(sent) => match sent.answer().await.map_err(|error| link.error(NAME, error)) {
-                        Ok(answer) => return Ok((server_link::decode(NAME, &answer)?, body)),
-                        Err(error) => {
-                            body.forget();
-                            return Err(match error {
-                                Error::Disconnected { reason } => Error::UnknownOutcome { method: NAME, reason },
-                                other => other,
-                            });
-                        }
-                    },
+                let sent = match link.send(requests::HttpRequest::METHOD, &params).await {
+                    Ok(sent) => sent,
                     Err(error) => {
                         body.forget();
-                        // The request was never sent, so the next link can be used.
-                        if !matches!(error, Error::Disconnected { .. }) {
-                            return Err(error);
+                        match link.error(NAME, error) {
+                            // The request was never sent, so the next link can be used.
+                            Error::Disconnected { .. } => continue,
+                            error => return Err(error),
                         }
+                    }
+                };
+                match sent.answer().await {
+                    Ok(answer) => return Ok((server_link::decode(NAME, &answer)?, body)),
+                    Err(error) => {
+                        body.forget();
+                        return Err(match link.error(NAME, error) {
+                            Error::Disconnected { reason } => Error::UnknownOutcome { method: NAME, reason },
+                            other => other,
+                        });
                     }
                 }
             }
@@ -204,18 +196,10 @@ impl Client {
         let takes_variables = request.headers.iter().any(|header| header.value_env_var.is_some());
         let stops_at_redirect = request.redirect == RedirectPolicy::Stop;
         match self.session().ignored_http_option(takes_variables, stops_at_redirect).await? {
-            Some(what) => Err(self.cannot(what)),
+            Some(what) => Err(self.session().cannot(what)),
             None => Ok(()),
         }
     }
-
-    pub(crate) fn cannot(&self, what: &str) -> Error {
-        Error::Protocol(format!("the server at {} cannot {what}", self.address()))
-    }
-}
-
-fn unreadable(reason: &str) -> Error {
-    Error::Decode { method: NAME.to_owned(), reason: reason.to_owned() }
 }
 
 /// Guard of a request in flight. If it is dropped before the answer, the request is cancelled.

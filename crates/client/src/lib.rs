@@ -294,6 +294,17 @@
 
 #![warn(missing_docs)]
 
+/// Defines the methods of a builder that only set a field. One line per method: `name(argument: Type) => field = value;`.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($argument:ident: $type:ty) => $($field:ident).+ = $value:expr;)*) => {$(
+        $(#[$doc])*
+        pub fn $name(mut self, $argument: $type) -> Self {
+            self.$($field).+ = $value;
+            self
+        }
+    )*};
+}
+
 mod backoff;
 mod client;
 pub mod compat;

@@ -12,32 +12,29 @@ use crate::{
     Request as _,
     error::Error,
     notifications::{NotificationRouter, UNREADABLE, read},
-    process::{
-        event::{Event, Exit, Totals},
-        start::Start,
-    },
+    process::event::{Event, Exit, Totals},
     requests,
     server_link::ServerLink,
     session::Session,
 };
 
-/// Starts a process. Returns its process id in the server's operating system.
+/// Starts a process.
 pub(crate) async fn start(
     session: &Session,
-    start: &Start,
-    process_id: ProcessId,
+    start: wire::StartParams,
     cwd: PathArg,
-) -> Result<Option<u32>, Error> {
+) -> Result<wire::StartResult, Error> {
     let params = command::ExecParams {
-        process_id,
-        argv: start.argv.clone(),
+        process_id: start.process_id,
+        argv: start.argv,
         cwd,
-        env: start.env.clone(),
+        env: start.env.unwrap_or_default(),
         tty: start.tty,
-        arg0: start.arg0.clone(),
+        arg0: start.arg0,
         output_bytes_cap: None,
     };
-    Ok(session.call::<requests::CommandExec>(&params).await?.pid)
+    let pid = session.call::<requests::CommandExec>(&params).await?.pid;
+    Ok(wire::StartResult { process_id: params.process_id, sandbox_type: None, sandbox: None, pid })
 }
 
 /// Terminates a process. Returns whether it was running.

@@ -155,13 +155,13 @@ impl Session {
 
     /// The working directory of a start, in the form that the server expects: a URI, or a native path for servers before generation H.
     /// `None` is the server's own working directory.
-    pub(crate) async fn working_directory(&self, given: Option<&PathArg>) -> Result<PathArg, Error> {
+    pub(crate) async fn working_directory(&self, given: Option<PathArg>) -> Result<PathArg, Error> {
         let generation = self.generation();
         let needs_info = given.is_none() || generation == Generation::Reference;
         let info = if needs_info { self.host_info().await? } else { None };
         let takes_uris = generation == Generation::Current || info.is_some();
         let own = || info.and_then(|info| info.cwd).map_or_else(|| PathArg::new("file:///"), PathArg::new);
-        let cwd = given.cloned().unwrap_or_else(own);
+        let cwd = given.unwrap_or_else(own);
         match (takes_uris, cwd.resolve()) {
             (false, Ok(path)) => Ok(PathArg::new(Form::Native.write(&path))),
             (true, _) | (false, Err(_)) => Ok(cwd),

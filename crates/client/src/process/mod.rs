@@ -328,7 +328,7 @@ impl Drop for ProcessShared {
         if self.terminate_on_drop && self.log.closed().is_none() {
             self.handle.clean_up(self.key.clone());
         } else if self.key.session_id.is_some() {
-            self.handle.unsubscribe(self.key.params());
+            self.handle.release::<requests::ProcessUnsubscribe>(self.key.params());
         }
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 ///
 /// The files are read for each connection, so that a renewed certificate is used from the next connection on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[must_use]
 pub struct Tls {
     /// Authorities to trust instead of the system's, PEM.
     ca_file: Option<PathBuf>,
@@ -15,15 +16,12 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Trusts only the authorities in this PEM file, and not those of the system.
-    #[must_use]
-    pub fn ca_file(mut self, path: impl AsRef<Path>) -> Self {
-        self.ca_file = Some(path.as_ref().to_owned());
-        self
+    setters! {
+        /// Trusts only the authorities in this PEM file, and not those of the system.
+        ca_file(path: impl AsRef<Path>) => ca_file = Some(path.as_ref().to_owned());
     }
 
     /// Sends this certificate, with its chain, to servers that request one. Both files are PEM.
-    #[must_use]
     pub fn client_cert(mut self, cert: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
         self.client_cert = Some((cert.as_ref().to_owned(), key.as_ref().to_owned()));
         self
@@ -79,12 +77,7 @@ mod with_rustls {
             match self {
                 Self::Handshake(_) => ConnectFailure::NotListening,
                 Self::Cancelled => ConnectFailure::Busy,
-                Self::File { .. }
-                | Self::NoCertificate { .. }
-                | Self::NoSystemRoots
-                | Self::Name
-                | Self::Setup(_)
-                | Self::Refused { .. } => ConnectFailure::Permanent,
+                _ => ConnectFailure::Permanent,
             }
         }
     }
