@@ -139,7 +139,7 @@ impl Default for LocalConfig {
 #[derive(Debug)]
 pub struct Local {
     client: Client,
-    server: Arc<LocalServer>,
+    server: LocalServer,
     /// Removes the directory when dropped. Must be the last field: fields are dropped in order.
     _private_dir: Option<PrivateDir>,
 }
@@ -153,14 +153,11 @@ impl Local {
         let (state, spawner, private_dir) = opened.map_err(|error| failed(&error))??;
         let limits =
             HolderLimits { ttl_ms: FIRST_TTL_MS, disk_quota_bytes: config.disk_quota_bytes, ..HolderLimits::default() };
-        let holders = SpawnedHolders::new(
-            Arc::new(state),
-            spawner,
-            SpawnedHoldersConfig { limits, ..SpawnedHoldersConfig::default() },
-        );
+        let holders_config = SpawnedHoldersConfig { limits, ..SpawnedHoldersConfig::default() };
+        let holders = SpawnedHolders::new(Arc::new(state), spawner, holders_config);
         let core = Core::new(core_config(&config), Arc::new(holders));
         core.adopt().await.map_err(|error| failed(&error))?;
-        let server = Arc::new(LocalServer { serving: Mutex::new(Some(ServingCore { core, links: JoinSet::new() })) });
+        let server: LocalServer = Arc::new(Mutex::new(Some(ServingCore { core, links: JoinSet::new() })));
         let mut builder = Client::builder().name(config.name);
         if let Some(ttl) = config.ttl.or_else(|| private_dir.is_some().then(|| Ttl::Ms(millis(PRIVATE_TTL)))) {
             builder = builder.ttl(ttl);
@@ -180,7 +177,7 @@ impl Local {
 
     /// Ends every session with its processes, and removes the private directory. Returns when the processes are gone.
     pub async fn end(self) {
-        let Some(ServingCore { core, mut links }) = self.server.take() else { return };
+        let Some(ServingCore { core, mut links }) = self.server.lock().take() else { return };
         core.end_all().await;
         self.client.clone().close().await;
         links.shutdown().await;
@@ -190,26 +187,17 @@ impl Local {
 impl Drop for Local {
     fn drop(&mut self) {
         // Dropping the core closes its connections to the holders. They then end their processes after the time-to-live.
-        drop(self.server.take());
+        drop(self.server.lock().take());
     }
 }
 
 /// The server side. It exists until the [`Local`] ends, even if clones of the client remain.
-#[derive(Debug)]
-struct LocalServer {
-    serving: Mutex<Option<ServingCore>>,
-}
+type LocalServer = Arc<Mutex<Option<ServingCore>>>;
 
 struct ServingCore {
     core: Arc<Core>,
     /// One task per connection. They are aborted with the set.
     links: JoinSet<()>,
-}
-
-impl LocalServer {
-    fn take(&self) -> Option<ServingCore> {
-        self.serving.lock().take()
-    }
 }
 
 impl std::fmt::Debug for ServingCore {
@@ -219,12 +207,12 @@ impl std::fmt::Debug for ServingCore {
 }
 
 /// Connects to a [`LocalServer`].
-struct MemoryConnect(Arc<LocalServer>);
+struct MemoryConnect(LocalServer);
 
 impl Connect for MemoryConnect {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
         Box::pin(async {
-            let mut serving = self.0.serving.lock();
+            let mut serving = self.0.lock();
             // `Disconnected` and not `Connect`, so that the client does not retry.
             let ended = || Error::Disconnected { reason: Some("the local server has ended".to_owned()) };
             let ServingCore { core, links } = serving.as_mut().ok_or_else(ended)?;

@@ -9,12 +9,9 @@ use std::{
     process::Command,
 };
 
-use exec_server_protocol::limits;
-use exec_server_rpc::Framing;
-
 use super::{
-    BoxFuture, Carrier, Connect, Connection,
-    program::{self, EndScope, RunningProgram},
+    BoxFuture, Connect, Connection,
+    program::{self, EndScope},
     token::TOKEN_VARIABLE,
 };
 use crate::error::Error;
@@ -33,6 +30,7 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
+#[must_use]
 pub struct Launch {
     /// The program: a path, or a name that is looked up in `PATH`.
     pub program: OsString,
@@ -51,31 +49,26 @@ impl Launch {
     }
 
     /// Adds an argument.
-    #[must_use]
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
         self
     }
 
     /// Adds arguments.
-    #[must_use]
     pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));
         self
     }
 
     /// Sets an environment variable.
-    #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// Sets the working directory.
-    #[must_use]
-    pub fn cwd(mut self, cwd: impl AsRef<Path>) -> Self {
-        self.cwd = Some(cwd.as_ref().to_owned());
-        self
+    setters! {
+        /// Sets the working directory.
+        cwd(cwd: impl AsRef<Path>) => cwd = Some(cwd.as_ref().to_owned());
     }
 
     fn name(&self) -> String {
@@ -118,36 +111,16 @@ impl Connect for Launch {
         Box::pin(async {
             let (stream, running) =
                 program::spawn(self.command(), EndScope::Group).map_err(|error| self.failed(&error))?;
-            let carrier = LaunchedProgram { name: self.name(), running };
-            Ok(Connection {
-                stream,
-                framing: Framing::Lines { max: limits::MESSAGE_BYTES },
-                carrier: Some(Box::new(carrier)),
-            })
+            let program = self.name();
+            Ok(program::connection(stream, running, move |running, exit| {
+                let reason = format!("it ended before it answered{}", running.describe_exit(exit));
+                Error::Spawn { program: program.clone(), reason }
+            }))
         })
     }
 
     fn address(&self) -> String {
         self.to_string()
-    }
-}
-
-struct LaunchedProgram {
-    name: String,
-    running: RunningProgram,
-}
-
-impl Carrier for LaunchedProgram {
-    fn explain(&self) -> BoxFuture<'_, Option<Error>> {
-        Box::pin(async {
-            let exit = self.running.exit().await?;
-            let reason = format!("it ended before it answered{}", self.running.describe_exit(exit));
-            Some(Error::Spawn { program: self.name.clone(), reason })
-        })
-    }
-
-    fn end(&mut self) -> BoxFuture<'_, ()> {
-        Box::pin(self.running.end())
     }
 }
 

@@ -23,7 +23,8 @@ use std::{
     time::Duration,
 };
 
-use exec_server_rpc::ByteStream;
+use exec_server_protocol::limits;
+use exec_server_rpc::{ByteStream, Framing};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions},
@@ -36,7 +37,8 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::stderr_tail::StderrTail;
+use super::{BoxFuture, Carrier, Connection, stderr_tail::StderrTail};
+use crate::error::Error;
 
 /// From EOF on stdin to SIGTERM. A server needs this time to end its processes.
 const EOF_GRACE: Duration = Duration::from_secs(1);
@@ -116,6 +118,32 @@ pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(ByteSt
     let stderr_tail = Arc::clone(&tail);
     draining.spawn(async move { stderr_tail.drain(stderr).await });
     Ok((stream, RunningProgram { ending: Some(ending), exited, tail, _draining: draining }))
+}
+
+/// Ends a program with its connection. `E` converts an exit before the server's first answer.
+struct ProgramCarrier<E> {
+    running: RunningProgram,
+    explain: E,
+}
+
+/// A connection over the stdin and stdout of a program. `explain` converts an exit before the server's first answer.
+pub(super) fn connection(
+    stream: ByteStream,
+    running: RunningProgram,
+    explain: impl Fn(&RunningProgram, ProgramExit) -> Error + Send + Sync + 'static,
+) -> Connection {
+    let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
+    Connection { stream, framing, carrier: Some(Box::new(ProgramCarrier { running, explain })) }
+}
+
+impl<E: Fn(&RunningProgram, ProgramExit) -> Error + Send + Sync> Carrier for ProgramCarrier<E> {
+    fn explain(&self) -> BoxFuture<'_, Option<Error>> {
+        Box::pin(async { Some((self.explain)(&self.running, self.running.exit().await?)) })
+    }
+
+    fn end(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(self.running.end())
+    }
 }
 
 impl RunningProgram {

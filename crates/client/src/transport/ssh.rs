@@ -14,11 +14,11 @@ use std::{
     time::Duration,
 };
 
-use exec_server_protocol::{limits, path::percent_decode};
-use exec_server_rpc::{Framing, url::UrlParts};
+use exec_server_protocol::path::percent_decode;
+use exec_server_rpc::url::UrlParts;
 
 use super::{
-    BoxFuture, Carrier, Connect, Connection, launch,
+    BoxFuture, Connect, Connection, launch,
     program::{self, EndScope, ProgramExit, RunningProgram},
     target::{BAD_ESCAPE, TargetError, host_name},
 };
@@ -151,6 +151,19 @@ impl Ssh {
         }
     }
 
+    fn carrier_name(&self) -> String {
+        format!("{} {}", self.program.display(), self.login())
+    }
+
+    /// The error for an exit of ssh before the server has answered.
+    fn exit_error(&self, exit: ProgramExit, running: &RunningProgram) -> Error {
+        let reason = self.explain_exit(exit, running);
+        if exit == ProgramExit::Code(255) && UNREACHABLE.iter().any(|words| reason.contains(words)) {
+            return Error::Connect { address: self.to_string(), failure: ConnectFailure::Unreachable, reason };
+        }
+        Error::Spawn { program: self.carrier_name(), reason }
+    }
+
     /// Explains the exit of ssh before the server has answered.
     fn explain_exit(&self, exit: ProgramExit, running: &RunningProgram) -> String {
         let login = self.login();
@@ -233,12 +246,8 @@ impl Connect for Ssh {
             let (mut stream, running) = program::spawn(self.command(), EndScope::Leader).map_err(failed)?;
             let (tail, has_answered) = (Arc::clone(running.tail()), Arc::clone(&self.has_answered.0));
             stream.reader = Box::new(preamble::PreambleSkipper::new(stream.reader, tail, has_answered));
-            let carrier = SshTunnel { ssh: self.clone(), running };
-            Ok(Connection {
-                stream,
-                framing: Framing::Lines { max: limits::MESSAGE_BYTES },
-                carrier: Some(Box::new(carrier)),
-            })
+            let ssh = self.clone();
+            Ok(program::connection(stream, running, move |running, exit| ssh.exit_error(exit, running)))
         })
     }
 
@@ -248,36 +257,6 @@ impl Connect for Ssh {
 
     fn patience(&self) -> Duration {
         if self.has_answered.0.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE }
-    }
-}
-
-impl Ssh {
-    fn carrier_name(&self) -> String {
-        format!("{} {}", self.program.display(), self.login())
-    }
-}
-
-/// A running ssh.
-struct SshTunnel {
-    ssh: Ssh,
-    running: RunningProgram,
-}
-
-impl Carrier for SshTunnel {
-    fn explain(&self) -> BoxFuture<'_, Option<Error>> {
-        Box::pin(async {
-            let exit = self.running.exit().await?;
-            let reason = self.ssh.explain_exit(exit, &self.running);
-            if exit == ProgramExit::Code(255) && UNREACHABLE.iter().any(|words| reason.contains(words)) {
-                let failure = ConnectFailure::Unreachable;
-                return Some(Error::Connect { address: self.ssh.to_string(), failure, reason });
-            }
-            Some(Error::Spawn { program: self.ssh.carrier_name(), reason })
-        })
-    }
-
-    fn end(&mut self) -> BoxFuture<'_, ()> {
-        Box::pin(self.running.end())
     }
 }
 

@@ -104,10 +104,8 @@ impl Target {
     /// The parts of the address that `Display` leaves out: the query, or the arguments, variables and working directory of a program.
     pub(crate) fn hidden_parts(&self) -> Vec<&[u8]> {
         match &self.transport {
-            Transport::WebSocket(WebSocket { path_and_query, .. })
-            | Transport::Unix(UnixSocket { path_and_query, .. }) => {
-                vec![path_and_query.as_bytes()]
-            }
+            Transport::WebSocket(socket) => vec![socket.path_and_query.as_bytes()],
+            Transport::Unix(socket) => vec![socket.path_and_query.as_bytes()],
             Transport::Stdio(launch) => {
                 let words = launch.args.iter().map(|word| word.as_bytes());
                 let env = launch.env.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
@@ -298,11 +296,8 @@ impl From<TokenError> for TargetError {
     fn from(error: TokenError) -> Self {
         match error {
             TokenError::Malformed { what } => Self { what },
-            // Only a token file can have these errors.
-            TokenError::Io { .. }
-            | TokenError::NotAFile { .. }
-            | TokenError::Owner { .. }
-            | TokenError::Mode { .. } => Self { what: "the token cannot be read" },
+            // Only a token file can have the other errors.
+            _ => Self { what: "the token cannot be read" },
         }
     }
 }
