@@ -227,13 +227,9 @@ async fn read_span(from: &Path, reader: &dyn ReadAt, begin: u64, end: u64) -> Re
             span.pieces.push((span.end, block.bytes));
         }
         span.has_hole |= block.hole > 0;
-        span.end = match span.end.saturating_add(got).checked_add(block.hole) {
-            Some(end) => end,
-            None => {
-                let reason = "the server tells of a hole without an end";
-                return Err(fs::FileError::new("read", from, fs::FileErrorKind::InvalidData, reason).into());
-            }
-        };
+        let end = span.end.saturating_add(got).checked_add(block.hole);
+        span.end =
+            end.ok_or_else(|| fs::FileError::invalid_data("read", from, "the server tells of a hole without an end"))?;
     }
     Ok(span)
 }

@@ -7,7 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use exec_server_protocol::failure;
+use exec_server_protocol::failure::{self, Kind};
+
+use crate::Error;
 
 /// Why a file operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -72,21 +74,26 @@ impl FileError {
         Self { operation, path: path.to_owned(), kind, reason: reason.into() }
     }
 
+    /// The error for an answer that is not valid.
+    pub(crate) fn invalid_data(operation: &'static str, path: &Path, reason: impl Into<String>) -> Self {
+        Self::new(operation, path, FileErrorKind::InvalidData, reason)
+    }
+
     /// Converts the error of a call to a server.
-    pub(crate) fn of_call(operation: &'static str, path: &Path, error: &crate::Error) -> Self {
+    pub(crate) fn of_call(operation: &'static str, path: &Path, error: &Error) -> Self {
         let kind = match error {
-            crate::Error::Server { kind: Some(kind), .. } => of_server_kind(*kind),
-            crate::Error::Server { code: failure::NOT_FOUND, .. } => FileErrorKind::NotFound,
-            crate::Error::Server { code: failure::INVALID_REQUEST | failure::INVALID_PARAMS, .. } => {
+            Error::Server { kind: Some(kind), .. } => of_server_kind(*kind),
+            Error::Server { code: failure::NOT_FOUND, .. } => FileErrorKind::NotFound,
+            Error::Server { code: failure::INVALID_REQUEST | failure::INVALID_PARAMS, .. } => {
                 FileErrorKind::InvalidInput
             }
-            crate::Error::Server { code: failure::METHOD_NOT_FOUND, .. } => FileErrorKind::Unsupported,
-            crate::Error::Server { .. } => FileErrorKind::Other,
-            crate::Error::Decode { .. } | crate::Error::Protocol(_) => FileErrorKind::InvalidData,
+            Error::Server { code: failure::METHOD_NOT_FOUND, .. } => FileErrorKind::Unsupported,
+            Error::Server { .. } => FileErrorKind::Other,
+            Error::Decode { .. } | Error::Protocol(_) => FileErrorKind::InvalidData,
             _ => FileErrorKind::Disconnected,
         };
         let reason = match error {
-            crate::Error::Server { message, .. } => without_prefix(message, path).to_owned(),
+            Error::Server { message, .. } => without_prefix(message, path).to_owned(),
             _ => error.to_string(),
         };
         Self::new(operation, path, kind, reason)
@@ -102,8 +109,7 @@ fn without_prefix<'a>(text: &'a str, path: &Path) -> &'a str {
 }
 
 /// Converts the server's failure kind.
-fn of_server_kind(word: failure::Kind) -> FileErrorKind {
-    use failure::Kind;
+fn of_server_kind(word: Kind) -> FileErrorKind {
     match word {
         Kind::NotFound => FileErrorKind::NotFound,
         Kind::UnknownHandle => FileErrorKind::Closed,

@@ -10,17 +10,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use exec_server_fs::{self as files, Cancel, JobQueue, View};
+use exec_server_fs::{self as files, Cancel, ErrorCategory, JobQueue, View};
 use exec_server_protocol::limits;
 use exec_server_rpc::pool::PooledBuffer;
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, task};
 
 use super::{
-    Block, CommitOptions, CreateOptions, DirectoryEntry, EntryKind, FileError, FileErrorKind, FileSystem, Links,
-    ListEntry, ListPage, Metadata, Moment, ReadAt, Walk, WalkKind, WalkOptions, WriteAt, WriteOptions, Written,
+    Block, CommitOptions, CreateOptions, DirectoryEntry, EntryKind, FileError, FileErrorKind, FileFuture, FileSystem,
+    Links, ListEntry, ListPage, Metadata, Moment, ReadAt, Walk, WalkKind, WalkOptions, WriteAt, WriteOptions, Written,
 };
-use crate::transport::BoxFuture;
 
 /// The name of this machine; see [`FileSystem::machine`].
 const NAME: &str = "local";
@@ -47,7 +46,7 @@ impl LocalFiles {
         operation: &'static str,
         path: &'a Path,
         work: impl FnOnce(&View, &Path, &Cancel) -> Result<T, files::Error> + Send + 'static,
-    ) -> BoxFuture<'a, Result<T, FileError>> {
+    ) -> FileFuture<'a, T> {
         if !path.is_absolute() {
             let error = FileError::new(operation, path, FileErrorKind::InvalidInput, "the path is not absolute");
             return Box::pin(std::future::ready(Err(error)));
@@ -87,15 +86,11 @@ impl FileSystem for LocalFiles {
         NAME.to_owned()
     }
 
-    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
-        self.run("read", path, move |view, path, cancel| {
-            let file = files::open(view, path, of_links(links))?;
-            let content = file.read(files::ReadRange::ALL, u64::MAX - 1, ADVICE, cancel)?;
-            Ok(Bytes::from(content.bytes))
-        })
+    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Bytes> {
+        self.read_within(path, u64::MAX - 1, links)
     }
 
-    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
+    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> FileFuture<'a, Bytes> {
         self.run("read", path, move |view, path, cancel| {
             let file = files::open(view, path, of_links(links))?;
             let content = file.read(files::ReadRange::ALL, most, ADVICE, cancel)?;
@@ -103,22 +98,13 @@ impl FileSystem for LocalFiles {
         })
     }
 
-    fn write_file<'a>(
-        &'a self,
-        path: &'a Path,
-        bytes: Bytes,
-        options: WriteOptions,
-    ) -> BoxFuture<'a, Result<Written, FileError>> {
+    fn write_file<'a>(&'a self, path: &'a Path, bytes: Bytes, options: WriteOptions) -> FileFuture<'a, Written> {
         self.run("write", path, move |view, path, cancel| {
             let position = if options.append { files::WritePosition::End } else { files::WritePosition::Whole };
-            let finish = files::WriteOptions {
-                if_match: options.if_match,
-                fsync: options.sync,
-                mode: options.mode,
-                modified: options.modified.map(to_moment),
-            };
+            let links = of_links(options.links);
+            let finish = finish_options(options.into());
             let request = files::WriteRequest { position, bytes: &bytes, options: &finish };
-            let written = files::write(view, path, of_links(options.links), &request, cancel)?;
+            let written = files::write(view, path, links, &request, cancel)?;
             Ok(Written { atomic: written.atomic, etag: Some(written.etag) })
         })
     }
@@ -129,13 +115,13 @@ impl FileSystem for LocalFiles {
         recursive: bool,
         links: Links,
         mode: Option<u32>,
-    ) -> BoxFuture<'a, Result<(), FileError>> {
+    ) -> FileFuture<'a, ()> {
         self.run("make directory", path, move |view, path, _| {
             files::create_directory(view, path, of_links(links), recursive, mode)
         })
     }
 
-    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, FileError>> {
+    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Metadata> {
         self.run("look at", path, move |view, path, _| {
             let found = files::metadata(view, path, of_links(links), links == Links::Itself)?;
             Ok(Metadata {
@@ -152,29 +138,23 @@ impl FileSystem for LocalFiles {
         })
     }
 
-    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, FileError>> {
+    fn canonicalize<'a>(&'a self, path: &'a Path) -> FileFuture<'a, PathBuf> {
         self.run("resolve", path, files::canonicalize)
     }
 
-    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, FileError>> {
+    fn read_directory<'a>(&'a self, path: &'a Path) -> FileFuture<'a, Vec<DirectoryEntry>> {
         self.run("list", path, move |view, path, cancel| {
-            let most = limits::DIRECTORY_ENTRIES;
-            let entries = files::read_directory(view, path, files::Links::Follow, most, cancel)?.into_iter();
+            let entries = files::read_directory(view, path, files::Links::Follow, limits::DIRECTORY_ENTRIES, cancel)?;
             let entry = |entry: files::DirectoryEntry| DirectoryEntry {
                 name: entry.name,
                 is_directory: entry.is_directory,
                 is_file: entry.is_file,
             };
-            Ok(entries.map(entry).collect())
+            Ok(entries.into_iter().map(entry).collect())
         })
     }
 
-    fn list<'a>(
-        &'a self,
-        path: &'a Path,
-        after: Option<OsString>,
-        links: Links,
-    ) -> BoxFuture<'a, Result<ListPage, FileError>> {
+    fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> FileFuture<'a, ListPage> {
         self.run("list", path, move |view, path, cancel| {
             let range = files::ListRange { after: after.as_deref(), most: limits::DIRECTORY_ENTRIES };
             let (details, more) = files::read_details(view, path, of_links(links), range, cancel)?;
@@ -191,15 +171,15 @@ impl FileSystem for LocalFiles {
         })
     }
 
-    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, FileError>> {
+    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> FileFuture<'a, Walk> {
         let range = 1..=limits::WALK_DIRECTORIES;
         let entries = 1..=limits::DIRECTORY_ENTRIES as u64;
         let is_bounded = options.max_depth <= limits::WALK_DEPTH
             && range.contains(&options.max_directories)
             && entries.contains(&options.max_entries);
         if !is_bounded {
-            let error =
-                FileError::new("walk", path, FileErrorKind::InvalidInput, "its bounds are beyond those of a walk");
+            let reason = "its bounds are beyond those of a walk";
+            let error = FileError::new("walk", path, FileErrorKind::InvalidInput, reason);
             return Box::pin(std::future::ready(Err(error)));
         }
         self.run("walk", path, move |view, path, cancel| {
@@ -225,24 +205,18 @@ impl FileSystem for LocalFiles {
         })
     }
 
-    fn remove<'a>(
-        &'a self,
-        path: &'a Path,
-        recursive: bool,
-        force: bool,
-        links: Links,
-    ) -> BoxFuture<'a, Result<(), FileError>> {
+    fn remove<'a>(&'a self, path: &'a Path, recursive: bool, force: bool, links: Links) -> FileFuture<'a, ()> {
         self.run("remove", path, move |view, path, cancel| {
             files::remove(view, path, of_links(links), files::RemoveOptions { recursive, force }, cancel)
         })
     }
 
-    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), FileError>> {
+    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> FileFuture<'a, ()> {
         let target = target.to_owned();
         self.run("copy", source, move |view, source, cancel| files::copy(view, source, &target, recursive, cancel))
     }
 
-    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), FileError>> {
+    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> FileFuture<'a, ()> {
         self.run("link", path, move |view, path, _| {
             files::create_symlink(view, path, of_links(links), target.as_bytes(), true)
         })
@@ -254,7 +228,7 @@ impl FileSystem for LocalFiles {
         links: Links,
         mode: Option<u32>,
         modified: Option<Moment>,
-    ) -> BoxFuture<'a, Result<(), FileError>> {
+    ) -> FileFuture<'a, ()> {
         self.run("change", path, move |view, path, _| {
             let of_link = links == Links::Itself;
             let change = files::MetadataChange { mode, modified: modified.map(to_moment), of_link };
@@ -262,13 +236,13 @@ impl FileSystem for LocalFiles {
         })
     }
 
-    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<(), FileError>> {
+    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, ()> {
         self.run("clear up in", path, move |view, path, cancel| {
             files::sweep(view, path, of_links(links), cancel).map(|_| ())
         })
     }
 
-    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, FileError>> {
+    fn open<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Box<dyn ReadAt>> {
         self.run("open", path, move |view, path, _| {
             let file = files::open(view, path, of_links(links))?;
             let etag = file.etag()?;
@@ -276,11 +250,7 @@ impl FileSystem for LocalFiles {
         })
     }
 
-    fn create<'a>(
-        &'a self,
-        path: &'a Path,
-        options: CreateOptions,
-    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, FileError>> {
+    fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> FileFuture<'a, Box<dyn WriteAt>> {
         self.run("create", path, move |view, path, _| {
             let draft = files::Draft::create(view, path, of_links(options.links), options.keep.as_deref())?;
             let found = draft.size()?;
@@ -307,7 +277,7 @@ impl ReadAt for LocalFile {
         Some(&self.etag)
     }
 
-    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, FileError>> {
+    fn read_at(&self, offset: u64, len: usize, holes: bool) -> FileFuture<'_, Block> {
         let file = Arc::clone(&self.file);
         let block = |mut bytes: PooledBuffer, block: files::ReadBlock| {
             bytes.fill(block.len);
@@ -345,7 +315,7 @@ impl WriteAt for LocalDraft {
         self.found
     }
 
-    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), FileError>> {
+    fn write_at(&self, offset: u64, bytes: Bytes) -> FileFuture<'_, ()> {
         let draft = Arc::clone(&self.draft);
         Box::pin(async move {
             let (done_tx, done_rx) = oneshot::channel();
@@ -361,24 +331,27 @@ impl WriteAt for LocalDraft {
         })
     }
 
-    fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, FileError>> {
+    fn commit(self: Box<Self>, options: CommitOptions) -> FileFuture<'static, Written> {
         Box::pin(blocking("complete", self.path.clone(), move |cancel| {
-            let finish = files::WriteOptions {
-                if_match: options.if_match,
-                fsync: options.sync,
-                mode: options.mode,
-                modified: options.modified.map(to_moment),
-            };
-            let written = self.draft.lock().commit(options.size, &finish, cancel)?;
+            let written = self.draft.lock().commit(options.size, &finish_options(options), cancel)?;
             Ok(Written { atomic: written.atomic, etag: Some(written.etag) })
         }))
     }
 
-    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), FileError>> {
+    fn discard(self: Box<Self>) -> FileFuture<'static, ()> {
         Box::pin(blocking("give up", self.path.clone(), move |_| {
             self.draft.lock().discard();
             Ok(())
         }))
+    }
+}
+
+fn finish_options(options: CommitOptions) -> files::WriteOptions {
+    files::WriteOptions {
+        if_match: options.if_match,
+        fsync: options.sync,
+        mode: options.mode,
+        modified: options.modified.map(to_moment),
     }
 }
 
@@ -409,22 +382,20 @@ fn to_moment(moment: Moment) -> files::Moment {
 /// Converts an error of the file operations.
 fn of_files(operation: &'static str, error: &files::Error) -> FileError {
     let kind = match error.category() {
-        files::ErrorCategory::NotFound => FileErrorKind::NotFound,
-        files::ErrorCategory::PermissionDenied | files::ErrorCategory::OutsideView => FileErrorKind::PermissionDenied,
-        files::ErrorCategory::InvalidInput | files::ErrorCategory::NotRegular | files::ErrorCategory::TooMany => {
-            FileErrorKind::InvalidInput
-        }
-        files::ErrorCategory::Symlink => FileErrorKind::Symlink,
-        files::ErrorCategory::TooLarge => FileErrorKind::TooLarge,
-        files::ErrorCategory::EtagMismatch => FileErrorKind::Changed,
-        files::ErrorCategory::Busy => FileErrorKind::Busy,
-        files::ErrorCategory::AlreadyExists => FileErrorKind::AlreadyExists,
-        files::ErrorCategory::IsADirectory => FileErrorKind::IsADirectory,
-        files::ErrorCategory::NotADirectory => FileErrorKind::NotADirectory,
-        files::ErrorCategory::DirectoryNotEmpty => FileErrorKind::NotEmpty,
-        files::ErrorCategory::StorageFull => FileErrorKind::Full,
-        files::ErrorCategory::Unsupported => FileErrorKind::Unsupported,
-        files::ErrorCategory::Cancelled | files::ErrorCategory::Other => FileErrorKind::Other,
+        ErrorCategory::NotFound => FileErrorKind::NotFound,
+        ErrorCategory::PermissionDenied | ErrorCategory::OutsideView => FileErrorKind::PermissionDenied,
+        ErrorCategory::InvalidInput | ErrorCategory::NotRegular | ErrorCategory::TooMany => FileErrorKind::InvalidInput,
+        ErrorCategory::Symlink => FileErrorKind::Symlink,
+        ErrorCategory::TooLarge => FileErrorKind::TooLarge,
+        ErrorCategory::EtagMismatch => FileErrorKind::Changed,
+        ErrorCategory::Busy => FileErrorKind::Busy,
+        ErrorCategory::AlreadyExists => FileErrorKind::AlreadyExists,
+        ErrorCategory::IsADirectory => FileErrorKind::IsADirectory,
+        ErrorCategory::NotADirectory => FileErrorKind::NotADirectory,
+        ErrorCategory::DirectoryNotEmpty => FileErrorKind::NotEmpty,
+        ErrorCategory::StorageFull => FileErrorKind::Full,
+        ErrorCategory::Unsupported => FileErrorKind::Unsupported,
+        ErrorCategory::Cancelled | ErrorCategory::Other => FileErrorKind::Other,
     };
     FileError::new(operation, &error.path, kind, error.kind.to_string())
 }

@@ -173,6 +173,12 @@ pub struct CommitOptions {
     pub sync: bool,
 }
 
+impl From<WriteOptions> for CommitOptions {
+    fn from(WriteOptions { if_match, mode, modified, sync, .. }: WriteOptions) -> Self {
+        Self { size: None, if_match, mode, modified, sync }
+    }
+}
+
 /// The result of a write.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Written {
@@ -204,24 +210,22 @@ pub struct Walk {
     pub truncated: bool,
 }
 
+/// The future of a file operation.
+pub type FileFuture<'a, T> = BoxFuture<'a, Result<T, FileError>>;
+
 /// File operations on one machine: this one, or that of a server.
 pub trait FileSystem: fmt::Debug + Send + Sync {
     /// The name of the machine, without a token: `local`, or the address of a server.
     fn machine(&self) -> String;
 
     /// Reads a whole regular file.
-    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>>;
+    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Bytes>;
 
     /// Reads a whole regular file of at most `most` bytes. A larger one fails with [`FileErrorKind::TooLarge`].
-    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>>;
+    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> FileFuture<'a, Bytes>;
 
     /// Writes a whole file. No reader sees it half written, unless it has more than one hard link or is not a regular file.
-    fn write_file<'a>(
-        &'a self,
-        path: &'a Path,
-        bytes: Bytes,
-        options: WriteOptions,
-    ) -> BoxFuture<'a, Result<Written, FileError>>;
+    fn write_file<'a>(&'a self, path: &'a Path, bytes: Bytes, options: WriteOptions) -> FileFuture<'a, Written>;
 
     /// Creates a directory. With `recursive`, creates its parents, too, and succeeds if the directory exists.
     fn create_directory<'a>(
@@ -230,42 +234,31 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         recursive: bool,
         links: Links,
         mode: Option<u32>,
-    ) -> BoxFuture<'a, Result<(), FileError>>;
+    ) -> FileFuture<'a, ()>;
 
     /// Returns the metadata of a file.
-    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, FileError>>;
+    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Metadata>;
 
     /// Returns the path with all links resolved. The file must exist.
-    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, FileError>>;
+    fn canonicalize<'a>(&'a self, path: &'a Path) -> FileFuture<'a, PathBuf>;
 
     /// Lists a directory, with links followed.
-    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, FileError>>;
+    fn read_directory<'a>(&'a self, path: &'a Path) -> FileFuture<'a, Vec<DirectoryEntry>>;
 
     /// Lists the entries of a directory whose names come after `after`, with links not followed. A large directory takes several calls.
-    fn list<'a>(
-        &'a self,
-        path: &'a Path,
-        after: Option<OsString>,
-        links: Links,
-    ) -> BoxFuture<'a, Result<ListPage, FileError>>;
+    fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> FileFuture<'a, ListPage>;
 
     /// Lists a tree, within limits.
-    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, FileError>>;
+    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> FileFuture<'a, Walk>;
 
     /// Removes a file, a link or a directory. With `force`, succeeds if it does not exist.
-    fn remove<'a>(
-        &'a self,
-        path: &'a Path,
-        recursive: bool,
-        force: bool,
-        links: Links,
-    ) -> BoxFuture<'a, Result<(), FileError>>;
+    fn remove<'a>(&'a self, path: &'a Path, recursive: bool, force: bool, links: Links) -> FileFuture<'a, ()>;
 
     /// Copies within this machine. Files keep their mode, links are copied as links, and directories require `recursive`.
-    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), FileError>>;
+    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> FileFuture<'a, ()>;
 
     /// Creates a symbolic link. Replaces an existing file or link.
-    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), FileError>>;
+    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> FileFuture<'a, ()>;
 
     /// Changes the mode and the time of modification. `None` leaves a value unchanged.
     fn set_metadata<'a>(
@@ -274,21 +267,17 @@ pub trait FileSystem: fmt::Debug + Send + Sync {
         links: Links,
         mode: Option<u32>,
         modified: Option<Moment>,
-    ) -> BoxFuture<'a, Result<(), FileError>>;
+    ) -> FileFuture<'a, ()>;
 
     /// Removes hidden temporary files that killed writers left in a directory. Files that may still be in use stay, and so do kept parts. A
     /// server does this by itself when the same file is written again.
-    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<(), FileError>>;
+    fn sweep<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, ()>;
 
     /// Opens a regular file to read it in blocks.
-    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, FileError>>;
+    fn open<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Box<dyn ReadAt>>;
 
     /// Creates a file that is written in blocks. It is not visible before its commit.
-    fn create<'a>(
-        &'a self,
-        path: &'a Path,
-        options: CreateOptions,
-    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, FileError>>;
+    fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> FileFuture<'a, Box<dyn WriteAt>>;
 }
 
 /// A file that is open for reading in blocks. It stays the same file even if its path is replaced. Dropping it closes the file.
@@ -300,7 +289,7 @@ pub trait ReadAt: Send + Sync {
     fn etag(&self) -> Option<&str>;
 
     /// Reads up to `len` bytes, at most one [`BLOCK`]. With `holes`, a hole is returned as its length instead of zeros.
-    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, FileError>>;
+    fn read_at(&self, offset: u64, len: usize, holes: bool) -> FileFuture<'_, Block>;
 
     /// How many blocks to request before the first one has arrived.
     fn ahead(&self) -> usize {
@@ -314,11 +303,11 @@ pub trait WriteAt: Send + Sync {
     fn found(&self) -> u64;
 
     /// Writes at most one [`BLOCK`]. A range between blocks that is not written becomes a hole.
-    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), FileError>>;
+    fn write_at(&self, offset: u64, bytes: Bytes) -> FileFuture<'_, ()>;
 
     /// Completes the file: it appears under its name, with all of its content.
-    fn commit(self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, FileError>>;
+    fn commit(self: Box<Self>, options: CommitOptions) -> FileFuture<'static, Written>;
 
     /// Discards the file, including what is kept under its key.
-    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), FileError>>;
+    fn discard(self: Box<Self>) -> FileFuture<'static, ()>;
 }

@@ -8,7 +8,7 @@
 
 use std::{
     borrow::Cow,
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fmt,
     os::unix::ffi::{OsStrExt as _, OsStringExt as _},
     path::{Path, PathBuf},
@@ -23,12 +23,12 @@ use exec_server_protocol::{
 use serde_json::value::RawValue;
 
 use super::{
-    CommitOptions, CreateOptions, DirectoryEntry, EntryKind, FileError, FileErrorKind, FileSystem, Links, ListEntry,
+    CreateOptions, DirectoryEntry, EntryKind, FileError, FileErrorKind, FileFuture, FileSystem, Links, ListEntry,
     ListPage, Metadata, Moment, ReadAt, Walk, WalkOptions, WriteAt, WriteOptions, Written, read_all,
     remote_file::{RemoteDraft, RemoteFile, RemoteHandle},
     write_all,
 };
-use crate::{Client, Request, requests, session::Sent, transport::BoxFuture};
+use crate::{Client, Error, Request, requests, session::Sent};
 
 /// How often a call is sent again if one connection after another breaks.
 pub(super) const AGAIN_MAX: usize = 16;
@@ -121,20 +121,21 @@ impl RemoteFiles {
         called.map_err(|error| FileError::of_call(operation, path, &error))
     }
 
-    /// Like [`call`](Self::call), for idempotent requests: the call is sent again if a cut left its outcome unknown.
+    /// Like [`call`](Self::call). If the request is idempotent, the call is sent again when a cut left its outcome unknown.
     async fn call_again<M: Request>(
         &self,
         operation: &'static str,
         path: &Path,
         params: &M::Params<'_>,
+        is_idempotent: bool,
     ) -> Result<M::Result, FileError> {
-        for _ in 0..AGAIN_MAX {
+        let mut again = if is_idempotent { AGAIN_MAX } else { 0 };
+        loop {
             match self.client.request::<M>(params).await {
-                Err(crate::Error::UnknownOutcome { .. }) => {}
+                Err(Error::UnknownOutcome { .. }) if again > 0 => again -= 1,
                 answer => return answer.map_err(|error| FileError::of_call(operation, path, &error)),
             }
         }
-        self.call::<M>(operation, path, params).await
     }
 
     /// Opens a handle under a new random name. If a cut leaves the outcome unknown, tries again under another name.
@@ -149,7 +150,7 @@ impl RemoteFiles {
             match self.client.request::<M>(&params(handle.handle_id.clone())).await {
                 Ok(result) => return Ok((handle, result)),
                 // Close the uncertain handle first: a draft can have only one writer.
-                Err(crate::Error::UnknownOutcome { .. }) => handle.close(false).await?,
+                Err(Error::UnknownOutcome { .. }) => handle.close(false).await?,
                 Err(error) => return Err(FileError::of_call(operation, path, &error)),
             }
         }
@@ -165,10 +166,7 @@ impl RemoteFiles {
             owners: self.owners,
         };
         let found = self.call::<requests::FsGetMetadata>("look at", path, &params).await?;
-        let target = match (found.link_target_base64, found.link_target) {
-            (Some(text), _) => Some(decode("look at", path, &text)?),
-            (None, target) => target.map(String::into_bytes),
-        };
+        let link_target = os_string("look at", path, found.link_target, found.link_target_base64)?;
         let kind = match (found.is_file, found.is_directory) {
             _ if links == Links::Itself && found.is_symlink => EntryKind::Symlink,
             (true, _) => EntryKind::File,
@@ -183,7 +181,7 @@ impl RemoteFiles {
             modified: found.modified_at.unwrap_or_else(|| of_millis(found.modified_at_ms)),
             created_ms: found.created_at_ms,
             etag: found.etag,
-            link_target: target.map(OsString::from_vec),
+            link_target,
             owner: found.owner,
         })
     }
@@ -219,19 +217,13 @@ impl RemoteFiles {
 
     async fn write_whole(&self, path: &Path, bytes: Bytes, options: WriteOptions) -> Result<Written, FileError> {
         if bytes.len() > limits::FILE_BYTES && !options.append {
-            let draft = self.create_draft(path, CreateOptions { links: options.links, keep: options.keep }).await?;
-            let commit = CommitOptions {
-                size: None,
-                if_match: options.if_match,
-                mode: options.mode,
-                modified: options.modified,
-                sync: options.sync,
-            };
-            return write_all(path, Box::new(draft), bytes, commit).await;
+            let create = CreateOptions { links: options.links, keep: options.keep.clone() };
+            let draft = self.create_draft(path, create).await?;
+            return write_all(path, Box::new(draft), bytes, options.into()).await;
         }
         let is_repeatable = options.if_match.is_none() && !options.append;
         let target = self.path_arg("write", path).await?;
-        let params = |text: String| wire::WriteFileParams {
+        let params = |text| wire::WriteFileParams {
             path: target.clone(),
             data_base64: Cow::Owned(text),
             follow_symlinks: follow(options.links),
@@ -247,44 +239,39 @@ impl RemoteFiles {
         let mut again = if is_repeatable { AGAIN_MAX } else { 0 };
         let written = loop {
             match self.client.session().call_with::<requests::FsWriteFile>(&params, &bytes).await {
-                Err(crate::Error::UnknownOutcome { .. }) if again > 0 => again -= 1,
+                Err(Error::UnknownOutcome { .. }) if again > 0 => again -= 1,
                 answer => break answer.map_err(|error| FileError::of_call("write", path, &error))?,
             }
         };
         Ok(Written { atomic: written.atomic, etag: written.etag })
     }
 
-    async fn read_whole(&self, path: &Path, links: Links) -> Result<Bytes, FileError> {
+    /// Reads a file in one request: the whole file, or `len` bytes of it. A server that cannot read a part sends the whole file.
+    async fn read_once(&self, path: &Path, links: Links, len: Option<u64>) -> Result<Bytes, FileError> {
         let params = wire::ReadFileParams {
             path: self.path_arg("read", path).await?,
             follow_symlinks: follow(links),
             sandbox: self.sandbox(),
             offset: None,
-            len: None,
-            lines: None,
-        };
-        match self.call_attached::<requests::FsReadFile>("read", path, &params).await {
-            Ok((read, attached)) => bytes_of("read", path, &read.data_base64, attached),
-            Err(error) if error.kind == FileErrorKind::TooLarge => {
-                read_all(Arc::new(self.open_file(path, links).await?)).await
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Reads a file of at most `most` bytes. Requests one byte more, which shows whether the file is larger. A server that cannot read a
-    /// part sends the whole file.
-    async fn read_at_most(&self, path: &Path, most: u64, links: Links) -> Result<Bytes, FileError> {
-        let params = wire::ReadFileParams {
-            path: self.path_arg("read", path).await?,
-            follow_symlinks: follow(links),
-            sandbox: self.sandbox(),
-            offset: None,
-            len: Some(most.saturating_add(1)),
+            len,
             lines: None,
         };
         let (read, attached) = self.call_attached::<requests::FsReadFile>("read", path, &params).await?;
-        let bytes = bytes_of("read", path, &read.data_base64, attached)?;
+        bytes_of("read", path, &read.data_base64, attached)
+    }
+
+    async fn read_whole(&self, path: &Path, links: Links) -> Result<Bytes, FileError> {
+        match self.read_once(path, links, None).await {
+            Err(error) if error.kind == FileErrorKind::TooLarge => {
+                read_all(Arc::new(self.open_file(path, links).await?)).await
+            }
+            read => read,
+        }
+    }
+
+    /// Reads a file of at most `most` bytes. Requests one byte more, which shows whether the file is larger.
+    async fn read_at_most(&self, path: &Path, most: u64, links: Links) -> Result<Bytes, FileError> {
+        let bytes = self.read_once(path, links, Some(most.saturating_add(1))).await?;
         if bytes.len() as u64 > most {
             let reason = format!("it has more than {most} bytes");
             return Err(FileError::new("read", path, FileErrorKind::TooLarge, reason));
@@ -302,13 +289,9 @@ impl RemoteFiles {
             after_base64: None,
         };
         let found = self.call::<requests::FsReadDirectory>("list", path, &params).await?;
-        let entries = found.entries.into_iter();
-        let entries = entries.map(|entry| {
-            Ok(DirectoryEntry {
-                name: name(path, entry.file_name, entry.file_name_base64.as_deref())?,
-                is_directory: entry.is_directory,
-                is_file: entry.is_file,
-            })
+        let entries = found.entries.into_iter().map(|entry| {
+            let name = os_string("list", path, Some(entry.file_name), entry.file_name_base64)?.unwrap_or_default();
+            Ok(DirectoryEntry { name, is_directory: entry.is_directory, is_file: entry.is_file })
         });
         entries.collect()
     }
@@ -329,17 +312,13 @@ impl RemoteFiles {
                 let reason = format!("the server at {} does not tell mode and time of files", self.client.address());
                 return Err(FileError::new("list", path, FileErrorKind::Unsupported, reason));
             };
-            let target = match (entry.link_target_base64, entry.link_target) {
-                (Some(text), _) => Some(decode("list", path, &text)?),
-                (None, target) => target.map(String::into_bytes),
-            };
             entries.push(ListEntry {
-                name: name(path, entry.file_name, entry.file_name_base64.as_deref())?,
+                name: os_string("list", path, Some(entry.file_name), entry.file_name_base64)?.unwrap_or_default(),
                 kind,
                 size: entry.size.unwrap_or_default(),
                 mode,
                 modified,
-                target: target.map(OsString::from_vec),
+                target: os_string("list", path, entry.link_target, entry.link_target_base64)?,
                 owner: entry.owner,
             });
         }
@@ -374,20 +353,15 @@ impl FileSystem for RemoteFiles {
         self.client.address()
     }
 
-    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
+    fn read_file<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Bytes> {
         Box::pin(self.read_whole(path, links))
     }
 
-    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> BoxFuture<'a, Result<Bytes, FileError>> {
+    fn read_within<'a>(&'a self, path: &'a Path, most: u64, links: Links) -> FileFuture<'a, Bytes> {
         Box::pin(self.read_at_most(path, most, links))
     }
 
-    fn write_file<'a>(
-        &'a self,
-        path: &'a Path,
-        bytes: Bytes,
-        options: WriteOptions,
-    ) -> BoxFuture<'a, Result<Written, FileError>> {
+    fn write_file<'a>(&'a self, path: &'a Path, bytes: Bytes, options: WriteOptions) -> FileFuture<'a, Written> {
         Box::pin(self.write_whole(path, bytes, options))
     }
 
@@ -397,7 +371,7 @@ impl FileSystem for RemoteFiles {
         recursive: bool,
         links: Links,
         mode: Option<u32>,
-    ) -> BoxFuture<'a, Result<(), FileError>> {
+    ) -> FileFuture<'a, ()> {
         Box::pin(async move {
             let params = wire::CreateDirectoryParams {
                 path: self.path_arg("make directory", path).await?,
@@ -406,18 +380,15 @@ impl FileSystem for RemoteFiles {
                 sandbox: self.sandbox(),
                 mode,
             };
-            match recursive {
-                true => self.call_again::<requests::FsCreateDirectory>("make directory", path, &params).await.map(drop),
-                false => self.call::<requests::FsCreateDirectory>("make directory", path, &params).await.map(drop),
-            }
+            self.call_again::<requests::FsCreateDirectory>("make directory", path, &params, recursive).await.map(drop)
         })
     }
 
-    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Metadata, FileError>> {
+    fn metadata<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Metadata> {
         Box::pin(self.metadata_of(path, links))
     }
 
-    fn canonicalize<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<PathBuf, FileError>> {
+    fn canonicalize<'a>(&'a self, path: &'a Path) -> FileFuture<'a, PathBuf> {
         Box::pin(async move {
             let params =
                 wire::CanonicalizeParams { path: self.path_arg("resolve", path).await?, sandbox: self.sandbox() };
@@ -426,30 +397,19 @@ impl FileSystem for RemoteFiles {
         })
     }
 
-    fn read_directory<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Vec<DirectoryEntry>, FileError>> {
+    fn read_directory<'a>(&'a self, path: &'a Path) -> FileFuture<'a, Vec<DirectoryEntry>> {
         Box::pin(self.list_names(path))
     }
 
-    fn list<'a>(
-        &'a self,
-        path: &'a Path,
-        after: Option<OsString>,
-        links: Links,
-    ) -> BoxFuture<'a, Result<ListPage, FileError>> {
+    fn list<'a>(&'a self, path: &'a Path, after: Option<OsString>, links: Links) -> FileFuture<'a, ListPage> {
         Box::pin(self.list_page(path, after, links))
     }
 
-    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> BoxFuture<'a, Result<Walk, FileError>> {
+    fn walk<'a>(&'a self, path: &'a Path, options: WalkOptions) -> FileFuture<'a, Walk> {
         Box::pin(self.walk_tree(path, options))
     }
 
-    fn remove<'a>(
-        &'a self,
-        path: &'a Path,
-        recursive: bool,
-        force: bool,
-        links: Links,
-    ) -> BoxFuture<'a, Result<(), FileError>> {
+    fn remove<'a>(&'a self, path: &'a Path, recursive: bool, force: bool, links: Links) -> FileFuture<'a, ()> {
         Box::pin(async move {
             let params = wire::RemoveParams {
                 path: self.path_arg("remove", path).await?,
@@ -458,14 +418,11 @@ impl FileSystem for RemoteFiles {
                 follow_symlinks: follow(links),
                 sandbox: self.sandbox(),
             };
-            match force {
-                true => self.call_again::<requests::FsRemove>("remove", path, &params).await.map(drop),
-                false => self.call::<requests::FsRemove>("remove", path, &params).await.map(drop),
-            }
+            self.call_again::<requests::FsRemove>("remove", path, &params, force).await.map(drop)
         })
     }
 
-    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> BoxFuture<'a, Result<(), FileError>> {
+    fn copy<'a>(&'a self, source: &'a Path, target: &'a Path, recursive: bool) -> FileFuture<'a, ()> {
         Box::pin(async move {
             let params = wire::CopyParams {
                 source_path: self.path_arg("copy", source).await?,
@@ -477,7 +434,7 @@ impl FileSystem for RemoteFiles {
         })
     }
 
-    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> BoxFuture<'a, Result<(), FileError>> {
+    fn symlink<'a>(&'a self, path: &'a Path, target: OsString, links: Links) -> FileFuture<'a, ()> {
         Box::pin(async move {
             let (target, target_base64) = match target.into_string() {
                 Ok(text) => (text, None),
@@ -491,7 +448,7 @@ impl FileSystem for RemoteFiles {
                 follow_symlinks: follow(links),
                 sandbox: self.sandbox(),
             };
-            self.call_again::<requests::FsCreateSymlink>("link", path, &params).await.map(drop)
+            self.call_again::<requests::FsCreateSymlink>("link", path, &params, true).await.map(drop)
         })
     }
 
@@ -501,7 +458,7 @@ impl FileSystem for RemoteFiles {
         links: Links,
         mode: Option<u32>,
         modified: Option<Moment>,
-    ) -> BoxFuture<'a, Result<(), FileError>> {
+    ) -> FileFuture<'a, ()> {
         Box::pin(async move {
             let params = wire::SetMetadataParams {
                 path: self.path_arg("change", path).await?,
@@ -515,19 +472,15 @@ impl FileSystem for RemoteFiles {
         })
     }
 
-    fn sweep<'a>(&'a self, _: &'a Path, _: Links) -> BoxFuture<'a, Result<(), FileError>> {
+    fn sweep<'a>(&'a self, _: &'a Path, _: Links) -> FileFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn open<'a>(&'a self, path: &'a Path, links: Links) -> BoxFuture<'a, Result<Box<dyn ReadAt>, FileError>> {
+    fn open<'a>(&'a self, path: &'a Path, links: Links) -> FileFuture<'a, Box<dyn ReadAt>> {
         Box::pin(async move { Ok(Box::new(self.open_file(path, links).await?) as Box<dyn ReadAt>) })
     }
 
-    fn create<'a>(
-        &'a self,
-        path: &'a Path,
-        options: CreateOptions,
-    ) -> BoxFuture<'a, Result<Box<dyn WriteAt>, FileError>> {
+    fn create<'a>(&'a self, path: &'a Path, options: CreateOptions) -> FileFuture<'a, Box<dyn WriteAt>> {
         Box::pin(async move { Ok(Box::new(self.create_draft(path, options).await?) as Box<dyn WriteAt>) })
     }
 }
@@ -541,8 +494,7 @@ fn follow(links: Links) -> Option<bool> {
 }
 
 pub(super) fn decode(operation: &'static str, path: &Path, text: &str) -> Result<Vec<u8>, FileError> {
-    base64::decode(text)
-        .map_err(|error| FileError::new(operation, path, FileErrorKind::InvalidData, format!("the answer is {error}")))
+    base64::decode(text).map_err(|error| FileError::invalid_data(operation, path, format!("the answer is {error}")))
 }
 
 /// The bytes of an answer: attached to it, or in it as base64.
@@ -558,21 +510,22 @@ pub(super) fn bytes_of(
     }
 }
 
-fn name(path: &Path, text: String, encoded: Option<&str>) -> Result<OsString, FileError> {
-    Ok(match encoded {
-        Some(encoded) => OsStr::from_bytes(&decode("list", path, encoded)?).to_owned(),
-        None => OsString::from(text),
-    })
+/// A name or a link target, which the server sends as base64 if it is not UTF-8.
+fn os_string(
+    operation: &'static str,
+    path: &Path,
+    text: Option<String>,
+    encoded: Option<String>,
+) -> Result<Option<OsString>, FileError> {
+    match encoded {
+        Some(encoded) => decode(operation, path, &encoded).map(|bytes| Some(OsString::from_vec(bytes))),
+        None => Ok(text.map(OsString::from)),
+    }
 }
 
 pub(super) fn resolve(operation: &'static str, path: &Path, received: &PathArg) -> Result<PathBuf, FileError> {
     received.resolve().map_err(|error| {
-        FileError::new(
-            operation,
-            path,
-            FileErrorKind::InvalidData,
-            format!("the server answered with a path that is none: {error}"),
-        )
+        FileError::invalid_data(operation, path, format!("the server answered with a path that is none: {error}"))
     })
 }
 

@@ -12,10 +12,10 @@ use bytes::Bytes;
 use exec_server_protocol::{failure, fs as wire};
 
 use super::{
-    Block, CommitOptions, EntryKind, FileError, FileErrorKind, Links, ReadAt, WriteAt, Written,
+    Block, CommitOptions, EntryKind, FileError, FileFuture, Links, ReadAt, WriteAt, Written,
     remote::{AGAIN_MAX, RemoteFiles, bytes_of},
 };
-use crate::{requests, transport::BoxFuture};
+use crate::{Error, requests};
 
 /// A handle on the server. Closed when dropped.
 pub(super) struct RemoteHandle {
@@ -62,19 +62,14 @@ impl ReadAt for RemoteFile {
         self.etag.as_deref()
     }
 
-    fn read_at(&self, offset: u64, len: usize, holes: bool) -> BoxFuture<'_, Result<Block, FileError>> {
+    fn read_at(&self, offset: u64, len: usize, holes: bool) -> FileFuture<'_, Block> {
         Box::pin(async move {
             let RemoteHandle { remote, path, handle_id, .. } = &self.handle;
             let params = wire::ReadBlockParams { handle_id: handle_id.clone(), offset, len: len as u64, holes };
             let (block, attached) = remote.call_attached::<requests::FsReadBlock>("read", path, &params).await?;
             let bytes = bytes_of("read", path, &block.chunk, attached)?;
             if bytes.len() > len {
-                return Err(FileError::new(
-                    "read",
-                    path,
-                    FileErrorKind::InvalidData,
-                    "the server sent more than was asked for",
-                ));
+                return Err(FileError::invalid_data("read", path, "the server sent more than was asked for"));
             }
             Ok(Block { bytes, hole: block.hole.unwrap_or_default(), eof: block.eof })
         })
@@ -92,11 +87,11 @@ impl RemoteDraft {
     /// after its commit. A restarted server has also forgotten the handle. In that case the commit succeeded if the file has the expected
     /// size and time of modification. If the caller set only one of them or none, the result cannot be determined, and the error of the cut
     /// is returned.
-    async fn check_commit(&self, params: &wire::CommitParams, cut: crate::Error) -> Result<Written, crate::Error> {
+    async fn check_commit(&self, params: &wire::CommitParams, cut: Error) -> Result<Written, Error> {
         let RemoteHandle { remote, path, .. } = &self.handle;
         for _ in 0..AGAIN_MAX {
             match remote.client().request::<requests::FsCommit>(params).await {
-                Err(crate::Error::UnknownOutcome { .. }) => {}
+                Err(Error::UnknownOutcome { .. }) => {}
                 Err(error) if error.server_kind() == Some(failure::Kind::UnknownHandle) => {
                     let (Some(size), Some(modified)) = (params.size, params.modified_at) else { return Err(cut) };
                     return match remote.metadata_of(path, Links::Itself).await {
@@ -118,19 +113,16 @@ impl WriteAt for RemoteDraft {
         self.found
     }
 
-    fn write_at(&self, offset: u64, bytes: Bytes) -> BoxFuture<'_, Result<(), FileError>> {
+    fn write_at(&self, offset: u64, bytes: Bytes) -> FileFuture<'_, ()> {
         Box::pin(async move {
             let RemoteHandle { remote, path, handle_id, .. } = &self.handle;
-            let params = |chunk: String| wire::WriteBlockParams {
-                handle_id: handle_id.clone(),
-                offset,
-                chunk: Cow::Owned(chunk),
-            };
+            let params =
+                |chunk| wire::WriteBlockParams { handle_id: handle_id.clone(), offset, chunk: Cow::Owned(chunk) };
             remote.call_with::<requests::FsWriteBlock>("write", path, &params, &bytes).await.map(drop)
         })
     }
 
-    fn commit(mut self: Box<Self>, options: CommitOptions) -> BoxFuture<'static, Result<Written, FileError>> {
+    fn commit(mut self: Box<Self>, options: CommitOptions) -> FileFuture<'static, Written> {
         Box::pin(async move {
             let params = wire::CommitParams {
                 handle_id: self.handle.handle_id.clone(),
@@ -142,19 +134,16 @@ impl WriteAt for RemoteDraft {
             };
             let RemoteHandle { remote, path, .. } = &self.handle;
             let written = match remote.client().request::<requests::FsCommit>(&params).await {
-                Ok(written) => Written { atomic: written.atomic, etag: written.etag },
-                Err(cut @ crate::Error::UnknownOutcome { .. }) => self
-                    .check_commit(&params, cut)
-                    .await
-                    .map_err(|error| FileError::of_call("complete", path, &error))?,
-                Err(error) => return Err(FileError::of_call("complete", path, &error)),
+                Err(cut @ Error::UnknownOutcome { .. }) => self.check_commit(&params, cut).await,
+                answer => answer.map(|written| Written { atomic: written.atomic, etag: written.etag }),
             };
+            let written = written.map_err(|error| FileError::of_call("complete", path, &error))?;
             self.handle.is_open = false;
             Ok(written)
         })
     }
 
-    fn discard(self: Box<Self>) -> BoxFuture<'static, Result<(), FileError>> {
+    fn discard(self: Box<Self>) -> FileFuture<'static, ()> {
         Box::pin(self.handle.close(true))
     }
 }

@@ -16,13 +16,10 @@ use exec_server_protocol::{
 
 use super::{
     FileError, FileErrorKind, RemoteFiles,
-    remote::{decode, resolve},
+    remote::{AGAIN_MAX, decode, resolve},
     remote_file::RemoteHandle,
 };
-use crate::requests;
-
-/// How often a watch is restarted if one connection after another breaks.
-const AGAIN_MAX: usize = 16;
+use crate::{Error, requests};
 
 /// How long one request for changes waits on the server.
 const WATCH_WAIT: Duration = Duration::from_secs(30);
@@ -144,10 +141,9 @@ impl Search {
                     remote.call::<requests::FsSearchNext>("search", path, &params).await?
                 }
             };
-            let found: Result<Vec<SearchLine>, FileError> =
-                page.matches.into_iter().map(|line| found_line(path, line)).collect();
+            let found: Result<Vec<_>, _> = page.matches.into_iter().map(|line| found_line(path, line)).collect();
             if page.done && page.summary.is_none() {
-                return Err(FileError::new("search", path, FileErrorKind::InvalidData, "the answer has no summary"));
+                return Err(FileError::invalid_data("search", path, "the answer has no summary"));
             }
             self.summary = page.summary;
             self.handle.is_open = self.summary.is_none();
@@ -199,9 +195,8 @@ impl Watch {
     async fn restart(&mut self) -> Result<Changes, FileError> {
         let remote = self.handle.remote.clone();
         for _ in 0..AGAIN_MAX {
-            let handle = RemoteHandle::new(&remote, &self.handle.path);
-            self.params.handle_id = handle.handle_id.clone();
-            self.handle = handle;
+            self.handle = RemoteHandle::new(&remote, &self.handle.path);
+            self.params.handle_id = self.handle.handle_id.clone();
             match remote.client().request::<requests::FsWatch>(&self.params).await {
                 Ok(begun) => {
                     (self.directories, self.unwatched) = (begun.directories, begun.unwatched);
@@ -222,8 +217,8 @@ impl Watch {
 }
 
 /// Whether the watch ended, or may have ended, with its connection.
-fn is_gone(error: &crate::Error) -> bool {
-    matches!(error, crate::Error::UnknownOutcome { .. }) || error.server_kind() == Some(Kind::UnknownHandle)
+fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::UnknownOutcome { .. }) || error.server_kind() == Some(Kind::UnknownHandle)
 }
 
 fn found_line(path: &Path, line: wire::SearchLine) -> Result<SearchLine, FileError> {
