@@ -196,7 +196,7 @@ impl FileCopy<'_> {
                         }
                     }
                     for (offset, bytes) in read.pieces {
-                        writes.push_back(write(writer, offset, bytes));
+                        writes.push_back(writer.write_at(offset, bytes));
                     }
                     // Reads that began inside of a hole end after it.
                     let end = read.end.min(size);
@@ -207,10 +207,6 @@ impl FileCopy<'_> {
             }
         }
     }
-}
-
-async fn write(writer: &dyn WriteAt, offset: u64, bytes: Bytes) -> Result<(), CopyError> {
-    Ok(writer.write_at(offset, bytes).await?)
 }
 
 /// Reads at least a range. A hole at its end may extend further.

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::{CopyError, file::SourceFile};
-use crate::fs::{self, EntryKind, FileErrorKind, FileSystem, Links, Metadata, WriteOptions};
+use crate::fs::{self, EntryKind, FileSystem, Links, Metadata, WriteOptions};
 
 /// The suffix of a mark's name.
 const SUFFIX: &str = ".exec-server-cp";
@@ -174,10 +174,8 @@ pub(super) async fn remove(files: &dyn FileSystem, mark: &Mark) -> Result<(), Co
 
 /// Treats a mark that cannot be accessed as missing. Only a side that is disconnected or violates the protocol ends the copy.
 fn ignore_unless_fatal<T>(had: Result<Option<T>, fs::FileError>) -> Result<Option<T>, CopyError> {
-    match had {
-        Err(error) if matches!(error.kind, FileErrorKind::Disconnected | FileErrorKind::InvalidData) => {
-            Err(error.into())
-        }
+    match had.map_err(CopyError::from) {
+        Err(error) if error.is_connection() => Err(error),
         had => Ok(had.unwrap_or_default()),
     }
 }

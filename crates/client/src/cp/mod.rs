@@ -29,7 +29,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::fs::{self, EntryKind, FileErrorKind, FileSystem, Links};
+use crate::fs::{self, EntryKind, FileErrorKind, FileSystem, Links, Metadata};
 
 pub use names::BadName;
 
@@ -46,22 +46,22 @@ pub struct CopyEndpoint {
     pub path: PathBuf,
 }
 
-/// Receives the progress of a copy. All calls come from one task, and must return quickly.
+/// Receives the progress of a copy. All calls come from one task, and must return quickly. By default, each call does nothing.
 pub trait CopyObserver: Sync {
     /// A file begins.
-    fn begun(&self, path: &Path, size: u64);
+    fn begun(&self, _path: &Path, _size: u64) {}
 
     /// This many further bytes of a file have arrived, or were there already.
-    fn moved(&self, path: &Path, bytes: u64);
+    fn moved(&self, _path: &Path, _bytes: u64) {}
 
     /// A file, link or directory is complete.
-    fn done(&self, path: &Path, kind: EntryKind);
+    fn done(&self, _path: &Path, _kind: EntryKind) {}
 
     /// A FIFO, a socket or a device was skipped.
-    fn left_out(&self, path: &Path);
+    fn left_out(&self, _path: &Path) {}
 
     /// Something failed, and the copy continues.
-    fn failed(&self, error: &CopyError);
+    fn failed(&self, _error: &CopyError) {}
 
     /// The copy waits for a file; `why` is the reason. Called once per file, and only after a while.
     fn waiting(&self, _path: &Path, _why: &str) {}
@@ -74,13 +74,7 @@ pub trait CopyObserver: Sync {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoObserver;
 
-impl CopyObserver for NoObserver {
-    fn begun(&self, _: &Path, _: u64) {}
-    fn moved(&self, _: &Path, _: u64) {}
-    fn done(&self, _: &Path, _: EntryKind) {}
-    fn left_out(&self, _: &Path) {}
-    fn failed(&self, _: &CopyError) {}
-}
+impl CopyObserver for NoObserver {}
 
 /// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -163,9 +157,7 @@ impl CopyError {
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         match self {
-            Self::File(error) => {
-                matches!(error.kind, FileErrorKind::Disconnected | FileErrorKind::InvalidData | FileErrorKind::Full)
-            }
+            Self::File(error) => self.is_connection() || error.kind == FileErrorKind::Full,
             Self::Name { .. } | Self::Listing { .. } | Self::IntoItself { .. } => true,
             Self::IsADirectory { .. } | Self::Special { .. } | Self::NotADirectory { .. } | Self::Shrunk { .. } => {
                 false
@@ -193,14 +185,14 @@ pub async fn copy(
 ) -> Result<CopyReport, CopyError> {
     let found = source.files.metadata(&source.path, Links::Follow).await?;
     let from = source.files.canonicalize(&source.path).await?;
+    let files = file::FileCopy { source: &*source.files, target: &*target.files, observer };
     match found.kind {
         EntryKind::File => {
             let to = resolve_target::resolve_file(&source.path, target).await?;
             refuse_itself(source, target, &from, &to)?;
-            let copy = file::FileCopy { source: &*source.files, target: &*target.files, observer };
-            let entry =
-                file::SourceFile { size: found.size, mode: found.mode.unwrap_or(0o644), modified: found.modified };
-            copy.copy(&from, &to, &entry).await?;
+            let mode = found.mode.unwrap_or(0o644);
+            let entry = file::SourceFile { size: found.size, mode, modified: found.modified };
+            files.copy(&from, &to, &entry).await?;
             observer.done(&to, EntryKind::File);
             Ok(CopyReport { files: 1, bytes: found.size, ..CopyReport::default() })
         }
@@ -210,9 +202,9 @@ pub async fn copy(
             let target_tree = resolve_target::resolve_tree(&source.path, target, &header).await?;
             refuse_itself(source, target, &from, &target_tree.path)?;
             let mode = found.mode.unwrap_or(0o755);
-            let root = root::TargetRoot::prepare(&*target.files, target_tree, &header, mode).await?;
-            root.refuse_itself(&*source.files, &from, &*target.files).await?;
-            let done = tree::TreeCopy::new(source, target, from, &root, observer).copy(mode, found.modified).await;
+            let root = root::TargetRoot::prepare(files.target, target_tree, &header, mode).await?;
+            root.refuse_itself(files.source, &from, files.target).await?;
+            let done = tree::TreeCopy { files, from, root: &root }.copy(mode, found.modified).await;
             match (&root.mark, &done) {
                 (Some(mark), Ok(CopyReport { failed: 0, .. }) | Err(CopyError::IntoItself { .. })) => {
                     mark::remove(&*target.files, mark).await?;
@@ -224,6 +216,15 @@ pub async fn copy(
             done
         }
         EntryKind::Symlink | EntryKind::Other => Err(CopyError::Special { path: source.path.clone() }),
+    }
+}
+
+/// The metadata of a path; `None` if it does not exist.
+async fn find(files: &dyn FileSystem, path: &Path, links: Links) -> Result<Option<Metadata>, CopyError> {
+    match files.metadata(path, links).await {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind == FileErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

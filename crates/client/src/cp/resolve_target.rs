@@ -56,24 +56,15 @@ pub(super) async fn resolve_tree(
 
 /// The type of the target, with links followed; `None` if it does not exist.
 async fn target_kind(target: &CopyEndpoint) -> Result<Option<EntryKind>, CopyError> {
-    match target.files.metadata(&target.path, Links::Follow).await {
-        Ok(found) => Ok(Some(found.kind)),
-        Err(error) if error.kind == FileErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    Ok(super::find(&*target.files, &target.path, Links::Follow).await?.map(|found| found.kind))
 }
 
 /// The source's name inside of the target directory.
 async fn path_inside(source: &Path, target: &CopyEndpoint) -> Result<PathBuf, CopyError> {
     let dir = target.files.canonicalize(&target.path).await?;
     let Some(name) = source.file_name() else {
-        let error = fs::FileError::new(
-            "copy",
-            source,
-            FileErrorKind::InvalidInput,
-            "it has no name of its own: name the target",
-        );
-        return Err(error.into());
+        let reason = "it has no name of its own: name the target";
+        return Err(fs::FileError::new("copy", source, FileErrorKind::InvalidInput, reason).into());
     };
     Ok(dir.join(name))
 }

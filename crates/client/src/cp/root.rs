@@ -15,7 +15,7 @@ use super::{
     CopyError, MODE_KEPT,
     mark::{self, InterruptedCopy, Mark, MarkContent, MarkHeader, TargetForm},
 };
-use crate::fs::{EntryKind, FileErrorKind, FileSystem, Links, Metadata};
+use crate::fs::{EntryKind, FileSystem, Links, Metadata};
 
 /// The set-group-id bit, by which a directory passes its group to new entries.
 const SETGID_BIT: u32 = 0o2000;
@@ -57,9 +57,9 @@ impl TargetRoot {
             }
             content = before;
         }
-        let there = match files.metadata(&path, Links::Itself).await {
-            Ok(there) => there,
-            Err(error) if error.kind == FileErrorKind::NotFound => {
+        let there = match super::find(files, &path, Links::Itself).await? {
+            Some(there) => there,
+            None => {
                 content.is_created = true;
                 let group = match path.parent() {
                     Some(parent) => setgid_bit(&files.metadata(parent, Links::Refuse).await?),
@@ -75,7 +75,6 @@ impl TargetRoot {
                 }
                 files.metadata(&path, Links::Itself).await?
             }
-            Err(error) => return Err(error.into()),
         };
         if there.kind != EntryKind::Directory {
             return Err(CopyError::NotADirectory { path });

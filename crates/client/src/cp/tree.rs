@@ -17,10 +17,12 @@ use std::{
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 
 use super::{
-    CopyEndpoint, CopyError, CopyObserver, CopyReport, MODE_KEPT, file, names,
+    CopyError, CopyReport, MODE_KEPT,
+    file::{self, FileCopy, SourceFile},
+    names,
     root::{self, TargetRoot},
 };
-use crate::fs::{EntryKind, FileErrorKind, FileSystem, Links, ListEntry, ListPage, Metadata, Moment};
+use crate::fs::{EntryKind, Links, ListEntry, ListPage, Moment};
 
 /// Limit for running jobs: half of the requests that a server serves at a time per connection.
 const JOBS: usize = 32;
@@ -69,7 +71,7 @@ enum CopyJob {
     /// Lists the entries after a name.
     Page { below: PathBuf, after: Option<OsString>, target_dir: Arc<TargetDirectory> },
     /// Copies a file.
-    File { below: PathBuf, source: file::SourceFile },
+    File { below: PathBuf, source: SourceFile },
     /// Creates a symbolic link.
     Link { below: PathBuf, entry: ListEntry },
 }
@@ -89,22 +91,15 @@ enum JobResult {
     },
     File {
         bytes: u64,
-        was_large: bool,
     },
     Link,
-    Failed {
-        error: CopyError,
-        was_large: bool,
-    },
 }
 
 /// A copy of a tree.
 pub(super) struct TreeCopy<'a> {
-    source: &'a dyn FileSystem,
-    target: &'a dyn FileSystem,
-    from: PathBuf,
-    root: &'a TargetRoot,
-    observer: &'a dyn CopyObserver,
+    pub(super) files: FileCopy<'a>,
+    pub(super) from: PathBuf,
+    pub(super) root: &'a TargetRoot,
 }
 
 /// The mutable state of a copy.
@@ -119,17 +114,7 @@ struct TreeCopyState {
     report: CopyReport,
 }
 
-impl<'a> TreeCopy<'a> {
-    pub(super) fn new(
-        source: &'a CopyEndpoint,
-        target: &'a CopyEndpoint,
-        from: PathBuf,
-        root: &'a TargetRoot,
-        observer: &'a dyn CopyObserver,
-    ) -> Self {
-        Self { source: &*source.files, target: &*target.files, from, root, observer }
-    }
-
+impl TreeCopy<'_> {
     /// Copies the tree. `mode` and `modified` are those of its root.
     pub(super) async fn copy(&self, mode: u32, modified: Moment) -> Result<CopyReport, CopyError> {
         let mut state = TreeCopyState::default();
@@ -144,32 +129,35 @@ impl<'a> TreeCopy<'a> {
             {
                 in_flight.push(self.run(job));
             }
-            match in_flight.next().await {
-                Some(done) => self.handle_result(&mut state, done)?,
-                None => break,
+            let Some((was_large, done)) = in_flight.next().await else { break };
+            state.large_under_way -= usize::from(was_large);
+            match done {
+                Ok(done) => self.handle_result(&mut state, done)?,
+                Err(error) => self.handle_error(&mut state, error)?,
             }
         }
         self.finish(&mut state).await?;
         Ok(state.report)
     }
 
-    fn run(&self, job: CopyJob) -> BoxFuture<'_, JobResult> {
+    /// Runs a job. Also returns whether it copied a large file.
+    fn run(&self, job: CopyJob) -> BoxFuture<'_, (bool, Result<JobResult, CopyError>)> {
         async move {
             let was_large = job.is_large();
             let done = match job {
                 CopyJob::Directory { directory, parent } => self.directory(directory, &parent).await,
                 CopyJob::Page { below, after, target_dir } => self.page(below, after, target_dir).await,
-                CopyJob::File { below, source } => self.file(&below, &source, was_large).await,
+                CopyJob::File { below, source } => self.file(&below, &source).await,
                 CopyJob::Link { below, entry } => self.link(&below, entry).await,
             };
-            done.unwrap_or_else(|error| JobResult::Failed { error, was_large })
+            (was_large, done)
         }
         .boxed()
     }
 
     async fn directory(&self, directory: SourceDirectory, parent: &TargetDirectory) -> Result<JobResult, CopyError> {
         let to = self.target_path(&directory.below);
-        let found = if parent.is_new { None } else { self.find_at_target(&to).await? };
+        let found = if parent.is_new { None } else { super::find(self.files.target, &to, Links::Itself).await? };
         if let Some(found) = found {
             if found.kind != EntryKind::Directory {
                 return Err(CopyError::NotADirectory { path: to });
@@ -180,18 +168,10 @@ impl<'a> TreeCopy<'a> {
         }
         let mode = root::preliminary_mode(directory.mode, parent.group);
         // Recursive, so that an existing directory is not an error: a cut may have hidden that it was created.
-        self.target.create_directory(&to, true, Links::Refuse, Some(mode)).await?;
+        self.files.target.create_directory(&to, true, Links::Refuse, Some(mode)).await?;
         let directory = SourceDirectory { mode: root::final_mode(directory.mode, parent.group), ..directory };
         let target_dir = TargetDirectory { is_new: true, group: parent.group, existing: ExistingFiles::new() };
         Ok(JobResult::Directory { directory, is_ours: true, target_dir })
-    }
-
-    async fn find_at_target(&self, to: &Path) -> Result<Option<Metadata>, CopyError> {
-        match self.target.metadata(to, Links::Itself).await {
-            Ok(found) => Ok(Some(found)),
-            Err(error) if error.kind == FileErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error.into()),
-        }
     }
 
     /// Handles a directory that exists at the target. In a continued copy it may already have its final mode, and contain files.
@@ -201,10 +181,10 @@ impl<'a> TreeCopy<'a> {
             let to = self.target_path(&directory.below);
             if is_ours && directory.mode & 0o700 != 0o700 {
                 let mode = root::preliminary_mode(directory.mode, group);
-                self.target.set_metadata(&to, Links::Itself, Some(mode), None).await?;
+                self.files.target.set_metadata(&to, Links::Itself, Some(mode), None).await?;
             }
             // The error is ignored: nothing depends on the cleanup.
-            self.target.sweep(&to, Links::Refuse).await.ok();
+            self.files.target.sweep(&to, Links::Refuse).await.ok();
             target_dir.existing = self.list_existing(&to).await?;
         }
         Ok(JobResult::Directory { directory, is_ours, target_dir })
@@ -215,7 +195,7 @@ impl<'a> TreeCopy<'a> {
         let mut existing = ExistingFiles::new();
         let mut after = None;
         while existing.len() < EXISTING_MAX {
-            let page = self.target.list(to, after.clone(), Links::Refuse).await?;
+            let page = self.files.target.list(to, after.clone(), Links::Refuse).await?;
             check_page(to, &page, after)?;
             after = page.entries.last().map(|last| last.name.clone());
             let files = page.entries.into_iter().filter(|entry| entry.kind == EntryKind::File);
@@ -234,7 +214,7 @@ impl<'a> TreeCopy<'a> {
         target_dir: Arc<TargetDirectory>,
     ) -> Result<JobResult, CopyError> {
         let from = self.source_path(&below);
-        let page = self.source.list(&from, after.clone(), Links::Refuse).await?;
+        let page = self.files.source.list(&from, after.clone(), Links::Refuse).await?;
         check_page(&from, &page, after)?;
         self.refuse_itself(&from, &page).await?;
         Ok(JobResult::Listed { below, page, target_dir })
@@ -246,7 +226,7 @@ impl<'a> TreeCopy<'a> {
         let Some(mark) = &self.root.mark else { return Ok(()) };
         let is_named_so = |entry: &&ListEntry| mark.path.file_name() == Some(&*entry.name);
         match page.entries.iter().find(is_named_so) {
-            Some(entry) if mark.is_at(self.source, &from.join(&entry.name)).await? => {
+            Some(entry) if mark.is_at(self.files.source, &from.join(&entry.name)).await? => {
                 Err(CopyError::IntoItself { path: self.from.clone() })
             }
             // No mark, or the mark of another copy, which is copied like any file.
@@ -254,23 +234,22 @@ impl<'a> TreeCopy<'a> {
         }
     }
 
-    async fn file(&self, below: &Path, source: &file::SourceFile, was_large: bool) -> Result<JobResult, CopyError> {
-        let copy = file::FileCopy { source: self.source, target: self.target, observer: self.observer };
+    async fn file(&self, below: &Path, source: &SourceFile) -> Result<JobResult, CopyError> {
         let to = self.target_path(below);
-        copy.copy(&self.source_path(below), &to, source).await?;
-        self.observer.done(&to, EntryKind::File);
-        Ok(JobResult::File { bytes: source.size, was_large })
+        self.files.copy(&self.source_path(below), &to, source).await?;
+        self.files.observer.done(&to, EntryKind::File);
+        Ok(JobResult::File { bytes: source.size })
     }
 
     async fn link(&self, below: &Path, entry: ListEntry) -> Result<JobResult, CopyError> {
         let to = self.target_path(below);
-        self.target.symlink(&to, entry.target.unwrap_or_default(), Links::Refuse).await?;
-        self.target.set_metadata(&to, Links::Itself, None, Some(entry.modified)).await?;
-        self.observer.done(&to, EntryKind::Symlink);
+        self.files.target.symlink(&to, entry.target.unwrap_or_default(), Links::Refuse).await?;
+        self.files.target.set_metadata(&to, Links::Itself, None, Some(entry.modified)).await?;
+        self.files.observer.done(&to, EntryKind::Symlink);
         Ok(JobResult::Link)
     }
 
-    /// Records the result of a job. Returns an error only if it ends the whole copy.
+    /// Records the result of a job. Returns an error if it ends the whole copy.
     fn handle_result(&self, state: &mut TreeCopyState, done: JobResult) -> Result<(), CopyError> {
         match done {
             JobResult::Directory { directory, is_ours, target_dir } => {
@@ -279,21 +258,22 @@ impl<'a> TreeCopy<'a> {
                 state.stack.push(CopyJob::Page { below, after: None, target_dir });
             }
             JobResult::Listed { below, page, target_dir } => self.handle_page(state, &below, page, &target_dir)?,
-            JobResult::File { bytes, was_large } => {
+            JobResult::File { bytes } => {
                 state.report.files += 1;
                 state.report.bytes = state.report.bytes.saturating_add(bytes);
-                state.large_under_way -= usize::from(was_large);
             }
             JobResult::Link => state.report.links += 1,
-            JobResult::Failed { error, was_large } => {
-                if error.is_fatal() {
-                    return Err(error);
-                }
-                self.observer.failed(&error);
-                state.report.failed += 1;
-                state.large_under_way -= usize::from(was_large);
-            }
         }
+        Ok(())
+    }
+
+    /// Records a failure, or returns it if it ends the whole copy.
+    fn handle_error(&self, state: &mut TreeCopyState, error: CopyError) -> Result<(), CopyError> {
+        if error.is_fatal() {
+            return Err(error);
+        }
+        self.files.observer.failed(&error);
+        state.report.failed += 1;
         Ok(())
     }
 
@@ -322,18 +302,18 @@ impl<'a> TreeCopy<'a> {
                 }
                 EntryKind::File if target_dir.existing.get(&entry.name).is_some_and(|there| is_same(&entry, there)) => {
                     state.report.found += 1;
-                    self.observer.begun(&below, entry.size);
-                    self.observer.moved(&below, entry.size);
-                    self.observer.done(&self.target_path(&below), EntryKind::File);
+                    self.files.observer.begun(&below, entry.size);
+                    self.files.observer.moved(&below, entry.size);
+                    self.files.observer.done(&self.target_path(&below), EntryKind::File);
                 }
                 EntryKind::File => {
-                    let source = file::SourceFile { size: entry.size, mode: entry.mode, modified: entry.modified };
+                    let source = SourceFile { size: entry.size, mode: entry.mode, modified: entry.modified };
                     state.stack.push(CopyJob::File { below, source });
                 }
                 EntryKind::Symlink => state.stack.push(CopyJob::Link { below, entry }),
                 EntryKind::Other => {
                     state.report.left_out += 1;
-                    self.observer.left_out(&self.source_path(&below));
+                    self.files.observer.left_out(&self.source_path(&below));
                 }
             }
         }
@@ -351,11 +331,7 @@ impl<'a> TreeCopy<'a> {
             while let Some(set) = setting.next().await {
                 match set {
                     Ok(()) => state.report.directories += 1,
-                    Err(error) if error.is_fatal() => return Err(error),
-                    Err(error) => {
-                        self.observer.failed(&error);
-                        state.report.failed += 1;
-                    }
+                    Err(error) => self.handle_error(state, error)?,
                 }
             }
         }
@@ -366,13 +342,13 @@ impl<'a> TreeCopy<'a> {
         let to = self.target_path(&directory.below);
         if is_ours {
             // If another program has replaced the directory since, change nothing.
-            if self.target.metadata(&to, Links::Itself).await?.kind != EntryKind::Directory {
+            if self.files.target.metadata(&to, Links::Itself).await?.kind != EntryKind::Directory {
                 return Err(CopyError::NotADirectory { path: to });
             }
             let (mode, modified) = (Some(directory.mode), Some(directory.modified));
-            self.target.set_metadata(&to, Links::Itself, mode, modified).await?;
+            self.files.target.set_metadata(&to, Links::Itself, mode, modified).await?;
         }
-        self.observer.done(&to, EntryKind::Directory);
+        self.files.observer.done(&to, EntryKind::Directory);
         Ok(())
     }
 
