@@ -24,7 +24,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use error::{EnvironmentError, KeyFault};
+pub use error::EnvironmentError;
 pub use file::{Choice, Environments, Identity, LOCAL, NONE, REMOTE, RemoteSpec};
 pub use lazy::EnvironmentState;
 
@@ -199,14 +199,8 @@ impl RemoteSpec {
     }
 
     fn tls(&self) -> Tls {
-        let mut tls = Tls::default();
-        if let Some(file) = &self.ca_file {
-            tls = tls.ca_file(file);
-        }
-        if let Some(Identity { cert, key }) = &self.identity {
-            tls = tls.client_cert(cert, key);
-        }
-        tls
+        let client_cert = self.identity.clone().map(|identity| (identity.cert, identity.key));
+        Tls { ca_file: self.ca_file.clone(), client_cert }
     }
 }
 
@@ -254,10 +248,8 @@ fn config_file(xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> 
 
 /// Reads a token on a blocking thread: the file may be a pipe whose writer is slow.
 async fn read_token(file: PathBuf) -> Result<Token, TokenError> {
-    let read = {
-        let file = file.clone();
-        tokio::task::spawn_blocking(move || Token::from_file(file))
-    };
+    let path = file.clone();
+    let read = tokio::task::spawn_blocking(move || Token::from_file(path));
     read.await.unwrap_or_else(|error| Err(TokenError::Io { path: file, source: error.into() }))
 }
 

@@ -29,7 +29,7 @@ pub enum EnvironmentError {
         reason: String,
     },
     /// The value of a key is not allowed.
-    #[error("`{}`: {}key `{key}`: {fault}", path.display(), environment_prefix(environment.as_deref()))]
+    #[error("`{}`: {}key `{key}`: {reason}{}", path.display(), environment_prefix(environment.as_deref()), line_suffix(*line))]
     Key {
         /// The path of the file.
         path: PathBuf,
@@ -38,7 +38,9 @@ pub enum EnvironmentError {
         /// The name of the key.
         key: String,
         /// Why the value is not allowed, and what is.
-        fault: KeyFault,
+        reason: String,
+        /// The line of the key or the value, from 1, if known.
+        line: Option<usize>,
     },
     /// No environment has this name.
     #[error(
@@ -73,79 +75,6 @@ pub enum EnvironmentError {
     },
 }
 
-/// Why a key of `environments.toml` is not allowed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum KeyFault {
-    /// The key does not exist, or its value has the wrong type.
-    #[error("{reason}{}", line_suffix(*line))]
-    Value {
-        /// The line of the key or the value, from 1, if known.
-        line: Option<usize>,
-        /// What is wrong, and what is allowed.
-        reason: String,
-    },
-    /// A required key is missing.
-    #[error("missing; every environment needs one")]
-    Missing,
-    /// The id has a form that cannot be used as a name.
-    #[error("must have 1 to {most} characters, no colon, no control character and no blank at either end")]
-    Id {
-        /// The longest allowed id, in characters.
-        most: usize,
-    },
-    /// The id is reserved.
-    #[error("`{id}` is reserved; choose another name")]
-    Reserved {
-        /// The reserved id.
-        id: String,
-    },
-    /// Two environments have the same id.
-    #[error("`{id}` is there twice; every environment needs its own")]
-    Duplicate {
-        /// The id that occurs twice.
-        id: String,
-    },
-    /// The default does not name an environment of this file.
-    #[error("`{id}` is no environment; use one of {}, or `none`", name_list(known))]
-    UnknownDefault {
-        /// The value of `default`.
-        id: String,
-        /// The allowed values.
-        known: Vec<String>,
-    },
-    /// The environment has neither a URL nor a program.
-    #[error("missing; give either `url` or `program`")]
-    NoAddress,
-    /// The environment has both a URL and a program.
-    #[error("not beside `url`; give either of them")]
-    TwoAddresses,
-    /// The key requires another key.
-    #[error("needs `{other}` beside it")]
-    Needs {
-        /// The other key.
-        other: &'static str,
-    },
-    /// The key does not apply to this kind of URL.
-    #[error("only for {schemes} URLs")]
-    Scheme {
-        /// The schemes to which the key applies.
-        schemes: &'static str,
-    },
-    /// The directory cannot be an element of `PATH`.
-    #[error("`{directory}` must begin with `/` or `~/` and contain no colon")]
-    SearchDirectory {
-        /// The directory from the file.
-        directory: String,
-    },
-    /// The URL cannot be used.
-    #[error("{reason}")]
-    Url {
-        /// Why the URL cannot be used.
-        reason: String,
-    },
-}
-
 /// A line number, if known.
 fn line_suffix(line: Option<usize>) -> String {
     line.map(|line| format!(", line {line}")).unwrap_or_default()
@@ -157,7 +86,7 @@ fn environment_prefix(id: Option<&str>) -> String {
 }
 
 /// Names in backticks.
-fn name_list(names: &[String]) -> String {
+pub(super) fn name_list(names: &[String]) -> String {
     let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
     names.join(", ")
 }

@@ -27,7 +27,8 @@ use std::{
 };
 
 use super::{
-    EnvironmentError, KeyFault,
+    EnvironmentError,
+    error::name_list,
     table::{self, EntryTable, FileTable},
 };
 use crate::transport::{Launch, Target, TargetError};
@@ -128,19 +129,19 @@ impl Environments {
         for (at, entry) in file.environments.into_iter().enumerate() {
             // Errors name the entry by its position until its id is known to be valid.
             let mut reader = EntryReader { path, environment: Some(format!("#{}", at + 1)) };
-            let id = entry.id.clone().ok_or_else(|| reader.fault("id", KeyFault::Missing))?;
-            check_id(&id).map_err(|fault| reader.fault("id", fault))?;
+            let id = entry.id.clone().ok_or_else(|| reader.fault("id", "missing; every environment needs one"))?;
+            check_id(&id).map_err(|reason| reader.fault("id", reason))?;
             reader.environment = Some(id.clone());
             if all.get(&id).is_some() {
-                return Err(reader.fault("id", KeyFault::Duplicate { id }));
+                return Err(reader.fault("id", format!("`{id}` is there twice; every environment needs its own")));
             }
             all.specs.push(reader.spec(id, entry)?);
         }
         if let Some(id) = &file.default {
             let known = all.names();
             if !id.eq_ignore_ascii_case(NONE) && !known.contains(id) {
-                let reader = EntryReader { path, environment: None };
-                return Err(reader.fault("default", KeyFault::UnknownDefault { id: id.clone(), known }));
+                let reason = format!("`{id}` is no environment; use one of {}, or `none`", name_list(&known));
+                return Err(EntryReader { path, environment: None }.fault("default", reason));
             }
         }
         all.default = file.default;
@@ -225,9 +226,10 @@ struct EntryReader<'a> {
 }
 
 impl EntryReader<'_> {
-    fn fault(&self, key: &str, fault: KeyFault) -> EnvironmentError {
+    fn fault(&self, key: &str, reason: impl Into<String>) -> EnvironmentError {
         let environment = self.environment.clone();
-        EnvironmentError::Key { path: self.path.to_owned(), environment, key: key.to_owned(), fault }
+        let reason = reason.into();
+        EnvironmentError::Key { path: self.path.to_owned(), environment, key: key.to_owned(), reason, line: None }
     }
 
     /// A relative path starts from the directory of the file.
@@ -238,12 +240,12 @@ impl EntryReader<'_> {
     fn spec(&self, id: String, entry: EntryTable) -> Result<RemoteSpec, EnvironmentError> {
         self.check_use(&entry)?;
         if let Some(bad) = entry.path.iter().find(|dir| !is_search_directory(dir)) {
-            return Err(self.fault("path", KeyFault::SearchDirectory { directory: bad.clone() }));
+            return Err(self.fault("path", format!("`{bad}` must begin with `/` or `~/` and contain no colon")));
         }
         let identity = match (&entry.client_cert, &entry.client_key) {
             (Some(cert), Some(key)) => Some(Identity { cert: self.resolve(cert), key: self.resolve(key) }),
-            (Some(_), None) => return Err(self.fault("client_cert", KeyFault::Needs { other: "client_key" })),
-            (None, Some(_)) => return Err(self.fault("client_key", KeyFault::Needs { other: "client_cert" })),
+            (Some(_), None) => return Err(self.fault("client_cert", "needs `client_key` beside it")),
+            (None, Some(_)) => return Err(self.fault("client_key", "needs `client_cert` beside it")),
             (None, None) => None,
         };
         Ok(RemoteSpec {
@@ -260,7 +262,7 @@ impl EntryReader<'_> {
     /// The server at a URL or behind a program, with the variables and directories that belong to it.
     fn server(&self, id: String, entry: EntryTable) -> Result<RemoteSpec, EnvironmentError> {
         match (entry.url, entry.program) {
-            (Some(_), Some(_)) => Err(self.fault("program", KeyFault::TwoAddresses)),
+            (Some(_), Some(_)) => Err(self.fault("program", "not beside `url`; give either of them")),
             (None, Some(program)) => {
                 // A plain name is looked up in `PATH`.
                 let program = if program.contains('/') { self.resolve(program) } else { program.into() };
@@ -269,14 +271,14 @@ impl EntryReader<'_> {
                 launch.cwd = entry.cwd.map(|cwd| self.resolve(cwd));
                 Ok(RemoteSpec { path: entry.path, ..RemoteSpec::new(id, launch.into(), true) })
             }
-            _ if entry.args.is_some() => Err(self.fault("args", KeyFault::Needs { other: "program" })),
-            _ if entry.cwd.is_some() => Err(self.fault("cwd", KeyFault::Needs { other: "program" })),
+            _ if entry.args.is_some() => Err(self.fault("args", "needs `program` beside it")),
+            _ if entry.cwd.is_some() => Err(self.fault("cwd", "needs `program` beside it")),
             (Some(url), None) => {
                 let spec = RemoteSpec::at(id, url.trim());
-                let spec = spec.map_err(|error| self.fault("url", KeyFault::Url { reason: error.to_string() }))?;
+                let spec = spec.map_err(|error| self.fault("url", error.to_string()))?;
                 Ok(RemoteSpec { env: entry.env.into_iter().collect(), path: entry.path, ..spec })
             }
-            (None, None) => Err(self.fault("url", KeyFault::NoAddress)),
+            (None, None) => Err(self.fault("url", "missing; give either `url` or `program`")),
         }
     }
 
@@ -292,7 +294,7 @@ impl EntryReader<'_> {
         for (key, is_set, fitting, schemes) in rules {
             let fits = fitting.iter().any(|fitting| scheme.eq_ignore_ascii_case(fitting));
             if is_set && !fits {
-                return Err(self.fault(key, KeyFault::Scheme { schemes }));
+                return Err(self.fault(key, format!("only for {schemes} URLs")));
             }
         }
         Ok(())
@@ -308,14 +310,16 @@ fn scheme(url: &str) -> &str {
     url.split_once(':').map_or("", |(scheme, _)| scheme)
 }
 
-fn check_id(id: &str) -> Result<(), KeyFault> {
+fn check_id(id: &str) -> Result<(), String> {
     if id.eq_ignore_ascii_case(LOCAL) || id.eq_ignore_ascii_case(NONE) {
-        return Err(KeyFault::Reserved { id: id.to_owned() });
+        return Err(format!("`{id}` is reserved; choose another name"));
     }
     let is_good = (1..=ID_MAX).contains(&id.chars().count())
         && id.trim() == id
         // It would be parsed as a URL.
         && !id.contains(':')
         && !id.contains(char::is_control);
-    is_good.then_some(()).ok_or(KeyFault::Id { most: ID_MAX })
+    is_good.then_some(()).ok_or_else(|| {
+        format!("must have 1 to {ID_MAX} characters, no colon, no control character and no blank at either end")
+    })
 }

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use toml::de::DeTable;
 
-use super::{EnvironmentError, KeyFault};
+use super::EnvironmentError;
 
 /// The longest timeout that a file can set: one day. A larger value is a mistake.
 const TIMEOUT_MAX_S: f64 = 86_400.0;
@@ -95,11 +95,8 @@ fn optional_texts<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Vec<Stri
 
 fn variables<'de, D: Deserializer<'de>>(value: D) -> Result<BTreeMap<String, String>, D::Error> {
     let is_variable =
-        |name: &String, value: &String| !name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0');
-    let check = |all: BTreeMap<String, String>| {
-        let are_good = all.iter().all(|(name, value)| is_variable(name, value));
-        are_good.then_some(all)
-    };
+        |(name, value): (&String, &String)| !name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0');
+    let check = |all: BTreeMap<String, String>| all.iter().all(is_variable).then_some(all);
     read(value, "a table of texts, such as { NAME = \"value\" }", check)
 }
 
@@ -125,7 +122,7 @@ pub(super) fn file_error(text: &str, path: &Path, error: &toml::de::Error) -> En
     let Ok(table) = DeTable::parse(text) else { return EnvironmentError::Syntax { path, line, reason } };
     let at = error.span().map_or(0, |span| span.start);
     let (environment, key) = key_at(table.get_ref(), at);
-    EnvironmentError::Key { path, environment, key, fault: KeyFault::Value { line, reason } }
+    EnvironmentError::Key { path, environment, key, reason, line }
 }
 
 /// The environment, by id or position, and the key at this place of the file.

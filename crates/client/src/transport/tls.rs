@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 #[must_use]
 pub struct Tls {
     /// Authorities to trust instead of the system's, PEM.
-    ca_file: Option<PathBuf>,
+    pub(crate) ca_file: Option<PathBuf>,
     /// The client certificate with its chain, and its key, PEM.
-    client_cert: Option<(PathBuf, PathBuf)>,
+    pub(crate) client_cert: Option<(PathBuf, PathBuf)>,
 }
 
 impl Tls {
