@@ -9,11 +9,12 @@ use exec_server_rpc::{
     ByteStream, Framing, WebSocketRole,
     handshake::{self, HandshakeError},
 };
+use tokio::net::lookup_host;
 use zeroize::Zeroizing;
 
 use super::{
     BoxFuture, Connect, Connection, net,
-    target::{Target, TargetError, Transport, UnixSocket, WebSocket, WebSocketScheme},
+    target::{Target, TargetError, Transport, UnixSocket, WebSocket},
     tls::{self, Tls},
     token::Token,
 };
@@ -43,10 +44,12 @@ impl Dialer {
     }
 
     async fn web_socket(&self, socket: &WebSocket) -> Result<Connection, Error> {
-        let resolved = net::resolve(&socket.host, socket.port).await;
-        let mut addresses = resolved.map_err(|error| self.unknown_host(&socket.host, &error))?;
+        let host = &socket.host;
+        let resolved = lookup_host((host.as_str(), socket.port)).await;
+        let unknown = |error| self.failed(Unreachable, format!("host `{host}` is not found; check the name ({error})"));
+        let mut addresses: Vec<_> = resolved.map_err(unknown)?.collect();
         let has_token = self.token.as_ref().or(self.target.token()).is_some();
-        if socket.scheme == WebSocketScheme::Plain && has_token && !self.insecure_plaintext {
+        if !socket.is_tls && has_token && !self.insecure_plaintext {
             let is_known = !addresses.is_empty();
             // Checked before connecting, so that no connection is opened to another machine.
             addresses.retain(|address| address.ip().to_canonical().is_loopback());
@@ -61,8 +64,8 @@ impl Dialer {
         }
         let tcp = net::tcp(addresses).await.map_err(|error| self.unreachable(&error))?;
         let mut stream = ByteStream::from(tcp);
-        if socket.scheme == WebSocketScheme::Tls {
-            let secured = tls::secure(&self.tls, stream, &socket.host).await;
+        if socket.is_tls {
+            let secured = tls::secure(&self.tls, stream, host).await;
             stream = secured.map_err(|error| self.failed(error.failure(), chain(&error)))?;
         }
         self.upgrade(stream, &socket.authority, &socket.path_and_query).await
@@ -85,10 +88,6 @@ impl Dialer {
 
     fn failed(&self, failure: ConnectFailure, reason: impl Into<String>) -> Error {
         Error::Connect { address: self.address(), failure, reason: reason.into() }
-    }
-
-    fn unknown_host(&self, host: &str, error: &io::Error) -> Error {
-        self.failed(Unreachable, format!("host `{host}` is not found; check the name ({error})"))
     }
 
     fn unreachable(&self, error: &io::Error) -> Error {

@@ -4,7 +4,7 @@ use std::{fs::File, io, net::SocketAddr, os::fd::AsRawFd as _, path::Path, time:
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::{
-    net::{TcpStream, UnixStream, lookup_host},
+    net::{TcpStream, UnixStream},
     time,
 };
 
@@ -14,11 +14,6 @@ const HEAD_START: Duration = Duration::from_millis(250);
 
 /// Longest path in a Unix socket address: 108 bytes minus the NUL.
 const UNIX_PATH_MAX: usize = 107;
-
-/// Resolves a host name or address.
-pub(super) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    Ok(lookup_host((host, port)).await?.collect())
-}
 
 /// Connects to the first of these addresses that answers.
 pub(super) async fn tcp(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {

@@ -75,7 +75,8 @@ pub(super) struct RunningProgram {
     ending: Option<EndingProgram>,
     /// A pidfd, readable once the program has exited.
     exited: AsyncFd<OwnedFd>,
-    tail: Arc<StderrTail>,
+    /// The end of the program's stderr.
+    pub(super) tail: Arc<StderrTail>,
     /// Reads stderr until this value is dropped. `EndingProgram` reads the rest.
     _draining: JoinSet<()>,
 }
@@ -93,9 +94,7 @@ pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(ByteSt
         }
         _ => unreachable!("all three were asked for"),
     };
-    let pid = Pid::from_child(&child);
-    let opened = rustix::process::pidfd_open(pid, PidfdFlags::empty());
-    let pidfd = match opened {
+    let pidfd = match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
         Err(error) => {
             // `pidfd_open` for a child of this program can fail only for lack of fds.
@@ -107,7 +106,7 @@ pub(super) fn spawn(mut command: Command, scope: EndScope) -> io::Result<(ByteSt
     let tail = Arc::new(StderrTail::new());
     let spare_stderr = stderr.try_clone();
     // From here on, an early return drops `ending`, which kills the program.
-    let mut ending = EndingProgram { child, pid, pidfd, scope, stderr: None, tail: Arc::clone(&tail) };
+    let mut ending = EndingProgram { child, pidfd, scope, stderr: None, tail: Arc::clone(&tail) };
     ending.stderr = Some(spare_stderr?);
     let exited = exec_server_rpc::register(ending.pidfd.try_clone()?, Interest::READABLE)?;
     // These calls also make this program's ends of the pipes nonblocking. The other ends are separate open file descriptions and stay
@@ -159,11 +158,6 @@ impl RunningProgram {
         status.exit_status().map(ProgramExit::Code).or(signal)
     }
 
-    /// The end of the program's stderr.
-    pub(super) fn tail(&self) -> &Arc<StderrTail> {
-        &self.tail
-    }
-
     /// The exit and the end of stderr, as the end of a sentence.
     pub(super) fn describe_exit(&self, exit: ProgramExit) -> String {
         let words = self.tail.text();
@@ -204,7 +198,6 @@ impl Drop for RunningProgram {
 #[derive(Debug)]
 struct EndingProgram {
     child: Child,
-    pid: Pid,
     pidfd: OwnedFd,
     scope: EndScope,
     /// stderr, held open and read until the end, so that a write to it does not fail or block while the program shuts down.
@@ -265,7 +258,7 @@ impl EndingProgram {
 
     fn signal(&self, signal: Signal) {
         let sent = match self.scope {
-            EndScope::Group => rustix::process::kill_process_group(self.pid, signal),
+            EndScope::Group => rustix::process::kill_process_group(Pid::from_child(&self.child), signal),
             EndScope::Leader => rustix::process::pidfd_send_signal(&self.pidfd, signal),
         };
         sent.ok(); // An error means that the program, or the last process of its group, is gone already.

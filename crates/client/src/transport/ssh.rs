@@ -167,7 +167,7 @@ impl Ssh {
     /// Explains the exit of ssh before the server has answered.
     fn explain_exit(&self, exit: ProgramExit, running: &RunningProgram) -> String {
         let login = self.login();
-        let last = running.tail().last().unwrap_or_default();
+        let last = running.tail.last().unwrap_or_default();
         if (exit, last.as_str()) == NO_SSH {
             return "it is not installed on this machine".to_owned();
         }
@@ -180,7 +180,7 @@ impl Ssh {
                 let words = running.describe_exit(exit);
                 format!("exec-server on {login} cannot be executed; is it made for that kind of machine?{words}")
             }
-            (ProgramExit::Code(255), _) if !last.is_empty() => running.tail().text(),
+            (ProgramExit::Code(255), _) if !last.is_empty() => running.tail.text(),
             _ => format!("it ended before the server on {login} answered{}", running.describe_exit(exit)),
         }
     }
@@ -244,7 +244,7 @@ impl Connect for Ssh {
             let failed =
                 |error: std::io::Error| Error::Spawn { program: self.carrier_name(), reason: error.to_string() };
             let (mut stream, running) = program::spawn(self.command(), EndScope::Leader).map_err(failed)?;
-            let (tail, has_answered) = (Arc::clone(running.tail()), Arc::clone(&self.has_answered.0));
+            let (tail, has_answered) = (Arc::clone(&running.tail), Arc::clone(&self.has_answered.0));
             stream.reader = Box::new(preamble::PreambleSkipper::new(stream.reader, tail, has_answered));
             let ssh = self.clone();
             Ok(program::connection(stream, running, move |running, exit| ssh.exit_error(exit, running)))

@@ -62,7 +62,7 @@ pub(super) enum Transport {
 /// A WebSocket over TCP.
 #[derive(Clone)]
 pub(super) struct WebSocket {
-    pub(super) scheme: WebSocketScheme,
+    pub(super) is_tls: bool,
     /// A name or an address; IPv6 without brackets.
     pub(super) host: String,
     pub(super) port: u16,
@@ -70,12 +70,6 @@ pub(super) struct WebSocket {
     pub(super) authority: String,
     /// The request target, without the token.
     pub(super) path_and_query: String,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum WebSocketScheme {
-    Plain,
-    Tls,
 }
 
 /// A WebSocket over a Unix socket.
@@ -150,15 +144,14 @@ impl FromStr for Target {
         let known = known.ok_or(TargetError { what: "the scheme is not known" })?;
         let rest = rest.strip_prefix("//").ok_or(TargetError { what: "`//` is missing behind the scheme" })?;
         match known {
-            "ws" => web_socket(WebSocketScheme::Plain, rest),
-            "wss" => web_socket(WebSocketScheme::Tls, rest),
+            "ws" | "wss" => web_socket(known == "wss", rest),
             "unix" => unix_socket(rest),
             _ => Ok(Ssh::parse(rest)?.into()),
         }
     }
 }
 
-fn web_socket(scheme: WebSocketScheme, rest: &str) -> Result<Target, TargetError> {
+fn web_socket(is_tls: bool, rest: &str) -> Result<Target, TargetError> {
     let rest = without_fragment(rest);
     check_plain(rest)?;
     let url = UrlParts::parse(rest)?;
@@ -171,8 +164,8 @@ fn web_socket(scheme: WebSocketScheme, rest: &str) -> Result<Target, TargetError
     let path = if url.path.is_empty() { "/" } else { &url.path };
     let (path_and_query, token) = split_token(path, url.query.as_deref())?;
     let socket = WebSocket {
-        scheme,
-        port: url.port.unwrap_or(scheme.port()),
+        is_tls,
+        port: url.port.unwrap_or(if is_tls { 443 } else { 80 }),
         authority: match url.port {
             Some(port) => format!("{}:{port}", url.host),
             None => url.host.to_string(),
@@ -247,23 +240,11 @@ fn split_token(path: &str, query: Option<&str>) -> Result<(String, Option<Token>
     Ok((if others.is_empty() { path.to_owned() } else { format!("{path}?{others}") }, token))
 }
 
-impl WebSocketScheme {
-    fn port(self) -> u16 {
-        match self {
-            Self::Plain => 80,
-            Self::Tls => 443,
-        }
-    }
-}
-
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.transport {
             Transport::WebSocket(socket) => {
-                let scheme = match socket.scheme {
-                    WebSocketScheme::Plain => "ws",
-                    WebSocketScheme::Tls => "wss",
-                };
+                let scheme = if socket.is_tls { "wss" } else { "ws" };
                 let path = socket.path_and_query.split('?').next().unwrap_or_default();
                 write!(f, "{scheme}://{}{path}", socket.authority)
             }

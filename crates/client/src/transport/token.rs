@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    fs::{File, OpenOptions},
+    fs::OpenOptions,
     io::{self, Read as _},
     os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
@@ -94,7 +94,9 @@ impl Token {
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         // Check the open file and not the path, so that the file that is read is the one that was checked.
         let metadata = file.metadata().map_err(failed)?;
-        if metadata.file_type().is_fifo() && is_anonymous_pipe(&file) {
+        let is_anonymous =
+            || rustix::fs::fstatfs(&file).is_ok_and(|found| i128::from(found.f_type) == PIPE_FILE_SYSTEM);
+        if metadata.file_type().is_fifo() && is_anonymous() {
             // Read with blocking again: the writer of an anonymous pipe exists, or has closed it.
             rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| failed(errno.into()))?;
         } else if !metadata.is_file() {
@@ -119,10 +121,6 @@ impl Token {
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
-}
-
-fn is_anonymous_pipe(file: &File) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|found| i128::from(found.f_type) == PIPE_FILE_SYSTEM)
 }
 
 impl fmt::Debug for Token {
