@@ -30,12 +30,12 @@ use crate::{
 /// A session with a server. Cheap to clone; all clones share the session.
 #[derive(Clone)]
 pub struct Client {
-    handle: Arc<SessionHandle>,
+    pub(crate) handle: Arc<SessionHandle>,
 }
 
 /// Keeps the connection open. Clients and process handles share it.
 pub(crate) struct SessionHandle {
-    session: Arc<Session>,
+    pub(crate) session: Arc<Session>,
     /// The task that reconnects the session. It is aborted when the last handle is dropped.
     _keeper: JoinSet<()>,
 }
@@ -118,11 +118,7 @@ impl Client {
         let key = ProcessKey { session_id: None, process_id: params.process_id.clone() };
         // Add the route before the request is sent: the first events can arrive before the answer.
         let Some(log) = session.routes.add(key.clone(), EventSource::Starting, 0) else {
-            return Err(Error::Server {
-                code: failure::INVALID_REQUEST,
-                kind: Some(Kind::DuplicateProcess),
-                message: format!("process {} already exists", key.process_id),
-            });
+            return Err(refused(Kind::DuplicateProcess, format!("process {} already exists", key.process_id)));
         };
         let mut starting = StartGuard { handle: &self.handle, key: &key, log: &log, may_be_running: true };
         let started = if session.generation().has_process_methods() {
@@ -199,11 +195,7 @@ impl Client {
         let keeps_write_ids = session.keeps_write_ids().await?;
         let info = if generation.lists_processes() { recovery::find_process(session, &key).await? } else { None };
         if generation.lists_processes() && info.is_none() {
-            return Err(Error::Server {
-                code: failure::INVALID_REQUEST,
-                kind: Some(Kind::UnknownProcess),
-                message: format!("unknown process id {id}"),
-            });
+            return Err(refused(Kind::UnknownProcess, format!("unknown process id {id}")));
         }
         let source = match (&key.session_id, options.hold) {
             (None, _) => EventSource::Polled,
@@ -273,10 +265,6 @@ impl Client {
         self.session().close().await;
     }
 
-    pub(crate) fn handle(&self) -> &Arc<SessionHandle> {
-        &self.handle
-    }
-
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.handle.session
     }
@@ -298,10 +286,6 @@ impl Drop for SessionHandle {
 }
 
 impl SessionHandle {
-    pub(crate) fn session(&self) -> &Session {
-        &self.session
-    }
-
     /// Terminates a process in the background.
     pub(crate) fn clean_up(self: &Arc<Self>, key: ProcessKey) {
         let handle = Arc::clone(self);
@@ -347,6 +331,11 @@ fn spawn_cleanup(session: &Session, work: impl Future<Output = ()> + Send + 'sta
     }
 }
 
+/// The error with which a server would refuse the request.
+fn refused(kind: Kind, message: String) -> Error {
+    Error::Server { code: failure::INVALID_REQUEST, kind: Some(kind), message }
+}
+
 /// Guard of a start that was requested. If it is dropped before the answer, the start is cancelled.
 struct StartGuard<'a> {
     handle: &'a Arc<SessionHandle>,
@@ -381,16 +370,7 @@ impl Default for Builder {
             name: "exec-server-client".to_owned(),
             connect_timeout: Duration::from_secs(10),
             initialize_timeout: Duration::from_secs(10),
-            connect_retry_for: Duration::ZERO,
-            startup_grace: None,
-            report_stall_after: None,
-            ttl: None,
-            resume: None,
-            takeover: false,
-            recover_for: None,
-            backoff: Backoff::default(),
-            fail_fast: false,
-            call_timeout: None,
+            ..SessionOptions::default()
         };
         Self { options, token: None, tls: Tls::default(), insecure_plaintext: false }
     }

@@ -131,7 +131,7 @@ impl Client {
     pub async fn http_request(&self, request: &Request) -> Result<Response<Bytes>, Error> {
         self.check_http(request).await?;
         let id = self.session().streams.next_buffered_id();
-        let mut guard = RequestGuard { handle: self.handle(), request_id: &id, may_be_running: true };
+        let mut guard = RequestGuard { handle: &self.handle, request_id: &id, may_be_running: true };
         let params = request.params(id.clone());
         let answered = self.request::<requests::HttpRequest>(&params).await;
         // If the request was answered, or ended with its link, there is nothing to cancel. A request that ran into `call_timeout` is still
@@ -150,8 +150,7 @@ impl Client {
     /// The stream ends with the connection. After a cut, it first returns what had arrived, and then an error.
     pub async fn http_stream(&self, request: &Request) -> Result<Response<Body>, Error> {
         self.check_http(request).await?;
-        let handle = self.handle();
-        let session = handle.session();
+        let session = self.session();
         let window = session.peer.server.capabilities.http_window.then_some(WINDOW);
         let mut params = request.params(session.streams.next_streamed_id());
         params.stream_response = true;
@@ -163,7 +162,7 @@ impl Client {
                 let link = links.after(after).await?;
                 after = link.epoch;
                 // Register the body before sending: its first piece may come together with the answer.
-                let body = Body::new(handle, params.request_id.clone(), link.epoch, window);
+                let body = Body::new(&self.handle, params.request_id.clone(), link.epoch, window);
                 let sent = match link.send(requests::HttpRequest::METHOD, &params).await {
                     Ok(sent) => sent,
                     Err(error) => {
@@ -230,7 +229,7 @@ pub struct Body {
 
 impl Body {
     fn new(handle: &Arc<SessionHandle>, name: String, epoch: u64, window: Option<u64>) -> Self {
-        handle.session().streams.add(name.clone(), epoch, window);
+        handle.session.streams.add(name.clone(), epoch, window);
         Self { handle: Arc::clone(handle), name, epoch, is_over: false }
     }
 
@@ -264,7 +263,7 @@ impl Stream for Body {
         if self.is_over {
             return Poll::Ready(None);
         }
-        let session = self.handle.session();
+        let session = &self.handle.session;
         let taken = session.streams.take(&self.name, self.epoch, cx.waker());
         match taken {
             BodyRead::Nothing => Poll::Pending,
@@ -284,7 +283,7 @@ impl Stream for Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        let is_under_way = self.handle.session().streams.remove(&self.name, self.epoch);
+        let is_under_way = self.handle.session.streams.remove(&self.name, self.epoch);
         if is_under_way && !self.is_over {
             self.handle.cancel_http(&self.name);
         }

@@ -296,7 +296,7 @@ pub(crate) async fn dial(
         Err(_) => return Err(DialError::retryable(Error::ConnectTimeout { address, within: connect_within })),
     };
     let has_frames = matches!(connection.framing, Framing::WebSocket { .. });
-    let channels = router.channels();
+    let channels = Arc::clone(&router.channels);
     let raw = RawClient::new(connection.stream, connection.framing, router);
     let carrier = Mutex::new(connection.carrier);
     let mut link = ServerLink {

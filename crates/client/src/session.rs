@@ -65,7 +65,7 @@ const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 const TAKEN_RECOVERY: Duration = limits::TAKEOVER_SILENCE.saturating_mul(2);
 
 /// The settings of [`Builder`](crate::Builder).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct SessionOptions {
     pub(crate) name: String,
     pub(crate) connect_timeout: Duration,
@@ -447,7 +447,7 @@ impl Session {
             if self.lost().is_some() {
                 return None;
             }
-            let pause = reconnect.pause();
+            let pause = reconnect.backoff.pause();
             if Instant::now() + pause >= until {
                 self.mark_lost(if error.server_kind() == Some(Kind::SessionAttached) && is_taken {
                     Error::SessionLost { session_id, reason: "another connection has taken it".to_owned() }

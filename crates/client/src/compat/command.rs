@@ -68,7 +68,7 @@ pub(crate) async fn handle_notification(
     match Notification::find(method) {
         Some(Notification::CommandOutputDelta) => {
             let output: command::OutputDeltaParams = read(params)?;
-            let Some(log) = router.own_log(output.process_id) else { return Ok(()) };
+            let Some(log) = router.log(None, output.process_id) else { return Ok(()) };
             let bytes = base64::decode(&output.chunk).map_err(|_| UNREADABLE)?.into();
             let stream = match output.stream {
                 command::Stream::Stdout => wire::Stream::Stdout,
@@ -78,7 +78,7 @@ pub(crate) async fn handle_notification(
         }
         Some(Notification::CommandExited) => {
             let exited: command::ExitedParams = read(params)?;
-            let Some(log) = router.own_log(exited.process_id) else { return Ok(()) };
+            let Some(log) = router.log(None, exited.process_id) else { return Ok(()) };
             let exit = Exit::of_code(exited.exit_code);
             router.deliver(&log, Event::Exited { seq: log.next(), exit }).await;
             router.deliver(&log, Event::Closed { seq: log.next(), totals: Totals::default() }).await;

@@ -117,19 +117,18 @@ impl Generation {
     pub(crate) fn pushes_missed_events(self) -> bool {
         self != Self::Reference
     }
-
-    /// Refuses a request for which there is no method in `command/*`.
-    pub(crate) fn require_process_methods(self, address: &str, what: &str) -> Result<(), Error> {
-        match self {
-            Self::V0 => {
-                Err(Error::Protocol(format!("the server at {address} speaks exec-server.v0 and cannot {what}")))
-            }
-            Self::Reference | Self::Current => Ok(()),
-        }
-    }
 }
 
 impl Session {
+    /// Refuses a request for which there is no method in `command/*`.
+    pub(crate) fn require_process_methods(&self, what: &str) -> Result<(), Error> {
+        if self.generation().has_process_methods() {
+            return Ok(());
+        }
+        let address = self.address();
+        Err(Error::Protocol(format!("the server at {address} speaks exec-server.v0 and cannot {what}")))
+    }
+
     /// The result of `environment/info`, requested once per session; `None` if the server does not know the method. Among the reference
     /// servers, only generation H knows it.
     pub(crate) async fn host_info(&self) -> Result<Option<InfoResult>, Error> {

@@ -29,7 +29,8 @@ const TAIL_READS: usize = 3;
 pub(crate) async fn read_missed(link: &ServerLink, key: &ProcessKey, log: &EventLog) -> Result<(), Error> {
     for _ in 0..MISSED_READS {
         let after = log.next() - 1;
-        let read = ReadConnection::Link(link).read_all(&read_params(key, after, Duration::ZERO)).await?;
+        let read_once = |params| async move { link.call::<requests::ProcessRead>(&params).await };
+        let read = read_all(&read_params(key, after, Duration::ZERO), read_once).await?;
         let appended = append_read(log, after, read, None);
         if let Err(violation) = &appended {
             // As in the reference implementation: a process whose events cannot be followed must not keep running unseen.
@@ -47,48 +48,35 @@ pub(crate) async fn read_missed(link: &ServerLink, key: &ProcessKey, log: &Event
 /// Reads everything that the server has after a sequence number, over as many links as it takes.
 pub(crate) async fn read_after(session: &Session, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
     match session.generation() {
-        Generation::Reference => ReadConnection::Session(session).read_all(params).await,
-        Generation::V0 | Generation::Current => ReadConnection::Session(session).read(params).await,
+        Generation::Reference => {
+            let read_once = |params| async move { session.call_adopted::<requests::ProcessRead>(&params).await };
+            read_all(params, read_once).await
+        }
+        Generation::V0 | Generation::Current => session.call_adopted::<requests::ProcessRead>(params).await,
     }
 }
 
-/// The connection that a read uses.
-#[derive(Clone, Copy)]
-enum ReadConnection<'a> {
-    /// This link only.
-    Link(&'a ServerLink),
-    /// As many links as it takes.
-    Session(&'a Session),
-}
-
-impl ReadConnection<'_> {
-    async fn read(self, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
-        match self {
-            Self::Link(link) => link.call::<requests::ProcessRead>(params).await,
-            Self::Session(session) => session.call_adopted::<requests::ProcessRead>(params).await,
+/// Reads everything after a sequence number.
+///
+/// `next_seq` of generation S covers only the chunks that a read returns. A further read that returns no chunk shows which numbers the exit
+/// and the close have after the last chunk.
+async fn read_all<F: Future<Output = Result<wire::ReadResult, Error>>>(
+    params: &wire::ReadParams,
+    read_once: impl Fn(wire::ReadParams) -> F,
+) -> Result<wire::ReadResult, Error> {
+    let mut read = read_once(params.clone()).await?;
+    for _ in 0..TAIL_READS {
+        let Some(last) = read.chunks.last().map(|chunk| chunk.seq) else { break };
+        if !read.end.exited || read.end.next_seq > last.saturating_add(1) {
+            break;
+        }
+        let tail = read_once(wire::ReadParams { after_seq: Some(last), wait_ms: Some(0), ..params.clone() }).await?;
+        let is_all = tail.chunks.is_empty();
+        read.chunks.extend(tail.chunks);
+        read.end = tail.end;
+        if is_all {
+            break;
         }
     }
-
-    /// Reads everything after a sequence number.
-    ///
-    /// `next_seq` of generation S covers only the chunks that a read returns. A further read that returns no chunk shows which numbers the
-    /// exit and the close have after the last chunk.
-    async fn read_all(self, params: &wire::ReadParams) -> Result<wire::ReadResult, Error> {
-        let mut read = self.read(params).await?;
-        for _ in 0..TAIL_READS {
-            let Some(last) = read.chunks.last().map(|chunk| chunk.seq) else { break };
-            if !read.end.exited || read.end.next_seq > last.saturating_add(1) {
-                break;
-            }
-            let behind = wire::ReadParams { after_seq: Some(last), wait_ms: Some(0), ..params.clone() };
-            let tail = self.read(&behind).await?;
-            let is_all = tail.chunks.is_empty();
-            read.chunks.extend(tail.chunks);
-            read.end = tail.end;
-            if is_all {
-                break;
-            }
-        }
-        Ok(read)
-    }
+    Ok(read)
 }

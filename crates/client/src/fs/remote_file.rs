@@ -41,7 +41,7 @@ impl Drop for RemoteHandle {
     fn drop(&mut self) {
         if self.is_open {
             let params = wire::CloseParams { handle_id: self.handle_id.clone(), discard: false };
-            self.remote.client().handle().release::<requests::FsClose>(params);
+            self.remote.client().handle.release::<requests::FsClose>(params);
         }
     }
 }

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use exec_server_protocol::{
     base64,
     failure::{self, Kind},
-    http as wire, limits,
+    http as wire,
+    limits::{self, HTTP_BYTES_KEPT, HTTP_PIECES_KEPT},
 };
 use exec_server_rpc::CloseReason;
 use parking_lot::Mutex;
@@ -35,7 +36,7 @@ struct BodyTable {
 }
 
 /// One stream, from its request until its reader is dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct BodyStream {
     /// The link of the stream.
     epoch: u64,
@@ -73,16 +74,7 @@ impl BodyStreams {
     }
 
     pub(super) fn add(&self, name: String, epoch: u64, window: Option<u64>) {
-        let entry = BodyStream {
-            epoch,
-            window,
-            received: 0,
-            taken: 0,
-            acked: 0,
-            pieces: VecDeque::new(),
-            end: None,
-            reader: None,
-        };
+        let entry = BodyStream { epoch, window, ..BodyStream::default() };
         self.table.lock().streams.insert(name, entry);
     }
 
@@ -206,17 +198,11 @@ impl BodyStream {
             Some(window) if seq > self.acked + window || bytes.len() > limits::CHUNK_BYTES => {
                 "HTTP body: the server sends more than the window allows".to_owned()
             }
-            None if self.pieces.len() >= limits::HTTP_PIECES_KEPT => {
-                format!(
-                    "HTTP body: more than {} pieces were not taken in time, the rest is lost",
-                    limits::HTTP_PIECES_KEPT
-                )
+            None if self.pieces.len() >= HTTP_PIECES_KEPT => {
+                format!("HTTP body: more than {HTTP_PIECES_KEPT} pieces were not taken in time, the rest is lost")
             }
-            None if buffered + bytes.len() > limits::HTTP_BYTES_KEPT => {
-                format!(
-                    "HTTP body: more than {} bytes were not taken in time, the rest is lost",
-                    limits::HTTP_BYTES_KEPT
-                )
+            None if buffered + bytes.len() > HTTP_BYTES_KEPT => {
+                format!("HTTP body: more than {HTTP_BYTES_KEPT} bytes were not taken in time, the rest is lost")
             }
             Some(_) | None => return Ok(()),
         };

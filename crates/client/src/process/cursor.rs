@@ -69,7 +69,12 @@ impl Events {
             }
             match ready!(found) {
                 CursorRead::Event(event) => return Poll::Ready(Some(self.advance(event))),
-                CursorRead::Before(first) => self.reading = Some(self.read_back(first)),
+                // Read the events between the cursor and the first one in memory.
+                CursorRead::Before(first) => {
+                    let shared = Arc::clone(&self.shared);
+                    let position = self.position;
+                    self.reading = Some(Box::pin(async move { recovery::read_back(&shared, position, first).await }));
+                }
                 CursorRead::End => self.is_over = true,
                 CursorRead::Failed(error) => return Poll::Ready(Some(self.fail(error))),
             }
@@ -86,12 +91,6 @@ impl Events {
     fn fail(&mut self, error: Error) -> Event {
         self.is_over = true;
         Event::Failed(error)
-    }
-
-    /// Reads the events between the cursor and the first one in memory.
-    fn read_back(&self, first: u64) -> BoxFuture<'static, Result<VecDeque<Event>, Error>> {
-        let (shared, position) = (Arc::clone(&self.shared), self.position);
-        Box::pin(async move { recovery::read_back(&shared, position, first).await })
     }
 }
 

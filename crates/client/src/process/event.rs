@@ -93,10 +93,7 @@ impl Event {
 
     /// Output bytes that the event holds in memory.
     pub(crate) fn weight(&self) -> u64 {
-        match self {
-            Self::Output { bytes, .. } => bytes.len() as u64,
-            Self::Gap { .. } | Self::Exited { .. } | Self::Closed { .. } | Self::Failed(_) => 0,
-        }
+        if let Self::Output { bytes, .. } = self { bytes.len() as u64 } else { 0 }
     }
 }
 

@@ -108,7 +108,7 @@ const AHEAD_EVENTS: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct EventLog {
     /// The log begins after this sequence number.
-    after: u64,
+    pub(crate) began_after: u64,
     state: Mutex<LogState>,
     /// The highest sequence number received. A failure increases it by one, to wake the receivers.
     wake: watch::Sender<u64>,
@@ -116,7 +116,7 @@ pub(crate) struct EventLog {
     consumed: Notify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct LogState {
     flow_policy: FlowPolicy,
     /// Published events, in order and without holes.
@@ -171,28 +171,13 @@ impl EventLog {
     pub(crate) fn new(flow_policy: FlowPolicy, after: u64) -> Self {
         let state = LogState {
             flow_policy,
-            events: EventRuns::default(),
             next: after.saturating_add(1),
             offset: (after == 0).then_some(0),
-            early: BTreeMap::new(),
-            early_bytes: 0,
-            cursors: BTreeMap::new(),
-            next_cursor: 0,
-            waiting: 0,
             taken: after,
-            untaken_bytes: 0,
             acked: after,
-            unacked_bytes: 0,
-            exit: None,
-            recorded_exit: None,
-            closed: None,
-            failed: None,
+            ..LogState::default()
         };
-        Self { after, state: Mutex::new(state), wake: watch::Sender::new(after), consumed: Notify::new() }
-    }
-
-    pub(crate) fn began_after(&self) -> u64 {
-        self.after
+        Self { began_after: after, state: Mutex::new(state), wake: watch::Sender::new(after), consumed: Notify::new() }
     }
 
     /// Appends an event. A new event is published, together with early events that waited for it. An early event is kept; a known one is
@@ -220,7 +205,7 @@ impl EventLog {
         // Unlock first: a woken task may poll this log at once.
         drop(state);
         self.wake.send_if_modified(|seen| std::mem::replace(seen, (*seen).max(to)) < to);
-        wake(wakers);
+        wakers.into_iter().for_each(Waker::wake);
         Ok(appended)
     }
 
@@ -249,7 +234,7 @@ impl EventLog {
         drop(state);
         self.consumed.notify_waiters();
         self.wake.send_modify(|seen| *seen = seen.saturating_add(increase));
-        wake(wakers);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// A receiver of the highest sequence number received.
@@ -495,7 +480,7 @@ impl LogState {
                 // Twice the window, because acknowledgements are in flight, plus the history.
                 let window = self.flow_policy.ack_window.unwrap_or_default();
                 let most = window.saturating_mul(2).saturating_add(HISTORY_BYTES);
-                let is_within = self.untaken_bytes <= most && self.events.empty() <= EMPTY_EVENTS;
+                let is_within = self.untaken_bytes <= most && self.events.empty <= EMPTY_EVENTS;
                 is_within.then_some(Appended::Accepted).ok_or(OVERRUN)
             }
             WhenFull::Ignore => Ok(Appended::Accepted),
@@ -524,7 +509,7 @@ impl LogState {
     }
 
     fn is_full(&self) -> bool {
-        self.untaken_bytes > AHEAD_BYTES || self.events.len() > AHEAD_EVENTS
+        self.untaken_bytes > AHEAD_BYTES || self.events.len > AHEAD_EVENTS
     }
 
     /// Moves `taken` to the lowest reader, or to the end if callers only wait. Then drops history beyond its limits.
@@ -534,7 +519,7 @@ impl LogState {
             None if self.waiting > 0 => self.consume(self.next - 1),
             None => {}
         }
-        while self.events.bytes() - self.untaken_bytes > HISTORY_BYTES || self.events.len() > HISTORY_EVENTS {
+        while self.events.bytes - self.untaken_bytes > HISTORY_BYTES || self.events.len > HISTORY_EVENTS {
             match self.events.front() {
                 Some((_, to)) if to <= self.taken => self.events.pop(),
                 _ => break,
@@ -585,12 +570,6 @@ fn trimmed(event: Event, from: u64) -> Event {
     match event {
         Event::Gap { from_seq, to_seq, .. } if from_seq < from => Event::Gap { from_seq: from, to_seq, bytes: None },
         other => other,
-    }
-}
-
-fn wake(wakers: Vec<Waker>) {
-    for waker in wakers {
-        waker.wake();
     }
 }
 

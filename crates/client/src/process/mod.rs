@@ -58,7 +58,7 @@ pub(crate) struct ProcessShared {
 }
 
 /// Output and status of a process, as stored on the server; see [`Process::read`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReadResult {
     /// The output, in order.
     pub chunks: Vec<Chunk>,
@@ -198,7 +198,7 @@ impl Process {
     /// Consumes and acknowledges nothing. If the session is lost, this returns an empty, closed result that contains the reason. A
     /// server that cannot read output back (see [`compat`](crate::compat)) fails this with `Error::Protocol`.
     pub async fn read(&self, after: u64, max: Option<u64>, wait: Duration) -> Result<ReadResult, Error> {
-        self.shared.require_process_methods("read back output; follow the events instead")?;
+        self.shared.session().require_process_methods("read back output; follow the events instead")?;
         let params = wire::ReadParams { max_bytes: max, ..recovery::read_params(&self.shared.key, after, wait) };
         match self.shared.session().call::<requests::ProcessRead>(&params).await {
             Ok(read) => ReadResult::new(read),
@@ -232,7 +232,7 @@ impl Process {
 
     /// Sends a signal to the process group. A current server accepts any POSIX signal name, an older one only `interrupt`.
     pub async fn signal(&self, name: &str) -> Result<(), Error> {
-        self.shared.require_process_methods("send signals")?;
+        self.shared.session().require_process_methods("send signals")?;
         let ProcessKey { process_id, session_id } = self.shared.key.clone();
         let params = wire::SignalParams { process_id, session_id, signal: name.to_owned() };
         self.shared.session().call::<requests::ProcessSignal>(&params).await.map(drop)
@@ -290,17 +290,12 @@ impl Process {
 
 impl ProcessShared {
     pub(crate) fn session(&self) -> &Session {
-        self.handle.session()
+        &self.handle.session
     }
 
     fn require(&self, has: impl Fn(&ServerCapabilities) -> bool, what: &str) -> Result<(), Error> {
         let session = self.session();
         if has(&session.peer.server.capabilities) { Ok(()) } else { Err(session.cannot(what)) }
-    }
-
-    fn require_process_methods(&self, what: &str) -> Result<(), Error> {
-        let session = self.session();
-        session.generation().require_process_methods(&session.address(), what)
     }
 
     fn start_sender(&self, must_start_sender: bool) {
@@ -364,17 +359,7 @@ impl ReadResult {
 
     /// The result of a read of a lost session's process.
     fn lost(next_seq: u64, error: &Error) -> Self {
-        Self {
-            chunks: Vec::new(),
-            next_seq,
-            exited: true,
-            exit_code: None,
-            closed: true,
-            failure: Some(error.to_string()),
-            sandbox_denied: false,
-            gap: None,
-            blocked: None,
-        }
+        Self { next_seq, exited: true, closed: true, failure: Some(error.to_string()), ..Self::default() }
     }
 }
 

@@ -6,11 +6,13 @@
 
 use std::{
     collections::VecDeque,
+    pin::pin,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use exec_server_protocol::{base64, process as wire};
+use futures_util::{Stream, TryStreamExt as _, stream};
 
 use super::{
     ProcessShared,
@@ -69,7 +71,7 @@ pub(crate) async fn catch_up(session: &Session, link: &ServerLink) -> Result<(),
 pub(crate) async fn subscribe(link: &ServerLink, key: &ProcessKey, log: &EventLog, hold: bool) -> Result<(), Error> {
     let ProcessKey { process_id, session_id } = key.clone();
     let after_seq = Some(log.next() - 1);
-    let from_seq = hold.then(|| log.began_after());
+    let from_seq = hold.then_some(log.began_after);
     let params = wire::SubscribeParams { process_id, session_id, after_seq, hold, from_seq };
     link.call::<requests::ProcessSubscribe>(&params).await.map(drop)
 }
@@ -147,8 +149,8 @@ pub(crate) async fn find_process(session: &Session, key: &ProcessKey) -> Result<
     let requested_session = key.session_id.as_ref().or(own);
     let is_requested =
         |info: &wire::ProcessInfo| info.process_id == key.process_id && Some(&info.session_id) == requested_session;
-    let mut pages = ProcessPages::new(scope);
-    while let Some(page) = pages.next(session).await? {
+    let mut pages = pin!(process_pages(session, scope));
+    while let Some(page) = pages.try_next().await? {
         if let Some(found) = page.processes.into_iter().find(is_requested) {
             return Ok(Some(found));
         }
@@ -159,10 +161,10 @@ pub(crate) async fn find_process(session: &Session, key: &ProcessKey) -> Result<
 /// Lists all processes of a session, or of every session of its principal. The reported sessions in adoption are those of the first page. A
 /// session that is adopted between two pages may have processes that belong on an earlier page.
 pub(crate) async fn list_processes(session: &Session, scope: wire::Scope) -> Result<wire::ListResult, Error> {
-    let mut pages = ProcessPages::new(scope);
+    let mut pages = pin!(process_pages(session, scope));
     let mut all = wire::ListResult { processes: Vec::new(), next_cursor: None, adopting: Vec::new() };
     let mut bytes = 0;
-    while let Some(page) = pages.next(session).await? {
+    while let Some(page) = pages.try_next().await? {
         bytes += page.processes.iter().map(memory_bytes).sum::<usize>();
         if bytes > LISTED_BYTES {
             return Err(Error::Protocol(format!("process/list: the server lists more than {LISTED_BYTES} bytes")));
@@ -182,28 +184,19 @@ fn memory_bytes(info: &wire::ProcessInfo) -> usize {
 }
 
 /// The pages of a list, one at a time. A server without paging sends one page.
-struct ProcessPages {
-    scope: wire::Scope,
-    /// The cursor of the next page; `None` after the last page.
-    next: Option<Option<String>>,
-}
-
-impl ProcessPages {
-    fn new(scope: wire::Scope) -> Self {
-        Self { scope, next: Some(None) }
-    }
-
-    async fn next(&mut self, session: &Session) -> Result<Option<wire::ListResult>, Error> {
-        let Some(cursor) = self.next.take() else { return Ok(None) };
-        let params = wire::ListParams { scope: self.scope, cursor, limit: None };
+fn process_pages(session: &Session, scope: wire::Scope) -> impl Stream<Item = Result<wire::ListResult, Error>> {
+    // The state is the cursor of the next page; `None` after the last page.
+    stream::try_unfold(Some(None), move |next: Option<Option<String>>| async move {
+        let Some(cursor) = next else { return Ok(None) };
+        let params = wire::ListParams { scope, cursor, limit: None };
         let mut listed = session.call::<requests::ProcessList>(&params).await?;
         // A faulty server could otherwise make this client ask endlessly.
         if listed.next_cursor.is_some() && (listed.processes.is_empty() || listed.next_cursor == params.cursor) {
             return Err(Error::Protocol("process/list: the server's pages do not go on".to_owned()));
         }
-        self.next = listed.next_cursor.take().map(Some);
-        Ok(Some(listed))
-    }
+        let next = listed.next_cursor.take().map(Some);
+        Ok(Some((listed, next)))
+    })
 }
 
 /// Records the end of a process whose exit or close lies before the beginning of its log, and which no event will report.

@@ -166,9 +166,7 @@ impl StdinQueue {
             // Unreachable: `outcome` decodes an answer by the type of its item.
             (ItemReply::Write(_), Ok(ItemOutcome::Close(_))) | (ItemReply::Close(_), Ok(ItemOutcome::Write(_))) => {}
         }
-        for waker in wakers {
-            waker.wake();
-        }
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Fails the whole queue, and every later write, because an earlier write was refused.

@@ -24,7 +24,8 @@ const TAKEN: u16 = 1008;
 pub(super) struct ReconnectState {
     /// A backoff that has not been used, to start over from.
     fresh: Backoff,
-    backoff: Backoff,
+    /// The pauses between attempts.
+    pub(super) backoff: Backoff,
     violations: u32,
     /// How many links in a row did not last.
     short_links: u32,
@@ -71,10 +72,5 @@ impl ReconnectState {
     /// still make progress.
     pub(super) fn pause_after_short_links(&self) -> Option<Duration> {
         (self.short_links > 1).then_some(SHORT_LINK_PAUSE)
-    }
-
-    /// How long to wait before the next attempt.
-    pub(super) fn pause(&mut self) -> Duration {
-        self.backoff.pause()
     }
 }

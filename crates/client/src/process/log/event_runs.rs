@@ -23,10 +23,12 @@ const RUN_PIECES: usize = 1000;
 #[derive(Debug, Default)]
 pub(super) struct EventRuns {
     parts: VecDeque<StoredPart>,
-    len: usize,
-    bytes: u64,
-    /// The number of events without output.
-    empty: usize,
+    /// The number of events.
+    pub(super) len: usize,
+    /// The number of output bytes.
+    pub(super) bytes: u64,
+    /// The number of events without output, which no window bounds.
+    pub(super) empty: usize,
 }
 
 #[derive(Debug)]
@@ -57,21 +59,6 @@ struct RunPiece {
 }
 
 impl EventRuns {
-    /// The number of events.
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// The number of output bytes.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// The number of events without output, which no window bounds.
-    pub(super) fn empty(&self) -> usize {
-        self.empty
-    }
-
     /// The first and the last sequence number of the oldest event.
     pub(super) fn front(&self) -> Option<(u64, u64)> {
         match self.parts.front()? {
@@ -239,8 +226,8 @@ mod tests {
     fn check(runs: &EventRuns, events: &[Event]) {
         let weight = |events: &[Event]| events.iter().map(Event::weight).sum::<u64>();
         let spans: Vec<_> = events.iter().map(|event| event.span().unwrap()).collect();
-        assert_eq!((runs.len(), runs.bytes(), runs.front()), (events.len(), weight(events), spans.first().copied()));
-        assert_eq!(runs.empty(), events.iter().filter(|event| event.weight() == 0).count());
+        assert_eq!((runs.len, runs.bytes, runs.front()), (events.len(), weight(events), spans.first().copied()));
+        assert_eq!(runs.empty, events.iter().filter(|event| event.weight() == 0).count());
         for (at, (from, to)) in spans.iter().copied().enumerate() {
             for position in from - 1..to {
                 assert_eq!(format!("{:?}", runs.after(position)), format!("{:?}", Some(&events[at])));
@@ -286,7 +273,7 @@ mod tests {
             check(&runs, &events);
         }
         runs.pop();
-        assert_eq!((runs.len(), runs.parts.len()), (0, 0));
+        assert_eq!((runs.len, runs.parts.len()), (0, 0));
         // `reported_from` knows nothing about a number inside a gap, or about one that was removed.
         runs.push(Event::Gap { from_seq: 17, to_seq: 20, bytes: Some(9) });
         assert_eq!((runs.reported_from(18), runs.reported_from(16)), (None, None));
@@ -298,7 +285,7 @@ mod tests {
         for seq in 1..=1_000_000 {
             runs.push(output(seq, if seq % 2 == 0 { Stream::Stdout } else { Stream::Stderr }, "x", None));
         }
-        assert_eq!((runs.len(), runs.bytes(), runs.parts.len()), (1_000_000, 1_000_000, 1000));
+        assert_eq!((runs.len, runs.bytes, runs.parts.len()), (1_000_000, 1_000_000, 1000));
         assert_eq!(size_of::<RunPiece>(), 4);
     }
 }
