@@ -382,10 +382,7 @@ impl ServerLink {
 
 /// Whether a link ended because the server violated the protocol.
 pub(crate) fn is_violation(closed: &CloseReason) -> bool {
-    match closed {
-        CloseReason::TooLarge { .. } | CloseReason::Protocol(_) | CloseReason::InvalidUtf8 => true,
-        CloseReason::Eof | CloseReason::Peer { .. } | CloseReason::Io(_) => false,
-    }
+    matches!(closed, CloseReason::TooLarge { .. } | CloseReason::Protocol(_) | CloseReason::InvalidUtf8)
 }
 
 pub(crate) fn encode(method: &str, params: &impl Serialize) -> Result<Box<RawValue>, Error> {

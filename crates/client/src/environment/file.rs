@@ -239,7 +239,7 @@ impl EntryReader<'_> {
 
     fn spec(&self, id: String, entry: EntryTable) -> Result<RemoteSpec, EnvironmentError> {
         self.check_use(&entry)?;
-        if let Some(bad) = entry.path.iter().find(|dir| !is_search_directory(dir)) {
+        if let Some(bad) = entry.path.iter().flatten().find(|dir| !is_search_directory(dir)) {
             return Err(self.fault("path", format!("`{bad}` must begin with `/` or `~/` and contain no colon")));
         }
         let identity = match (&entry.client_cert, &entry.client_key) {
@@ -261,6 +261,7 @@ impl EntryReader<'_> {
 
     /// The server at a URL or behind a program, with the variables and directories that belong to it.
     fn server(&self, id: String, entry: EntryTable) -> Result<RemoteSpec, EnvironmentError> {
+        let path = entry.path.unwrap_or_default();
         match (entry.url, entry.program) {
             (Some(_), Some(_)) => Err(self.fault("program", "not beside `url`; give either of them")),
             (None, Some(program)) => {
@@ -269,14 +270,14 @@ impl EntryReader<'_> {
                 let mut launch = Launch::new(program).args(entry.args.unwrap_or_default());
                 launch.env = entry.env.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
                 launch.cwd = entry.cwd.map(|cwd| self.resolve(cwd));
-                Ok(RemoteSpec { path: entry.path, ..RemoteSpec::new(id, launch.into(), true) })
+                Ok(RemoteSpec { path, ..RemoteSpec::new(id, launch.into(), true) })
             }
             _ if entry.args.is_some() => Err(self.fault("args", "needs `program` beside it")),
             _ if entry.cwd.is_some() => Err(self.fault("cwd", "needs `program` beside it")),
             (Some(url), None) => {
                 let spec = RemoteSpec::at(id, url.trim());
                 let spec = spec.map_err(|error| self.fault("url", error.to_string()))?;
-                Ok(RemoteSpec { env: entry.env.into_iter().collect(), path: entry.path, ..spec })
+                Ok(RemoteSpec { env: entry.env.into_iter().collect(), path, ..spec })
             }
             (None, None) => Err(self.fault("url", "missing; give either `url` or `program`")),
         }

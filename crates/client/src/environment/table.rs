@@ -34,14 +34,14 @@ pub(super) struct EntryTable {
     pub(super) url: Option<String>,
     #[serde(default, deserialize_with = "program")]
     pub(super) program: Option<String>,
-    #[serde(default, deserialize_with = "optional_texts")]
+    #[serde(default, deserialize_with = "texts")]
     pub(super) args: Option<Vec<String>>,
     #[serde(default, deserialize_with = "variables")]
     pub(super) env: BTreeMap<String, String>,
     #[serde(default, deserialize_with = "file")]
     pub(super) cwd: Option<String>,
     #[serde(default, deserialize_with = "texts")]
-    pub(super) path: Vec<String>,
+    pub(super) path: Option<Vec<String>>,
     #[serde(default, deserialize_with = "seconds")]
     pub(super) connect_timeout_sec: Option<Duration>,
     #[serde(default, deserialize_with = "seconds")]
@@ -84,13 +84,9 @@ fn file<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error>
     read(value, "a path in quotes", not_empty).map(Some)
 }
 
-fn texts<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
+fn texts<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
     let check = |texts: Vec<String>| texts.into_iter().map(plain).collect();
-    read(value, "a list of texts, such as [\"a\", \"b\"]", check)
-}
-
-fn optional_texts<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
-    texts(value).map(Some)
+    read(value, "a list of texts, such as [\"a\", \"b\"]", check).map(Some)
 }
 
 fn variables<'de, D: Deserializer<'de>>(value: D) -> Result<BTreeMap<String, String>, D::Error> {

@@ -356,10 +356,7 @@ fn finish_options(options: CommitOptions) -> files::WriteOptions {
 }
 
 fn of_links(links: Links) -> files::Links {
-    match links {
-        Links::Follow => files::Links::Follow,
-        Links::Refuse | Links::Itself => files::Links::Refuse,
-    }
+    if links == Links::Follow { files::Links::Follow } else { files::Links::Refuse }
 }
 
 fn of_type(kind: files::FileKind) -> EntryKind {

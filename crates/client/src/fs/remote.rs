@@ -487,10 +487,7 @@ impl FileSystem for RemoteFiles {
 
 /// The value for the protocol. It is set only if links are not followed.
 fn follow(links: Links) -> Option<bool> {
-    match links {
-        Links::Follow => None,
-        Links::Refuse | Links::Itself => Some(false),
-    }
+    (links != Links::Follow).then_some(false)
 }
 
 pub(super) fn decode(operation: &'static str, path: &Path, text: &str) -> Result<Vec<u8>, FileError> {

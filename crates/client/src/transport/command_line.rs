@@ -18,7 +18,12 @@ pub(super) fn split(text: &str) -> Result<Vec<String>, TargetError> {
         match char {
             '\0' => return Err(TargetError::new("NUL character in the command")),
             ' ' | '\t' | '\n' | '\r' => words.extend(word.take()),
-            '\'' => single_quoted(&mut chars, word.get_or_insert_default())?,
+            '\'' => {
+                let quoted = chars.as_str().split_once('\'');
+                let (quoted, rest) = quoted.ok_or(TargetError::new("single quote is not closed"))?;
+                word.get_or_insert_default().push_str(quoted);
+                chars = rest.chars();
+            }
             '"' => double_quoted(&mut chars, word.get_or_insert_default())?,
             '\\' => match chars.next() {
                 Some(char) => word.get_or_insert_default().push(char),
@@ -29,17 +34,6 @@ pub(super) fn split(text: &str) -> Result<Vec<String>, TargetError> {
     }
     words.extend(word);
     Ok(words)
-}
-
-/// Reads up to the closing quote.
-fn single_quoted(chars: &mut std::str::Chars<'_>, word: &mut String) -> Result<(), TargetError> {
-    loop {
-        match chars.next() {
-            Some('\'') => return Ok(()),
-            Some(char) => word.push(char),
-            None => return Err(TargetError::new("single quote is not closed")),
-        }
-    }
 }
 
 /// Reads up to the closing quote.

@@ -173,9 +173,6 @@ impl Connect for Dialer {
     }
 
     fn patience(&self) -> Duration {
-        match &self.target.transport {
-            Transport::Ssh(ssh) => ssh.patience(),
-            Transport::WebSocket(_) | Transport::Unix(_) | Transport::Stdio(_) => Duration::ZERO,
-        }
+        if let Transport::Ssh(ssh) = &self.target.transport { ssh.patience() } else { Duration::ZERO }
     }
 }

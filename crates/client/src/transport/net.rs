@@ -37,15 +37,10 @@ pub(super) async fn unix(path: &Path) -> io::Result<UnixStream> {
 fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let is_first_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (first, second): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| address.is_ipv6() == is_first_v6);
-    let (mut first, mut second) = (first.into_iter(), second.into_iter());
-    let mut mixed = Vec::new();
-    loop {
-        let pair = [first.next(), second.next()];
-        if pair == [None, None] {
-            return mixed;
-        }
-        mixed.extend(pair.into_iter().flatten());
-    }
+    let mut second = second.into_iter();
+    let mut mixed: Vec<_> = first.into_iter().flat_map(|address| [Some(address), second.next()]).flatten().collect();
+    mixed.extend(second);
+    mixed
 }
 
 /// Returns the first success. The next candidate is tried when one fails, or after `head_start` without a result; earlier attempts

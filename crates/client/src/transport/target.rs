@@ -89,10 +89,7 @@ impl Target {
 
     /// The settings of an `ssh://` target, to change its program or options; `None` for other targets.
     pub fn ssh_mut(&mut self) -> Option<&mut Ssh> {
-        match &mut self.transport {
-            Transport::Ssh(ssh) => Some(ssh),
-            Transport::WebSocket(_) | Transport::Unix(_) | Transport::Stdio(_) => None,
-        }
+        if let Transport::Ssh(ssh) = &mut self.transport { Some(ssh) } else { None }
     }
 
     /// The parts of the address that `Display` leaves out: the query, or the arguments, variables and working directory of a program.
