@@ -396,13 +396,13 @@ impl Builder {
         /// Timeout for the server's answer to `initialize`. Default: 10 s.
         initialize_timeout(within: Duration) => options.initialize_timeout = within;
 
-        /// Retries the first connection for this long if another attempt can succeed. Default: one attempt only. Permanent failures are never
-        /// retried; see [`ConnectFailure`](crate::ConnectFailure).
+        /// Retries the first connection for this long if another attempt can succeed. Default: one attempt only. Permanent failures are
+        /// never retried; see [`ConnectFailure`](crate::ConnectFailure).
         connect_retry_for(within: Duration) => options.connect_retry_for = within;
 
-        /// Reports an absent server early, without the full [`connect_retry_for`](Self::connect_retry_for). If nothing is listening, one more
-        /// attempt is made after `pause`. If the host is unknown or unreachable, no further attempt is made. A busy server is still retried for
-        /// the full time. `None`, the default, retries in all three cases.
+        /// Reports an absent server early, without the full [`connect_retry_for`](Self::connect_retry_for). If nothing is listening, one
+        /// more attempt is made after `pause`. If the host is unknown or unreachable, no further attempt is made. A busy server is still
+        /// retried for the full time. `None`, the default, retries in all three cases.
         startup_grace(pause: Option<Duration>) => options.startup_grace = pause;
 
         /// Reports a connection that is open but silent for this long as [`ConnectionState::Stalled`]. Default: never. The client pings a

@@ -176,8 +176,10 @@ impl RemoteSpec {
         if let Some(within) = self.initialize_timeout {
             builder = builder.initialize_timeout(within);
         }
+        let client_cert = self.identity.clone().map(|identity| (identity.cert, identity.key));
+        let tls = Tls { ca_file: self.ca_file.clone(), client_cert };
         let insecure_plaintext = self.insecure_plaintext;
-        builder.open(Dialer { target: self.target.clone(), token, tls: self.tls(), insecure_plaintext }).await
+        builder.open(Dialer { target: self.target.clone(), token, tls, insecure_plaintext }).await
     }
 
     /// A hash that identifies the server and the token without revealing them. It covers the name, the address, the parts of the address
@@ -196,11 +198,6 @@ impl RemoteSpec {
             sum.update(part);
         }
         hex::encode(sum.finalize())
-    }
-
-    fn tls(&self) -> Tls {
-        let client_cert = self.identity.clone().map(|identity| (identity.cert, identity.key));
-        Tls { ca_file: self.ca_file.clone(), client_cert }
     }
 }
 

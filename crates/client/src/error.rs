@@ -55,7 +55,7 @@ pub enum Error {
         address: String,
     },
     /// The connection broke. The call had no effect, or none that matters.
-    #[error("{DISCONNECTED}{}", reason_suffix(reason.as_deref()))]
+    #[error("{DISCONNECTED}{}", reason_suffix(reason))]
     Disconnected {
         /// Why the connection broke, if known.
         reason: Option<String>,
@@ -69,7 +69,7 @@ pub enum Error {
         reason: String,
     },
     /// The connection broke during the call, which may or may not have taken effect.
-    #[error("{method}: the connection broke before the answer, the outcome is unknown{}", reason_suffix(reason.as_deref()))]
+    #[error("{method}: the connection broke before the answer, the outcome is unknown{}", reason_suffix(reason))]
     UnknownOutcome {
         /// The method that was called.
         method: &'static str,
@@ -197,8 +197,8 @@ impl From<Error> for io::Error {
 }
 
 /// A reason after a colon, or nothing.
-fn reason_suffix(reason: Option<&str>) -> String {
-    reason.map(|reason| format!(": {reason}")).unwrap_or_default()
+fn reason_suffix(reason: &Option<String>) -> String {
+    reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
 /// Formats an error and its sources in one line: first the attempted operation, then the causes.

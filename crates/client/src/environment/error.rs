@@ -29,7 +29,7 @@ pub enum EnvironmentError {
         reason: String,
     },
     /// The value of a key is not allowed.
-    #[error("`{}`: {}key `{key}`: {reason}{}", path.display(), environment_prefix(environment.as_deref()), line_suffix(*line))]
+    #[error("`{}`: {}key `{key}`: {reason}{}", path.display(), environment_prefix(environment), line_suffix(*line))]
     Key {
         /// The path of the file.
         path: PathBuf,
@@ -81,8 +81,8 @@ fn line_suffix(line: Option<usize>) -> String {
 }
 
 /// The environment before its key.
-fn environment_prefix(id: Option<&str>) -> String {
-    id.map(|id| format!("environment `{id}`: ")).unwrap_or_default()
+fn environment_prefix(id: &Option<String>) -> String {
+    id.as_ref().map(|id| format!("environment `{id}`: ")).unwrap_or_default()
 }
 
 /// Names in backticks.

@@ -48,11 +48,9 @@ impl Stdin {
                 Poll::Pending => break,
             };
             self.in_flight.pop_front();
-            match written {
-                Ok(Ok(wire::WriteStatus::Accepted)) => {}
-                Ok(Ok(status)) => return Poll::Ready(Err(write_error(status))),
-                Ok(Err(error)) => return Poll::Ready(Err(error.into())),
-                Err(_) => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+            let status = written.map_err(|_| io::ErrorKind::BrokenPipe)??;
+            if status != wire::WriteStatus::Accepted {
+                return Poll::Ready(Err(write_error(status)));
             }
         }
         Poll::Ready(Ok(()))
@@ -82,9 +80,7 @@ impl AsyncWrite for Stdin {
         }
         ready!(self.poll_settle(cx, true))?;
         if self.closing.is_none() {
-            if let Err(error) = self.shared.require(|capabilities| capabilities.close_stdin, "close stdin") {
-                return Poll::Ready(Err(error.into()));
-            }
+            self.shared.require(|capabilities| capabilities.close_stdin, "close stdin")?;
             let (closed, must_start_sender) = self.shared.input.close();
             self.shared.start_sender(must_start_sender);
             self.closing = Some(closed);
@@ -93,15 +89,12 @@ impl AsyncWrite for Stdin {
         let closed = ready!(Pin::new(closing).poll(cx));
         self.closing = None;
         self.is_closed = true;
-        match closed {
-            // A stdin that was closed before, or whose process has ended, counts as closed.
-            Ok(Ok(wire::CloseStdinStatus::RawMode)) => {
-                Poll::Ready(Err(io::Error::other("the terminal is in raw mode, where the end of input cannot be told")))
-            }
-            Ok(Ok(_)) => Poll::Ready(Ok(())),
-            Ok(Err(error)) => Poll::Ready(Err(error.into())),
-            Err(_) => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+        // A stdin that was closed before, or whose process has ended, counts as closed.
+        if closed.map_err(|_| io::ErrorKind::BrokenPipe)?? == wire::CloseStdinStatus::RawMode {
+            let reason = "the terminal is in raw mode, where the end of input cannot be told";
+            return Poll::Ready(Err(io::Error::other(reason)));
         }
+        Poll::Ready(Ok(()))
     }
 }
 

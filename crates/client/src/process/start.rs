@@ -59,10 +59,6 @@ impl Start {
         /// Sets the name of the process, which must be unique in the session. Default: a random name.
         id(id: impl Into<ProcessId>) => id = Some(id.into());
 
-        /// Sets which of the server's variables the process inherits: all, the short list, or none. `all` leaves out names that look like
-        /// secrets.
-        inherit(which: wire::Inherit) => params.env_policy = Some(wire::EnvPolicy { inherit: which, ..wire::EnvPolicy::core() });
-
         /// Sets the complete policy for the environment. `None` inherits no variables.
         env_policy(policy: Option<wire::EnvPolicy>) => params.env_policy = policy;
 
@@ -92,6 +88,12 @@ impl Start {
 
         /// Ends the process when its last handle is dropped.
         terminate_on_drop(terminate: bool) => terminate_on_drop = terminate;
+    }
+
+    /// Sets which of the server's variables the process inherits: all, the short list, or none. `all` leaves out names that look like
+    /// secrets.
+    pub fn inherit(self, which: wire::Inherit) -> Self {
+        self.env_policy(Some(wire::EnvPolicy { inherit: which, ..wire::EnvPolicy::core() }))
     }
 
     /// Sets the working directory, an absolute path on the server.
