@@ -4,19 +4,20 @@
 //! is a typo that would change what runs.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use exec_server_client::environment::{NONE, RemoteSpec, TOKEN_VARIABLE};
-use serde_json::Value;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use super::{
     Config, ConfigError, Format, HttpConfig, KeyFault, Placement, STARTUP_TIMEOUT, ServerConfig, ServerTransport,
     StdioConfig, TIMEOUT_MAX, TOOL_TIMEOUT, ToolFilter,
     error::shown,
-    table::{self, ServerTable, wrong_type},
+    table::{self, wrong_type},
 };
 
 /// The tables that may contain servers, in either format. Code editors use the last one.
@@ -54,10 +55,8 @@ pub(super) fn config(text: &str, path: &Path, format: Format) -> Result<Config, 
         };
         for (name, value) in value.as_object().ok_or_else(|| fault(None))? {
             check_name(path, name)?;
-            if !value.is_object() {
-                return Err(fault(Some(name.clone())));
-            }
-            let server = ServerReader { path, name, table: value }.read(format, &mut warnings)?;
+            let table = value.as_object().ok_or_else(|| fault(Some(name.clone())))?;
+            let server = ServerReader { path, name, table }.read(format, &mut warnings)?;
             if servers.insert(name.clone(), server).is_some() {
                 return Err(ConfigError::Twice { path: path.to_owned(), name: name.clone() });
             }
@@ -84,7 +83,7 @@ fn check_name(path: &Path, name: &str) -> Result<(), ConfigError> {
 struct ServerReader<'a> {
     path: &'a Path,
     name: &'a str,
-    table: &'a Value,
+    table: &'a Map<String, Value>,
 }
 
 impl ServerReader<'_> {
@@ -95,15 +94,15 @@ impl ServerReader<'_> {
 
     fn read(&self, format: Format, warnings: &mut ConfigWarnings) -> Result<ServerConfig, ConfigError> {
         // Check this first. A user who sees another error first might fix only that one and leave the token in the file.
-        if self.table.get("bearer_token").is_some_and(|token| !token.is_null()) {
+        if self.has("bearer_token") {
             return Err(self.fault("bearer_token", KeyFault::InlineToken));
         }
-        let (table, ignored) = ServerTable::read(self.table).map_err(|(key, fault)| self.fault(&key, fault))?;
+        let ignored = table::check(self.table).map_err(|(key, fault)| self.fault(key, fault))?;
         for key in ignored {
-            warnings.ignored.entry(key).or_default().push(self.name.to_owned());
+            warnings.ignored.entry(key.to_owned()).or_default().push(self.name.to_owned());
         }
-        let placement = self.placement(&table)?;
-        let transport = self.transport(&table)?;
+        let placement = self.placement()?;
+        let transport = self.transport()?;
         if let ServerTransport::Stdio(stdio) = &transport {
             self.check_cwd(stdio, &placement)?;
             warnings.about_variables(self.name, stdio);
@@ -112,89 +111,93 @@ impl ServerReader<'_> {
             warnings.about_templates(self.name, self.table);
         }
         let from_seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-        let startup = match (table.startup_timeout_sec, table.startup_timeout_ms) {
+        let startup = match (self.get("startup_timeout_sec"), self.get("startup_timeout_ms")) {
             (Some(seconds), _) => Some(("startup_timeout_sec", from_seconds(seconds))),
             (None, Some(millis)) => Some(("startup_timeout_ms", Duration::from_millis(millis))),
             (None, None) => None,
         };
-        let tool = table.tool_timeout_sec.map(|seconds| ("tool_timeout_sec", from_seconds(seconds)));
+        let tool = self.get("tool_timeout_sec").map(|seconds| ("tool_timeout_sec", from_seconds(seconds)));
         for (key, _) in startup.iter().chain(&tool).filter(|(_, timeout)| *timeout > TIMEOUT_MAX) {
             let name = self.name;
             warnings.lines.push(format!("server `{name}`: key `{key}`: taken as 30 days, the longest there is"));
         }
-        let disabled = [table.disabled_tools, table.exclude_tools, table.disabled_tools_camel];
+        let enabled = ["enabled_tools", "includeTools"].into_iter().filter_map(|key| Some((key, self.get(key)?)));
+        let disabled = ["disabled_tools", "excludeTools", "disabledTools"].into_iter();
         Ok(ServerConfig {
             transport,
             placement,
-            enabled: table.enabled.unwrap_or(true) && !table.disabled.unwrap_or(false),
-            required: table.required.unwrap_or(false),
+            enabled: self.get("enabled").unwrap_or(true) && !self.get("disabled").unwrap_or(false),
+            required: self.get("required").unwrap_or(false),
             startup_timeout: startup.map_or(STARTUP_TIMEOUT, |(_, timeout)| timeout.min(TIMEOUT_MAX)),
             tool_timeout: tool.map_or(TOOL_TIMEOUT, |(_, timeout)| timeout.min(TIMEOUT_MAX)),
-            supports_parallel_tool_calls: table.supports_parallel_tool_calls.unwrap_or(false),
+            supports_parallel_tool_calls: self.get("supports_parallel_tool_calls").unwrap_or(false),
             tools: ToolFilter {
-                enabled: self.same([("enabled_tools", table.enabled_tools), ("includeTools", table.include_tools)])?,
-                disabled: BTreeSet::from_iter(disabled.into_iter().flatten().flatten()),
+                enabled: self.same(enabled)?,
+                disabled: disabled.filter_map(|key| self.get::<Vec<String>>(key)).flatten().collect(),
             },
         })
     }
 
+    fn has(&self, key: &str) -> bool {
+        self.table.get(key).is_some_and(|value| !value.is_null())
+    }
+
+    /// The value of a key. Its type has been checked.
+    fn get<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        self.table.get(key).and_then(|value| T::deserialize(value).ok())
+    }
+
     /// The value of synonymous keys, which must not contradict each other.
-    fn same<T: PartialEq, const N: usize>(
+    fn same<T: PartialEq>(
         &self,
-        values: [(&'static str, Option<T>); N],
+        values: impl IntoIterator<Item = (&'static str, T)>,
     ) -> Result<Option<T>, ConfigError> {
-        let mut found: Option<(&'static str, T)> = None;
-        for (key, value) in values {
-            let Some(value) = value else { continue };
-            match &found {
-                Some((other, first)) if *first != value => {
-                    return Err(self.fault(key, KeyFault::Contradicts { other }));
-                }
-                Some(_) => {}
-                None => found = Some((key, value)),
-            }
+        let mut values = values.into_iter();
+        let Some((other, first)) = values.next() else { return Ok(None) };
+        match values.find(|(_, value)| *value != first) {
+            Some((key, _)) => Err(self.fault(key, KeyFault::Contradicts { other })),
+            None => Ok(Some(first)),
         }
-        Ok(found.map(|(_, value)| value))
     }
 
     /// A text that must not be empty.
-    fn filled<'t>(&self, key: &str, text: &'t Option<String>) -> Result<Option<&'t str>, ConfigError> {
-        match text.as_deref() {
+    fn filled(&self, key: &str) -> Result<Option<&str>, ConfigError> {
+        match self.table.get(key).and_then(Value::as_str) {
             Some("") => Err(self.fault(key, wrong_type(key))),
             text => Ok(text),
         }
     }
 
-    fn transport(&self, table: &ServerTable) -> Result<ServerTransport, ConfigError> {
-        let urls = [("url", &table.url), ("serverUrl", &table.server_url), ("httpUrl", &table.http_url)];
-        let url = urls.into_iter().find(|(_, url)| url.is_some());
-        self.check_transport(table, url.is_some())?;
-        let Some((url_key, url)) = url else {
-            let Some(command) = self.filled("command", &table.command)? else {
+    fn transport(&self) -> Result<ServerTransport, ConfigError> {
+        let url_key = ["url", "serverUrl", "httpUrl"].into_iter().find(|key| self.has(key));
+        self.check_transport(url_key.is_some())?;
+        let Some(url_key) = url_key else {
+            let Some(command) = self.filled("command")? else {
                 return Err(self.fault("command", KeyFault::NoWay));
             };
             self.refuse(&HTTP_KEYS, "command")?;
             return Ok(ServerTransport::Stdio(StdioConfig {
                 command: command.to_owned(),
-                args: table.args.clone().unwrap_or_default(),
-                env: table.env.clone().unwrap_or_default(),
-                env_vars: table.env_vars.clone().unwrap_or_default(),
-                cwd: self.filled("cwd", &table.cwd)?.map(PathBuf::from),
+                args: self.get("args").unwrap_or_default(),
+                env: self.get("env").unwrap_or_default(),
+                env_vars: self.table.get("env_vars").and_then(table::env_vars).unwrap_or_default(),
+                cwd: self.filled("cwd")?.map(PathBuf::from),
             }));
         };
         self.refuse(&STDIO_KEYS, "url")?;
-        let url = self.filled(url_key, url)?.unwrap_or_default().trim();
+        let url = self.filled(url_key)?.unwrap_or_default().trim();
         check_url(url).map_err(|fault| self.fault(url_key, fault))?;
-        if table.bearer_token_env_var.as_deref().is_some_and(|name| !table::is_variable(name)) {
+        let bearer_token_env_var: Option<String> = self.get("bearer_token_env_var");
+        if bearer_token_env_var.as_deref().is_some_and(|name| !table::is_variable(name)) {
             return Err(self.fault("bearer_token_env_var", wrong_type("bearer_token_env_var")));
         }
-        let filled = |headers: &Option<BTreeMap<String, String>>| headers.clone().filter(|all| !all.is_empty());
-        let headers = [("http_headers", filled(&table.http_headers)), ("headers", filled(&table.headers))];
+        let headers = ["http_headers", "headers"].into_iter();
+        let headers = headers.filter_map(|key| Some((key, self.get::<BTreeMap<_, _>>(key)?)));
         Ok(ServerTransport::Http(HttpConfig {
             url: url.to_owned(),
-            bearer_token_env_var: table.bearer_token_env_var.clone(),
-            http_headers: self.same(headers)?.unwrap_or_default(),
-            env_http_headers: table.env_http_headers.clone().unwrap_or_default(),
+            bearer_token_env_var,
+            http_headers: self.same(headers.filter(|(_, all)| !all.is_empty()))?.unwrap_or_default(),
+            env_http_headers: self.get("env_http_headers").unwrap_or_default(),
         }))
     }
 
@@ -214,10 +217,10 @@ impl ServerReader<'_> {
     }
 
     /// Checks that `type` and `transport` agree with the presence of `command` or a URL.
-    fn check_transport(&self, table: &ServerTable, has_url: bool) -> Result<(), ConfigError> {
-        let has_command = table.command.is_some();
-        for (key, text) in [("type", &table.r#type), ("transport", &table.transport)] {
-            let Some(text) = self.filled(key, text)? else { continue };
+    fn check_transport(&self, has_url: bool) -> Result<(), ConfigError> {
+        let has_command = self.has("command");
+        for key in ["type", "transport"] {
+            let Some(text) = self.filled(key)? else { continue };
             // Programs spell it in several ways: `streamable-http`, `streamableHttp`, `streamable_http`.
             let plain: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
             let fault = match plain.to_ascii_lowercase().as_str() {
@@ -236,19 +239,12 @@ impl ServerReader<'_> {
         Ok(())
     }
 
-    fn placement(&self, table: &ServerTable) -> Result<Placement, ConfigError> {
-        let parse = |key: &'static str, text: &Option<String>| match self.filled(key, text)? {
-            Some(text) => match parse_placement(text.trim()) {
-                Ok(place) => Ok((key, Some(place))),
-                Err(fault) => Err(self.fault(key, fault)),
-            },
-            None => Ok((key, None)),
-        };
-        let places = [
-            parse("environment", &table.environment)?,
-            parse("experimental_environment", &table.experimental_environment)?,
-            parse("environment_id", &table.environment_id)?,
-        ];
+    fn placement(&self) -> Result<Placement, ConfigError> {
+        let mut places = Vec::new();
+        for key in ["environment", "experimental_environment", "environment_id"] {
+            let Some(text) = self.filled(key)? else { continue };
+            places.push((key, parse_placement(text.trim()).map_err(|fault| self.fault(key, fault))?));
+        }
         Ok(self.same(places)?.unwrap_or_default())
     }
 
@@ -307,7 +303,7 @@ impl ConfigWarnings {
 
     /// Warns about `${...}`. Some programs replace such templates with variables. This one does not, and without a warning the user would
     /// expect a value.
-    fn about_templates(&mut self, server: &str, table: &Value) {
+    fn about_templates(&mut self, server: &str, table: &Map<String, Value>) {
         for key in TEMPLATE_KEYS {
             if table.get(key).is_some_and(has_template) {
                 self.lines.push(format!(

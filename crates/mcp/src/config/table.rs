@@ -1,27 +1,26 @@
 //! The table of one server as the file has it: the types of its keys, and how both file formats are parsed.
 //!
-//! A file is parsed into one kind of value tree, so that each rule is written once. The table of a server is then deserialized from that
-//! tree, and `serde_ignored` reports the keys that have no field here. serde's own messages are not used: they quote values, which can be
-//! secrets, and do not name the key.
+//! A file is parsed into one kind of value tree, so that each rule is written once. Each key of a server is then checked against `KEYS`.
+//! serde's own messages are not used: they quote values, which can be secrets, and do not name the key.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    path::Path,
-};
+use std::{fmt, path::Path};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, DeserializeSeed, Error, MapAccess, SeqAccess, Visitor},
+    de::{Error, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Value};
 
 use super::{ConfigError, EnvSource, EnvVar, Format, KeyFault, error::shown};
 
-/// The known keys, grouped by what a value must be. A misspelt key is compared with them in this order.
-const KEYS: [(&str, &[&str]); 10] = [
+/// What a value must be, as a text and as a check, and the keys with such values.
+type KnownKeys = (&'static str, fn(&Value) -> bool, &'static [&'static str]);
+
+/// The known keys. A misspelt key is compared with them in this order.
+const KEYS: [KnownKeys; 10] = [
     (
         "text in quotes, and not empty",
+        is_text,
         &[
             "command",
             "cwd",
@@ -37,16 +36,37 @@ const KEYS: [(&str, &[&str]); 10] = [
     ),
     (
         "a list of texts, such as [\"a\", \"b\"]",
+        |value| value.as_array().is_some_and(|list| list.iter().all(is_text)),
         &["args", "enabled_tools", "disabled_tools", "includeTools", "excludeTools", "disabledTools"],
     ),
-    ("a table of texts, such as { NAME = \"value\" }", &["env"]),
-    ("a list of names, or of { name, source } with the source `local` or `remote`", &["env_vars"]),
-    ("the name of a variable", &["bearer_token_env_var", "bearer_token"]),
-    ("a table of headers, such as { X-Name = \"value\" }", &["http_headers", "headers"]),
-    ("a table of headers with names of variables, such as { X-Name = \"VARIABLE\" }", &["env_http_headers"]),
-    ("true or false", &["enabled", "disabled", "required", "supports_parallel_tool_calls"]),
-    ("a number of seconds, not below 0", &["startup_timeout_sec", "tool_timeout_sec"]),
-    ("a whole number of milliseconds, not below 0", &["startup_timeout_ms"]),
+    (
+        "a table of texts, such as { NAME = \"value\" }",
+        |value| is_table(value, |name, text| is_variable(name) && is_plain(text)),
+        &["env"],
+    ),
+    (
+        "a list of names, or of { name, source } with the source `local` or `remote`",
+        |value| env_vars(value).is_some(),
+        &["env_vars"],
+    ),
+    ("the name of a variable", is_text, &["bearer_token_env_var", "bearer_token"]),
+    (
+        "a table of headers, such as { X-Name = \"value\" }",
+        |value| is_table(value, is_literal_header),
+        &["http_headers", "headers"],
+    ),
+    (
+        "a table of headers with names of variables, such as { X-Name = \"VARIABLE\" }",
+        |value| is_table(value, |name, variable| is_header(name) && is_variable(variable)),
+        &["env_http_headers"],
+    ),
+    ("true or false", Value::is_boolean, &["enabled", "disabled", "required", "supports_parallel_tool_calls"]),
+    (
+        "a number of seconds, not below 0",
+        |value| value.as_f64().is_some_and(|seconds| seconds >= 0.0),
+        &["startup_timeout_sec", "tool_timeout_sec"],
+    ),
+    ("a whole number of milliseconds, not below 0", Value::is_u64, &["startup_timeout_ms"]),
 ];
 
 /// Keys that other programs use and this one ignores: tool approval, logins, and descriptions for people.
@@ -72,94 +92,26 @@ const KEYS_OF_OTHERS: [&str; 18] = [
     "version",
 ];
 
-/// All keys of a server. A null value counts as absent.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ServerTable {
-    #[serde(deserialize_with = "text")]
-    pub(super) command: Option<String>,
-    #[serde(deserialize_with = "texts")]
-    pub(super) args: Option<Vec<String>>,
-    #[serde(deserialize_with = "variables")]
-    pub(super) env: Option<BTreeMap<String, String>>,
-    #[serde(deserialize_with = "env_vars")]
-    pub(super) env_vars: Option<Vec<EnvVar>>,
-    #[serde(deserialize_with = "text")]
-    pub(super) cwd: Option<String>,
-    #[serde(deserialize_with = "text")]
-    pub(super) url: Option<String>,
-    #[serde(deserialize_with = "text", rename = "serverUrl")]
-    pub(super) server_url: Option<String>,
-    #[serde(deserialize_with = "text", rename = "httpUrl")]
-    pub(super) http_url: Option<String>,
-    #[serde(deserialize_with = "text")]
-    pub(super) bearer_token_env_var: Option<String>,
-    #[serde(deserialize_with = "literal_headers")]
-    pub(super) http_headers: Option<BTreeMap<String, String>>,
-    #[serde(deserialize_with = "literal_headers")]
-    pub(super) headers: Option<BTreeMap<String, String>>,
-    #[serde(deserialize_with = "header_variables")]
-    pub(super) env_http_headers: Option<BTreeMap<String, String>>,
-    #[serde(deserialize_with = "text")]
-    pub(super) environment: Option<String>,
-    #[serde(deserialize_with = "text")]
-    pub(super) experimental_environment: Option<String>,
-    #[serde(deserialize_with = "text")]
-    pub(super) environment_id: Option<String>,
-    #[serde(deserialize_with = "text")]
-    pub(super) r#type: Option<String>,
-    #[serde(deserialize_with = "text")]
-    pub(super) transport: Option<String>,
-    pub(super) enabled: Option<bool>,
-    pub(super) disabled: Option<bool>,
-    pub(super) required: Option<bool>,
-    pub(super) supports_parallel_tool_calls: Option<bool>,
-    #[serde(deserialize_with = "seconds")]
-    pub(super) startup_timeout_sec: Option<f64>,
-    pub(super) startup_timeout_ms: Option<u64>,
-    #[serde(deserialize_with = "seconds")]
-    pub(super) tool_timeout_sec: Option<f64>,
-    #[serde(deserialize_with = "names")]
-    pub(super) enabled_tools: Option<BTreeSet<String>>,
-    #[serde(deserialize_with = "names", rename = "includeTools")]
-    pub(super) include_tools: Option<BTreeSet<String>>,
-    #[serde(deserialize_with = "names")]
-    pub(super) disabled_tools: Option<BTreeSet<String>>,
-    #[serde(deserialize_with = "names", rename = "excludeTools")]
-    pub(super) exclude_tools: Option<BTreeSet<String>>,
-    #[serde(deserialize_with = "names", rename = "disabledTools")]
-    pub(super) disabled_tools_camel: Option<BTreeSet<String>>,
-}
-
-impl ServerTable {
-    /// Reads the table of a server, and the keys in it that have no effect. The error is the key at fault.
-    pub(super) fn read(table: &Value) -> Result<(Self, Vec<String>), (String, KeyFault)> {
-        let mut ignored = Vec::new();
-        let read = serde_ignored::deserialize(table, |path| ignored.push(path.to_string()));
-        for key in &ignored {
-            if let Some(meant) = misspelt(key) {
-                return Err((key.clone(), KeyFault::Misspelt { meant }));
-            }
-        }
-        match read {
-            Ok(read) => Ok((read, ignored)),
-            Err(_) => {
-                let entries = table.as_object().into_iter().flatten();
-                let is_bad = |(key, value): &(&String, &Value)| {
-                    let alone = Map::from_iter([((*key).clone(), (*value).clone())]);
-                    Self::deserialize(Value::Object(alone)).is_err()
-                };
-                let key = entries.into_iter().find(is_bad).map_or_else(String::new, |(key, _)| key.clone());
-                let fault = wrong_type(&key);
-                Err((key, fault))
-            }
+/// Checks the keys of a server and their values; a null value counts as absent. Returns the keys that have no effect. The error is the key
+/// at fault.
+pub(super) fn check(table: &Map<String, Value>) -> Result<Vec<&str>, (&str, KeyFault)> {
+    let mut ignored = Vec::new();
+    for (key, value) in table {
+        match KEYS.iter().find(|(_, _, keys)| keys.contains(&key.as_str())) {
+            Some((_, is_valid, _)) if value.is_null() || is_valid(value) => {}
+            Some(_) => return Err((key, wrong_type(key))),
+            None => match misspelt(key) {
+                Some(meant) => return Err((key, KeyFault::Misspelt { meant })),
+                None => ignored.push(key.as_str()),
+            },
         }
     }
+    Ok(ignored)
 }
 
 /// The fault of a key whose value is not what `KEYS` says.
 pub(super) fn wrong_type(key: &str) -> KeyFault {
-    let expected = KEYS.iter().find(|(_, keys)| keys.contains(&key)).map_or("a table", |(expected, _)| expected);
+    let expected = KEYS.iter().find(|(_, _, keys)| keys.contains(&key)).map_or("a table", |(expected, _, _)| expected);
     KeyFault::Type { expected }
 }
 
@@ -182,7 +134,7 @@ fn misspelt(key: &str) -> Option<&'static str> {
     if KEYS_OF_OTHERS.contains(&key) {
         return None;
     }
-    KEYS.iter().flat_map(|(_, keys)| *keys).find(is_meant).copied()
+    KEYS.iter().flat_map(|(_, _, keys)| *keys).find(is_meant).copied()
 }
 
 /// The Levenshtein distance: how many bytes must be inserted, deleted or replaced.
@@ -200,73 +152,40 @@ fn distance(a: &[u8], b: &[u8]) -> usize {
     row[b.len()]
 }
 
-/// Reads an optional value, and fails if it breaks a rule.
-fn checked<'de, D: Deserializer<'de>, T: DeserializeOwned>(
-    from: D,
-    is_valid: impl Fn(&T) -> bool,
-) -> Result<Option<T>, D::Error> {
-    let value: Option<T> = Option::deserialize(from)?;
-    if value.as_ref().is_none_or(is_valid) { Ok(value) } else { Err(Error::custom("a broken rule")) }
+fn is_text(value: &Value) -> bool {
+    value.as_str().is_some_and(is_plain)
 }
 
-fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    checked(from, |text: &String| is_plain(text))
+/// Whether a value is a table of texts that all fit a rule about name and text.
+fn is_table(value: &Value, rule: fn(&str, &str) -> bool) -> bool {
+    let fits = |(name, value): (&String, &Value)| value.as_str().is_some_and(|text| rule(name, text));
+    value.as_object().is_some_and(|table| table.iter().all(fits))
 }
 
-fn texts<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<String>>, D::Error> {
-    checked(from, |texts: &Vec<String>| texts.iter().all(|text| is_plain(text)))
-}
-
-fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Option<BTreeSet<String>>, D::Error> {
-    Ok(texts(from)?.map(BTreeSet::from_iter))
-}
-
-fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
-    checked(from, |seconds| *seconds >= 0.0)
-}
-
-type TextMap = BTreeMap<String, String>;
-
-fn variables<'de, D: Deserializer<'de>>(from: D) -> Result<Option<TextMap>, D::Error> {
-    checked(from, |all: &TextMap| all.iter().all(|(name, value)| is_variable(name) && is_plain(value)))
-}
-
-fn literal_headers<'de, D: Deserializer<'de>>(from: D) -> Result<Option<TextMap>, D::Error> {
-    let is_value = |value: &str| http::HeaderValue::from_str(value).is_ok();
-    checked(from, |all: &TextMap| all.iter().all(|(name, value)| is_header(name) && is_value(value)))
-}
-
-fn header_variables<'de, D: Deserializer<'de>>(from: D) -> Result<Option<TextMap>, D::Error> {
-    checked(from, |all: &TextMap| all.iter().all(|(name, value)| is_header(name) && is_variable(value)))
+fn is_literal_header(name: &str, value: &str) -> bool {
+    is_header(name) && http::HeaderValue::from_str(value).is_ok()
 }
 
 /// A variable in a list: its name, or its name and source.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, deny_unknown_fields)]
 enum EnvVarEntry {
     Name(String),
-    Named(NamedEnvVar),
+    Named { name: String, source: Option<EnvSource> },
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NamedEnvVar {
-    name: String,
-    source: Option<EnvSource>,
-}
-
-fn env_vars<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<EnvVar>>, D::Error> {
-    let Some(entries) = Option::<Vec<EnvVarEntry>>::deserialize(from)? else { return Ok(None) };
+/// Reads a list of variables. `None` if it breaks a rule.
+pub(super) fn env_vars(value: &Value) -> Option<Vec<EnvVar>> {
+    let entries = Vec::deserialize(value).ok()?;
     let variables = entries.into_iter().map(|entry| match entry {
         EnvVarEntry::Name(name) => EnvVar { name, source: EnvSource::Local },
-        EnvVarEntry::Named(entry) => EnvVar { name: entry.name, source: entry.source.unwrap_or_default() },
+        EnvVarEntry::Named { name, source } => EnvVar { name, source: source.unwrap_or_default() },
     });
-    let variables: Vec<EnvVar> = variables.collect();
     // The executor treats the names of its variables as patterns, so `*` and `?` would match other variables too.
     let is_valid = |variable: &EnvVar| {
         is_variable(&variable.name) && !(variable.source == EnvSource::Remote && variable.name.contains(['*', '?']))
     };
-    if variables.iter().all(is_valid) { Ok(Some(variables)) } else { Err(Error::custom("a broken rule")) }
+    variables.map(|variable| Some(variable).filter(is_valid)).collect()
 }
 
 pub(super) fn is_variable(name: &str) -> bool {
@@ -305,19 +224,11 @@ struct StrictValue(Value);
 
 impl<'de> Deserialize<'de> for StrictValue {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        StrictVisitor.deserialize(from).map(Self)
+        from.deserialize_any(StrictVisitor).map(Self)
     }
 }
 
 struct StrictVisitor;
-
-impl<'de> DeserializeSeed<'de> for StrictVisitor {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
-        from.deserialize_any(self)
-    }
-}
 
 impl<'de> Visitor<'de> for StrictVisitor {
     type Value = Value;
@@ -352,7 +263,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(value) = from.next_element_seed(Self)? {
+        while let Some(StrictValue(value)) = from.next_element()? {
             list.push(value);
         }
         Ok(list.into())
@@ -360,8 +271,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
         let mut table = Map::new();
-        while let Some(key) = from.next_key::<String>()? {
-            let value = from.next_value_seed(Self)?;
+        while let Some((key, StrictValue(value))) = from.next_entry::<String, _>()? {
             if table.contains_key(&key) {
                 return Err(Error::custom(format_args!("`{}` is there twice", shown(&key))));
             }
