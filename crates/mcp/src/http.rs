@@ -273,7 +273,7 @@ impl ExecutorHttp {
 
     async fn post(
         &self,
-        call: HttpCall<'_>,
+        call: HttpCall,
         message: &ClientJsonRpcMessage,
     ) -> Result<StreamableHttpPostResponse, HttpFailure> {
         let has_session = call.session.is_some();
@@ -300,7 +300,7 @@ impl ExecutorHttp {
         }
     }
 
-    async fn listen(&self, call: HttpCall<'_>) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
+    async fn listen(&self, call: HttpCall) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
         let response = self.send(call, Bytes::new()).await?;
         match (status(&response), response.header("content-type")) {
             (StatusCode::METHOD_NOT_ALLOWED, _) => Err(StreamableHttpError::ServerDoesNotSupportSse),
@@ -313,19 +313,24 @@ impl ExecutorHttp {
     }
 
     /// Sends a request with all common headers and follows redirects. Returns when the head of the response has arrived.
-    async fn send(&self, call: HttpCall<'_>, body: Bytes) -> Result<Response<Body>, HttpFailure> {
-        let mut request = Request::new(call.method, call.uri).body(body);
-        let own = [("accept", call.accept), (SESSION, call.session), (LAST_EVENT, call.last_event)];
+    async fn send(&self, call: HttpCall, body: Bytes) -> Result<Response<Body>, HttpFailure> {
+        let accept = match call.method {
+            "POST" => Some(BOTH),
+            "GET" => Some(EVENTS),
+            _ => None,
+        };
+        let mut request = Request::new(call.method, &*call.uri).body(body);
+        let own = [("accept", accept), (SESSION, call.session.as_deref()), (LAST_EVENT, call.last_event.as_deref())];
         for (name, value) in own.into_iter().filter_map(|(name, value)| Some((name, value?))) {
             request = request.header(name, value);
         }
         if call.method == "POST" {
             request = request.header("content-type", JSON);
         }
-        if let Some(token) = call.token {
+        if let Some(token) = &call.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        for (name, value) in call.headers {
+        for (name, value) in &call.headers {
             let value = value.to_str().map_err(|_| StreamableHttpError::ReservedHeaderConflict(name.to_string()))?;
             request = request.header(name.as_str(), value);
         }
@@ -342,8 +347,12 @@ impl ExecutorHttp {
             match redirect::next(call.method, &request.url, status, response.header("location")) {
                 RedirectDecision::Go(url) if followed < redirect::MOST => request.url = url,
                 RedirectDecision::Stay => return Ok(response),
+                // The headers of this server must not be sent to another place.
                 RedirectDecision::Go(place) | RedirectDecision::Elsewhere(place) => {
-                    return Err(leads_away(status, &place));
+                    let text = format!(
+                        "HTTP {status} redirects to `{place}`, which is not followed; if that is the server, set `url` to it"
+                    );
+                    return Err(StreamableHttpError::UnexpectedServerResponse(text.into()));
                 }
             }
             followed += 1;
@@ -352,14 +361,13 @@ impl ExecutorHttp {
 }
 
 /// The parameters of one HTTP request.
-struct HttpCall<'a> {
+struct HttpCall {
     method: &'static str,
-    uri: &'a str,
-    accept: Option<&'a str>,
-    session: Option<&'a str>,
-    last_event: Option<&'a str>,
-    token: Option<&'a str>,
-    headers: &'a HashMap<HeaderName, HeaderValue>,
+    uri: Arc<str>,
+    session: Option<Arc<str>>,
+    last_event: Option<String>,
+    token: Option<String>,
+    headers: HashMap<HeaderName, HeaderValue>,
 }
 
 impl StreamableHttpClient for ExecutorHttp {
@@ -369,38 +377,22 @@ impl StreamableHttpClient for ExecutorHttp {
         &self,
         uri: Arc<str>,
         message: ClientJsonRpcMessage,
-        session_id: Option<Arc<str>>,
-        auth_header: Option<String>,
-        custom_headers: HashMap<HeaderName, HeaderValue>,
+        session: Option<Arc<str>>,
+        token: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<StreamableHttpPostResponse, HttpFailure> {
-        let call = HttpCall {
-            method: "POST",
-            uri: &uri,
-            accept: Some(BOTH),
-            session: session_id.as_deref(),
-            last_event: None,
-            token: auth_header.as_deref(),
-            headers: &custom_headers,
-        };
+        let call = HttpCall { method: "POST", uri, session, last_event: None, token, headers };
         self.unless_closed(self.post(call, &message)).await
     }
 
     async fn delete_session(
         &self,
         uri: Arc<str>,
-        session_id: Arc<str>,
-        auth_header: Option<String>,
-        custom_headers: HashMap<HeaderName, HeaderValue>,
+        session: Arc<str>,
+        token: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), HttpFailure> {
-        let call = HttpCall {
-            method: "DELETE",
-            uri: &uri,
-            accept: None,
-            session: Some(&session_id),
-            last_event: None,
-            token: auth_header.as_deref(),
-            headers: &custom_headers,
-        };
+        let call = HttpCall { method: "DELETE", uri, session: Some(session), last_event: None, token, headers };
         let response = self.send(call, Bytes::new()).await?;
         match status(&response) {
             // A server need not support DELETE, and it may have forgotten the session already.
@@ -413,21 +405,12 @@ impl StreamableHttpClient for ExecutorHttp {
     async fn get_stream(
         &self,
         uri: Arc<str>,
-        session_id: Option<Arc<str>>,
-        last_event_id: Option<String>,
-        auth_header: Option<String>,
-        custom_headers: HashMap<HeaderName, HeaderValue>,
+        session: Option<Arc<str>>,
+        last_event: Option<String>,
+        token: Option<String>,
+        headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, HttpFailure> {
-        let call = HttpCall {
-            method: "GET",
-            uri: &uri,
-            accept: Some(EVENTS),
-            session: session_id.as_deref(),
-            last_event: last_event_id.as_deref(),
-            token: auth_header.as_deref(),
-            headers: &custom_headers,
-        };
-        self.unless_closed(self.listen(call)).await
+        self.unless_closed(self.listen(HttpCall { method: "GET", uri, session, last_event, token, headers })).await
     }
 }
 
@@ -458,16 +441,13 @@ fn busy(response: &Response<Body>) -> Option<HttpFailure> {
     is_busy.then(|| HttpStatusError::new(response.status, retry_after).into())
 }
 
-/// The error for a redirect that must not be followed with the headers of this server.
-fn leads_away(status: StatusCode, place: &str) -> HttpFailure {
-    let text =
-        format!("HTTP {status} redirects to `{place}`, which is not followed; if that is the server, set `url` to it");
-    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text))
+fn unexpected(status: StatusCode, body: &[u8]) -> HttpFailure {
+    StreamableHttpError::UnexpectedServerResponse(format!("HTTP {status}{}", colon_and(&shown(body))).into())
 }
 
-fn unexpected(status: StatusCode, body: &[u8]) -> HttpFailure {
-    let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
-    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("HTTP {status}{}", colon_and(&shown))))
+/// The beginning of an error page.
+fn shown(body: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)])
 }
 
 /// Handles an error status. A JSON-RPC error in the body is returned as a message, so that the caller gets it as such.
@@ -498,20 +478,14 @@ fn whole(
     body: &[u8],
     session: Option<String>,
 ) -> Result<StreamableHttpPostResponse, HttpFailure> {
-    let is_request = matches!(message, ClientJsonRpcMessage::Request(_));
-    if !kind.as_deref().is_some_and(|kind| kind.starts_with(JSON)) {
-        return match is_request {
-            true => Err(StreamableHttpError::UnexpectedContentType(kind)),
-            false => Ok(StreamableHttpPostResponse::Accepted),
-        };
-    }
+    let is_json = kind.as_deref().is_some_and(|kind| kind.starts_with(JSON));
     match serde_json::from_slice(body) {
-        Ok(answer) => Ok(StreamableHttpPostResponse::Json(answer, session)),
-        Err(_) if !is_request => Ok(StreamableHttpPostResponse::Accepted),
-        Err(error) => {
-            let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
-            let text = format!("the answer is not a JSON-RPC message: {error}: {shown}");
-            Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(text)))
+        Ok(answer) if is_json => Ok(StreamableHttpPostResponse::Json(answer, session)),
+        _ if !matches!(message, ClientJsonRpcMessage::Request(_)) => Ok(StreamableHttpPostResponse::Accepted),
+        Err(error) if is_json => {
+            let text = format!("the answer is not a JSON-RPC message: {error}: {}", shown(body));
+            Err(StreamableHttpError::UnexpectedServerResponse(text.into()))
         }
+        _ => Err(StreamableHttpError::UnexpectedContentType(kind)),
     }
 }

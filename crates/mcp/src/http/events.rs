@@ -1,14 +1,11 @@
 //! Parses the SSE events of a response and bounds their size. The bound is applied before the parser, because the parser buffers an
 //! unfinished line, even a comment, without limit. `EventSize` splits lines by the same rules as the parser.
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll},
-};
-
-use bytes::Bytes;
 use exec_server_client::{Error, http::Body};
-use futures_util::{Stream, StreamExt as _, stream::BoxStream};
+use futures_util::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
 use rmcp::transport::streamable_http_client::SseError;
 use sse_stream::{Sse, SseStream};
 
@@ -18,15 +15,13 @@ pub(super) fn events(
     most: usize,
     until_closed: impl Future<Output = ()> + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
-    let bounded = BoundedBody { body, size: EventSize::new(most), is_over: false };
+    // Ends with the first error.
+    let bounded = stream::try_unfold((body, EventSize::new(most)), |(mut body, mut size)| async move {
+        let Some(piece) = body.next().await.transpose()? else { return Ok::<_, EventError>(None) };
+        size.measure(&piece)?;
+        Ok(Some((piece, (body, size))))
+    });
     SseStream::from_bytes_stream(bounded).take_until(until_closed).boxed()
-}
-
-/// A body that ends with an error when an event is too large.
-struct BoundedBody {
-    body: Body,
-    size: EventSize,
-    is_over: bool,
 }
 
 /// How many bytes the parser currently buffers.
@@ -79,21 +74,6 @@ impl EventSize {
             _ if self.is_comment => {}
             line => self.event += line,
         }
-    }
-}
-
-impl Stream for BoundedBody {
-    type Item = Result<Bytes, EventError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.is_over {
-            return Poll::Ready(None);
-        }
-        let Poll::Ready(next) = self.body.poll_next_unpin(cx) else { return Poll::Pending };
-        let item = next
-            .map(|piece| piece.map_err(EventError::from).and_then(|piece| self.size.measure(&piece).map(|()| piece)));
-        self.is_over = !matches!(item, Some(Ok(_)));
-        Poll::Ready(item)
     }
 }
 
