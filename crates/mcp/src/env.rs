@@ -55,7 +55,7 @@ pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvErro
         return Err(EnvError::RemoteHere { name: name.to_owned() });
     }
     let mut launch = LaunchEnv { policy: policy(Inherit::None), env: BTreeMap::new() };
-    for name in DEFAULT_NAMES.into_iter().chain(local_names(&stdio.env_vars)) {
+    for name in DEFAULT_NAMES.into_iter().chain(named(&stdio.env_vars, EnvSource::Local)) {
         let Some(value) = ours.get(OsStr::new(name)) else { continue };
         match value.to_str() {
             Some(text) => drop(launch.env.insert(name.to_owned(), text.to_owned())),
@@ -76,7 +76,7 @@ pub fn local(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvErro
 /// variable's value is never sent here.
 pub fn executor(stdio: &StdioConfig, ours: &Variables) -> Result<LaunchEnv, EnvError> {
     let mut launch = LaunchEnv { policy: remote_policy(&stdio.env_vars), env: BTreeMap::new() };
-    for name in local_names(&stdio.env_vars) {
+    for name in named(&stdio.env_vars, EnvSource::Local) {
         let Some(value) = ours.get(OsStr::new(name)) else { continue };
         let text = value.to_str().ok_or_else(|| EnvError::NotText { name: name.to_owned() })?;
         launch.env.insert(name.to_owned(), text.to_owned());
@@ -106,23 +106,13 @@ pub fn remote_policy(variables: &[EnvVar]) -> EnvPolicy {
     policy
 }
 
-fn local_names(variables: &[EnvVar]) -> impl Iterator<Item = &str> {
-    named(variables, EnvSource::Local)
-}
-
 fn named(variables: &[EnvVar], source: EnvSource) -> impl Iterator<Item = &str> {
     variables.iter().filter(move |variable| variable.source == source).map(|variable| variable.name.as_str())
 }
 
 /// Names are listed explicitly, so the executor's default exclusion of names that look like secrets is disabled.
 fn policy(inherit: Inherit) -> EnvPolicy {
-    EnvPolicy {
-        inherit,
-        ignore_default_excludes: true,
-        exclude: Vec::new(),
-        set: BTreeMap::new(),
-        include_only: Vec::new(),
-    }
+    EnvPolicy { inherit, ignore_default_excludes: true, ..EnvPolicy::core() }
 }
 
 impl LaunchEnv {

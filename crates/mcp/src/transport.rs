@@ -28,7 +28,7 @@ mod decode;
 mod lines;
 mod log;
 
-use std::{collections::VecDeque, fmt, io, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use exec_server_client::{Error, Event, Exit, Process, protocol::process as wire};
 use rmcp::{
@@ -122,8 +122,8 @@ pub struct StdioTransport {
     /// `None` only after drop.
     output_tail: Option<OutputTail>,
     out: LineSplitter,
-    /// Complete lines that were not delivered when the stream ended.
-    rest: VecDeque<Vec<u8>>,
+    /// A last line without a line feed, once the stream has ended.
+    last_line: Option<Vec<u8>>,
     results: ResultForm,
     had_result: bool,
     on_progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
@@ -149,7 +149,7 @@ impl StdioTransport {
             child: Arc::new(child),
             output_tail: Some(output_tail),
             out: LineSplitter::new(STDOUT_LINE_BYTES),
-            rest: VecDeque::new(),
+            last_line: None,
             results: ResultForm::Typed,
             had_result: false,
             on_progress: None,
@@ -176,7 +176,7 @@ impl StdioTransport {
     /// The next message; `None` when the stream has ended, see [`ServerProcess::ended`]. Cancel safe.
     async fn next(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         loop {
-            while let Some(line) = self.out.next().or_else(|| self.rest.pop_front()) {
+            while let Some(line) = self.out.next().or_else(|| self.last_line.take()) {
                 if let Some(message) = self.read(&line) {
                     return Some(message);
                 }
@@ -256,10 +256,7 @@ impl StdioTransport {
         if let Some(output_tail) = &mut self.output_tail {
             output_tail.finish(&self.child);
         }
-        while let Some(line) = self.out.next() {
-            self.rest.push_back(line);
-        }
-        self.rest.extend(self.out.finish());
+        self.last_line = self.out.finish();
         self.ending = Some(ended);
     }
 

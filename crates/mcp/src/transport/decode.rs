@@ -9,7 +9,7 @@ use rmcp::{
     model::{CustomRequest, CustomResult, InitializeResult, JsonRpcMessage, RequestId, ServerRequest, ServerResult},
     service::RxJsonRpcMessage,
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::Progress;
 
@@ -39,27 +39,32 @@ pub(super) fn decode(line: &[u8], results: ResultForm, is_first: bool) -> Decode
         Err(error) => return DecodedLine::Noise(format!("not JSON: {error}")),
     };
     let Value::Object(mut object) = value else { return DecodedLine::Noise("JSON, but not an object".to_owned()) };
-    match (results, kind(&object)) {
-        (_, LineKind::Neither) => DecodedLine::Noise("JSON, but not a JSON-RPC message".to_owned()),
-        (ResultForm::Raw, LineKind::Progress) => match object.remove("params").map(serde_json::from_value) {
-            Some(Ok(progress)) => DecodedLine::Progress(progress),
-            Some(Err(error)) => DecodedLine::Noise(format!("a progress that cannot be read: {error}")),
-            None => DecodedLine::Noise("a progress without parameters".to_owned()),
-        },
-        (ResultForm::Raw, LineKind::Result(id)) => {
+    let id = object.get("id").and_then(|id| serde_json::from_value::<RequestId>(id.clone()).ok());
+    let method = object.get("method").and_then(Value::as_str);
+    let is_result = id.is_some() && object.contains_key("result");
+    match (results, method, id) {
+        (_, None, _) if !is_result && !object.contains_key("error") => {
+            DecodedLine::Noise("JSON, but not a JSON-RPC message".to_owned())
+        }
+        (ResultForm::Raw, Some("notifications/progress"), None) => {
+            match object.remove("params").map(serde_json::from_value) {
+                Some(Ok(progress)) => DecodedLine::Progress(progress),
+                Some(Err(error)) => DecodedLine::Noise(format!("a progress that cannot be read: {error}")),
+                None => DecodedLine::Noise("a progress without parameters".to_owned()),
+            }
+        }
+        (ResultForm::Raw, None, Some(id)) if is_result => {
             let result = object.remove("result").unwrap_or_default();
             message(JsonRpcMessage::response(result_of(result, is_first), id))
         }
-        (ResultForm::Raw, LineKind::Elicitation(id)) => {
+        (ResultForm::Raw, Some(super::ELICIT), Some(id)) => {
             let request = CustomRequest::new(super::ELICIT, object.remove("params"));
             message(JsonRpcMessage::request(ServerRequest::CustomRequest(request), id))
         }
-        (_, LineKind::Progress | LineKind::Result(_) | LineKind::Elicitation(_) | LineKind::Other) => {
-            match serde_json::from_value(Value::Object(object)) {
-                Ok(read) => DecodedLine::Message(Box::new(read)),
-                Err(error) => DecodedLine::Noise(format!("a message that cannot be read: {error}")),
-            }
-        }
+        _ => match serde_json::from_value(Value::Object(object)) {
+            Ok(read) => message(read),
+            Err(error) => DecodedLine::Noise(format!("a message that cannot be read: {error}")),
+        },
     }
 }
 
@@ -72,27 +77,6 @@ fn result_of(result: Value, is_first: bool) -> ServerResult {
         return ServerResult::InitializeResult(read);
     }
     ServerResult::CustomResult(CustomResult(result))
-}
-
-enum LineKind {
-    Result(RequestId),
-    Elicitation(RequestId),
-    Progress,
-    Other,
-    Neither,
-}
-
-fn kind(object: &Map<String, Value>) -> LineKind {
-    let id = object.get("id").and_then(|id| serde_json::from_value::<RequestId>(id.clone()).ok());
-    let method = object.get("method").and_then(Value::as_str);
-    match (method, id) {
-        (Some(super::ELICIT), Some(id)) => LineKind::Elicitation(id),
-        (Some("notifications/progress"), None) => LineKind::Progress,
-        (Some(_), _) => LineKind::Other,
-        (None, Some(id)) if object.contains_key("result") => LineKind::Result(id),
-        (None, _) if object.contains_key("error") => LineKind::Other,
-        (None, _) => LineKind::Neither,
-    }
 }
 
 #[cfg(test)]
