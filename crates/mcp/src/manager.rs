@@ -146,15 +146,20 @@ impl Manager {
     /// Starts every enabled server that is not started yet, in parallel. Returns at once.
     pub fn start(&self) {
         for server in self.servers.values() {
-            self.start_server(server);
+            self.begin(server, false);
         }
         let servers: Vec<_> = self.servers.values().cloned().collect();
         let updates = self.context.updates.clone();
-        self.spawn(async move {
+        // Box the future so that the runtime's code is compiled for one task type only.
+        let report: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             let summary = summary(&servers).await;
             // Fails only without subscribers.
             updates.send(ServerUpdate::Summary(summary)).ok();
         });
+        let mut tasks = self.tasks.lock();
+        if !*self.stop.borrow() {
+            tasks.spawn(report);
+        }
     }
 
     /// Starts every server and waits until none is starting. Fails only if a `required` server cannot be used.
@@ -163,15 +168,10 @@ impl Manager {
         let servers: Vec<_> = self.servers.values().cloned().collect();
         let summary = summary(&servers).await;
         let required = servers.iter().filter(|server| server.config.required && server.config.enabled);
-        let failed = required.filter_map(|server| match server.status() {
-            ServerStatus::Ready | ServerStatus::Starting { .. } | ServerStatus::NotStarted | ServerStatus::Disabled => {
-                None
-            }
-            status @ (ServerStatus::AuthenticationRequired { .. }
-            | ServerStatus::Failed { .. }
-            | ServerStatus::Cancelled) => {
-                Some((server.name.clone(), status.reason().unwrap_or(status.word()).to_owned()))
-            }
+        let failed = required.filter_map(|server| {
+            let status = server.status();
+            let is_failed = status.reason().is_some() || status == ServerStatus::Cancelled;
+            is_failed.then(|| (server.name.clone(), status.reason().unwrap_or(status.word()).to_owned()))
         });
         let failed: Vec<_> = failed.collect();
         if failed.is_empty() { Ok(summary) } else { Err(Error::Required { failed }) }
@@ -272,7 +272,7 @@ impl Manager {
     pub async fn call(&self, call: ToolCall) -> Result<CallResult, Error> {
         let server = self.find(&call.server)?;
         let prepared = call::PreparedCall::new(server, call)?;
-        self.start_server(server);
+        self.begin(server, false);
         prepared.send(server).await
     }
 
@@ -308,12 +308,8 @@ impl Manager {
 
     fn started(&self, name: &str) -> Result<&Arc<ManagedServer>, Error> {
         let server = self.find(name)?;
-        self.start_server(server);
-        Ok(server)
-    }
-
-    fn start_server(&self, server: &Arc<ManagedServer>) {
         self.begin(server, false);
+        Ok(server)
     }
 
     fn begin(&self, server: &Arc<ManagedServer>, again: bool) {
@@ -325,19 +321,10 @@ impl Manager {
         }
     }
 
-    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.tasks.lock();
-        if !*self.stop.borrow() {
-            // Box the future so that the runtime's code is compiled for one task type only.
-            let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(work);
-            tasks.spawn(work);
-        }
-    }
-
     async fn request(&self, server: &str, method: &'static str, params: Value) -> Result<Value, Error> {
         let server = self.started(server)?;
         let connection = server.ready().await?;
-        connection.request(method, Some(params), Some(server.config.tool_timeout)).await
+        connection.request(method, Some(params), Some(server.config.tool_timeout), None).await
     }
 
     async fn list<T: serde::de::DeserializeOwned>(&self, server: &str, what: list::ListKind) -> Result<Vec<T>, Error> {

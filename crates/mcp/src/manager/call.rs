@@ -158,7 +158,7 @@ impl PreparedCall {
             params.insert("_meta".to_owned(), Value::Object(self.meta));
         }
         let params = Some(Value::Object(params));
-        let result = connection.request_with_progress(METHOD, params, Some(self.timeout), self.on_progress).await?;
+        let result = connection.request(METHOD, params, Some(self.timeout), self.on_progress).await?;
         CallResult::read(&server.name, result)
     }
 }

@@ -40,10 +40,10 @@ const HTTP_OVER_WITHIN: Duration = Duration::from_millis(200);
 
 /// See the module documentation.
 pub(super) struct ServerConnection {
-    server: String,
+    pub(super) server: String,
     peer: Peer<RoleClient>,
-    shared: Arc<ConnectionShared>,
-    info: Option<Arc<ServerPeerInfo>>,
+    pub(super) shared: Arc<ConnectionShared>,
+    pub(super) info: Option<Arc<ServerPeerInfo>>,
     is_http: bool,
     /// Cancellations that are being sent.
     tasks: Mutex<JoinSet<()>>,
@@ -56,47 +56,14 @@ impl ServerConnection {
         Self { server: server.name.clone(), peer, shared, info, is_http, tasks: Mutex::default() }
     }
 
-    pub(super) fn server(&self) -> &str {
-        &self.server
-    }
-
-    pub(super) fn info(&self) -> Option<&ServerPeerInfo> {
-        self.info.as_deref()
-    }
-
-    pub(super) fn shared(&self) -> &Arc<ConnectionShared> {
-        &self.shared
-    }
-
-    /// Whether the server has this capability.
-    pub(super) fn has(&self, capability: &str) -> bool {
-        let Some(capabilities) = self.info().map(|info| &info.capabilities) else { return false };
-        match capability {
-            "tools" => capabilities.tools.is_some(),
-            "resources" => capabilities.resources.is_some(),
-            "prompts" => capabilities.prompts.is_some(),
-            _ => false,
-        }
-    }
-
     /// Whether the server announced an experimental capability.
     pub(super) fn announces(&self, experimental: &str) -> bool {
-        let capabilities = self.info().map(|info| &info.capabilities);
-        capabilities.and_then(|all| all.experimental.as_ref()).is_some_and(|all| all.contains_key(experimental))
+        let all = self.info.as_ref().and_then(|info| info.capabilities.experimental.as_ref());
+        all.is_some_and(|all| all.contains_key(experimental))
     }
 
     /// Sends a request and returns the result unchanged.
     pub(super) async fn request(
-        &self,
-        method: &'static str,
-        params: Option<Value>,
-        within: Option<Duration>,
-    ) -> Result<Value, Error> {
-        self.request_with_progress(method, params, within, None).await
-    }
-
-    /// Like [`request`](Self::request), and reports progress.
-    pub(super) async fn request_with_progress(
         &self,
         method: &'static str,
         params: Option<Value>,
@@ -112,34 +79,14 @@ impl ServerConnection {
         let _registration =
             on_progress.map(|callback| self.shared.register_progress(handle.progress_token.clone(), callback));
         let mut pending = PendingRequest { connection: self, handle: Some(handle) };
-        let answer = pending.answer(within).await;
-        match answer {
-            WaitOutcome::Answer(answer) => {
-                // Nothing is left to cancel.
-                pending.handle = None;
-                match *answer {
-                    Ok(result) => self.read(method, result),
-                    Err(error) => Err(self.failed(method, error).await),
-                }
-            }
-            WaitOutcome::Over(over) => {
-                pending.handle = None;
-                Err(self.over(method, over))
-            }
-            WaitOutcome::Late(within) => {
-                Err(Error::Timeout { server: self.server.clone(), method: method.to_owned(), within })
-            }
-        }
-    }
-
-    fn read(&self, method: &'static str, result: ServerResult) -> Result<Value, Error> {
-        match result {
-            ServerResult::CustomResult(CustomResult(value)) => Ok(value),
-            typed => serde_json::to_value(typed).map_err(|error| Error::Unreadable {
+        match pending.answer(method, within).await? {
+            Ok(ServerResult::CustomResult(CustomResult(value))) => Ok(value),
+            Ok(typed) => serde_json::to_value(typed).map_err(|error| Error::Unreadable {
                 server: self.server.clone(),
                 method,
                 reason: error.to_string(),
             }),
+            Err(error) => Err(self.failed(method, error).await),
         }
     }
 
@@ -158,7 +105,7 @@ impl ServerConnection {
             // The server is ending. The reason follows shortly.
             ServiceError::TransportClosed | ServiceError::TransportSend(_) => {
                 let within = if self.is_http { HTTP_OVER_WITHIN } else { OVER_WITHIN };
-                let mut over = self.shared.over();
+                let mut over = self.shared.over.subscribe();
                 let ended = time::timeout(within, over.wait_for(Option::is_some)).await;
                 match ended.ok().and_then(Result::ok).and_then(|over| over.clone()) {
                     Some(over) => self.over(method, over),
@@ -188,30 +135,23 @@ impl ServerConnection {
     }
 }
 
-impl std::fmt::Debug for ServerConnection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServerConnection").field("server", &self.server).finish_non_exhaustive()
-    }
-}
-
 /// A request that waits for its answer. Dropping it before the answer cancels the request.
 struct PendingRequest<'a> {
     connection: &'a ServerConnection,
     handle: Option<RequestHandle<RoleClient>>,
 }
 
-enum WaitOutcome {
-    Answer(Box<Result<ServerResult, ServiceError>>),
-    Over(ConnectionEnd),
-    Late(Duration),
-}
-
 impl PendingRequest<'_> {
     /// Waits for the answer. The timeout is paused while the server asks the user something.
-    async fn answer(&mut self, within: Option<Duration>) -> WaitOutcome {
-        let Some(handle) = &mut self.handle else { return WaitOutcome::Over(ConnectionEnd::Ended) };
-        let mut open = self.connection.shared.open_questions();
-        let mut over = self.connection.shared.over();
+    async fn answer(
+        &mut self,
+        method: &'static str,
+        within: Option<Duration>,
+    ) -> Result<Result<ServerResult, ServiceError>, Error> {
+        let connection = self.connection;
+        let Some(handle) = &mut self.handle else { return Err(connection.over(method, ConnectionEnd::Ended)) };
+        let mut open = connection.shared.open.subscribe();
+        let mut over = connection.shared.over.subscribe();
         let mut left = within;
         loop {
             let is_paused = *open.borrow_and_update() > 0;
@@ -226,15 +166,21 @@ impl PendingRequest<'_> {
             tokio::select! {
                 biased;
                 answer = &mut handle.rx => {
-                    return WaitOutcome::Answer(Box::new(answer.unwrap_or(Err(ServiceError::TransportClosed))));
+                    // Nothing is left to cancel.
+                    self.handle = None;
+                    return Ok(answer.unwrap_or(Err(ServiceError::TransportClosed)));
                 }
                 ended = over.wait_for(Option::is_some) => {
                     let ended = ended.ok().and_then(|ended| ended.clone());
-                    return WaitOutcome::Over(ended.unwrap_or(ConnectionEnd::Ended));
+                    self.handle = None;
+                    return Err(connection.over(method, ended.unwrap_or(ConnectionEnd::Ended)));
                 }
                 // Cannot fail: the sender is in our own board.
                 changed = open.changed() => drop(changed),
-                () = late => return WaitOutcome::Late(within.unwrap_or_default()),
+                () = late => {
+                    let within = within.unwrap_or_default();
+                    return Err(Error::Timeout { server: connection.server.clone(), method: method.to_owned(), within });
+                }
             }
             if !is_paused {
                 left = left.map(|left| left.saturating_sub(began.elapsed()));

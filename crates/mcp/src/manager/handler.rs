@@ -100,12 +100,12 @@ pub(super) enum ConnectionEnd {
 }
 
 /// State that the requests of a connection share with its handler.
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct ConnectionShared {
     /// How many questions wait for the user.
-    open: watch::Sender<usize>,
+    pub(super) open: watch::Sender<usize>,
     /// Set once, when the connection has ended.
-    over: watch::Sender<Option<ConnectionEnd>>,
+    pub(super) over: watch::Sender<Option<ConnectionEnd>>,
     /// Set when the server requires authentication, with the reason.
     refused: watch::Sender<Option<String>>,
     /// The server reported that its tool list changed.
@@ -122,36 +122,7 @@ struct ProgressCallbacks {
     early: VecDeque<Progress>,
 }
 
-impl std::fmt::Debug for ProgressCallbacks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ProgressCallbacks")
-            .field("registered", &self.registered.len())
-            .field("early", &self.early.len())
-            .finish()
-    }
-}
-
 impl ConnectionShared {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            open: watch::Sender::new(0),
-            over: watch::Sender::new(None),
-            refused: watch::Sender::new(None),
-            tools_changed: Notify::new(),
-            callbacks: Mutex::default(),
-        })
-    }
-
-    /// Watches how many questions are open.
-    pub(super) fn open_questions(&self) -> watch::Receiver<usize> {
-        self.open.subscribe()
-    }
-
-    /// Watches whether the connection has ended.
-    pub(super) fn over(&self) -> watch::Receiver<Option<ConnectionEnd>> {
-        self.over.subscribe()
-    }
-
     /// Records that the connection has ended. Only the first call has an effect.
     pub(super) fn end(&self, over: ConnectionEnd) {
         self.over.send_if_modified(|known| known.is_none() && known.replace(over).is_none());
@@ -257,7 +228,7 @@ impl ConnectionHandler {
             }
         }
         let question = Question { server: self.server.clone(), id: context.id.to_string(), params };
-        let mut over = self.shared.over();
+        let mut over = self.shared.over.subscribe();
         let _open = OpenQuestion::new(&self.shared.open);
         tokio::select! {
             biased;
@@ -332,7 +303,7 @@ mod tests {
 
     #[test]
     fn steps_are_told_in_order_also_those_that_came_early() {
-        let shared = ConnectionShared::new();
+        let shared = Arc::<ConnectionShared>::default();
         let step = |token: i64, progress: f64| {
             serde_json::from_value::<Progress>(json!({"progressToken": token, "progress": progress})).unwrap()
         };

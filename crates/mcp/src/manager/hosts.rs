@@ -6,7 +6,15 @@
 //! The session on an executor is used by this manager alone. The executor keeps it for [`KEEP`] without us. That bounds both how long a
 //! link may be cut and how long the processes of a killed manager stay there.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use exec_server_client::{
     Client, ConnectionState, Error, Token,
@@ -213,7 +221,7 @@ impl Hosts {
         let slots = std::mem::take(&mut *self.slots.lock());
         // Sequential is fast enough: a reachable executor answers at once.
         for slot in slots.into_values() {
-            let Some(opened) = slot.state.lock().await.opened.take() else { continue };
+            let Some(Ok(opened)) = slot.last.lock().await.take_if(|last| last.is_ok()) else { continue };
             if time::timeout(END_WITHIN, end(opened)).await.is_err() {
                 tracing::warn!(host = slot.host.id, "the session could not be ended; its time-to-live will do it");
             }
@@ -232,22 +240,16 @@ impl fmt::Debug for Hosts {
 /// One place and its connection.
 pub(super) struct HostSlot {
     host: Host,
-    /// Held while the place is being opened, so that all other callers wait for that attempt.
-    state: tokio::sync::Mutex<HostSlotState>,
+    /// The result of the last attempt. Locked while the place is being opened, so that all other callers wait for that attempt.
+    last: tokio::sync::Mutex<Option<Result<Backend, Error>>>,
     /// How many attempts have ended. A caller that read a smaller number before it waited for the lock shares the result of the last
     /// attempt.
-    attempts: std::sync::atomic::AtomicU64,
-}
-
-struct HostSlotState {
-    opened: Option<Backend>,
-    failed: Option<Error>,
+    attempts: AtomicU64,
 }
 
 impl HostSlot {
     fn new(host: Host) -> Self {
-        let state = HostSlotState { opened: None, failed: None };
-        Self { host, state: tokio::sync::Mutex::new(state), attempts: std::sync::atomic::AtomicU64::new(0) }
+        Self { host, last: tokio::sync::Mutex::default(), attempts: AtomicU64::new(0) }
     }
 
     /// The name in errors.
@@ -257,31 +259,18 @@ impl HostSlot {
 
     /// The backend of this place. Opens it if it is not open or its session is lost.
     pub(super) async fn backend(&self) -> Result<Backend, Error> {
-        use std::sync::atomic::Ordering::SeqCst;
         let seen = self.attempts.load(SeqCst);
-        let mut state = self.state.lock().await;
-        if let Some(opened) = &state.opened
-            && !matches!(opened.client().state(), ConnectionState::Lost { .. })
-        {
-            return Ok(opened.clone());
-        }
-        if let Some(error) = &state.failed
-            && self.attempts.load(SeqCst) > seen
-        {
-            return Err(error.clone());
+        let mut last = self.last.lock().await;
+        match &*last {
+            Some(Ok(opened)) if !matches!(opened.client().state(), ConnectionState::Lost { .. }) => {
+                return Ok(opened.clone());
+            }
+            Some(Err(error)) if self.attempts.load(SeqCst) > seen => return Err(error.clone()),
+            _ => {}
         }
         let result = self.host.open().await;
         self.attempts.fetch_add(1, SeqCst);
-        match result {
-            Ok(opened) => {
-                *state = HostSlotState { opened: Some(opened.clone()), failed: None };
-                Ok(opened)
-            }
-            Err(error) => {
-                *state = HostSlotState { opened: None, failed: Some(error.clone()) };
-                Err(error)
-            }
-        }
+        last.insert(result).clone()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use rmcp::model::ServerCapabilities;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time;
@@ -18,15 +19,18 @@ const CURSOR_BYTES: usize = 64 << 10; // 64 KiB
 pub(super) struct ListKind {
     method: &'static str,
     key: &'static str,
-    /// The capability that a server with such a list announces. Without it the list is empty.
-    capability: &'static str,
+    /// Whether a server has such a list. Without the capability the list is empty.
+    is_offered: fn(&ServerCapabilities) -> bool,
 }
 
-pub(super) const TOOLS: ListKind = ListKind { method: "tools/list", key: "tools", capability: "tools" };
-pub(super) const RESOURCES: ListKind = ListKind { method: "resources/list", key: "resources", capability: "resources" };
+pub(super) const TOOLS: ListKind =
+    ListKind { method: "tools/list", key: "tools", is_offered: |server| server.tools.is_some() };
+pub(super) const RESOURCES: ListKind =
+    ListKind { method: "resources/list", key: "resources", is_offered: |server| server.resources.is_some() };
 pub(super) const RESOURCE_TEMPLATES: ListKind =
-    ListKind { method: "resources/templates/list", key: "resourceTemplates", capability: "resources" };
-pub(super) const PROMPTS: ListKind = ListKind { method: "prompts/list", key: "prompts", capability: "prompts" };
+    ListKind { method: "resources/templates/list", key: "resourceTemplates", ..RESOURCES };
+pub(super) const PROMPTS: ListKind =
+    ListKind { method: "prompts/list", key: "prompts", is_offered: |server| server.prompts.is_some() };
 
 /// Returns the items of all pages, within the time limit. Items that cannot be parsed are left out.
 pub(super) async fn list<T: DeserializeOwned>(
@@ -34,22 +38,22 @@ pub(super) async fn list<T: DeserializeOwned>(
     kind: ListKind,
     within: Duration,
 ) -> Result<Vec<T>, Error> {
-    if !connection.has(kind.capability) {
+    if !connection.info.as_ref().is_some_and(|info| (kind.is_offered)(&info.capabilities)) {
         return Ok(Vec::new());
     }
     let pages = pages(connection, kind);
-    let late = |_| Error::Timeout { server: connection.server().to_owned(), method: kind.method.to_owned(), within };
+    let late = |_| Error::Timeout { server: connection.server.clone(), method: kind.method.to_owned(), within };
     time::timeout(within, pages).await.map_err(late)?
 }
 
 async fn pages<T: DeserializeOwned>(connection: &ServerConnection, kind: ListKind) -> Result<Vec<T>, Error> {
-    let server = connection.server();
-    let unreadable = |reason: String| Error::Unreadable { server: server.to_owned(), method: kind.method, reason };
+    let server = &connection.server;
+    let unreadable = |reason: String| Error::Unreadable { server: server.clone(), method: kind.method, reason };
     let mut items = Vec::new();
     let mut seen = BTreeSet::new();
     let mut params = None;
     for _ in 0..PAGES {
-        let mut page = connection.request(kind.method, params, None).await?;
+        let mut page = connection.request(kind.method, params, None, None).await?;
         let Some(Value::Array(found)) = page.get_mut(kind.key).map(Value::take) else {
             return Err(unreadable(format!("the result has no list `{}`", kind.key)));
         };

@@ -89,7 +89,7 @@ impl ManagedServer {
 
     /// The server's information from the handshake.
     pub(super) fn info(&self) -> Option<ServerPeerInfo> {
-        self.last_connection.lock().connection.as_ref()?.info().cloned()
+        self.last_connection.lock().connection.as_ref()?.info.as_deref().cloned()
     }
 
     /// Waits until the server is not starting. A server that was never started counts as settled.
@@ -124,7 +124,7 @@ impl ManagedServer {
                 ServerStatus::Ready => {
                     let connection = self.last_connection.lock().connection.clone();
                     // A connection that has ended is about to be replaced.
-                    if let Some(connection) = connection.filter(|found| found.shared().over().borrow().is_none()) {
+                    if let Some(connection) = connection.filter(|found| found.shared.over.borrow().is_none()) {
                         return Ok(connection);
                     }
                 }
@@ -246,7 +246,7 @@ impl ManagedServer {
         stop: &mut watch::Receiver<bool>,
     ) -> Option<ServerCrash> {
         let ReadyServer { running, connection, tools, child, client } = ready_server;
-        let shared = Arc::clone(connection.shared());
+        let shared = Arc::clone(&connection.shared);
         *self.last_connection.lock() =
             LastConnection { connection: Some(Arc::clone(&connection)), tools: Some(tools), host_error: None };
         attempts.was_ready = true;
@@ -440,7 +440,7 @@ async fn end(child: Option<Arc<ServerProcess>>) {
 /// Waits until the process has ended. Never returns if there is none.
 async fn ended(child: Option<&ServerProcess>) -> StreamEnd {
     match child {
-        Some(child) => start::over(&mut child.ended()).await,
+        Some(child) => start::over(child).await,
         None => std::future::pending().await,
     }
 }
@@ -524,7 +524,7 @@ mod tests {
     /// A ready server, and the sender that ends its connection.
     async fn start_ready(server: &ManagedServer) -> (ReadyServer, mpsc::Sender<Message>) {
         let (messages_tx, messages) = mpsc::channel(8);
-        let shared = ConnectionShared::new();
+        let shared = Arc::<ConnectionShared>::default();
         let handler = ConnectionHandler {
             server: "t".to_owned(),
             client_name: "test".to_owned(),
@@ -557,7 +557,7 @@ mod tests {
         let server = server();
         let (ready_server, _messages_tx) = start_ready(&server).await;
         let (_stop, mut stopped) = watch::channel(false);
-        ready_server.connection.shared().refuse("who are you");
+        ready_server.connection.shared.refuse("who are you");
         let mut attempts = AttemptCounts::default();
         let crash = server
             .keep_ready(ready_server, &mut attempts, Restarts::default(), &mut stopped)

@@ -71,13 +71,10 @@ impl ServerAuth {
 pub(super) async fn take(manager: Manager, detail: SnapshotDetail) -> Snapshot {
     // A failed `required` server is not an error for a snapshot.
     drop(manager.start_all().await);
-    let (resources, templates, prompts) = match detail {
+    let (mut resources, mut templates, mut prompts) = match detail {
         SnapshotDetail::ToolsAndAuthOnly => Default::default(),
         SnapshotDetail::Full => tokio::join!(manager.resources(), manager.resource_templates(), manager.prompts()),
     };
-    let mut resources = resources;
-    let mut templates = templates;
-    let mut prompts = prompts;
     let mut tools: BTreeMap<String, Vec<Tool>> = BTreeMap::new();
     for tool in manager.tools().await {
         tools.entry(tool.server).or_default().push(tool.tool);

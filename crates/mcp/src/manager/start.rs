@@ -12,7 +12,7 @@ use rmcp::{
     service::{ClientInitializeError, RunningService},
 };
 use tokio::{
-    sync::{broadcast, watch},
+    sync::broadcast,
     time::{self, Instant},
 };
 
@@ -99,7 +99,7 @@ async fn start_stdio(
         .map_err(|source| Error::Launch { server: name(), source: Box::new(source) })?;
     // Release the backend now: `Hosts::end` can end a local place cleanly only if it has the last reference.
     drop(backend);
-    let shared = ConnectionShared::new();
+    let shared = Arc::<ConnectionShared>::default();
     let transport = {
         let shared = Arc::clone(&shared);
         transport.raw(move |progress| shared.report_progress(progress))
@@ -112,23 +112,16 @@ async fn start_stdio(
         Ok(Err(error)) => return Err(refused(server, &process, error).await),
         Err(_) => return Err(late(server, INITIALIZE, within, process.recent_output())),
     };
-    let mut ended = process.ended();
     let talk = || process.recent_output();
-    let ready = tokio::select! {
+    let ready_server = tokio::select! {
         biased;
-        ready = introduce(server, running, shared, within, &talk) => ready,
-        ended = over(&mut ended) => {
-            Err(Error::EndedAtStart {
-                server: name(),
-                method: "tools/list",
-                ended: Box::new(ended),
-                talk: process.recent_output(),
-            })
+        ready = introduce(server, running, shared, within, &talk) => ready?,
+        ended = over(&process) => {
+            let ended = Box::new(ended);
+            return Err(Error::EndedAtStart { server: name(), method: "tools/list", ended, talk: talk() });
         }
     };
-    let mut ready_server = ready?;
-    ready_server.child = Some(process);
-    Ok(ready_server)
+    Ok(ReadyServer { child: Some(process), ..ready_server })
 }
 
 async fn start_http(
@@ -145,16 +138,16 @@ async fn start_http(
     let variables: BTreeMap<String, String> = context.settings.variables.iter().filter_map(text).collect();
     let transport = Endpoint::read(http, &variables).and_then(|endpoint| endpoint.transport(client.clone()));
     let transport = transport.map_err(failed)?;
-    let shared = ConnectionShared::new();
+    let shared = Arc::<ConnectionShared>::default();
     let running = match time::timeout(within, handler(server, context, &shared).serve(transport)).await {
         Ok(Ok(running)) => running,
         Ok(Err(error)) => return Err(of_executor(server, &client, failed(HttpError::of_start(&error)))),
         Err(_) => return Err(of_executor(server, &client, late(server, INITIALIZE, within, String::new()))),
     };
-    let ready = introduce(server, running, shared, within, &String::new).await;
-    let mut ready_server = ready.map_err(|error| of_executor(server, &client, error))?;
-    ready_server.client = Some(client);
-    Ok(ready_server)
+    match introduce(server, running, shared, within, &String::new).await {
+        Ok(ready_server) => Ok(ReadyServer { client: Some(client), ..ready_server }),
+        Err(error) => Err(of_executor(server, &client, error)),
+    }
 }
 
 /// Converts an HTTP error. For missing authentication the text says how to provide a token.
@@ -238,7 +231,7 @@ async fn introduce(
     talk: &(dyn Fn() -> String + Send + Sync),
 ) -> Result<ReadyServer, Error> {
     let connection = ServerConnection::new(server, running.peer().clone(), shared);
-    if let Some(info) = connection.info()
+    if let Some(info) = &connection.info
         && !ProtocolVersion::KNOWN_VERSIONS.contains(&info.protocol_version)
     {
         let reason = format!("it speaks MCP `{}`, which is not supported", info.protocol_version);
@@ -280,8 +273,9 @@ async fn refused(server: &ManagedServer, process: &ServerProcess, error: ClientI
 }
 
 /// Waits until a process has ended.
-pub(super) async fn over(ended: &mut watch::Receiver<Option<StreamEnd>>) -> StreamEnd {
+pub(super) async fn over(process: &ServerProcess) -> StreamEnd {
     // The sender lives as long as the process handle.
+    let mut ended = process.ended();
     let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
     end.unwrap_or(StreamEnd::Closed)
 }
