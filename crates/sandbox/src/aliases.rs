@@ -5,21 +5,14 @@
 //! part of the same device are the same object.
 
 use std::{
-    ffi::OsString,
     fs,
-    os::unix::ffi::OsStringExt as _,
     path::{Path, PathBuf},
 };
 
-use crate::paths;
-
-/// One line of `mountinfo`: which part of a device is mounted where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct MountInfo {
-    device: String,
-    root: PathBuf,
-    at: PathBuf,
-}
+use crate::{
+    mountinfo::{self, MountInfo},
+    paths,
+};
 
 /// The mounts of this process, in the kernel's order.
 #[derive(Debug, Default)]
@@ -28,17 +21,7 @@ pub(crate) struct MountTable(Vec<MountInfo>);
 impl MountTable {
     /// Reads the table. Without `/proc` it is empty.
     pub(crate) fn read() -> Self {
-        Self::parse(&fs::read("/proc/self/mountinfo").unwrap_or_default())
-    }
-
-    fn parse(table: &[u8]) -> Self {
-        let mount = |line: &[u8]| {
-            // id, parent, device, root, mount point. The other fields are not needed.
-            let mut fields = line.split(|byte| *byte == b' ').skip(2);
-            let device = String::from_utf8(fields.next()?.to_vec()).ok()?;
-            Some(MountInfo { device, root: unescaped(fields.next()?), at: unescaped(fields.next()?) })
-        };
-        Self(table.split(|byte| *byte == b'\n').filter_map(mount).collect())
+        Self(mountinfo::parse(&fs::read("/proc/self/mountinfo").unwrap_or_default()).collect())
     }
 
     /// Other paths that lead to `real` or to something below it. `real` must not contain links.
@@ -73,37 +56,13 @@ fn joined(base: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { base.to_owned() } else { base.join(rest) }
 }
 
-/// In `mountinfo`, space, tab, newline and backslash are three octal digits after a backslash.
-fn unescaped(text: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let [first, tail @ ..] = rest {
-        let digit = |byte: u8| matches!(byte, b'0'..=b'7').then(|| u32::from(byte - b'0'));
-        let escaped = match tail {
-            [a, b, c, ..] if *first == b'\\' => digit(*a).zip(digit(*b)).zip(digit(*c)),
-            _ => None,
-        };
-        match escaped.and_then(|((a, b), c)| u8::try_from(a * 64 + b * 8 + c).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &tail[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(bytes))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_shows_the_same_part_of_a_file_system_is_an_alias() {
-        let table = MountTable::parse(
+        let mounts = mountinfo::parse(
             b"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
               22 21 8:2 /@home /home rw - ext4 /dev/sdb rw\n\
               23 21 8:2 /@home/u/state /mnt/whole rw - ext4 /dev/sdb rw\n\
@@ -114,6 +73,7 @@ mod tests {
               28 21 8:1 /@home/u/state /mnt/elsewhere rw - ext4 /dev/sda1 rw\n\
               29 22 8:2 /@home/u/state/x /home/u/state/inside rw - ext4 /dev/sdb rw\n",
         );
+        let table = MountTable(mounts.collect());
         let expected =
             ["/mnt/whole", "/mnt/a part", "/mnt/above/@home/u/state", "/etc/alias"].map(PathBuf::from).to_vec();
         assert_eq!(table.aliases(Path::new("/home/u/state")), expected);

@@ -15,10 +15,7 @@
 
 use std::{cell::RefCell, io, marker::PhantomData, sync::Arc};
 
-use crate::system::{address, call, io_call};
-
-/// `_LINUX_CAPABILITY_VERSION_3`: two 32-bit words for each set.
-const CAPABILITY_VERSION: u32 = 0x2008_0522;
+use crate::system::{CapabilityWords, address, capabilities, io_call, set_capabilities};
 
 /// CAP_SETGID and CAP_SETUID, which a thread needs to restore its ids. They give no access to files.
 const KEPT: u32 = 1 << 6 | 1 << 7;
@@ -37,15 +34,6 @@ struct CurrentUser {
     has_groups: bool,
     /// The server's capabilities, if they were dropped.
     capabilities: Option<[CapabilityWords; 2]>,
-}
-
-/// The kernel's `__user_cap_data_struct`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct CapabilityWords {
-    effective: u32,
-    permitted: u32,
-    inheritable: u32,
 }
 
 /// The user for file operations.
@@ -94,7 +82,7 @@ impl FileUser {
 impl CurrentUser {
     fn become_user(&mut self) -> io::Result<()> {
         let FileUser { uid, gid, groups, .. } = &*self.user;
-        let capabilities = capabilities()?;
+        let capabilities = capabilities().map_err(io::Error::from_raw_os_error)?;
         set_groups(groups)?;
         self.has_groups = true;
         set_file_id(libc::SYS_setfsgid, *gid)?;
@@ -104,7 +92,8 @@ impl CurrentUser {
         if *uid != 0 {
             let [low, high] = capabilities;
             let kept = CapabilityWords { effective: low.permitted & KEPT, ..low };
-            set_capabilities(&[kept, CapabilityWords { effective: 0, ..high }])?;
+            let dropped = [kept, CapabilityWords { effective: 0, ..high }];
+            set_capabilities(&dropped).map_err(io::Error::from_raw_os_error)?;
             self.capabilities = Some(capabilities);
         }
         Ok(())
@@ -117,7 +106,7 @@ impl CurrentUser {
         if self.has_groups {
             set_groups(groups)?;
         }
-        self.capabilities.as_ref().map_or(Ok(()), set_capabilities)
+        self.capabilities.as_ref().map_or(Ok(()), set_capabilities).map_err(io::Error::from_raw_os_error)
     }
 }
 
@@ -165,24 +154,10 @@ fn set_groups(groups: &[u32]) -> io::Result<()> {
 
 /// `setfsuid` and `setfsgid` return the previous id and never an error. So query the id afterwards.
 fn set_file_id(number: libc::c_long, id: u32) -> io::Result<()> {
-    let set = |id: usize| call(number, [id, 0, 0, 0, 0, 0]).map_err(io::Error::from_raw_os_error);
+    let set = |id: usize| io_call(number, [id, 0, 0, 0, 0, 0]);
     set(id as usize)?;
     let now = set(ASK)?;
     if u32::try_from(now) == Ok(id) { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
-}
-
-fn capabilities() -> io::Result<[CapabilityWords; 2]> {
-    let header = [CAPABILITY_VERSION, 0];
-    let mut words = [CapabilityWords::default(); 2];
-    let data = address(std::ptr::from_mut(&mut words).cast_const());
-    io_call(libc::SYS_capget, [address(header.as_ptr()), data, 0, 0, 0, 0])?;
-    Ok(words)
-}
-
-fn set_capabilities(words: &[CapabilityWords; 2]) -> io::Result<()> {
-    let header = [CAPABILITY_VERSION, 0];
-    let data = address(words.as_ptr());
-    io_call(libc::SYS_capset, [address(header.as_ptr()), data, 0, 0, 0, 0]).map(drop)
 }
 
 #[cfg(test)]

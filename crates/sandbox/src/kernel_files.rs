@@ -9,13 +9,9 @@
 //! namespace does not hide them.
 
 use std::{
-    ffi::OsString,
     io,
-    os::{
-        fd::{AsFd as _, BorrowedFd, OwnedFd},
-        unix::ffi::OsStringExt as _,
-    },
-    path::{Path, PathBuf},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::PathBuf,
 };
 
 use rustix::{
@@ -23,7 +19,10 @@ use rustix::{
     io::Errno,
 };
 
-use crate::system;
+use crate::{
+    mountinfo::{self, MountInfo},
+    system,
+};
 
 /// File systems whose files are settings or state of the kernel.
 const KERNEL_FILE_SYSTEMS: [&str; 16] = [
@@ -104,45 +103,18 @@ fn read_mounts(proc: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The mounts to protect. A line is `id parent device root path options [tags…] - type source options`.
-fn find(mountinfo: &[u8]) -> Vec<KernelMount> {
-    let parse = |line: &[u8]| {
-        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-        let separator = fields.iter().skip(6).position(|field| *field == b"-")? + 6;
-        let id = std::str::from_utf8(fields.first()?).ok()?.parse().ok()?;
-        let path = unescape(fields.get(4)?);
-        let kind = std::str::from_utf8(fields.get(separator + 1)?).ok()?;
+/// The mounts to protect.
+fn find(table: &[u8]) -> impl Iterator<Item = KernelMount> {
+    mountinfo::parse(table).filter_map(|MountInfo { id, at: path, kind, .. }| {
         let is_kernel =
-            || KERNEL_FILE_SYSTEMS.contains(&kind) || KERNEL_PLACES.iter().any(|place| path.starts_with(place));
-        let treatment = match kind {
+            || KERNEL_FILE_SYSTEMS.contains(&&*kind) || KERNEL_PLACES.iter().any(|place| path.starts_with(place));
+        let treatment = match &*kind {
             "mqueue" => MountTreatment::Cover,
             _ if is_kernel() => MountTreatment::ReadOnly,
             _ => return None,
         };
         Some(KernelMount { id, path, treatment })
-    };
-    mountinfo.split(|byte| *byte == b'\n').filter_map(parse).collect()
-}
-
-/// In `mountinfo`, space, tab, newline and backslash are three octal digits after a backslash.
-fn unescape(text: &[u8]) -> PathBuf {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&byte, after)) = rest.split_first() {
-        let digits =
-            after.get(..3).filter(|digits| byte == b'\\' && digits.iter().all(|digit| (b'0'..=b'7').contains(digit)));
-        match digits {
-            Some(digits) => {
-                out.push(digits.iter().fold(0, |value: u8, digit| value.wrapping_mul(8).wrapping_add(digit - b'0')));
-                rest = &after[3..];
-            }
-            None => {
-                out.push(byte);
-                rest = after;
-            }
-        }
-    }
-    Path::new(&OsString::from_vec(out)).to_owned()
+    })
 }
 
 #[cfg(test)]
@@ -160,7 +132,7 @@ mod tests {
             broken\n";
         let mount = |id, path: &str, treatment| KernelMount { id, path: path.into(), treatment };
         assert_eq!(
-            find(text),
+            find(text).collect::<Vec<_>>(),
             [
                 mount(22, "/proc", MountTreatment::ReadOnly),
                 mount(23, "/proc/cpuinfo", MountTreatment::ReadOnly),

@@ -17,14 +17,11 @@ use crate::{
     filter, landlock,
     rules::{Access, AccessRules},
     script::{self, ViewPurpose},
-    system::{address, call},
+    system::{address, call, capabilities, set_capabilities},
 };
 
 /// Capabilities for files, users, signals and low ports. All others could bypass a view.
 const KEPT_CAPABILITIES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10;
-
-/// `_LINUX_CAPABILITY_VERSION_3`: two 32-bit words for each set.
-const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
 /// The restrictions of a kit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +75,7 @@ impl Kit {
             let path = path.to_owned();
             move |source: io::Error| KitError::Rule { path, source }
         };
-        let set = landlock::Ruleset::new(is_about_files).map_err(refused(Path::new("/")))?;
+        let set = landlock::ruleset(is_about_files).map_err(refused(Path::new("/")))?;
         let granted = script::fitted(rules, purpose);
         let granted = granted.rules.iter().filter(|(_, rule)| is_about_files && rule.access != Access::Deny);
         for (path, rule) in granted {
@@ -89,10 +86,10 @@ impl Kit {
                 Err(rustix::io::Errno::NOENT) => continue,
                 Err(error) => return Err(refused(path)(error.into())),
             };
-            set.allow(place.as_fd(), rule.access, rule.is_dir).map_err(refused(path))?;
+            landlock::allow(set.as_fd(), place.as_fd(), rule.access, rule.is_dir).map_err(refused(path))?;
         }
         let applied = AppliedKit { files: is_about_files, network: is_network_restricted };
-        Ok(Self { user: view.user, mounts: view.mounts, rules: set.into_fd(), applied })
+        Ok(Self { user: view.user, mounts: view.mounts, rules: set, applied })
     }
 
     pub fn applied(&self) -> AppliedKit {
@@ -200,17 +197,13 @@ impl ChildKit {
 /// Drops all capabilities but those in `KEPT_CAPABILITIES`, permanently: `no_new_privs` is set next, so no exec can
 /// gain capabilities, even for root.
 fn drop_capabilities() -> Result<(), c_int> {
-    // The header is the version and the pid. Each half (low, high) has the effective, permitted and inheritable sets.
-    let header: [u32; 2] = [CAPABILITY_VERSION, 0];
-    let mut sets = [0_u32; 6];
-    call(libc::SYS_capget, [address(header.as_ptr()), address(sets.as_mut_ptr()), 0, 0, 0, 0])?;
-    let kept = [KEPT_CAPABILITIES as u32, (KEPT_CAPABILITIES >> 32) as u32];
-    for (half, kept) in sets.chunks_exact_mut(3).zip(kept) {
-        half[0] &= kept;
-        half[1] &= kept;
-        half[2] = 0;
+    let mut words = capabilities()?;
+    for (half, kept) in words.iter_mut().zip([KEPT_CAPABILITIES as u32, (KEPT_CAPABILITIES >> 32) as u32]) {
+        half.effective &= kept;
+        half.permitted &= kept;
+        half.inheritable = 0;
     }
-    call(libc::SYS_capset, [address(header.as_ptr()), address(sets.as_ptr()), 0, 0, 0, 0]).map(drop)
+    set_capabilities(&words)
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 /// All access rights of ABI 1.
 const FIRST: u64 = (1 << 13) - 1;
+/// All access rights that a ruleset about files denies.
+const HANDLED: u64 = FIRST | REFER | TRUNCATE | IOCTL_DEV;
 /// The access rights that apply to a file that is not a directory.
 const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 /// Restricts abstract Unix sockets and signals to processes with the same ruleset, since ABI 6.
@@ -47,41 +49,23 @@ struct PathBeneathAttr {
     parent: i32,
 }
 
-/// A ruleset that is not applied yet.
-pub(crate) struct Ruleset {
-    fd: OwnedFd,
-    handled: u64,
+/// A ruleset that is not applied yet. It denies all access to files if `is_about_files`. The kernel must have at least ABI `NEEDED`.
+pub(crate) fn ruleset(is_about_files: bool) -> io::Result<OwnedFd> {
+    // Handled accesses to files and to the network, and scopes.
+    let request: [u64; 3] = [if is_about_files { HANDLED } else { 0 }, 0, SCOPES];
+    fd_call(libc::SYS_landlock_create_ruleset, [address(request.as_ptr()), size_of_val(&request), 0, 0, 0, 0])
 }
 
-impl Ruleset {
-    /// Denies all access to files if `is_about_files`. The kernel must have at least ABI `NEEDED`.
-    pub(crate) fn new(is_about_files: bool) -> io::Result<Self> {
-        let handled = if is_about_files { FIRST | REFER | TRUNCATE | IOCTL_DEV } else { 0 };
-        // Handled accesses to files and to the network, and scopes.
-        let request: [u64; 3] = [handled, 0, SCOPES];
-        let args = [address(request.as_ptr()), size_of_val(&request), 0, 0, 0, 0];
-        let fd = fd_call(libc::SYS_landlock_create_ruleset, args)?;
-        Ok(Self { fd, handled })
-    }
-
-    /// Allows access to the object behind an fd and everything below it.
-    pub(crate) fn allow(&self, place: BorrowedFd<'_>, access: Access, is_dir: bool) -> io::Result<()> {
-        let wanted = match access {
-            Access::Read => READ,
-            Access::Write => self.handled & !(MAKE_CHAR | MAKE_BLOCK),
-            Access::Deny => return Ok(()),
-        };
-        let allowed = wanted & self.handled & if is_dir { u64::MAX } else { OF_FILES };
-        if allowed == 0 {
-            return Ok(());
-        }
-        let rule = PathBeneathAttr { allowed, parent: place.as_raw_fd() };
-        // LANDLOCK_RULE_PATH_BENEATH.
-        let args = [self.fd.as_raw_fd() as usize, 1, address(&raw const rule), 0, 0, 0];
-        io_call(libc::SYS_landlock_add_rule, args).map(drop)
-    }
-
-    pub(crate) fn into_fd(self) -> OwnedFd {
-        self.fd
-    }
+/// Allows access to the object behind an fd and everything below it, in a ruleset about files.
+pub(crate) fn allow(ruleset: BorrowedFd<'_>, place: BorrowedFd<'_>, access: Access, is_dir: bool) -> io::Result<()> {
+    let wanted = match access {
+        Access::Read => READ,
+        Access::Write => HANDLED & !(MAKE_CHAR | MAKE_BLOCK),
+        Access::Deny => return Ok(()),
+    };
+    let allowed = if is_dir { wanted } else { wanted & OF_FILES };
+    let rule = PathBeneathAttr { allowed, parent: place.as_raw_fd() };
+    // LANDLOCK_RULE_PATH_BENEATH.
+    let args = [ruleset.as_raw_fd() as usize, 1, address(&raw const rule), 0, 0, 0];
+    io_call(libc::SYS_landlock_add_rule, args).map(drop)
 }

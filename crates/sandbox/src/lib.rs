@@ -35,6 +35,7 @@ mod host;
 mod kernel_files;
 mod kit;
 mod landlock;
+mod mountinfo;
 mod paths;
 mod policy;
 mod rules;

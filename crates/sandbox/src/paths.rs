@@ -95,13 +95,9 @@ type WalkedPath = (PathBuf, Option<(Vec<OsString>, io::Error)>, Vec<(PathBuf, Pa
 /// followed.
 fn walk(path: &Path) -> io::Result<WalkedPath> {
     let names = |path: &Path| -> Vec<OsString> {
-        let mut names: Vec<OsString> = path
-            .components()
-            .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir))
-            .map(|part| part.as_os_str().to_owned())
-            .collect();
-        names.reverse();
-        names
+        let parts = path.components().rev();
+        let names = parts.filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+        names.map(|part| part.as_os_str().to_owned()).collect()
     };
     let mut real = PathBuf::from("/");
     let mut links = Vec::new();

@@ -294,19 +294,12 @@ fn hide(rules: &mut AccessRules, hidden: &[PathBuf]) {
 /// Makes `.git` below each writable directory read-only. Git runs programs from a repository's configuration, later and
 /// outside of the sandbox, as the user. So a sandboxed process must not change it.
 fn protect_git(rules: &mut AccessRules, named: &[PathBuf]) -> Result<(), PolicyError> {
-    let roots: Vec<PathBuf> = rules
-        .rules
-        .iter()
-        .filter(|(_, rule)| rule.access == Access::Write && rule.is_dir)
-        .map(|(path, _)| path.clone())
-        .collect();
+    let writable = rules.rules.iter().filter(|(_, rule)| rule.access == Access::Write && rule.is_dir);
+    let roots: Vec<PathBuf> = writable.map(|(path, _)| path.clone()).collect();
     for root in roots {
         let git = root.join(".git");
         let is_named = rules.rules.contains_key(&git) || named.iter().any(|path| paths::resolve_existing(path) == git);
-        if is_named {
-            continue;
-        }
-        if rules.absent.contains(&git) {
+        if is_named || rules.absent.contains(&git) {
             continue;
         }
         rules.stamp(&git);
@@ -351,12 +344,6 @@ fn read_line(path: &Path) -> Option<String> {
     let read = fs::File::open(path).and_then(|file| file.take(GIT_FILE_MAX).read_to_string(&mut text));
     let is_file = |_: usize| fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
     read.ok().filter(|&read| is_file(read)).and_then(|_| text.lines().next().map(str::to_owned))
-}
-
-impl From<io::Error> for PolicyError {
-    fn from(error: io::Error) -> Self {
-        Self::NotEnforceable { what: error.to_string() }
-    }
 }
 
 #[cfg(test)]

@@ -20,10 +20,7 @@ pub enum Access {
 impl Access {
     /// Whether this access allows the wanted one.
     pub fn includes(self, wanted: Self) -> bool {
-        match (self, wanted) {
-            (_, Self::Deny) | (Self::Write, _) | (Self::Read, Self::Read) => true,
-            (Self::Deny, _) | (Self::Read, Self::Write) => false,
-        }
+        matches!((self, wanted), (_, Self::Deny) | (Self::Write, _) | (Self::Read, Self::Read))
     }
 }
 

@@ -22,25 +22,12 @@ pub(crate) fn call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
 /// # Safety
 ///
 /// The arguments must be valid for the system call with this number.
-pub unsafe fn system_call(number: c_long, args: [usize; 6]) -> Result<usize, c_int> {
-    // SAFETY: the caller guarantees that the arguments are valid.
-    let result = unsafe { raw(number, args) };
-    // The kernel returns errors as -4095 to -1.
-    match c_int::try_from(result) {
-        Ok(error @ -4095..=-1) => Err(-error),
-        _ => Ok(result.cast_unsigned()),
-    }
-}
-
-/// # Safety
-///
-/// The arguments must be valid for the system call with this number.
-#[cfg(target_arch = "x86_64")]
-unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
-    let result;
+pub unsafe fn system_call(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, c_int> {
+    let result: isize;
     // SAFETY: the call changes only the declared registers and the memory that the arguments give it. The caller
     // guarantees the arguments.
     unsafe {
+        #[cfg(target_arch = "x86_64")]
         std::arch::asm!(
             "syscall",
             inlateout("rax") number => result,
@@ -54,19 +41,7 @@ unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
             lateout("r11") _,
             options(nostack),
         );
-    }
-    result
-}
-
-/// # Safety
-///
-/// The arguments must be valid for the system call with this number.
-#[cfg(target_arch = "aarch64")]
-unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
-    let result;
-    // SAFETY: the call changes only the declared registers and the memory that the arguments give it. The caller
-    // guarantees the arguments.
-    unsafe {
+        #[cfg(target_arch = "aarch64")]
         std::arch::asm!(
             "svc #0",
             inlateout("x0") a => result,
@@ -79,7 +54,11 @@ unsafe fn raw(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> isize {
             options(nostack),
         );
     }
-    result
+    // The kernel returns errors as -4095 to -1.
+    match c_int::try_from(result) {
+        Ok(error @ -4095..=-1) => Err(-error),
+        _ => Ok(result.cast_unsigned()),
+    }
 }
 
 /// A pointer as an argument of a system call. Exposes the provenance, because the kernel reads and writes through the
@@ -99,6 +78,32 @@ pub(crate) fn fd_call(number: c_long, args: [usize; 6]) -> io::Result<OwnedFd> {
     let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
     // SAFETY: the kernel has just created this fd, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The kernel's `__user_cap_data_struct`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CapabilityWords {
+    pub(crate) effective: u32,
+    pub(crate) permitted: u32,
+    pub(crate) inheritable: u32,
+}
+
+/// The header of the capability calls: `_LINUX_CAPABILITY_VERSION_3`, with two 32-bit words for each set, and the pid.
+const CAPABILITY_HEADER: [u32; 2] = [0x2008_0522, 0];
+
+/// The capabilities of this thread, the lower half first.
+pub(crate) fn capabilities() -> Result<[CapabilityWords; 2], c_int> {
+    let header = CAPABILITY_HEADER;
+    let mut words = [CapabilityWords::default(); 2];
+    let data = address(std::ptr::from_mut(&mut words).cast_const());
+    call(libc::SYS_capget, [address(header.as_ptr()), data, 0, 0, 0, 0])?;
+    Ok(words)
+}
+
+pub(crate) fn set_capabilities(words: &[CapabilityWords; 2]) -> Result<(), c_int> {
+    let header = CAPABILITY_HEADER;
+    call(libc::SYS_capset, [address(header.as_ptr()), address(words.as_ptr()), 0, 0, 0, 0]).map(drop)
 }
 
 /// A detached clone of the mounts at and below an fd.
