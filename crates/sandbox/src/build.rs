@@ -13,6 +13,7 @@ use std::{
 
 use rustix::{
     fs::{CWD, Mode, OFlags},
+    mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount},
     process::{DumpableBehavior, getegid, geteuid, set_dumpable_behavior},
 };
 
@@ -59,7 +60,10 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mounts =
         rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty()).doing(|| "open the mount namespace".to_owned())?;
-    keep_private().doing(|| "keep mounts to ourselves".to_owned())?;
+    // Stop mount propagation, so that the mounts of the view do not appear on the host, nor later mounts of the host in
+    // the view.
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+        .doing(|| "keep mounts to ourselves".to_owned())?;
     let null = system::open_path(CWD, Path::new("/dev/null")).doing(|| "find `/dev/null`".to_owned())?;
     let proc = kernel_files::open_proc().doing(|| "open `/proc`".to_owned())?;
     let copies = copy_sources(script)?;
@@ -71,16 +75,15 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
         let read_only = libc::MOUNT_ATTR_RDONLY;
         system::set_attributes(root.as_fd(), read_only, true).doing(|| "make `/` read-only".to_owned())?;
     }
-    for (step, copy) in script.steps.iter().zip(copies) {
-        builder.apply(step, copy)?;
+    for ((path, step), copy) in script.steps.iter().zip(copies) {
+        builder.apply(path, step, copy).doing(|| format!("{} `{}`", step.verb(), path.display()))?;
     }
     builder.freeze()?;
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .doing(|| "open the view".to_owned())?;
     if script.is_empty_tree {
         // After `pivot_root(".", ".")` the old root is mounted over the new one, and it is the working directory.
-        rustix::mount::unmount(".", rustix::mount::UnmountFlags::DETACH)
-            .doing(|| "let go of the old root".to_owned())?;
+        unmount(".", UnmountFlags::DETACH).doing(|| "let go of the old root".to_owned())?;
     }
     if script.is_for_process {
         kernel_files::protect(proc.as_fd()).doing(|| "make the kernel's file systems read-only".to_owned())?;
@@ -116,17 +119,10 @@ fn enter_namespaces() -> Result<Option<OwnedFd>, BuildError> {
         .map(Some)
 }
 
-/// Stops mount propagation, so that the mounts of the view do not appear on the host, nor later mounts of the host in
-/// the view.
-fn keep_private() -> rustix::io::Result<()> {
-    use rustix::mount::{MountPropagationFlags, mount_change};
-    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
-}
-
 /// Clones the source of each bind mount, in the order of the steps. Must run before any path is changed or covered.
 fn copy_sources(script: &ViewScript) -> Result<Vec<Option<OwnedFd>>, BuildError> {
-    let copy = |step: &ViewStep| {
-        let ViewStep::Bind { path, is_read_only, .. } = step else { return Ok(None) };
+    let copy = |(path, step): &(PathBuf, ViewStep)| {
+        let ViewStep::Bind { is_read_only, .. } = step else { return Ok(None) };
         let what = || format!("copy `{}`", path.display());
         let target = system::open_path(CWD, path).doing(what)?;
         let tree = system::clone_tree(target.as_fd()).doing(what)?;
@@ -138,6 +134,18 @@ fn copy_sources(script: &ViewScript) -> Result<Vec<Option<OwnedFd>>, BuildError>
         Ok(Some(tree))
     };
     script.steps.iter().map(copy).collect()
+}
+
+impl ViewStep {
+    /// The operation, for error texts.
+    fn verb(&self) -> &'static str {
+        match self {
+            Self::Bind { .. } => "mount",
+            Self::MaskDir { .. } | Self::MaskFile => "cover",
+            Self::Terminals => "make terminals in",
+            Self::Link { .. } => "make the link",
+        }
+    }
 }
 
 struct ViewBuilder {
@@ -160,26 +168,20 @@ impl ViewBuilder {
         Ok(())
     }
 
-    fn apply(&mut self, step: &ViewStep, copy: Option<OwnedFd>) -> Result<(), BuildError> {
+    fn apply(&mut self, path: &Path, step: &ViewStep, copy: Option<OwnedFd>) -> io::Result<()> {
         match step {
-            ViewStep::Bind { path, is_dir, has_place, .. } => {
-                let what = || format!("mount `{}`", path.display());
-                let Some(copy) = copy else { return Ok(()) };
-                let target =
-                    if *has_place { system::open_path(CWD, path) } else { self.make_mount_point(path, *is_dir) };
-                system::attach(copy.as_fd(), target.doing(what)?.as_fd()).doing(what)
-            }
-            ViewStep::MaskDir { path, is_open } => {
-                self.mask_dir(path, *is_open).doing(|| format!("cover `{}`", path.display()))
-            }
-            ViewStep::MaskFile { path } => self.mask_file(path).doing(|| format!("cover `{}`", path.display())),
-            ViewStep::Terminals { path } => {
-                self.make_terminals(path).doing(|| format!("make terminals in `{}`", path.display()))
-            }
-            ViewStep::Link { path, target } => {
-                self.make_link(path, target).doing(|| format!("make the link `{}`", path.display()))
-            }
+            ViewStep::Bind { is_dir, has_place, .. } => self.mount(copy, path, *is_dir, *has_place),
+            ViewStep::MaskDir { is_open } => self.mask_dir(path, *is_open),
+            ViewStep::MaskFile => self.mask_file(path),
+            ViewStep::Terminals => self.make_terminals(path),
+            ViewStep::Link { target } => self.make_link(path, target),
         }
+    }
+
+    fn mount(&self, copy: Option<OwnedFd>, path: &Path, is_dir: bool, has_place: bool) -> io::Result<()> {
+        let Some(copy) = copy else { return Ok(()) };
+        let target = if has_place { system::open_path(CWD, path)? } else { self.make_mount_point(path, is_dir)? };
+        system::attach(copy.as_fd(), target.as_fd())
     }
 
     fn mask_dir(&mut self, path: &Path, is_open: bool) -> io::Result<()> {
@@ -214,47 +216,32 @@ impl ViewBuilder {
         system::attach(system::terminals()?.as_fd(), target.as_fd())
     }
 
-    /// The tmpfs of ours that contains a path, and the path below it.
+    /// The tmpfs of ours that contains a path, and the path below it. Creates the directories above the path.
     fn tree_of<'a>(&self, path: &'a Path) -> io::Result<(BorrowedFd<'_>, &'a Path)> {
         let found = path.ancestors().skip(1).find_map(|above| self.trees.get_key_value(above));
         let (above, tree) = found.ok_or(io::ErrorKind::NotFound)?;
         let rest = path.strip_prefix(above).map_err(io::Error::other)?;
+        let parents: Vec<&Path> = rest.ancestors().skip(1).filter(|dir| !dir.as_os_str().is_empty()).collect();
+        for dir in parents.into_iter().rev() {
+            unless_present(rustix::fs::mkdirat(tree, dir, Mode::from_raw_mode(0o755)))?;
+        }
         Ok((tree.as_fd(), rest))
     }
 
     fn make_mount_point(&self, path: &Path, is_dir: bool) -> io::Result<OwnedFd> {
         let (tree, rest) = self.tree_of(path)?;
-        self.make_parents(tree, rest)?;
-        let made = if is_dir {
+        unless_present(if is_dir {
             rustix::fs::mkdirat(tree, rest, Mode::from_raw_mode(0o755))
         } else {
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
             rustix::fs::openat(tree, rest, flags, Mode::from_raw_mode(0o444)).map(drop)
-        };
-        match made {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => system::open_path(tree, rest),
-            Err(error) => Err(error.into()),
-        }
+        })?;
+        system::open_path(tree, rest)
     }
 
     fn make_link(&self, path: &Path, target: &Path) -> io::Result<()> {
         let (tree, rest) = self.tree_of(path)?;
-        self.make_parents(tree, rest)?;
-        match rustix::fs::symlinkat(target, tree, rest) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    fn make_parents(&self, tree: BorrowedFd<'_>, rest: &Path) -> io::Result<()> {
-        let parents: Vec<&Path> = rest.ancestors().skip(1).filter(|dir| !dir.as_os_str().is_empty()).collect();
-        for dir in parents.into_iter().rev() {
-            match rustix::fs::mkdirat(tree, dir, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+        unless_present(rustix::fs::symlinkat(target, tree, rest))
     }
 
     /// Makes our tmpfs instances read-only.
@@ -264,5 +251,13 @@ impl ViewBuilder {
             system::set_attributes(tree.as_fd(), read_only, false).doing(|| format!("finish `{}`", path.display()))?;
         }
         Ok(())
+    }
+}
+
+/// Ignores the failure to create something that exists already.
+fn unless_present(made: rustix::io::Result<()>) -> io::Result<()> {
+    match made {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }

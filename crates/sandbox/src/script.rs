@@ -40,18 +40,19 @@ pub enum ViewPurpose {
     Files,
 }
 
+/// What happens at a path of the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ViewStep {
-    /// Mounts a clone of the host's `path` at the same path.
-    Bind { path: PathBuf, is_read_only: bool, is_dir: bool, has_place: bool },
+    /// Mounts a clone of the same path on the host.
+    Bind { is_read_only: bool, is_dir: bool, has_place: bool },
     /// Covers a directory with an empty one, or with one that has mount points for grants.
-    MaskDir { path: PathBuf, is_open: bool },
+    MaskDir { is_open: bool },
     /// Covers a file with one that cannot be opened.
-    MaskFile { path: PathBuf },
+    MaskFile,
     /// Mounts a new devpts instance.
-    Terminals { path: PathBuf },
+    Terminals,
     /// Creates a symbolic link in a tmpfs of the view.
-    Link { path: PathBuf, target: PathBuf },
+    Link { target: PathBuf },
 }
 
 /// A view as a list of steps.
@@ -63,21 +64,19 @@ pub struct ViewScript {
     pub(crate) is_read_only: bool,
     /// The view is for a process: make the kernel's file systems read-only and cover message queues.
     pub(crate) is_for_process: bool,
-    pub(crate) steps: Vec<ViewStep>,
+    pub(crate) steps: Vec<(PathBuf, ViewStep)>,
 }
 
 /// Adapts the rules to a purpose: adds what it always gets and removes what it never gets.
 pub(crate) fn fitted(rules: &AccessRules, purpose: ViewPurpose) -> AccessRules {
     let mut rules = rules.clone();
-    let has_own = |rules: &AccessRules, path: &str| rules.rules.keys().any(|at| at.starts_with(path));
     let dir = |access| AccessRule { access, is_dir: true };
     match purpose {
         ViewPurpose::WholeSystem => {}
         ViewPurpose::Files => {
-            for place in ["/proc", "/dev"] {
-                if place == "/proc" || !has_own(&rules, place) {
-                    rules.deny_below(Path::new(place), true);
-                }
+            rules.deny_below(Path::new("/proc"), true);
+            if !rules.rules.keys().any(|at| at.starts_with("/dev")) {
+                rules.deny_below(Path::new("/dev"), true);
             }
         }
         ViewPurpose::Process => {
@@ -103,8 +102,7 @@ fn pin(rules: &AccessRules, steps: &mut BTreeMap<PathBuf, ViewStep>) {
     let pins: BTreeSet<PathBuf> =
         above.filter(|dir| *dir != Path::new("/") && is_movable(dir)).map(Path::to_owned).collect();
     for path in pins {
-        let step = ViewStep::Bind { path: path.clone(), is_read_only: false, is_dir: true, has_place: true };
-        steps.entry(path).or_insert(step);
+        steps.entry(path).or_insert(ViewStep::Bind { is_read_only: false, is_dir: true, has_place: true });
     }
 }
 
@@ -124,28 +122,24 @@ impl ViewScript {
                     let is_open = rules.rules.iter().any(|(inner, inside)| {
                         inner != path && inner.starts_with(path) && inside.access != Access::Deny
                     }) || rules.links.keys().any(|link| link.parent() == Some(path));
-                    ViewStep::MaskDir { path: path.clone(), is_open }
+                    ViewStep::MaskDir { is_open }
                 }
-                (Access::Deny, _) => ViewStep::MaskFile { path: path.clone() },
+                (Access::Deny, _) => ViewStep::MaskFile,
                 (access, around) if access == around => continue,
-                (_, Access::Deny) if has_own_terminals && path == Path::new(TERMINALS) => {
-                    ViewStep::Terminals { path: path.clone() }
+                (_, Access::Deny) if has_own_terminals && path == Path::new(TERMINALS) => ViewStep::Terminals,
+                (access, around) => {
+                    let has_place = around != Access::Deny;
+                    ViewStep::Bind { is_read_only: access == Access::Read, is_dir, has_place }
                 }
-                (access, around) => ViewStep::Bind {
-                    path: path.clone(),
-                    is_read_only: access == Access::Read,
-                    is_dir,
-                    has_place: around != Access::Deny,
-                },
             };
             steps.insert(path.clone(), step);
         }
         pin(&rules, &mut steps);
-        let mut steps: Vec<ViewStep> = steps.into_values().collect();
+        let mut steps: Vec<(PathBuf, ViewStep)> = steps.into_iter().collect();
         // Only for links whose directory is denied. A link in a granted directory exists already.
         let is_ours = |path: &Path| path.parent().is_some_and(|dir| rules.access(dir) == Access::Deny);
         let links = rules.links.iter().filter(|(path, _)| is_ours(path));
-        steps.extend(links.map(|(path, target)| ViewStep::Link { path: path.clone(), target: target.clone() }));
+        steps.extend(links.map(|(path, target)| (path.clone(), ViewStep::Link { target: target.clone() })));
         Self {
             is_empty_tree: root == Access::Deny,
             is_read_only: root == Access::Read,
@@ -162,36 +156,29 @@ impl ViewScript {
     /// Paths in the view whose file systems only cover other files, or only contain mount points.
     pub fn covers(&self) -> Vec<&Path> {
         let root = self.is_empty_tree.then_some(Path::new("/"));
-        let masks = self.steps.iter().filter_map(|step| match step {
-            ViewStep::MaskDir { path, .. } | ViewStep::MaskFile { path } => Some(path.as_path()),
-            ViewStep::Bind { .. } | ViewStep::Terminals { .. } | ViewStep::Link { .. } => None,
-        });
+        let is_mask = |step: &ViewStep| matches!(step, ViewStep::MaskDir { .. } | ViewStep::MaskFile);
+        let masks = self.steps.iter().filter(|(_, step)| is_mask(step)).map(|(path, _)| path.as_path());
         root.into_iter().chain(masks).collect()
     }
 
     /// Encodes the script for the process that builds the view.
     pub fn encode(&self) -> Vec<u8> {
-        let flags = [self.is_empty_tree, self.is_read_only, self.is_for_process];
-        let mut out = vec![flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag))];
-        let mut step = |kind: u8, flags: [bool; 3], texts: [&Path; 2]| {
-            let flags = flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag));
-            out.extend([kind, flags]);
-            for text in texts {
+        let bits = |flags: [bool; 3]| flags.iter().rev().fold(0, |all, &flag| all << 1 | u8::from(flag));
+        let mut out = vec![bits([self.is_empty_tree, self.is_read_only, self.is_for_process])];
+        for (path, step) in &self.steps {
+            let none = Path::new("");
+            let (kind, flags, target) = match step {
+                ViewStep::Bind { is_read_only, is_dir, has_place } => (1, [*is_read_only, *is_dir, *has_place], none),
+                ViewStep::MaskDir { is_open } => (2, [*is_open, false, false], none),
+                ViewStep::MaskFile => (3, [false; 3], none),
+                ViewStep::Link { target } => (4, [false; 3], target.as_path()),
+                ViewStep::Terminals => (5, [false; 3], none),
+            };
+            out.extend([kind, bits(flags)]);
+            for text in [path, target] {
                 let bytes = text.as_os_str().as_bytes();
                 out.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());
                 out.extend(bytes);
-            }
-        };
-        let none = Path::new("");
-        for each in &self.steps {
-            match each {
-                ViewStep::Bind { path, is_read_only, is_dir, has_place } => {
-                    step(1, [*is_read_only, *is_dir, *has_place], [path, none]);
-                }
-                ViewStep::MaskDir { path, is_open } => step(2, [*is_open, false, false], [path, none]),
-                ViewStep::MaskFile { path } => step(3, [false; 3], [path, none]),
-                ViewStep::Link { path, target } => step(4, [false; 3], [path, target]),
-                ViewStep::Terminals { path } => step(5, [false; 3], [path, none]),
             }
         }
         out
@@ -214,14 +201,15 @@ impl ViewScript {
             let &[kind, flags] = take(&mut bytes, 2)? else { return None };
             let flag = |at: u8| flags >> at & 1 == 1;
             let (path, target) = (text(&mut bytes)?, text(&mut bytes)?);
-            steps.push(match kind {
-                1 => ViewStep::Bind { path, is_read_only: flag(0), is_dir: flag(1), has_place: flag(2) },
-                2 => ViewStep::MaskDir { path, is_open: flag(0) },
-                3 => ViewStep::MaskFile { path },
-                4 => ViewStep::Link { path, target },
-                5 => ViewStep::Terminals { path },
+            let step = match kind {
+                1 => ViewStep::Bind { is_read_only: flag(0), is_dir: flag(1), has_place: flag(2) },
+                2 => ViewStep::MaskDir { is_open: flag(0) },
+                3 => ViewStep::MaskFile,
+                4 => ViewStep::Link { target },
+                5 => ViewStep::Terminals,
                 _ => return None,
-            });
+            };
+            steps.push((path, step));
         }
         let [is_empty_tree, is_read_only, is_for_process] = [0, 1, 2].map(|at| first >> at & 1 == 1);
         Some(Self { is_empty_tree, is_read_only, is_for_process, steps })
@@ -254,24 +242,21 @@ mod tests {
         ]);
         rules.links.insert("/w/deep/alias".into(), "out".into());
         let script = ViewScript::new(&rules, ViewPurpose::WholeSystem);
-        let bind = |path: &str, is_read_only, has_place| ViewStep::Bind {
-            path: path.into(),
-            is_read_only,
-            is_dir: true,
-            has_place,
+        let bind = |path: &str, is_read_only, has_place| {
+            (path.into(), ViewStep::Bind { is_read_only, is_dir: true, has_place })
         };
         assert_eq!(
             script.steps,
             [
                 bind("/w", false, true),
                 bind("/w/.git", true, true),
-                ViewStep::MaskFile { path: "/w/a.env".into() },
-                ViewStep::MaskDir { path: "/w/deep".into(), is_open: true },
+                ("/w/a.env".into(), ViewStep::MaskFile),
+                ("/w/deep".into(), ViewStep::MaskDir { is_open: true }),
                 bind("/w/deep/out", false, false),
                 bind("/w/on", false, true),
                 bind("/w/on/the", false, true),
-                ViewStep::MaskDir { path: "/w/on/the/way".into(), is_open: false },
-                ViewStep::Link { path: "/w/deep/alias".into(), target: "out".into() },
+                ("/w/on/the/way".into(), ViewStep::MaskDir { is_open: false }),
+                ("/w/deep/alias".into(), ViewStep::Link { target: "out".into() }),
             ]
         );
         assert!(script.is_read_only && !script.is_empty_tree && script.is_for_process);
@@ -289,7 +274,7 @@ mod tests {
         assert!(script.is_empty_tree && !script.is_for_process);
         assert_eq!(
             script.steps,
-            [ViewStep::Bind { path: "/r".into(), is_read_only: true, is_dir: true, has_place: false }]
+            [("/r".into(), ViewStep::Bind { is_read_only: true, is_dir: true, has_place: false })]
         );
     }
 
@@ -297,10 +282,10 @@ mod tests {
     fn files_never_reach_proc_and_processes_get_devices() {
         let whole = rules(&[("/", Access::Read), ("/proc/1", Access::Write)]);
         let files = ViewScript::new(&whole, ViewPurpose::Files);
-        assert!(files.steps.contains(&ViewStep::MaskDir { path: "/proc".into(), is_open: false }), "{files:?}");
+        assert!(files.steps.contains(&("/proc".into(), ViewStep::MaskDir { is_open: false })), "{files:?}");
         let process = ViewScript::new(&whole, ViewPurpose::Process);
-        assert!(process.steps.contains(&ViewStep::MaskDir { path: "/dev".into(), is_open: true }), "{process:?}");
-        let null = ViewStep::Bind { path: "/dev/null".into(), is_read_only: false, is_dir: false, has_place: false };
+        assert!(process.steps.contains(&("/dev".into(), ViewStep::MaskDir { is_open: true })), "{process:?}");
+        let null = ("/dev/null".into(), ViewStep::Bind { is_read_only: false, is_dir: false, has_place: false });
         assert!(process.steps.contains(&null), "{process:?}");
     }
 }

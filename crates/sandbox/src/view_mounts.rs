@@ -26,15 +26,10 @@ impl ViewMounts {
     pub fn record(root: &OwnedFd, script: &ViewScript) -> io::Result<Self> {
         let root = root.try_clone()?;
         let mut at = Vec::new();
-        for step in &script.steps {
-            let path = match step {
-                ViewStep::Bind { path, .. }
-                | ViewStep::MaskDir { path, .. }
-                | ViewStep::MaskFile { path }
-                | ViewStep::Terminals { path } => path,
-                ViewStep::Link { .. } => continue,
-            };
-            at.push((path.clone(), mount_of(&root, path)?));
+        for (path, step) in &script.steps {
+            if !matches!(step, ViewStep::Link { .. }) {
+                at.push((path.clone(), mount_of(&root, path)?));
+            }
         }
         Ok(Self { root, at })
     }
