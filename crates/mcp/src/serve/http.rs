@@ -11,7 +11,7 @@
 //! that is too large or too slow ends its request. New sessions beyond the limit are refused with 503. A failing connection affects no
 //! other. When the server ends, running calls stop waiting and are answered, then sessions and connections are closed.
 
-use std::{collections::BTreeMap, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -205,21 +205,12 @@ async fn serve_connection(
 
 /// The connections that have not shown a token yet, oldest first. If there are too many, the oldest is closed. An attacker that holds many
 /// silent connections pushes out its own ones, while a client with a token shows it long before.
-#[derive(Debug, Default)]
-struct UnauthenticatedConnections(Mutex<UnauthenticatedTable>);
-
-#[derive(Debug, Default)]
-struct UnauthenticatedTable {
-    /// The number of the connection that came last.
-    last: u64,
-    all: BTreeMap<u64, Arc<Notify>>,
-}
+#[derive(Default)]
+struct UnauthenticatedConnections(Mutex<VecDeque<Arc<Notify>>>);
 
 /// A connection that has not shown a token yet. Dropping it removes it from the list.
-#[derive(Debug)]
 struct UnauthenticatedConnection {
     table: Arc<UnauthenticatedConnections>,
-    number: u64,
     /// Notified when the connection must close.
     closed: Arc<Notify>,
 }
@@ -228,23 +219,21 @@ impl UnauthenticatedConnections {
     /// Adds a connection. Closes the oldest one if there are too many.
     fn register(self: &Arc<Self>) -> UnauthenticatedConnection {
         let mut waiting = self.0.lock();
-        if waiting.all.len() >= limits::STRANGERS
-            && let Some((_, oldest)) = waiting.all.pop_first()
+        if waiting.len() >= limits::STRANGERS
+            && let Some(oldest) = waiting.pop_front()
         {
             oldest.notify_one();
         }
-        waiting.last += 1;
-        let number = waiting.last;
         let closed = Arc::new(Notify::new());
-        waiting.all.insert(number, Arc::clone(&closed));
-        UnauthenticatedConnection { table: Arc::clone(self), number, closed }
+        waiting.push_back(Arc::clone(&closed));
+        UnauthenticatedConnection { table: Arc::clone(self), closed }
     }
 }
 
 impl UnauthenticatedConnection {
     /// Removes the connection from the list, because it has shown the token.
     fn mark_authenticated(&self) {
-        self.table.0.lock().all.remove(&self.number);
+        self.table.0.lock().retain(|closed| !Arc::ptr_eq(closed, &self.closed));
     }
 }
 
@@ -270,7 +259,9 @@ impl HttpEndpoint {
         if head.uri.path() != PATH {
             return refusal(StatusCode::NOT_FOUND, "the MCP endpoint is /mcp");
         }
-        remove_token(&mut head);
+        // Remove the token from the headers and from the URI.
+        head.headers.remove(AUTHORIZATION);
+        head.uri = http::Uri::from_static(PATH);
         if head.method == Method::POST && !head.headers.contains_key(SESSION_HEADER) && self.sessions.is_full() {
             let mut answer =
                 refusal(StatusCode::SERVICE_UNAVAILABLE, "there are too many sessions; end one with DELETE");
@@ -294,12 +285,6 @@ impl HttpEndpoint {
         }
         answer
     }
-}
-
-/// Removes the token from the headers and from the URI.
-fn remove_token(head: &mut Parts) {
-    head.headers.remove(AUTHORIZATION);
-    head.uri = http::Uri::from_static(PATH);
 }
 
 /// An error response that also closes the connection, so that a refused client must connect again.

@@ -4,14 +4,7 @@
 //! request. A pending answer counts as an open stream. rmcp's own keep-alive timer is disabled, because it would end a session during a
 //! long call.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt as _, future::join_all};
 use parking_lot::Mutex;
@@ -23,7 +16,7 @@ use rmcp::{
     },
 };
 use tokio::{
-    sync::watch,
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{self, Instant},
 };
 
@@ -41,23 +34,14 @@ pub(super) struct HttpSessions {
     used: Arc<Mutex<HashMap<SessionId, SessionUse>>>,
     /// How many answers are pending or being sent.
     answers: Arc<watch::Sender<usize>>,
-    /// How many sessions are being created and are not in `used` yet. Incremented only under the lock of `used`.
-    beginning: AtomicUsize,
+    /// One permit for each session that may still begin.
+    slots: Arc<Semaphore>,
     most: usize,
 }
 
-/// A reserved slot for a session that is being created.
-struct SessionSlot<'a>(&'a AtomicUsize);
-
-impl Drop for SessionSlot<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 /// How a session is used.
-#[derive(Debug, Clone, Copy)]
 struct SessionUse {
+    _slot: OwnedSemaphorePermit,
     /// The number of open streams.
     streams: usize,
     /// When the last request or stream message occurred.
@@ -100,25 +84,14 @@ impl HttpSessions {
             kept,
             used: Arc::default(),
             answers: Arc::new(watch::Sender::new(0)),
-            beginning: AtomicUsize::new(0),
+            slots: Arc::new(Semaphore::new(most)),
             most,
         }
     }
 
     /// Whether the limit is reached.
     pub(super) fn is_full(&self) -> bool {
-        let used = self.used.lock();
-        used.len() + self.beginning.load(Ordering::Acquire) >= self.most
-    }
-
-    /// Reserves a slot, if one is free.
-    fn reserve(&self) -> Option<SessionSlot<'_>> {
-        let used = self.used.lock();
-        let is_full = used.len() + self.beginning.load(Ordering::Acquire) >= self.most;
-        (!is_full).then(|| {
-            self.beginning.fetch_add(1, Ordering::AcqRel);
-            SessionSlot(&self.beginning)
-        })
+        self.slots.available_permits() == 0
     }
 
     /// Ends the sessions that were idle for at least `idle`.
@@ -198,12 +171,10 @@ impl SessionManager for HttpSessions {
 
     async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
         // The HTTP handler has checked `is_full` before, to give a better error. This check decides between requests that arrive at once.
-        let Some(slot) = self.reserve() else {
-            return Err(SessionsError::TooMany { most: self.most });
-        };
+        let slot = Arc::clone(&self.slots).try_acquire_owned();
+        let slot = slot.map_err(|_| SessionsError::TooMany { most: self.most })?;
         let (id, transport) = self.kept.create_session().await?;
-        self.used.lock().insert(id.clone(), SessionUse { streams: 0, last: Instant::now() });
-        drop(slot);
+        self.used.lock().insert(id.clone(), SessionUse { _slot: slot, streams: 0, last: Instant::now() });
         Ok((id, transport))
     }
 
@@ -272,10 +243,10 @@ mod tests {
         assert!(sessions.is_full());
         sessions.end_all().await;
         assert!(!sessions.is_full());
-        assert_eq!(sessions.beginning.load(Ordering::Acquire), 0);
+        assert_eq!(sessions.slots.available_permits(), 3);
         // A slot that was reserved for a session that never started is free again.
-        drop(sessions.reserve());
-        let rooms: Vec<_> = std::iter::from_fn(|| sessions.reserve()).collect();
+        drop(sessions.slots.try_acquire());
+        let rooms: Vec<_> = std::iter::from_fn(|| sessions.slots.try_acquire().ok()).collect();
         assert_eq!(rooms.len(), 3);
         assert!(sessions.create_session().await.is_err());
     }
