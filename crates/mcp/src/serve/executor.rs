@@ -11,6 +11,7 @@
 //! opens a new session.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
     time::Duration,
@@ -50,10 +51,6 @@ impl ExecutorSession {
         if time::timeout(END_WITHIN, self.end).await.is_err() {
             tracing::warn!("a session with the executor could not be ended: no answer");
         }
-    }
-
-    fn is_lost(&self) -> bool {
-        is_lost(&self.client)
     }
 }
 
@@ -151,13 +148,6 @@ pub(super) struct ServedExecutor {
     inherit: Inherit,
 }
 
-/// The permissions within a root.
-struct RootPermissions {
-    readable: Vec<PathBuf>,
-    read_only: bool,
-    writable_git: bool,
-}
-
 /// The sandbox policies that restrict files and processes to a root.
 struct SandboxPolicies {
     files: Box<RawValue>,
@@ -167,13 +157,9 @@ struct SandboxPolicies {
 impl ServedExecutor {
     /// Connects to the executor and queries it. Tests the sandbox if there is a root.
     pub(super) async fn connect(config: ServeConfig) -> Result<Self, ServeError> {
-        let opened = (config.open)().await.map_err(ServeError::Executor)?;
+        let ServeConfig { open, read_only, root, readable, writable_git, hidden, inherit } = config;
+        let opened = open().await.map_err(ServeError::Executor)?;
         let client = opened.client.clone();
-        let permissions = RootPermissions {
-            readable: config.readable,
-            read_only: config.read_only,
-            writable_git: config.writable_git,
-        };
         let info = match client.environment_info().await {
             Ok(info) => Some(info),
             // An older server, which does not know this method.
@@ -188,17 +174,17 @@ impl ServedExecutor {
         let shell = info.and_then(|info| info.shell).filter(|shell| SHELLS.contains(&shell.name.as_str()));
         let mut executor = Self {
             address: client.address(),
-            open: config.open,
+            open,
             current: Mutex::new(Some(opened)),
             base: cwd,
             shell: shell.map_or_else(|| "sh".to_owned(), |shell| shell.path),
             policies: None,
             around_server: client.server().capabilities.sandbox.then(everything_but_the_server).flatten(),
-            inherit: config.inherit,
+            inherit,
         };
-        let confined = match &config.root {
-            Some(root) => executor.confine(root, &permissions).await,
-            None if permissions.read_only => executor.hide(&config.hidden).await,
+        let confined = match &root {
+            Some(root) => executor.confine(root, &readable, read_only, writable_git).await,
+            None if read_only => executor.hide(&hidden).await,
             None => Ok(()),
         };
         if let Err(error) = confined {
@@ -223,7 +209,7 @@ impl ServedExecutor {
     /// The current session for files. Opens a new one if it is lost.
     pub(super) async fn client(&self) -> Result<Client, Error> {
         let mut current = self.current.lock().await;
-        if let Some(opened) = current.as_ref().filter(|opened| !opened.is_lost()) {
+        if let Some(opened) = current.as_ref().filter(|opened| !is_lost(&opened.client)) {
             return Ok(opened.client.clone());
         }
         Ok(current.insert(self.open().await?).client.clone())
@@ -267,10 +253,11 @@ impl ServedExecutor {
         shown.unwrap_or(path).display().to_string()
     }
 
-    /// Builds a start request with the directory, environment and sandbox of this place.
-    pub(super) fn start(&self, argv: Vec<String>, cwd: Option<&str>) -> Start {
+    /// Builds a start request with the directory, environment and sandbox of this place, and with these variables.
+    pub(super) fn start(&self, argv: Vec<String>, cwd: Option<&str>, env: BTreeMap<String, String>) -> Start {
         let dir = cwd.map_or_else(|| self.base.clone(), |cwd| self.path(cwd));
         let start = Start::new(argv).cwd(dir).inherit(self.inherit).terminate_on_drop(true);
+        let start = env.into_iter().fold(start, |start, (name, value)| start.env(name, value));
         match &self.policies {
             Some(policies) => start.sandbox(policies.processes.clone()),
             None => start,
@@ -278,7 +265,13 @@ impl ServedExecutor {
     }
 
     /// Sets up the sandbox and tests it.
-    async fn confine(&mut self, root: &Path, permissions: &RootPermissions) -> Result<(), ServeError> {
+    async fn confine(
+        &mut self,
+        root: &Path,
+        readable: &[PathBuf],
+        read_only: bool,
+        writable_git: bool,
+    ) -> Result<(), ServeError> {
         let client = self.client().await.map_err(ServeError::Executor)?;
         let root = self.base.join(root);
         let address = self.address.clone();
@@ -293,21 +286,15 @@ impl ServedExecutor {
         if bare.metadata(&real, Links::Follow).await.map_err(failed)?.kind != EntryKind::Directory {
             return Err(ServeError::NotADirectory { root: root.clone() });
         }
-        let readable: Vec<PathBuf> = permissions.readable.iter().map(|dir| self.base.join(dir)).collect();
-        let policies = match SandboxPolicies::new(&real, &readable, permissions) {
-            Ok(policies) => policies,
-            Err(error) => return Err(not_enforceable(error.to_string())),
-        };
+        let readable = readable.iter().map(|dir| self.base.join(dir));
+        let policies = SandboxPolicies::new(&real, readable, read_only, writable_git)
+            .map_err(|error| not_enforceable(error.to_string()))?;
         let within = bare.sandboxed(policies.files.clone());
         self.base = real;
         self.policies = Some(policies);
-        if let Err(error) = within.metadata(&self.base, Links::Follow).await {
-            return Err(not_enforceable(error.reason));
-        }
-        if !permissions.read_only
-            && let Err(missing) = self.try_process(&client).await
-        {
-            return Err(not_enforceable(missing));
+        within.metadata(&self.base, Links::Follow).await.map_err(|error| not_enforceable(error.reason))?;
+        if !read_only {
+            self.try_process(&client).await.map_err(not_enforceable)?;
         }
         Ok(())
     }
@@ -329,7 +316,8 @@ impl ServedExecutor {
 
     /// Runs the shell in the sandbox with an empty command.
     async fn try_process(&self, client: &Client) -> Result<(), String> {
-        let start = self.start(vec![self.shell.clone(), "-c".to_owned(), ":".to_owned()], None);
+        let argv = vec![self.shell.clone(), "-c".to_owned(), ":".to_owned()];
+        let start = self.start(argv, None, BTreeMap::new());
         let trial = async { client.start(start).await?.wait().await };
         match time::timeout(TRIAL, trial).await {
             Ok(Ok(exit)) if exit.code == 0 => Ok(()),
@@ -342,32 +330,34 @@ impl ServedExecutor {
 
 /// A policy that grants access to all files. A server excludes its own files from every policy.
 fn everything_but_the_server() -> Option<Box<RawValue>> {
-    let root = json!({"path": {"type": "special", "value": {"kind": "root"}}, "access": "write"});
-    let files = json!({"type": "restricted", "entries": [root]});
-    let sandbox = json!({"permissions": {"type": "managed", "network": "enabled", "file_system": files}});
     // Serializing this value cannot fail.
-    to_raw_value(&sandbox).ok()
+    to_raw_value(&policy(&[special("root", "write")])).ok()
 }
 
 impl SandboxPolicies {
     /// Files: only the root. Processes: also the files that programs need to run, and the readable directories. The network is not
     /// restricted.
-    fn new(root: &Path, readable: &[PathBuf], permissions: &RootPermissions) -> Result<Self, serde_json::Error> {
-        let access = if permissions.read_only { "read" } else { "write" };
+    fn new(
+        root: &Path,
+        readable: impl Iterator<Item = PathBuf>,
+        read_only: bool,
+        writable_git: bool,
+    ) -> Result<Self, serde_json::Error> {
+        let access = if read_only { "read" } else { "write" };
         let mut own = vec![entry(root, access)];
-        if !permissions.read_only && permissions.writable_git {
+        if !read_only && writable_git {
             // A policy keeps `.git` read-only unless an entry names it.
             own.push(entry(&root.join(".git"), "write"));
         }
         let mut wide = own.clone();
-        wide.push(json!({"path": {"type": "special", "value": {"kind": "minimal"}}, "access": "read"}));
-        wide.extend(readable.iter().map(|dir| entry(dir, "read")));
+        wide.push(special("minimal", "read"));
+        wide.extend(readable.map(|dir| entry(&dir, "read")));
         Ok(Self { files: to_raw_value(&policy(&own))?, processes: serde_json::from_value(policy(&wide))? })
     }
 
     /// Everything may be read except these paths.
     fn hiding(hidden: &[PathBuf]) -> Result<Self, serde_json::Error> {
-        let mut entries = vec![json!({"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"})];
+        let mut entries = vec![special("root", "read")];
         entries.extend(hidden.iter().map(|path| {
             let mut entry = entry(path, "deny");
             entry["missing_path_behavior"] = json!("skip");
@@ -381,6 +371,10 @@ impl SandboxPolicies {
 fn entry(path: &Path, access: &str) -> serde_json::Value {
     let path = exec_server_client::protocol::path::to_uri(path);
     json!({"path": {"type": "path", "path": path}, "access": access})
+}
+
+fn special(kind: &str, access: &str) -> serde_json::Value {
+    json!({"path": {"type": "special", "value": {"kind": kind}}, "access": access})
 }
 
 fn policy(entries: &[serde_json::Value]) -> serde_json::Value {

@@ -56,10 +56,6 @@ impl SessionHandler {
             has_begun: AtomicBool::new(false),
         }
     }
-
-    fn has_session(&self) -> bool {
-        self.over == ClientTransport::Streams || self.has_begun.load(Ordering::Acquire)
-    }
 }
 
 impl ServerHandler for SessionHandler {
@@ -119,7 +115,7 @@ impl ServerHandler for SessionHandler {
             process_session: &self.process_session,
             table: &self.table,
             context: &context,
-            has_session: self.has_session(),
+            has_session: self.over == ClientTransport::Streams || self.has_begun.load(Ordering::Acquire),
         };
         let arguments = request.arguments.unwrap_or_default();
         Ok(tools::dispatch(&tool.name, &call, arguments).await.into())

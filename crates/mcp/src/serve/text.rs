@@ -93,7 +93,7 @@ pub(super) fn cut_line(line: &str, most: usize) -> (String, bool) {
     if line.len() <= most {
         return (line.to_owned(), false);
     }
-    let end = (0..=most).rev().find(|at| line.is_char_boundary(*at)).unwrap_or(0);
+    let end = line.floor_char_boundary(most);
     (format!("{}[… {} bytes of this line left out …]", &line[..end], line.len() - end), true)
 }
 

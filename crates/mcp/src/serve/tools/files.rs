@@ -1,9 +1,6 @@
 //! Files and directories: `read_file`, `write_file`, `list_directory`. The executor checks all paths, within the root if there is one.
 
-use std::{
-    ffi::{OsStr, OsString},
-    path::Path,
-};
+use std::{ffi::OsString, path::Path};
 
 use bytes::Bytes;
 use exec_server_client::{
@@ -261,7 +258,9 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteFileArguments)
     let writing = async {
         match files.write_file(&path, bytes.clone(), WriteOptions::default()).await {
             Err(error) if error.kind == FileErrorKind::NotFound => {
-                make_parents(&files, &path).await?;
+                if let Some(parent) = path.parent() {
+                    files.create_directory(parent, true, Links::Follow, None).await?;
+                }
                 Ok(files.write_file(&path, bytes, WriteOptions::default()).await?)
             }
             done => Ok(done?),
@@ -271,13 +270,6 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteFileArguments)
     let shown = path.display().to_string();
     let text = format!("{} `{shown}`, {size} bytes", if created { "made" } else { "replaced" });
     Ok(ToolReply::new(text, &WriteFileAnswer { path: shown, bytes: size, created, atomic: written.atomic }))
-}
-
-async fn make_parents(files: &RemoteFiles, path: &Path) -> Result<(), ToolFailure> {
-    match path.parent() {
-        Some(parent) => Ok(files.create_directory(parent, true, Links::Follow, None).await?),
-        None => Ok(()),
-    }
 }
 
 /// Arguments of `list_directory`.
@@ -352,18 +344,15 @@ async fn page(
             let mut all = files.read_directory(path).await?;
             all.retain(|entry| after.as_ref().is_none_or(|after| entry.name > *after));
             all.sort_by(|one, other| one.name.cmp(&other.name));
-            let kind = |is_directory, is_file| match (is_directory, is_file) {
-                (true, _) => "directory",
-                (_, true) => "file",
-                _ => "other",
-            };
-            let row = |name: &OsStr, kind| DirectoryRow {
-                name: name.display().to_string(),
-                kind,
-                size_bytes: None,
-                target: None,
-            };
-            Ok((all.iter().map(|entry| row(&entry.name, kind(entry.is_directory, entry.is_file))).collect(), false))
+            let rows = all.iter().map(|entry| {
+                let kind = match (entry.is_directory, entry.is_file) {
+                    (true, _) => "directory",
+                    (_, true) => "file",
+                    _ => "other",
+                };
+                DirectoryRow { name: entry.name.display().to_string(), kind, size_bytes: None, target: None }
+            });
+            Ok((rows.collect(), false))
         }
         Err(error) if error.kind == FileErrorKind::NotADirectory => Err(failure!("{error}; use read_file")),
         Err(error) => Err(error.into()),

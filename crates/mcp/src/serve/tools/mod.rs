@@ -153,28 +153,15 @@ impl From<fs::FileError> for ToolFailure {
 }
 
 /// A command: one string for the shell, or a program and its arguments.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
-#[schemars(untagged, inline)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "`command` must be a string for the shell, or an array of strings: the program and its arguments"
+)]
+#[schemars(inline)]
 enum CommandArgument {
     Shell(String),
     Program(Vec<String>),
-}
-
-impl<'de> Deserialize<'de> for CommandArgument {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let wrong = "`command` must be a string for the shell, or an array of strings: the program and its arguments";
-        match Value::deserialize(deserializer)? {
-            Value::String(text) => Ok(Self::Shell(text)),
-            Value::Array(words) => {
-                let words = words.into_iter().map(|word| match word {
-                    Value::String(word) => Ok(word),
-                    _ => Err(serde::de::Error::custom(wrong)),
-                });
-                words.collect::<Result<_, _>>().map(Self::Program)
-            }
-            _ => Err(serde::de::Error::custom(wrong)),
-        }
-    }
 }
 
 impl CommandArgument {
@@ -367,25 +354,19 @@ fn schema<T: JsonSchema>() -> Arc<JsonObject> {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
     strip(&mut schema);
-    match schema {
-        Value::Object(mut object) => {
-            object.remove("title");
-            object.remove("description");
-            // A struct without fields has no `properties`, but some clients require the key.
-            object.entry("properties").or_insert_with(|| Value::Object(JsonObject::new()));
-            Arc::new(object)
-        }
-        _ => unreachable!("the arguments and results of tools are structs"),
-    }
+    let Value::Object(mut object) = schema else { unreachable!("the arguments and results of tools are structs") };
+    object.remove("title");
+    object.remove("description");
+    // A struct without fields has no `properties`, but some clients require the key.
+    object.entry("properties").or_insert_with(|| Value::Object(JsonObject::new()));
+    Arc::new(object)
 }
 
 fn strip(value: &mut Value) {
     match value {
         Value::Object(object) => {
             let is_ours = |format: &Value| format.as_str().is_some_and(|format| format.contains("int"));
-            if object.get("format").is_some_and(is_ours) {
-                object.remove("format");
-            }
+            object.retain(|key, value| key != "format" || !is_ours(value));
             object.values_mut().for_each(strip);
         }
         Value::Array(values) => values.iter_mut().for_each(strip),

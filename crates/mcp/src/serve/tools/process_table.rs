@@ -49,24 +49,6 @@ impl ProcessTable {
         })
     }
 
-    fn add(&self, process: Process, command: String) -> u64 {
-        let mut entries = self.0.lock();
-        entries.last += 1;
-        let number = entries.last;
-        entries.all.insert(
-            number,
-            ProcessEntry {
-                process,
-                command,
-                started: Instant::now(),
-                cursor: 0,
-                position: 0,
-                incomplete: IncompleteChars::new(),
-            },
-        );
-        number
-    }
-
     pub(super) fn remove(&self, number: u64) {
         self.0.lock().all.remove(&number);
     }
@@ -108,7 +90,13 @@ pub(super) struct ProcessSlot<'a>(&'a ProcessTable);
 
 impl ProcessSlot<'_> {
     pub(super) fn fill(self, process: Process, command: String) -> u64 {
-        self.0.add(process, command)
+        let mut entries = self.0.0.lock();
+        entries.last += 1;
+        let number = entries.last;
+        let entry =
+            ProcessEntry { process, command, started: Instant::now(), cursor: 0, position: 0, incomplete: Vec::new() };
+        entries.all.insert(number, entry);
+        number
     }
 }
 

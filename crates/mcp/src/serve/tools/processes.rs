@@ -78,12 +78,9 @@ pub(super) async fn start(call: &CallContext<'_>, arguments: StartArguments) -> 
     let executor = &call.server.executor;
     let shown = arguments.command.show();
     let argv = arguments.command.argv(&executor.shell)?;
-    let mut start = executor.start(argv, arguments.cwd.as_deref()).pipe_stdin(!arguments.tty);
+    let mut start = executor.start(argv, arguments.cwd.as_deref(), arguments.env).pipe_stdin(!arguments.tty);
     if arguments.tty {
         start = start.tty(Some(Size { rows: 24, cols: 80 }));
-    }
-    for (name, value) in arguments.env {
-        start = start.env(name, value);
     }
     let starting = async {
         let client = call.process_session.client().await?;
@@ -318,9 +315,7 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteStdinArguments
                     return Err(failure!("the standard input of {id} is closed, or it has ended"));
                 }
                 WriteStatus::UnknownProcess => return Err(failure!("{id} is gone")),
-                WriteStatus::Starting => {
-                    return Err(failure!("{id} is still being started; try again"));
-                }
+                WriteStatus::Starting => return Err(failure!("{id} is still being started; try again")),
             }
         }
         if arguments.close {
@@ -379,8 +374,9 @@ pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -
     let (_, entry) = call.table.find(&arguments.process_id)?;
     let id = &arguments.process_id;
     let word = arguments.signal.as_deref().unwrap_or("terminate");
+    let is_terminate = word.eq_ignore_ascii_case("terminate");
     let done = async {
-        if word.eq_ignore_ascii_case("terminate") {
+        if is_terminate {
             let grace = Some(Duration::from_millis(grace)).filter(|grace| !grace.is_zero());
             return Ok(entry.process.terminate(grace).await?);
         }
@@ -396,7 +392,7 @@ pub(super) async fn signal(call: &CallContext<'_>, arguments: SignalArguments) -
         Ok(true)
     };
     let was_running = call.unless_cancelled(done).await?;
-    let text = match (was_running, word.eq_ignore_ascii_case("terminate")) {
+    let text = match (was_running, is_terminate) {
         (false, _) => format!("{id} had ended already"),
         (true, true) => format!("{id} is being ended; read_output says when it has"),
         (true, false) => format!("sent {word} to {id}"),

@@ -103,10 +103,7 @@ pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Resu
     let most = within("max_output_bytes", arguments.max_output_bytes, OUTPUT_BYTES, 1 << 10..=limits::OUTPUT_BYTES)?;
     let executor = &call.server.executor;
     let argv = arguments.command.argv(&executor.shell)?;
-    let mut start = executor.start(argv, arguments.cwd.as_deref());
-    for (name, value) in arguments.env {
-        start = start.env(name, value);
-    }
+    let start = executor.start(argv, arguments.cwd.as_deref(), arguments.env);
     let begun = Instant::now();
     let until = begun + Duration::from_millis(timeout);
     // Dropping the future cancels the start.
@@ -130,7 +127,10 @@ pub(super) async fn run(call: &CallContext<'_>, arguments: RunArguments) -> Resu
         is_closed: false,
     };
     command_run.follow(call, begun).await?;
-    command_run.forget(client.server().capabilities.forget).await;
+    if client.server().capabilities.forget && command_run.is_closed {
+        // The executor would keep the process for a day. Ignore a failure: it is forgotten with the session at the latest.
+        time::timeout(GRACE, command_run.process.forget()).await.ok();
+    }
     Ok(command_run.answer(begun.elapsed(), timeout))
 }
 
@@ -229,18 +229,8 @@ impl CommandRun {
         time::timeout(PROGRESS_EVERY, call.context.peer.notify_progress(param)).await.ok();
     }
 
-    /// Tells the executor to discard the process, which it would otherwise keep for a day.
-    async fn forget(&mut self, can: bool) {
-        if can && self.is_closed {
-            // Ignore a failure: the process is forgotten with the session at the latest.
-            time::timeout(GRACE, self.process.forget()).await.ok();
-        }
-    }
-
     fn answer(self, took: Duration, timeout_ms: u64) -> ToolReply {
-        let is_complete = self.is_closed;
-        let end_cause = self.end_cause;
-        let exit = self.exit;
+        let Self { end_cause, exit, is_closed, .. } = self;
         let stdout = self.stdout.finish();
         let stderr = self.stderr.finish();
         let headline = headline(end_cause, exit.as_ref(), took, timeout_ms);
@@ -248,7 +238,7 @@ impl CommandRun {
             EndCause::LeftSomething => Some(
                 "it left something running that held its output open, which was ended; use start_process for programs that go on",
             ),
-            _ if !is_complete => {
+            _ if !is_closed => {
                 Some("something still holds its output open and could not be ended; more may have been written")
             }
             _ => None,
@@ -283,16 +273,12 @@ fn headline(end_cause: EndCause, exit: Option<&Exit>, took: Duration, timeout_ms
         ),
         (EndCause::CalledOff(why), _) => format!("{why}; the command was ended {took}"),
         (_, None) => format!("exit status unknown, {took}"),
-        (_, Some(exit)) => ended(exit, &took),
-    }
-}
-
-fn ended(exit: &Exit, took: &str) -> String {
-    match (exit.cause, &exit.signal) {
-        (Some(Cause::Oom), _) => format!("killed: out of memory {took} (exit code {})", exit.code),
-        (Some(Cause::Lost), _) => format!("lost {took}: the holder process died, so the exit status is unknown"),
-        (_, Some(signal)) => format!("ended by {signal} {took} (exit code {})", exit.code),
-        (_, None) => format!("exit code {} {took}", exit.code),
+        (_, Some(exit)) => match (exit.cause, &exit.signal) {
+            (Some(Cause::Oom), _) => format!("killed: out of memory {took} (exit code {})", exit.code),
+            (Some(Cause::Lost), _) => format!("lost {took}: the holder process died, so the exit status is unknown"),
+            (_, Some(signal)) => format!("ended by {signal} {took} (exit code {})", exit.code),
+            (_, None) => format!("exit code {} {took}", exit.code),
+        },
     }
 }
 

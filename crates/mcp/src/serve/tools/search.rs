@@ -162,14 +162,14 @@ async fn lines(
     path: &Path,
     params: &SearchParams,
 ) -> Result<ToolReply, ToolFailure> {
-    let mut attempt = 1;
-    loop {
+    for _ in 1..ATTEMPTS {
         match matching(call, files, path, params).await {
             // The connection was lost. No result was returned yet, so start again.
-            Err(error) if error.kind == FileErrorKind::Closed && attempt < ATTEMPTS => attempt += 1,
+            Err(error) if error.kind == FileErrorKind::Closed => {}
             done => return Ok(done?),
         }
     }
+    Ok(matching(call, files, path, params).await?)
 }
 
 async fn matching(
