@@ -72,10 +72,8 @@ pub enum LaunchError {
 
 /// Starts a server and returns the transport to it.
 pub async fn launch(backend: &Backend, launch: Launch<'_>) -> Result<StdioTransport, LaunchError> {
-    let environment = match backend.is_remote() {
-        true => env::executor(launch.stdio, launch.variables)?,
-        false => env::local(launch.stdio, launch.variables)?,
-    };
+    let environment = if backend.is_remote() { env::executor } else { env::local };
+    let environment = environment(launch.stdio, launch.variables)?;
     let start = start(&launch, &environment);
     match backend.client().start(start).await {
         Ok(process) => Ok(StdioTransport::new(launch.name, process, launch.log)),

@@ -148,13 +148,12 @@ impl Manager {
         for server in self.servers.values() {
             self.begin(server, false);
         }
-        let servers: Vec<_> = self.servers.values().cloned().collect();
+        let summary = self.summary();
         let updates = self.context.updates.clone();
         // Box the future so that the runtime's code is compiled for one task type only.
         let report: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
-            let summary = summary(&servers).await;
             // Fails only without subscribers.
-            updates.send(ServerUpdate::Summary(summary)).ok();
+            updates.send(ServerUpdate::Summary(summary.await)).ok();
         });
         let mut tasks = self.tasks.lock();
         if !*self.stop.borrow() {
@@ -165,9 +164,8 @@ impl Manager {
     /// Starts every server and waits until none is starting. Fails only if a `required` server cannot be used.
     pub async fn start_all(&self) -> Result<Summary, Error> {
         self.start();
-        let servers: Vec<_> = self.servers.values().cloned().collect();
-        let summary = summary(&servers).await;
-        let required = servers.iter().filter(|server| server.config.required && server.config.enabled);
+        let summary = self.summary().await;
+        let required = self.servers.values().filter(|server| server.config.required && server.config.enabled);
         let failed = required.filter_map(|server| {
             let status = server.status();
             let is_failed = status.reason().is_some() || status == ServerStatus::Cancelled;
@@ -271,9 +269,9 @@ impl Manager {
     /// read-only. Dropping the future cancels the call on the server.
     pub async fn call(&self, call: ToolCall) -> Result<CallResult, Error> {
         let server = self.find(&call.server)?;
-        let prepared = call::PreparedCall::new(server, call)?;
+        call::check(server, &call)?;
         self.begin(server, false);
-        prepared.send(server).await
+        call::send(server, call).await
     }
 
     /// Queries every server through a temporary manager on the same hosts. The temporary manager is shut down before this returns. The
@@ -295,6 +293,25 @@ impl Manager {
         // After the tasks have ended, because they need the sessions to end their servers.
         if self.owns_hosts {
             self.context.hosts.end().await;
+        }
+    }
+
+    /// Waits until no server is starting, and sums up the results.
+    fn summary(&self) -> impl Future<Output = Summary> + Send + use<> {
+        let servers: Vec<_> = self.servers.values().cloned().collect();
+        async move {
+            let mut summary = Summary::default();
+            for server in servers {
+                match server.settled().await {
+                    ServerStatus::Ready => summary.ready.push(server.name.clone()),
+                    ServerStatus::AuthenticationRequired { reason } | ServerStatus::Failed { reason } => {
+                        summary.failed.insert(server.name.clone(), reason);
+                    }
+                    ServerStatus::Cancelled => summary.cancelled.push(server.name.clone()),
+                    ServerStatus::NotStarted | ServerStatus::Starting { .. } | ServerStatus::Disabled => {}
+                }
+            }
+            summary
         }
     }
 
@@ -353,20 +370,4 @@ impl fmt::Debug for Manager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Manager").field("status", &self.status()).finish_non_exhaustive()
     }
-}
-
-/// Waits until no server is starting, and sums up the results.
-async fn summary(servers: &[Arc<ManagedServer>]) -> Summary {
-    let mut summary = Summary::default();
-    for server in servers {
-        match server.settled().await {
-            ServerStatus::Ready => summary.ready.push(server.name.clone()),
-            ServerStatus::AuthenticationRequired { reason } | ServerStatus::Failed { reason } => {
-                summary.failed.insert(server.name.clone(), reason);
-            }
-            ServerStatus::Cancelled => summary.cancelled.push(server.name.clone()),
-            ServerStatus::NotStarted | ServerStatus::Starting { .. } | ServerStatus::Disabled => {}
-        }
-    }
-    summary
 }

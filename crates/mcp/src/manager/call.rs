@@ -106,61 +106,46 @@ impl CallResult {
 
 const METHOD: &str = "tools/call";
 
-/// A validated call.
-pub(super) struct PreparedCall {
-    tool: String,
-    arguments: Option<Map<String, Value>>,
-    meta: Map<String, Value>,
-    sandbox: Option<SandboxState>,
-    timeout: Duration,
-    on_progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+/// Checks everything that can be checked without the server.
+pub(super) fn check(server: &ManagedServer, call: &ToolCall) -> Result<(), Error> {
+    let ToolCall { server: name, tool, .. } = call;
+    if !server.config.tools.allows(tool) {
+        return Err(Error::ToolDisabled { server: name.clone(), tool: tool.clone() });
+    }
+    for (part, value) in [("arguments", &call.arguments), ("_meta", &call.meta)] {
+        if let Some(other) = value.as_ref().filter(|value| !value.is_object()) {
+            return Err(Error::NotAnObject { server: name.clone(), tool: tool.clone(), part, got: kind(other) });
+        }
+    }
+    Ok(())
 }
 
-impl PreparedCall {
-    /// Checks everything that can be checked without the server.
-    pub(super) fn new(server: &ManagedServer, call: ToolCall) -> Result<Self, Error> {
-        let ToolCall { server: name, tool, arguments, meta, sandbox, timeout, on_progress } = call;
-        if !server.config.tools.allows(&tool) {
-            return Err(Error::ToolDisabled { server: name, tool });
-        }
-        let object = |value: Option<Value>, part: &'static str| match value {
-            None => Ok(None),
-            Some(Value::Object(object)) => Ok(Some(object)),
-            Some(other) => {
-                Err(Error::NotAnObject { server: name.clone(), tool: tool.clone(), part, got: kind(&other) })
-            }
-        };
-        let arguments = object(arguments, "arguments")?;
-        let meta = object(meta, "_meta")?.unwrap_or_default();
-        let timeout = timeout.unwrap_or(server.config.tool_timeout);
-        Ok(Self { tool, arguments, meta, sandbox, timeout, on_progress })
+/// Waits for the server and for the call's turn, sends the call, and waits for the result.
+pub(super) async fn send(server: &ManagedServer, call: ToolCall) -> Result<CallResult, Error> {
+    // Wait until the server is ready: before that its read-only tools are not known, and `turn` depends on them.
+    server.ready().await?;
+    let _turn = server.turn(&call.tool).await;
+    let connection = server.ready().await?;
+    let mut params = Map::from_iter([("name".to_owned(), Value::String(call.tool))]);
+    if let Some(arguments) = call.arguments {
+        params.insert("arguments".to_owned(), arguments);
     }
-
-    /// Waits for the server and for the call's turn, sends the call, and waits for the result.
-    pub(super) async fn send(mut self, server: &ManagedServer) -> Result<CallResult, Error> {
-        // Wait until the server is ready: before that its read-only tools are not known, and `turn` depends on them.
-        server.ready().await?;
-        let _turn = server.turn(&self.tool).await;
-        let connection = server.ready().await?;
-        self.meta.remove("progressToken");
-        if let Some(state) = self.sandbox.take()
-            && connection.announces(SANDBOX_STATE)
-        {
-            let state = serde_json::to_value(state).unwrap_or_default();
-            self.meta.insert(SANDBOX_STATE.to_owned(), state);
-        }
-        let mut params = Map::new();
-        params.insert("name".to_owned(), Value::String(self.tool));
-        if let Some(arguments) = self.arguments {
-            params.insert("arguments".to_owned(), Value::Object(arguments));
-        }
-        if !self.meta.is_empty() {
-            params.insert("_meta".to_owned(), Value::Object(self.meta));
-        }
-        let params = Some(Value::Object(params));
-        let result = connection.request(METHOD, params, Some(self.timeout), self.on_progress).await?;
-        CallResult::read(&server.name, result)
+    let mut meta = match call.meta {
+        Some(Value::Object(meta)) => meta,
+        _ => Map::new(),
+    };
+    meta.remove("progressToken");
+    if let Some(state) = call.sandbox
+        && connection.announces(SANDBOX_STATE)
+    {
+        meta.insert(SANDBOX_STATE.to_owned(), serde_json::to_value(state).unwrap_or_default());
     }
+    if !meta.is_empty() {
+        params.insert("_meta".to_owned(), Value::Object(meta));
+    }
+    let timeout = call.timeout.unwrap_or(server.config.tool_timeout);
+    let result = connection.request(METHOD, Some(Value::Object(params)), Some(timeout), call.on_progress).await?;
+    CallResult::read(&server.name, result)
 }
 
 fn kind(value: &Value) -> &'static str {

@@ -145,19 +145,15 @@ impl ConnectionShared {
 
     /// Passes a progress notification to the callback of its request, or keeps it if the request is not registered yet.
     pub(super) fn report_progress(&self, progress: Progress) {
-        let callback = {
-            let mut callbacks = self.callbacks.lock();
-            match callbacks.registered.get(&progress.token).cloned() {
-                Some(callback) => callback,
-                None => {
-                    if callbacks.early.len() >= EARLY {
-                        callbacks.early.pop_front();
-                    }
-                    callbacks.early.push_back(progress);
-                    return;
-                }
+        let mut callbacks = self.callbacks.lock();
+        let Some(callback) = callbacks.registered.get(&progress.token).cloned() else {
+            if callbacks.early.len() >= EARLY {
+                callbacks.early.pop_front();
             }
+            callbacks.early.push_back(progress);
+            return;
         };
+        drop(callbacks);
         callback(progress);
     }
 
@@ -196,13 +192,6 @@ impl Drop for ProgressRegistration {
 /// Counts a question as open until it is dropped.
 struct OpenQuestion<'a>(&'a watch::Sender<usize>);
 
-impl<'a> OpenQuestion<'a> {
-    fn new(count: &'a watch::Sender<usize>) -> Self {
-        count.send_modify(|open| *open += 1);
-        Self(count)
-    }
-}
-
 impl Drop for OpenQuestion<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|open| *open -= 1);
@@ -229,7 +218,8 @@ impl ConnectionHandler {
         }
         let question = Question { server: self.server.clone(), id: context.id.to_string(), params };
         let mut over = self.shared.over.subscribe();
-        let _open = OpenQuestion::new(&self.shared.open);
+        self.shared.open.send_modify(|open| *open += 1);
+        let _open = OpenQuestion(&self.shared.open);
         tokio::select! {
             biased;
             () = context.ct.cancelled() => Answer::only(Action::Cancel),

@@ -39,7 +39,7 @@ const CLIENT_NAME: &str = "exec-server-mcp";
 /// A place for servers and how to reach it. Creating it opens nothing.
 pub struct Host {
     /// The name in errors and logs.
-    id: String,
+    pub(super) id: String,
     /// Hosts with the same key share a connection: the same executor with the same principal.
     key: String,
     way: HostKind,
@@ -53,7 +53,8 @@ enum HostKind {
 impl Host {
     #[must_use]
     pub fn local(config: LocalConfig) -> Self {
-        Self::new("local".to_owned(), HostKind::Local(Box::new(config)))
+        let id = LOCAL.to_owned();
+        Self { key: id.clone(), id, way: HostKind::Local(Box::new(config)) }
     }
 
     /// An executor. `token` is used if the URL and the file have none. For `keep`, see [`KEEP`].
@@ -75,7 +76,8 @@ impl Host {
         match placement {
             Placement::Local => match choose(LOCAL) {
                 Ok(Choice::Local) => Ok(Self::local(local.clone())),
-                other => Err(PlacementError::no_local(other)),
+                Ok(_) | Err(EnvironmentError::Unknown { .. }) => Err(PlacementError::NoLocal),
+                Err(error) => Err(PlacementError::unknown(LOCAL, &error)),
             },
             Placement::Remote => remote(),
             Placement::Named(name) | Placement::Url(name) => match choose(name) {
@@ -96,10 +98,6 @@ impl Host {
             *recover_for = Some(within);
         }
         self
-    }
-
-    fn new(id: String, way: HostKind) -> Self {
-        Self { key: id.clone(), id, way }
     }
 
     async fn open(&self) -> Result<Backend, Error> {
@@ -150,14 +148,6 @@ pub enum PlacementError {
 }
 
 impl PlacementError {
-    /// The error for a lookup of `local` that did not return this machine: `local` is disabled, or the lookup failed.
-    fn no_local(looked_up: Result<Choice, EnvironmentError>) -> Self {
-        match looked_up {
-            Ok(_) | Err(EnvironmentError::Unknown { .. }) => Self::NoLocal,
-            Err(error) => Self::unknown(LOCAL, &error),
-        }
-    }
-
     /// The error for a name or URL that is not a valid place. `name` must not contain a token.
     fn unknown(name: impl Into<String>, error: &EnvironmentError) -> Self {
         let name = name.into();
@@ -212,7 +202,9 @@ impl Hosts {
     pub(super) fn find(&self, placement: &Placement) -> Result<Arc<HostSlot>, PlacementError> {
         let host = (self.find)(placement)?;
         let mut slots = self.slots.lock();
-        let slot = slots.entry(host.key.clone()).or_insert_with(|| Arc::new(HostSlot::new(host)));
+        let slot = slots.entry(host.key.clone()).or_insert_with(|| {
+            Arc::new(HostSlot { host, last: tokio::sync::Mutex::default(), attempts: AtomicU64::default() })
+        });
         Ok(Arc::clone(slot))
     }
 
@@ -232,14 +224,14 @@ impl Hosts {
 impl fmt::Debug for Hosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slots = self.slots.lock();
-        let known: Vec<&str> = slots.values().map(|slot| slot.id()).collect();
+        let known: Vec<&str> = slots.values().map(|slot| slot.host.id.as_str()).collect();
         f.debug_struct("Hosts").field("known", &known).finish_non_exhaustive()
     }
 }
 
 /// One place and its connection.
 pub(super) struct HostSlot {
-    host: Host,
+    pub(super) host: Host,
     /// The result of the last attempt. Locked while the place is being opened, so that all other callers wait for that attempt.
     last: tokio::sync::Mutex<Option<Result<Backend, Error>>>,
     /// How many attempts have ended. A caller that read a smaller number before it waited for the lock shares the result of the last
@@ -248,15 +240,6 @@ pub(super) struct HostSlot {
 }
 
 impl HostSlot {
-    fn new(host: Host) -> Self {
-        Self { host, last: tokio::sync::Mutex::default(), attempts: AtomicU64::new(0) }
-    }
-
-    /// The name in errors.
-    pub(super) fn id(&self) -> &str {
-        &self.host.id
-    }
-
     /// The backend of this place. Opens it if it is not open or its session is lost.
     pub(super) async fn backend(&self) -> Result<Backend, Error> {
         let seen = self.attempts.load(SeqCst);

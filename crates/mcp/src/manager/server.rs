@@ -102,15 +102,12 @@ impl ManagedServer {
 
     /// The offered tools. During a restart these are the tools from before it; otherwise this waits until the server has settled.
     pub(super) async fn known_tools(&self) -> Option<Vec<Tool>> {
-        let offered =
-            |tools: &Vec<Tool>| tools.iter().filter(|tool| self.config.tools.allows(&tool.name)).cloned().collect();
-        match self.status() {
-            ServerStatus::Starting { restarts } if restarts > 0 => {
-                self.last_connection.lock().tools.as_ref().map(offered)
-            }
-            _ if self.settled().await == ServerStatus::Ready => self.last_connection.lock().tools.as_ref().map(offered),
-            _ => None,
+        let is_restarting = matches!(self.status(), ServerStatus::Starting { restarts } if restarts > 0);
+        if !is_restarting && self.settled().await != ServerStatus::Ready {
+            return None;
         }
+        let is_offered = |tool: &&Tool| self.config.tools.allows(&tool.name);
+        Some(self.last_connection.lock().tools.as_ref()?.iter().filter(is_offered).cloned().collect())
     }
 
     /// The connection of a ready server. Waits while the server is starting or about to be restarted. If its executor is unreachable, the
@@ -205,10 +202,13 @@ impl ManagedServer {
                 }
                 Some(Err(error)) => {
                     end(child).await;
-                    if !attempts.was_ready || matches!(error, Error::AuthenticationRequired { .. }) {
-                        return failure(&error);
+                    match error {
+                        Error::AuthenticationRequired { reason, .. } => {
+                            return ServerStatus::AuthenticationRequired { reason };
+                        }
+                        error if !attempts.was_ready => return ServerStatus::Failed { reason: error.to_string() },
+                        error => attempts.count(ServerCrash::new(error.to_string(), error.is_of_host()), restarts),
                     }
-                    attempts.count(ServerCrash::new(error.to_string(), error.is_of_host()), restarts)
                 }
                 None => {
                     end(child).await;
@@ -359,11 +359,10 @@ impl ServerCrash {
     }
 
     fn refused(reason: String) -> Self {
-        let authentication_reason = Some(reason.clone());
         Self {
             reason: format!("it requires authentication: {reason}"),
             is_of_host: false,
-            authentication_reason,
+            authentication_reason: Some(reason),
             is_final: true,
         }
     }
@@ -409,14 +408,6 @@ impl Drop for FinalStatusGuard<'_> {
         } else {
             ServerStatus::Cancelled
         });
-    }
-}
-
-/// The status after a failed first start.
-fn failure(error: &Error) -> ServerStatus {
-    match error {
-        Error::AuthenticationRequired { reason, .. } => ServerStatus::AuthenticationRequired { reason: reason.clone() },
-        other => ServerStatus::Failed { reason: other.to_string() },
     }
 }
 

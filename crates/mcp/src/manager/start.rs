@@ -66,9 +66,8 @@ pub(super) async fn start(
     context: &ManagerContext,
     child: &mut Option<Arc<ServerProcess>>,
 ) -> Result<ReadyServer, Error> {
-    let name = || server.name.clone();
     let slot = context.hosts.find(&server.config.placement);
-    let slot = slot.map_err(|source| Error::Place { server: name(), source })?;
+    let slot = slot.map_err(|source| Error::Place { server: server.name.clone(), source })?;
     match &server.config.transport {
         ServerTransport::Stdio(stdio) => start_stdio(server, context, &slot, stdio, child).await,
         ServerTransport::Http(http) => start_http(server, context, &slot, http).await,
@@ -95,7 +94,7 @@ async fn start_stdio(
     };
     let transport = time::timeout_at(until, launch::launch(&backend, launch)).await;
     let transport = transport
-        .map_err(|_| Error::HostTimeout { server: name(), host: slot.id().to_owned(), within })?
+        .map_err(|_| Error::HostTimeout { server: name(), host: slot.host.id.clone(), within })?
         .map_err(|source| Error::Launch { server: name(), source: Box::new(source) })?;
     // Release the backend now: `Hosts::end` can end a local place cleanly only if it has the last reference.
     drop(backend);
@@ -182,11 +181,15 @@ async fn open(server: &ManagedServer, slot: &HostSlot) -> Result<Backend, Error>
             Ok(Err(source)) => Error::Host { server: name(), source },
             // The previous error says more than a timeout.
             Err(_) => {
-                let late = || Error::HostTimeout { server: name(), host: slot.id().to_owned(), within };
+                let late = || Error::HostTimeout { server: name(), host: slot.host.id.clone(), within };
                 return Err(last.unwrap_or_else(late));
             }
         };
-        let may_be_soon = matches!(&error, Error::Host { source, .. } if is_worth_a_retry(source));
+        // An executor that is just starting could cause these errors.
+        let is_transient = |source: &client::Error| {
+            matches!(source.kind(), ErrorKind::Connect | ErrorKind::ConnectTimeout | ErrorKind::Disconnected)
+        };
+        let may_be_soon = matches!(&error, Error::Host { source, .. } if is_transient(source));
         if !may_be_soon || Instant::now() + pause >= retry_until {
             return Err(error);
         }
@@ -196,21 +199,14 @@ async fn open(server: &ManagedServer, slot: &HostSlot) -> Result<Backend, Error>
     }
 }
 
-/// Whether an executor that is just starting could cause this error.
-fn is_worth_a_retry(error: &client::Error) -> bool {
-    matches!(error.kind(), ErrorKind::Connect | ErrorKind::ConnectTimeout | ErrorKind::Disconnected)
-}
-
 /// Replaces the error of an HTTP start by the executor's error if the executor is the cause.
 fn of_executor(server: &ManagedServer, client: &Client, error: Error) -> Error {
-    match client.state() {
-        ConnectionState::Recovering { reason } => {
-            let source = client::Error::Disconnected { reason: Some(reason) };
-            Error::Host { server: server.name.clone(), source }
-        }
-        ConnectionState::Lost { error } => Error::Host { server: server.name.clone(), source: error },
-        _ => error,
-    }
+    let source = match client.state() {
+        ConnectionState::Recovering { reason } => client::Error::Disconnected { reason: Some(reason) },
+        ConnectionState::Lost { error } => error,
+        _ => return error,
+    };
+    Error::Host { server: server.name.clone(), source }
 }
 
 fn handler(server: &ManagedServer, context: &ManagerContext, shared: &Arc<ConnectionShared>) -> ConnectionHandler {

@@ -95,21 +95,14 @@ impl ServerProcess {
     /// Recent output for an error message: lines on stdout that were not messages, and the last lines on stderr.
     #[must_use]
     pub fn recent_output(&self) -> String {
-        let mut recent_output = String::new();
-        {
-            let skipped_lines = self.skipped_lines.lock();
-            if let Some(first) = &skipped_lines.first {
-                let count = skipped_lines.skipped;
-                recent_output = format!(
-                    "lines on its stdout that are not messages (logs belong on stderr): {count}, the first: {first}"
-                );
-            }
-        }
-        let quote = self.log.quote(self.log_before);
-        if !recent_output.is_empty() && !quote.is_empty() {
-            recent_output.push('\n');
-        }
-        recent_output + &quote
+        let skipped_lines = self.skipped_lines.lock();
+        let noise = skipped_lines.first.as_ref().map(|first| {
+            let count = skipped_lines.skipped;
+            format!("lines on its stdout that are not messages (logs belong on stderr): {count}, the first: {first}")
+        });
+        drop(skipped_lines);
+        let quote = Some(self.log.quote(self.log_before)).filter(|quote| !quote.is_empty());
+        noise.into_iter().chain(quote).collect::<Vec<_>>().join("\n")
     }
 
     /// Reads the remaining output within this time, after the transport was dropped. Returns true if the process has closed.
@@ -171,7 +164,7 @@ impl ServerProcess {
             }
         }
         let within = CLOSE_GRACE + GONE_WITHIN;
-        if time::timeout(within, async { tokio::join!(self.terminate(Some(CLOSE_GRACE)), over) }).await.is_err() {
+        if time::timeout(within, async { tokio::join!(self.terminate(), over) }).await.is_err() {
             tracing::warn!(server = self.name, "it did not end in time; it is still being ended in the background");
         } else {
             self.forget().await;
@@ -179,10 +172,10 @@ impl ServerProcess {
     }
 
     /// Terminates the process and everything that it started.
-    async fn terminate(&self, grace: Option<Duration>) {
-        let result = match self.process.terminate(grace).await {
+    async fn terminate(&self) {
+        let result = match self.process.terminate(Some(CLOSE_GRACE)).await {
             // This executor does not support a grace period.
-            Err(Error::Protocol(_)) if grace.is_some() => self.process.terminate(None).await,
+            Err(Error::Protocol(_)) => self.process.terminate(None).await,
             other => other,
         };
         if let Err(error) = result {
