@@ -65,7 +65,8 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .doing(|| "keep mounts to ourselves".to_owned())?;
     let null = system::open_path(CWD, Path::new("/dev/null")).doing(|| "find `/dev/null`".to_owned())?;
-    let proc = kernel_files::open_proc().doing(|| "open `/proc`".to_owned())?;
+    // Open it before the root is replaced, because the view may not contain it.
+    let proc = system::open_path(CWD, Path::new("/proc")).doing(|| "open `/proc`".to_owned())?;
     let copies = copy_sources(script)?;
     let mut builder = ViewBuilder { trees: BTreeMap::new(), null, mask: None };
     if script.is_empty_tree {

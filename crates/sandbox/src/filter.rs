@@ -192,7 +192,11 @@ fn rules(is_network_restricted: bool, ipc: Ipc) -> BTreeMap<u32, SyscallRule> {
             // own address, in memory that a filter cannot read. Raw Unix sockets are datagram sockets too.
             unless(
                 socket,
-                &[load(argument(1)), mask_bits(SOCKET_KINDS), jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0)],
+                &[
+                    load(argument(1)),
+                    instruction(KEEP_BITS, SOCKET_KINDS),
+                    jump(IF_EQUAL, libc::SOCK_STREAM as u32, 2, 0),
+                ],
             );
             unless(socket, &[jump(IF_EQUAL, libc::SOCK_SEQPACKET as u32, 1, 0), return_code(REFUSE)]);
         }
@@ -249,7 +253,8 @@ fn tree(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
             let (low, high) = leaves.split_at(leaves.len() / 2);
             let (below, above) = (tree(low), tree(high));
             let from = high.first().map_or(0, |(from, _)| *from);
-            let mut out = vec![jump(IF_AT_LEAST, from, 0, 1), skip(below.len())];
+            let skipped = u32::try_from(below.len()).unwrap_or(u32::MAX);
+            let mut out = vec![jump(IF_AT_LEAST, from, 0, 1), instruction(GO_ON, skipped)];
             out.extend(below);
             out.extend(above);
             out
@@ -261,25 +266,20 @@ fn to_u32(number: c_long) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-const fn load(offset: u32) -> sock_filter {
-    sock_filter { code: LOAD, jt: 0, jf: 0, k: offset }
+const fn instruction(code: u16, value: u32) -> sock_filter {
+    sock_filter { code, jt: 0, jf: 0, k: value }
 }
 
-const fn mask_bits(bits: u32) -> sock_filter {
-    sock_filter { code: KEEP_BITS, jt: 0, jf: 0, k: bits }
+const fn load(offset: u32) -> sock_filter {
+    instruction(LOAD, offset)
 }
 
 const fn jump(code: u16, value: u32, yes: u8, no: u8) -> sock_filter {
     sock_filter { code, jt: yes, jf: no, k: value }
 }
 
-/// Jumps forward over `steps` instructions.
-fn skip(steps: usize) -> sock_filter {
-    sock_filter { code: GO_ON, jt: 0, jf: 0, k: u32::try_from(steps).unwrap_or(u32::MAX) }
-}
-
 const fn return_code(answer: u32) -> sock_filter {
-    sock_filter { code: RETURN, jt: 0, jf: 0, k: answer }
+    instruction(RETURN, answer)
 }
 
 #[cfg(test)]

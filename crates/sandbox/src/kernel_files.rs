@@ -9,8 +9,9 @@
 //! namespace does not hide them.
 
 use std::{
-    io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    fs::File,
+    io::{self, Read as _},
+    os::fd::{AsFd as _, BorrowedFd},
     path::PathBuf,
 };
 
@@ -61,16 +62,14 @@ struct KernelMount {
     treatment: MountTreatment,
 }
 
-/// Opens `/proc` before the root is replaced, because the view may not contain it.
-pub(crate) fn open_proc() -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::open("/proc", flags, Mode::empty())?)
-}
-
 /// Protects every such mount that can be reached from the root directory of this process, which is the root of the
 /// view.
 pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
-    for mount in find(&read_mounts(proc)?) {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::openat(proc, "self/mountinfo", flags, Mode::empty())?);
+    let mut table = Vec::new();
+    file.read_to_end(&mut table)?;
+    for mount in find(&table) {
         // Skip mounts that cannot be reached: those under another mount, and those in a directory that this user cannot
         // enter.
         let place = match system::open_path(CWD, &mount.path) {
@@ -93,14 +92,6 @@ pub(crate) fn protect(proc: BorrowedFd<'_>) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn read_mounts(proc: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let mut file = std::fs::File::from(rustix::fs::openat(proc, "self/mountinfo", flags, Mode::empty())?);
-    let mut text = Vec::new();
-    io::Read::read_to_end(&mut file, &mut text)?;
-    Ok(text)
 }
 
 /// The mounts to protect.

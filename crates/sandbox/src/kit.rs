@@ -119,11 +119,10 @@ impl Kit {
         [self.user.as_ref(), Some(&self.mounts), Some(&self.rules)]
     }
 
-    /// The part that runs in the child. `numbers` are the fds of `Self::descriptors` in the child.
-    pub fn in_child(&self, numbers: [Option<RawFd>; 3]) -> ChildKit {
-        let [user, mounts, rules] = numbers;
+    /// The part that runs in the child. `fds` are those of `Self::descriptors` in the child.
+    pub fn in_child(&self, fds: [Option<RawFd>; 3]) -> ChildKit {
         let filters = [Ipc::Own, Ipc::Refused].map(|ipc| filter::program(self.applied.network, ipc));
-        ChildKit { user, mounts, rules, filters }
+        ChildKit { fds, filters }
     }
 }
 
@@ -144,9 +143,8 @@ fn open_in(view: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
 /// The part of a [`Kit`] that runs in the child.
 #[derive(Debug)]
 pub struct ChildKit {
-    user: Option<RawFd>,
-    mounts: Option<RawFd>,
-    rules: Option<RawFd>,
+    /// User namespace, mount namespace, Landlock ruleset.
+    fds: [Option<RawFd>; 3],
     /// Indexed by [`Ipc`]. Prepared in advance, because the child must not allocate.
     filters: [&'static [sock_filter]; 2],
 }
@@ -167,7 +165,8 @@ impl ChildKit {
     /// The IPC namespace is created here and not with the view, because all starts with the same policy share a view,
     /// even those of different sessions.
     pub fn enter(&self) -> Result<Ipc, c_int> {
-        for (namespace, kind) in [(self.user, libc::CLONE_NEWUSER), (self.mounts, libc::CLONE_NEWNS)] {
+        let [user, mounts, rules] = self.fds;
+        for (namespace, kind) in [(user, libc::CLONE_NEWUSER), (mounts, libc::CLONE_NEWNS)] {
             if let Some(fd) = namespace {
                 call(libc::SYS_setns, [fd as usize, kind as usize, 0, 0, 0, 0])?;
             }
@@ -179,7 +178,7 @@ impl ChildKit {
         };
         drop_capabilities()?;
         call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0])?;
-        if let Some(rules) = self.rules {
+        if let Some(rules) = rules {
             call(libc::SYS_landlock_restrict_self, [rules as usize, 0, 0, 0, 0, 0])?;
         }
         Ok(ipc)

@@ -202,6 +202,7 @@ impl PolicyResolver {
     /// Adds the path of an entry, as it is now.
     fn add_path(&mut self, path: &Path, entry: &PolicyEntry) -> Result<(), PolicyError> {
         self.rules.stamp(path);
+        let is_spelled_out = matches!(entry.path, PolicyPath::Path(_) | PolicyPath::ProjectRoots(Some(_)));
         let links = match paths::trace(path) {
             Ok(traced) => {
                 if entry.access != Access::Deny {
@@ -211,8 +212,9 @@ impl PolicyResolver {
                 self.rules.add(traced.real, AccessRule { access: entry.access, is_dir: traced.is_dir });
                 links
             }
-            // A path that does not exist cannot be granted.
-            Err(_) if entry.access == Access::Write || !entry.is_firm() => Vec::new(),
+            // A path that does not exist cannot be granted, and only a path that is spelled out is kept from being created,
+            // not a pattern or a named place.
+            Err(_) if entry.access == Access::Write || entry.skips_missing || !is_spelled_out => Vec::new(),
             Err(missing) => self.note_missing(path, missing)?,
         };
         self.links.extend(links);
@@ -265,14 +267,6 @@ impl PolicyResolver {
             }
         }
         Ok(self.rules)
-    }
-}
-
-impl PolicyEntry {
-    /// Whether the entry also applies to a path that does not exist: to one that is spelled out, not to a pattern or a
-    /// named place.
-    fn is_firm(&self) -> bool {
-        !self.skips_missing && matches!(self.path, PolicyPath::Path(_) | PolicyPath::ProjectRoots(Some(_)))
     }
 }
 
