@@ -420,14 +420,13 @@ fn status(response: &Response<Body>) -> StatusCode {
 
 /// Fails on 401, and on 403 with a challenge.
 fn check_access(response: &Response<Body>) -> Result<(), HttpFailure> {
-    let challenge = response.header("www-authenticate");
+    let challenge = response.header("www-authenticate").map(str::to_owned);
     match (status(response), challenge) {
         (StatusCode::UNAUTHORIZED, challenge) => {
-            let challenge = challenge.unwrap_or_default().to_owned();
-            Err(StreamableHttpError::AuthRequired(AuthRequiredError::new(challenge)))
+            Err(StreamableHttpError::AuthRequired(AuthRequiredError::new(challenge.unwrap_or_default())))
         }
         (StatusCode::FORBIDDEN, Some(challenge)) => {
-            Err(StreamableHttpError::InsufficientScope(InsufficientScopeError::new(challenge.to_owned(), None)))
+            Err(StreamableHttpError::InsufficientScope(InsufficientScopeError::new(challenge, None)))
         }
         _ => Ok(()),
     }

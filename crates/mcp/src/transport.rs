@@ -44,7 +44,7 @@ use tokio::{
 };
 
 use self::{
-    child::{OutputTail, SendTurn},
+    child::OutputTail,
     decode::{DecodedLine, decode},
     lines::{LineSplitter, LineTooLong},
 };
@@ -109,10 +109,8 @@ pub struct Progress {
     pub(crate) token: ProgressToken,
     pub progress: f64,
     /// The final value of `progress`, if known.
-    #[serde(default)]
     pub total: Option<f64>,
     /// A description of the current step.
-    #[serde(default)]
     pub message: Option<String>,
 }
 
@@ -296,9 +294,9 @@ impl Transport<RoleClient> for StdioTransport {
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
         // Messages are sent in the order of these calls, not in the order in which the futures are first polled.
         let (after, next) = oneshot::channel();
-        let turn = SendTurn { before: self.turn.replace(next), after };
+        let before = self.turn.replace(next);
         let child = Arc::clone(&self.child);
-        async move { child.send(turn, &item).await }
+        async move { child.send(before, after, &item).await }
     }
 
     fn receive(&mut self) -> impl Future<Output = Option<RxJsonRpcMessage<RoleClient>>> + Send {

@@ -135,8 +135,9 @@ pub(super) async fn send(server: &ManagedServer, call: ToolCall) -> Result<CallR
         _ => Map::new(),
     };
     meta.remove("progressToken");
+    let announced = connection.info.as_ref().and_then(|info| info.capabilities.experimental.as_ref());
     if let Some(state) = call.sandbox
-        && connection.announces(SANDBOX_STATE)
+        && announced.is_some_and(|all| all.contains_key(SANDBOX_STATE))
     {
         meta.insert(SANDBOX_STATE.to_owned(), serde_json::to_value(state).unwrap_or_default());
     }

@@ -56,12 +56,6 @@ impl ServerConnection {
         Self { server: server.name.clone(), peer, shared, info, is_http, tasks: Mutex::default() }
     }
 
-    /// Whether the server announced an experimental capability.
-    pub(super) fn announces(&self, experimental: &str) -> bool {
-        let all = self.info.as_ref().and_then(|info| info.capabilities.experimental.as_ref());
-        all.is_some_and(|all| all.contains_key(experimental))
-    }
-
     /// Sends a request and returns the result unchanged.
     pub(super) async fn request(
         &self,

@@ -256,11 +256,10 @@ impl ManagedServer {
         let mut done = pin!(running.waiting());
         // Polled together with everything else: a server that does not answer `tools/list` must not delay its own end.
         let mut renewing: Option<BoxFuture<'_, ()>> = None;
-        // The tools changed again while they were being listed.
-        let mut is_outdated = false;
         // `done` must not be polled again after it has completed.
         let mut is_done = false;
         let crash = loop {
+            let is_renewing = renewing.is_some();
             let renewed = async {
                 match &mut renewing {
                     Some(renewing) => renewing.await,
@@ -283,16 +282,12 @@ impl ManagedServer {
                     is_done = true;
                     break Some(ServerCrash::new(reason("its connection ended", child.as_deref()), false));
                 }
-                () = renewed => renewing = is_outdated.then(|| Box::pin(self.refresh_tools(&connection)) as BoxFuture<'_, ()>),
-                () = shared.tools_changed.notified() => match &renewing {
-                    Some(_) => {
-                        is_outdated = true;
-                        continue;
-                    }
-                    None => renewing = Some(Box::pin(self.refresh_tools(&connection))),
-                },
+                () = renewed => renewing = None,
+                // If the tools change again while they are listed, the notification stays for the next round.
+                () = shared.tools_changed.notified(), if !is_renewing => {
+                    renewing = Some(Box::pin(self.refresh_tools(&connection)));
+                }
             }
-            is_outdated = false;
         };
         drop(renewing);
         let crash = crash.map(|crash| {

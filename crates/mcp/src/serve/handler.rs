@@ -103,7 +103,13 @@ impl ServerHandler for SessionHandler {
     ) -> Result<CallToolResponse, ErrorData> {
         // A name that was not listed is an error of the client, not of the model, so it is a protocol error.
         let Some(tool) = self.server.tools.iter().find(|tool| tool.name == request.name) else {
-            return Err(ErrorData::invalid_params(unknown(&request.name, self.server.read_only), None));
+            let name: String = request.name.chars().take(64).collect();
+            // The tool may exist but not be offered in read-only mode.
+            let text = match self.server.read_only && tools::exists(&name) {
+                true => format!("the tool `{name}` is not offered: this server was started read-only"),
+                false => format!("unknown tool `{name}`; `tools/list` has the available ones"),
+            };
+            return Err(ErrorData::invalid_params(text, None));
         };
         let (Ok(_own), Ok(_of_all)) = (self.calls.try_acquire(), self.server.calls.try_acquire()) else {
             let most = limits::CALLS_OF_SESSION;
@@ -119,14 +125,5 @@ impl ServerHandler for SessionHandler {
         };
         let arguments = request.arguments.unwrap_or_default();
         Ok(tools::dispatch(&tool.name, &call, arguments).await.into())
-    }
-}
-
-/// The error for an unknown tool. The tool may exist but not be offered in read-only mode.
-fn unknown(name: &str, read_only: bool) -> String {
-    let name: String = name.chars().take(64).collect();
-    match read_only && tools::exists(&name) {
-        true => format!("the tool `{name}` is not offered: this server was started read-only"),
-        false => format!("unknown tool `{name}`; `tools/list` has the available ones"),
     }
 }

@@ -11,7 +11,7 @@ pub(super) struct HeadTail {
     tail: VecDeque<u8>,
     half: usize,
     /// All bytes, including those that were lost before they arrived here.
-    total: u64,
+    pub(super) total: u64,
     /// Bytes that were lost before they arrived here. Does not count bytes dropped because of the limit.
     lost: u64,
 }
@@ -49,11 +49,6 @@ impl HeadTail {
     pub(super) fn record_loss(&mut self, bytes: u64) {
         self.total += bytes;
         self.lost += bytes;
-    }
-
-    /// All bytes so far.
-    pub(super) fn total(&self) -> u64 {
-        self.total
     }
 
     /// The last line that is not blank, as far as it is kept, and at most `most` characters of it.
@@ -179,7 +174,7 @@ mod tests {
             all.push(&[b'x'; 64 << 10]);
         }
         assert!(all.head.capacity() <= 2 << 10 && all.tail.capacity() <= 4 << 10);
-        assert_eq!(all.total(), 1000 * (64 << 10));
+        assert_eq!(all.total, 1000 * (64 << 10));
         assert_eq!(all.last_line(5), "xxxxx");
     }
 

@@ -205,17 +205,26 @@ impl ServerProcess {
         }
     }
 
-    /// Sends one message, after all messages with an earlier turn.
-    pub(super) async fn send(&self, turn: SendTurn, message: &TxJsonRpcMessage<RoleClient>) -> io::Result<()> {
+    /// Sends one message when `before` resolves, which is when the previous message has passed its turn. Then resolves `after`.
+    pub(super) async fn send(
+        &self,
+        before: Option<oneshot::Receiver<()>>,
+        after: oneshot::Sender<()>,
+        message: &TxJsonRpcMessage<RoleClient>,
+    ) -> io::Result<()> {
         let mut line = serde_json::to_vec(message).map_err(io::Error::other)?;
         line.push(b'\n');
-        let turn = turn.wait().await;
+        if let Some(before) = before {
+            // An error means that the earlier send was dropped.
+            before.await.ok();
+        }
         let units = u32::try_from(line.len() >> 10).unwrap_or(u32::MAX).clamp(MESSAGE_KIB, ROOM_KIB);
         let room = self.room.acquire_many(units).await.map_err(io::Error::other)?;
         let mut write = pin!(self.process.write(line));
         // The first poll enqueues the write, because there is room. So the next message may follow before this write completes.
         let first = std::future::poll_fn(|cx| Poll::Ready(write.as_mut().poll(cx))).await;
-        turn.pass();
+        // Fails only if no later send is waiting.
+        after.send(()).ok();
         let written = match first {
             Poll::Ready(written) => written,
             Poll::Pending => write.await,
@@ -276,28 +285,6 @@ impl fmt::Debug for ServerProcess {
             .field("name", &self.name)
             .field("process", &self.process)
             .finish_non_exhaustive()
-    }
-}
-
-/// The position of a message in the order of sends.
-pub(super) struct SendTurn {
-    pub(super) before: Option<oneshot::Receiver<()>>,
-    pub(super) after: oneshot::Sender<()>,
-}
-
-impl SendTurn {
-    /// Waits until all earlier turns have passed or were dropped.
-    async fn wait(mut self) -> Self {
-        if let Some(before) = self.before.take() {
-            // An error means that the earlier send was dropped.
-            before.await.ok();
-        }
-        self
-    }
-
-    fn pass(self) {
-        // Fails only if no later send is waiting.
-        self.after.send(()).ok();
     }
 }
 

@@ -107,11 +107,6 @@ impl ToolReply {
         let data = serde_json::to_value(data).expect("a result is JSON");
         Self { text: text.into(), data, is_error: false }
     }
-
-    /// Marks the reply as an error if the tool did not do what was requested.
-    fn failed_if(self, is_error: bool) -> Self {
-        Self { is_error, ..self }
-    }
 }
 
 /// Why a tool failed, in words that a model can act on.

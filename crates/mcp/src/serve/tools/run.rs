@@ -218,7 +218,7 @@ impl CommandRun {
 
     async fn send_progress(&mut self, call: &CallContext<'_>, token: Option<ProgressToken>, elapsed: Duration) {
         let Some(token) = token else { return };
-        let bytes = self.stdout.total() + self.stderr.total();
+        let bytes = self.stdout.total + self.stderr.total;
         let line = match self.stdout.last_line(PROGRESS_CHARS) {
             line if line.is_empty() => self.stderr.last_line(PROGRESS_CHARS),
             line => line,
@@ -259,7 +259,7 @@ impl CommandRun {
             stderr: stderr.text,
             note: note.map(str::to_owned),
         };
-        ToolReply::new(text, &ran).failed_if(failed)
+        ToolReply { is_error: failed, ..ToolReply::new(text, &ran) }
     }
 }
 
