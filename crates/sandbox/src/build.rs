@@ -73,13 +73,16 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
         builder.begin_empty()?;
     } else if script.is_read_only {
         let root = system::open_path(CWD, Path::new("/")).doing(|| "open `/`".to_owned())?;
-        let read_only = libc::MOUNT_ATTR_RDONLY;
-        system::set_attributes(root.as_fd(), read_only, true).doing(|| "make `/` read-only".to_owned())?;
+        system::set_attributes(root.as_fd(), libc::MOUNT_ATTR_RDONLY, true)
+            .doing(|| "make `/` read-only".to_owned())?;
     }
     for ((path, step), copy) in script.steps.iter().zip(copies) {
         builder.apply(path, step, copy).doing(|| format!("{} `{}`", step.verb(), path.display()))?;
     }
-    builder.freeze()?;
+    for (path, tree) in &builder.trees {
+        system::set_attributes(tree.as_fd(), libc::MOUNT_ATTR_RDONLY, false)
+            .doing(|| format!("finish `{}`", path.display()))?;
+    }
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .doing(|| "open the view".to_owned())?;
     if script.is_empty_tree {
@@ -128,8 +131,7 @@ fn copy_sources(script: &ViewScript) -> Result<Vec<Option<OwnedFd>>, BuildError>
         let target = system::open_path(CWD, path).doing(what)?;
         let tree = system::clone_tree(target.as_fd()).doing(what)?;
         if *is_read_only {
-            let read_only = libc::MOUNT_ATTR_RDONLY;
-            system::set_attributes(tree.as_fd(), read_only, true)
+            system::set_attributes(tree.as_fd(), libc::MOUNT_ATTR_RDONLY, true)
                 .doing(|| format!("make `{}` read-only", path.display()))?;
         }
         Ok(Some(tree))
@@ -243,15 +245,6 @@ impl ViewBuilder {
     fn make_link(&self, path: &Path, target: &Path) -> io::Result<()> {
         let (tree, rest) = self.tree_of(path)?;
         unless_present(rustix::fs::symlinkat(target, tree, rest))
-    }
-
-    /// Makes our tmpfs instances read-only.
-    fn freeze(&self) -> Result<(), BuildError> {
-        for (path, tree) in &self.trees {
-            let read_only = libc::MOUNT_ATTR_RDONLY;
-            system::set_attributes(tree.as_fd(), read_only, false).doing(|| format!("finish `{}`", path.display()))?;
-        }
-        Ok(())
     }
 }
 
