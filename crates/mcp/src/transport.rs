@@ -45,12 +45,11 @@ use tokio::{
 
 use self::{
     child::OutputTail,
-    decode::{DecodedLine, decode},
+    decode::{DecodedLine, ResultForm, decode},
     lines::{LineSplitter, LineTooLong},
 };
 
 pub use child::ServerProcess;
-pub use decode::ResultForm;
 pub use log::StderrLog;
 
 /// The longest line that a server may write to stdout: the largest message.
@@ -122,8 +121,8 @@ pub struct StdioTransport {
     out: LineSplitter,
     /// A last line without a line feed, once the stream has ended.
     last_line: Option<Vec<u8>>,
-    results: ResultForm,
     had_result: bool,
+    /// If set, results are delivered unparsed.
     on_progress: Option<Box<dyn Fn(Progress) + Send + Sync>>,
     /// Resolves when the previous `send` has passed its turn.
     turn: Option<oneshot::Receiver<()>>,
@@ -148,7 +147,6 @@ impl StdioTransport {
             output_tail: Some(output_tail),
             out: LineSplitter::new(STDOUT_LINE_BYTES),
             last_line: None,
-            results: ResultForm::Typed,
             had_result: false,
             on_progress: None,
             turn: None,
@@ -160,7 +158,6 @@ impl StdioTransport {
     /// Delivers results unparsed, and progress notifications to this function, in order and before any message that follows them.
     #[must_use]
     pub fn raw(mut self, on_progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
-        self.results = ResultForm::Raw;
         self.on_progress = Some(Box::new(on_progress));
         self
     }
@@ -213,7 +210,12 @@ impl StdioTransport {
 
     fn handle(&mut self, event: Option<Event>) {
         match event {
-            Some(Event::Output { stream: wire::Stream::Stderr, bytes, .. }) => self.take_stderr(&bytes),
+            Some(Event::Output { stream: wire::Stream::Stderr, bytes, .. }) => {
+                let taken = self.output_tail.as_mut().map(|tail| tail.take(&self.child, &bytes));
+                if let Some(Err(LineTooLong)) = taken {
+                    self.ending = Some(StreamEnd::LineTooLong { stream: "stderr", limit: STDERR_LINE_BYTES });
+                }
+            }
             Some(Event::Output { stream: wire::Stream::Stdout | wire::Stream::Pty, bytes, .. }) => {
                 if let Err(LineTooLong) = self.out.push(&bytes) {
                     self.ending = Some(StreamEnd::LineTooLong { stream: "stdout", limit: STDOUT_LINE_BYTES });
@@ -242,13 +244,6 @@ impl StdioTransport {
         });
     }
 
-    fn take_stderr(&mut self, bytes: &[u8]) {
-        let Some(output_tail) = &mut self.output_tail else { return };
-        if let Err(LineTooLong) = output_tail.take(&self.child, bytes) {
-            self.ending = Some(StreamEnd::LineTooLong { stream: "stderr", limit: STDERR_LINE_BYTES });
-        }
-    }
-
     /// Handles the end of all output.
     fn finish(&mut self, ended: StreamEnd) {
         if let Some(output_tail) = &mut self.output_tail {
@@ -262,7 +257,8 @@ impl StdioTransport {
         if line.is_empty() {
             return None;
         }
-        match decode(line, self.results, !self.had_result) {
+        let results = if self.on_progress.is_some() { ResultForm::Raw } else { ResultForm::Typed };
+        match decode(line, results, !self.had_result) {
             DecodedLine::Message(message) => {
                 self.had_result |= matches!(*message, RxJsonRpcMessage::<RoleClient>::Response(_));
                 Some(*message)

@@ -52,7 +52,7 @@ const KEYS: [KnownKeys; 10] = [
     ("the name of a variable", is_text, &["bearer_token_env_var", "bearer_token"]),
     (
         "a table of headers, such as { X-Name = \"value\" }",
-        |value| is_table(value, is_literal_header),
+        |value| is_table(value, |name, text| is_header(name) && http::HeaderValue::from_str(text).is_ok()),
         &["http_headers", "headers"],
     ),
     (
@@ -160,10 +160,6 @@ fn is_text(value: &Value) -> bool {
 fn is_table(value: &Value, rule: fn(&str, &str) -> bool) -> bool {
     let fits = |(name, value): (&String, &Value)| value.as_str().is_some_and(|text| rule(name, text));
     value.as_object().is_some_and(|table| table.iter().all(fits))
-}
-
-fn is_literal_header(name: &str, value: &str) -> bool {
-    is_header(name) && http::HeaderValue::from_str(value).is_ok()
 }
 
 /// A variable in a list: its name, or its name and source.

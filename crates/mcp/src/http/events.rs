@@ -55,7 +55,11 @@ impl EventSize {
             let is_after_return = std::mem::replace(&mut self.is_after_return, *byte == b'\r');
             match byte {
                 b'\n' if is_after_return => {}
-                b'\n' | b'\r' => self.end_line(),
+                b'\n' | b'\r' => match std::mem::take(&mut self.line) {
+                    0 => self.event = 0,
+                    _ if self.is_comment => {}
+                    line => self.event += line,
+                },
                 _ => {
                     self.is_comment = if self.line == 0 { *byte == b':' } else { self.is_comment };
                     self.line += 1;
@@ -66,14 +70,6 @@ impl EventSize {
             }
         }
         Ok(())
-    }
-
-    fn end_line(&mut self) {
-        match std::mem::take(&mut self.line) {
-            0 => self.event = 0,
-            _ if self.is_comment => {}
-            line => self.event += line,
-        }
     }
 }
 

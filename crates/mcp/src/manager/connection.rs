@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use rmcp::{
-    Peer, RoleClient,
+    ErrorData, Peer, RoleClient,
     model::{ClientRequest, CustomRequest, CustomResult, ServerPeerInfo, ServerResult},
     service::{PeerRequestOptions, RequestHandle, ServiceError},
 };
@@ -86,14 +86,11 @@ impl ServerConnection {
 
     /// Converts an error of rmcp.
     async fn failed(&self, method: &'static str, error: ServiceError) -> Error {
+        let server = self.server.clone();
         match error {
-            ServiceError::McpError(error) => Error::Answer {
-                server: self.server.clone(),
-                method,
-                code: error.code.0,
-                message: error.message.into_owned(),
-                data: error.data,
-            },
+            ServiceError::McpError(ErrorData { code, message, data }) => {
+                Error::Answer { server, method, code: code.0, message: message.into_owned(), data }
+            }
             // Over HTTP each request can fail on its own, without the end of the connection.
             ServiceError::TransportSend(_) if self.is_http => self.refused(&error),
             // The server is ending. The reason follows shortly.
@@ -104,10 +101,10 @@ impl ServerConnection {
                 match ended.ok().and_then(Result::ok).and_then(|over| over.clone()) {
                     Some(over) => self.over(method, over),
                     None if self.is_http => self.refused(&error),
-                    None => Error::Send { server: self.server.clone(), method, reason: chain(&error) },
+                    None => Error::Send { server, method, reason: chain(&error) },
                 }
             }
-            other => Error::Send { server: self.server.clone(), method, reason: chain(&other) },
+            other => Error::Send { server, method, reason: chain(&other) },
         }
     }
 

@@ -190,29 +190,26 @@ impl ManagedServer {
             let mut child = None;
             let started = tokio::select! {
                 biased;
-                () = stopped(&mut stop) => None,
-                started = start::start(self, context, &mut child) => Some(started),
+                () = stopped(&mut stop) => Err(Error::Cancelled { server: self.name.clone() }),
+                started = start::start(self, context, &mut child) => started,
             };
             let crash = match started {
-                Some(Ok(ready_server)) => {
-                    match self.keep_ready(ready_server, &mut attempts, restarts, &mut stop).await {
-                        Some(crash) => crash,
-                        None => return ServerStatus::Cancelled,
+                Ok(ready_server) => match self.keep_ready(ready_server, &mut attempts, restarts, &mut stop).await {
+                    Some(crash) => crash,
+                    None => return ServerStatus::Cancelled,
+                },
+                Err(error) => {
+                    if let Some(child) = child {
+                        child.end().await;
                     }
-                }
-                Some(Err(error)) => {
-                    end(child).await;
                     match error {
+                        Error::Cancelled { .. } => return ServerStatus::Cancelled,
                         Error::AuthenticationRequired { reason, .. } => {
                             return ServerStatus::AuthenticationRequired { reason };
                         }
                         error if !attempts.was_ready => return ServerStatus::Failed { reason: error.to_string() },
                         error => attempts.count(ServerCrash::new(error.to_string(), error.is_of_host()), restarts),
                     }
-                }
-                None => {
-                    end(child).await;
-                    return ServerStatus::Cancelled;
                 }
             };
             if let Some(reason) = crash.authentication_reason {
@@ -414,13 +411,6 @@ fn pause(restarts: Restarts, crashes: u32) -> Duration {
 fn reason(how: &str, child: Option<&ServerProcess>) -> String {
     let recent_output = child.map(ServerProcess::recent_output).unwrap_or_default();
     if recent_output.is_empty() { how.to_owned() } else { format!("{how}\n{recent_output}") }
-}
-
-/// Ends the process of a failed attempt.
-async fn end(child: Option<Arc<ServerProcess>>) {
-    if let Some(child) = child {
-        child.end().await;
-    }
 }
 
 /// Waits until the process has ended. Never returns if there is none.

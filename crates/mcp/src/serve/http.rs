@@ -114,7 +114,7 @@ pub async fn serve(
     };
     tokio::pin!(expiring);
     let permits = Arc::new(Semaphore::new(limits::CONNECTIONS));
-    let unauthenticated = Arc::new(UnauthenticatedConnections::default());
+    let unauthenticated = UnauthenticatedConnections::default();
     loop {
         // All arms are cancel safe: a connection that was not returned stays in the accept queue.
         tokio::select! {
@@ -122,7 +122,7 @@ pub async fn serve(
                 Ok((socket, permit)) => {
                     let endpoint = Arc::clone(&endpoint);
                     let closing = closing_rx.clone();
-                    let connection_guard = unauthenticated.register();
+                    let connection_guard = UnauthenticatedConnection::register(&unauthenticated);
                     connections.spawn(async move {
                         serve_connection(socket, endpoint, connection_guard, closing).await;
                         drop(permit);
@@ -205,20 +205,19 @@ async fn serve_connection(
 
 /// The connections that have not shown a token yet, oldest first. If there are too many, the oldest is closed. An attacker that holds many
 /// silent connections pushes out its own ones, while a client with a token shows it long before.
-#[derive(Default)]
-struct UnauthenticatedConnections(Mutex<VecDeque<Arc<Notify>>>);
+type UnauthenticatedConnections = Arc<Mutex<VecDeque<Arc<Notify>>>>;
 
 /// A connection that has not shown a token yet. Dropping it removes it from the list.
 struct UnauthenticatedConnection {
-    table: Arc<UnauthenticatedConnections>,
+    table: UnauthenticatedConnections,
     /// Notified when the connection must close.
     closed: Arc<Notify>,
 }
 
-impl UnauthenticatedConnections {
+impl UnauthenticatedConnection {
     /// Adds a connection. Closes the oldest one if there are too many.
-    fn register(self: &Arc<Self>) -> UnauthenticatedConnection {
-        let mut waiting = self.0.lock();
+    fn register(table: &UnauthenticatedConnections) -> Self {
+        let mut waiting = table.lock();
         if waiting.len() >= limits::STRANGERS
             && let Some(oldest) = waiting.pop_front()
         {
@@ -226,14 +225,12 @@ impl UnauthenticatedConnections {
         }
         let closed = Arc::new(Notify::new());
         waiting.push_back(Arc::clone(&closed));
-        UnauthenticatedConnection { table: Arc::clone(self), closed }
+        Self { table: Arc::clone(table), closed }
     }
-}
 
-impl UnauthenticatedConnection {
     /// Removes the connection from the list, because it has shown the token.
     fn mark_authenticated(&self) {
-        self.table.0.lock().retain(|closed| !Arc::ptr_eq(closed, &self.closed));
+        self.table.lock().retain(|closed| !Arc::ptr_eq(closed, &self.closed));
     }
 }
 

@@ -14,10 +14,9 @@ use serde_json::Value;
 use super::Progress;
 
 /// In which form results are delivered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ResultForm {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ResultForm {
     /// Parsed into rmcp's types.
-    #[default]
     Typed,
     /// Unparsed: every result except the first, and every `elicitation/create`, is delivered as a custom message.
     Raw,

@@ -167,10 +167,9 @@ fn several_matches_text(bytes: &[u8], old: &Finder<'_>, places: usize, path: &Pa
     let lines: Vec<String> = old.find_iter(bytes).take(NAMED).map(|at| line_at(bytes, at).to_string()).collect();
     let more = if places > NAMED { " and more" } else { "" };
     format!(
-        "`old` is in `{}` {} times, at lines {}{more}; take more of the lines around the one that is meant, or set `replace_all`. \
+        "`old` is in `{}` {places} times, at lines {}{more}; take more of the lines around the one that is meant, or set `replace_all`. \
          Nothing was changed",
         path.display(),
-        places,
         lines.join(", ")
     )
 }
@@ -211,15 +210,8 @@ fn similar_line(bytes: &[u8], old: &str) -> Option<u64> {
 
 /// Normalizes whitespace: single spaces between words, a line feed before each line and after the last.
 fn normalized_words(text: &str) -> String {
-    let mut normalized_words = String::from("\n");
-    for line in text.lines() {
-        for (index, word) in line.split_whitespace().enumerate() {
-            normalized_words.push_str(if index == 0 { "" } else { " " });
-            normalized_words.push_str(word);
-        }
-        normalized_words.push('\n');
-    }
-    normalized_words
+    let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n");
+    std::iter::once("\n".to_owned()).chain(lines).collect()
 }
 
 #[cfg(test)]

@@ -56,19 +56,16 @@ impl ProcessTable {
     pub(super) fn find(&self, id: &str) -> Result<(u64, ProcessEntry), ToolFailure> {
         let entries = self.0.lock();
         let number = id.strip_prefix('p').and_then(|number| number.parse().ok());
-        match number.and_then(|number| Some((number, entries.all.get(&number)?.clone()))) {
-            Some(found) => Ok(found),
-            None => {
-                let known: Vec<String> = entries.all.keys().map(|number| format!("p{number}")).collect();
-                let known = if known.is_empty() {
-                    "there is none".to_owned()
-                } else {
-                    format!("there are {}", known.join(", "))
-                };
-                let id: String = id.chars().take(32).collect();
-                Err(failure!("no process `{id}` in this session; {known}"))
-            }
+        if let Some(found) = number.and_then(|number| Some((number, entries.all.get(&number)?.clone()))) {
+            return Ok(found);
         }
+        let known: Vec<String> = entries.all.keys().map(|number| format!("p{number}")).collect();
+        let known = match known.is_empty() {
+            true => "there is none".to_owned(),
+            false => format!("there are {}", known.join(", ")),
+        };
+        let id: String = id.chars().take(32).collect();
+        Err(failure!("no process `{id}` in this session; {known}"))
     }
 
     pub(super) fn advance(&self, number: u64, cursor: u64, position: u64, incomplete: IncompleteChars) {

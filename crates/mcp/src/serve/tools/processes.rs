@@ -332,10 +332,8 @@ pub(super) async fn write(call: &CallContext<'_>, arguments: WriteStdinArguments
         why = call.cancelled() => return Err(failure!("{why}")),
     }
     let closed = if arguments.close { " and closed its standard input" } else { "" };
-    Ok(ToolReply::new(
-        format!("wrote {bytes} bytes to {id}{closed}"),
-        &WriteStdinAnswer { bytes, closed: arguments.close },
-    ))
+    let text = format!("wrote {bytes} bytes to {id}{closed}");
+    Ok(ToolReply::new(text, &WriteStdinAnswer { bytes, closed: arguments.close }))
 }
 
 async fn close(process: &Process, id: &str) -> Result<(), ToolFailure> {
@@ -440,10 +438,8 @@ struct ProcessRow {
 pub(super) async fn list(call: &CallContext<'_>, _arguments: ListProcessesArguments) -> Result<ToolReply, ToolFailure> {
     let all = call.table.snapshot();
     if all.is_empty() {
-        return Ok(ToolReply::new(
-            "no processes were started in this session",
-            &ListProcessesAnswer { processes: Vec::new() },
-        ));
+        let none = ListProcessesAnswer { processes: Vec::new() };
+        return Ok(ToolReply::new("no processes were started in this session", &none));
     }
     let known = call.unless_cancelled(async { states(&call.process_session.client().await?).await }).await?;
     let processes: Vec<ProcessRow> = all

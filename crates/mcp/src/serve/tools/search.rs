@@ -222,11 +222,8 @@ fn append_remarks(text: &mut String, summary: &ScanSummary) {
         text.push_str(&format!("[there may be more; bound met: {}. Narrow the search]\n", why.join(", ")));
     }
     if let Some(first) = summary.errors.first() {
-        text.push_str(&format!(
-            "[{} could not be looked at, such as {}: {}]\n",
-            summary.error_count,
-            first.path.as_str(),
-            first.message
-        ));
+        let path = first.path.as_str();
+        let message = &first.message;
+        text.push_str(&format!("[{} could not be looked at, such as {path}: {message}]\n", summary.error_count));
     }
 }
