@@ -16,13 +16,14 @@ pub(crate) const CONTROL_MAX: usize = 125;
 pub(crate) const HEADER_MAX: usize = 14;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Opcode {
-    Continuation,
-    Text,
-    Binary,
-    Close,
-    Ping,
-    Pong,
+    Continuation = 0x0,
+    Text = 0x1,
+    Binary = 0x2,
+    Close = 0x8,
+    Ping = 0x9,
+    Pong = 0xa,
 }
 
 impl Opcode {
@@ -40,17 +41,6 @@ impl Opcode {
             0xa => Self::Pong,
             _ => return None,
         })
-    }
-
-    fn bits(self) -> u8 {
-        match self {
-            Self::Continuation => 0x0,
-            Self::Text => 0x1,
-            Self::Binary => 0x2,
-            Self::Close => 0x8,
-            Self::Ping => 0x9,
-            Self::Pong => 0xa,
-        }
     }
 }
 
@@ -106,7 +96,7 @@ impl FrameHeader {
     /// Encodes the header in its shortest form. Returns the buffer and the number of bytes used.
     pub(crate) fn encode(&self) -> ([u8; HEADER_MAX], usize) {
         let mut bytes = [0; HEADER_MAX];
-        bytes[0] = u8::from(self.fin) << 7 | self.opcode.bits();
+        bytes[0] = u8::from(self.fin) << 7 | self.opcode as u8;
         let mut size = match self.len {
             len @ 0..=125 => {
                 bytes[1] = len as u8;

@@ -4,7 +4,7 @@
 //! of the WebSocket upgrade ([`handshake`]), URL parsing ([`url`]), calls that wait for an answer ([`calls`]), buffers
 //! for large messages ([`pool`]) and a minimal client ([`client`]).
 
-use std::{fmt, io};
+use std::io;
 
 mod frame;
 mod outbox;
@@ -70,11 +70,13 @@ pub enum WebSocketRole {
 }
 
 /// Why no more messages will come from the peer.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum CloseReason {
     /// The stream ended between two messages.
+    #[error("peer closed the stream")]
     Eof,
     /// The peer sent a close frame.
+    #[error("peer closed with `{code}`{}{reason}", if reason.is_empty() { "" } else { ": " })]
     Peer {
         /// The status code of the close frame, 1005 if it has none.
         code: u16,
@@ -82,13 +84,17 @@ pub enum CloseReason {
         reason: String,
     },
     /// A message or frame was larger than the limit.
+    #[error("message is larger than `{limit}` bytes")]
     TooLarge { limit: usize },
     /// The peer violated the framing.
+    #[error("framing broken by the peer: {0}")]
     Protocol(&'static str),
     /// A line was not UTF-8.
+    #[error("line is not UTF-8")]
     InvalidUtf8,
     /// The stream failed, or ended inside a frame.
-    Io(io::Error),
+    #[error("stream failed")]
+    Io(#[source] io::Error),
 }
 
 impl CloseReason {
@@ -102,29 +108,6 @@ impl CloseReason {
             Self::TooLarge { .. } => Some(1009),
             Self::Protocol(_) => Some(1002),
             Self::InvalidUtf8 => Some(1007),
-        }
-    }
-}
-
-impl fmt::Display for CloseReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Eof => write!(f, "peer closed the stream"),
-            Self::Peer { code, reason } if reason.is_empty() => write!(f, "peer closed with `{code}`"),
-            Self::Peer { code, reason } => write!(f, "peer closed with `{code}`: {reason}"),
-            Self::TooLarge { limit } => write!(f, "message is larger than `{limit}` bytes"),
-            Self::Protocol(what) => write!(f, "framing broken by the peer: {what}"),
-            Self::InvalidUtf8 => write!(f, "line is not UTF-8"),
-            Self::Io(_) => write!(f, "stream failed"),
-        }
-    }
-}
-
-impl std::error::Error for CloseReason {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io(source) => Some(source),
-            Self::Eof | Self::Peer { .. } | Self::TooLarge { .. } | Self::Protocol(_) | Self::InvalidUtf8 => None,
         }
     }
 }

@@ -27,80 +27,59 @@ const READ_BYTES: usize = 64 * 1024;
 /// Call it inside a Tokio runtime. Fds 0 and 1 stay open and keep their flags.
 pub fn stdio() -> ByteStream {
     let (stdin, stdout) = (io::stdin(), io::stdout());
-    let (input, output) = (
-        StdioDescriptor::open(stdin.as_fd(), StdioDirection::In),
-        StdioDescriptor::open(stdout.as_fd(), StdioDirection::Out),
-    );
     let mut stream = ByteStream::new(tokio::io::stdin(), tokio::io::stdout());
     // Ignore an fd that cannot be polled: the blocking thread works for regular files and devices.
-    if let Ok(input) = input {
+    if let Ok(input) = StdioDescriptor::open(stdin.as_fd(), Interest::READABLE) {
         stream.reader = Box::new(input);
     }
-    if let Ok(output) = output {
+    if let Ok(output) = StdioDescriptor::open(stdout.as_fd(), Interest::WRITABLE) {
         stream.writer = Box::new(output);
     }
     stream
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StdioDirection {
-    In,
-    Out,
-}
-
 /// A nonblocking fd that belongs to us.
 struct StdioDescriptor {
     fd: AsyncFd<OwnedFd>,
-    kind: DescriptorKind,
+    /// A socket, whose open file description may be blocking. Other fds were reopened as nonblocking.
+    is_socket: bool,
     /// Whether a read was tried. A FIFO whose writers left before we opened it never becomes readable, so the first
     /// read does not wait for readiness.
     tried: bool,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum DescriptorKind {
-    Nonblocking,
-    Socket,
-}
-
 impl StdioDescriptor {
-    fn open(fd: BorrowedFd<'_>, direction: StdioDirection) -> io::Result<Self> {
-        let (fd, kind) = match FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) {
-            FileType::Socket => (rustix::io::fcntl_dupfd_cloexec(fd, 3)?, DescriptorKind::Socket),
-            FileType::Fifo => (reopen(fd, direction)?, DescriptorKind::Nonblocking),
-            FileType::CharacterDevice if rustix::termios::isatty(fd) => {
-                (reopen(fd, direction)?, DescriptorKind::Nonblocking)
-            }
+    /// `interest`: the only direction in which the descriptor will be used.
+    fn open(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Self> {
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
+        let is_socket = kind == FileType::Socket;
+        let fd = match kind {
+            FileType::Socket => rustix::io::fcntl_dupfd_cloexec(fd, 3)?,
+            FileType::Fifo => reopen(fd, interest)?,
+            FileType::CharacterDevice if rustix::termios::isatty(fd) => reopen(fd, interest)?,
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
-        let interest = match direction {
-            StdioDirection::In => Interest::READABLE,
-            StdioDirection::Out => Interest::WRITABLE,
-        };
-        Ok(Self { fd: sys::register(fd, interest)?, kind, tried: false })
+        Ok(Self { fd: sys::register(fd, interest)?, is_socket, tried: false })
     }
 
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
-        Ok(match self.kind {
-            DescriptorKind::Nonblocking => rustix::io::read(&self.fd, buf)?,
-            DescriptorKind::Socket => rustix::net::recv(&self.fd, buf, RecvFlags::DONTWAIT)?.0,
-        })
+        if self.is_socket {
+            return Ok(rustix::net::recv(&self.fd, buf, RecvFlags::DONTWAIT)?.0);
+        }
+        Ok(rustix::io::read(&self.fd, buf)?)
     }
 
     fn try_write(&self, buf: &[u8]) -> io::Result<usize> {
-        Ok(match self.kind {
-            DescriptorKind::Nonblocking => rustix::io::write(&self.fd, buf)?,
-            DescriptorKind::Socket => rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?,
-        })
+        if self.is_socket {
+            return Ok(rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?);
+        }
+        Ok(rustix::io::write(&self.fd, buf)?)
     }
 }
 
-fn reopen(fd: BorrowedFd<'_>, direction: StdioDirection) -> io::Result<OwnedFd> {
+fn reopen(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd as _;
-    let access = match direction {
-        StdioDirection::In => OFlags::RDONLY,
-        StdioDirection::Out => OFlags::WRONLY,
-    };
+    let access = if interest.is_readable() { OFlags::RDONLY } else { OFlags::WRONLY };
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
@@ -171,8 +150,8 @@ mod tests {
     }
 
     async fn check(near: OwnedFd, far: OwnedFd) {
-        let mut output = StdioDescriptor::open(near.as_fd(), StdioDirection::Out).unwrap();
-        let mut input = StdioDescriptor::open(far.as_fd(), StdioDirection::In).unwrap();
+        let mut output = StdioDescriptor::open(near.as_fd(), Interest::WRITABLE).unwrap();
+        let mut input = StdioDescriptor::open(far.as_fd(), Interest::READABLE).unwrap();
         assert!(!is_nonblocking(&near) && !is_nonblocking(&far), "the shared open files keep their flags");
         let sent: Vec<u8> = (0..3_000_000).map(|i| (i % 251) as u8).collect();
         let expected = sent.clone();
@@ -212,7 +191,7 @@ mod tests {
         rustix::io::write(&near, b"last").unwrap();
         drop(near);
         let mut received = Vec::new();
-        StdioDescriptor::open(far.as_fd(), StdioDirection::In).unwrap().read_to_end(&mut received).await.unwrap();
+        StdioDescriptor::open(far.as_fd(), Interest::READABLE).unwrap().read_to_end(&mut received).await.unwrap();
         assert_eq!(received, b"last");
     }
 
@@ -223,8 +202,8 @@ mod tests {
         let master = pty::openpt(flags).unwrap();
         pty::unlockpt(&master).unwrap();
         let slave = pty::ioctl_tiocgptpeer(&master, flags).unwrap();
-        let mut input = StdioDescriptor::open(slave.as_fd(), StdioDirection::In).unwrap();
-        let mut output = StdioDescriptor::open(slave.as_fd(), StdioDirection::Out).unwrap();
+        let mut input = StdioDescriptor::open(slave.as_fd(), Interest::READABLE).unwrap();
+        let mut output = StdioDescriptor::open(slave.as_fd(), Interest::WRITABLE).unwrap();
         assert!(!is_nonblocking(&slave));
         rustix::io::write(&master, b"typed\n").unwrap();
         let mut line = [0; 6];
@@ -242,8 +221,8 @@ mod tests {
     #[tokio::test]
     async fn a_file_is_left_to_the_blocking_thread() {
         let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        assert!(StdioDescriptor::open(file.as_fd(), StdioDirection::In).is_err());
+        assert!(StdioDescriptor::open(file.as_fd(), Interest::READABLE).is_err());
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        assert!(StdioDescriptor::open(null.as_fd(), StdioDirection::Out).is_err());
+        assert!(StdioDescriptor::open(null.as_fd(), Interest::WRITABLE).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::{
     fmt,
     io::{self, IoSlice},
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -22,29 +22,18 @@ const NOTSENT_LOWAT: u32 = 128 * 1024;
 
 /// Queries the kernel about the peer of a TCP connection, without keeping the connection open.
 #[derive(Clone)]
-pub struct TcpProbe {
-    source: ProbeSource,
-}
-
-#[derive(Clone)]
-enum ProbeSource {
-    Socket(Weak<TcpStream>),
-    Other(Arc<dyn Fn() -> Option<u32> + Send + Sync>),
-}
+pub struct TcpProbe(Arc<dyn Fn() -> Option<u32> + Send + Sync>);
 
 impl TcpProbe {
     /// A probe for a transport that is not a socket of this host but has its own information about the peer, such as a
     /// tunnel or a simulated link.
     pub fn from_fn(last_ack_ms: impl Fn() -> Option<u32> + Send + Sync + 'static) -> Self {
-        Self { source: ProbeSource::Other(Arc::new(last_ack_ms)) }
+        Self(Arc::new(last_ack_ms))
     }
 
     /// Milliseconds since the peer's TCP last acknowledged anything. `None` if the socket is closed.
     pub fn last_ack_ms(&self) -> Option<u32> {
-        match &self.source {
-            ProbeSource::Socket(socket) => sys::last_ack_ms(&*socket.upgrade()?),
-            ProbeSource::Other(last_ack_ms) => last_ack_ms(),
-        }
+        (self.0)()
     }
 }
 
@@ -63,7 +52,8 @@ impl From<TcpStream> for ByteStream {
         sys::set_notsent_lowat(&socket, NOTSENT_LOWAT).ok(); // As above.
         let is_private = socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
         let socket = Arc::new(socket);
-        let probe = TcpProbe { source: ProbeSource::Socket(Arc::downgrade(&socket)) };
+        let weak = Arc::downgrade(&socket);
+        let probe = TcpProbe::from_fn(move || sys::last_ack_ms(&*weak.upgrade()?));
         let stream = ByteStream::new(TcpReadHalf(Arc::clone(&socket)), TcpWriteHalf(socket));
         Self { probe: Some(probe), is_private, ..stream }
     }
