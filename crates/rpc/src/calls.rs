@@ -13,7 +13,7 @@ use crate::CloseReason;
 
 /// Default maximum of calls in flight: 1024, as in the reference implementation. Each costs one table entry and one
 /// waiting task.
-pub const MAX_CALLS: usize = 1024;
+pub(crate) const MAX_CALLS: usize = 1024;
 
 /// Why a call could not be registered, or got no answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -27,7 +27,7 @@ pub enum PendingError {
 
 /// The calls of one connection that wait for an answer of type `T`.
 #[derive(Debug)]
-pub struct PendingCalls<T> {
+pub(crate) struct PendingCalls<T> {
     state: Mutex<PendingCallsState<T>>,
     limit: usize,
 }
@@ -45,7 +45,7 @@ enum PendingCallsState<T> {
 
 /// A registered call. Dropping it frees its place in the table. Its answer is then ignored.
 #[derive(Debug)]
-pub struct PendingCall<T> {
+pub(crate) struct PendingCall<T> {
     pending: Arc<PendingCalls<T>>,
     id: i64,
     answer: oneshot::Receiver<T>,
@@ -53,17 +53,17 @@ pub struct PendingCall<T> {
 
 impl<T> PendingCalls<T> {
     /// Creates an empty table for at most `limit` calls at once.
-    pub fn new(limit: usize) -> Arc<Self> {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(PendingCallsState::Open { next_id: 1, waiting: BTreeMap::new() }), limit })
     }
 
     /// Registers a call with a new id. Call this before sending the request, or the answer may arrive before its call.
-    pub fn register(self: &Arc<Self>) -> Result<PendingCall<T>, PendingError> {
+    pub(crate) fn register(self: &Arc<Self>) -> Result<PendingCall<T>, PendingError> {
         self.register_within(self.limit)
     }
 
     /// Like [`register`](Self::register), with one extra place. Use it for a call that frees a resource of the peer.
-    pub fn register_cleanup(self: &Arc<Self>) -> Result<PendingCall<T>, PendingError> {
+    pub(crate) fn register_cleanup(self: &Arc<Self>) -> Result<PendingCall<T>, PendingError> {
         self.register_within(self.limit + 1)
     }
 
@@ -82,7 +82,7 @@ impl<T> PendingCalls<T> {
     }
 
     /// Delivers an answer to its call. Returns false if no call has this id.
-    pub fn complete(&self, id: i64, answer: T) -> bool {
+    pub(crate) fn complete(&self, id: i64, answer: T) -> bool {
         let waiter = match &mut *self.state.lock() {
             PendingCallsState::Open { waiting, .. } => waiting.remove(&id),
             PendingCallsState::Drained(_) => None,
@@ -91,7 +91,7 @@ impl<T> PendingCalls<T> {
     }
 
     /// Ends every waiting call and refuses all later ones. Only the first reason is kept.
-    pub fn drain(&self, closed: Arc<CloseReason>) {
+    pub(crate) fn drain(&self, closed: Arc<CloseReason>) {
         let mut state = self.state.lock();
         if let PendingCallsState::Open { .. } = &*state {
             // Dropping the old state drops the senders, which wakes the calls. Do this after the new state is set and
@@ -103,19 +103,15 @@ impl<T> PendingCalls<T> {
     }
 
     /// Returns the number of waiting calls.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match &*self.state.lock() {
             PendingCallsState::Open { waiting, .. } => waiting.len(),
             PendingCallsState::Drained(_) => 0,
         }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Returns the reason of the end, if the connection has ended.
-    pub fn closed(&self) -> Option<Arc<CloseReason>> {
+    pub(crate) fn closed(&self) -> Option<Arc<CloseReason>> {
         match &*self.state.lock() {
             PendingCallsState::Open { .. } => None,
             PendingCallsState::Drained(closed) => Some(Arc::clone(closed)),
@@ -125,12 +121,12 @@ impl<T> PendingCalls<T> {
 
 impl<T> PendingCall<T> {
     /// The id of the request to send.
-    pub fn id(&self) -> i64 {
+    pub(crate) fn id(&self) -> i64 {
         self.id
     }
 
     /// Waits for the answer. An answer that arrived before the end of the connection is returned even after the end.
-    pub async fn answer(mut self) -> Result<T, PendingError> {
+    pub(crate) async fn answer(mut self) -> Result<T, PendingError> {
         match (&mut self.answer).await {
             Ok(answer) => Ok(answer),
             Err(_) => {
@@ -193,7 +189,7 @@ mod tests {
     fn a_dropped_call_gives_its_place_free() {
         let pending = PendingCalls::<()>::new(1);
         drop(pending.register().unwrap());
-        assert!(pending.is_empty());
+        assert_eq!(pending.len(), 0);
         assert!(pending.register().is_ok());
     }
 }

@@ -69,16 +69,6 @@ pub struct Receiver {
     ended: bool,
 }
 
-impl std::fmt::Debug for Receiver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Receiver")
-            .field("framing", &self.framing)
-            .field("buffered", &self.buf.len())
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Receiver {
     /// Creates a receiver. `leftover` holds bytes that the handshake has read past its end.
     pub fn new(framing: Framing, reader: Box<dyn AsyncRead + Send + Unpin>, leftover: BytesMut) -> Self {
@@ -109,13 +99,18 @@ impl Receiver {
         let result = self.next().await;
         if result.is_err() {
             self.ended = true;
-            self.buf = BytesMut::new();
-            self.frame = None;
-            self.pooled = None;
-            self.partial = None;
-            self.scanned = 0;
+            self.discard();
         }
         result
+    }
+
+    /// Drops everything that was read but not yet returned.
+    fn discard(&mut self) {
+        self.buf = BytesMut::new();
+        self.pooled = None;
+        self.partial = None;
+        self.frame = None;
+        self.scanned = 0;
     }
 
     /// Returns the number of bytes that were read but not yet returned.
@@ -126,8 +121,7 @@ impl Receiver {
 
     /// Drops everything that was read, then reads and discards until the peer has closed its side.
     pub async fn drain(&mut self) {
-        (self.buf, self.pooled, self.partial) = (BytesMut::new(), None, None);
-        (self.frame, self.scanned) = (None, 0);
+        self.discard();
         let mut sink = vec![0; READ_MIN];
         while !self.ended {
             self.ended = !matches!(self.reader.read(&mut sink).await, Ok(1..));
