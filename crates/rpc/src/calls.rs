@@ -33,14 +33,12 @@ pub(crate) struct PendingCalls<T> {
 }
 
 #[derive(Debug)]
-enum PendingCallsState<T> {
-    Open {
-        next_id: i64,
-        /// Ordered by id, so that the end of the connection wakes the calls in the order in which they were made.
-        waiting: BTreeMap<i64, oneshot::Sender<T>>,
-    },
-    /// Final state, with the reason of the end.
-    Drained(Arc<CloseReason>),
+struct PendingCallsState<T> {
+    next_id: i64,
+    /// Ordered by id, so that the end of the connection wakes the calls in the order in which they were made.
+    waiting: BTreeMap<i64, oneshot::Sender<T>>,
+    /// Set by `drain`. Then `waiting` stays empty.
+    closed: Option<Arc<CloseReason>>,
 }
 
 /// A registered call. Dropping it frees its place in the table. Its answer is then ignored.
@@ -54,7 +52,8 @@ pub(crate) struct PendingCall<T> {
 impl<T> PendingCalls<T> {
     /// Creates an empty table for at most `limit` calls at once.
     pub(crate) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(PendingCallsState::Open { next_id: 1, waiting: BTreeMap::new() }), limit })
+        let state = PendingCallsState { next_id: 1, waiting: BTreeMap::new(), closed: None };
+        Arc::new(Self { state: Mutex::new(state), limit })
     }
 
     /// Registers a call with a new id. Call this before sending the request, or the answer may arrive before its call.
@@ -68,54 +67,44 @@ impl<T> PendingCalls<T> {
     }
 
     fn register_within(self: &Arc<Self>, limit: usize) -> Result<PendingCall<T>, PendingError> {
-        match &mut *self.state.lock() {
-            PendingCallsState::Drained(closed) => Err(PendingError::Disconnected(Arc::clone(closed))),
-            PendingCallsState::Open { waiting, .. } if waiting.len() >= limit => Err(PendingError::Full { limit }),
-            PendingCallsState::Open { next_id, waiting } => {
-                let id = *next_id;
-                *next_id += 1;
-                let (answer_tx, answer) = oneshot::channel();
-                waiting.insert(id, answer_tx);
-                Ok(PendingCall { pending: Arc::clone(self), id, answer })
-            }
+        let mut state = self.state.lock();
+        if let Some(closed) = &state.closed {
+            return Err(PendingError::Disconnected(Arc::clone(closed)));
         }
+        if state.waiting.len() >= limit {
+            return Err(PendingError::Full { limit });
+        }
+        let id = state.next_id;
+        state.next_id += 1;
+        let (answer_tx, answer) = oneshot::channel();
+        state.waiting.insert(id, answer_tx);
+        Ok(PendingCall { pending: Arc::clone(self), id, answer })
     }
 
     /// Delivers an answer to its call. Returns false if no call has this id.
     pub(crate) fn complete(&self, id: i64, answer: T) -> bool {
-        let waiter = match &mut *self.state.lock() {
-            PendingCallsState::Open { waiting, .. } => waiting.remove(&id),
-            PendingCallsState::Drained(_) => None,
-        };
+        let waiter = self.state.lock().waiting.remove(&id);
         waiter.is_some_and(|waiter| waiter.send(answer).is_ok())
     }
 
     /// Ends every waiting call and refuses all later ones. Only the first reason is kept.
     pub(crate) fn drain(&self, closed: Arc<CloseReason>) {
         let mut state = self.state.lock();
-        if let PendingCallsState::Open { .. } = &*state {
-            // Dropping the old state drops the senders, which wakes the calls. Do this after the new state is set and
-            // the lock is released.
-            let old = std::mem::replace(&mut *state, PendingCallsState::Drained(closed));
-            drop(state);
-            drop(old);
-        }
+        state.closed.get_or_insert(closed);
+        let waiting = std::mem::take(&mut state.waiting);
+        // Dropping the senders wakes the calls. Do this after the reason is set and the lock is released.
+        drop(state);
+        drop(waiting);
     }
 
     /// Returns the number of waiting calls.
     pub(crate) fn len(&self) -> usize {
-        match &*self.state.lock() {
-            PendingCallsState::Open { waiting, .. } => waiting.len(),
-            PendingCallsState::Drained(_) => 0,
-        }
+        self.state.lock().waiting.len()
     }
 
     /// Returns the reason of the end, if the connection has ended.
     pub(crate) fn closed(&self) -> Option<Arc<CloseReason>> {
-        match &*self.state.lock() {
-            PendingCallsState::Open { .. } => None,
-            PendingCallsState::Drained(closed) => Some(Arc::clone(closed)),
-        }
+        self.state.lock().closed.clone()
     }
 }
 
@@ -139,9 +128,7 @@ impl<T> PendingCall<T> {
 
 impl<T> Drop for PendingCall<T> {
     fn drop(&mut self) {
-        if let PendingCallsState::Open { waiting, .. } = &mut *self.pending.state.lock() {
-            waiting.remove(&self.id);
-        }
+        self.pending.state.lock().waiting.remove(&self.id);
     }
 }
 

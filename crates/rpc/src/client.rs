@@ -105,11 +105,8 @@ pub struct RawClient {
     _tasks: JoinSet<()>,
 }
 
-#[derive(Debug)]
-enum QueuedMessage {
-    Message(EncodedMessage),
-    Close,
-}
+/// An item of the writer's queue; `None` = a close frame, after which nothing is sent.
+type QueuedMessage = Option<EncodedMessage>;
 
 #[derive(Debug)]
 struct ClientShared {
@@ -171,12 +168,12 @@ impl RawClient {
     ///
     /// The params are encoded into the message itself. They are a wire type or a `RawValue`, whose encoding cannot fail.
     pub async fn send(&self, method: &str, params: &impl Serialize) -> Result<SentRequest, CallError> {
-        self.send_registered(self.shared.pending.register()?, method, params).await
+        self.send_call(self.shared.pending.register()?, None, request(method, params)).await
     }
 
     /// Sends a request that frees a resource on the server. It has one extra place when the table of calls is full.
     pub async fn send_cleanup(&self, method: &str, params: &impl Serialize) -> Result<SentRequest, CallError> {
-        self.send_registered(self.shared.pending.register_cleanup()?, method, params).await
+        self.send_call(self.shared.pending.register_cleanup()?, None, request(method, params)).await
     }
 
     /// Sends a request with attached bytes, to a peer that has announced support for them.
@@ -186,9 +183,7 @@ impl RawClient {
         params: &impl Serialize,
         attached: Bytes,
     ) -> Result<SentRequest, CallError> {
-        let encode = |id, out: &mut Vec<u8>| {
-            message::attach(out, |out| message::encode_request(out, &RequestId::Number(id), method, params));
-        };
+        let encode = |id, out: &mut Vec<u8>| message::attach(out, |out| request(method, params)(id, out));
         self.send_frame(encode, attached).await
     }
 
@@ -198,22 +193,18 @@ impl RawClient {
         head: impl FnOnce(i64, &mut Vec<u8>),
         bytes: Bytes,
     ) -> Result<SentRequest, CallError> {
-        let call = self.shared.pending.register()?;
-        let mut message = Vec::with_capacity(ENVELOPE_BYTES);
-        head(call.id(), &mut message);
-        self.queue(EncodedMessage { head: message, attached: Some(bytes) }).await?;
-        Ok(SentRequest { call })
+        self.send_call(self.shared.pending.register()?, Some(bytes), head).await
     }
 
-    async fn send_registered(
+    async fn send_call(
         &self,
         call: PendingCall<CallAnswer>,
-        method: &str,
-        params: &impl Serialize,
+        attached: Option<Bytes>,
+        encode: impl FnOnce(i64, &mut Vec<u8>),
     ) -> Result<SentRequest, CallError> {
-        let mut message = Vec::with_capacity(ENVELOPE_BYTES);
-        message::encode_request(&mut message, &RequestId::Number(call.id()), method, params);
-        self.queue(EncodedMessage::text(message)).await?;
+        let mut head = Vec::with_capacity(ENVELOPE_BYTES);
+        encode(call.id(), &mut head);
+        self.queue(EncodedMessage { head, attached }).await?;
         Ok(SentRequest { call })
     }
 
@@ -231,7 +222,7 @@ impl RawClient {
         tokio::select! {
             biased;
             closed = self.closed() => Err(PendingError::Disconnected(closed).into()),
-            queued = self.outgoing_tx.send(QueuedMessage::Message(message)) => match queued {
+            queued = self.outgoing_tx.send(Some(message)) => match queued {
                 Ok(()) => Ok(()),
                 // The writer is gone, so the reader is about to end. Wait for its reason, which is more precise.
                 Err(_) => Err(PendingError::Disconnected(self.closed().await).into()),
@@ -256,7 +247,7 @@ impl RawClient {
 
     /// Sends all queued messages and a close frame. Returns when the connection has ended.
     pub async fn finish(&self) {
-        if self.outgoing_tx.send(QueuedMessage::Close).await.is_ok() {
+        if self.outgoing_tx.send(None).await.is_ok() {
             self.closed().await;
         }
     }
@@ -283,6 +274,11 @@ impl RawClient {
             abandon_tx.send(reason).ok(); // Fails if the reader has already ended.
         }
     }
+}
+
+/// Encodes a request with the given id.
+fn request(method: &str, params: &impl Serialize) -> impl FnOnce(i64, &mut Vec<u8>) {
+    move |id, out| message::encode_request(out, &RequestId::Number(id), method, params)
 }
 
 struct ReaderTask<L> {
@@ -365,7 +361,7 @@ async fn handle_message(
             let kind = Kind::UnknownMethod;
             message::encode_error(&mut refusal, &id, kind.code(), kind, "this client serves no method");
             // Fails only if the writer has failed, which `broken_rx` reports.
-            outgoing_tx.send(QueuedMessage::Message(EncodedMessage::text(refusal))).await.ok();
+            outgoing_tx.send(Some(EncodedMessage::text(refusal))).await.ok();
         }
     }
     Ok(())
@@ -386,7 +382,7 @@ impl WriterTask {
             tokio::select! {
                 biased;
                 () = self.shared.control_frames_changed.notified() => open = self.encode_control_frames(),
-                outgoing = self.outgoing_rx.recv() => open = self.encode(outgoing.unwrap_or(QueuedMessage::Close)),
+                outgoing = self.outgoing_rx.recv() => open = self.encode(outgoing.flatten()),
             }
             while open && self.outbox.len() < BATCH_BYTES {
                 let Ok(outgoing) = self.outgoing_rx.try_recv() else { break };
@@ -399,16 +395,12 @@ impl WriterTask {
 
     /// Encodes one message. Returns false if it is the last one.
     fn encode(&mut self, outgoing: QueuedMessage) -> bool {
+        let is_open = outgoing.is_some();
         match outgoing {
-            QueuedMessage::Message(message) => {
-                self.outbox.encoded(message);
-                true
-            }
-            QueuedMessage::Close => {
-                self.outbox.close(1000, "");
-                false
-            }
+            Some(message) => self.outbox.encoded(message),
+            None => self.outbox.close(1000, ""),
         }
+        is_open
     }
 
     /// Encodes the pending control frames. Returns false after a close.

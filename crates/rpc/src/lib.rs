@@ -52,14 +52,6 @@ pub enum Framing {
     },
 }
 
-impl Framing {
-    pub fn max(&self) -> usize {
-        match *self {
-            Self::Lines { max } | Self::WebSocket { max, .. } => max,
-        }
-    }
-}
-
 /// The end of a WebSocket connection. A client must mask its frames, a server must not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WebSocketRole {

@@ -140,23 +140,25 @@ impl Receiver {
             if self.ended {
                 return Err(self.end());
             }
-            self.read().await.map_err(CloseReason::Io)?;
+            match self.read().await {
+                Ok(count) => {
+                    self.progress.fetch_add(1, Ordering::Relaxed);
+                    self.ended = count == 0;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {} // EINTR: read again.
+                Err(error) => return Err(CloseReason::Io(error)),
+            }
         }
     }
 
-    /// Reads once. Called when no message is complete.
-    async fn read(&mut self) -> io::Result<()> {
+    /// Reads once. Called when no message is complete. Returns the number of bytes, zero at the end of the stream.
+    async fn read(&mut self) -> io::Result<usize> {
         if let (Some(pooled), Some(header)) = (&mut self.pooled, &self.frame) {
             // Up to the end of the frame, so that the pooled buffer holds nothing else.
             let missing = header.len as usize - pooled.filled().len();
-            let count = match self.reader.read(&mut pooled.spare()[..missing]).await {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-                other => other?,
-            };
+            let count = self.reader.read(&mut pooled.spare()[..missing]).await?;
             pooled.fill(count);
-            self.progress.fetch_add(1, Ordering::Relaxed);
-            self.ended = count == 0;
-            return Ok(());
+            return Ok(count);
         }
         let missing = match (&self.framing, &self.frame) {
             // One byte over the limit and a CR are enough to see that a line is too long. A binary message has a longer
@@ -171,20 +173,13 @@ impl Receiver {
         let spare = self.buf.capacity() - self.buf.len();
         let missing = if spare >= missing.min(SPARE_MIN) { spare.min(missing) } else { missing };
         self.buf.reserve(missing);
-        let count = match self.reader.read_buf(&mut (&mut self.buf).limit(missing)).await {
-            // EINTR: the caller's loop reads again.
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            other => other?,
-        };
-        self.progress.fetch_add(1, Ordering::Relaxed);
-        if count == 0 {
-            self.ended = true;
-        } else if count >= self.room {
+        let count = self.reader.read_buf(&mut (&mut self.buf).limit(missing)).await?;
+        if count >= self.room {
             self.room = (self.room * 2).min(READ_MAX);
         } else if missing >= self.room && count < self.room / 4 {
             self.room = (self.room / 2).max(READ_MIN);
         }
-        Ok(())
+        Ok(count)
     }
 
     fn end(&self) -> CloseReason {
