@@ -275,7 +275,10 @@ impl Core {
     /// Creates a core without sessions. [`Core::adopt`] finds the sessions of earlier servers.
     pub fn new(mut config: Config, holders: Arc<dyn Holders>) -> Arc<Self> {
         config.memory_cap_bytes = config.memory_cap_bytes.max(Config::LEAST_CAP_BYTES);
-        config.ack_window_bytes = config.ack_window_bytes.min(config.widest_window_bytes());
+        // The widest window that cannot stall a log. A client acknowledges once per quarter of the window. If a quarter
+        // were more than the log can hold besides the readable MiB and the segment being written, the log could be full
+        // while the client has too little output to acknowledge.
+        config.ack_window_bytes = config.ack_window_bytes.min(config.memory_cap_bytes - (2 << 20));
         let hidden: Vec<PathBuf> = holders.hidden().into_iter().chain(config.hidden.iter().cloned()).collect();
         let own_paths: Vec<PathBuf> = hidden.iter().chain(&config.owner_only).cloned().collect();
         let own_files = (!own_paths.is_empty()).then(|| Arc::new(OwnFiles::new(own_paths)));

@@ -19,7 +19,6 @@ use crate::{core::Hook, error::Failure};
 const KIB: usize = 1024;
 
 /// The server-wide threads and memory for file work.
-#[derive(Debug)]
 pub(crate) struct FilePool {
     jobs: Arc<Semaphore>,
     reading: Arc<Semaphore>,

@@ -32,7 +32,7 @@ pub(crate) fn request(
         session = session.map(short_id),
         process = Empty,
         method,
-        request = %TruncatedId(id),
+        request = %truncated_id(id),
         trace_id = Empty,
         parent_span_id = Empty,
         span_id = Empty,
@@ -59,13 +59,9 @@ pub(crate) fn about(process: &str) {
 }
 
 /// A request id, truncated if it is long.
-struct TruncatedId<'a>(&'a RequestId);
-
-impl fmt::Display for TruncatedId<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            RequestId::Number(number) => write!(f, "{number}"),
-            RequestId::Text(text) => text.chars().take(NAME_CHARS).try_for_each(|c| write!(f, "{c}")),
-        }
-    }
+fn truncated_id(id: &RequestId) -> impl fmt::Display {
+    fmt::from_fn(move |f| match id {
+        RequestId::Number(number) => write!(f, "{number}"),
+        RequestId::Text(text) => text.chars().take(NAME_CHARS).try_for_each(|c| write!(f, "{c}")),
+    })
 }

@@ -9,7 +9,7 @@ use super::{Hook, SessionIds};
 use crate::audit::Audit;
 
 /// Settings of the core: every timeout and bound that a test or a user may want to change.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     /// Upper bound for a session's time-to-live while detached; `None` = no upper bound.
     pub session_ttl_max: Option<Duration>,
@@ -33,8 +33,7 @@ pub struct Config {
     /// Memory that the log of one process may use before the child blocks (attached) or the log spills to disk
     /// (detached). At least [`Config::LEAST_CAP_BYTES`].
     pub memory_cap_bytes: u64,
-    /// How far output may run ahead of the last acknowledgement. At most `memory_cap_bytes` less two segments; see
-    /// `widest_window_bytes`.
+    /// How far output may run ahead of the last acknowledgement. At most `memory_cap_bytes` less two segments.
     pub ack_window_bytes: u64,
     /// Bytes of received messages that all connections together may hold. Beyond it the connection with the largest
     /// share is closed.
@@ -69,13 +68,6 @@ impl Config {
     /// Three segments: the one being written, and two that may be needed to keep the last MiB readable. With less, a
     /// child could block forever.
     pub const LEAST_CAP_BYTES: u64 = 3 << 20;
-
-    /// The widest acknowledgement window that cannot stall a log. A client acknowledges once per quarter of the window.
-    /// If a quarter were more than the log can hold besides the readable MiB and the segment being written, the log
-    /// could be full while the client has too little output to acknowledge.
-    pub(crate) fn widest_window_bytes(&self) -> u64 {
-        self.memory_cap_bytes - (2 << 20)
-    }
 
     /// The log's cap for a client that cannot acknowledge. The log keeps output that was already sent, because the
     /// client may read it again after a resume; this comes on top of the output not yet sent.

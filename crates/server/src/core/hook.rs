@@ -1,6 +1,6 @@
 //! A callback before an event. Does nothing unless a simulation sets it.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 /// An optional callback; none by default.
 #[derive(Clone, Default)]
@@ -15,11 +15,5 @@ impl Hook {
         if let Some(call) = &self.0 {
             call();
         }
-    }
-}
-
-impl fmt::Debug for Hook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hook")
     }
 }

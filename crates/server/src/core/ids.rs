@@ -1,6 +1,6 @@
 //! Generates the ids of new sessions: from the system's randomness, or from a test that needs repeatable ids.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 /// Generates session ids. An id is a capability, so anything but the default is only for tests and simulations.
 #[derive(Clone)]
@@ -21,11 +21,5 @@ impl Default for SessionIds {
     /// Version 4 UUIDs: 122 random bits each.
     fn default() -> Self {
         Self::from_fn(|| uuid::Uuid::new_v4().to_string())
-    }
-}
-
-impl fmt::Debug for SessionIds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SessionIds")
     }
 }
