@@ -24,7 +24,7 @@ use exec_server_protocol::{
     method::{Class, Method, Notification, Scope},
     process::{self, AckParams},
 };
-use exec_server_rpc::{CloseReason, EncodedMessage, Framing, InboundFrame, Receiver, TcpProbe};
+use exec_server_rpc::{EncodedMessage, Framing, InboundFrame, Receiver, TcpProbe};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
@@ -89,7 +89,7 @@ pub(crate) struct Peer {
     pub(crate) file_tasks: FileTasks,
     /// HTTP requests that are under way.
     pub(crate) fetches: Arc<Fetches>,
-    capabilities: Mutex<PeerCapabilities>,
+    pub(crate) capabilities: Mutex<PeerCapabilities>,
     /// `initialized` was received, so events may be pushed.
     listening: AtomicBool,
     superseded: AtomicBool,
@@ -103,10 +103,6 @@ pub(crate) struct Peer {
 impl Peer {
     pub(crate) fn capabilities(&self) -> PeerCapabilities {
         *self.capabilities.lock()
-    }
-
-    pub(crate) fn set_capabilities(&self, capabilities: PeerCapabilities) {
-        *self.capabilities.lock() = capabilities;
     }
 
     pub(crate) fn is_listening(&self) -> bool {
@@ -149,12 +145,20 @@ pub(crate) enum HandshakeStage {
     Confirmed(Arc<Session>),
 }
 
+impl HandshakeStage {
+    fn session(&self) -> Option<&Arc<Session>> {
+        match self {
+            Self::Fresh => None,
+            Self::Implicit(session) | Self::Initialized { session, .. } | Self::Confirmed(session) => Some(session),
+        }
+    }
+}
+
 pub(crate) struct Connection {
     pub(crate) core: Arc<Core>,
     pub(crate) peer: Arc<Peer>,
     pub(crate) grant: Grant,
     pub(crate) stage: HandshakeStage,
-    label: String,
     /// Number of requests for sessions that do not exist.
     pub(crate) wrong_tries: u32,
     ends_session: bool,
@@ -175,7 +179,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
     let Authenticated { stream, framing, grant, label, ends_session } = connection;
     let peer = Arc::new(Peer {
         id,
-        label: label.as_str().into(),
+        label: label.into(),
         outgoing: OutgoingQueue::new(core.incoming.clone(), core.metrics.clone(), core.config.concurrent_requests),
         file_tasks: FileTasks::default(),
         fetches: Arc::default(),
@@ -187,11 +191,6 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         ended: Notify::new(),
     });
     core.register_peer(&peer);
-    core.config.audit.record(AuditRecord {
-        principal: Some(grant.principal().to_string()),
-        peer: Some(label.clone()),
-        ..AuditRecord::of("connection.open")
-    });
     let share = core.incoming.join(id);
     let reader = Box::new(CountingReader {
         reader: stream.reader,
@@ -207,7 +206,6 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         peer,
         grant,
         stage: HandshakeStage::Fresh,
-        label,
         wrong_tries: 0,
         ends_session,
         close_within: CLOSE_WITHIN,
@@ -216,6 +214,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         tasks: FuturesUnordered::new(),
         share,
     };
+    connection.record(AuditRecord::of("connection.open"));
     let code = connection.run(&mut receiver, &mut pump, stream.probe).await;
     connection.end(code, receiver, pump).await;
 }
@@ -252,11 +251,15 @@ impl Connection {
                     Ok(InboundFrame::Message(message)) => self.handle(message).await,
                     Ok(InboundFrame::Ping(payload)) => peer.outgoing.pong(payload),
                     Ok(InboundFrame::Pong(_)) => {}
-                    Err(closed) => return Some(self.close_code(&closed)),
+                    Err(closed) => {
+                        tracing::debug!(peer = %self.peer.label, %closed, "connection ended");
+                        // A peer that has closed its sending half may still read the answers.
+                        return Some(closed.code().unwrap_or(1000));
+                    }
                 },
                 // Ignore the returned instant: it is the time at which the tick was due, which may be long ago.
                 _ = tick.tick() => if self.is_dead(Instant::now(), probe.as_ref()) {
-                    tracing::info!(peer = %self.label, "no sign of life; the connection is dropped and its session waits");
+                    tracing::info!(peer = %self.peer.label, "no sign of life; the connection is dropped and its session waits");
                     self.core.metrics.dead_peers.inc();
                     return None;
                 },
@@ -267,17 +270,11 @@ impl Connection {
     /// Ends the connection because its grant has ended. Nothing that the peer sent is handled from here on. Its session
     /// is detached as after any disconnect.
     fn handle_grant_end(&mut self, why: GrantEnd) -> Option<u16> {
-        tracing::warn!(peer = %self.label, principal = %self.grant.principal(), reason = why.reason(), "connection cut");
+        tracing::warn!(peer = %self.peer.label, principal = %self.grant.principal(), reason = why.reason(), "connection cut");
         self.close_within = REVOKED_CLOSE_WITHIN;
         self.peer.outgoing.close(ACCESS_ENDED, why.reason());
         self.record(AuditRecord { reason: Some(why.as_str().to_owned()), ..AuditRecord::of("connection.cut") });
         None
-    }
-
-    /// The close code. A peer that has closed its sending half may still read the answers.
-    fn close_code(&self, closed: &CloseReason) -> u16 {
-        tracing::debug!(peer = %self.label, %closed, "connection ended");
-        closed.code().unwrap_or(1000)
     }
 
     /// Pings a quiet peer. Returns true if both the peer and its TCP have been silent for too long. While the server is
@@ -308,15 +305,11 @@ impl Connection {
         // before the close frame.
         self.tasks.clear();
         self.peer.file_tasks.end();
-        match &self.stage {
-            HandshakeStage::Fresh => {}
-            HandshakeStage::Implicit(session) => session.end().await,
-            HandshakeStage::Initialized { session, .. } | HandshakeStage::Confirmed(session) if self.ends_session => {
-                session.end().await
-            }
-            HandshakeStage::Initialized { session, .. } | HandshakeStage::Confirmed(session) => {
-                session.detach(&self.peer, now)
-            }
+        let ends_session = self.ends_session || matches!(self.stage, HandshakeStage::Implicit(_));
+        match self.stage.session() {
+            Some(session) if ends_session => session.end().await,
+            Some(session) => session.detach(&self.peer, now),
+            None => {}
         }
         // After the detach: a peer that sees the connection closed finds its session free.
         if let Some(code) = code {
@@ -343,13 +336,8 @@ impl Connection {
 
     /// Writes an audit record about this peer.
     pub(crate) fn record(&self, record: AuditRecord) {
-        let (principal, peer) = (Some(self.grant.principal().to_string()), Some(self.label.clone()));
+        let (principal, peer) = (Some(self.grant.principal().to_string()), Some(self.peer.label.to_string()));
         self.core.config.audit.record(AuditRecord { principal, peer, ..record });
-    }
-
-    /// Waits, unless the connection ends first.
-    pub(crate) async fn pause(&mut self, wait: Duration) {
-        self.wait_for(std::future::pending(), wait).await;
     }
 
     /// Waits for `until`, at most for `most`, unless the connection ends first.
@@ -403,27 +391,22 @@ impl Connection {
             Ok(Incoming::Notification { method, params }) => self.handle_notification(&method, params),
             // The server never sends requests, so no response is expected.
             Ok(Incoming::Response { .. } | Incoming::Error { .. }) => {}
-            Err(error) => {
-                let failure = self.malformed_failure(&error);
-                self.fail(&message::MALFORMED_ID, &failure);
-            }
+            Err(error) => self.fail_malformed(&error),
         }
     }
 
-    /// The text names the framing because peers compare it.
-    fn malformed_failure(&self, error: &dyn std::error::Error) -> Failure {
-        let (is_websocket, label) = (self.pings, self.label.clone());
-        Failure::Malformed { is_websocket, label, reason: error.to_string() }
+    /// Answers a message that cannot be decoded. The text names the framing because peers compare it.
+    fn fail_malformed(&self, error: &dyn std::error::Error) {
+        let (is_websocket, label) = (self.pings, self.peer.label.to_string());
+        let failure = Failure::Malformed { is_websocket, label, reason: error.to_string() };
+        self.fail(&message::MALFORMED_ID, &failure);
     }
 
     /// Handles a `process/write` that came as a binary frame.
     async fn handle_write(&mut self, bytes: &Bytes) {
         let (head, data) = match WriteFrame::decode(bytes) {
             Ok(decoded) => decoded,
-            Err(error) => {
-                let failure = self.malformed_failure(&error);
-                return self.fail(&message::MALFORMED_ID, &failure);
-            }
+            Err(error) => return self.fail_malformed(&error),
         };
         let id = RequestId::Number(head.id);
         let method = Method::ProcessWrite;
@@ -432,7 +415,7 @@ impl Connection {
         }
         let reply = self.reply(method, id, None);
         let Some(process) = self.peer.outgoing.channels.find(head.channel) else {
-            return reply.write("", process::WriteStatus::UnknownProcess);
+            return reply.write("", process::WriteStatus::UnknownProcess, false);
         };
         let data = if data.len() <= COPIED_BYTES { Bytes::copy_from_slice(data) } else { bytes.slice_ref(data) };
         let frame = handlers::stdin::WriteFrame::new(process, head.write_id, data);
@@ -510,12 +493,7 @@ impl Connection {
 
     /// Creates the reply of a request, with its tracing span.
     fn reply(&self, method: Method, id: RequestId, trace: Option<&Trace>) -> Reply {
-        let session = match &self.stage {
-            HandshakeStage::Fresh => None,
-            HandshakeStage::Implicit(session)
-            | HandshakeStage::Initialized { session, .. }
-            | HandshakeStage::Confirmed(session) => Some(&*session.id),
-        };
+        let session = self.stage.session().map(|session| &*session.id);
         let span = trace::request(self.peer.id, self.grant.principal(), session, method.name(), &id, trace);
         Reply::new(id, self.peer.outgoing.clone(), method, span)
     }
@@ -524,12 +502,6 @@ impl Connection {
     /// received.
     fn context(&mut self, method: Method) -> Result<handlers::RequestContext, Failure> {
         let session = match (&self.stage, method.info().family.gate_word()) {
-            (
-                HandshakeStage::Confirmed(session)
-                | HandshakeStage::Initialized { session, .. }
-                | HandshakeStage::Implicit(session),
-                None,
-            ) => session.clone(),
             (HandshakeStage::Fresh, None) => {
                 let session = self.core.implicit_session(self.grant.principal().clone(), self.peer.clone())?;
                 self.peer.listening.store(true, Ordering::Release);
@@ -545,7 +517,12 @@ impl Connection {
                 return Err(Failure::Superseded);
             }
             (HandshakeStage::Initialized { .. }, Some(family)) => return Err(Failure::NotConfirmed { family }),
-            (HandshakeStage::Confirmed(session), Some(_)) => session.clone(),
+            (
+                HandshakeStage::Implicit(session)
+                | HandshakeStage::Initialized { session, .. }
+                | HandshakeStage::Confirmed(session),
+                _,
+            ) => session.clone(),
         };
         let (core, peer, grant) = (self.core.clone(), self.peer.clone(), self.grant.clone());
         Ok(handlers::RequestContext { method, core, peer, grant, session })
@@ -558,11 +535,8 @@ impl Connection {
                 // An invalid or unknown acknowledgement has no effect and gets no answer.
                 if let (HandshakeStage::Confirmed(own), Ok(ack)) = (&self.stage, message::params::<AckParams>(params)) {
                     let session = ack.session_id.map_or_else(|| own.id.clone(), |id| id.as_str().into());
-                    self.peer.outgoing.enqueue_command(PumpCommand::Ack {
-                        session,
-                        process: ack.process_id,
-                        seq: ack.seq,
-                    });
+                    let command = PumpCommand::Ack { session, process: ack.process_id, seq: ack.seq };
+                    self.peer.outgoing.enqueue_command(command);
                 }
             }
             Some(Notification::HttpAck) => {

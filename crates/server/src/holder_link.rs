@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use exec_server_holder::control::{self, CommandStatus, FromHolder, StartSpec, ToHolder};
+use exec_server_holder::control::{self, AnnouncedSegment, CommandStatus, FromHolder, StartSpec, ToHolder};
 use exec_server_log::{ControlBlock, SegmentInfo, SegmentLocation};
 use exec_server_protocol::process::CloseStdinStatus;
 use parking_lot::Mutex;
@@ -44,10 +44,7 @@ mod mapping_cache;
 mod starts;
 
 pub(crate) use self::mapping_cache::LentMapping;
-use self::{
-    mapping_cache::MappingCache,
-    starts::{StartError, StartedProcess},
-};
+use self::mapping_cache::MappingCache;
 
 pub(crate) struct HolderLink {
     session: Arc<str>,
@@ -91,8 +88,8 @@ pub(crate) type ProcessSlots = BTreeMap<u32, Arc<Process>>;
 
 /// An encoded message, and the sandbox whose fds are sent with it.
 struct HolderMessage {
-    /// The request number, if the message is a start.
-    start: Option<u32>,
+    /// The request number, if the message has a reply.
+    req: Option<u32>,
     bytes: Vec<u8>,
     confined: Option<Arc<ProcessSandbox>>,
 }
@@ -108,9 +105,6 @@ impl HolderMessage {
 struct ReplyWaiters {
     next: u32,
     waiting: BTreeMap<u32, ReplyWaiter>,
-    /// The pending starts, each with the number of sweeps that have found it pending. Sweeps are counted instead of
-    /// time: a server that was itself stopped must not mistake its own pause for the holder's silence.
-    starts: BTreeMap<u32, u32>,
 }
 
 /// The recipient of a holder's reply. The references are weak because sessions and processes own their link.
@@ -118,20 +112,17 @@ pub(crate) enum ReplyWaiter {
     Start {
         meta: ProcessMeta,
         gate: StartGate,
-        reply: Reply,
+        /// `None` once the start was withdrawn: it was answered with an error because the holder did not reply in time.
+        /// The holder may still execute it.
+        reply: Option<Reply>,
         confined: Option<Arc<ProcessSandbox>>,
         reserved: ReservedFd,
         session: Weak<Session>,
+        /// Number of sweeps that have found the start pending. Sweeps are counted instead of time: a server that was
+        /// itself stopped must not mistake its own pause for the holder's silence.
+        sweeps: u32,
         /// The search path for a program name without a slash. Named in the error if the program is not found.
         search_path: Option<String>,
-    },
-    /// A start that was answered with an error because the holder did not reply in time. The holder may still execute
-    /// it.
-    Withdrawn {
-        meta: ProcessMeta,
-        gate: StartGate,
-        reserved: ReservedFd,
-        session: Weak<Session>,
     },
     Stdin(Weak<Process>),
     /// The process in this slot was forgotten.
@@ -139,21 +130,6 @@ pub(crate) enum ReplyWaiter {
         slot: u32,
     },
     Done(oneshot::Sender<CommandStatus>),
-}
-
-/// A request that could not be sent: its waiter, and the error.
-pub(crate) struct UnsentRequest {
-    pub(crate) waiter: ReplyWaiter,
-    pub(crate) error: io::Error,
-}
-
-/// The result of an attempt to send the queued messages.
-enum FlushOutcome {
-    All,
-    /// The socket's buffer is full.
-    Full,
-    /// The host is short of fds or memory.
-    Short,
 }
 
 /// Delay before a retry when the host is short of fds or memory.
@@ -171,15 +147,6 @@ pub(crate) enum FdShortage {
 /// Whether the error is temporary.
 pub(crate) fn is_temporary(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || control::is_shortage(error)
-}
-
-/// Whether the other end is closed.
-fn is_disconnected(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
-}
-
-fn is_short_of_descriptors(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error())
 }
 
 /// A status that the holder will send. The request is already sent; dropping this only ignores the reply.
@@ -304,33 +271,20 @@ impl HolderLink {
     pub(crate) fn send(&self, message: &ToHolder<'_>) {
         let mut encoded = Vec::new();
         message.encode(&mut encoded);
-        if let Err(error) = self.send_or_queue(HolderMessage { start: None, bytes: encoded, confined: None }) {
+        if let Err(error) = self.send_or_queue(HolderMessage { req: None, bytes: encoded, confined: None }) {
             // The receiving side sees the same error and cleans up.
             tracing::debug!(session = short_id(&self.session), %error, "message to the holder not sent");
         }
     }
 
-    /// Sends a request whose reply goes to `waiter`. If it cannot be sent, returns the waiter and the error.
-    pub(crate) fn request<'a>(
-        &self,
-        waiter: ReplyWaiter,
-        request: impl FnOnce(u32) -> ToHolder<'a>,
-    ) -> Result<(), Box<UnsentRequest>> {
-        self.request_with(waiter, None, request)
-    }
-
     /// Requests the start of a process, in a sandbox if one is given.
-    pub(crate) fn start(
-        &self,
-        waiter: ReplyWaiter,
-        spec: StartSpec,
-        confined: Option<Arc<ProcessSandbox>>,
-    ) -> Result<(), Box<UnsentRequest>> {
+    pub(crate) fn start(&self, waiter: ReplyWaiter, spec: StartSpec, confined: Option<Arc<ProcessSandbox>>) {
         let kit = confined.as_ref().map(|confined| confined.parts.kit.parts().0);
-        self.request_with(waiter, confined, |req| match kit {
+        // If this fails, the waiter has been answered.
+        self.request(waiter, confined, |req| match kit {
             Some(kit) => ToHolder::StartConfined { req, kit, spec },
             None => ToHolder::Start { req, spec },
-        })
+        });
     }
 
     /// Whether the holder's protocol version is at least `since`.
@@ -338,34 +292,34 @@ impl HolderLink {
         self.version.get().is_some_and(|version| *version >= since)
     }
 
-    fn request_with<'a>(
+    /// Sends a request whose reply goes to `waiter`, with the fds of `confined`. If it cannot be sent, answers the
+    /// waiter and returns false.
+    pub(crate) fn request<'a>(
         &self,
         waiter: ReplyWaiter,
         confined: Option<Arc<ProcessSandbox>>,
         request: impl FnOnce(u32) -> ToHolder<'a>,
-    ) -> Result<(), Box<UnsentRequest>> {
-        let is_start;
-        let req = {
-            let mut waiters = self.waiters.lock();
-            if self.broken.load(Ordering::Acquire) {
-                return Err(Box::new(UnsentRequest { waiter, error: io::ErrorKind::BrokenPipe.into() }));
-            }
-            waiters.next = waiters.next.wrapping_add(1);
-            let req = waiters.next;
-            is_start = matches!(waiter, ReplyWaiter::Start { .. });
-            if is_start {
-                waiters.starts.insert(req, 0);
-            }
-            waiters.waiting.insert(req, waiter);
-            req
-        };
+    ) -> bool {
+        let mut waiters = self.waiters.lock();
+        if self.broken.load(Ordering::Acquire) {
+            drop(waiters);
+            waiter.fail(io::ErrorKind::BrokenPipe.into());
+            return false;
+        }
+        waiters.next = waiters.next.wrapping_add(1);
+        let req = waiters.next;
+        waiters.waiting.insert(req, waiter);
+        drop(waiters);
         let mut bytes = Vec::new();
         request(req).encode(&mut bytes);
         // If the link ended in between, `end` has already answered the waiter.
-        match self.send_or_queue(HolderMessage { start: is_start.then_some(req), bytes, confined }) {
-            Err(error) => self.take_waiter(req).map_or(Ok(()), |waiter| Err(Box::new(UnsentRequest { waiter, error }))),
-            Ok(()) => Ok(()),
+        if let Err(error) = self.send_or_queue(HolderMessage { req: Some(req), bytes, confined })
+            && let Some(waiter) = self.take_waiter(req)
+        {
+            waiter.fail(error);
+            return false;
         }
+        true
     }
 
     /// Sends a message now or queues it. An error means that it will never be sent.
@@ -382,7 +336,9 @@ impl HolderLink {
                 Ok(()) => return Ok(()),
                 // The holder is dead. Report nothing here: its last messages are still in the socket and may tell why.
                 // The waiter is answered when the link ends.
-                Err(error) if is_disconnected(&error) => return Ok(()),
+                Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+                    return Ok(());
+                }
                 Err(error) if is_temporary(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -396,15 +352,14 @@ impl HolderLink {
     /// Sends a request whose reply is a status. The answer is `None` if the holder is dead.
     pub(crate) fn status(&self, request: impl FnOnce(u32) -> ToHolder<'static>) -> PendingStatus {
         let (tx, rx) = oneshot::channel();
-        // On an error `tx` is dropped with the waiter, so the answer becomes `None`.
-        drop(self.request(ReplyWaiter::Done(tx), request));
+        self.request(ReplyWaiter::Done(tx), None, request);
         PendingStatus(rx)
     }
 
     /// Tells the holder that the process in this slot was forgotten, so that the holder may reuse the slot.
     pub(crate) fn forget(&self, slot: u32) {
         // Fails only without a holder. Then the slot is not used again.
-        drop(self.request(ReplyWaiter::Forget { slot }, |req| ToHolder::Forget { req, slot }));
+        self.request(ReplyWaiter::Forget { slot }, None, |req| ToHolder::Forget { req, slot });
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -423,17 +378,16 @@ impl HolderLink {
         self.holders.open_segment(&self.session, name)
     }
 
-    /// Sends the hello and receives the holder's state, up to `Ready`.
+    /// Sends the hello and receives the holder's state and its processes, up to `Ready`.
     pub(crate) async fn hello(
         self: &Arc<Self>,
         secret: [u8; 32],
         epoch: u64,
         shortage: FdShortage,
-        mut process: impl FnMut(Arc<Process>),
-    ) -> io::Result<HolderWelcome> {
+    ) -> io::Result<(HolderWelcome, ProcessSlots)> {
         self.send(&ToHolder::Hello { version: control::VERSION, secret, epoch });
         let mut welcome = None;
-        let mut slots: BTreeMap<u32, Arc<Process>> = BTreeMap::new();
+        let mut slots = ProcessSlots::new();
         loop {
             let (message, mut fds) = self.recv(shortage).await?;
             match message {
@@ -458,9 +412,7 @@ impl HolderLink {
                         leader: fds.pop(),
                         counted: CountedOutput { written: before.written, dropped: before.dropped },
                     };
-                    let adopted = Arc::new(Process::new(init, self.clone(), control));
-                    slots.insert(info.slot, adopted.clone());
-                    process(adopted);
+                    slots.insert(info.slot, Arc::new(Process::new(init, self.clone(), control)));
                 }
                 FromHolder::Segment(info) => {
                     if let Some(process) = slots.get(&info.slot) {
@@ -468,7 +420,8 @@ impl HolderLink {
                     }
                 }
                 FromHolder::Ready => {
-                    return welcome.ok_or_else(|| io::Error::other("the holder was ready before it welcomed us"));
+                    let welcome = welcome.ok_or_else(|| io::Error::other("the holder was ready before it welcomed us"));
+                    return Ok((welcome?, slots));
                 }
                 FromHolder::Refused { version, epoch } => {
                     return Err(io::Error::other(format!(
@@ -493,7 +446,10 @@ impl HolderLink {
                 Ok(Some(message)) => return Ok(message),
                 Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
-                Err(error) if shortage == FdShortage::Wait && is_short_of_descriptors(&error) => {
+                Err(error)
+                    if shortage == FdShortage::Wait
+                        && error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) =>
+                {
                     tracing::warn!(session = short_id(&self.session), %error, "a message of the holder has to wait");
                     tokio::time::sleep(SHORT_OF_RESOURCES).await;
                 }
@@ -555,36 +511,35 @@ impl HolderLink {
             // No fd to watch the socket with. Retry by time, because possibly no message arrives that would wake this
             // task.
             tokio::time::sleep(SHORT_OF_RESOURCES).await;
-            self.flush_some();
+            self.flush_some().ok(); // What is left is sent by the next call of this function.
             return;
         };
         while let Ok(mut ready) = room.writable().await {
             match self.flush_some() {
-                FlushOutcome::All => return,
-                FlushOutcome::Full => ready.clear_ready(),
-                FlushOutcome::Short => tokio::time::sleep(SHORT_OF_RESOURCES).await,
+                Ok(()) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Err(_) => tokio::time::sleep(SHORT_OF_RESOURCES).await,
             }
         }
     }
 
-    fn flush_some(&self) -> FlushOutcome {
+    /// Sends queued messages. Fails if some must stay queued for now: the socket's buffer is full (`WouldBlock`), or the
+    /// host is short of fds or memory.
+    fn flush_some(&self) -> io::Result<()> {
         let mut unsent = self.unsent.lock();
-        let Ok(socket) = self.socket() else { return FlushOutcome::All };
+        let Ok(socket) = self.socket() else { return Ok(()) };
         while let Some(message) = unsent.front() {
             match message.send(socket.get_ref()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return FlushOutcome::Full,
-                Err(error) if is_temporary(&error) => return FlushOutcome::Short,
+                Err(error) if is_temporary(&error) => return Err(error),
                 // Sent, or impossible to send. In the second case the receiving side sees the end of the link.
                 Ok(()) | Err(_) => drop(unsent.pop_front()),
             }
         }
-        FlushOutcome::All
+        Ok(())
     }
 
     fn take_waiter(&self, req: u32) -> Option<ReplyWaiter> {
-        let mut waiters = self.waiters.lock();
-        waiters.starts.remove(&req);
-        waiters.waiting.remove(&req)
+        self.waiters.lock().waiting.remove(&req)
     }
 
     fn handle(
@@ -596,13 +551,12 @@ impl HolderLink {
     ) {
         match message {
             FromHolder::Started { req, slot, pid } => {
-                let started = StartedProcess { slot, pid, leader: fds.pop() };
-                if let Some(process) = self.handle_started(session, req, started) {
+                if let Some(process) = self.handle_started(session, req, slot, pid, fds.pop()) {
                     slots.insert(slot, process);
                 }
             }
             FromHolder::StartFailed { req, stage, errno, detail } => {
-                self.handle_start_failed(session, req, StartError { stage, errno, detail: &detail });
+                self.handle_start_failed(session, req, stage, errno, &detail);
             }
             FromHolder::Written { req, status, done } => {
                 if let Some(ReplyWaiter::Stdin(process)) = self.take_waiter(req)
@@ -620,7 +574,7 @@ impl HolderLink {
                 Some(ReplyWaiter::Done(done)) => done.send(status).unwrap_or(()),
                 // Handled before the holder can report the next process in this slot.
                 Some(ReplyWaiter::Forget { slot }) => drop(slots.remove(&slot)),
-                Some(ReplyWaiter::Start { .. } | ReplyWaiter::Withdrawn { .. }) | None => {}
+                Some(ReplyWaiter::Start { .. }) | None => {}
             },
             FromHolder::Segment(info) => {
                 // The end of a log can be seen before its last segment, so the process may already be forgotten.
@@ -656,7 +610,6 @@ impl HolderLink {
         let waiting = {
             let mut waiters = self.waiters.lock();
             self.broken.store(true, Ordering::Release);
-            waiters.starts.clear();
             std::mem::take(&mut waiters.waiting)
         };
         if self.is_departing() {
@@ -664,30 +617,26 @@ impl HolderLink {
         } else {
             session.handle_link_ended(reason);
         }
-        waiting.into_values().for_each(ReplyWaiter::fail_holder_lost);
+        waiting.into_values().for_each(|waiter| waiter.fail(io::ErrorKind::BrokenPipe.into()));
         self.departure.send_replace(HolderDeparture::Done);
     }
 }
 
 impl ReplyWaiter {
-    /// Answers the waiter because the holder is dead.
-    fn fail_holder_lost(self) {
-        match self {
-            Self::Start { meta, gate, reply, session, .. } => match session.upgrade() {
-                Some(session) => {
-                    session.handle_start_failed(&meta.process_id, &gate);
-                    reply.fail(&session.holder_lost_failure());
-                }
-                None => reply.fail(&Failure::Draining),
-            },
-            Self::Withdrawn { meta, gate, session, .. } => {
-                if let Some(session) = session.upgrade() {
-                    session.handle_start_failed(&meta.process_id, &gate);
-                }
-            }
-            // `Process::handle_holder_lost` answers all queued stdin operations.
-            Self::Stdin(_) | Self::Forget { .. } => {}
-            Self::Done(done) => drop(done),
+    /// Answers the waiter because the holder is dead (`BrokenPipe`) or the request could not be sent.
+    fn fail(self, error: io::Error) {
+        // `Process::fail_stdin` answers all queued stdin operations. Dropping the sender of a status answers it.
+        let Self::Start { meta, gate, reply, session, .. } = self else { return };
+        let session = session.upgrade();
+        if let Some(session) = &session {
+            session.handle_start_failed(&meta.process_id, &gate);
+        }
+        if let Some(reply) = reply {
+            reply.fail(&match session {
+                None => Failure::Draining,
+                Some(session) if error.kind() == io::ErrorKind::BrokenPipe => session.holder_lost_failure(),
+                Some(_) => Failure::Resources { program: meta.program(), source: error },
+            });
         }
     }
 }
@@ -695,23 +644,16 @@ impl ReplyWaiter {
 fn push_segment(
     process: &Process,
     mappings: &Arc<MappingCache>,
-    info: &control::AnnouncedSegment,
+    info: &AnnouncedSegment,
     fd: Option<OwnedFd>,
 ) -> io::Result<()> {
-    let mapping = match (info.on_disk, fd) {
-        (true, _) => None,
-        (false, Some(fd)) => Some(mappings.map(info, fd)?),
+    let (location, mapping) = match (info.on_disk, fd) {
+        (true, _) => (SegmentLocation::Disk, None),
+        (false, Some(fd)) => (SegmentLocation::Memory, Some(mappings.map(info, fd)?)),
         (false, None) => return Err(io::Error::other("memory segment without its descriptor")),
     };
-    let location = if info.on_disk { SegmentLocation::Disk } else { SegmentLocation::Memory };
-    let info = SegmentInfo {
-        id: info.id,
-        base_seq: info.base_seq,
-        base_offset: info.base_offset,
-        location,
-        sealed: info.sealed,
-    };
-    process.push_segment(info, mapping);
+    let AnnouncedSegment { id, base_seq, base_offset, sealed, .. } = *info;
+    process.log().push(SegmentInfo { id, base_seq, base_offset, location, sealed }, mapping);
     Ok(())
 }
 

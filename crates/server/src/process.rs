@@ -9,20 +9,16 @@
 //! also learns what the followers have taken. At its quota the holder drops that output instead of blocking the child
 //! until a detached owner comes back.
 
-use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use exec_server_holder::control::{FOLLOWERS, ToHolder};
-use exec_server_log::{ControlBlock, Cursor, LogStatus, SegmentInfo, SegmentLocation};
+use exec_server_log::{ControlBlock, LogStatus, SegmentLocation};
 use exec_server_protocol::{ProcessId, SessionId};
 use exec_server_session::{FollowerId, FollowerKind, LogPosition, Retention};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use crate::{
-    holder_link::{HolderLink, LentMapping},
-    metrics::Metrics,
-    session::short_id,
-};
+use crate::{holder_link::HolderLink, metrics::Metrics, session::short_id};
 
 mod load;
 mod log;
@@ -87,12 +83,6 @@ impl Drop for OutputHold {
             true
         });
         self.process.report_followed();
-    }
-}
-
-impl fmt::Debug for Process {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Process").field("id", &self.meta.process_id).field("pid", &self.pid).finish_non_exhaustive()
     }
 }
 
@@ -300,12 +290,6 @@ impl Process {
         self.log().chain.remove(segment);
     }
 
-    /// Adds a segment that the holder began, or that it names at adoption: in memory if there is a mapping, otherwise
-    /// on disk.
-    pub(crate) fn push_segment(&self, info: SegmentInfo, mapping: Option<Arc<LentMapping>>) {
-        self.log().push(info, mapping);
-    }
-
     /// Handles a segment that the holder wrote to disk. Cursors borrow only from the chain, so the memory can be
     /// returned at once. `forget` has already returned the segments of a forgotten process.
     pub(crate) fn handle_spilled(&self, segment: u64) {
@@ -363,16 +347,6 @@ impl Process {
     pub(crate) fn is_taken(&self) -> bool {
         let retention = self.retention.lock();
         retention.has_owner_all(self.status().next_seq)
-    }
-
-    /// A cursor for a reader that has everything up to `after`.
-    pub(crate) fn cursor(&self, after: LogPosition) -> Cursor {
-        Cursor::after_with_offset(after.seq, after.offset)
-    }
-
-    /// Unloads the segments of a process that has no readers.
-    pub(crate) fn unload_idle(&self) {
-        self.log().unload_idle();
     }
 
     /// Counts a gap that was reported to a reader.

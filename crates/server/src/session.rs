@@ -12,7 +12,6 @@
 //! path: if the holder dies, the session stays; its processes have ended and their output can still be read.
 
 use std::{
-    collections::BTreeMap,
     io,
     sync::{Arc, Weak},
     time::Duration,
@@ -27,10 +26,10 @@ use tokio::time::Instant;
 use crate::{
     compat::ClientRules,
     connection::Peer,
-    core::{Config, Core, DeadHolder, Principal},
+    core::{Config, Core, DeadHolder, Holders, Principal, SavedClock},
     error::Failure,
     files::SessionFiles,
-    holder_link::{FdShortage, HolderLink, ProcessSlots},
+    holder_link::{FdShortage, HolderLink, HolderWelcome, ProcessSlots},
     process::{CountedOutput, Process, ProcessInit, ProcessMeta},
     pump::{FollowCommand, FollowRole, FollowStart, PeerCapabilities, PumpCommand},
     sandbox::Confinement,
@@ -44,10 +43,7 @@ mod usage;
 
 use self::archive::ArchiveState;
 use self::process_table::{ProcessEntry, SessionState};
-pub(crate) use self::{
-    process_table::{ProcessLookup, StartGate},
-    usage::SessionUse,
-};
+pub(crate) use self::{process_table::StartGate, usage::SessionUse};
 
 /// A new holder that has not sent its hello by then never will.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -83,8 +79,9 @@ pub(crate) struct SessionRecord {
 }
 
 /// The session settings that a connection brings when it attaches.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Attachment {
+    /// How long the session may be detached before it expires; `None` = unlimited.
     pub(crate) ttl: Option<Duration>,
     /// Whether the client asked for a time-to-live.
     pub(crate) is_ttl_asked: bool,
@@ -122,20 +119,7 @@ impl Session {
             id,
             principal,
             core,
-            state: Mutex::new(SessionState {
-                attached: None,
-                detached_since,
-                ttl: attachment.ttl,
-                is_ttl_asked: attachment.is_ttl_asked,
-                rules: attachment.rules,
-                processes: BTreeMap::new(),
-                by_slot: BTreeMap::new(),
-                link: None,
-                is_archived: false,
-                over: false,
-                users: 0,
-                used_at: None,
-            }),
+            state: Mutex::new(SessionState { detached_since, attachment, ..SessionState::default() }),
             archive: ArchiveState::default(),
             files: SessionFiles::default(),
             opening: tokio::sync::Mutex::default(),
@@ -143,12 +127,28 @@ impl Session {
         })
     }
 
+    /// Recreates a session from its record. Without a clock, the session counts as detached from now on.
+    pub(crate) fn from_record(
+        core: Weak<Core>,
+        id: Arc<str>,
+        record: &[u8],
+        clock: Option<SavedClock>,
+    ) -> io::Result<Arc<Self>> {
+        let record: SessionRecord = serde_json::from_slice(record).map_err(io::Error::other)?;
+        let record_ttl = record.ttl_ms.map(Duration::from_millis);
+        let (ttl, detached_for) = clock.map_or((record_ttl, None), |clock| (clock.ttl, clock.detached_for));
+        let now = Instant::now();
+        let since = now.checked_sub(detached_for.unwrap_or_default()).unwrap_or(now);
+        let attachment = Attachment { ttl, is_ttl_asked: false, rules: record.rules };
+        Ok(Self::new(id, Principal::named(&record.principal), core, attachment, Some(since)))
+    }
+
     pub(crate) fn record(&self) -> Vec<u8> {
-        let state = self.state.lock();
+        let Attachment { ttl, rules, .. } = self.state.lock().attachment;
         let record = SessionRecord {
             principal: self.principal.as_str().to_owned(),
-            ttl_ms: state.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
-            rules: state.rules,
+            ttl_ms: ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
+            rules,
         };
         serde_json::to_vec(&record).expect("a record of strings and numbers serializes")
     }
@@ -185,9 +185,7 @@ impl Session {
         }
         let old = state.attached.replace(peer).filter(|old| old.id != id);
         state.detached_since = None;
-        state.ttl = attachment.ttl;
-        state.is_ttl_asked = attachment.is_ttl_asked;
-        state.rules = attachment.rules;
+        state.attachment = attachment;
         if let Some(link) = &state.link {
             link.send(&ToHolder::Attach);
             link.send(&ToHolder::SetTtl { ttl_ms: ttl_ms(attachment.ttl) });
@@ -213,7 +211,7 @@ impl Session {
         state.attached = None;
         state.detached_since = Some(now);
         if let Some(link) = &state.link {
-            link.send(&ToHolder::Detach { ttl_ms: ttl_ms(state.ttl) });
+            link.send(&ToHolder::Detach { ttl_ms: ttl_ms(state.attachment.ttl) });
         }
         let is_archived = state.is_archived;
         drop(state);
@@ -271,8 +269,9 @@ impl Session {
             self.hand_over_archive().await.map_err(failed)?;
         }
         let mut made = self.create_holder(holders.clone()).await;
-        if made.as_ref().is_err_and(died_before_hello) {
-            // The spawner may have died while it handled the request. Try once more with its successor.
+        if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::UnexpectedEof) {
+            // The holder died before its hello: the spawner may have died while it handled the request. Try once more
+            // with its successor.
             made = self.create_holder(holders).await;
         }
         let made = made.inspect_err(|_| {
@@ -286,17 +285,13 @@ impl Session {
         Ok(link)
     }
 
-    async fn create_holder(
-        &self,
-        holders: Arc<dyn crate::core::Holders>,
-    ) -> io::Result<(Arc<HolderLink>, crate::holder_link::HolderWelcome)> {
+    async fn create_holder(&self, holders: Arc<dyn Holders>) -> io::Result<(Arc<HolderLink>, HolderWelcome)> {
         let (socket, secret) = holders.create(&self.id, &self.record())?;
         let metrics = self.core.upgrade().map(|core| core.metrics.clone()).unwrap_or_default();
         let link = HolderLink::new(self.id.clone(), holders.clone(), metrics, socket)?;
-        let mut found = Vec::new();
-        let hello = link.hello(secret, 1, FdShortage::Fail, |process| found.push(process));
-        let welcome = tokio::time::timeout(HELLO_WITHIN, hello).await.map_err(io::Error::from).flatten();
-        match welcome.and_then(|welcome| self.rejoin(&link, &found).map(|()| welcome)) {
+        let hello = tokio::time::timeout(HELLO_WITHIN, link.hello(secret, 1, FdShortage::Fail)).await;
+        let welcomed = hello.map_err(io::Error::from).flatten();
+        match welcomed.and_then(|(welcome, found)| self.rejoin(&link, &found).map(|()| welcome)) {
             Ok(welcome) => Ok((link, welcome)),
             Err(error) => {
                 // Before the link is dropped: a holder that loses its link and finds its secret removed or replaced knows
@@ -307,18 +302,18 @@ impl Session {
         }
     }
 
-    fn open(self: &Arc<Self>, core: &Arc<Core>, link: Arc<HolderLink>, welcome: crate::holder_link::HolderWelcome) {
+    fn open(self: &Arc<Self>, core: &Arc<Core>, link: Arc<HolderLink>, welcome: HolderWelcome) {
         let mut state = self.state.lock();
         state.link = Some(link.clone());
-        self.limit_orphan(&link, state.is_ttl_asked);
-        match state.attached {
-            Some(_) => {
-                link.send(&ToHolder::Attach);
-                // The holder applies this if the server is killed while the client is attached. Send it after `Attach`:
-                // a holder that still counts as detached would apply a short time-to-live at once.
-                link.send(&ToHolder::SetTtl { ttl_ms: ttl_ms(state.ttl) });
-            }
-            None => link.send(&ToHolder::Detach { ttl_ms: ttl_ms(state.ttl) }),
+        self.limit_orphan(&link, state.attachment.is_ttl_asked);
+        let ttl_ms = ttl_ms(state.attachment.ttl);
+        if state.attached.is_some() {
+            link.send(&ToHolder::Attach);
+            // The holder applies this if the server is killed while the client is attached. Send it after `Attach`: a
+            // holder that still counts as detached would apply a short time-to-live at once.
+            link.send(&ToHolder::SetTtl { ttl_ms });
+        } else {
+            link.send(&ToHolder::Detach { ttl_ms });
         }
         drop(state);
         core.spawn(link.run(self.clone(), welcome));
@@ -336,22 +331,17 @@ impl Session {
         let core = owner.upgrade().ok_or_else(gone)?;
         let link = HolderLink::new(id.clone(), core.holders.clone(), core.metrics.clone(), socket)?;
         drop(core);
-        let mut found = Vec::new();
-        let welcome = link.hello(secret, epoch, FdShortage::Wait, |process| found.push(process)).await?;
+        let (welcome, found) = link.hello(secret, epoch, FdShortage::Wait).await?;
         let core = owner.upgrade().ok_or_else(gone)?;
-        let record: SessionRecord = serde_json::from_slice(&welcome.info).map_err(io::Error::other)?;
-        let attachment = Attachment {
+        let clock = SavedClock {
             ttl: (welcome.ttl_ms != TTL_NONE).then(|| Duration::from_millis(welcome.ttl_ms)),
-            is_ttl_asked: false,
-            rules: record.rules,
+            detached_for: Some(Duration::from_millis(welcome.detached_ms)),
         };
-        let now = Instant::now();
-        let since = now.checked_sub(Duration::from_millis(welcome.detached_ms)).unwrap_or(now);
-        let session = Self::new(id, Principal::named(&record.principal), owner.clone(), attachment, Some(since));
+        let session = Self::from_record(owner.clone(), id, &welcome.info, Some(clock))?;
         session.mark_recorded_ends(&core.config.audit, &found);
         {
             let mut state = session.state.lock();
-            found.into_iter().for_each(|process| state.adopt(process));
+            found.into_values().for_each(|process| state.adopt(process));
             state.link = Some(link.clone());
         }
         core.spawn(link.run(session.clone(), welcome));
@@ -361,14 +351,7 @@ impl Session {
     /// Creates a session from the files of a dead holder: its processes have ended, and their spilled output can be
     /// read.
     pub(crate) fn from_dead_holder(core: &Arc<Core>, id: Arc<str>, dead_holder: DeadHolder) -> io::Result<Arc<Self>> {
-        let record: SessionRecord = serde_json::from_slice(&dead_holder.record).map_err(io::Error::other)?;
-        let record_ttl = record.ttl_ms.map(Duration::from_millis);
-        let (ttl, detached_for) = dead_holder.clock.map_or((record_ttl, None), |clock| (clock.ttl, clock.detached_for));
-        let attachment = Attachment { ttl, is_ttl_asked: false, rules: record.rules };
-        let principal = Principal::named(&record.principal);
-        let now = Instant::now();
-        let since = now.checked_sub(detached_for.unwrap_or_default()).unwrap_or(now);
-        let session = Self::new(id, principal, Arc::downgrade(core), attachment, Some(since));
+        let session = Self::from_record(Arc::downgrade(core), id, &dead_holder.record, dead_holder.clock)?;
         let is_whole = dead_holder.logs.iter().all(|(enrolled, recovered)| recovered.is_whole(&enrolled.status));
         let link = if is_whole {
             HolderLink::archive(core.holders.clone(), core.metrics.clone(), &session)
@@ -391,9 +374,8 @@ impl Session {
         }
         state.is_archived = is_whole;
         state.link = (!is_whole).then_some(link);
-        let processes: Vec<Arc<Process>> = state.by_slot.values().cloned().collect();
+        session.mark_recorded_ends(&core.config.audit, &state.by_slot);
         drop(state);
-        session.mark_recorded_ends(&core.config.audit, &processes);
         Ok(session)
     }
 
@@ -414,13 +396,10 @@ impl Session {
             if entry.gate().is_some_and(StartGate::is_withdrawn) {
                 return Err(Failure::WithdrawnPending { program: id.to_owned() });
             }
-            let outlived = entry.live().is_some_and(|process| state.may_reuse_id(process, now));
-            if !outlived {
+            let Some(old) = entry.live().filter(|process| state.may_reuse_id(process, now)).cloned() else {
                 return Err(Failure::DuplicateProcess { id: id.to_owned() });
-            }
-            if let Some(old) = entry.live().cloned() {
-                state.forget(&old);
-            }
+            };
+            state.forget(&old);
         }
         state.make_room(now, config.closed_processes);
         let gate = StartGate::new();
@@ -456,39 +435,32 @@ impl Session {
 
     /// Starts pushing a new process to the attached connection, after its start was answered.
     pub(crate) fn follow_new(&self, process: &Arc<Process>) {
-        let attached = self.attached();
-        if let Some(peer) = attached.filter(|peer| peer.is_listening()) {
-            peer.outgoing.enqueue_command(follow(
-                process,
-                FollowStart::After(process.owner_position()),
-                peer.capabilities(),
-            ));
+        if let Some(peer) = self.attached().filter(|peer| peer.is_listening()) {
+            let start = FollowStart::After(process.owner_position());
+            peer.outgoing.enqueue_command(follow(process, start, peer.capabilities()));
         }
     }
 
-    pub(crate) fn lookup(&self, id: &str) -> ProcessLookup {
-        match self.state.lock().processes.get(id) {
-            Some(ProcessEntry::Live(process)) => ProcessLookup::Live(process.clone()),
-            Some(ProcessEntry::Starting(gate)) if gate.is_withdrawn() => ProcessLookup::Unknown,
-            Some(ProcessEntry::Starting(gate)) => ProcessLookup::Starting(gate.clone()),
-            None => ProcessLookup::Unknown,
-        }
+    /// The state of a process id. A withdrawn start counts as unknown.
+    fn lookup(&self, id: &str) -> Option<ProcessEntry> {
+        let state = self.state.lock();
+        let is_withdrawn = |entry: &ProcessEntry| entry.gate().is_some_and(StartGate::is_withdrawn);
+        state.processes.get(id).filter(|entry| !is_withdrawn(entry)).cloned()
     }
 
     /// The process with this id; waits for a pending start. Waiters continue in arrival order.
     pub(crate) async fn process(&self, id: &str) -> Option<Arc<Process>> {
         loop {
-            match self.lookup(id) {
-                ProcessLookup::Live(process) => return Some(process),
-                ProcessLookup::Unknown => return None,
-                ProcessLookup::Starting(gate) => gate.decided().await,
+            match self.lookup(id)? {
+                ProcessEntry::Live(process) => return Some(process),
+                ProcessEntry::Starting(gate) => gate.decided().await,
             }
         }
     }
 
     /// Waits until no start of this id is pending.
     pub(crate) async fn start_decided(&self, id: &str) {
-        while let ProcessLookup::Starting(gate) = self.lookup(id) {
+        while let Some(ProcessEntry::Starting(gate)) = self.lookup(id) {
             gate.decided().await;
         }
     }
@@ -616,11 +588,15 @@ impl Session {
         if done.iter().any(|process| process.meta.auto_forget) {
             state.shorten_if_empty(now);
         }
-        state.by_slot.values().for_each(|process| process.unload_idle());
+        state.by_slot.values().for_each(|process| process.log().unload_idle());
         // While the holder is alive, it runs the session's clock.
         let expired = state.users == 0
             && state.link.as_ref().is_none_or(|link| link.is_broken())
-            && state.ttl.zip(state.detached_since).is_some_and(|(ttl, since)| now.duration_since(since) >= ttl);
+            && state
+                .attachment
+                .ttl
+                .zip(state.detached_since)
+                .is_some_and(|(ttl, since)| now.duration_since(since) >= ttl);
         // Set under the lock, so that no connection can attach to an expired session.
         state.over |= expired;
         drop(state);
@@ -639,20 +615,8 @@ impl Session {
     }
 }
 
-/// Whether the holder died before its hello.
-fn died_before_hello(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::UnexpectedEof
-}
-
 fn follow(process: &Arc<Process>, start: FollowStart, capabilities: PeerCapabilities) -> PumpCommand {
-    PumpCommand::Follow(FollowCommand {
-        process: process.clone(),
-        role: FollowRole::Owner,
-        start,
-        capabilities,
-        hold: None,
-        in_use: None,
-    })
+    PumpCommand::Follow(FollowCommand { process: process.clone(), role: FollowRole::Owner, start, capabilities })
 }
 
 fn ttl_ms(ttl: Option<Duration>) -> u64 {

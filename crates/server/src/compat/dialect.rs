@@ -45,18 +45,10 @@ impl Reply {
         }
     }
 
-    /// Answers an accepted write. `line_cut`: the terminal cut a line that was too long.
-    pub(crate) fn accept_write(self, line_cut: bool) {
-        match self.dialect {
-            Dialect::Process => self.result(&wire::WriteResult { status: wire::WriteStatus::Accepted, line_cut }),
-            Dialect::Command => self.result(&command::WriteResult { accepted: true }),
-        }
-    }
-
-    /// Answers a write. V0 reports a refusal as an error.
-    pub(crate) fn write(self, process_id: &str, status: wire::WriteStatus) {
+    /// Answers a write. V0 reports a refusal as an error. `line_cut`: the terminal cut a line that was too long.
+    pub(crate) fn write(self, process_id: &str, status: wire::WriteStatus, line_cut: bool) {
         match (self.dialect, status) {
-            (Dialect::Process, status) => self.result(&wire::WriteResult { status, line_cut: false }),
+            (Dialect::Process, status) => self.result(&wire::WriteResult { status, line_cut }),
             (Dialect::Command, wire::WriteStatus::Accepted) => self.result(&command::WriteResult { accepted: true }),
             (Dialect::Command, wire::WriteStatus::StdinClosed) => {
                 self.fail(&Failure::NoStdin { id: process_id.to_owned() });

@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use super::{Core, FoundSession, GoneReason, Principal};
-use crate::session::{Attachment, Session, SessionRecord, short_id};
+use crate::session::{Session, SessionRecord, short_id};
 
 /// How long server startup waits for holders. Then the server serves, and the sessions of holders that did not answer
 /// stay pending.
@@ -164,17 +164,17 @@ impl Core {
     /// Takes over what earlier servers left in the state directory, and starts the sweep. Call it once, before serving.
     /// Holders that do not answer in time are awaited in the background.
     pub async fn adopt(self: &Arc<Self>) -> io::Result<()> {
-        let holders = self.holders.clone();
+        let (holders, sandboxes) = (self.holders.clone(), self.sandboxes.clone());
         let scan = move || -> io::Result<Vec<_>> {
             let found = holders.scan()?.into_iter().map(|(id, found)| {
                 let record = holders.read_record(&id).ok().flatten();
                 (id, record, found)
             });
-            Ok(found.collect())
+            let found = found.collect();
+            sandboxes.adopt_placeholders();
+            Ok(found)
         };
-        let found = tokio::task::spawn_blocking(scan).await.map_err(io::Error::other)??;
-        let sandboxes = self.sandboxes.clone();
-        tokio::task::spawn_blocking(move || sandboxes.adopt_placeholders()).await.map_err(io::Error::other)?;
+        let found = tokio::task::spawn_blocking(scan).await.map_err(io::Error::other).flatten()?;
         // Register all sessions as pending before the first is adopted and before any client can connect.
         let mut begun = Vec::new();
         for (id, record, found) in found {
@@ -238,11 +238,6 @@ impl Core {
         }
     }
 
-    /// Whether the state directory was removed or replaced while the server runs.
-    pub fn has_lost_state(&self) -> bool {
-        self.state_lost.load(Ordering::Relaxed)
-    }
-
     /// Returns when the session is not pending.
     pub(crate) async fn session_settled(&self, id: &str) {
         self.pending.settled(|pending| pending == id).await;
@@ -262,17 +257,12 @@ impl Core {
     /// Takes over what is left of a session that has no live holder.
     async fn adopt_without_holder(self: &Arc<Self>, id: &str, found: FoundSession) {
         match found {
-            FoundSession::Record(record) => match serde_json::from_slice::<SessionRecord>(&record) {
-                Ok(record) => {
-                    let ttl = record.ttl_ms.map(Duration::from_millis);
-                    let attachment = Attachment { ttl, is_ttl_asked: false, rules: record.rules };
-                    let principal = Principal::named(&record.principal);
-                    let since = Some(Instant::now());
-                    let session = Session::new(id.into(), principal, Arc::downgrade(self), attachment, since);
-                    self.sessions.lock().insert(session.id.clone(), session);
+            FoundSession::Record(record) => {
+                match Session::from_record(Arc::downgrade(self), id.into(), &record, None) {
+                    Ok(session) => drop(self.sessions.lock().insert(session.id.clone(), session)),
+                    Err(error) => self.discard(id, &format!("its record cannot be read: {error}")),
                 }
-                Err(error) => self.discard(id, &format!("its record cannot be read: {error}")),
-            },
+            }
             FoundSession::Expired(text) => {
                 self.remember_gone(id, GoneReason::expired_before(&text));
                 self.discard(id, "its time was over");

@@ -3,7 +3,7 @@
 //! Output bytes are counted from what holders publish in shared memory anyway, so the path of an output byte costs
 //! nothing extra.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use exec_server_log::BlockReason;
 
@@ -19,23 +19,11 @@ impl AdmissionReporter for Core {
         self.metrics.refused(status);
     }
 
-    fn page(&self, admission: AdmissionCounts) -> String {
-        self.report(admission)
-    }
-
     fn is_ready(&self) -> bool {
-        !self.has_lost_state()
-    }
-}
-
-impl Core {
-    /// The server's counters.
-    pub fn metrics(&self) -> &Arc<Metrics> {
-        &self.metrics
+        !self.state_lost.load(Ordering::Relaxed)
     }
 
-    /// Renders the metrics page as of now.
-    pub fn report(&self, admission: AdmissionCounts) -> String {
+    fn page(&self, admission: AdmissionCounts) -> String {
         let mut snapshot = MetricsSnapshot {
             draining: self.is_draining(),
             audit_lost: self.config.audit.lost(),
@@ -71,5 +59,12 @@ impl Core {
             }
         }
         self.metrics.render(&snapshot)
+    }
+}
+
+impl Core {
+    /// The server's counters.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 }

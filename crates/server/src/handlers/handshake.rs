@@ -66,7 +66,7 @@ async fn refuse(connection: &mut Connection, params: Option<&RawValue>, failure:
     }
     connection.wrong_tries += 1;
     let wait = connection.core.count_wrong_try(connection.grant.principal(), connection.wrong_tries);
-    connection.pause(wait.min(LONGEST_WAIT)).await;
+    connection.wait_for(std::future::pending(), wait.min(LONGEST_WAIT)).await;
     if wait > LONGEST_WAIT {
         // Close without an answer: too many unknown sessions were requested.
         return connection.peer.close(1013, "too many unknown sessions were asked for; try again later");
@@ -110,14 +110,14 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
     };
     let speaks = |dialect: &str| capabilities.dialects.iter().any(|word| word == dialect);
     let binary = speaks(frame::BINARY);
-    connection.peer.set_capabilities(PeerCapabilities {
+    *connection.peer.capabilities.lock() = PeerCapabilities {
         ack: capabilities.ack,
         gap: capabilities.gap,
         concurrent: capabilities.concurrent,
         attached: binary || (connection.has_frames() && speaks(message::ATTACHED)),
         binary,
         ack_window_bytes: connection.core.config.ack_window_bytes,
-    });
+    };
     session.attach(connection.peer.clone(), attachment, claim)?;
     if resumed {
         connection.core.metrics.resumed.inc();

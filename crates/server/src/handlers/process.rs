@@ -165,8 +165,8 @@ pub(crate) async fn read(context: RequestContext, params: wire::ReadParams, repl
             let wait = Duration::from_millis(params.wait_ms.unwrap_or(0));
             let from_seq = params.from_seq.filter(|_| !own);
             context.peer.outgoing.enqueue_command(PumpCommand::Read(ReadCommand {
-                poll: from_seq.map(|from| process.poll(from.min(after_seq), after_seq)),
-                in_use: context.in_use(params.session_id.as_ref()).filter(|_| !own && !wait.is_zero()),
+                _poll: from_seq.map(|from| process.poll(from.min(after_seq), after_seq)),
+                _in_use: context.in_use(params.session_id.as_ref()).filter(|_| !own && !wait.is_zero()),
                 own,
                 reply,
                 process,

@@ -52,7 +52,7 @@ fn key(write_id: &str) -> [u8; 16] {
 pub(crate) async fn write(context: RequestContext, params: StdinWrite, reply: Reply) {
     let process = match context.process(params.session_id.as_ref(), &params.process_id).await {
         Ok(Some(process)) => process,
-        Ok(None) => return reply.write(&params.process_id, wire::WriteStatus::UnknownProcess),
+        Ok(None) => return reply.write(&params.process_id, wire::WriteStatus::UnknownProcess, false),
         Err(failure) => return reply.fail(&failure),
     };
     enqueue(&process, params.data, params.key, reply);
@@ -61,7 +61,7 @@ pub(crate) async fn write(context: RequestContext, params: StdinWrite, reply: Re
 /// Queues a write to a process.
 fn enqueue(process: &Arc<Process>, data: Bytes, key: Option<[u8; 16]>, reply: Reply) {
     if !reply.dialect.takes_stdin(&process.meta) {
-        return reply.write(process.id(), wire::WriteStatus::StdinClosed);
+        return reply.write(process.id(), wire::WriteStatus::StdinClosed, false);
     }
     // Without a key there is nothing to compare. A CRC is enough: a client that creates a collision harms only itself.
     let digest = key.map_or(0, |_| crc32fast::hash(&data));

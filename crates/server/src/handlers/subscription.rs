@@ -27,11 +27,9 @@ pub(crate) async fn subscribe(context: RequestContext, params: wire::SubscribePa
     // began.
     let hold = params.hold.then(|| process.hold(params.from_seq.unwrap_or(after).min(after)));
     let follow = FollowCommand {
-        role: FollowRole::Observer,
-        hold,
+        role: FollowRole::Observer { hold, _in_use: context.in_use(params.session_id.as_ref()) },
         start: FollowStart::AfterSeq(after),
         capabilities: context.peer.capabilities(),
-        in_use: context.in_use(params.session_id.as_ref()),
         process,
     };
     let result = {

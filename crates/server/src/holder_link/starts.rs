@@ -25,44 +25,22 @@ const START_SWEEPS: u32 = 6;
 /// The same limit as a time. Used in the error text.
 const START_WITHIN: Duration = Duration::from_secs(5);
 
-/// A process that the holder has started.
-pub(super) struct StartedProcess {
-    pub(super) slot: u32,
-    pub(super) pid: u32,
-    /// pidfd of the process.
-    pub(super) leader: Option<OwnedFd>,
-}
-
-/// Why the holder could not start a process.
-pub(super) struct StartError<'a> {
-    pub(super) stage: StartStage,
-    pub(super) errno: i32,
-    pub(super) detail: &'a [u8],
-}
-
 impl HolderLink {
-    /// Handles the answer to a start. Returns the process, unless the request is unknown.
+    /// Handles the answer to a start; `leader` is the pidfd of the process. Returns the process, unless the request is
+    /// unknown.
     pub(super) fn handle_started(
         self: &Arc<Self>,
         session: &Session,
         req: u32,
-        started: StartedProcess,
+        slot: u32,
+        pid: u32,
+        leader: Option<OwnedFd>,
     ) -> Option<Arc<Process>> {
         let control = self.control().ok()?;
-        let (meta, gate, reserved, reply) = match self.take_waiter(req) {
-            Some(ReplyWaiter::Start { meta, gate, reply, reserved, .. }) => (meta, gate, reserved, Some(reply)),
-            Some(ReplyWaiter::Withdrawn { meta, gate, reserved, .. }) => (meta, gate, reserved, None),
-            Some(ReplyWaiter::Stdin(_) | ReplyWaiter::Forget { .. } | ReplyWaiter::Done(_)) | None => return None,
-        };
+        let Some(ReplyWaiter::Start { meta, gate, reply, reserved, .. }) = self.take_waiter(req) else { return None };
         drop(reserved); // The fd of the leader has taken its place.
-        let init = ProcessInit {
-            session: self.session.clone(),
-            meta,
-            pid: started.pid,
-            slot: started.slot,
-            leader: started.leader,
-            counted: CountedOutput::default(),
-        };
+        let session_id = self.session.clone();
+        let init = ProcessInit { session: session_id, meta, pid, slot, leader, counted: CountedOutput::default() };
         let process = Arc::new(Process::new(init, self.clone(), control));
         self.metrics.started.inc();
         if let Some(reply) = reply {
@@ -76,30 +54,40 @@ impl HolderLink {
         Some(process)
     }
 
-    pub(super) fn handle_start_failed(&self, session: &Session, req: u32, error: StartError<'_>) {
-        match self.take_waiter(req) {
-            Some(ReplyWaiter::Withdrawn { meta, gate, .. }) => session.handle_start_failed(&meta.process_id, &gate),
-            Some(ReplyWaiter::Start { meta, gate, reply, confined, search_path, .. }) => {
-                session.handle_start_failed(&meta.process_id, &gate);
-                let failure = Failure::start(&meta, search_path, error.stage, error.errno, error.detail);
-                let failure = match confined {
-                    Some(confined) => confined.explain(failure),
-                    None => failure,
-                };
-                session.record_failed(&meta.process_id, &failure);
-                reply.fail(&failure);
-            }
-            Some(ReplyWaiter::Stdin(_) | ReplyWaiter::Forget { .. } | ReplyWaiter::Done(_)) | None => {}
-        }
+    /// Handles the answer that a process could not be started.
+    pub(super) fn handle_start_failed(
+        &self,
+        session: &Session,
+        req: u32,
+        stage: StartStage,
+        errno: i32,
+        detail: &[u8],
+    ) {
+        let Some(ReplyWaiter::Start { meta, gate, reply, confined, search_path, .. }) = self.take_waiter(req) else {
+            return;
+        };
+        session.handle_start_failed(&meta.process_id, &gate);
+        let Some(reply) = reply else { return };
+        let failure = Failure::start(&meta, search_path, stage, errno, detail);
+        let failure = match confined {
+            Some(confined) => confined.explain(failure),
+            None => failure,
+        };
+        session.record_failed(&meta.process_id, &failure);
+        reply.fail(&failure);
     }
 
     /// Fails and withdraws the starts that the holder has not answered in time. Called once a second.
     pub(crate) fn withdraw_overdue(&self, session: &Session) {
-        let overdue: Vec<u32> = {
-            let mut waiters = self.waiters.lock();
-            waiters.starts.values_mut().for_each(|sweeps| *sweeps += 1);
-            waiters.starts.iter().filter(|(_, sweeps)| **sweeps >= START_SWEEPS).map(|(req, _)| *req).collect()
-        };
+        let mut overdue = Vec::new();
+        for (req, waiter) in &mut self.waiters.lock().waiting {
+            if let ReplyWaiter::Start { reply: Some(_), sweeps, .. } = waiter {
+                *sweeps += 1;
+                if *sweeps >= START_SWEEPS {
+                    overdue.push(*req);
+                }
+            }
+        }
         for req in overdue {
             // `None` if the holder has answered in between.
             let Some((meta, gate, reply)) = self.withdraw(req) else { continue };
@@ -119,31 +107,24 @@ impl HolderLink {
         }
     }
 
-    /// Replaces a pending start by a withdrawn one. The holder may still start the process, so the name becomes free when the
+    /// Marks a pending start as withdrawn. The holder may still start the process, so the name becomes free when the
     /// holder reports a failure or the process was killed.
     fn withdraw(&self, req: u32) -> Option<(ProcessMeta, StartGate, Reply)> {
-        // One lock for both steps: the link's task handles the holder's answer on another thread, and must find one of the two.
         let mut waiters = self.waiters.lock();
-        waiters.starts.remove(&req);
-        match waiters.waiting.remove(&req)? {
-            ReplyWaiter::Start { meta, gate, reply, reserved, session, .. } => {
-                gate.withdraw();
-                let withdrawn = ReplyWaiter::Withdrawn { meta: meta.clone(), gate: gate.clone(), reserved, session };
-                waiters.waiting.insert(req, withdrawn);
-                Some((meta, gate, reply))
-            }
-            other => {
-                waiters.waiting.insert(req, other);
-                None
-            }
-        }
+        let ReplyWaiter::Start { meta, gate, reply, confined, .. } = waiters.waiting.get_mut(&req)? else {
+            return None;
+        };
+        let reply = reply.take()?;
+        gate.withdraw();
+        *confined = None; // A withdrawn start needs no explanation of its failure.
+        Some((meta.clone(), gate.clone(), reply))
     }
 
     /// Drops a queued start message. Returns false if it was already sent.
     fn dequeue_start(&self, req: u32) -> bool {
         let mut unsent = self.unsent.lock();
         let before = unsent.len();
-        unsent.retain(|message| message.start != Some(req));
+        unsent.retain(|message| message.req != Some(req));
         unsent.len() < before
     }
 }

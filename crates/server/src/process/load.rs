@@ -14,7 +14,7 @@ use crate::{holder_link::is_temporary, session::short_id};
 
 /// Spilled segments of one process that are in memory at once, 1 MiB each. Enough for a few readers at different
 /// positions.
-const LOADED_SEGMENTS: usize = 2;
+pub(super) const LOADED_SEGMENTS: usize = 2;
 
 /// Pause before the next read when the host is short of a resource.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -22,21 +22,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Spilled segments that are being loaded, and those that are loaded, oldest first.
 #[derive(Default)]
 pub(super) struct SegmentLoads {
-    under_way: BTreeSet<u64>,
-    loaded: VecDeque<u64>,
-}
-
-impl SegmentLoads {
-    /// Adds a loaded segment. Returns the oldest one if there are too many; the caller unloads it.
-    pub(super) fn add_loaded(&mut self, segment: u64) -> Option<u64> {
-        self.loaded.push_back(segment);
-        if self.loaded.len() > LOADED_SEGMENTS { self.loaded.pop_front() } else { None }
-    }
-
-    /// Takes the loaded segments, unless a load is under way. The caller unloads them.
-    pub(super) fn take_idle(&mut self) -> VecDeque<u64> {
-        if self.under_way.is_empty() { std::mem::take(&mut self.loaded) } else { VecDeque::new() }
-    }
+    pub(super) under_way: BTreeSet<u64>,
+    pub(super) loaded: VecDeque<u64>,
 }
 
 /// A pending load of a spilled segment. If it is dropped without running (its connection was cut), the next reader

@@ -9,7 +9,7 @@ use exec_server_log::{
 };
 use exec_server_protocol::limits;
 
-use super::load::SegmentLoads;
+use super::load::{LOADED_SEGMENTS, SegmentLoads};
 use crate::{holder_link::LentMapping, pump::FeedWaker};
 
 pub(crate) struct ProcessLog {
@@ -167,8 +167,9 @@ impl ProcessLog {
             && self.chain.segments().all(|segment| segment.location == SegmentLocation::Disk)
     }
 
-    /// Adds a segment: in memory if there is a mapping, otherwise on disk.
-    pub(super) fn push(&mut self, info: SegmentInfo, mapping: Option<Arc<LentMapping>>) {
+    /// Adds a segment that the holder began, or that it names at adoption: in memory if there is a mapping, otherwise
+    /// on disk.
+    pub(crate) fn push(&mut self, info: SegmentInfo, mapping: Option<Arc<LentMapping>>) {
         match mapping {
             Some(mapping) => self.chain.push_memory(info, mapping),
             None => self.chain.push_disk(info),
@@ -194,17 +195,21 @@ impl ProcessLog {
     /// Attaches the contents of a disk segment, and unloads the oldest one if there are too many. Does nothing if the
     /// segment was taken during the read.
     pub(super) fn set_loaded(&mut self, segment: u64, loaded: Arc<LoadedSegment>) {
-        if self.chain.set_loaded(segment, loaded)
-            && let Some(oldest) = self.loads.add_loaded(segment)
+        if !self.chain.set_loaded(segment, loaded) {
+            return;
+        }
+        self.loads.loaded.push_back(segment);
+        if self.loads.loaded.len() > LOADED_SEGMENTS
+            && let Some(oldest) = self.loads.loaded.pop_front()
         {
             self.chain.unload(oldest);
         }
     }
 
     /// Unloads the segments of a log that has no readers, so that ended processes do not use memory.
-    pub(super) fn unload_idle(&mut self) {
-        if self.wakers.is_empty() {
-            self.loads.take_idle().into_iter().for_each(|segment| self.chain.unload(segment));
+    pub(crate) fn unload_idle(&mut self) {
+        if self.wakers.is_empty() && self.loads.under_way.is_empty() {
+            self.loads.loaded.drain(..).for_each(|segment| self.chain.unload(segment));
         }
     }
 

@@ -31,28 +31,11 @@ pub(crate) enum StdinOperation {
 }
 
 impl StdinOperation {
-    fn into_reply(self) -> Reply {
-        let (Self::Write { reply, .. } | Self::Close { reply }) = self;
-        reply
-    }
-
-    /// Answers that stdin is closed, because the process has ended.
-    fn answer_closed(self, process: &str) {
+    /// Answers with the status for the kind of the operation.
+    fn answer(self, process: &str, write: wire::WriteStatus, close: wire::CloseStdinStatus) {
         match self {
-            Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::StdinClosed),
-            Self::Close { reply } => {
-                reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::StdinClosed })
-            }
-        }
-    }
-
-    /// Answers that the process is unknown, because it was forgotten.
-    fn answer_unknown(self, process: &str) {
-        match self {
-            Self::Write { reply, .. } => reply.write(process, wire::WriteStatus::UnknownProcess),
-            Self::Close { reply } => {
-                reply.result(&wire::CloseStdinResult { status: wire::CloseStdinStatus::UnknownProcess })
-            }
+            Self::Write { reply, .. } => reply.write(process, write, false),
+            Self::Close { reply } => reply.result(&wire::CloseStdinResult { status: close }),
         }
     }
 }
@@ -71,7 +54,10 @@ impl Process {
         if stdin.is_forgotten {
             let queue = std::mem::take(&mut stdin.queue);
             drop(stdin);
-            return queue.into_iter().for_each(|operation| operation.answer_unknown(self.id()));
+            for operation in queue {
+                operation.answer(self.id(), wire::WriteStatus::UnknownProcess, wire::CloseStdinStatus::UnknownProcess);
+            }
+            return;
         }
         if stdin.busy {
             return;
@@ -80,18 +66,18 @@ impl Process {
         let waiter = ReplyWaiter::Stdin(Arc::downgrade(self));
         let slot = self.slot;
         let link = self.link();
-        let asked = match front {
+        let is_asked = match front {
             StdinOperation::Write { key, digest, data, done, .. } => {
                 let part = &data[*done..data.len().min(done + WRITE_PART_BYTES)];
                 let (total, offset, key) = (data.len() as u64, *done as u64, *key);
                 let digest = link.supports(DIGESTS).then_some(*digest);
-                link.request(waiter, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
+                link.request(waiter, None, |req| ToHolder::Write { req, slot, key, digest, total, offset, data: part })
             }
-            StdinOperation::Close { .. } => link.request(waiter, |req| ToHolder::CloseStdin { req, slot }),
+            StdinOperation::Close { .. } => link.request(waiter, None, |req| ToHolder::CloseStdin { req, slot }),
         };
-        stdin.busy = asked.is_ok();
+        stdin.busy = is_asked;
         drop(stdin);
-        if asked.is_err() {
+        if !is_asked {
             self.fail_stdin();
         }
     }
@@ -106,9 +92,10 @@ impl Process {
         let link = self.link();
         for operation in lost {
             if link.is_archive() {
-                operation.answer_closed(self.id());
+                operation.answer(self.id(), wire::WriteStatus::StdinClosed, wire::CloseStdinStatus::StdinClosed);
             } else {
-                operation.into_reply().fail(&link.broken_failure());
+                let (StdinOperation::Write { reply, .. } | StdinOperation::Close { reply }) = operation;
+                reply.fail(&link.broken_failure());
             }
         }
     }
@@ -143,9 +130,11 @@ impl Process {
         }
         if let Some(StdinOperation::Write { is_cut, reply, .. }) = stdin.queue.pop_front() {
             match status {
-                WriteStatus::Accepted | WriteStatus::Cut => reply.accept_write(is_cut),
-                WriteStatus::StdinClosed => reply.write(self.id(), wire::WriteStatus::StdinClosed),
-                WriteStatus::UnknownProcess => reply.write(self.id(), wire::WriteStatus::UnknownProcess),
+                WriteStatus::Accepted | WriteStatus::Cut => {
+                    reply.write(self.id(), wire::WriteStatus::Accepted, is_cut);
+                }
+                WriteStatus::StdinClosed => reply.write(self.id(), wire::WriteStatus::StdinClosed, false),
+                WriteStatus::UnknownProcess => reply.write(self.id(), wire::WriteStatus::UnknownProcess, false),
                 WriteStatus::Mismatch | WriteStatus::Busy => reply.fail(&Failure::WriteIdReused),
             }
         }

@@ -1,9 +1,7 @@
 //! Converts the log's types for streams, exits and blocking into those of the wire.
 
-use exec_server_log::{BlockReason, Exit, ExitCause, LimitsHit, OutputStream};
-use exec_server_protocol::{SessionId, process as wire};
-
-use crate::process::Process;
+use exec_server_log::{BlockReason, ExitCause, LimitsHit, OutputStream};
+use exec_server_protocol::process as wire;
 
 pub(crate) fn wire_cause(cause: ExitCause) -> wire::Cause {
     match cause {
@@ -37,29 +35,5 @@ pub(super) fn wire_stream(stream: OutputStream) -> wire::Stream {
         OutputStream::Stdout => wire::Stream::Stdout,
         OutputStream::Stderr => wire::Stream::Stderr,
         OutputStream::Pty => wire::Stream::Pty,
-    }
-}
-
-/// Builds the params of `process/exited`. `exit` is `None` if the holder died, so the exit status is unknown.
-pub(super) fn exited_params(
-    process: &Process,
-    session_id: Option<SessionId>,
-    seq: u64,
-    exit: Option<Exit>,
-) -> wire::ExitedParams {
-    wire::ExitedParams {
-        process_id: process.process_id(),
-        session_id,
-        seq,
-        exit_code: exit.map_or(-1, |exit| exit.code),
-        sandbox_denied: Some(exit.is_some_and(|exit| exit.is_denied)),
-        signal: exit.and_then(|exit| exit.signal).map(exec_server_protocol::signal::name),
-        cause: Some(exit.map_or(wire::Cause::Lost, |exit| wire_cause(exit.cause))),
-        usage: exit.map(|exit| wire::Usage {
-            user_ms: exit.user_ms,
-            system_ms: exit.system_ms,
-            max_rss_bytes: exit.max_rss_bytes,
-        }),
-        limits_hit: exit.map_or_else(Vec::new, |exit| limits_hit(exit.hit)),
     }
 }

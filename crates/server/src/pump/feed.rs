@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::{
     FeedWaker, PeerCapabilities,
-    convert::{exited_params, wire_stream},
+    convert::{limits_hit, wire_cause, wire_stream},
 };
 use crate::{
     compat::{self, Dialect, ReadEffect, UnackedFlow},
@@ -46,20 +46,19 @@ pub(crate) struct FollowCommand {
     pub(crate) role: FollowRole,
     pub(crate) start: FollowStart,
     pub(crate) capabilities: PeerCapabilities,
-    /// Keeps output that an observer has not taken. Dropped with the feed.
-    pub(crate) hold: Option<OutputHold>,
-    /// Marks the process's session as used by an observer.
-    pub(crate) in_use: Option<SessionUse>,
 }
 
 /// In which role a connection follows a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FollowRole {
     /// The session's own connection. Output that it has not taken is kept.
     Owner,
     /// Another reader. With a hold, its untaken output is kept like the owner's. Without one, nothing is kept and it
     /// may get gaps.
-    Observer,
+    Observer {
+        hold: Option<OutputHold>,
+        /// Marks the process's session as used.
+        _in_use: Option<SessionUse>,
+    },
 }
 
 /// Where pushing begins.
@@ -92,9 +91,6 @@ pub(super) struct Feed {
     /// The feed is in the pump's list of turns.
     pub(super) has_turn: bool,
     role: FollowRole,
-    hold: Option<OutputHold>,
-    /// Dropped with the feed.
-    _in_use: Option<SessionUse>,
     capabilities: PeerCapabilities,
     mode: FeedMode,
     cursor: Cursor,
@@ -126,7 +122,7 @@ pub(super) enum TurnOutcome {
 
 impl Feed {
     pub(super) fn new(follow: FollowCommand, waker: Arc<FeedWaker>, channel: Option<u32>) -> Self {
-        let FollowCommand { process, role, start, capabilities, hold, in_use } = follow;
+        let FollowCommand { process, role, start, capabilities } = follow;
         let (sent, exact, awaiting) = match start {
             FollowStart::After(position) => {
                 let offset = process.offset_at(position.seq);
@@ -136,26 +132,24 @@ impl Feed {
             FollowStart::AwaitRead { until, sent } => (sent, Some(sent), Some(until)),
         };
         let sent = exact.unwrap_or(sent);
-        let mode = match (role, awaiting) {
-            (FollowRole::Observer, _) if hold.is_none() => FeedMode::Free,
-            (FollowRole::Observer, _) => FeedMode::Acked { taken: sent },
+        let mode = match (&role, awaiting) {
+            (FollowRole::Observer { hold: None, .. }, _) => FeedMode::Free,
+            (FollowRole::Observer { .. }, _) => FeedMode::Acked { taken: sent },
             (FollowRole::Owner, None) if capabilities.ack => FeedMode::Acked { taken: sent },
             (FollowRole::Owner, awaited_until) => FeedMode::Unacked(UnackedFlow::new(awaited_until, sent.offset)),
         };
-        let addressee = match role {
+        let addressee = match &role {
             FollowRole::Owner => EscapedId::new(&process.process_id()),
-            FollowRole::Observer => EscapedId::with_session(&process.process_id(), &process.session_id()),
+            FollowRole::Observer { .. } => EscapedId::with_session(&process.process_id(), &process.session_id()),
         };
         Self {
             addressee,
             offset_known: exact.is_some(),
-            cursor: exact.map_or(Cursor::after(sent.seq), |exact| process.cursor(exact)),
+            cursor: exact.map_or(Cursor::after(sent.seq), |exact| Cursor::after_with_offset(exact.seq, exact.offset)),
             process,
             waker,
             has_turn: false,
             role,
-            hold,
-            _in_use: in_use,
             capabilities,
             mode,
             sent,
@@ -196,7 +190,7 @@ impl Feed {
     }
 
     pub(super) fn is_owner(&self) -> bool {
-        self.role == FollowRole::Owner
+        matches!(self.role, FollowRole::Owner)
     }
 
     /// When this feed needs attention even if nothing happens.
@@ -225,7 +219,7 @@ impl Feed {
         if seq <= taken.seq {
             // An observer that subscribed again holds output from before the position where pushing started. Release
             // that.
-            if let Some(hold) = &self.hold {
+            if let FollowRole::Observer { hold: Some(hold), .. } = &self.role {
                 hold.record_taken(seq);
             }
             return false;
@@ -240,7 +234,7 @@ impl Feed {
             _ if seq >= self.sent.seq => Some(self.sent),
             mark => mark.copied(),
         };
-        if let Some(mark) = mark.filter(|_| self.role == FollowRole::Owner && self.offset_known) {
+        if let Some(mark) = mark.filter(|_| self.is_owner() && self.offset_known) {
             self.process.set_owner_mark(mark);
         }
         let taken = LogPosition { seq, offset: mark.map_or(taken.offset, |mark| mark.offset.max(taken.offset)) };
@@ -273,13 +267,10 @@ impl Feed {
     }
 
     fn report_taken(&self, position: LogPosition) {
-        match self.role {
+        match &self.role {
             FollowRole::Owner => self.process.record_owner_taken(position),
-            FollowRole::Observer => {
-                if let Some(hold) = &self.hold {
-                    hold.record_taken(position.seq);
-                }
-            }
+            FollowRole::Observer { hold: Some(hold), .. } => hold.record_taken(position.seq),
+            FollowRole::Observer { hold: None, .. } => {}
         }
     }
 
@@ -296,7 +287,7 @@ impl Feed {
         match flow.handle_read_answered(seq, offset, last) {
             ReadEffect::None => {}
             ReadEffect::ContinueAfter(last) => {
-                self.cursor = self.process.cursor(last);
+                self.cursor = Cursor::after_with_offset(last.seq, last.offset);
                 self.sent = last;
             }
             ReadEffect::Taken(position) => self.report_taken(position),
@@ -305,11 +296,11 @@ impl Feed {
 
     /// Sends up to about `quantum` bytes of output.
     pub(super) fn advance(&mut self, out: &mut Outbox, quantum: usize, now: Instant) -> TurnOutcome {
-        let before = out.len();
-        let mut looked_again = false;
         if self.finished {
             return TurnOutcome::Idle;
         }
+        let before = out.len();
+        let mut looked_again = false;
         // A client that writes to stdin needs the channel before there is any output.
         if self.process.meta.stdin {
             self.announce_channel(out);
@@ -318,10 +309,7 @@ impl Feed {
             if self.fill_gap(out) {
                 continue;
             }
-            if self.finished {
-                return TurnOutcome::Idle;
-            }
-            if self.is_held(now) {
+            if self.finished || self.is_held(now) {
                 return TurnOutcome::Idle;
             }
             let process = self.process.clone();
@@ -433,8 +421,23 @@ impl Feed {
         }
     }
 
+    /// `exit` is `None` if the holder died, so the exit status is unknown.
     fn send_exited(&self, seq: u64, exit: Option<Exit>, out: &mut Outbox) {
-        let params = exited_params(&self.process, self.session_key(), seq, exit);
+        let params = wire::ExitedParams {
+            process_id: self.process.process_id(),
+            session_id: self.session_key(),
+            seq,
+            exit_code: exit.map_or(-1, |exit| exit.code),
+            sandbox_denied: Some(exit.is_some_and(|exit| exit.is_denied)),
+            signal: exit.and_then(|exit| exit.signal).map(exec_server_protocol::signal::name),
+            cause: Some(exit.map_or(wire::Cause::Lost, |exit| wire_cause(exit.cause))),
+            usage: exit.map(|exit| wire::Usage {
+                user_ms: exit.user_ms,
+                system_ms: exit.system_ms,
+                max_rss_bytes: exit.max_rss_bytes,
+            }),
+            limits_hit: exit.map_or_else(Vec::new, |exit| limits_hit(exit.hit)),
+        };
         out.message(256, |buf| message::encode_notification(buf, Notification::ProcessExited.name(), &params));
     }
 
@@ -467,7 +470,7 @@ impl Feed {
     }
 
     fn session_key(&self) -> Option<SessionId> {
-        (self.role != FollowRole::Owner).then(|| self.process.session_id())
+        (!self.is_owner()).then(|| self.process.session_id())
     }
 
     /// Ends the feed: saves the owner's position for the next connection. A hold is dropped with the feed.

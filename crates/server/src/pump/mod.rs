@@ -121,9 +121,11 @@ impl Pump {
                 // Count once per batch. If the peer disconnects in the middle, the count is too high by less than a
                 // batch.
                 self.outgoing.metrics.sent_bytes.add(self.outbox.len() as u64);
+                let flush = self.outbox.flush_to(&mut self.writer);
                 let flushed = match self.close {
-                    None => self.outbox.flush_to(&mut self.writer).await,
-                    Some(_) => self.flush_last().await,
+                    None => flush.await,
+                    // A peer that does not read cannot keep a closing connection open.
+                    Some(_) => tokio::time::timeout(CLOSE_FLUSH, flush).await.map_err(io::Error::from).flatten(),
                 };
                 self.outgoing.flushing.store(false, Ordering::Relaxed);
                 flushed?;
@@ -138,11 +140,6 @@ impl Pump {
                 self.wait().await;
             }
         }
-    }
-
-    /// Flushes the last batch with a timeout, so that a peer that does not read cannot keep a closing connection open.
-    async fn flush_last(&mut self) -> io::Result<()> {
-        tokio::time::timeout(CLOSE_FLUSH, self.outbox.flush_to(&mut self.writer)).await.map_err(io::Error::from)?
     }
 
     /// Waits for queued items, a timer or a finished load. All three branches are cancel safe.
@@ -246,7 +243,7 @@ impl Pump {
         if let Some(old) = self.feed_of(&follow.process) {
             // A process that started while its session was being resumed is followed twice. The running feed has the
             // more accurate position.
-            if follow.role == FollowRole::Owner {
+            if matches!(follow.role, FollowRole::Owner) {
                 return;
             }
             // A second subscription replaces the first: the client names where to continue.
@@ -387,12 +384,13 @@ impl Pump {
         (job.is_queued, job.is_loading) = (false, false);
         match job.attempt(&mut self.outbox, now) {
             ReadOutcome::Answered(last) => {
-                job.process.log().remove_waker(&job.waker);
-                if let Some(feed_key) = self.feed_of(&job.process)
+                let command = &job.command;
+                command.process.log().remove_waker(&job.waker);
+                if command.own
+                    && let Some(feed_key) = self.feed_of(&command.process)
                     && let Some(feed) = self.feeds.get_mut(&feed_key)
-                    && job.own
                 {
-                    feed.handle_read_answered(job.after_seq, job.after_offset, last);
+                    feed.handle_read_answered(command.after_seq, job.after_offset, last);
                     self.update_timer(feed_key);
                     self.queue_turn(feed_key);
                 }
@@ -401,7 +399,7 @@ impl Pump {
                 self.reads.insert(key, job);
             }
             ReadOutcome::Load(segment) => {
-                self.load(&job.process, segment);
+                self.load(&job.command.process, segment);
                 // The load wakes this read when it has finished or failed.
                 job.is_loading = true;
                 self.reads.insert(key, job);
@@ -410,22 +408,13 @@ impl Pump {
     }
 
     fn handle_superseded(&mut self, session: &str) {
-        let feeds: Vec<u64> = self
-            .feeds
-            .iter()
-            .filter(|(_, feed)| feed.is_owner() && &*feed.process.session == session)
-            .map(|(key, _)| *key)
-            .collect();
-        feeds.into_iter().for_each(|key| self.drop_feed(key));
-        let reads: Vec<u64> = self
-            .reads
-            .iter()
-            .filter(|(_, job)| job.own && &*job.process.session == session)
-            .map(|(key, _)| *key)
-            .collect();
-        for job in reads.into_iter().filter_map(|key| self.reads.remove(&key)) {
-            job.process.log().remove_waker(&job.waker);
-            self.outbox.message(128, |buf| encode_failure(buf, &job.reply_id(), &Failure::Superseded));
+        let own = self.feeds.iter().filter(|(_, feed)| feed.is_owner() && &*feed.process.session == session);
+        let own: Vec<u64> = own.map(|(key, _)| *key).collect();
+        own.into_iter().for_each(|key| self.drop_feed(key));
+        let is_own = |_: &u64, job: &mut ReadJob| job.command.own && &*job.command.process.session == session;
+        for (_, job) in self.reads.extract_if(.., is_own) {
+            job.command.process.log().remove_waker(&job.waker);
+            self.outbox.message(128, |buf| encode_failure(buf, &job.command.reply.id, &Failure::Superseded));
         }
     }
 }
@@ -438,7 +427,7 @@ impl Drop for Pump {
             feed.end();
         }
         for job in std::mem::take(&mut self.reads).into_values() {
-            job.process.log().remove_waker(&job.waker);
+            job.command.process.log().remove_waker(&job.waker);
         }
         self.outgoing.shut_down();
     }

@@ -57,25 +57,6 @@ pub(crate) struct OutgoingQueue {
     pub(crate) channels: Channels,
 }
 
-impl Default for OutgoingQueue {
-    fn default() -> Self {
-        Self {
-            metrics: Arc::default(),
-            items: Mutex::default(),
-            changed: Notify::new(),
-            drained: Notify::new(),
-            parked: AtomicUsize::new(0),
-            incoming: Arc::default(),
-            outstanding: AtomicUsize::new(0),
-            slots: Semaphore::new(limits::STARTS_RUNNING),
-            starts_waiting: AtomicUsize::new(0),
-            flushing: AtomicBool::new(false),
-            deltas: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
-            channels: Channels::default(),
-        }
-    }
-}
-
 #[derive(Default)]
 pub(super) struct OutgoingItems {
     pub(super) answers: VecDeque<EncodedMessage>,
@@ -95,12 +76,7 @@ pub(super) struct OutgoingItems {
 /// A piece of an HTTP body as a message, and its slot, which is freed when the piece is in a batch.
 pub(super) struct HttpDelta {
     pub(super) message: Vec<u8>,
-    _slot: HttpDeltaSlot,
-}
-
-/// A slot for a piece of an HTTP body.
-pub(crate) struct HttpDeltaSlot {
-    _permit: Option<OwnedSemaphorePermit>,
+    _slot: OwnedSemaphorePermit,
 }
 
 /// An instruction to the pump. Executed in order.
@@ -124,44 +100,53 @@ impl OutgoingQueue {
     /// Creates a queue. Its waiting requests count in the server's budget `incoming`; `slots` starts may run
     /// concurrently.
     pub(crate) fn new(incoming: Arc<IncomingBudget>, metrics: Arc<Metrics>, slots: usize) -> Arc<Self> {
-        Arc::new(Self { incoming, metrics, slots: Semaphore::new(slots), ..Self::default() })
+        Arc::new(Self {
+            metrics,
+            items: Mutex::default(),
+            changed: Notify::new(),
+            drained: Notify::new(),
+            parked: AtomicUsize::new(0),
+            incoming,
+            outstanding: AtomicUsize::new(0),
+            slots: Semaphore::new(slots),
+            starts_waiting: AtomicUsize::new(0),
+            flushing: AtomicBool::new(false),
+            deltas: Arc::new(Semaphore::new(limits::HTTP_DELTAS_WAITING)),
+            channels: Channels::default(),
+        })
+    }
+
+    /// Adds to the queued items and wakes the pump, unless the pump has ended.
+    fn enqueue(&self, add: impl FnOnce(&mut OutgoingItems)) {
+        let mut items = self.items.lock();
+        if items.is_shut {
+            drop(items); // Unlock first: dropping a command can re-enter this queue.
+            return drop(add);
+        }
+        add(&mut items);
+        drop(items);
+        self.changed.notify_one();
     }
 
     pub(crate) fn enqueue_answer(&self, message: EncodedMessage) {
-        let mut items = self.items.lock();
-        if !items.is_shut {
+        self.enqueue(|items| {
             items.answer_bytes += message.len();
             items.answers.push_back(message);
-        }
-        drop(items);
-        self.changed.notify_one();
+        });
     }
 
     /// Waits for a slot for a piece of an HTTP body. First come, first served, so that no body starves another.
-    pub(crate) async fn reserve_delta(&self) -> HttpDeltaSlot {
-        // The semaphore is never closed.
-        HttpDeltaSlot { _permit: self.deltas.clone().acquire_owned().await.ok() }
+    pub(crate) async fn reserve_delta(&self) -> OwnedSemaphorePermit {
+        self.deltas.clone().acquire_owned().await.expect("the semaphore is never closed")
     }
 
     /// Queues a piece of an HTTP body. It is sent after the answers.
-    pub(crate) fn enqueue_delta(&self, message: Vec<u8>, slot: HttpDeltaSlot) {
-        let mut items = self.items.lock();
-        if !items.is_shut {
-            items.deltas.push_back(HttpDelta { message, _slot: slot });
-        }
-        drop(items);
-        self.changed.notify_one();
+    pub(crate) fn enqueue_delta(&self, message: Vec<u8>, slot: OwnedSemaphorePermit) {
+        self.enqueue(|items| items.deltas.push_back(HttpDelta { message, _slot: slot }));
     }
 
     pub(crate) fn enqueue_command(&self, command: PumpCommand) {
-        let mut items = self.items.lock();
-        if items.is_shut {
-            drop(items); // Unlock first: dropping the command can re-enter this queue.
-            return drop(command);
-        }
-        items.commands.push_back(command);
-        drop(items);
-        self.changed.notify_one();
+        self.enqueue(|items| items.commands.push_back(command));
     }
 
     /// Called when the pump has ended: drops the queued items and accepts no more. This breaks a reference cycle: a
@@ -181,33 +166,21 @@ impl OutgoingQueue {
     }
 
     pub(crate) fn pong(&self, payload: Bytes) {
-        let mut items = self.items.lock();
-        items.pongs.push_back(payload);
-        if items.pongs.len() > PONGS_WAITING {
-            items.pongs.pop_front();
-        }
-        drop(items);
-        self.changed.notify_one();
+        self.enqueue(|items| {
+            items.pongs.push_back(payload);
+            if items.pongs.len() > PONGS_WAITING {
+                items.pongs.pop_front();
+            }
+        });
     }
 
     pub(crate) fn ping(&self) {
-        self.items.lock().ping = true;
-        self.changed.notify_one();
+        self.enqueue(|items| items.ping = true);
     }
 
     /// Makes the pump send what is queued and a close frame, and then end. The first reason wins.
     pub(crate) fn close(&self, code: u16, reason: &'static str) {
-        self.items.lock().close.get_or_insert((code, reason));
-        self.changed.notify_one();
-    }
-
-    fn enqueue_ready(&self, key: u64) {
-        let mut items = self.items.lock();
-        if !items.is_shut {
-            items.ready.push_back(key);
-        }
-        drop(items);
-        self.changed.notify_one();
+        self.enqueue(|items| _ = items.close.get_or_insert((code, reason)));
     }
 
     pub(super) fn take(&self) -> OutgoingItems {
@@ -264,7 +237,7 @@ impl FeedWaker {
 
     pub(crate) fn wake(&self) {
         if !self.queued.swap(true, Ordering::AcqRel) {
-            self.outgoing.enqueue_ready(self.key);
+            self.outgoing.enqueue(|items| items.ready.push_back(self.key));
         }
     }
 

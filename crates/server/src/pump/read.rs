@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use exec_server_log::{Cursor, LogEvent, LogStatus, ReadStep, SegmentChain};
-use exec_server_protocol::{limits, message, message::RequestId, output::ReadEncoder, process as wire};
+use exec_server_protocol::{limits, message, output::ReadEncoder, process as wire};
 use exec_server_rpc::Outbox;
 use exec_server_session::LogPosition;
 use tokio::time::Instant;
@@ -20,19 +20,20 @@ use crate::{
     session::SessionUse,
 };
 
-/// A read request.
+/// A read request. It is dropped when it is answered.
 pub(crate) struct ReadCommand {
     pub(crate) reply: Reply,
     pub(crate) process: Arc<Process>,
+    /// The last event that the reader has.
     pub(crate) after_seq: u64,
     pub(crate) max_bytes: Option<u64>,
     pub(crate) wait: Duration,
     /// The process belongs to the connection's own session, so the read moves the owner's cursor.
     pub(crate) own: bool,
     /// For a following reader of another session: tells the holder what it has taken.
-    pub(crate) poll: Option<OutputHold>,
+    pub(crate) _poll: Option<OutputHold>,
     /// For a waiting read of another session: pauses that session's clock.
-    pub(crate) in_use: Option<SessionUse>,
+    pub(crate) _in_use: Option<SessionUse>,
 }
 
 impl ReadCommand {
@@ -42,24 +43,16 @@ impl ReadCommand {
 }
 
 pub(super) struct ReadJob {
-    reply: Reply,
-    pub(super) process: Arc<Process>,
+    pub(super) command: ReadCommand,
     pub(super) waker: Arc<FeedWaker>,
     deadline: Option<Instant>,
-    pub(super) own: bool,
     /// The read is in the pump's list of reads that may be answerable.
     pub(super) is_queued: bool,
     /// The read waits for the disk. Its deadline does not apply.
     pub(super) is_loading: bool,
-    /// The last event that the reader has, as named in the request.
-    pub(super) after_seq: u64,
-    /// The output bytes up to `after_seq`, if known.
+    /// The output bytes up to the request's `after_seq`, if known.
     pub(super) after_offset: Option<u64>,
     cursor: Cursor,
-    max_bytes: Option<u64>,
-    /// Both are dropped with the answer.
-    _poll: Option<OutputHold>,
-    _in_use: Option<SessionUse>,
 }
 
 /// The result of an attempt to answer.
@@ -87,21 +80,7 @@ impl ReadJob {
             Some(offset) => Cursor::after_with_offset(command.after_seq, offset),
             None => Cursor::after(command.after_seq),
         };
-        Self {
-            is_queued: false,
-            is_loading: false,
-            after_seq: command.after_seq,
-            after_offset,
-            reply: command.reply,
-            process: command.process,
-            waker,
-            deadline,
-            own: command.own,
-            cursor,
-            max_bytes: command.max_bytes,
-            _poll: command.poll,
-            _in_use: command.in_use,
-        }
+        Self { command, waker, deadline, is_queued: false, is_loading: false, after_offset, cursor }
     }
 
     /// When the read must be answered at the latest, unless it waits for the disk.
@@ -109,17 +88,13 @@ impl ReadJob {
         self.deadline.filter(|_| !self.is_loading)
     }
 
-    pub(super) fn reply_id(&self) -> RequestId {
-        self.reply.id.clone()
-    }
-
     /// Answers into `out` if there is something to report or the deadline has passed.
     pub(super) fn attempt(&mut self, out: &mut Outbox, now: Instant) -> ReadOutcome {
         // Look again after arming, so that no event is missed between the look and the sleep.
         loop {
-            let log = self.process.log();
+            let log = self.command.process.log();
             let status = log.status();
-            let exit_news = status.exited.is_some() && self.after_seq.saturating_add(1) < status.next_seq;
+            let exit_news = status.exited.is_some() && self.command.after_seq.saturating_add(1) < status.next_seq;
             let probed = probe_log(&log.chain, &mut self.cursor, status.next_seq);
             let elapsed = self.deadline.is_none_or(|deadline| deadline <= now);
             // The status is in shared memory and can be ahead of the segments, which arrive as messages. The segment
@@ -142,18 +117,19 @@ impl ReadJob {
     }
 
     fn answer(&mut self, out: &mut Outbox, status: &LogStatus) -> LogPosition {
-        let process = self.process.clone();
+        let process = self.command.process.clone();
+        let max_bytes = self.command.max_bytes;
         let mut last = LogPosition { seq: self.cursor.next_seq() - 1, offset: self.cursor.offset().unwrap_or(0) };
-        let hint = self.process.log().chain.peek_len(&self.cursor).map_or(256, |len| len * 4 / 3 + 256);
+        let hint = process.log().chain.peek_len(&self.cursor).map_or(256, |len| len * 4 / 3 + 256);
         out.message(hint, |buf| {
-            message::begin_result(buf, &self.reply.id);
+            message::begin_result(buf, &self.command.reply.id);
             let mut encoder = ReadEncoder::begin(buf);
             let mut tally = ReadTally::default();
             let log = process.log();
-            while tally.has_room(self.max_bytes) {
+            while tally.has_room(max_bytes) {
                 let next = log.chain.peek_len(&self.cursor).map(|len| len as u64);
-                if next.is_some_and(|len| tally.would_exceed(len, self.max_bytes)) {
-                    tally.cut_by_reader = next.zip(self.max_bytes).is_some_and(|(len, max)| tally.bytes + len > max);
+                if next.is_some_and(|len| tally.would_exceed(len, max_bytes)) {
+                    tally.cut_by_reader = next.zip(max_bytes).is_some_and(|(len, max)| tally.bytes + len > max);
                     break;
                 }
                 let before = self.cursor;
@@ -173,7 +149,7 @@ impl ReadJob {
                         }
                     }
                     ReadStep::Gap { from_seq, to_seq, bytes } if tally.count == 0 && tally.gap.is_none() => {
-                        self.process.count_gap(bytes);
+                        process.count_gap(bytes);
                         tally.gap = Some(wire::Gap { from_seq, to_seq, bytes });
                     }
                     // A gap after output, or a second gap: leave it to the next read, which reports it first.
@@ -202,8 +178,8 @@ impl ReadJob {
     /// `nextSeq` and flags. If our own cap or a pending disk read cut the answer, it says
     /// that there is more.
     fn end(&self, status: &LogStatus, tally: &ReadTally, first_seq: u64, lost: Option<LostEnd>) -> wire::ReadEnd {
-        let cut_by_us = !tally.all && !tally.cut_by_reader && !tally.full(self.max_bytes);
-        let next_seq = if cut_by_us || (self.max_bytes.is_some() && tally.count > 0) {
+        let cut_by_us = !tally.all && !tally.cut_by_reader && !tally.full(self.command.max_bytes);
+        let next_seq = if cut_by_us || (self.command.max_bytes.is_some() && tally.count > 0) {
             if tally.count > 0 { tally.last_chunk + 1 } else { self.cursor.next_seq() }
         } else {
             status.next_seq
@@ -220,6 +196,15 @@ impl ReadJob {
             first_seq,
             gap: tally.gap,
             blocked: wire_blocked(status.blocked),
+        }
+    }
+
+    /// The error text for a reader of a lost process.
+    fn failure(&self) -> &'static str {
+        if self.command.process.log().is_uncounted() {
+            "the holder of this process is gone; what it had not spilled to disk is lost, and not all of it is counted"
+        } else {
+            "the holder of this process is gone; what it had written is complete up to here"
         }
     }
 }
@@ -239,17 +224,6 @@ fn probe_log(chain: &SegmentChain, cursor: &mut Cursor, next_seq: u64) -> ProbeR
             ReadStep::Gap { .. } => return ProbeResult::Something,
             ReadStep::End | ReadStep::Damaged(_) => return ProbeResult::Nothing,
             ReadStep::NeedsLoad(segment) => return ProbeResult::Load(segment),
-        }
-    }
-}
-
-impl ReadJob {
-    /// The error text for a reader of a lost process.
-    fn failure(&self) -> &'static str {
-        if self.process.log().is_uncounted() {
-            "the holder of this process is gone; what it had not spilled to disk is lost, and not all of it is counted"
-        } else {
-            "the holder of this process is gone; what it had written is complete up to here"
         }
     }
 }

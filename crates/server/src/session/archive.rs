@@ -24,7 +24,11 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{ProcessEntry, Session, short_id, ttl_ms};
-use crate::{core::ArchiveFiles, holder_link::HolderLink, process::Process};
+use crate::{
+    core::ArchiveFiles,
+    holder_link::{HolderLink, ProcessSlots},
+    process::Process,
+};
 
 /// How long a holder may take to exit after `Leave`.
 const LEAVE_WITHIN: Duration = Duration::from_secs(5);
@@ -118,7 +122,7 @@ impl Session {
                 return Ok(());
             }
             let mut files = ArchiveFiles {
-                ttl_ms: ttl_ms(state.ttl),
+                ttl_ms: ttl_ms(state.attachment.ttl),
                 detached_for: state.detached_since.map(|since| Instant::now().duration_since(since)),
                 processes: Vec::new(),
                 segments: BTreeSet::new(),
@@ -153,24 +157,24 @@ impl Session {
 
     /// Connects the known processes to a new holder, which reports the processes that it took over as `found`. Fails if
     /// one is missing: the holder would give its slot, and with it the names of its files, to another process.
-    pub(super) fn rejoin(&self, link: &Arc<HolderLink>, found: &[Arc<Process>]) -> io::Result<()> {
+    pub(super) fn rejoin(&self, link: &Arc<HolderLink>, found: &ProcessSlots) -> io::Result<()> {
         let state = self.state.lock();
-        let is_found = |process: &Arc<Process>| found.iter().any(|known| is_same(known, process));
+        let is_found = |process: &Arc<Process>| found.get(&process.slot()).is_some_and(|known| is_same(known, process));
         if !state.by_slot.values().all(is_found) {
             return Err(io::Error::other("the files of its earlier processes cannot be taken over"));
         }
-        for known in found {
-            let slot = known.slot();
-            match state.by_slot.get(&slot).filter(|process| is_same(known, process)) {
+        for (slot, known) in found {
+            match state.by_slot.get(slot).filter(|process| is_same(known, process)) {
                 Some(process) => process.rejoin(link.clone(), known),
                 // Forgotten by the server while the files were handed over.
-                None => link.forget(slot),
+                None => link.forget(*slot),
             }
         }
         Ok(())
     }
 }
 
+/// Whether two views of the same slot are the same process.
 fn is_same(known: &Process, process: &Process) -> bool {
-    (known.slot(), known.pid, known.id()) == (process.slot(), process.pid, process.id())
+    (known.pid, known.id()) == (process.pid, process.id())
 }

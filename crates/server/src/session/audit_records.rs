@@ -1,14 +1,13 @@
 //! Audit records of a session's processes: each start before it happens, and each end once, no matter how it is
 //! noticed.
 
-use std::sync::Arc;
-
 use tokio::sync::MutexGuard;
 
 use super::{ProcessLaunch, Session, short_id};
 use crate::{
     audit::{Audit, AuditRecord},
     error::Failure,
+    holder_link::ProcessSlots,
     process::Process,
     pump,
 };
@@ -84,8 +83,8 @@ impl Session {
     }
 
     /// Marks ends that the audit log already contains, so that this server does not record them again.
-    pub(super) fn mark_recorded_ends(&self, audit: &Audit, processes: &[Arc<Process>]) {
-        for process in processes {
+    pub(super) fn mark_recorded_ends(&self, audit: &Audit, processes: &ProcessSlots) {
+        for process in processes.values() {
             if audit.has_exit(short_id(&self.id), process.id(), process.pid) {
                 process.log().mark_end_recorded();
             }

@@ -17,9 +17,8 @@ use tokio::{sync::Semaphore, task::unconstrained, time::Instant};
 
 use exec_server_holder::control::ToHolder;
 
-use super::ttl_ms;
+use super::{Attachment, ttl_ms};
 use crate::{
-    compat::ClientRules,
     connection::Peer,
     holder_link::{HolderLink, ProcessSlots},
     process::Process,
@@ -30,16 +29,13 @@ use crate::{
 const EMPTY_TTL: Duration = Duration::from_secs(30);
 
 /// The mutable state of a session, under one lock that is never held across an await.
+#[derive(Default)]
 pub(super) struct SessionState {
     pub(super) attached: Option<Arc<Peer>>,
     /// Since when no connection is attached. `None` while attached and while the session is being created.
     pub(super) detached_since: Option<Instant>,
-    /// How long the session may be detached before it expires; `None` = unlimited.
-    pub(super) ttl: Option<Duration>,
-    /// The client that attached last asked for a time-to-live.
-    pub(super) is_ttl_asked: bool,
-    /// Depends on the client that attached last.
-    pub(super) rules: ClientRules,
+    /// From the client that attached last.
+    pub(super) attachment: Attachment,
     pub(super) processes: BTreeMap<String, ProcessEntry>,
     /// All processes. Also contains those without a name: hidden ones, and forgotten ones that readers still hold. The
     /// task of the link has its own table for the messages of the holder.
@@ -56,6 +52,7 @@ pub(super) struct SessionState {
 }
 
 /// The state of a process id.
+#[derive(Clone)]
 pub(super) enum ProcessEntry {
     /// Reserved. The gate is closed when the start has succeeded or failed.
     Starting(StartGate),
@@ -113,13 +110,6 @@ impl StartGate {
     }
 }
 
-/// The result of a lookup by process id.
-pub(crate) enum ProcessLookup {
-    Live(Arc<Process>),
-    Starting(StartGate),
-    Unknown,
-}
-
 impl ProcessEntry {
     pub(super) fn live(&self) -> Option<&Arc<Process>> {
         match self {
@@ -157,7 +147,7 @@ impl SessionState {
 
     /// Whether the id of a closed process, whose output was taken, can be used again.
     pub(super) fn may_reuse_id(&self, process: &Process, now: Instant) -> bool {
-        let Some(free_after) = self.rules.closed_id_free_after() else { return false };
+        let Some(free_after) = self.attachment.rules.closed_id_free_after() else { return false };
         process.closed_for(now, self.attached.is_some()).is_some_and(|closed_for| closed_for >= free_after)
     }
 
@@ -175,15 +165,13 @@ impl SessionState {
 
     /// Forgets the oldest closed process whose output was taken, if there are `most` of them.
     pub(super) fn make_room(&mut self, now: Instant, most: usize) {
-        let attached = self.attached.is_some();
-        let mut closed: Vec<(Duration, Arc<Process>)> = Vec::new();
-        if self.processes.len() >= most {
-            let live = self.processes.values().filter_map(ProcessEntry::live);
-            closed = live
-                .filter(|process| process.is_taken())
-                .filter_map(|process| process.closed_for(now, attached).map(|closed_for| (closed_for, process.clone())))
-                .collect();
+        if self.processes.len() < most {
+            return;
         }
+        let attached = self.attached.is_some();
+        let taken = self.processes.values().filter_map(ProcessEntry::live).filter(|process| process.is_taken());
+        let closed: Vec<(Duration, Arc<Process>)> =
+            taken.filter_map(|process| Some((process.closed_for(now, attached)?, process.clone()))).collect();
         if closed.len() >= most
             && let Some((_, oldest)) = closed.into_iter().min_by_key(|(closed_for, _)| Reverse(*closed_for))
         {
@@ -211,15 +199,15 @@ impl SessionState {
     /// but nothing is left to resume. A client that resumes sets the time-to-live again.
     pub(super) fn shorten_if_empty(&mut self, now: Instant) {
         let is_empty = self.processes.is_empty() && self.by_slot.is_empty();
-        if !is_empty || self.attached.is_some() || self.ttl.is_some_and(|ttl| ttl <= EMPTY_TTL) {
+        if !is_empty || self.attached.is_some() || self.attachment.ttl.is_some_and(|ttl| ttl <= EMPTY_TTL) {
             return;
         }
-        self.ttl = Some(EMPTY_TTL);
+        self.attachment.ttl = Some(EMPTY_TTL);
         self.detached_since = Some(now);
         if let Some(link) = &self.link {
             // `Attach` and then `Detach` restart the holder's clock.
             link.send(&ToHolder::Attach);
-            link.send(&ToHolder::Detach { ttl_ms: ttl_ms(self.ttl) });
+            link.send(&ToHolder::Detach { ttl_ms: ttl_ms(self.attachment.ttl) });
         }
     }
 

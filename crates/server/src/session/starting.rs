@@ -8,19 +8,12 @@
 //! or lost its permission. Once admitted, the start belongs to the core and survives a disconnect. Failure path: if the
 //! start ends before the holder has it, its name becomes free and requests that wait for it continue.
 
-use std::{future::poll_fn, io, sync::Arc, task::Poll};
+use std::{future::poll_fn, sync::Arc, task::Poll};
 
 use exec_server_holder::control::SANDBOXES;
 
 use super::{ProcessLaunch, Session, StartGate};
-use crate::{
-    descriptors::ReservedFd,
-    environment,
-    error::Failure,
-    holder_link::{ReplyWaiter, UnsentRequest},
-    pump::Reply,
-    sandbox,
-};
+use crate::{descriptors::ReservedFd, environment, error::Failure, holder_link::ReplyWaiter, pump::Reply, sandbox};
 
 impl Session {
     /// Hands a reserved start to the holder. The answer is sent when the process runs or has failed to start.
@@ -88,18 +81,18 @@ impl Session {
             }
         };
         let ProcessLaunch { meta, spec, .. } = launch;
-        let (confining, session) = (confined.clone(), Arc::downgrade(self));
         let search_path = environment::search_path(&meta.program(), &spec.env);
-        let waiter = ReplyWaiter::Start { meta, gate, reply, confined: confining, reserved, session, search_path };
-        if let Err(unsent) = link.start(waiter, spec, confined)
-            && let UnsentRequest { waiter: ReplyWaiter::Start { meta, gate, reply, .. }, error } = *unsent
-        {
-            self.handle_start_failed(&meta.process_id, &gate);
-            reply.fail(&match error.kind() {
-                io::ErrorKind::BrokenPipe => self.holder_lost_failure(),
-                _ => Failure::Resources { program: meta.program(), source: error },
-            });
-        }
+        let waiter = ReplyWaiter::Start {
+            meta,
+            gate,
+            reply: Some(reply),
+            confined: confined.clone(),
+            reserved,
+            session: Arc::downgrade(self),
+            sweeps: 0,
+            search_path,
+        };
+        link.start(waiter, spec, confined);
     }
 
     /// Handles a failed start: frees the name.

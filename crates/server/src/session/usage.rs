@@ -29,13 +29,13 @@ impl Drop for SessionUse {
 impl Session {
     /// How long the session lives without use; `None` = no limit.
     pub(crate) fn ttl(&self) -> Option<Duration> {
-        self.state.lock().ttl
+        self.state.lock().attachment.ttl
     }
 
     /// Restarts the clock because another session used this one.
     pub(crate) fn touch(&self, now: Instant) {
         let mut state = self.state.lock();
-        let Some(ttl) = state.ttl.filter(|_| state.attached.is_none() && state.users == 0) else { return };
+        let Some(ttl) = state.attachment.ttl.filter(|_| state.attached.is_none() && state.users == 0) else { return };
         let one_use = ONE_USE.min(ttl / 8);
         if state.used_at.is_none_or(|at| now.duration_since(at) >= one_use) {
             state.used_at = Some(now);
