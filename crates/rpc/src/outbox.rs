@@ -76,16 +76,6 @@ impl EncodedMessage {
     pub fn text(head: Vec<u8>) -> Self {
         Self { head, attached: None }
     }
-
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.head.len() + self.attached.as_ref().map_or(0, Bytes::len)
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 impl Outbox {

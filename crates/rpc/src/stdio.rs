@@ -13,6 +13,7 @@ use std::{
 
 use rustix::{
     fs::{FileType, Mode, OFlags},
+    io::retry_on_intr,
     net::{RecvFlags, SendFlags},
 };
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
@@ -63,17 +64,19 @@ impl StdioDescriptor {
     }
 
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
-        if self.is_socket {
-            return Ok(rustix::net::recv(&self.fd, buf, RecvFlags::DONTWAIT)?.0);
-        }
-        Ok(rustix::io::read(&self.fd, buf)?)
+        let read = retry_on_intr(|| match self.is_socket {
+            true => rustix::net::recv(&self.fd, &mut *buf, RecvFlags::DONTWAIT).map(|(count, _)| count),
+            false => rustix::io::read(&self.fd, &mut *buf),
+        });
+        Ok(read?)
     }
 
     fn try_write(&self, buf: &[u8]) -> io::Result<usize> {
-        if self.is_socket {
-            return Ok(rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?);
-        }
-        Ok(rustix::io::write(&self.fd, buf)?)
+        let written = retry_on_intr(|| match self.is_socket {
+            true => rustix::net::send(&self.fd, buf, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+            false => rustix::io::write(&self.fd, buf),
+        });
+        Ok(written?)
     }
 }
 
@@ -90,7 +93,7 @@ impl AsyncRead for StdioDescriptor {
         let this = &mut *self;
         if !this.tried {
             this.tried = true;
-            match retry(|| this.try_read(room(buf))) {
+            match this.try_read(room(buf)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return Poll::Ready(result.map(|count| buf.advance(count))),
             }
@@ -98,7 +101,7 @@ impl AsyncRead for StdioDescriptor {
         loop {
             let mut ready = ready!(this.fd.poll_read_ready(cx))?;
             let unfilled = room(buf);
-            if let Ok(result) = ready.try_io(|_| retry(|| this.try_read(unfilled))) {
+            if let Ok(result) = ready.try_io(|_| this.try_read(unfilled)) {
                 return Poll::Ready(result.map(|count| buf.advance(count)));
             }
         }
@@ -109,7 +112,7 @@ impl AsyncWrite for StdioDescriptor {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         loop {
             let mut ready = ready!(self.fd.poll_write_ready(cx))?;
-            if let Ok(result) = ready.try_io(|_| retry(|| self.try_write(buf))) {
+            if let Ok(result) = ready.try_io(|_| self.try_write(buf)) {
                 return Poll::Ready(result);
             }
         }
@@ -127,15 +130,6 @@ impl AsyncWrite for StdioDescriptor {
 
 fn room<'a>(buf: &'a mut ReadBuf<'_>) -> &'a mut [u8] {
     buf.initialize_unfilled_to(buf.remaining().min(READ_BYTES))
-}
-
-fn retry(mut operation: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
-    loop {
-        match operation() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -70,10 +70,6 @@ struct LedgerEntry {
 }
 
 impl StdinLedger {
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Begins the write `key` of `total` bytes with this digest, or reports how much of it was accepted before.
     pub fn begin(&mut self, key: [u8; 16], total: u64, digest: Option<u32>) -> WriteBegin {
         if let Some(entry) = self.entry(key) {

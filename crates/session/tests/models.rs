@@ -116,7 +116,7 @@ proptest! {
 
     #[test]
     fn ledger_agrees_with_a_list_of_all_writes(ops in proptest::collection::vec((0..40_u8, 0..3_u64, 0..8_u64, 0..3_u32), 0..200)) {
-        let mut ledger = StdinLedger::new();
+        let mut ledger = StdinLedger::default();
         let mut model: Vec<(u8, u64, u64, Option<u32>)> = Vec::new();
         for (name, total, n, digest) in ops {
             // An older sender gives no digest. Its writes are compared by length only.
@@ -147,7 +147,7 @@ proptest! {
 #[test]
 fn ledger_forgets_the_oldest_key_beyond_its_bound_and_no_other() {
     let key = |n: usize| (n as u128).to_le_bytes();
-    let mut ledger = StdinLedger::new();
+    let mut ledger = StdinLedger::default();
     for n in 0..LEDGER_KEYS_MAX + 10 {
         assert_eq!(ledger.begin(key(n), 1, None), WriteBegin::New);
         assert_eq!(ledger.advance(key(n), 1), Ok(1));
