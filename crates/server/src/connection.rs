@@ -164,8 +164,8 @@ pub(crate) struct Connection {
     ends_session: bool,
     /// How long the close may take.
     close_within: Duration,
-    /// The framing has pings, so a live peer sends something.
-    pings: bool,
+    /// The framing is WebSocket: frames can contain any bytes, and because of the pings a live peer sends something.
+    pub(crate) has_frames: bool,
     /// When the peer was last checked, and since when the checks have been uninterrupted. If the server itself was
     /// paused (a stopped process, a suspended machine), it must not mistake its own pause for silence of the peer.
     watched: (Instant, Instant),
@@ -209,7 +209,7 @@ pub(crate) async fn serve(core: Arc<Core>, connection: Authenticated, id: u64) {
         wrong_tries: 0,
         ends_session,
         close_within: CLOSE_WITHIN,
-        pings: matches!(framing, Framing::WebSocket { .. }),
+        has_frames: matches!(framing, Framing::WebSocket { .. }),
         watched: (Instant::now(), Instant::now()),
         tasks: FuturesUnordered::new(),
         share,
@@ -246,7 +246,7 @@ impl Connection {
                 _ = pump.join_next() => return None,
                 () = peer.ended.notified() => return None,
                 why = grant.ended() => return self.handle_grant_end(why),
-                () = share.shed() => return Some(TRY_AGAIN_LATER),
+                () = share.shed.notified() => return Some(TRY_AGAIN_LATER),
                 inbound = inbound => match inbound {
                     Ok(InboundFrame::Message(message)) => self.handle(message).await,
                     Ok(InboundFrame::Ping(payload)) => peer.outgoing.pong(payload),
@@ -296,7 +296,7 @@ impl Connection {
             None => !self.peer.outgoing.is_flushing(),
         };
         // Newline framing has no ping, so silence says nothing about the peer.
-        self.pings && silent >= limit && tcp_silent
+        self.has_frames && silent >= limit && tcp_silent
     }
 
     async fn end(mut self, code: Option<u16>, mut receiver: Receiver, mut pump: JoinSet<io::Result<()>>) {
@@ -353,11 +353,6 @@ impl Connection {
         }
     }
 
-    /// Whether the framing is WebSocket, whose frames can contain any bytes.
-    pub(crate) fn has_frames(&self) -> bool {
-        self.pings
-    }
-
     /// Splits a message into its JSON and its attached bytes, if the peer may attach bytes.
     fn detach<'a>(&self, bytes: &'a Bytes) -> (&'a [u8], Option<Bytes>) {
         match message::detach(bytes) {
@@ -397,7 +392,7 @@ impl Connection {
 
     /// Answers a message that cannot be decoded. The text names the framing because peers compare it.
     fn fail_malformed(&self, error: &dyn std::error::Error) {
-        let (is_websocket, label) = (self.pings, self.peer.label.to_string());
+        let (is_websocket, label) = (self.has_frames, self.peer.label.to_string());
         let failure = Failure::Malformed { is_websocket, label, reason: error.to_string() };
         self.fail(&message::MALFORMED_ID, &failure);
     }

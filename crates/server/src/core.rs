@@ -43,15 +43,11 @@ mod adoption;
 mod config;
 mod gone_reason;
 mod guess_throttle;
-mod hook;
 mod idle;
-mod ids;
 mod report;
 
 pub use config::Config;
-pub use hook::Hook;
 pub use idle::Visit;
-pub use ids::SessionIds;
 
 use self::{adoption::PendingSessions, gone_reason::GoneReason};
 
@@ -394,10 +390,9 @@ impl Core {
         let session = self.bare_session(principal, attachment)?;
         let (holders, id, record) = (self.holders.clone(), session.id.clone(), session.record());
         let written = tokio::task::spawn_blocking(move || holders.write_record(&id, &record)).await;
-        match written.map_err(io::Error::other).flatten() {
-            Ok(()) => {}
+        if let Err(error) = written.map_err(io::Error::other).flatten() {
             // Not fatal: the session works until the server ends, and a full disk should not make it fail.
-            Err(error) => tracing::error!(session = short_id(&session.id), %error, "record of the session not written"),
+            tracing::error!(session = short_id(&session.id), %error, "record of the session not written");
         }
         // Insert only after the record is written: a request that ends the session then finds the record and removes
         // it.
@@ -414,7 +409,7 @@ impl Core {
             return Err(Failure::TooMany { what: "sessions of this server", most: self.config.sessions_max });
         }
         self.metrics.sessions.inc();
-        let id = self.config.session_ids.make();
+        let id = (self.config.session_ids)().into();
         Ok(Session::new(id, principal, Arc::downgrade(self), attachment, None))
     }
 

@@ -13,7 +13,7 @@ use exec_server_sandbox::{ActingUser, FileUser};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use crate::{core::Hook, error::Failure};
+use crate::error::Failure;
 
 /// The unit in which memory is counted.
 const KIB: usize = 1024;
@@ -22,7 +22,7 @@ const KIB: usize = 1024;
 pub(crate) struct FilePool {
     jobs: Arc<Semaphore>,
     reading: Arc<Semaphore>,
-    before: Hook,
+    before: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// Cancels a job when its waiter is dropped.
@@ -36,7 +36,7 @@ impl Drop for CancelOnDrop {
 
 impl FilePool {
     /// Creates a pool whose jobs call `before` first.
-    pub(crate) fn new(before: Hook) -> Self {
+    pub(crate) fn new(before: Arc<dyn Fn() + Send + Sync>) -> Self {
         Self {
             jobs: Arc::new(Semaphore::new(limits::FILE_JOBS)),
             reading: Arc::new(Semaphore::new(limits::FILE_READING_BYTES / KIB)),
@@ -73,7 +73,7 @@ impl FilePool {
         let before = self.before.clone();
         let (done_tx, done_rx) = oneshot::channel();
         let job = move || {
-            before.call();
+            before();
             job(&cancel);
             // Free the slots before the waiter continues, so that its next job finds them free.
             drop(slots);

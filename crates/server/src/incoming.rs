@@ -34,7 +34,8 @@ pub(crate) struct BudgetShare {
     id: u64,
     bytes: AtomicUsize,
     is_shed: AtomicBool,
-    shed: Notify,
+    /// Notified when this connection must close.
+    pub(crate) shed: Notify,
 }
 
 impl IncomingBudget {
@@ -71,11 +72,8 @@ impl IncomingBudget {
     /// Sets the bytes that a connection holds now.
     pub(crate) fn settle(&self, share: &BudgetShare, bytes: usize) {
         let before = share.bytes.swap(bytes, Ordering::Relaxed);
-        if bytes >= before {
-            self.total.fetch_add(bytes - before, Ordering::Relaxed);
-        } else {
-            self.total.fetch_sub(before - bytes, Ordering::Relaxed);
-        }
+        // Both operations wrap, so this also subtracts.
+        self.total.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
     }
 
     /// Reserves bytes for a request that has to wait. Returns false, and reserves nothing, if they do not fit.
@@ -119,11 +117,6 @@ impl BudgetShare {
     /// Whether this connection is being closed to free memory.
     pub(crate) fn is_shed(&self) -> bool {
         self.is_shed.load(Ordering::Relaxed)
-    }
-
-    /// Returns when this connection must close. Cancel safe.
-    pub(crate) async fn shed(&self) {
-        self.shed.notified().await;
     }
 }
 

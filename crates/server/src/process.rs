@@ -197,24 +197,14 @@ impl Process {
         })
     }
 
-    /// Records that the owner has everything up to `position`, whose offset is exact.
-    pub(crate) fn set_owner_mark(&self, position: LogPosition) {
-        self.retention.lock().set_owner_mark(position);
-    }
-
-    /// Records how far the owner got.
-    pub(crate) fn set_owner_position(&self, position: LogPosition) {
-        self.retention.lock().set_owner_position(position);
+    /// What the readers have taken. Changes that may make output releasable go through the methods of the process.
+    pub(crate) fn retention(&self) -> MutexGuard<'_, Retention> {
+        self.retention.lock()
     }
 
     /// Records that the owner has taken everything up to `position`.
     pub(crate) fn record_owner_taken(&self, position: LogPosition) {
         self.change_retention(|retention, next_seq| retention.handle_owner_taken(position, next_seq));
-    }
-
-    /// The last event that the owner has taken, on any of its connections.
-    pub(crate) fn owner_taken_seq(&self) -> u64 {
-        self.retention.lock().owner_taken()
     }
 
     /// Drops the owner as a reader: all output counts as taken by it.
@@ -326,11 +316,6 @@ impl Process {
         self.log().lost_end()?;
         let leader = self.holder.lock().leader.clone()?;
         Some((leader, self.pid))
-    }
-
-    /// Whether readers other than the owner hold untaken output.
-    pub(crate) fn has_holds(&self) -> bool {
-        self.retention.lock().has_holds()
     }
 
     /// How long the process has been closed and the owner could have known it. `None` if it is not closed. Time in which

@@ -573,13 +573,13 @@ impl Session {
             None => false,
             Some(_) if state.is_named(process) && process.meta.auto_forget => {
                 // Forget only after following readers have received the end and an attached owner has taken it.
-                !process.has_holds()
+                !process.retention().has_holds()
                     && process.log().waker_count() <= usize::from(attached)
                     && (process.is_taken() || !attached)
             }
             Some(closed_for) if state.is_named(process) => closed_for >= kept,
             // Hidden, or forgotten while readers still hold the log.
-            Some(_) => process.is_taken() && !process.has_holds(),
+            Some(_) => process.is_taken() && !process.retention().has_holds(),
         };
         let done: Vec<Arc<Process>> = state.by_slot.values().filter(over).cloned().collect();
         for process in &done {

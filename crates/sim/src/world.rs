@@ -15,7 +15,7 @@ use std::{
 };
 
 use exec_server_holder::HolderLimits;
-use exec_server_server::core::{Config, Hook, SessionIds};
+use exec_server_server::core::Config;
 use tokio::{
     task::LocalSet,
     time::{Instant, sleep},
@@ -120,11 +120,11 @@ impl World {
             // With fewer than three segments a child could block forever: one segment stays readable, one is sealed, one is being written.
             memory_cap_bytes: *rng.pick(&[3 << 20, 4 << 20]),
             ack_window_bytes: *rng.pick(&[128 << 10, 512 << 10, 4 << 20]),
-            before_file_work: Hook::from_fn({
+            before_file_work: Arc::new({
                 let gate = gate.clone();
                 move || gate.wait_until_idle()
             }),
-            session_ids: SessionIds::from_fn(move || {
+            session_ids: Arc::new(move || {
                 // The same format as a real id, but the same in every run of a seed.
                 format!("{:08x}-0000-4000-8000-{seed:012x}", sessions.fetch_add(1, Ordering::Relaxed))
             }),

@@ -117,10 +117,8 @@ impl Adoption {
                     return;
                 }
             }
-            match self.inspect_again(pause).await {
-                Some(again) => found = again,
-                None => return,
-            }
+            let Some(again) = self.inspect_again(pause).await else { return };
+            found = again;
             pause = RETRY_EVERY;
         }
     }

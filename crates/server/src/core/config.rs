@@ -5,7 +5,6 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use exec_server_protocol::{limits, process::Overflow};
 use exec_server_sandbox::FileUser;
 
-use super::{Hook, SessionIds};
 use crate::audit::Audit;
 
 /// Settings of the core: every timeout and bound that a test or a user may want to change.
@@ -52,9 +51,10 @@ pub struct Config {
     /// How long a closed process stays readable.
     pub closed_kept: Duration,
     /// Called on the worker thread before each file operation. Lets the simulation run deterministically.
-    pub before_file_work: Hook,
-    /// Generates session ids.
-    pub session_ids: SessionIds,
+    pub before_file_work: Arc<dyn Fn() + Send + Sync>,
+    /// Generates session ids, unique for the life of a state directory. An id is a capability, so anything but the
+    /// default (UUIDs of version 4, with 122 random bits each) is only for tests and simulations.
+    pub session_ids: Arc<dyn Fn() -> String + Send + Sync>,
     /// Files and directories, besides the state directory, that no sandbox ever shows: tokens, keys, sockets.
     pub hidden: Vec<PathBuf>,
     /// Files, besides the hidden ones, that only the owner may access by file methods but that a sandbox may show:
@@ -96,8 +96,8 @@ impl Default for Config {
             processes_max: limits::RUNNING_PROCESSES,
             closed_processes: limits::CLOSED_PROCESSES,
             closed_kept: limits::CLOSED_KEPT,
-            before_file_work: Hook::default(),
-            session_ids: SessionIds::default(),
+            before_file_work: Arc::new(|| ()),
+            session_ids: Arc::new(|| uuid::Uuid::new_v4().to_string()),
             hidden: Vec::new(),
             owner_only: Vec::new(),
             file_user: None,

@@ -27,15 +27,15 @@ impl AdmissionReporter for Core {
         let mut snapshot = MetricsSnapshot {
             draining: self.is_draining(),
             audit_lost: self.config.audit.lost(),
+            admission: [
+                ("refused", admission.refused),
+                ("stalled", admission.stalled),
+                ("evicted", admission.evicted),
+                ("slowed", admission.slowed),
+            ],
+            connections: self.peers.lock().len() as u64,
             ..MetricsSnapshot::default()
         };
-        snapshot.admission = [
-            ("refused", admission.refused),
-            ("stalled", admission.stalled),
-            ("evicted", admission.evicted),
-            ("slowed", admission.slowed),
-        ];
-        snapshot.connections = self.peers.lock().len() as u64;
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         for session in sessions {
             if session.attached().is_some() {

@@ -36,7 +36,7 @@ pub(crate) async fn initialize(connection: &mut Connection, params: Option<&RawV
             let mut result = InitializeResult::new(SessionId::new(session.id.clone()), server);
             if let Some(capabilities) = &mut result.capabilities {
                 capabilities.ack_window_bytes = connection.core.config.ack_window_bytes;
-                if !connection.has_frames() {
+                if !connection.has_frames {
                     capabilities.dialects.retain(|dialect| dialect == frame::BINARY);
                 }
             }
@@ -114,7 +114,7 @@ async fn establish(connection: &mut Connection, params: Option<&RawValue>) -> Re
         ack: capabilities.ack,
         gap: capabilities.gap,
         concurrent: capabilities.concurrent,
-        attached: binary || (connection.has_frames() && speaks(message::ATTACHED)),
+        attached: binary || (connection.has_frames && speaks(message::ATTACHED)),
         binary,
         ack_window_bytes: connection.core.config.ack_window_bytes,
     };

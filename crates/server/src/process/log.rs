@@ -26,7 +26,7 @@ pub(crate) struct ProcessLog {
     /// segments to another process.
     forgotten: Option<LogStatus>,
     /// The end is in the audit log.
-    is_end_recorded: bool,
+    pub(crate) is_end_recorded: bool,
     /// Already counted in the metrics.
     counted: CountedOutput,
 }
@@ -237,10 +237,6 @@ impl ProcessLog {
             let closed_seq = status.next_seq + u64::from(exited_seq.is_some());
             self.lost = Some(LostEnd { exited_seq, closed_seq });
         }
-    }
-
-    pub(crate) fn mark_end_recorded(&mut self) {
-        self.is_end_recorded = true;
     }
 
     /// The end of the process, the first time that it is known. The caller records it. `otherwise` is the cause if

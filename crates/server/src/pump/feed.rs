@@ -203,13 +203,12 @@ impl Feed {
 
     /// Returns true if the timer has changed the mode, so that the feed gets a turn.
     pub(super) fn handle_timer(&mut self, now: Instant) -> bool {
-        if self.timer().is_none_or(|at| at > now) {
-            return false;
-        }
-        if let FeedMode::Unacked(flow) = &mut self.mode {
+        let FeedMode::Unacked(flow) = &mut self.mode else { return false };
+        let is_due = flow.timer().is_some_and(|at| at <= now);
+        if is_due {
             flow.handle_timer();
         }
-        true
+        is_due
     }
 
     /// Handles an acknowledgement of everything up to `seq`. Returns true if the window may have opened.
@@ -235,7 +234,7 @@ impl Feed {
             mark => mark.copied(),
         };
         if let Some(mark) = mark.filter(|_| self.is_owner() && self.offset_known) {
-            self.process.set_owner_mark(mark);
+            self.process.retention().set_owner_mark(mark);
         }
         let taken = LogPosition { seq, offset: mark.map_or(taken.offset, |mark| mark.offset.max(taken.offset)) };
         self.mode = FeedMode::Acked { taken };
@@ -478,9 +477,10 @@ impl Feed {
         self.process.log().remove_waker(&self.waker);
         if self.is_owner() {
             if self.offset_known && !matches!(self.mode, FeedMode::Acked { .. }) {
-                self.process.set_owner_mark(self.sent);
+                self.process.retention().set_owner_mark(self.sent);
             }
-            self.process.set_owner_position(self.resume_position());
+            let position = self.resume_position();
+            self.process.retention().set_owner_position(position);
         }
     }
 

@@ -21,6 +21,7 @@ use std::{
 
 use exec_server_protocol::{ProcessId, limits};
 use exec_server_rpc::{Framing, Outbox};
+use futures_util::future::OptionFuture;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     task::JoinSet,
@@ -146,16 +147,10 @@ impl Pump {
     async fn wait(&mut self) {
         let feeds = self.timed.iter().filter_map(|key| self.feeds.get(key)?.timer());
         let next_timer = feeds.chain(self.reads.values().filter_map(ReadJob::timer)).min();
-        let timer = async {
-            match next_timer {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
             () = self.outgoing.changed.notified() => {}
-            () = timer => {}
+            Some(()) = OptionFuture::from(next_timer.map(tokio::time::sleep_until)) => {}
             Some(_) = self.loads.join_next() => {}
         }
     }

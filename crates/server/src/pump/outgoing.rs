@@ -130,7 +130,7 @@ impl OutgoingQueue {
 
     pub(crate) fn enqueue_answer(&self, message: EncodedMessage) {
         self.enqueue(|items| {
-            items.answer_bytes += message.len();
+            items.answer_bytes += message.head.len() + message.attached.as_ref().map_or(0, Bytes::len);
             items.answers.push_back(message);
         });
     }

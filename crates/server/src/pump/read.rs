@@ -76,10 +76,8 @@ impl ReadJob {
         let deadline = command.waits().then(|| now + command.wait.min(limits::READ_WAIT));
         // If the offset is known, a gap can be reported exactly.
         let after_offset = command.process.offset_at(command.after_seq);
-        let cursor = match after_offset {
-            Some(offset) => Cursor::after_with_offset(command.after_seq, offset),
-            None => Cursor::after(command.after_seq),
-        };
+        let seq = command.after_seq;
+        let cursor = after_offset.map_or(Cursor::after(seq), |offset| Cursor::after_with_offset(seq, offset));
         Self { command, waker, deadline, is_queued: false, is_loading: false, after_offset, cursor }
     }
 

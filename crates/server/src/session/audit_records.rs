@@ -86,7 +86,7 @@ impl Session {
     pub(super) fn mark_recorded_ends(&self, audit: &Audit, processes: &ProcessSlots) {
         for process in processes.values() {
             if audit.has_exit(short_id(&self.id), process.id(), process.pid) {
-                process.log().mark_end_recorded();
+                process.log().is_end_recorded = true;
             }
         }
     }

@@ -133,15 +133,12 @@ impl SessionState {
         self.by_slot.insert(process.slot(), process.clone());
         let age = |process: &Process| (process.status().closed_seq.is_none(), process.meta.started_ms);
         let named = self.processes.get(process.id()).and_then(ProcessEntry::live);
-        let (named, forgotten) = match named {
-            Some(named) if age(named) > age(&process) => (None, Some(process)),
-            other => (Some(process), other.cloned()),
-        };
-        if let Some(forgotten) = forgotten {
-            forgotten.abandon();
+        if named.is_some_and(|named| age(named) > age(&process)) {
+            return process.abandon();
         }
-        if let Some(named) = named {
-            self.processes.insert(named.id().to_owned(), ProcessEntry::Live(named));
+        let older = self.processes.insert(process.id().to_owned(), ProcessEntry::Live(process));
+        if let Some(ProcessEntry::Live(older)) = older {
+            older.abandon();
         }
     }
 
@@ -218,7 +215,7 @@ impl SessionState {
         if let Some(peer) = &self.attached {
             peer.outgoing.enqueue_command(PumpCommand::Unfollow(process.clone()));
         }
-        if process.has_holds() {
+        if process.retention().has_holds() {
             return;
         }
         if self.by_slot.get(&process.slot()).is_some_and(|other| Arc::ptr_eq(other, process)) {

@@ -24,7 +24,7 @@ impl Feed {
         }
         // During a takeover, output that the old connection acknowledged last may be released while the new connection
         // already reads. The owner has that output, so do not report a gap.
-        if self.is_owner() && gap.to_seq <= self.process.owner_taken_seq() {
+        if self.is_owner() && gap.to_seq <= self.process.retention().owner_taken() {
             return;
         }
         if self.process.meta.dialect == Dialect::Command {
