@@ -17,8 +17,8 @@ use rustix::{
 };
 
 use crate::{
-    Cancel, ErrorKind, FileKind, Links, Result, Stat, View, error::ErrorContext, metadata::permissions,
-    target::is_unfinished,
+    Cancel, ErrorKind, FileKind, Links, Result, Stat, View, error::attempt, metadata::permissions,
+    target::is_unfinished, view::open_at,
 };
 
 /// Buffer size of one `getdents` call.
@@ -46,9 +46,21 @@ pub struct DetailedEntry {
     pub link_target: Option<Vec<u8>>,
 }
 
+impl DirectoryEntry {
+    /// An entry of type `kind`, which leads to an object of type `target`.
+    fn new(name: OsString, kind: FileKind, target: Option<FileKind>) -> Self {
+        Self {
+            name,
+            is_directory: target == Some(FileKind::Directory),
+            is_file: target == Some(FileKind::File),
+            is_symlink: kind == FileKind::Symlink,
+        }
+    }
+}
+
 /// Creates a directory. With `recursive`, creates missing parents too, and an existing directory is not an error.
 pub fn create_directory(view: &View, path: &Path, links: Links, recursive: bool, mode: Option<u32>) -> Result<()> {
-    let create = || -> Result<(), ErrorKind> {
+    attempt("create the directory", path, || {
         if !recursive {
             return make_directory(view, path, links, mode);
         }
@@ -59,7 +71,7 @@ pub fn create_directory(view: &View, path: &Path, links: Links, recursive: bool,
             let mode = mode.filter(|_| ancestor == path);
             match make_directory(view, ancestor, links, mode) {
                 Err(reason) if reason.is(Errno::EXIST) => {
-                    view.open(ancestor, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map_err(|found| {
+                    view.open(ancestor, links, OFlags::PATH | OFlags::DIRECTORY).map_err(|found| {
                         // The name is a dangling link. Report that it exists.
                         if found.is(Errno::NOENT) { reason } else { found }
                     })?;
@@ -68,13 +80,12 @@ pub fn create_directory(view: &View, path: &Path, links: Links, recursive: bool,
             }
         }
         // In a view that hides the parents, all of them seemed missing. Only the directory itself has to exist.
-        view.open(path, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map(drop)
-    };
-    create().context("create the directory", path)
+        view.open(path, links, OFlags::PATH | OFlags::DIRECTORY).map(drop)
+    })
 }
 
 fn is_directory(view: &View, path: &Path, links: Links) -> bool {
-    match view.open(path, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) {
+    match view.open(path, links, OFlags::PATH | OFlags::DIRECTORY) {
         Ok(_) => true,
         // Create only what certainly does not exist.
         Err(reason) => !reason.is(Errno::NOENT),
@@ -93,8 +104,7 @@ fn make_directory(view: &View, path: &Path, links: Links, mode: Option<u32>) -> 
     if let Some(bits) = bits {
         // Set the mode again, because the umask removed bits. Do not follow a link that another process may have placed there in the
         // meantime.
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        if let Ok(made) = rustix::fs::openat(&dir, name, flags, Mode::empty()) {
+        if let Ok(made) = open_at(&dir, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW) {
             rustix::fs::fchmod(made, bits)?;
         }
     }
@@ -110,8 +120,8 @@ pub fn read_directory(
     most: usize,
     cancel: &Cancel,
 ) -> Result<Vec<DirectoryEntry>> {
-    let read = || -> Result<Vec<DirectoryEntry>, ErrorKind> {
-        let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+    attempt("list", path, || {
+        let dir = view.open_directory(path, links)?;
         let mut entries = Vec::new();
         let mut count = 0;
         for_each_entry(dir.as_fd(), cancel, |name, file_type| {
@@ -120,45 +130,32 @@ pub fn read_directory(
                 let advice = "ask for it with `details`, in parts";
                 return Err(ErrorKind::TooMany { most, advice });
             }
-            if let Some(kind) = kind_followed(view, path, dir.as_fd(), name, file_type) {
-                let is_directory = kind == FileKind::Directory;
-                let is_file = kind == FileKind::File;
-                let is_symlink = is_link(dir.as_fd(), name, file_type);
-                entries.push(DirectoryEntry { name: name.to_owned(), is_directory, is_file, is_symlink });
+            let Some(kind) = kind_of(dir.as_fd(), name, file_type) else { return Ok(()) };
+            if let Some(target) = kind_followed(view, path, name, kind) {
+                entries.push(DirectoryEntry::new(name.to_owned(), kind, Some(target)));
             }
             Ok(())
         })?;
         Ok(entries)
-    };
-    read().context("list", path)
+    })
+}
+
+/// The type of an entry. Some file systems do not return it with the name, so it needs a `stat`. `None` if the entry no longer exists.
+pub(crate) fn kind_of(dir: BorrowedFd<'_>, name: &OsStr, listed: FileType) -> Option<FileKind> {
+    match listed {
+        FileType::Unknown => Stat::entry(dir, name).ok().map(|stat| stat.kind),
+        known => Some(FileKind::of(known)),
+    }
 }
 
 /// The type of the object that an entry leads to. `None` if it leads nowhere, or out of the view.
-pub(crate) fn kind_followed(
-    view: &View,
-    path: &Path,
-    dir: BorrowedFd<'_>,
-    name: &OsStr,
-    file_type: FileType,
-) -> Option<FileKind> {
-    let kind = match file_type {
-        FileType::Unknown => Stat::entry(dir, name).ok()?.kind,
-        known => FileKind::of(known),
-    };
+pub(crate) fn kind_followed(view: &View, path: &Path, name: &OsStr, kind: FileKind) -> Option<FileKind> {
     if kind != FileKind::Symlink {
         return Some(kind);
     }
     // Resolve through the view, because the link may lead anywhere.
     let target = view.locate(&path.join(name), Links::Follow).ok()?;
     Stat::of(target.as_fd()).ok().map(|stat| stat.kind)
-}
-
-/// Whether an entry itself is a symbolic link.
-pub(crate) fn is_link(dir: BorrowedFd<'_>, name: &OsStr, file_type: FileType) -> bool {
-    match file_type {
-        FileType::Unknown => Stat::entry(dir, name).is_ok_and(|stat| stat.kind == FileKind::Symlink),
-        known => known == FileType::Symlink,
-    }
 }
 
 /// The part of a sorted directory to list.
@@ -179,8 +176,8 @@ pub fn read_details(
     range: ListRange<'_>,
     cancel: &Cancel,
 ) -> Result<(Vec<DetailedEntry>, bool)> {
-    let read = || -> Result<(Vec<DetailedEntry>, bool), ErrorKind> {
-        let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+    attempt("list", path, || {
+        let dir = view.open_directory(path, links)?;
         // A heap of the smallest names so far, with the largest on top. Its memory does not grow with the directory.
         let ListRange { after, most } = range;
         let mut names = BinaryHeap::new();
@@ -206,8 +203,7 @@ pub fn read_details(
             }
         }
         Ok((details, has_more))
-    };
-    read().context("list", path)
+    })
 }
 
 fn detailed_entry(view: &View, path: &Path, dir: BorrowedFd<'_>, name: OsString) -> Option<DetailedEntry> {
@@ -215,14 +211,8 @@ fn detailed_entry(view: &View, path: &Path, dir: BorrowedFd<'_>, name: OsString)
     let link_target = (stat.kind == FileKind::Symlink)
         .then(|| rustix::fs::readlinkat(dir, &name, Vec::new()).ok().map(std::ffi::CString::into_bytes))
         .flatten();
-    let kind = match stat.kind {
-        FileKind::Symlink => kind_followed(view, path, dir, &name, FileType::Symlink),
-        kind => Some(kind),
-    };
-    let is_directory = kind == Some(FileKind::Directory);
-    let is_file = kind == Some(FileKind::File);
-    let is_symlink = stat.kind == FileKind::Symlink;
-    Some(DetailedEntry { entry: DirectoryEntry { name, is_directory, is_file, is_symlink }, stat, link_target })
+    let target = kind_followed(view, path, &name, stat.kind);
+    Some(DetailedEntry { entry: DirectoryEntry::new(name, stat.kind, target), stat, link_target })
 }
 
 pub(crate) fn entry_names(dir: BorrowedFd<'_>, cancel: &Cancel) -> Result<Vec<OsString>, ErrorKind> {

@@ -22,8 +22,8 @@ pub struct Error {
 #[derive(Debug, thiserror::Error)]
 pub enum ErrorKind {
     /// A system call failed.
-    #[error("{0}")]
-    Os(io::Error),
+    #[error(transparent)]
+    Os(#[from] io::Error),
     /// The path leads out of the view.
     #[error("it is not beneath one of the permitted directories")]
     OutsideView,
@@ -104,7 +104,19 @@ pub enum ErrorCategory {
 impl Error {
     #[must_use]
     pub fn category(&self) -> ErrorCategory {
-        self.kind.category()
+        match &self.kind {
+            ErrorKind::Os(error) => os_category(error),
+            ErrorKind::OutsideView | ErrorKind::Protected => ErrorCategory::OutsideView,
+            ErrorKind::Symlink => ErrorCategory::Symlink,
+            ErrorKind::NotRegular(_) => ErrorCategory::NotRegular,
+            ErrorKind::TooLarge { .. } => ErrorCategory::TooLarge,
+            ErrorKind::TooMany { .. } => ErrorCategory::TooMany,
+            ErrorKind::EtagMismatch(_) => ErrorCategory::EtagMismatch,
+            ErrorKind::Busy(_) => ErrorCategory::Busy,
+            ErrorKind::InvalidInput(_) | ErrorKind::Literal(_) => ErrorCategory::InvalidInput,
+            ErrorKind::Unsupported(_) => ErrorCategory::Unsupported,
+            ErrorKind::Cancelled => ErrorCategory::Cancelled,
+        }
     }
 }
 
@@ -120,28 +132,6 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl ErrorKind {
-    #[must_use]
-    pub fn category(&self) -> ErrorCategory {
-        match self {
-            Self::Os(error) => os_category(error),
-            Self::OutsideView | Self::Protected => ErrorCategory::OutsideView,
-            Self::Symlink => ErrorCategory::Symlink,
-            Self::NotRegular(_) => ErrorCategory::NotRegular,
-            Self::TooLarge { .. } => ErrorCategory::TooLarge,
-            Self::TooMany { .. } => ErrorCategory::TooMany,
-            Self::EtagMismatch(_) => ErrorCategory::EtagMismatch,
-            Self::Busy(_) => ErrorCategory::Busy,
-            Self::InvalidInput(_) | Self::Literal(_) => ErrorCategory::InvalidInput,
-            Self::Unsupported(_) => ErrorCategory::Unsupported,
-            Self::Cancelled => ErrorCategory::Cancelled,
-        }
-    }
-
-    /// Adds the action and the path.
-    pub(crate) fn context(self, action: &'static str, path: &Path) -> Error {
-        Error { action, path: path.to_owned(), kind: self }
-    }
-
     /// Whether the system call failed with this errno.
     pub(crate) fn is(&self, errno: Errno) -> bool {
         matches!(self, Self::Os(error) if error.raw_os_error() == Some(errno.raw_os_error()))
@@ -151,12 +141,6 @@ impl ErrorKind {
 impl From<Errno> for ErrorKind {
     fn from(errno: Errno) -> Self {
         Self::Os(errno.into())
-    }
-}
-
-impl From<io::Error> for ErrorKind {
-    fn from(error: io::Error) -> Self {
-        Self::Os(error)
     }
 }
 
@@ -175,6 +159,11 @@ fn os_category(error: &io::Error) -> ErrorCategory {
     }
 }
 
+/// Runs the action on the path. An error says so.
+pub(crate) fn attempt<T>(action: &'static str, path: &Path, run: impl FnOnce() -> Result<T, ErrorKind>) -> Result<T> {
+    run().context(action, path)
+}
+
 /// Adds the action and the path to an `ErrorKind`.
 pub(crate) trait ErrorContext<T> {
     fn context(self, action: &'static str, path: &Path) -> Result<T>;
@@ -182,6 +171,6 @@ pub(crate) trait ErrorContext<T> {
 
 impl<T, E: Into<ErrorKind>> ErrorContext<T> for Result<T, E> {
     fn context(self, action: &'static str, path: &Path) -> Result<T> {
-        self.map_err(|error| error.into().context(action, path))
+        self.map_err(|error| Error { action, path: path.to_owned(), kind: error.into() })
     }
 }

@@ -12,15 +12,16 @@ use std::{
 
 use parking_lot::MutexGuard;
 use rustix::{
-    fs::{FallocateFlags, Mode, SeekFrom},
+    fs::{FallocateFlags, Mode},
     io::{Errno, retry_on_intr},
 };
 
 use crate::{
     Cancel, ErrorKind, Result, Stat,
     metadata::{permissions, times},
+    read::{next_data, next_hole, read_at},
     target::{ExistingFile, WriteTarget, require_state},
-    write::{WriteOptions, WriteResult, write_result},
+    write::{WriteOptions, WriteResult, apply_options, write_result},
 };
 
 /// Bytes copied at once.
@@ -58,10 +59,9 @@ impl<'a> InPlaceWrite<'a> {
     /// Replaces the whole content with `bytes`.
     pub(crate) fn write(self, bytes: &[u8]) -> Result<WriteResult, ErrorKind> {
         let file = &self.existing.file;
-        self.with_reserved_space(|| reserve(file, 0, bytes.len() as u64))?;
+        self.or_release(reserve(file, 0, bytes.len() as u64))?;
         file.write_all_at(bytes, 0)?;
-        file.set_len(bytes.len() as u64)?;
-        apply_options(self.existing, self.options)
+        self.finish(bytes.len() as u64)
     }
 
     /// Replaces the whole content with that of another file, including its holes. Sets `begun` before the first byte is changed, so that
@@ -69,25 +69,32 @@ impl<'a> InPlaceWrite<'a> {
     pub(crate) fn copy(self, from: &File, begun: &mut bool) -> Result<WriteResult, ErrorKind> {
         let file = &self.existing.file;
         let size = Stat::of(from.as_fd())?.size;
-        self.with_reserved_space(|| {
-            each_part(from, size, |at, end, is_hole| if is_hole { Ok(()) } else { reserve(file, at, end - at) })
-        })?;
+        self.or_release(each_part(from, size, |part, at, end| match part {
+            FilePart::Hole => Ok(()),
+            FilePart::Data => reserve(file, at, end - at),
+        }))?;
         *begun = true;
-        each_part(from, size, |at, end, is_hole| match is_hole {
-            true => clear(file, at, end.min(self.size)),
-            false => copy_part(from, file, at, end),
+        each_part(from, size, |part, at, end| match part {
+            FilePart::Hole => clear(file, at, end.min(self.size)),
+            FilePart::Data => copy_part(from, file, at, end),
         })?;
-        file.set_len(size)?;
-        apply_options(self.existing, self.options)
+        self.finish(size)
     }
 
-    /// Reserves space. If there is not enough, releases what was reserved.
-    fn with_reserved_space(&self, take: impl FnOnce() -> Result<(), ErrorKind>) -> Result<(), ErrorKind> {
-        take().inspect_err(|_| {
+    /// If reserving space failed, releases what was reserved.
+    fn or_release(&self, reserved: Result<(), ErrorKind>) -> Result<(), ErrorKind> {
+        reserved.inspect_err(|_| {
             // Setting the current size again releases the space that was reserved behind the end. Ignore an error here: the first one is
             // reported.
             self.existing.file.set_len(self.size).ok();
         })
+    }
+
+    /// Cuts the file to its new size, and applies the options.
+    fn finish(self, size: u64) -> Result<WriteResult, ErrorKind> {
+        self.existing.file.set_len(size)?;
+        apply_options(&self.existing.file, self.options)?;
+        write_result(&self.existing.file, false)
     }
 }
 
@@ -103,21 +110,6 @@ pub(crate) fn check_options(existing: &ExistingFile, options: &WriteOptions) -> 
     Ok(())
 }
 
-/// Sets mode and time and syncs, after the bytes were written.
-pub(crate) fn apply_options(existing: &ExistingFile, options: &WriteOptions) -> Result<WriteResult, ErrorKind> {
-    let file = &existing.file;
-    if let Some(mode) = options.mode {
-        rustix::fs::fchmod(file, permissions(mode)?)?;
-    }
-    if let Some(modified) = options.modified {
-        rustix::fs::futimens(file, &times(modified)?)?;
-    }
-    if options.fsync {
-        rustix::fs::fsync(file)?;
-    }
-    write_result(file, false)
-}
-
 /// Reserves space for a range, also where the file has a hole. The visible content does not change.
 fn reserve(file: &File, at: u64, len: u64) -> Result<(), ErrorKind> {
     if len == 0 {
@@ -130,31 +122,27 @@ fn reserve(file: &File, at: u64, len: u64) -> Result<(), ErrorKind> {
     }
 }
 
-/// Calls `take` for each part of a file in order: data or a hole.
+/// What a part of a file consists of.
+enum FilePart {
+    Data,
+    Hole,
+}
+
+/// Calls `visit` for each part of a file in order, with its offset and its end.
 fn each_part(
     file: &File,
     size: u64,
-    mut take: impl FnMut(u64, u64, bool) -> Result<(), ErrorKind>,
+    mut visit: impl FnMut(FilePart, u64, u64) -> Result<(), ErrorKind>,
 ) -> Result<(), ErrorKind> {
     let mut at = 0;
     while at < size {
-        let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-            Ok(data) => data.min(size),
-            // Only a hole is left.
-            Err(Errno::NXIO) => size,
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
-            Err(errno) => return Err(errno.into()),
-        };
+        let data = next_data(file, at)?.map_or(size, |data| data.min(size));
         if data > at {
-            take(at, data, true)?;
+            visit(FilePart::Hole, at, data)?;
         }
-        let end = match rustix::fs::seek(file, SeekFrom::Hole(data)) {
-            Ok(hole) => hole.min(size),
-            Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => size,
-            Err(errno) => return Err(errno.into()),
-        };
+        let end = next_hole(file, data, size)?;
         if end > data {
-            take(data, end, false)?;
+            visit(FilePart::Data, data, end)?;
         }
         at = end;
     }
@@ -165,12 +153,10 @@ fn copy_part(from: &File, to: &File, mut at: u64, end: u64) -> Result<(), ErrorK
     let mut buffer = vec![0; usize::try_from(end - at).unwrap_or(STEP).min(STEP)];
     while at < end {
         let len = usize::try_from(end - at).unwrap_or(STEP).min(STEP);
-        let read = match from.read_at(&mut buffer[..len], at) {
-            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Ok(read) => read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error.into()),
-        };
+        let read = read_at(from, &mut buffer[..len], at)?;
+        if read == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
         to.write_all_at(&buffer[..read], at)?;
         at += read as u64;
     }

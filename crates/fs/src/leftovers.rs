@@ -15,13 +15,13 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FlockOperation, Mode, OFlags},
+    fs::{AtFlags, FlockOperation, OFlags},
     io::Errno,
 };
 
 use crate::{
-    Cancel, ErrorKind, FileKind, Links, Result, Stat, View, directory::for_each_entry, error::ErrorContext,
-    metadata::file_uid, target::scratch_kind,
+    Cancel, ErrorKind, FileKind, Links, Result, Stat, View, directory::for_each_entry, error::attempt,
+    metadata::file_uid, target::scratch_kind, view::open_at,
 };
 
 /// Locks a file to show that its writer is active. Returns false if another process holds the lock.
@@ -47,19 +47,16 @@ fn try_remove(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, ErrorKind> {
         FileKind::Symlink => None,
         // A file with a second hard link is still in use.
         FileKind::File if seen.links == 1 => {
-            let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let open = |access| rustix::fs::openat(dir, name, access | flags, Mode::empty());
+            let open = |access| open_at(dir, name, access | OFlags::NOFOLLOW | OFlags::NONBLOCK);
             let file = open(OFlags::RDONLY).or_else(|_| open(OFlags::WRONLY))?;
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             Some(file)
         }
-        FileKind::File | FileKind::Directory | FileKind::Fifo | FileKind::Socket | FileKind::Device => {
-            return Ok(false);
-        }
+        _ => return Ok(false),
     };
     // Check again under the lock: another writer may have taken the name. Then its file is the one to lock, not ours.
     let now = Stat::entry(dir, name)?;
-    if (now.device, now.inode, now.kind) != (seen.device, seen.inode, seen.kind) {
+    if !now.is_same_file(&seen) || now.kind != seen.kind {
         return Ok(false);
     }
     rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
@@ -68,8 +65,8 @@ fn try_remove(dir: BorrowedFd<'_>, name: &OsStr) -> Result<bool, ErrorKind> {
 
 /// Removes temporary files and links that killed writers left in a directory. Kept parts (`.part`) stay. Returns the number removed.
 pub fn sweep(view: &View, path: &Path, links: Links, cancel: &Cancel) -> Result<u64> {
-    let sweep = || -> Result<u64, ErrorKind> {
-        let dir = view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+    attempt("clear up in", path, || {
+        let dir = view.open_directory(path, links)?;
         let mut found: Vec<(OsString, FileKind)> = Vec::new();
         for_each_entry(dir.as_fd(), cancel, |name, _| {
             found.extend(scratch_kind(name).map(|kind| (name.to_owned(), kind)));
@@ -80,8 +77,7 @@ pub fn sweep(view: &View, path: &Path, links: Links, cancel: &Cancel) -> Result<
             is_such && remove_if_abandoned(dir.as_fd(), name)
         });
         Ok(found.len() as u64)
-    };
-    sweep().context("clear up in", path)
+    })
 }
 
 #[cfg(test)]

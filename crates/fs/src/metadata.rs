@@ -7,11 +7,8 @@
 use std::{
     fs::File,
     hash::{DefaultHasher, Hasher},
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::fs::FileExt,
-    },
-    path::Path,
+    os::fd::{AsFd, BorrowedFd},
+    path::{Path, PathBuf},
 };
 
 use rustix::{
@@ -20,7 +17,12 @@ use rustix::{
     time::ClockId,
 };
 
-use crate::{Cancel, ErrorKind, Links, Result, View, error::ErrorContext, view::proc_path};
+use crate::{
+    Cancel, ErrorKind, Links, Result, View,
+    error::attempt,
+    read::read_at,
+    view::{proc_path, real_path},
+};
 
 /// Two changes within this time may have the same timestamp: twice the coarsest kernel tick.
 const TICK_NS: i128 = 20_000_000;
@@ -106,7 +108,8 @@ pub struct Stat {
     pub(crate) inode: u64,
     pub uid: u32,
     pub gid: u32,
-    pub(crate) changed: Moment,
+    /// Change time (ctime): updated on creation, on every write, chmod and rename, and on every new hard link.
+    pub changed: Moment,
     /// Bytes allocated on disk.
     pub(crate) stored: u64,
 }
@@ -121,12 +124,6 @@ impl Stat {
     #[must_use]
     pub fn identity(&self) -> (u64, u64) {
         (self.device, self.inode)
-    }
-
-    /// Change time (ctime): updated on creation, on every write, chmod and rename, and on every new hard link.
-    #[must_use]
-    pub fn changed(&self) -> Moment {
-        self.changed
     }
 
     /// Metadata of an open object.
@@ -147,7 +144,7 @@ impl Stat {
 
     /// Whether both describe the same file.
     pub(crate) fn is_same_file(&self, other: &Self) -> bool {
-        (self.device, self.inode) == (other.device, other.inode)
+        self.identity() == other.identity()
     }
 }
 
@@ -187,48 +184,39 @@ pub struct Metadata {
 
 /// Describes the object that a path leads to. With `of_link`, describes a link at the end of the path itself.
 pub fn metadata(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Metadata> {
-    describe(view, path, links, of_link).context("look at", path)
-}
-
-fn describe(view: &View, path: &Path, links: Links, of_link: bool) -> Result<Metadata, ErrorKind> {
-    let itself = view.open(path, links, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
-    let stat = Stat::of(itself.as_fd())?;
-    if stat.kind != FileKind::Symlink {
+    attempt("look at", path, || {
+        let itself = view.open(path, links, OFlags::PATH | OFlags::NOFOLLOW)?;
+        let mut stat = Stat::of(itself.as_fd())?;
+        let is_symlink = stat.kind == FileKind::Symlink;
+        if is_symlink && of_link {
+            let target = rustix::fs::readlinkat(itself.as_fd(), "", Vec::new())?.into_bytes();
+            return Ok(Metadata { stat, is_symlink, etag: None, link_target: Some(target) });
+        }
+        if is_symlink {
+            stat = Stat::of(view.locate(path, links)?.as_fd())?;
+        }
         let etag = (stat.kind == FileKind::File).then(|| etag_of_path(view, path, links, &stat)).transpose()?;
-        return Ok(Metadata { stat, is_symlink: false, etag, link_target: None });
-    }
-    if of_link {
-        let target = rustix::fs::readlinkat(itself.as_fd(), "", Vec::new())?.into_bytes();
-        return Ok(Metadata { stat, is_symlink: true, etag: None, link_target: Some(target) });
-    }
-    let target = view.locate(path, links)?;
-    let stat = Stat::of(target.as_fd())?;
-    let etag = (stat.kind == FileKind::File).then(|| etag_of_path(view, path, links, &stat)).transpose()?;
-    Ok(Metadata { stat, is_symlink: true, etag, link_target: None })
+        Ok(Metadata { stat, is_symlink, etag, link_target: None })
+    })
 }
 
 /// The etag of a file that was located but not opened. If the file cannot be read, the etag contains no hash.
 fn etag_of_path(view: &View, path: &Path, links: Links, stat: &Stat) -> Result<String, ErrorKind> {
-    if !is_recent(stat) || stat.size > HASHED_BYTES {
-        return Ok(base(stat));
-    }
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-    match view.open(path, links, flags, Mode::empty()) {
-        Ok(fd) => {
-            let file = File::from(fd);
-            // The name may refer to another file by now. Then return the etag of the located file, without a hash.
-            if Stat::of(file.as_fd())? == *stat { etag(&file, stat) } else { Ok(base(stat)) }
+    if needs_hash(stat)
+        && let Ok(fd) = view.open(path, links, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
+    {
+        let file = File::from(fd);
+        // The name may refer to another file by now. Then return the etag of the located file, without a hash.
+        if Stat::of(file.as_fd())? == *stat {
+            return etag(&file, stat);
         }
-        Err(_) => Ok(base(stat)),
     }
+    Ok(base(stat))
 }
 
 /// The etag of an open file whose metadata is `stat`.
 pub(crate) fn etag(file: &File, stat: &Stat) -> Result<String, ErrorKind> {
-    if !is_recent(stat) || stat.size > HASHED_BYTES {
-        return Ok(base(stat));
-    }
-    Ok(format!("{}-{:016x}", base(stat), hash(file)?))
+    if needs_hash(stat) { Ok(format!("{}-{:016x}", base(stat), hash(file)?)) } else { Ok(base(stat)) }
 }
 
 /// Whether an etag from an earlier time matches the current state of a file.
@@ -251,20 +239,25 @@ fn base(stat: &Stat) -> String {
     )
 }
 
-fn is_recent(stat: &Stat) -> bool {
+/// Whether the file has changed so recently that another change could have the same times.
+fn needs_hash(stat: &Stat) -> bool {
     let now = rustix::time::clock_gettime(ClockId::Realtime);
     let now = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
     // If the clock was set back, every file counts as recent. That only costs a hash.
-    now - stat.changed.nanoseconds() < TICK_NS
+    stat.size <= HASHED_BYTES && now - stat.changed.nanoseconds() < TICK_NS
 }
 
 /// The uid that new files of this thread get: the fsuid, which a caller may have set to another value than the effective uid.
 pub(crate) fn file_uid() -> u32 {
     // `Uid:` lists the real, effective, saved and file system uid.
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let uid = line.and_then(|ids| ids.split_whitespace().nth(3)).and_then(|uid| uid.parse().ok());
+    let uid = thread_status("Uid:").and_then(|uids| uids.split_whitespace().nth(3)?.parse().ok());
     uid.unwrap_or_else(|| rustix::process::geteuid().as_raw())
+}
+
+/// A field of this thread's status in procfs.
+pub(crate) fn thread_status(field: &str) -> Option<String> {
+    let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix(field)).map(str::to_owned)
 }
 
 /// The hash protects against accidents, not against attackers: an attacker who can write the file needs no collision.
@@ -273,16 +266,14 @@ fn hash(file: &File) -> Result<u64, ErrorKind> {
     let mut buffer = vec![0; 64 << 10];
     let mut at = 0;
     while at <= HASHED_BYTES {
-        match file.read_at(&mut buffer, at) {
-            Ok(0) => break,
+        match read_at(file, &mut buffer, at) {
+            // The file has ended, or the fd is open for writing only. In the second case the hash covers no bytes.
+            Ok(0) | Err(Errno::BADF) => break,
             Ok(read) => {
                 hasher.write(&buffer[..read]);
                 at += read as u64;
             }
-            Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
-            // The fd is open for writing only, so the bytes cannot be read. The hash then covers no bytes.
-            Err(error) if error.raw_os_error() == Some(Errno::BADF.raw_os_error()) => break,
-            Err(error) => return Err(error.into()),
+            Err(errno) => return Err(errno.into()),
         }
     }
     Ok(hasher.finish())
@@ -300,9 +291,9 @@ pub struct MetadataChange {
 
 /// Changes the permission bits and the modification time.
 pub fn set_metadata(view: &View, path: &Path, links: Links, to: MetadataChange) -> Result<()> {
-    let change = || -> Result<(), ErrorKind> {
+    attempt("change", path, || {
         let flags = if to.of_link { OFlags::PATH | OFlags::NOFOLLOW } else { OFlags::PATH };
-        let fd = view.open(path, links, flags, Mode::empty())?;
+        let fd = view.open(path, links, flags)?;
         if let Some(mode) = to.mode {
             if Stat::of(fd.as_fd())?.kind == FileKind::Symlink {
                 return Err(ErrorKind::InvalidInput("a symbolic link has no mode of its own"));
@@ -313,8 +304,7 @@ pub fn set_metadata(view: &View, path: &Path, links: Links, to: MetadataChange) 
             rustix::fs::utimensat(fd.as_fd(), "", &times(modified)?, AtFlags::EMPTY_PATH)?;
         }
         Ok(())
-    };
-    change().context("change", path)
+    })
 }
 
 /// Checks that a mode has only bits that a request may set.
@@ -336,11 +326,9 @@ pub(crate) fn times(modified: Moment) -> Result<Timestamps, ErrorKind> {
 }
 
 /// The path of an object with all links resolved.
-pub fn canonicalize(view: &View, path: &Path, cancel: &Cancel) -> Result<std::path::PathBuf> {
-    let resolve = || -> Result<_, ErrorKind> {
+pub fn canonicalize(view: &View, path: &Path, cancel: &Cancel) -> Result<PathBuf> {
+    attempt("resolve", path, || {
         cancel.check()?;
-        let fd = view.locate(path, Links::Follow)?;
-        crate::view::real_path(fd.as_fd())
-    };
-    resolve().context("resolve", path)
+        real_path(view.locate(path, Links::Follow)?.as_fd())
+    })
 }

@@ -2,20 +2,22 @@
 
 use std::{
     fs::File,
-    io::{self, IoSliceMut, Read},
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::fs::FileExt,
-    },
+    io::IoSliceMut,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{Mode, OFlags, SeekFrom},
-    io::{Errno, ReadWriteFlags},
+    buffer::spare_capacity,
+    fs::{OFlags, SeekFrom},
+    io::{Errno, ReadWriteFlags, retry_on_intr},
 };
 
-use crate::{Cancel, ErrorKind, FileKind, Links, Result, Stat, View, error::ErrorContext, metadata::etag};
+use crate::{
+    Cancel, ErrorKind, FileKind, Links, Result, Stat, View,
+    error::{ErrorContext, attempt},
+    metadata::etag,
+};
 
 /// Bytes read between two checks for cancellation.
 const STEP: usize = 1 << 20;
@@ -79,18 +81,18 @@ pub struct ReadBlock {
 
 /// Opens a regular file for reading, without blocking.
 pub fn open(view: &View, path: &Path, links: Links) -> Result<OpenFile> {
-    let open = || -> Result<OpenFile, ErrorKind> {
-        let (file, stat) = open_regular(view, path, links, OFlags::RDONLY)?;
+    attempt("open", path, || {
+        // Check the type before opening, because opening a device can have side effects. `regular_file` checks again, because the name may
+        // refer to another object by then.
+        require_regular(&Stat::of(view.locate(path, links)?.as_fd())?)?;
+        let fd = view.open(path, links, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let (file, stat) = regular_file(fd)?;
         Ok(OpenFile { file, path: path.to_owned(), stat })
-    };
-    open().context("open", path)
+    })
 }
 
-/// Checks the type before opening, because opening a device can have side effects. Checks again afterwards, because the name may then refer
-/// to another object.
-pub(crate) fn open_regular(view: &View, path: &Path, links: Links, flags: OFlags) -> Result<(File, Stat), ErrorKind> {
-    require_regular(&Stat::of(view.locate(path, links)?.as_fd())?)?;
-    let fd = view.open(path, links, flags | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())?;
+/// Checks that an open object is a regular file and not a file of `/proc`.
+pub(crate) fn regular_file(fd: OwnedFd) -> Result<(File, Stat), ErrorKind> {
     let stat = Stat::of(fd.as_fd())?;
     require_regular(&stat)?;
     refuse_proc(fd.as_fd())?;
@@ -135,7 +137,7 @@ impl OpenFile {
     /// Reads a part of the file. If the part has more than `most` bytes, returns an error that contains `advice`.
     pub fn read(&self, range: ReadRange, most: u64, advice: &'static str, cancel: &Cancel) -> Result<FileContent> {
         let too_large = || ErrorKind::TooLarge { most, advice };
-        let read = || -> Result<FileContent, ErrorKind> {
+        attempt("read", &self.path, || {
             let etag = etag(&self.file, &self.stat)?;
             let size = self.stat.size;
             let (bytes, eof) = match range {
@@ -157,20 +159,22 @@ impl OpenFile {
                 }
             };
             Ok(FileContent { bytes, etag, size, eof })
-        };
-        read().context("read", &self.path)
+        })
     }
 
     /// Reads one block into `buf`. With `holes`, a hole is reported instead of being read as zeros.
     pub fn read_block(&self, buf: &mut [u8], offset: u64, holes: bool, cancel: &Cancel) -> Result<ReadBlock> {
-        let mut read = || -> Result<ReadBlock, ErrorKind> {
+        attempt("read", &self.path, || {
             let mut len = buf.len();
             if holes {
                 match next_data(&self.file, offset)? {
                     Some(data) if data > offset => {
                         return Ok(ReadBlock { len: 0, eof: false, hole: data - offset });
                     }
-                    Some(_) => len = until_hole(&self.file, offset, len)?,
+                    Some(_) => {
+                        let hole = next_hole(&self.file, offset, offset.saturating_add(len as u64))?;
+                        len = usize::try_from(hole - offset).unwrap_or(len).max(1);
+                    }
                     None => {
                         let size = Stat::of(self.file.as_fd())?.size;
                         let hole = size.saturating_sub(offset);
@@ -181,8 +185,7 @@ impl OpenFile {
             let requested = buf.len();
             let got = read_into(&self.file, &mut buf[..len], offset, cancel)?;
             Ok(ReadBlock { len: got, eof: got < len || (len < requested && got == 0), hole: 0 })
-        };
-        read().context("read", &self.path)
+        })
     }
 
     /// Reads one block without blocking, if all of it is in the page cache and the file has no holes. Returns `None` otherwise, also if
@@ -199,7 +202,7 @@ impl OpenFile {
 }
 
 /// The offset of the next data in the file. `None` if only a hole is left. On a file system without support for holes, all is data.
-fn next_data(file: &File, offset: u64) -> Result<Option<u64>, ErrorKind> {
+pub(crate) fn next_data(file: &File, offset: u64) -> Result<Option<u64>, ErrorKind> {
     match rustix::fs::seek(file, SeekFrom::Data(offset)) {
         Ok(data) => Ok(Some(data)),
         Err(Errno::NXIO) => Ok(None),
@@ -208,13 +211,22 @@ fn next_data(file: &File, offset: u64) -> Result<Option<u64>, ErrorKind> {
     }
 }
 
-/// Length of the part of a block that lies before the next hole.
-fn until_hole(file: &File, offset: u64, len: usize) -> Result<usize, ErrorKind> {
+/// The offset of the next hole, or `end` if there is none before it.
+pub(crate) fn next_hole(file: &File, offset: u64, end: u64) -> Result<u64, ErrorKind> {
     match rustix::fs::seek(file, SeekFrom::Hole(offset)) {
-        Ok(hole) => Ok(usize::try_from(hole.saturating_sub(offset)).unwrap_or(len).clamp(1, len)),
-        Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => Ok(len),
+        Ok(hole) => Ok(hole.min(end)),
+        Err(Errno::NXIO | Errno::INVAL | Errno::OPNOTSUPP) => Ok(end),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// Reads at an offset without changing the shared position of the file. Returns 0 at the end of the file.
+pub(crate) fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    // File offsets are at most `i64::MAX`. Beyond it, `pread` would fail with EINVAL.
+    if i64::try_from(offset).is_err() {
+        return Ok(0);
+    }
+    retry_on_intr(|| rustix::io::pread(file, &mut *buffer, offset))
 }
 
 /// Reads up to `len` bytes. Returns fewer if the file ends first, for example because it was truncated in the meantime.
@@ -226,12 +238,11 @@ fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec
         cancel.check()?;
         let step = (len - (at - offset)).min(STEP as u64);
         bytes.reserve(usize::try_from(step).unwrap_or(STEP));
-        match rustix::io::pread(file, rustix::buffer::spare_capacity(&mut bytes), at) {
-            Ok(0) => break,
-            Ok(read) => at = at.saturating_add(read as u64),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
+        let read = retry_on_intr(|| rustix::io::pread(file, spare_capacity(&mut bytes), at))?;
+        if read == 0 {
+            break;
         }
+        at = at.saturating_add(read as u64);
     }
     // `spare_capacity` may be larger than the requested length.
     bytes.truncate(usize::try_from(len).unwrap_or(usize::MAX));
@@ -240,36 +251,15 @@ fn read_range(file: &File, offset: u64, len: u64, cancel: &Cancel) -> Result<Vec
 
 /// Fills `buf` and returns the number of bytes read. It is less than the buffer's length if the file ends first.
 fn read_into(file: &File, buf: &mut [u8], offset: u64, cancel: &Cancel) -> Result<usize, ErrorKind> {
-    let mut reader = PositionedReader { file, offset };
     let mut got = 0;
     while got < buf.len() {
         cancel.check()?;
-        match reader.read(&mut buf[got..]) {
-            Ok(0) => break,
-            Ok(read) => got += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
+        match read_at(file, &mut buf[got..], offset.saturating_add(got as u64))? {
+            0 => break,
+            read => got += read,
         }
     }
     Ok(got)
-}
-
-/// A reader with its own position. It does not change the shared position of the file.
-struct PositionedReader<'a> {
-    file: &'a File,
-    offset: u64,
-}
-
-impl Read for PositionedReader<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // File offsets are at most `i64::MAX`. Reading beyond returns no data.
-        if i64::try_from(self.offset).is_err() {
-            return Ok(0);
-        }
-        let read = self.file.read_at(buffer, self.offset)?;
-        self.offset = self.offset.saturating_add(read as u64);
-        Ok(read)
-    }
 }
 
 /// Reads `count` lines from line number `first` on, and says whether they reach the end of the file. `None` if they have more than
@@ -287,18 +277,15 @@ fn read_lines(
     let mut to_skip = first - 1;
     let mut to_take = count;
     let mut bytes = Vec::new();
-    let mut reader = PositionedReader { file, offset: 0 };
     let mut buffer = vec![0; STEP];
+    let mut at = 0;
     loop {
         cancel.check()?;
-        let read = match reader.read(&mut buffer) {
-            Ok(read) => read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error.into()),
-        };
+        let read = read_at(file, &mut buffer, at)?;
         if read == 0 {
             return Ok(Some((bytes, true)));
         }
+        at += read as u64;
         for line in buffer[..read].split_inclusive(|byte| *byte == b'\n') {
             let is_whole = line.ends_with(b"\n");
             if to_skip > 0 {

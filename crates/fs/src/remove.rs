@@ -6,19 +6,18 @@
 
 use std::{
     ffi::OsString,
+    io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
 };
 
-use rustix::{
-    fs::{FileType, Mode, OFlags},
-    io::Errno,
-};
+use rustix::{fs::OFlags, io::Errno};
 
 use crate::{
     Cancel, ErrorKind, FileKind, Links, Result, Stat, View,
-    directory::{for_each_entry, unlink},
+    directory::{for_each_entry, kind_of, unlink},
     error::ErrorContext,
+    view::open_at,
 };
 
 /// How often to list a directory again if others add entries while it is emptied.
@@ -109,25 +108,20 @@ fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) ->
 }
 
 fn open_child(parent: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(parent, name, flags, Mode::empty())
+    open_at(parent, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW)
 }
 
 /// Opens the parent directory again. Returns an error if the directory was moved elsewhere in the meantime.
 fn open_parent(dir: &OwnedFd, parent: &Stat) -> Result<OwnedFd, ErrorKind> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let above = rustix::fs::openat(dir, "..", flags, Mode::empty())?;
-    if Stat::of(above.as_fd())?.is_same_file(parent) {
-        // An `O_PATH` fd cannot be listed, and the next round lists the directory.
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match rustix::fs::openat(&above, ".", flags, Mode::empty()) {
-            Ok(listed) => Ok(listed),
-            // Only the parent of the whole tree may be unreadable, and it is never listed.
-            Err(Errno::ACCESS) => Ok(above),
-            Err(errno) => Err(errno.into()),
-        }
-    } else {
-        Err(ErrorKind::Os(std::io::Error::other("a directory of the tree was moved away while it was removed")))
+    let above = open_at(dir, "..", OFlags::PATH | OFlags::DIRECTORY)?;
+    if !Stat::of(above.as_fd())?.is_same_file(parent) {
+        return Err(io::Error::other("a directory of the tree was moved away while it was removed").into());
+    }
+    // An `O_PATH` fd cannot be listed, and the next round lists the directory.
+    match open_at(&above, ".", OFlags::RDONLY | OFlags::DIRECTORY) {
+        // Only the parent of the whole tree may be unreadable, and it is never listed.
+        Err(Errno::ACCESS) => Ok(above),
+        other => Ok(other?),
     }
 }
 
@@ -138,11 +132,7 @@ fn remove_files(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<Os
         let mut below = None;
         rustix::fs::seek(dir, rustix::fs::SeekFrom::Start(0))?;
         for_each_entry(dir.as_fd(), cancel, |name, file_type| {
-            let is_directory = match file_type {
-                FileType::Unknown => Stat::entry(dir.as_fd(), name).is_ok_and(|stat| stat.kind == FileKind::Directory),
-                known => known == FileType::Directory,
-            };
-            if is_directory {
+            if kind_of(dir.as_fd(), name, file_type) == Some(FileKind::Directory) {
                 below = Some(name.to_owned());
             } else if others.len() < BATCH {
                 others.push(name.to_owned());

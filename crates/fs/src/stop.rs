@@ -14,12 +14,6 @@ pub struct Stop {
     deadline_ns: Option<u64>,
 }
 
-impl From<Cancel> for Stop {
-    fn from(cancel: Cancel) -> Self {
-        Self { cancel, deadline_ns: None }
-    }
-}
-
 /// Why an operation ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
@@ -38,14 +32,8 @@ impl Stop {
     /// With a deadline after `limit`, counted from now.
     #[must_use]
     pub fn within(limit: Duration) -> Self {
-        Self::new().or_after(limit)
-    }
-
-    /// Sets the deadline to `limit` from now. The operation can still be cancelled.
-    #[must_use]
-    pub fn or_after(self, limit: Duration) -> Self {
         let ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        Self { deadline_ns: Some(now_ns().saturating_add(ns)), ..self }
+        Self { deadline_ns: Some(now_ns().saturating_add(ns)), ..Self::default() }
     }
 
     /// Requests cancellation. The operation ends at its next `check`.

@@ -13,16 +13,13 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::{
-    fs::{Mode, OFlags},
-    io::Errno,
-};
+use rustix::{fs::OFlags, io::Errno};
 
 use crate::{
     ErrorKind, FileKind, Guard, Links, Result, Stat, View,
     metadata::{self, ABSENT},
     read::{refuse_proc, require_regular},
-    view::{LINKS, link_target_path, mount_id_of},
+    view::{LINKS, link_target_path, mount_id_of, open_at},
 };
 
 /// Locks for names. All writers of one name share a lock. Two different names rarely share one too; then one writer waits for the other.
@@ -64,7 +61,7 @@ impl WriteTarget {
         let mut path = PathBuf::from(path);
         for _ in 0..LINKS {
             let (dir, name) = view.parent(&path, links)?;
-            let identity = Stat::of(dir.as_fd()).map(|stat| (stat.device, stat.inode))?;
+            let identity = Stat::of(dir.as_fd())?.identity();
             let target = Self { name: name.to_owned(), dir, identity, guard: view.guard().cloned() };
             match target.stat()? {
                 Some(stat) if stat.kind == FileKind::Symlink => {
@@ -104,8 +101,8 @@ impl WriteTarget {
             return Err(Errno::ISDIR.into());
         }
         require_regular(&seen)?;
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let open = |access: OFlags| rustix::fs::openat(&self.dir, &self.name, access | flags, Mode::empty());
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let open = |access: OFlags| open_at(&self.dir, &self.name, access | flags);
         let mut is_busy = false;
         let opened = match open(OFlags::RDWR) {
             Err(Errno::ACCESS) => open(OFlags::WRONLY),
@@ -159,9 +156,7 @@ impl WriteTarget {
     pub(crate) fn kept_name(&self, keep: &str) -> OsString {
         static BOOT: LazyLock<Vec<u8>> =
             LazyLock::new(|| std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default());
-        let mut hasher = DefaultHasher::new();
-        (keep, &*BOOT).hash(&mut hasher);
-        format!("{}{:016x}{PART_END}", self.kept_prefix(), hasher.finish()).into()
+        format!("{}{:016x}{PART_END}", self.kept_prefix(), hash((keep, &*BOOT))).into()
     }
 
     /// Whether a name is one under which a draft of this file is kept, with any `keep` word.
@@ -183,14 +178,12 @@ pub(crate) fn is_unfinished(name: &OsStr) -> bool {
 impl ExistingFile {
     /// Excludes all other in-place writers of this file in this process, by any of its names, until the guard is dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
-        lock_of(&FILES, (self.stat.device, self.stat.inode))
+        lock_of(&FILES, self.stat.identity())
     }
 }
 
 fn lock_of(locks: &'static [Mutex<()>; 64], key: impl Hash) -> MutexGuard<'static, ()> {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    let at = usize::try_from(hasher.finish() % locks.len() as u64).unwrap_or(0);
+    let at = usize::try_from(hash(key) % locks.len() as u64).unwrap_or(0);
     locks[at].lock()
 }
 
@@ -222,9 +215,9 @@ fn strip_number(text: &[u8]) -> Option<&[u8]> {
     number.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(rest)
 }
 
-fn hash(name: &OsStr) -> u64 {
+fn hash(key: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
+    key.hash(&mut hasher);
     hasher.finish()
 }
 

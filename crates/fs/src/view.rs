@@ -23,6 +23,7 @@ use std::{
 use rustix::{
     fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags},
     io::Errno,
+    path::Arg,
 };
 
 use crate::{ErrorKind, FileKind, Guard, Stat};
@@ -101,10 +102,10 @@ impl View {
     #[must_use]
     pub fn narrowed<P: AsRef<Path>>(self, roots: impl IntoIterator<Item = P>) -> Self {
         let open = |given: &Path| -> Option<ViewRoot> {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
             let dir = match &self.tree {
-                None => rustix::fs::openat(CWD, given, flags, Mode::empty()).ok()?,
-                Some(_) => open_with(&self.unrestricted_arguments(given), flags, Mode::empty()).ok()?,
+                None => open_at(CWD, given, flags).ok()?,
+                Some(_) => open_with(&self.unrestricted_arguments(given), flags).ok()?,
             };
             let real = real_path(dir.as_fd()).ok()?;
             Some(ViewRoot { given: given.to_owned(), real, dir })
@@ -161,47 +162,46 @@ impl View {
     }
 
     /// Opens a path with the given flags. `CLOEXEC` is always added.
-    pub fn open(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
-        let fd = self.open_including_covers(path, links, flags, mode).and_then(|fd| self.refuse_cover(fd))?;
+    pub fn open(&self, path: &Path, links: Links, flags: OFlags) -> Result<OwnedFd, ErrorKind> {
+        let fd = self.open_including_covers(path, links, flags).and_then(|fd| self.refuse_cover(fd))?;
         self.check_guard(fd.as_fd())?;
         Ok(fd)
     }
 
-    fn open_including_covers(
-        &self,
-        path: &Path,
-        links: Links,
-        flags: OFlags,
-        mode: Mode,
-    ) -> Result<OwnedFd, ErrorKind> {
-        match self.open_directly(path, links, flags, mode) {
-            Err(reason) if reason.is(Errno::XDEV) => self.open_by_hint(path, links, flags, mode),
+    fn open_including_covers(&self, path: &Path, links: Links, flags: OFlags) -> Result<OwnedFd, ErrorKind> {
+        match self.open_directly(path, links, flags) {
+            Err(reason) if reason.is(Errno::XDEV) => self.open_by_hint(path, links, flags),
             other => other,
         }
     }
 
+    /// Opens a directory for listing.
+    pub(crate) fn open_directory(&self, path: &Path, links: Links) -> Result<OwnedFd, ErrorKind> {
+        self.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
     /// Opens a path with `O_PATH`: the fd identifies the object without opening it.
     pub fn locate(&self, path: &Path, links: Links) -> Result<OwnedFd, ErrorKind> {
-        self.open(path, links, OFlags::PATH, Mode::empty())
+        self.open(path, links, OFlags::PATH)
     }
 
     /// The parent directory of a path, and the last component. The last component itself is not resolved.
     pub fn parent<'a>(&self, path: &'a Path, links: Links) -> Result<(OwnedFd, &'a OsStr), ErrorKind> {
         let name = match path.components().next_back() {
             Some(Component::Normal(name)) => name,
-            Some(Component::RootDir) | None => return Err(ErrorKind::from(Errno::BUSY)),
-            Some(_) => return Err(ErrorKind::from(Errno::ISDIR)),
+            Some(Component::RootDir) | None => return Err(Errno::BUSY.into()),
+            Some(_) => return Err(Errno::ISDIR.into()),
         };
         let parent = path.parent().unwrap_or_else(|| Path::new("/"));
-        let dir = self.open_including_covers(parent, links, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+        let dir = self.open_including_covers(parent, links, OFlags::PATH | OFlags::DIRECTORY)?;
         // A single visible file may lie in a directory that is itself invisible.
         let dir =
             if self.tree.is_none() || self.is_shown_in(dir.as_fd(), name) { dir } else { self.refuse_cover(dir)? };
-        if let Some(tree) = self.tree.as_ref().filter(|tree| tree.absent.iter().any(|path| path.ends_with(name))) {
-            let whole = real_path(dir.as_fd())?.join(name);
-            if tree.absent.contains(&whole) {
-                return Err(ErrorKind::OutsideView);
-            }
+        if let Some(tree) = &self.tree
+            && tree.absent.iter().any(|path| path.ends_with(name))
+            && tree.absent.contains(&real_path(dir.as_fd())?.join(name))
+        {
+            return Err(ErrorKind::OutsideView);
         }
         if let Some(guard) = &self.guard {
             let stat = Stat::of(dir.as_fd())?;
@@ -244,9 +244,9 @@ impl View {
         !self.is_cover(stat.st_dev) || FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
     }
 
-    fn open_directly(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
+    fn open_directly(&self, path: &Path, links: Links, flags: OFlags) -> Result<OwnedFd, ErrorKind> {
         let arguments = self.arguments(path, links)?;
-        open_with(&arguments, flags, mode).map_err(|errno| match (errno, links) {
+        open_with(&arguments, flags).map_err(|errno| match (errno, links) {
             (Errno::LOOP, Links::Refuse) => ErrorKind::Symlink,
             // Without `openat2`, only an unrestricted view can open paths.
             (Errno::NOSYS, _) => ErrorKind::Unsupported("this kernel cannot resolve paths safely (no openat2)"),
@@ -255,17 +255,16 @@ impl View {
     }
 
     /// Asks the kernel where the path leads, and opens that result beneath its root without following any link.
-    fn open_by_hint(&self, path: &Path, links: Links, flags: OFlags, mode: Mode) -> Result<OwnedFd, ErrorKind> {
+    fn open_by_hint(&self, path: &Path, links: Links, flags: OFlags) -> Result<OwnedFd, ErrorKind> {
         if links == Links::Refuse {
             return Err(ErrorKind::OutsideView);
         }
-        let unrestricted_arguments = self.unrestricted_arguments(path);
+        let arguments = self.unrestricted_arguments(path);
         // Report the same error for every path outside, so that the caller does not learn whether the file exists.
-        let hint =
-            open_with(&unrestricted_arguments, OFlags::PATH, Mode::empty()).map_err(|_| ErrorKind::OutsideView)?;
+        let hint = open_with(&arguments, OFlags::PATH).map_err(|_| ErrorKind::OutsideView)?;
         let real = real_path(hint.as_fd()).map_err(|_| ErrorKind::OutsideView)?;
         drop(hint);
-        match self.open_directly(&real, Links::Refuse, flags, mode) {
+        match self.open_directly(&real, Links::Refuse, flags) {
             Err(reason) if reason.is(Errno::XDEV) || reason.is(Errno::NOENT) => Err(ErrorKind::OutsideView),
             other => other,
         }
@@ -273,42 +272,41 @@ impl View {
 
     fn arguments(&self, path: &Path, links: Links) -> Result<OpenArguments<'_>, ErrorKind> {
         let no_links = if links == Links::Refuse { ResolveFlags::NO_SYMLINKS } else { ResolveFlags::empty() };
-        let resolve = ResolveFlags::NO_MAGICLINKS | no_links;
         let Some(roots) = &self.roots else {
             let arguments = self.unrestricted_arguments(path);
             return Ok(OpenArguments { resolve: arguments.resolve | no_links, ..arguments });
         };
-        let beneath = |root: &ViewRoot, base: &Path| {
-            let rest = path.strip_prefix(base).ok()?;
-            let rest = if rest.as_os_str().is_empty() { PathBuf::from(".") } else { rest.to_owned() };
-            Some((root.dir.as_raw_fd(), rest))
-        };
         for root in roots {
-            if beneath(root, &root.real).is_none() && links == Links::Refuse && beneath(root, &root.given).is_some() {
-                return Err(ErrorKind::Symlink);
-            }
-            if let Some((_, rest)) = beneath(root, &root.real).or_else(|| beneath(root, &root.given)) {
-                let resolve = resolve | ResolveFlags::BENEATH;
-                return Ok(OpenArguments { from: root.dir.as_fd(), rest, resolve });
-            }
+            let rest = match (path.strip_prefix(&root.real), path.strip_prefix(&root.given)) {
+                (Ok(rest), _) => rest,
+                (Err(_), Ok(_)) if links == Links::Refuse => return Err(ErrorKind::Symlink),
+                (Err(_), Ok(rest)) => rest,
+                (Err(_), Err(_)) => continue,
+            };
+            let rest = if rest.as_os_str().is_empty() { PathBuf::from(".") } else { rest.to_owned() };
+            let resolve = ResolveFlags::NO_MAGICLINKS | ResolveFlags::BENEATH | no_links;
+            return Ok(OpenArguments { from: root.dir.as_fd(), rest, resolve });
         }
         // The path may contain a link that leads from outside into a root. EXDEV makes the caller try `open_by_hint`.
         if links == Links::Follow { Err(Errno::XDEV.into()) } else { Err(ErrorKind::OutsideView) }
     }
 }
 
-fn open_with(arguments: &OpenArguments<'_>, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
-    let flags = flags | OFlags::CLOEXEC;
+fn open_with(arguments: &OpenArguments<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let OpenArguments { from, rest, resolve } = arguments;
     for _ in 0..RACES {
-        match rustix::fs::openat2(arguments.from, &arguments.rest, flags, mode, arguments.resolve) {
+        match rustix::fs::openat2(from, rest, flags | OFlags::CLOEXEC, Mode::empty(), *resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(Errno::NOSYS) if arguments.resolve == ResolveFlags::NO_MAGICLINKS => {
-                return rustix::fs::openat(arguments.from, &arguments.rest, flags, mode);
-            }
+            Err(Errno::NOSYS) if *resolve == ResolveFlags::NO_MAGICLINKS => return open_at(from, rest, flags),
             other => return other,
         }
     }
     Err(Errno::AGAIN)
+}
+
+/// Opens a name in a directory that the caller has opened through a view. `CLOEXEC` is always added.
+pub(crate) fn open_at(dir: impl AsFd, name: impl Arg, flags: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(dir, name, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// The current path of an open object, with links resolved, as the kernel reports it.

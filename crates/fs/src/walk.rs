@@ -4,19 +4,22 @@ use std::{
     collections::{HashSet, VecDeque},
     ffi::OsString,
     io,
-    os::{fd::AsFd, unix::ffi::OsStrExt},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::ffi::OsStrExt,
+    },
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{FileType, Mode, OFlags},
+    fs::{FileType, OFlags},
     io::Errno,
 };
 
 use crate::{
     Cancel, ErrorKind, FileKind, Links, Result, Stat, View,
-    directory::{for_each_entry, is_link, kind_followed},
-    error::ErrorContext,
+    directory::{for_each_entry, kind_followed, kind_of},
+    error::{ErrorContext, attempt},
 };
 
 /// Bytes that an item counts in addition to its text, towards `max_bytes`.
@@ -48,7 +51,6 @@ pub struct WalkResult {
     pub errors: Vec<(PathBuf, String)>,
     /// Whether a limit cut the walk short.
     pub truncated: bool,
-    bytes: usize,
 }
 
 /// Why a directory was not read to its end.
@@ -64,28 +66,10 @@ impl From<ErrorKind> for WalkEnd {
     }
 }
 
-impl WalkResult {
-    fn reserve(&mut self, text: usize, most: usize) -> Result<(), WalkEnd> {
-        let bytes = self.bytes.saturating_add(ITEM_BYTES + text);
-        if bytes > most {
-            self.truncated = true;
-            return Err(WalkEnd::Full);
-        }
-        self.bytes = bytes;
-        Ok(())
-    }
-
-    fn add_error(&mut self, path: PathBuf, message: String, most: usize) -> Result<(), WalkEnd> {
-        self.reserve(path.as_os_str().len() + message.len(), most)?;
-        self.errors.push((path, message));
-        Ok(())
-    }
-}
-
 /// Walks a tree. If the root is a file, or a link that is not followed, the result is empty.
 pub fn walk(view: &View, path: &Path, options: &WalkOptions, cancel: &Cancel) -> Result<WalkResult> {
-    let begin = || -> Result<Option<Stat>, ErrorKind> {
-        let itself = view.open(path, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+    let beginning = attempt("walk", path, || {
+        let itself = view.open(path, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW)?;
         if Stat::of(itself.as_fd())?.kind == FileKind::Symlink && !options.follow_directories {
             // A dangling link is an error, even if links are not followed.
             view.locate(path, Links::Follow)?;
@@ -93,32 +77,32 @@ pub fn walk(view: &View, path: &Path, options: &WalkOptions, cancel: &Cancel) ->
         }
         let stat = Stat::of(view.locate(path, Links::Follow)?.as_fd())?;
         Ok((stat.kind == FileKind::Directory).then_some(stat))
-    };
-    let mut result = WalkResult::default();
-    let Some(beginning) = begin().context("walk", path)? else { return Ok(result) };
+    })?;
+    let Some(beginning) = beginning else { return Ok(WalkResult::default()) };
     let mut walker = Walker {
         view,
         options,
         cancel,
-        visited: HashSet::from([(beginning.device, beginning.inode)]),
+        visited: HashSet::from([beginning.identity()]),
         waiting: VecDeque::from([(path.to_owned(), 0)]),
         directories: 1,
         entries: 0,
+        bytes: 0,
+        result: WalkResult::default(),
     };
     while let Some((directory, depth)) = walker.waiting.pop_front() {
         cancel.check().context("walk", path)?;
-        match walker.read_directory(&directory, depth, &mut result) {
+        let read = walker.read_directory(&directory, depth).or_else(|end| match end {
+            WalkEnd::Failed(reason) if !matches!(reason, ErrorKind::Cancelled) => walker.add_error(directory, &reason),
+            end => Err(end),
+        });
+        match read {
             Ok(()) => {}
             Err(WalkEnd::Full) => break,
-            Err(WalkEnd::Failed(ErrorKind::Cancelled)) => return Err(ErrorKind::Cancelled.context("walk", path)),
-            Err(WalkEnd::Failed(reason)) => {
-                if result.add_error(directory, system_text(&reason), options.max_bytes).is_err() {
-                    break;
-                }
-            }
+            Err(WalkEnd::Failed(reason)) => return Err(reason).context("walk", path),
         }
     }
-    Ok(result)
+    Ok(walker.result)
 }
 
 struct Walker<'a> {
@@ -130,16 +114,36 @@ struct Walker<'a> {
     waiting: VecDeque<(PathBuf, u64)>,
     directories: u64,
     entries: u64,
+    /// Size of the result so far.
+    bytes: usize,
+    result: WalkResult,
 }
 
 impl Walker<'_> {
-    fn read_directory(&mut self, path: &Path, depth: u64, result: &mut WalkResult) -> Result<(), WalkEnd> {
+    fn reserve(&mut self, text: usize) -> Result<(), WalkEnd> {
+        let bytes = self.bytes.saturating_add(ITEM_BYTES + text);
+        if bytes > self.options.max_bytes {
+            self.result.truncated = true;
+            return Err(WalkEnd::Full);
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    fn add_error(&mut self, path: PathBuf, reason: &ErrorKind) -> Result<(), WalkEnd> {
+        let message = system_text(reason);
+        self.reserve(path.as_os_str().len() + message.len())?;
+        self.result.errors.push((path, message));
+        Ok(())
+    }
+
+    fn read_directory(&mut self, path: &Path, depth: u64) -> Result<(), WalkEnd> {
         let links = if self.options.follow_directories || depth == 0 { Links::Follow } else { Links::Refuse };
-        let dir = match self.view.open(path, links, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
+        let dir = match self.view.open_directory(path, links) {
             // The path of the root may contain links. Only the part below it must not.
             Err(ErrorKind::Symlink) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
-                self.view.open(path, Links::Follow, flags, Mode::empty())?
+                self.view.open(path, Links::Follow, flags)?
             }
             other => other?,
         };
@@ -148,48 +152,41 @@ impl Walker<'_> {
         for (name, file_type) in names {
             self.cancel.check()?;
             // Entries that lead nowhere do not count, so that they cannot cut the walk short.
-            let Some(kind) = kind_followed(self.view, path, dir.as_fd(), &name, file_type) else { continue };
+            let Some(own_kind) = kind_of(dir.as_fd(), &name, file_type) else { continue };
+            let Some(kind) = kind_followed(self.view, path, &name, own_kind) else { continue };
             if self.entries == self.options.max_entries {
-                result.truncated = true;
+                self.result.truncated = true;
                 return Err(WalkEnd::Full);
             }
             self.entries += 1;
-            let is_link = is_link(dir.as_fd(), &name, file_type);
-            self.add_entry(path.join(&name), depth, kind, is_link, result)?;
+            let is_listed = match own_kind {
+                FileKind::Symlink => self.options.follow_directories && kind == FileKind::Directory,
+                _ => matches!(kind, FileKind::File | FileKind::Directory),
+            };
+            if is_listed {
+                self.add_entry(path.join(&name), depth, kind)?;
+            }
         }
         Ok(())
     }
 
-    fn add_entry(
-        &mut self,
-        path: PathBuf,
-        depth: u64,
-        kind: FileKind,
-        is_link: bool,
-        result: &mut WalkResult,
-    ) -> Result<(), WalkEnd> {
-        if is_link && (!self.options.follow_directories || kind != FileKind::Directory) {
-            return Ok(());
-        }
-        if !matches!(kind, FileKind::File | FileKind::Directory) {
-            return Ok(());
-        }
-        result.reserve(path.as_os_str().len(), self.options.max_bytes)?;
-        result.entries.push((path.clone(), kind));
+    fn add_entry(&mut self, path: PathBuf, depth: u64, kind: FileKind) -> Result<(), WalkEnd> {
+        self.reserve(path.as_os_str().len())?;
+        self.result.entries.push((path.clone(), kind));
         let is_hidden = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"."));
         if kind != FileKind::Directory || depth >= self.options.max_depth || (is_hidden && self.options.prune_hidden) {
             return Ok(());
         }
         let found = self.view.locate(&path, Links::Follow).and_then(|fd| Stat::of(fd.as_fd()));
         let identity = match found {
-            Ok(stat) => (stat.device, stat.inode),
-            Err(reason) => return result.add_error(path, system_text(&reason), self.options.max_bytes),
+            Ok(stat) => stat.identity(),
+            Err(reason) => return self.add_error(path, &reason),
         };
         if self.options.follow_directories && self.visited.contains(&identity) {
             return Ok(());
         }
         if self.directories == self.options.max_directories {
-            result.truncated = true;
+            self.result.truncated = true;
             return Ok(());
         }
         self.directories += 1;
@@ -199,7 +196,7 @@ impl Walker<'_> {
     }
 
     /// The names of a directory that can still matter. Of a huge directory, only the smallest names are kept.
-    fn names(&self, dir: std::os::fd::BorrowedFd<'_>) -> Result<Vec<(OsString, FileType)>, ErrorKind> {
+    fn names(&self, dir: BorrowedFd<'_>) -> Result<Vec<(OsString, FileType)>, ErrorKind> {
         let room = usize::try_from(self.options.max_entries).unwrap_or(usize::MAX).saturating_add(1);
         let mut names: Vec<(OsString, FileType)> = Vec::new();
         for_each_entry(dir, self.cancel, |name, file_type| {

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     fs::{
-        Mode, OFlags, fstat,
+        OFlags, fstat,
         inotify::{self, ReadFlags},
     },
     io::Errno,
@@ -522,5 +522,5 @@ enum OpenError {
 
 /// Opens a directory by its path with links resolved.
 fn open_directory(view: &View, path: &Path) -> Result<OwnedFd, ErrorKind> {
-    view.open(path, Links::Refuse, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+    view.open(path, Links::Refuse, OFlags::RDONLY | OFlags::DIRECTORY)
 }

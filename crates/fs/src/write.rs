@@ -20,17 +20,17 @@ use std::{
 
 use rustix::{
     fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, RenameFlags, Uid, XattrFlags},
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 
 use crate::{
-    Cancel, ErrorKind, Links, Moment, Result, Stat, View,
-    error::ErrorContext,
-    in_place::{InPlaceWrite, apply_options, check_options},
+    Cancel, ErrorKind, FileKind, Links, Moment, Result, Stat, View,
+    error::{ErrorContext, attempt},
+    in_place::{InPlaceWrite, check_options},
     leftovers,
-    metadata::{ABSENT, etag, file_uid, permissions, times},
+    metadata::{ABSENT, etag, file_uid, permissions, thread_status, times},
     target::{ExistingFile, FILE_END, WriteTarget, require_state},
-    view::proc_path,
+    view::{open_at, proc_path},
 };
 
 /// Bytes written between two checks for cancellation.
@@ -97,15 +97,14 @@ pub fn write(
     cancel: &Cancel,
 ) -> Result<WriteResult> {
     let WriteRequest { position, bytes, options } = *request;
-    let write = || -> Result<WriteResult, ErrorKind> {
+    attempt("write", path, || {
         cancel.check()?;
         let target = WriteTarget::resolve(view, path, links)?;
         match position {
             WritePosition::Whole => write_whole(&target, bytes, options, cancel),
             WritePosition::End | WritePosition::Offset(_) => write_part(&target, position, bytes, options),
         }
-    };
-    write().context("write", path)
+    })
 }
 
 fn write_whole(
@@ -165,13 +164,18 @@ fn write_part(
     }
     check_options(&existing, options)?;
     match position {
-        WritePosition::Offset(offset) if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() => {
-            return Err(ErrorKind::InvalidInput("no file reaches that far"));
-        }
-        WritePosition::Offset(offset) => existing.file.write_all_at(bytes, offset)?,
+        WritePosition::Offset(offset) => write_at(&existing.file, offset, bytes)?,
         WritePosition::Whole | WritePosition::End => append(&existing.file, bytes)?,
     }
-    apply_options(&existing, options)
+    apply_options(&existing.file, options)?;
+    write_result(&existing.file, false)
+}
+
+fn write_at(file: &File, offset: u64, bytes: &[u8]) -> Result<(), ErrorKind> {
+    if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() {
+        return Err(ErrorKind::InvalidInput("no file reaches that far"));
+    }
+    Ok(file.write_all_at(bytes, offset)?)
 }
 
 /// Appends with O_APPEND: the kernel finds the end for each write, so that concurrent appends of other processes are not lost.
@@ -179,11 +183,22 @@ fn append(file: &File, mut bytes: &[u8]) -> Result<(), ErrorKind> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     rustix::fs::fcntl_setfl(file, flags | OFlags::APPEND)?;
     while !bytes.is_empty() {
-        match rustix::io::write(file, bytes) {
-            Ok(written) => bytes = &bytes[written..],
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        let written = retry_on_intr(|| rustix::io::write(file, bytes))?;
+        bytes = &bytes[written..];
+    }
+    Ok(())
+}
+
+/// Sets mode and time and syncs, after the bytes were written.
+pub(crate) fn apply_options(file: &File, options: &WriteOptions) -> Result<(), ErrorKind> {
+    if let Some(mode) = options.mode {
+        rustix::fs::fchmod(file, permissions(mode)?)?;
+    }
+    if let Some(modified) = options.modified {
+        rustix::fs::futimens(file, &times(modified)?)?;
+    }
+    if options.fsync {
+        rustix::fs::fsync(file)?;
     }
     Ok(())
 }
@@ -240,9 +255,9 @@ impl ScratchFile {
     /// Copies owner, mode and extended attributes. If that is not permitted, the caller writes in place.
     fn copy_attributes_of(&self, existing: &ExistingFile) -> Result<(), ErrorKind> {
         let own = Stat::of(self.file.as_fd())?;
-        if (own.uid, own.gid) != (existing.stat.uid, existing.stat.gid) {
-            let owner = (Uid::from_raw(existing.stat.uid), Gid::from_raw(existing.stat.gid));
-            rustix::fs::fchown(&self.file, Some(owner.0), Some(owner.1))?;
+        let Stat { uid, gid, .. } = existing.stat;
+        if (own.uid, own.gid) != (uid, gid) {
+            rustix::fs::fchown(&self.file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
         }
         copy_attributes(&existing.file, &self.file)?;
         // Drop the set-user-id and set-group-id bits: the users who may run the file as its owner trusted the old bytes, not the new ones.
@@ -270,15 +285,7 @@ impl ScratchFile {
         options: &WriteOptions,
         cancel: &Cancel,
     ) -> Result<WriteResult, ErrorKind> {
-        if let Some(mode) = options.mode {
-            rustix::fs::fchmod(&self.file, permissions(mode)?)?;
-        }
-        if let Some(modified) = options.modified {
-            rustix::fs::futimens(&self.file, &times(modified)?)?;
-        }
-        if options.fsync {
-            rustix::fs::fsync(&self.file)?;
-        }
+        apply_options(&self.file, options)?;
         let _lock = target.lock();
         // Check under the lock: a write that was cancelled before another writer took the lock must not take effect after that writer.
         cancel.check()?;
@@ -305,13 +312,11 @@ impl ScratchFile {
             None => self.link(target, &target.name),
         };
         match taken {
-            Ok(()) => {
-                self.name = None;
-                Ok(())
-            }
-            Err(Errno::EXIST) => Err(ErrorKind::EtagMismatch("it exists")),
-            Err(errno) => Err(errno.into()),
+            Err(Errno::EXIST) => return Err(ErrorKind::EtagMismatch("it exists")),
+            other => other?,
         }
+        self.name = None;
+        Ok(())
     }
 
     fn replace(&mut self, target: &WriteTarget) -> Result<(), ErrorKind> {
@@ -362,9 +367,8 @@ impl ScratchFile {
 }
 
 fn sync_directory(target: &WriteTarget) -> Result<(), ErrorKind> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // A directory that can be written but not read cannot be opened for fsync. The file itself was synced.
-    match rustix::fs::openat(&target.dir, ".", flags, Mode::empty()) {
+    match open_at(&target.dir, ".", OFlags::RDONLY | OFlags::DIRECTORY) {
         Ok(dir) => Ok(rustix::fs::fsync(dir)?),
         Err(Errno::ACCESS) => Ok(()),
         Err(errno) => Err(errno.into()),
@@ -415,18 +419,16 @@ impl Draft {
     /// With `keep`, the bytes stay when the draft is dropped. The next draft with the same path and word continues them;
     /// [`size`](Self::size) says how many there are. A second draft at the same time is refused.
     pub fn create(view: &View, path: &Path, links: Links, keep: Option<&str>) -> Result<Self> {
-        let create = || -> Result<Self, ErrorKind> {
+        attempt("create", path, || {
             let target = WriteTarget::resolve(view, path, links)?;
             // Fails if there is a file that may not be written.
-            let existing = target.existing()?;
+            drop(target.existing()?);
             let scratch = match keep {
                 None => ScratchFile::new(&target, None)?,
                 Some(word) => open_kept_draft(&target, word)?,
             };
-            drop(existing);
             Ok(Self { target, scratch: Some(scratch), path: path.to_owned(), is_half_done: false })
-        };
-        create().context("create", path)
+        })
     }
 
     /// The path that the draft was created for.
@@ -442,14 +444,7 @@ impl Draft {
 
     /// Writes bytes at an offset. A gap before them becomes a hole.
     pub fn write_block(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let write = || -> Result<(), ErrorKind> {
-            if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() {
-                return Err(ErrorKind::InvalidInput("no file reaches that far"));
-            }
-            self.file()?.write_all_at(bytes, offset)?;
-            Ok(())
-        };
-        write().context("write", &self.path)
+        attempt("write", &self.path, || write_at(self.file()?, offset, bytes))
     }
 
     /// Makes the draft the file. With a `size`, the draft is cut or extended with a hole first.
@@ -559,7 +554,7 @@ fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, Erro
         let file = File::from(rustix::fs::openat(&target.dir, &name, flags, Mode::from_raw_mode(0o600))?);
         let stat = Stat::of(file.as_fd())?;
         // Refuse an object that another user placed there: that user must neither get the bytes nor decide what becomes the file.
-        if stat.kind != crate::FileKind::File || stat.links > 1 || stat.uid != file_uid() {
+        if stat.kind != FileKind::File || stat.links > 1 || stat.uid != file_uid() {
             return Err(ErrorKind::InvalidInput("what is kept under this word is not a file of this server's"));
         }
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
@@ -585,21 +580,17 @@ fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, Erro
 /// Removes kept drafts of other versions of the same file, unless they are in use. Errors are ignored, because nothing depends on the
 /// result.
 fn remove_stale(target: &WriteTarget, ours: &OsStr) {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::fs::openat(&target.dir, ".", flags, Mode::empty());
+    let dir = open_at(&target.dir, ".", OFlags::RDONLY | OFlags::DIRECTORY);
     let Ok(entries) = dir.and_then(Dir::new) else { return };
     for entry in entries.take(STALE_SEEN).filter_map(std::result::Result::ok) {
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
-        if name == ours || !target.is_kept_name(name) {
-            continue;
+        if name != ours && target.is_kept_name(name) {
+            leftovers::remove_if_abandoned(target.dir.as_fd(), name);
         }
-        leftovers::remove_if_abandoned(target.dir.as_fd(), name);
     }
 }
 
 /// The umask of this process. It is read from procfs, because the system call `umask` can only return it by changing it.
 fn umask() -> u32 {
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    line.and_then(|bits| u32::from_str_radix(bits.trim(), 8).ok()).unwrap_or(0o077)
+    thread_status("Umask:").and_then(|bits| u32::from_str_radix(bits.trim(), 8).ok()).unwrap_or(0o077)
 }

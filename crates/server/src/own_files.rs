@@ -136,7 +136,7 @@ impl Inventory {
             return false;
         }
         let (device, _) = object.identity();
-        let changed = object.changed();
+        let changed = object.changed;
         let changed = i128::from(changed.seconds) * 1_000_000_000 + i128::from(changed.nanos);
         !self.devices.contains(&device) || changed + CLOCK_GRAIN_NS < wall
     }
@@ -229,7 +229,7 @@ impl ProtectedWalk<'_> {
         if depth == 0 {
             return;
         }
-        let changed = stat.changed();
+        let changed = stat.changed;
         let is_settled = i128::from(changed.seconds) * 1_000_000_000 + i128::from(changed.nanos) < self.settled_before;
         let known = self.before.get(&identity).filter(|known| is_settled && known.changed == changed);
         let listing = known.cloned().unwrap_or_else(|| list(dir, changed));
