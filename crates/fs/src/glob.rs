@@ -11,10 +11,10 @@ use rustix::{
 };
 
 use crate::{
-    ErrorKind, Result, View,
+    ErrorKind, FileKind, Result, View,
     error::ErrorContext as _,
     patterns::PathPattern,
-    scan::{self, EntryKind, Scan, ScanAction, ScanCut, ScanEntry, ScanFilter, ScanSummary},
+    scan::{self, Scan, ScanAction, ScanCut, ScanEntry, ScanFilter, ScanSummary},
     stop::Stop,
 };
 
@@ -25,7 +25,7 @@ const RESULT_OVERHEAD: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GlobMatch {
     pub path: PathBuf,
-    pub kind: EntryKind,
+    pub kind: FileKind,
     pub size: u64,
     /// Modification time, in milliseconds since the Unix epoch.
     pub modified_ms: i64,
@@ -52,7 +52,7 @@ pub struct GlobRequest<'a> {
 pub fn glob(view: &View, request: GlobRequest<'_>, stop: &Stop) -> Result<(Vec<GlobMatch>, ScanSummary)> {
     let GlobRequest { path, pattern, filter, limits } = request;
     let (root, kind) = scan::open_root(view, path).context("look into", path)?;
-    if kind != EntryKind::Directory {
+    if kind != FileKind::Directory {
         return Err(ErrorKind::from(Errno::NOTDIR)).context("look into", path);
     }
     let mut found = Vec::new();
@@ -73,7 +73,7 @@ pub fn glob(view: &View, request: GlobRequest<'_>, stop: &Stop) -> Result<(Vec<G
             }
             found.push(matched);
         }
-        let is_worth_entering = entry.kind == EntryKind::Directory && pattern.may_match_below(entry.relative);
+        let is_worth_entering = entry.kind == FileKind::Directory && pattern.may_match_below(entry.relative);
         ControlFlow::Continue(if is_worth_entering { ScanAction::Enter } else { ScanAction::Pass })
     });
     Ok((found, summary))

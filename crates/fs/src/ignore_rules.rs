@@ -4,9 +4,10 @@
 //! Rules are checked from the deepest directory upwards. The first rule that matches a path decides.
 
 use std::{
+    ffi::OsStr,
     fs::File,
     io::Read as _,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::Path,
 };
 
@@ -14,7 +15,9 @@ use ignore::{
     Match,
     gitignore::{Gitignore, GitignoreBuilder},
 };
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, openat, statat};
+use rustix::fs::{AtFlags, CWD, OFlags, statat};
+
+use crate::{scan::open_below, view::open_at};
 
 /// Maximum bytes read from one rule file; the rest of the file is ignored. The largest rule file that git itself ships has a tenth of this
 /// size.
@@ -40,7 +43,7 @@ impl IgnoreRules {
     pub(crate) fn above(root: &Path) -> Vec<Self> {
         let mut rules = Vec::new();
         for parent in root.ancestors().take(PARENTS) {
-            let Some(dir) = open_directory(parent) else { return Vec::new() };
+            let Ok(dir) = open_at(CWD, parent, OFlags::RDONLY | OFlags::DIRECTORY) else { return Vec::new() };
             if parent != root {
                 rules.push(Self::of(dir.as_fd(), parent));
             }
@@ -71,19 +74,13 @@ pub(crate) fn is_ignored<'a>(
     rules.rev().find_map(|rules| rules.decide(path, is_directory)).unwrap_or(false)
 }
 
-fn open_directory(path: &Path) -> Option<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat(CWD, path, flags, Mode::empty()).ok()
-}
-
 fn read(dir: BorrowedFd<'_>, name: &str, root: &Path) -> Option<Gitignore> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = openat(dir, name, flags, Mode::empty()).ok()?;
-    let is_file = fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-    let mut bytes = Vec::new();
-    if !is_file || File::from(file).take(RULE_FILE_BYTES).read_to_end(&mut bytes).is_err() {
+    let file = File::from(open_below(dir, OsStr::new(name), OFlags::empty()).ok()?);
+    if !file.metadata().ok()?.is_file() {
         return None;
     }
+    let mut bytes = Vec::new();
+    file.take(RULE_FILE_BYTES).read_to_end(&mut bytes).ok()?;
     let mut builder = GitignoreBuilder::new(root);
     for line in bytes.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
         // A line that is not a valid rule is ignored, as git does.

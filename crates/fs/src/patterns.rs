@@ -3,11 +3,7 @@
 //! A sandbox parses the patterns of its policy with the same engine and settings, with one exception: in a sandbox, empty alternatives
 //! count. Here a pattern asks for files; in a sandbox it may deny them.
 
-use std::{
-    ffi::OsStr,
-    os::unix::ffi::OsStrExt,
-    path::{Component, Path},
-};
+use std::{ffi::OsStr, path::Path};
 
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
@@ -87,7 +83,7 @@ impl Patterns {
 pub struct PathPattern {
     set: GlobSet,
     /// Leading components without a wildcard.
-    prefix: Vec<Vec<u8>>,
+    prefix: Vec<String>,
     /// Maximum depth of a match. `None` if the pattern contains `**`.
     depth: Option<usize>,
     /// A component of the pattern begins with a dot.
@@ -107,7 +103,7 @@ impl PathPattern {
         let prefix = components[..components.len() - 1]
             .iter()
             .take_while(|component| is_plain && !component.contains(['*', '?', '[', '\\']))
-            .map(|component| component.as_bytes().to_vec())
+            .map(ToString::to_string)
             .collect();
         let depth = (is_plain && !pattern.contains("**")).then_some(components.len());
         let names_hidden = components.iter().any(|component| component.starts_with('.'));
@@ -122,23 +118,14 @@ impl PathPattern {
     /// Whether something below this directory can match.
     #[must_use]
     pub fn may_match_below(&self, relative: &Path) -> bool {
-        let names = || relative.components().filter_map(name);
-        let depth = names().count();
-        self.depth.is_none_or(|most| depth < most)
-            && names().zip(&self.prefix).all(|(name, expected)| name.as_bytes() == expected.as_slice())
+        self.depth.is_none_or(|most| relative.iter().count() < most)
+            && relative.iter().zip(&self.prefix).all(|(name, expected)| name == OsStr::new(expected))
     }
 
     /// Whether the pattern itself names hidden files.
     #[must_use]
     pub fn names_hidden(&self) -> bool {
         self.names_hidden
-    }
-}
-
-fn name(component: Component<'_>) -> Option<&OsStr> {
-    match component {
-        Component::Normal(name) => Some(name),
-        Component::Prefix(_) | Component::RootDir | Component::CurDir | Component::ParentDir => None,
     }
 }
 

@@ -5,7 +5,7 @@
 //! during the scan is skipped. Other errors are recorded.
 
 use std::{
-    ffi::{CStr, OsStr, OsString},
+    ffi::{OsStr, OsString},
     io,
     ops::ControlFlow,
     os::{
@@ -17,16 +17,17 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, fstatfs, openat, statat},
+    fs::{CWD, Dir, OFlags, fstat, fstatfs},
     io::Errno,
 };
 
 use crate::{
-    ErrorKind,
+    ErrorKind, FileKind, Stat,
+    directory::kind_of,
     ignore_rules::{self, IgnoreRules},
     patterns::Patterns,
     stop::{Stop, StopReason},
-    view::{Links, View, proc_path, real_path},
+    view::{Links, View, open_at, proc_path, real_path},
 };
 
 /// Maximum number of errors that are kept. Further errors are only counted.
@@ -64,20 +65,6 @@ pub struct ScanFilter {
     pub max_depth: usize,
     /// Total number of directory entries.
     pub max_entries: u64,
-}
-
-impl Default for ScanFilter {
-    fn default() -> Self {
-        Self {
-            hidden: false,
-            ignore_rules: true,
-            rules_above: true,
-            include: Patterns::default(),
-            exclude: Patterns::default(),
-            max_depth: 64,
-            max_entries: 1_000_000,
-        }
-    }
 }
 
 /// A limit that ended the scan early, so that the result may be incomplete.
@@ -140,16 +127,6 @@ impl ScanSummary {
     }
 }
 
-/// Type of an entry. Links are not followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EntryKind {
-    File,
-    Directory,
-    Symlink,
-    /// A FIFO, a socket or a device.
-    Special,
-}
-
 /// An entry that is being visited.
 #[derive(Debug)]
 pub struct ScanEntry<'a> {
@@ -158,7 +135,8 @@ pub struct ScanEntry<'a> {
     pub name: &'a OsStr,
     /// Path relative to the root.
     pub relative: &'a Path,
-    pub kind: EntryKind,
+    /// Type of the entry. Links are not followed.
+    pub kind: FileKind,
 }
 
 /// How the scan continues after an entry.
@@ -176,7 +154,7 @@ struct ScanLevel {
     device: u64,
     relative: PathBuf,
     rules: IgnoreRules,
-    rest: vec::IntoIter<(OsString, EntryKind)>,
+    rest: vec::IntoIter<(OsString, FileKind)>,
 }
 
 /// A running scan.
@@ -237,18 +215,18 @@ impl<'a> Scan<'a> {
             let entry = ScanEntry { parent: level.dir.as_fd(), name: &name, relative: &relative, kind };
             match visit(&entry, &mut self.summary) {
                 ControlFlow::Break(()) => break,
-                ControlFlow::Continue(ScanAction::Enter) if kind == EntryKind::Directory => {
+                ControlFlow::Continue(ScanAction::Enter) if kind == FileKind::Directory => {
                     self.descend(&name, relative)
                 }
-                ControlFlow::Continue(ScanAction::Enter | ScanAction::Pass) => {}
+                ControlFlow::Continue(_) => {}
             }
         }
         self.summary
     }
 
-    fn is_excluded(&self, name: &OsStr, relative: &Path, kind: EntryKind) -> bool {
+    fn is_excluded(&self, name: &OsStr, relative: &Path, kind: FileKind) -> bool {
         let filter = self.filter;
-        let is_directory = kind == EntryKind::Directory;
+        let is_directory = kind == FileKind::Directory;
         (!filter.hidden && name.as_bytes().starts_with(b"."))
             || filter.exclude.is_match(relative)
             || (!is_directory && !filter.include.is_empty() && !filter.include.is_match(relative))
@@ -287,11 +265,10 @@ impl<'a> Scan<'a> {
     }
 
     fn enter(&mut self, dir: OwnedFd, device: u64, relative: PathBuf) -> io::Result<()> {
-        let rules = if self.filter.ignore_rules {
-            IgnoreRules::of(dir.as_fd(), &self.real.join(&relative))
-        } else {
-            IgnoreRules::default()
-        };
+        let mut rules = IgnoreRules::default();
+        if self.filter.ignore_rules {
+            rules = IgnoreRules::of(dir.as_fd(), &self.real.join(&relative));
+        }
         let names = self.list(dir.as_fd())?;
         self.summary.directories += 1;
         self.levels.push(ScanLevel { dir, device, relative, rules, rest: names.into_iter() });
@@ -299,7 +276,7 @@ impl<'a> Scan<'a> {
     }
 
     /// The names of a directory, sorted, up to the limit of entries.
-    fn list(&mut self, dir: BorrowedFd<'_>) -> io::Result<Vec<(OsString, EntryKind)>> {
+    fn list(&mut self, dir: BorrowedFd<'_>) -> io::Result<Vec<(OsString, FileKind)>> {
         let mut names = Vec::new();
         // `Dir::read_from` opens its own fd, so the position of `dir` does not change.
         for entry in Dir::read_from(dir)? {
@@ -315,8 +292,9 @@ impl<'a> Scan<'a> {
                 break;
             }
             self.summary.entries += 1;
-            if let Some(kind) = kind_of(dir, entry.file_name(), entry.file_type()) {
-                names.push((OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(), kind));
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if let Some(kind) = kind_of(dir, name, entry.file_type()) {
+                names.push((name.to_owned(), kind));
             }
         }
         names.sort_unstable_by(|a, b| a.0.cmp(&b.0));
@@ -333,44 +311,19 @@ pub(crate) fn refusal_error(reason: ErrorKind) -> io::Error {
 }
 
 /// Opens the root of a scan. It must be a directory or a regular file; this is checked before anything is opened.
-pub(crate) fn open_root(view: &View, path: &Path) -> Result<(OwnedFd, EntryKind), ErrorKind> {
+pub(crate) fn open_root(view: &View, path: &Path) -> Result<(OwnedFd, FileKind), ErrorKind> {
     let located = view.locate(path, Links::Follow)?;
-    let (kind, what) = match FileType::from_raw_mode(fstat(&located)?.st_mode) {
-        FileType::Directory => (EntryKind::Directory, ""),
-        FileType::RegularFile => (EntryKind::File, ""),
-        FileType::Fifo => (EntryKind::Special, "a FIFO"),
-        FileType::Socket => (EntryKind::Special, "a socket"),
-        FileType::CharacterDevice | FileType::BlockDevice => (EntryKind::Special, "a device"),
-        FileType::Symlink | FileType::Unknown => (EntryKind::Special, "of no known kind"),
-    };
-    if kind == EntryKind::Special {
-        return Err(ErrorKind::NotRegular(what));
+    let kind = Stat::of(located.as_fd())?.kind;
+    if !matches!(kind, FileKind::Directory | FileKind::File) {
+        return Err(ErrorKind::NotRegular(kind.noun()));
     }
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     // Open through the located fd: the path may lead elsewhere by now.
-    Ok((openat(CWD, proc_path(located.as_fd()), flags, Mode::empty())?, kind))
+    Ok((open_at(CWD, proc_path(located.as_fd()), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?, kind))
 }
 
 /// Opens a name in a directory for reading, without following a link and without waiting for the writer of a FIFO.
 pub(crate) fn open_below(dir: BorrowedFd<'_>, name: &OsStr, more: OFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | more;
-    openat(dir, name, flags, Mode::empty())
-}
-
-/// The type of an entry. Some file systems do not return it with the name, so it needs a `stat`. `None` if the entry no longer exists.
-fn kind_of(dir: BorrowedFd<'_>, name: &CStr, listed: FileType) -> Option<EntryKind> {
-    let kind = match listed {
-        FileType::Unknown => FileType::from_raw_mode(statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_mode),
-        known => known,
-    };
-    Some(match kind {
-        FileType::RegularFile => EntryKind::File,
-        FileType::Directory => EntryKind::Directory,
-        FileType::Symlink => EntryKind::Symlink,
-        FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice | FileType::Unknown => {
-            EntryKind::Special
-        }
-    })
+    open_at(dir, name, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | more)
 }
 
 pub(crate) fn is_kernel_file_system(dir: BorrowedFd<'_>) -> bool {

@@ -14,14 +14,16 @@ use std::{
 
 use grep_matcher::Matcher as _;
 use grep_regex::{RegexMatcher, RegexMatcherBuilder};
-use grep_searcher::{BinaryDetection, MmapChoice, Searcher, SearcherBuilder, Sink, SinkContext, SinkFinish, SinkMatch};
+use grep_searcher::{
+    BinaryDetection, MmapChoice, Searcher, SearcherBuilder, Sink, SinkContext, SinkContextKind, SinkFinish, SinkMatch,
+};
 use rustix::fs::{FileType, OFlags, fstat};
 
 use crate::{
-    Result, View,
+    FileKind, Result, View,
     error::ErrorContext as _,
     patterns::{PATTERN_BYTES, PatternError},
-    scan::{self, EntryKind, Scan, ScanAction, ScanCut, ScanFilter, ScanSummary},
+    scan::{self, Scan, ScanAction, ScanCut, ScanFilter, ScanSummary},
     stop::{Stop, StopReason},
 };
 
@@ -89,19 +91,6 @@ pub struct SearchLimits {
     pub max_file_bytes: u64,
     /// Maximum total size of the results.
     pub max_result_bytes: usize,
-}
-
-impl Default for SearchLimits {
-    fn default() -> Self {
-        Self {
-            context: (0, 0),
-            max_matches: 1000,
-            max_per_file: None,
-            max_line_bytes: 1024,
-            max_file_bytes: 1 << 30,
-            max_result_bytes: 4 << 20,
-        }
-    }
 }
 
 /// A matching line, or a context line.
@@ -191,7 +180,7 @@ pub fn search(
         is_over: false,
     };
     let (root, kind) = scan::open_root(view, path).context("search", path)?;
-    let summary = if kind == EntryKind::Directory {
+    let summary = if kind == FileKind::Directory {
         let filter = ScanFilter { rules_above: filter.rules_above && view.is_everything(), ..filter.clone() };
         let scan = Scan::new(view, root, path, &filter, stop).context("search", path)?;
         scan.run(|entry, summary| search.visit(entry, path, summary))
@@ -225,10 +214,10 @@ impl Search<'_> {
         summary: &mut ScanSummary,
     ) -> ControlFlow<(), ScanAction> {
         match entry.kind {
-            EntryKind::Directory => return ControlFlow::Continue(ScanAction::Enter),
-            EntryKind::Symlink => return ControlFlow::Continue(ScanAction::Pass),
-            EntryKind::Special => summary.special += 1,
-            EntryKind::File => match scan::open_below(entry.parent, entry.name, OFlags::empty()) {
+            FileKind::Directory => return ControlFlow::Continue(ScanAction::Enter),
+            FileKind::Symlink => return ControlFlow::Continue(ScanAction::Pass),
+            FileKind::Fifo | FileKind::Socket | FileKind::Device => summary.special += 1,
+            FileKind::File => match scan::open_below(entry.parent, entry.name, OFlags::empty()) {
                 Ok(file) => self.file(file, &root.join(entry.relative), summary),
                 // The entry has become a link since it was listed.
                 Err(rustix::io::Errno::LOOP) => {}
@@ -289,6 +278,11 @@ impl Search<'_> {
         }
     }
 
+    /// Whether `max_matches` lines have been returned.
+    fn has_all(&self) -> bool {
+        self.outcome.matches >= self.limits.max_matches
+    }
+
     /// Passes a line to the callback, unless the results would exceed their maximum size.
     fn report(&mut self, line: SearchLine) -> Result<(), ScanCut> {
         self.reported_bytes += line.cost();
@@ -330,18 +324,16 @@ impl Read for SearchReader<'_> {
             return Ok(0);
         }
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buf.len());
-        match self.file.read(&mut buf[..most]) {
-            Ok(read) => {
-                self.left -= read as u64;
-                self.bytes += read as u64;
-                Ok(read)
+        let read = self.file.read(&mut buf[..most]).map_err(|error| {
+            if error.kind() == io::ErrorKind::Interrupted {
+                return error;
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
-            Err(error) => {
-                self.end = Some(FileReadEnd::Failed(error));
-                Err(io::ErrorKind::Other.into())
-            }
-        }
+            self.end = Some(FileReadEnd::Failed(error));
+            io::ErrorKind::Other.into()
+        })?;
+        self.left -= read as u64;
+        self.bytes += read as u64;
+        Ok(read)
     }
 }
 
@@ -355,6 +347,11 @@ struct MatchSink<'a, 'b> {
 }
 
 impl MatchSink<'_, '_> {
+    /// Whether `max_per_file` lines of this file have been returned.
+    fn has_all_of_file(&self) -> bool {
+        self.search.limits.max_per_file.is_some_and(|most| self.matches >= most)
+    }
+
     /// Returns whether to continue with this file.
     fn report_line(&mut self, number: Option<u64>, offset: u64, bytes: &[u8], is_context: bool) -> bool {
         let line = trimmed(bytes);
@@ -379,12 +376,11 @@ impl Sink for MatchSink<'_, '_> {
     type Error = io::Error;
 
     fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> io::Result<bool> {
-        let limits = self.search.limits;
-        if limits.max_per_file.is_some_and(|most| self.matches >= most) {
+        if self.has_all_of_file() {
             return Ok(false);
         }
         // Check at the first match beyond the limit, so that a search with exactly `max_matches` matches does not count as truncated.
-        if self.search.outcome.matches >= limits.max_matches {
+        if self.search.has_all() {
             self.cut = Some(ScanCut::Results);
             return Ok(false);
         }
@@ -398,11 +394,7 @@ impl Sink for MatchSink<'_, '_> {
 
     fn context(&mut self, _: &Searcher, near: &SinkContext<'_>) -> io::Result<bool> {
         // Skip the context lines before a match that will not be reported.
-        let limits = self.search.limits;
-        let is_before = *near.kind() == grep_searcher::SinkContextKind::Before;
-        let is_enough = limits.max_per_file.is_some_and(|most| self.matches >= most)
-            || self.search.outcome.matches >= limits.max_matches;
-        if is_before && is_enough {
+        if *near.kind() == SinkContextKind::Before && (self.has_all_of_file() || self.search.has_all()) {
             return Ok(true);
         }
         Ok(self.report_line(near.line_number(), near.absolute_byte_offset(), near.bytes(), true))

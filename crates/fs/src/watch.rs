@@ -32,10 +32,10 @@ use rustix::{
 };
 
 use crate::{
-    ErrorKind, Result,
-    error::ErrorContext as _,
+    ErrorKind, FileKind, Result, Stat,
+    error::attempt,
     patterns::Patterns,
-    scan::{EntryKind, Scan, ScanAction, ScanEntry, ScanFilter, is_kernel_file_system, open_below, open_root},
+    scan::{Scan, ScanAction, ScanEntry, ScanFilter, is_kernel_file_system, open_below, open_root},
     stop::Stop,
     view::{Links, View, proc_path, real_path},
 };
@@ -48,6 +48,9 @@ const CHANGE_BYTES: usize = 4 << 20;
 
 /// Maximum number of levels below the root that are watched.
 const DEPTH: usize = 128;
+
+/// Maximum number of directory entries that one scan for directories examines.
+const ENTRIES: u64 = 1_000_000;
 
 /// The inotify events of a watched directory.
 const EVENTS: inotify::WatchFlags = inotify::WatchFlags::CREATE
@@ -162,11 +165,6 @@ impl PendingChanges {
         self.state.lock().end.is_some()
     }
 
-    /// Marks the watch as failed.
-    pub fn fail(&self) {
-        self.end(WatchEnd::Failed);
-    }
-
     fn record(&self, path: PathBuf, kind: ChangeKind, is_directory: bool) {
         let mut state = self.state.lock();
         if let Some(known) = state.waiting.get_mut(&path) {
@@ -180,10 +178,6 @@ impl PendingChanges {
         }
     }
 
-    fn overflow(&self) {
-        self.state.lock().drop_all();
-    }
-
     /// Number of directories that are not watched because of a limit.
     #[must_use]
     pub fn unwatched(&self) -> u64 {
@@ -194,7 +188,8 @@ impl PendingChanges {
         self.state.lock().unwatched += count;
     }
 
-    fn end(&self, end: WatchEnd) {
+    /// Ends the watch, unless it has ended already.
+    pub fn end(&self, end: WatchEnd) {
         self.state.lock().end.get_or_insert(end);
     }
 }
@@ -254,7 +249,7 @@ pub struct Watch {
 impl Watch {
     /// Starts watching. Changes from now on are delivered to `changes` by [`run`](Self::run).
     pub fn new(view: &View, path: &Path, options: WatchOptions, changes: &PendingChanges) -> Result<Self> {
-        Self::start(view, path, options, changes).context("watch", path)
+        attempt("watch", path, || Self::start(view, path, options, changes))
     }
 
     fn start(view: &View, path: &Path, options: WatchOptions, changes: &PendingChanges) -> Result<Self, ErrorKind> {
@@ -266,16 +261,17 @@ impl Watch {
         if is_kernel_file_system(dir.as_fd()) {
             return Err(ErrorKind::Unsupported("the kernel tells nothing of changes on this file system"));
         }
-        if kind != EntryKind::Directory {
+        if kind != FileKind::Directory {
             // Files are often replaced rather than written. Watching the directory reports both.
             let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else {
                 return Err(ErrorKind::InvalidInput("it is in no directory"));
             };
             only = Some((name.to_owned(), path.to_owned()));
-            (dir, reported_root, root) = (open_directory(view, parent)?, parent.to_owned(), parent.to_owned());
+            dir = view.open_directory(parent, Links::Refuse)?;
+            reported_root = parent.to_owned();
+            root = parent.to_owned();
         }
-        let stat = fstat(&dir)?;
-        let identity = (stat.st_dev, stat.st_ino);
+        let identity = Stat::of(dir.as_fd())?.identity();
         let mut watch = Self { inotify, options, reported_root, root, identity, only, directories: HashMap::new() };
         watch.watch(dir.as_fd(), PathBuf::new())?;
         if watch.is_recursive() {
@@ -300,16 +296,16 @@ impl Watch {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => changes.end(WatchEnd::Failed),
             }
-            let continues = self.read_events(view, &mut buffer, changes);
+            self.read_events(view, &mut buffer, changes);
             notify();
-            if !continues || changes.state.lock().end.is_some() {
+            if changes.is_over() {
                 return;
             }
         }
     }
 
-    /// Reads the pending events. Returns false if the watch has ended.
-    fn read_events(&mut self, view: &View, buffer: &mut [MaybeUninit<u8>], changes: &PendingChanges) -> bool {
+    /// Reads and handles the pending events.
+    fn read_events(&mut self, view: &View, buffer: &mut [MaybeUninit<u8>], changes: &PendingChanges) {
         let mut events = Vec::new();
         let mut reader = inotify::Reader::new(&self.inotify, buffer);
         loop {
@@ -320,43 +316,43 @@ impl Watch {
                 }
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => break,
-                Err(_) => {
-                    changes.end(WatchEnd::Failed);
-                    return false;
-                }
+                Err(_) => return changes.end(WatchEnd::Failed),
             }
             if reader.is_buffer_empty() {
                 break;
             }
         }
-        events.into_iter().all(|event| self.handle_event(view, event, changes))
+        for event in events {
+            self.handle_event(view, event, changes);
+            if changes.is_over() {
+                return;
+            }
+        }
     }
 
-    fn handle_event(&mut self, view: &View, event: InotifyEvent, changes: &PendingChanges) -> bool {
+    fn handle_event(&mut self, view: &View, event: InotifyEvent, changes: &PendingChanges) {
         let InotifyEvent { wd, flags, name } = event;
         if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-            changes.overflow();
+            changes.state.lock().drop_all();
             return self.rescan(view, changes);
         }
-        let Some(dir) = self.directories.get(&wd).cloned() else { return true };
+        let Some(dir) = self.directories.get(&wd).cloned() else { return };
         let is_root = dir.as_os_str().is_empty();
-        if flags.intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::UNMOUNT) {
+        let is_removed = flags.intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::UNMOUNT);
+        if is_removed {
             self.directories.remove(&wd);
         }
-        if is_root
-            && flags.intersects(ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::UNMOUNT)
-        {
-            changes.end(WatchEnd::RootRemoved);
-            return false;
+        if is_root && (is_removed || flags.contains(ReadFlags::MOVE_SELF)) {
+            return changes.end(WatchEnd::RootRemoved);
         }
-        let Some(name) = name else { return true };
+        let Some(name) = name else { return };
         let relative = dir.join(&name);
         let is_left_out = match &self.only {
             Some((only, _)) => *only != name,
             None => self.is_hidden(&name) || self.options.exclude.is_match(&relative),
         };
         if is_left_out {
-            return true;
+            return;
         }
         let is_directory = flags.contains(ReadFlags::ISDIR);
         let kind = if flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
@@ -370,47 +366,34 @@ impl Watch {
         changes.record(reported, kind, is_directory);
         if is_directory && self.is_recursive() {
             match kind {
-                ChangeKind::Created => return self.watch_new_directory(view, &relative, changes),
+                ChangeKind::Created => self.watch_new_directory(view, &relative, changes),
                 ChangeKind::Removed if flags.contains(ReadFlags::MOVED_FROM) => self.forget_below(&relative),
                 ChangeKind::Removed | ChangeKind::Modified => {}
             }
         }
-        true
     }
 
     /// Handles a new directory. Entries that were created in it before it was watched are reported too.
-    fn watch_new_directory(&mut self, view: &View, relative: &Path, changes: &PendingChanges) -> bool {
+    fn watch_new_directory(&mut self, view: &View, relative: &Path, changes: &PendingChanges) {
         match self.open(view, relative) {
-            Ok(dir) => {
-                match self.watch(dir.as_fd(), relative.to_owned()) {
-                    Ok(()) => self.watch_below(view, dir, relative, changes, true),
-                    Err(_) => changes.add_unwatched(1),
-                }
-                true
-            }
-            Err(OpenError::RootIsAnother) => {
-                changes.end(WatchEnd::RootRemoved);
-                false
-            }
+            Ok(dir) => match self.watch(dir.as_fd(), relative.to_owned()) {
+                Ok(()) => self.watch_below(view, dir, relative, changes, true),
+                Err(_) => changes.add_unwatched(1),
+            },
+            Err(OpenError::RootIsAnother) => changes.end(WatchEnd::RootRemoved),
             // The directory is gone again, or the view refuses it.
-            Err(OpenError::Unreachable) => true,
+            Err(OpenError::Unreachable) => {}
         }
     }
 
     /// Called after the kernel lost events: finds directories that were created in the meantime.
-    fn rescan(&mut self, view: &View, changes: &PendingChanges) -> bool {
+    fn rescan(&mut self, view: &View, changes: &PendingChanges) {
         if !self.is_recursive() {
-            return true;
+            return;
         }
         match self.open(view, Path::new("")) {
-            Ok(dir) => {
-                self.watch_below(view, dir, Path::new(""), changes, false);
-                true
-            }
-            Err(_) => {
-                changes.end(WatchEnd::RootRemoved);
-                false
-            }
+            Ok(dir) => self.watch_below(view, dir, Path::new(""), changes, false),
+            Err(_) => changes.end(WatchEnd::RootRemoved),
         }
     }
 
@@ -425,10 +408,12 @@ impl Watch {
     ) {
         let filter = ScanFilter {
             hidden: self.options.hidden,
-            exclude: Patterns::default(),
             ignore_rules: false,
+            rules_above: false,
+            include: Patterns::default(),
+            exclude: Patterns::default(),
             max_depth: DEPTH,
-            ..ScanFilter::default()
+            max_entries: ENTRIES,
         };
         let stop = Stop::new();
         let base = self.reported_root.join(relative);
@@ -439,13 +424,11 @@ impl Watch {
                 return ControlFlow::Continue(ScanAction::Pass);
             }
             if report_existing {
-                changes.record(self.reported_root.join(&path), ChangeKind::Created, entry.kind == EntryKind::Directory);
+                changes.record(self.reported_root.join(&path), ChangeKind::Created, entry.kind == FileKind::Directory);
             }
-            ControlFlow::Continue(match entry.kind {
-                // Add the watch before listing the directory. An entry created in between is then reported twice rather than missed.
-                EntryKind::Directory if self.watch_entry(view, entry, path, changes) => ScanAction::Enter,
-                EntryKind::Directory | EntryKind::File | EntryKind::Symlink | EntryKind::Special => ScanAction::Pass,
-            })
+            // Add the watch before listing the directory. An entry created in between is then reported twice rather than missed.
+            let enters = entry.kind == FileKind::Directory && self.watch_entry(view, entry, path, changes);
+            ControlFlow::Continue(if enters { ScanAction::Enter } else { ScanAction::Pass })
         });
         // The scan hit a limit or an error, so there may be more directories that are not watched.
         changes.add_unwatched(u64::try_from(summary.cuts.len()).unwrap_or(u64::MAX) + summary.error_count);
@@ -493,9 +476,8 @@ impl Watch {
 
     /// Opens a directory below the root. The root must still be the same directory.
     fn open(&self, view: &View, relative: &Path) -> Result<OwnedFd, OpenError> {
-        let mut dir = open_directory(view, &self.root).map_err(|_| OpenError::RootIsAnother)?;
-        let stat = fstat(&dir).map_err(|_| OpenError::RootIsAnother)?;
-        if (stat.st_dev, stat.st_ino) != self.identity {
+        let mut dir = view.open_directory(&self.root, Links::Refuse).map_err(|_| OpenError::RootIsAnother)?;
+        if !Stat::of(dir.as_fd()).is_ok_and(|stat| stat.identity() == self.identity) {
             return Err(OpenError::RootIsAnother);
         }
         for name in relative {
@@ -518,9 +500,4 @@ struct InotifyEvent {
 enum OpenError {
     RootIsAnother,
     Unreachable,
-}
-
-/// Opens a directory by its path with links resolved.
-fn open_directory(view: &View, path: &Path) -> Result<OwnedFd, ErrorKind> {
-    view.open(path, Links::Refuse, OFlags::RDONLY | OFlags::DIRECTORY)
 }

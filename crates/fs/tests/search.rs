@@ -17,12 +17,35 @@ use std::{
 };
 
 use exec_server_fs::{
-    ErrorCategory, PathPattern, Patterns, Stop, View, glob,
-    scan::{EntryKind, ScanCut, ScanFilter},
+    ErrorCategory, FileKind, PathPattern, Patterns, Stop, View, glob,
+    scan::{ScanCut, ScanFilter},
     search::{self, PatternOptions, SearchLimits, SearchLine, SearchPattern, SearchRequest, SearchSummary},
 };
 use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::TempDir;
+
+fn filter() -> ScanFilter {
+    ScanFilter {
+        hidden: false,
+        ignore_rules: true,
+        rules_above: true,
+        include: Patterns::default(),
+        exclude: Patterns::default(),
+        max_depth: 64,
+        max_entries: 1_000_000,
+    }
+}
+
+fn limits() -> SearchLimits {
+    SearchLimits {
+        context: (0, 0),
+        max_matches: 1000,
+        max_per_file: None,
+        max_line_bytes: 1024,
+        max_file_bytes: 1 << 30,
+        max_result_bytes: 4 << 20,
+    }
+}
 
 fn run(
     path: &Path,
@@ -42,7 +65,7 @@ fn run(
 }
 
 fn find(path: &Path, pattern: &str) -> (Vec<SearchLine>, SearchSummary) {
-    run(path, pattern, &ScanFilter::default(), &SearchLimits::default(), &Stop::new())
+    run(path, pattern, &filter(), &limits(), &Stop::new())
 }
 
 fn put(dir: &TempDir, name: impl AsRef<Path>, content: impl AsRef<[u8]>) -> PathBuf {
@@ -69,8 +92,8 @@ fn names(dir: &TempDir, lines: &[SearchLine]) -> Vec<String> {
 fn a_match_is_told_with_its_line_place_and_neighbours() {
     let dir = TempDir::new().unwrap();
     let path = put(&dir, "a/b.txt", "one\ntwo needle needle\r\nthree\nfour\n");
-    let limits = SearchLimits { context: (1, 1), ..SearchLimits::default() };
-    let (lines, outcome) = run(dir.path(), "needle", &ScanFilter::default(), &limits, &Stop::new());
+    let limits = SearchLimits { context: (1, 1), ..limits() };
+    let (lines, outcome) = run(dir.path(), "needle", &filter(), &limits, &Stop::new());
     let reported: Vec<(u64, u64, &[u8], bool)> =
         lines.iter().map(|line| (line.number, line.offset, line.text.as_slice(), line.is_context)).collect();
     assert_eq!(
@@ -98,18 +121,18 @@ fn ignore_files_hidden_names_and_patterns_are_heeded_and_can_be_switched_off() {
     // Ignore rules of the repository also apply to a search that starts below its top.
     let (lines, _) = find(&dir.path().join("sub"), "needle");
     assert_eq!(names(&dir, &lines), [] as [&str; 0]);
-    let alone = ScanFilter { rules_above: false, ..ScanFilter::default() };
-    let (lines, _) = run(&dir.path().join("sub"), "needle", &alone, &SearchLimits::default(), &Stop::new());
+    let alone = ScanFilter { rules_above: false, ..filter() };
+    let (lines, _) = run(&dir.path().join("sub"), "needle", &alone, &limits(), &Stop::new());
     assert_eq!(names(&dir, &lines), ["sub/a.log", "sub/deep/not"]);
-    let all = ScanFilter { hidden: true, ignore_rules: false, ..ScanFilter::default() };
-    let (lines, _) = run(dir.path(), "needle", &all, &SearchLimits::default(), &Stop::new());
+    let all = ScanFilter { hidden: true, ignore_rules: false, ..filter() };
+    let (lines, _) = run(dir.path(), "needle", &all, &limits(), &Stop::new());
     assert_eq!(lines.len(), 9);
     let some = ScanFilter {
         include: Patterns::anywhere(&["*.log".into()]).unwrap(),
         exclude: Patterns::anywhere(&["/sub".into()]).unwrap(),
         ..all
     };
-    let (lines, _) = run(dir.path(), "needle", &some, &SearchLimits::default(), &Stop::new());
+    let (lines, _) = run(dir.path(), "needle", &some, &limits(), &Stop::new());
     assert_eq!(names(&dir, &lines), ["a.log", "keep.log"]);
 }
 
@@ -121,8 +144,8 @@ fn binary_files_are_passed_over_and_counted() {
     late.extend(b"\0\nneedle\n");
     put(&dir, "late", late);
     put(&dir, "text", "needle \u{e9}\n");
-    let limits = SearchLimits { max_matches: 1_000_000, ..SearchLimits::default() };
-    let (lines, outcome) = run(dir.path(), "needle", &ScanFilter::default(), &limits, &Stop::new());
+    let limits = SearchLimits { max_matches: 1_000_000, ..limits() };
+    let (lines, outcome) = run(dir.path(), "needle", &filter(), &limits, &Stop::new());
     assert_eq!(outcome.binary, 2);
     assert!(names(&dir, &lines).iter().all(|name| name != "binary"));
     assert_eq!(names(&dir, &lines).iter().filter(|name| *name == "text").count(), 1);
@@ -142,7 +165,7 @@ fn names_of_any_bytes_are_found_and_told_as_they_are() {
     assert_eq!(inner.text, b"\xffneedle\xfe");
     let limits = glob::GlobLimits { max_results: 100, max_result_bytes: 1 << 20 };
     let pattern = PathPattern::new("*.txt").unwrap();
-    let request = glob::GlobRequest { path: dir.path(), pattern: &pattern, filter: &ScanFilter::default(), limits };
+    let request = glob::GlobRequest { path: dir.path(), pattern: &pattern, filter: &filter(), limits };
     let (found, _) = glob::glob(&View::everything(), request, &Stop::new()).unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].path.file_name().unwrap().as_bytes(), b"\xff\xfe.txt");
@@ -168,12 +191,7 @@ fn links_fifos_and_the_kernel_s_files_neither_lead_astray_nor_hold_up() {
     assert_eq!((lines.len(), outcome.scan.special, outcome.files), (0, 1, 0));
     let fifo = dir.path().join("fifo");
     let pattern = SearchPattern::new("x", PatternOptions::default()).unwrap();
-    let request = SearchRequest {
-        path: &fifo,
-        pattern: &pattern,
-        filter: &ScanFilter::default(),
-        limits: &SearchLimits::default(),
-    };
+    let request = SearchRequest { path: &fifo, pattern: &pattern, filter: &filter(), limits: &limits() };
     let refused = search::search(&View::everything(), request, &Stop::new(), &mut |_| ControlFlow::Continue(()));
     assert_eq!(refused.unwrap_err().category(), ErrorCategory::NotRegular);
 }
@@ -188,7 +206,6 @@ fn every_bound_cuts_and_says_so() {
         let (lines, outcome) = run(dir.path(), "needle", &filter, &limits, &stop);
         (lines.len(), outcome.scan.cuts)
     };
-    let (filter, limits) = (ScanFilter::default, SearchLimits::default);
     assert_eq!(cut(filter(), limits(), Stop::new()), (40, vec![]));
     assert_eq!(cut(filter(), SearchLimits { max_matches: 40, ..limits() }, Stop::new()), (40, vec![]));
     assert_eq!(cut(filter(), SearchLimits { max_matches: 39, ..limits() }, Stop::new()), (39, vec![ScanCut::Results]));
@@ -234,21 +251,16 @@ fn a_hundred_thousand_entries_are_gone_through_and_called_off_at_once() {
     let (lines, outcome) = find(dir.path(), "needle");
     assert_eq!((lines.len(), outcome.files, outcome.scan.entries), (100, 100_000, 100_000));
     assert_eq!(lines[99].path.file_name().unwrap(), "099000.txt", "in the order of names");
-    let limits = glob::GlobLimits { max_results: 200_000, max_result_bytes: 64 << 20 };
+    let glob_limits = glob::GlobLimits { max_results: 200_000, max_result_bytes: 64 << 20 };
     let pattern = PathPattern::new("*9.txt").unwrap();
-    let request = glob::GlobRequest { path: dir.path(), pattern: &pattern, filter: &ScanFilter::default(), limits };
+    let request = glob::GlobRequest { path: dir.path(), pattern: &pattern, filter: &filter(), limits: glob_limits };
     let (found, _) = glob::glob(&View::everything(), request, &Stop::new()).unwrap();
     assert_eq!(found.len(), 10_000);
-    assert!(found.iter().all(|named| named.kind == EntryKind::File && named.size == 4));
+    assert!(found.iter().all(|named| named.kind == FileKind::File && named.size == 4));
     let (lines, outcome) = {
         let (stop, mut count) = (Stop::new(), 0);
         let pattern = SearchPattern::new("needle", PatternOptions::default()).unwrap();
-        let request = SearchRequest {
-            path: dir.path(),
-            pattern: &pattern,
-            filter: &ScanFilter::default(),
-            limits: &SearchLimits::default(),
-        };
+        let request = SearchRequest { path: dir.path(), pattern: &pattern, filter: &filter(), limits: &limits() };
         let outcome = search::search(&View::everything(), request, &stop, &mut |_| {
             count += 1;
             stop.cancel();
@@ -306,8 +318,7 @@ fn a_search_stays_beneath_its_view_and_says_what_is_not_there() {
     put(&outside, "file", "needle\n");
     let pattern = SearchPattern::new("needle", PatternOptions::default()).unwrap();
     let find = |view: &View, path: &Path| {
-        let request =
-            SearchRequest { path, pattern: &pattern, filter: &ScanFilter::default(), limits: &SearchLimits::default() };
+        let request = SearchRequest { path, pattern: &pattern, filter: &filter(), limits: &limits() };
         let mut lines = Vec::new();
         let outcome = search::search(view, request, &Stop::new(), &mut |line| {
             lines.push(line.path);

@@ -9,7 +9,7 @@ use std::{
 
 use exec_server_fs::{
     Cancel, PathPattern, Patterns, Stop, View, glob as globbing,
-    scan::{self, EntryKind, ScanFilter, ScanSummary},
+    scan::{self, ScanFilter, ScanSummary},
     search as searching,
     watch::{self as watching, ChangeBatch, ChangeKind, Watch, WatchEnd, WatchStopper},
 };
@@ -19,7 +19,10 @@ use exec_server_protocol::{
 };
 use tokio::sync::oneshot;
 
-use super::{FileRequest, path, text_and_bytes, tree::written};
+use super::{
+    FileRequest, path, text_and_bytes,
+    tree::{entry_kind, written},
+};
 use crate::{
     error::Failure,
     file_tasks::{FileTask, FileTasks, SearchPage, SearchTask, WatchTask},
@@ -202,13 +205,13 @@ fn run_glob(
 
 fn glob_entry(named: &globbing::GlobMatch, form: Form) -> wire::GlobEntry {
     let (path, uri) = written(&named.path, form);
-    let kind = match named.kind {
-        EntryKind::File => wire::EntryKind::File,
-        EntryKind::Directory => wire::EntryKind::Directory,
-        EntryKind::Symlink => wire::EntryKind::Symlink,
-        EntryKind::Special => wire::EntryKind::Other,
-    };
-    wire::GlobEntry { path: PathArg::new(path), uri, kind, size: named.size, modified_at_ms: named.modified_ms }
+    wire::GlobEntry {
+        path: PathArg::new(path),
+        uri,
+        kind: entry_kind(named.kind),
+        size: named.size,
+        modified_at_ms: named.modified_ms,
+    }
 }
 
 /// `fs/watch`: starts to collect changes.
@@ -248,7 +251,7 @@ async fn run_watch(
     request.launch_thread(&whence, sandbox, move |view| match view {
         Ok(view) => watch.run(view, &worker.changes, &worker.ender, &|| worker.notify()),
         Err(_) => {
-            worker.changes.fail();
+            worker.changes.end(WatchEnd::Failed);
             worker.notify();
         }
     })?;

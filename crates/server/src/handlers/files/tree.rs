@@ -93,18 +93,22 @@ fn entry(entry: &files::DirectoryEntry) -> wire::DirectoryEntry {
 fn detail(detail: &files::DetailedEntry) -> wire::DirectoryEntry {
     let (link_target, link_target_base64) = target_texts(detail.link_target.as_ref());
     wire::DirectoryEntry {
-        kind: Some(match detail.stat.kind {
-            files::FileKind::File => wire::EntryKind::File,
-            files::FileKind::Directory => wire::EntryKind::Directory,
-            files::FileKind::Symlink => wire::EntryKind::Symlink,
-            files::FileKind::Fifo | files::FileKind::Socket | files::FileKind::Device => wire::EntryKind::Other,
-        }),
+        kind: Some(entry_kind(detail.stat.kind)),
         size: Some(detail.stat.size),
         mode: Some(detail.stat.mode),
         modified_at: Some(to_wire(detail.stat.modified)),
         link_target,
         link_target_base64,
         ..entry(&detail.entry)
+    }
+}
+
+pub(super) fn entry_kind(kind: files::FileKind) -> wire::EntryKind {
+    match kind {
+        files::FileKind::File => wire::EntryKind::File,
+        files::FileKind::Directory => wire::EntryKind::Directory,
+        files::FileKind::Symlink => wire::EntryKind::Symlink,
+        files::FileKind::Fifo | files::FileKind::Socket | files::FileKind::Device => wire::EntryKind::Other,
     }
 }
 
