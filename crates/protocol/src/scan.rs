@@ -80,7 +80,7 @@ pub(crate) fn scan(text: &str) -> Result<EnvelopeMembers, ScanError> {
     scan.run()?;
     scan.text.skip_space();
     if scan.text.peek().is_some() {
-        return Err(scan.text.syntax());
+        return Err(scan.text.unexpected());
     }
     Ok(scan.members)
 }
@@ -104,23 +104,10 @@ enum OpenContainer {
     Object { first_key: usize, index: Option<HashSet<u64>> },
 }
 
-/// The scanner's next step after a value.
-enum AfterValue {
-    Value,
-    Finished,
-}
-
 impl MessageScanner<'_> {
     fn run(&mut self) -> Result<(), ScanError> {
-        loop {
-            if self.value()? {
-                continue;
-            }
-            match self.after_value()? {
-                AfterValue::Value => {}
-                AfterValue::Finished => return Ok(()),
-            }
-        }
+        while self.value()? || self.after_value()? {}
+        Ok(())
     }
 
     /// Scans a scalar, an empty container or the opening of a container. Returns true if another value must follow.
@@ -141,8 +128,7 @@ impl MessageScanner<'_> {
             Some(b't') => self.text.literal(b"true").map(|()| false),
             Some(b'f') => self.text.literal(b"false").map(|()| false),
             Some(b'n') => self.text.literal(b"null").map(|()| false),
-            Some(_) => Err(self.text.syntax()),
-            None => Err(ScanError::End),
+            _ => Err(self.text.unexpected()),
         }
     }
 
@@ -170,16 +156,13 @@ impl MessageScanner<'_> {
         Ok(())
     }
 
-    /// Closes all containers that end here, and stops before the next value.
-    fn after_value(&mut self) -> Result<AfterValue, ScanError> {
+    /// Closes all containers that end here. Returns true if another value must follow, and false after the outermost container.
+    fn after_value(&mut self) -> Result<bool, ScanError> {
         loop {
             self.note_member();
             self.text.skip_space();
-            let in_object = match self.containers.last() {
-                Some(OpenContainer::Object { .. }) => true,
-                Some(OpenContainer::Array) => false,
-                None => return Ok(AfterValue::Finished),
-            };
+            let Some(container) = self.containers.last() else { return Ok(false) };
+            let in_object = matches!(container, OpenContainer::Object { .. });
             match (self.text.peek(), in_object) {
                 (Some(b'}'), true) | (Some(b']'), false) => {
                     self.text.advance();
@@ -187,27 +170,22 @@ impl MessageScanner<'_> {
                         self.keys.truncate(first_key);
                     }
                 }
-                (Some(b','), true) => {
+                (Some(b','), _) => {
                     self.text.advance();
-                    self.text.skip_space();
-                    self.key()?;
-                    return Ok(AfterValue::Value);
+                    if in_object {
+                        self.text.skip_space();
+                        self.key()?;
+                    }
+                    return Ok(true);
                 }
-                (Some(b','), false) => {
-                    self.text.advance();
-                    return Ok(AfterValue::Value);
-                }
-                (Some(_), _) => return Err(self.text.syntax()),
-                (None, _) => return Err(ScanError::End),
+                _ => return Err(self.text.unexpected()),
             }
         }
     }
 
     fn key(&mut self) -> Result<(), ScanError> {
-        match self.text.peek() {
-            Some(b'"') => {}
-            Some(_) => return Err(self.text.syntax()),
-            None => return Err(ScanError::End),
+        if self.text.peek() != Some(b'"') {
+            return Err(self.text.unexpected());
         }
         let at = self.text.at();
         let key = self.text.string()?;
@@ -219,14 +197,7 @@ impl MessageScanner<'_> {
             self.member = Some((key, 0));
         }
         self.text.skip_space();
-        match self.text.peek() {
-            Some(b':') => {
-                self.text.advance();
-                Ok(())
-            }
-            Some(_) => Err(self.text.syntax()),
-            None => Err(ScanError::End),
-        }
+        self.text.literal(b":")
     }
 
     fn is_duplicate(&mut self, key: KeySpan) -> bool {

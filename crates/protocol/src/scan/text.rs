@@ -42,8 +42,9 @@ impl<'a> JsonText<'a> {
         self.at += 1;
     }
 
-    pub(super) fn syntax(&self) -> ScanError {
-        ScanError::Syntax { at: self.at }
+    /// The error for a byte that must not be here, or for the end of the text.
+    pub(super) fn unexpected(&self) -> ScanError {
+        if self.peek().is_some() { ScanError::Syntax { at: self.at } } else { ScanError::End }
     }
 
     pub(super) fn skip_space(&mut self) {
@@ -54,11 +55,10 @@ impl<'a> JsonText<'a> {
 
     pub(super) fn literal(&mut self, word: &'static [u8]) -> Result<(), ScanError> {
         for &expected in word {
-            match self.peek() {
-                Some(byte) if byte == expected => self.at += 1,
-                Some(_) => return Err(self.syntax()),
-                None => return Err(ScanError::End),
+            if self.peek() != Some(expected) {
+                return Err(self.unexpected());
             }
+            self.at += 1;
         }
         Ok(())
     }
@@ -91,11 +91,7 @@ impl<'a> JsonText<'a> {
         while matches!(self.peek(), Some(b'0'..=b'9')) {
             self.at += 1;
         }
-        match self.peek() {
-            _ if self.at > start => Ok(()),
-            Some(_) => Err(self.syntax()),
-            None => Err(ScanError::End),
-        }
+        if self.at > start { Ok(()) } else { Err(self.unexpected()) }
     }
 
     /// Scans a string, from its opening quote to behind its closing quote.
@@ -115,8 +111,7 @@ impl<'a> JsonText<'a> {
                     escaped = true;
                     self.escape()?;
                 }
-                Some(_) => return Err(self.syntax()),
-                None => return Err(ScanError::End),
+                _ => return Err(self.unexpected()),
             }
         }
     }
@@ -130,39 +125,27 @@ impl<'a> JsonText<'a> {
                 Ok(())
             }
             Some(b'u') => {
-                let unit = self.hex4()?;
+                self.at += 1;
                 // A surrogate pair encodes one character. A lone surrogate is invalid, because a Rust string cannot hold it.
-                match unit {
+                let is_character = match self.hex4()? {
                     0xD800..=0xDBFF => {
-                        self.literal(b"\\")?;
-                        match self.peek() {
-                            Some(b'u') => match self.hex4()? {
-                                0xDC00..=0xDFFF => Ok(()),
-                                _ => Err(ScanError::Syntax { at: start }),
-                            },
-                            Some(_) => Err(self.syntax()),
-                            None => Err(ScanError::End),
-                        }
+                        self.literal(b"\\u")?;
+                        matches!(self.hex4()?, 0xDC00..=0xDFFF)
                     }
-                    0xDC00..=0xDFFF => Err(ScanError::Syntax { at: start }),
-                    _ => Ok(()),
-                }
+                    unit => !matches!(unit, 0xDC00..=0xDFFF),
+                };
+                if is_character { Ok(()) } else { Err(ScanError::Syntax { at: start }) }
             }
-            Some(_) => Err(self.syntax()),
-            None => Err(ScanError::End),
+            _ => Err(self.unexpected()),
         }
     }
 
-    /// Reads the four digits of `\uXXXX`. The position is on the `u`.
+    /// Reads the four digits of `\uXXXX`.
     fn hex4(&mut self) -> Result<u32, ScanError> {
-        self.at += 1;
         let mut unit = 0;
         for _ in 0..4 {
-            let digit = match self.peek() {
-                Some(byte) => char::from(byte).to_digit(16).ok_or_else(|| self.syntax())?,
-                None => return Err(ScanError::End),
-            };
-            unit = unit * 16 + digit;
+            let digit = self.peek().and_then(|byte| char::from(byte).to_digit(16));
+            unit = unit * 16 + digit.ok_or_else(|| self.unexpected())?;
             self.at += 1;
         }
         Ok(unit)
