@@ -2,43 +2,15 @@
 
 use std::borrow::Cow;
 
-/// POSIX names without `SIG`, and their numbers. If a number has several names, `name` returns the first one.
-const SIGNALS: &[(&str, i32)] = &[
-    ("HUP", 1),
-    ("INT", 2),
-    ("QUIT", 3),
-    ("ILL", 4),
-    ("TRAP", 5),
-    ("ABRT", 6),
-    ("IOT", 6),
-    ("BUS", 7),
-    ("FPE", 8),
-    ("KILL", 9),
-    ("USR1", 10),
-    ("SEGV", 11),
-    ("USR2", 12),
-    ("PIPE", 13),
-    ("ALRM", 14),
-    ("TERM", 15),
-    ("STKFLT", 16),
-    ("CHLD", 17),
-    ("CLD", 17),
-    ("CONT", 18),
-    ("STOP", 19),
-    ("TSTP", 20),
-    ("TTIN", 21),
-    ("TTOU", 22),
-    ("URG", 23),
-    ("XCPU", 24),
-    ("XFSZ", 25),
-    ("VTALRM", 26),
-    ("PROF", 27),
-    ("WINCH", 28),
-    ("IO", 29),
-    ("POLL", 29),
-    ("PWR", 30),
-    ("SYS", 31),
+/// POSIX names without `SIG` of the signals from 1 on, in order.
+const NAMES: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
+    "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
+    "PWR", "SYS",
 ];
+
+/// Other names of some signals.
+const ALIASES: [(&str, i32); 3] = [("IOT", 6), ("CLD", 17), ("POLL", 29)];
 
 /// The first realtime signal that a program may use. libc reserves 32 and 33.
 const RTMIN: i32 = 34;
@@ -57,20 +29,18 @@ pub fn number(name: &str) -> Option<i32> {
         return Some(2);
     }
     let short = upper.strip_prefix("SIG").unwrap_or(&upper);
-    if let Some((_, number)) = SIGNALS.iter().find(|(known, _)| *known == short) {
-        return Some(*number);
-    }
-    realtime(short)
+    let named = (1..).zip(NAMES).find(|(_, known)| *known == short).map(|(number, _)| number);
+    let alias = || ALIASES.iter().find(|(known, _)| *known == short).map(|(_, number)| *number);
+    named.or_else(alias).or_else(|| realtime(short))
 }
 
 /// Returns the POSIX name of a signal number, for example `SIGKILL`. A number without a name is returned as digits.
 #[must_use]
 pub fn name(number: u8) -> Cow<'static, str> {
-    let number = i32::from(number);
-    if let Some((short, _)) = SIGNALS.iter().find(|(_, known)| *known == number) {
+    if let Some(short) = usize::from(number).checked_sub(1).and_then(|at| NAMES.get(at)) {
         return Cow::Owned(format!("SIG{short}"));
     }
-    match number {
+    match i32::from(number) {
         RTMIN => Cow::Borrowed("SIGRTMIN"),
         RTMAX => Cow::Borrowed("SIGRTMAX"),
         n if n > RTMIN && n < RTMAX => Cow::Owned(format!("SIGRTMIN+{}", n - RTMIN)),
