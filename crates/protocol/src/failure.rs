@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 
 /// Invalid request: the state does not allow it, a name is unknown or already in use, or the message is malformed.
 pub const INVALID_REQUEST: i64 = -32600;
@@ -22,9 +22,13 @@ pub const SESSION_ATTACHED: i64 = -32010;
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident $word:literal $code:ident $description:literal;)*) => {
         /// The kind of an error. Its string on the wire never changes.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum Kind {
-            $(#[doc = $description] $name,)*
+            $(
+                #[doc = $description]
+                #[serde(rename = $word)]
+                $name,
+            )*
         }
 
         impl Kind {
@@ -127,19 +131,6 @@ kinds! {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-impl Serialize for Kind {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for Kind {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        Kind::find(&word).ok_or_else(|| de::Error::custom(format_args!("unknown failure kind `{word}`")))
     }
 }
 

@@ -3,7 +3,7 @@
 //! Inside `permissions`, names are in snake case, as in the reference. The older profile without a `type` is accepted too. A profile with
 //! more entries than [`limits::SANDBOX_ENTRIES`] is refused, because the server has to process each entry for every request.
 
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use crate::{
     limits,
@@ -39,9 +39,9 @@ pub struct SandboxContext {
 }
 
 /// A sandbox policy: which side enforces it, and what it allows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type", rename_all = "snake_case", remote = "Self")]
 pub enum Profile {
     /// This server enforces the sandbox.
     Managed {
@@ -169,15 +169,6 @@ pub enum Special {
     },
 }
 
-/// The current form of a profile, with a `type`.
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Tagged {
-    Managed { file_system: FileSystem, network: Network },
-    Disabled,
-    External { network: Network },
-}
-
 /// The older form of a profile, without a `type`. It grants only what it mentions.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -203,11 +194,19 @@ struct UntaggedFileSystem {
     glob_scan_max_depth: Option<usize>,
 }
 
+impl Serialize for Profile {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+// With `remote = "Self"`, the derives generate the functions `Profile::serialize` and `Profile::deserialize` for the form with a `type`, and
+// leave the traits to these impls.
 impl<'de> Deserialize<'de> for Profile {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = serde_json::Value::deserialize(deserializer)?;
         let profile = if value.get("type").is_some() {
-            Tagged::deserialize(value).map(Self::from)
+            Self::deserialize(value)
         } else {
             Untagged::deserialize(value).map(Self::from)
         };
@@ -235,16 +234,6 @@ fn bounded_roots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ve
     refuse_more(roots.as_ref().map_or(0, Vec::len), limits::SANDBOX_ROOTS, "workspaceRoots")
         .map_err(D::Error::custom)?;
     Ok(roots)
-}
-
-impl From<Tagged> for Profile {
-    fn from(tagged: Tagged) -> Self {
-        match tagged {
-            Tagged::Managed { file_system, network } => Self::Managed { file_system, network },
-            Tagged::Disabled => Self::Disabled,
-            Tagged::External { network } => Self::External { network },
-        }
-    }
 }
 
 impl From<Untagged> for Profile {
