@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Kind;
 
 /// A native absolute path or a `file:` URI, as the peer wrote it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct PathArg(String);

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Params of `fs/search`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SearchParams {
@@ -62,30 +62,14 @@ pub struct SearchParams {
 impl SearchParams {
     /// A search with the default of every option.
     pub fn new(path: PathArg, pattern: impl Into<String>) -> Self {
-        Self {
-            path,
-            pattern: pattern.into(),
-            literal: false,
-            ignore_case: false,
-            word: false,
-            include: Vec::new(),
-            scan: ScanParams::default(),
-            before: None,
-            after: None,
-            max_matches: None,
-            max_per_file: None,
-            max_line_bytes: None,
-            max_file_bytes: None,
-            pages: false,
-            sandbox: None,
-        }
+        Self { path, pattern: pattern.into(), ..Self::default() }
     }
 }
 
 impl GlobParams {
     /// A glob with the default of every option.
     pub fn new(path: PathArg, pattern: impl Into<String>) -> Self {
-        Self { path, pattern: pattern.into(), scan: ScanParams::default(), max_results: None, sandbox: None }
+        Self { path, pattern: pattern.into(), ..Self::default() }
     }
 }
 
@@ -238,7 +222,7 @@ pub struct SearchNextParams {
 }
 
 /// Params of `fs/glob`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GlobParams {

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Params of `fs/watch`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct WatchParams {
@@ -38,15 +38,7 @@ pub struct WatchParams {
 impl WatchParams {
     /// A watch with the default of every option.
     pub fn new(path: PathArg, handle_id: impl Into<String>) -> Self {
-        Self {
-            handle_id: handle_id.into(),
-            path,
-            recursive: None,
-            hidden: None,
-            exclude: Vec::new(),
-            max_directories: None,
-            sandbox: None,
-        }
+        Self { handle_id: handle_id.into(), path, ..Self::default() }
     }
 }
 
