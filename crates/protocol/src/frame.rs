@@ -106,11 +106,9 @@ impl OutputFrame {
         if [a, b] != [0, 0] {
             return Err(FrameError::Reserved);
         }
-        let (seq, offset) = rest
-            .split_first_chunk::<8>()
-            .zip(rest.last_chunk::<8>())
-            .map_or((0, 0), |((seq, _), offset)| (u64::from_le_bytes(*seq), u64::from_le_bytes(*offset)));
-        Ok((Self { channel: u32::from_le_bytes([c0, c1, c2, c3]), stream, seq, offset }, bytes))
+        let &[seq, offset] = rest.as_chunks::<8>().0 else { return Err(short) };
+        let channel = u32::from_le_bytes([c0, c1, c2, c3]);
+        Ok((Self { channel, stream, seq: u64::from_le_bytes(seq), offset: u64::from_le_bytes(offset) }, bytes))
     }
 }
 
@@ -148,7 +146,7 @@ impl<'a> WriteFrame<'a> {
     pub fn decode(message: &'a [u8]) -> Result<(Self, &'a [u8]), FrameError> {
         let short = FrameError::Short { found: message.len() };
         let (header, rest) = message.split_first_chunk::<WRITE_HEADER>().ok_or(short)?;
-        let &[mark, zero, l0, l1, c0, c1, c2, c3, ref id @ ..] = header;
+        let &[mark, zero, l0, l1, c0, c1, c2, c3, id @ ..] = header;
         if mark != WRITE_MARK {
             return Err(FrameError::Mark { found: mark });
         }
@@ -157,8 +155,8 @@ impl<'a> WriteFrame<'a> {
         }
         let (write_id, bytes) = rest.split_at_checked(usize::from(u16::from_le_bytes([l0, l1]))).ok_or(short)?;
         let write_id = std::str::from_utf8(write_id).map_err(|_| FrameError::WriteId)?;
-        let id = id.first_chunk::<8>().map_or(0, |id| i64::from_le_bytes(*id));
-        Ok((Self { channel: u32::from_le_bytes([c0, c1, c2, c3]), id, write_id }, bytes))
+        let channel = u32::from_le_bytes([c0, c1, c2, c3]);
+        Ok((Self { channel, id: i64::from_le_bytes(id), write_id }, bytes))
     }
 }
 

@@ -216,29 +216,21 @@ pub fn decode(bytes: &[u8]) -> Result<Incoming<'_>, DecodeError> {
             let method = string(method).ok_or(DecodeError::Member { member: "method" })?;
             let params = match params {
                 None | Some("null") => None,
-                Some(params) => Some(raw(params, "params")?),
+                Some(params) => Some(parse(params, "params")?),
             };
-            let Some(id) = id else {
-                return Ok(Incoming::Notification { method, params });
-            };
+            let Some(id) = id else { return Ok(Incoming::Notification { method, params }) };
             let id = request_id(id)?;
-            let trace = part(&members.trace).map_or(Ok(None), serde_json::from_str);
-            let trace = trace.map_err(|_| DecodeError::Member { member: "trace" })?;
+            let trace = part(&members.trace).map_or(Ok(None), |trace| parse(trace, "trace"))?;
             Ok(Incoming::Request { id, method, params, trace })
         }
-        (None, Some(result)) => {
-            let id = request_id(id.ok_or(DecodeError::Missing { member: "id" })?)?;
-            Ok(Incoming::Response { id, result: raw(result, "result")? })
-        }
+        (None, Some(result)) => Ok(Incoming::Response { id: answered_id(id)?, result: parse(result, "result")? }),
         (None, None) => {
             let error = part(&members.error).ok_or(DecodeError::Missing { member: "method" })?;
-            let id = request_id(id.ok_or(DecodeError::Missing { member: "id" })?)?;
-            let wrong = DecodeError::Member { member: "error" };
+            let id = answered_id(id)?;
             if !error.starts_with('{') {
-                return Err(wrong);
+                return Err(DecodeError::Member { member: "error" });
             }
-            let error = serde_json::from_str(error).map_err(|_| wrong)?;
-            Ok(Incoming::Error { id, error })
+            Ok(Incoming::Error { id, error: parse(error, "error")? })
         }
     }
 }
@@ -318,8 +310,12 @@ pub(crate) fn write_json<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
     serde_json::to_writer(out, value).expect("wire types have string keys and a vector takes every byte");
 }
 
-fn raw<'a>(text: &'a str, member: &'static str) -> Result<&'a RawValue, DecodeError> {
+fn parse<'a, T: Deserialize<'a>>(text: &'a str, member: &'static str) -> Result<T, DecodeError> {
     serde_json::from_str(text).map_err(|_| DecodeError::Member { member })
+}
+
+fn answered_id(id: Option<&str>) -> Result<RequestId, DecodeError> {
+    request_id(id.ok_or(DecodeError::Missing { member: "id" })?)
 }
 
 fn request_id(text: &str) -> Result<RequestId, DecodeError> {

@@ -195,7 +195,7 @@ macro_rules! methods {
             family: Family::$family,
             class: Class::$class,
             scope: methods!(@scope $scope),
-            addition: is_addition!($origin),
+            addition: methods!(@is_addition $origin),
             repeat: RepeatRule::$repeat,
             takes_bytes: methods!(@takes_bytes $($taken)?),
         }),*];
@@ -252,17 +252,10 @@ macro_rules! methods {
     };
     (@scope -) => { None };
     (@scope $scope:ident) => { Some(Scope::$scope) };
+    (@is_addition reference) => { false };
+    (@is_addition addition) => { true };
     (@takes_bytes) => { false };
     (@takes_bytes $member:ident) => { true };
-}
-
-macro_rules! is_addition {
-    (reference) => {
-        false
-    };
-    (addition) => {
-        true
-    };
 }
 
 // One row per method:
@@ -374,7 +367,7 @@ macro_rules! notifications {
             notification: Notification::$name,
             name: $wire,
             sender: Sender::$sender,
-            addition: is_addition!($origin),
+            addition: methods!(@is_addition $origin),
         }),*];
 
         impl Notification {
@@ -390,9 +383,7 @@ macro_rules! notifications {
             /// Name on the wire.
             #[must_use]
             pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$name => $wire,)*
-                }
+                NOTIFICATIONS[self as usize].name
             }
 
             /// Visits the params of the notification.
