@@ -11,7 +11,7 @@ use rustix::{
 };
 
 use crate::{
-    ErrorKind, FileKind, Result, View,
+    ErrorKind, FileKind, Moment, Result, View,
     error::ErrorContext as _,
     patterns::PathPattern,
     scan::{self, Scan, ScanAction, ScanCut, ScanEntry, ScanFilter, ScanSummary},
@@ -87,9 +87,6 @@ fn describe(view: &View, entry: &ScanEntry<'_>, root: &Path) -> Option<GlobMatch
         path: root.join(entry.relative),
         kind: entry.kind,
         size: u64::try_from(stat.st_size).unwrap_or(0),
-        modified_ms: stat
-            .st_mtime
-            .saturating_mul(1000)
-            .saturating_add(i64::try_from(stat.st_mtime_nsec).unwrap_or(0) / 1_000_000),
+        modified_ms: Moment { seconds: stat.st_mtime, nanos: u32::try_from(stat.st_mtime_nsec).unwrap_or(0) }.millis(),
     })
 }

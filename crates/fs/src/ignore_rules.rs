@@ -65,15 +65,6 @@ impl IgnoreRules {
     }
 }
 
-/// Whether the rules of several directories together ignore a path. The iterator goes from the highest directory to the deepest.
-pub(crate) fn is_ignored<'a>(
-    rules: impl DoubleEndedIterator<Item = &'a IgnoreRules>,
-    path: &Path,
-    is_directory: bool,
-) -> bool {
-    rules.rev().find_map(|rules| rules.decide(path, is_directory)).unwrap_or(false)
-}
-
 fn read(dir: BorrowedFd<'_>, name: &str, root: &Path) -> Option<Gitignore> {
     let file = File::from(open_below(dir, OsStr::new(name), OFlags::empty()).ok()?);
     if !file.metadata().ok()?.is_file() {

@@ -24,7 +24,7 @@ use rustix::{
 use crate::{
     ErrorKind, FileKind, Stat,
     directory::kind_of,
-    ignore_rules::{self, IgnoreRules},
+    ignore_rules::IgnoreRules,
     patterns::Patterns,
     stop::{Stop, StopReason},
     view::{Links, View, open_at, proc_path, real_path},
@@ -234,8 +234,10 @@ impl<'a> Scan<'a> {
     }
 
     fn is_ignored(&self, relative: &Path, is_directory: bool) -> bool {
-        let rules = self.above.iter().chain(self.levels.iter().map(|level| &level.rules));
-        ignore_rules::is_ignored(rules, &self.real.join(relative), is_directory)
+        let path = self.real.join(relative);
+        // From the deepest directory upwards: the first rule that matches decides.
+        let mut rules = self.above.iter().chain(self.levels.iter().map(|level| &level.rules)).rev();
+        rules.find_map(|rules| rules.decide(&path, is_directory)).unwrap_or(false)
     }
 
     fn descend(&mut self, name: &OsStr, relative: PathBuf) {

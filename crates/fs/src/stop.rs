@@ -10,8 +10,8 @@ use crate::Cancel;
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
     cancel: Cancel,
-    /// Monotonic nanoseconds. `None`: no deadline.
-    deadline_ns: Option<u64>,
+    /// A time of the monotonic clock. `None`: no deadline.
+    deadline: Option<Duration>,
 }
 
 /// Why an operation ended early.
@@ -32,8 +32,7 @@ impl Stop {
     /// With a deadline after `limit`, counted from now.
     #[must_use]
     pub fn within(limit: Duration) -> Self {
-        let ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        Self { deadline_ns: Some(now_ns().saturating_add(ns)), ..Self::default() }
+        Self { deadline: Some(now().saturating_add(limit)), ..Self::default() }
     }
 
     /// Requests cancellation. The operation ends at its next `check`.
@@ -47,15 +46,13 @@ impl Stop {
         if self.cancel.is_cancelled() {
             return Some(StopReason::Cancelled);
         }
-        self.deadline_ns.filter(|at| now_ns() >= *at).map(|_| StopReason::Time)
+        self.deadline.filter(|at| now() >= *at).map(|_| StopReason::Time)
     }
 }
 
-/// Monotonic clock, in nanoseconds. Changes of the wall clock do not affect it.
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+/// The time of the monotonic clock. Changes of the wall clock do not affect it.
+fn now() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
 }
 
 #[cfg(test)]

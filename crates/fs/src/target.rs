@@ -62,7 +62,7 @@ impl WriteTarget {
         for _ in 0..LINKS {
             let (dir, name) = view.parent(&path, links)?;
             let identity = Stat::of(dir.as_fd())?.identity();
-            let target = Self { name: name.to_owned(), dir, identity, guard: view.guard().cloned() };
+            let target = Self { name: name.to_owned(), dir, identity, guard: view.guard.clone() };
             match target.stat()? {
                 Some(stat) if stat.kind == FileKind::Symlink => {
                     if links == Links::Refuse {

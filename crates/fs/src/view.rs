@@ -51,7 +51,7 @@ pub struct View {
     /// `None`: no restriction.
     roots: Option<Vec<ViewRoot>>,
     /// Refuses certain objects, by any path that leads to them.
-    guard: Option<Arc<dyn Guard>>,
+    pub(crate) guard: Option<Arc<dyn Guard>>,
 }
 
 /// A file tree prepared by the caller, for example the mounts of a sandbox.
@@ -118,11 +118,6 @@ impl View {
     #[must_use]
     pub fn guarded(self, guard: Option<Arc<dyn Guard>>) -> Self {
         Self { guard, ..self }
-    }
-
-    /// The guard, for objects that outlive the view.
-    pub(crate) fn guard(&self) -> Option<&Arc<dyn Guard>> {
-        self.guard.as_ref()
     }
 
     /// Returns an error if the guard protects the object. Code that walks from fd to fd must call this for every object it opens.

@@ -229,13 +229,10 @@ impl ScratchFile {
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Self::named(target, mode)?,
             Err(errno) => return Err(errno.into()),
         };
-        match existing.map_or(Ok(()), |existing| scratch.copy_attributes_of(existing)) {
-            Ok(()) => Ok(scratch),
-            Err(reason) => {
-                scratch.discard(target);
-                Err(reason)
-            }
+        if let Some(existing) = existing {
+            scratch.copy_attributes_of(existing).inspect_err(|_| scratch.discard(target))?;
         }
+        Ok(scratch)
     }
 
     fn named(target: &WriteTarget, mode: Mode) -> Result<Self, ErrorKind> {
@@ -272,11 +269,7 @@ impl ScratchFile {
         options: &WriteOptions,
         cancel: &Cancel,
     ) -> Result<WriteResult, ErrorKind> {
-        let published = self.try_publish(target, options, cancel);
-        if published.is_err() {
-            self.discard(target);
-        }
-        published
+        self.try_publish(target, options, cancel).inspect_err(|_| self.discard(target))
     }
 
     fn try_publish(
@@ -558,11 +551,10 @@ fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, Erro
             return Err(ErrorKind::InvalidInput("what is kept under this word is not a file of this server's"));
         }
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 return Err(ErrorKind::Busy("somebody else writes the file that is kept under this word"));
             }
-            Err(errno) => return Err(errno.into()),
+            other => other?,
         }
         // Check under the lock: a concurrent cleanup may have removed the name between the two steps. Then the bytes would not be kept
         // anywhere.

@@ -1,6 +1,6 @@
 //! JSON tokens: strings, numbers, literals and whitespace. Keys are compared by their unescaped text. Does not depend on objects or arrays.
 
-use std::hash::Hasher;
+use std::{hash::Hasher, str::Chars};
 
 use super::ScanError;
 
@@ -154,12 +154,12 @@ impl<'a> JsonText<'a> {
     /// Whether two keys are equal after unescaping.
     pub(super) fn same_key(&self, a: KeySpan, b: KeySpan) -> bool {
         let (a_text, b_text) = (self.inside(a), self.inside(b));
-        if a.escaped || b.escaped { Unescaped::new(a_text).eq(Unescaped::new(b_text)) } else { a_text == b_text }
+        if a.escaped || b.escaped { unescaped(a_text).eq(unescaped(b_text)) } else { a_text == b_text }
     }
 
     /// Whether a key, after unescaping, equals `name`.
     pub(super) fn is_key(&self, key: KeySpan, name: &str) -> bool {
-        if key.escaped { Unescaped::new(self.inside(key)).eq(name.chars()) } else { self.inside(key) == name }
+        if key.escaped { unescaped(self.inside(key)).eq(name.chars()) } else { self.inside(key) == name }
     }
 
     /// Hashes the unescaped text of a key. All spellings of a key get the same hash, because both branches pass pieces of equal size to the
@@ -175,7 +175,7 @@ impl<'a> JsonText<'a> {
         }
         let mut piece = [0; PIECE];
         let mut filled = 0;
-        for character in Unescaped::new(inside) {
+        for character in unescaped(inside) {
             for &byte in character.encode_utf8(&mut [0; 4]).as_bytes() {
                 piece[filled] = byte;
                 filled += 1;
@@ -200,49 +200,37 @@ impl<'a> JsonText<'a> {
     }
 }
 
-/// Iterator over the characters of a valid string's content, with escapes resolved.
-struct Unescaped<'a> {
-    chars: std::str::Chars<'a>,
-}
-
-impl<'a> Unescaped<'a> {
-    fn new(inside: &'a str) -> Self {
-        Self { chars: inside.chars() }
-    }
-
-    fn unit(&mut self) -> u32 {
-        self.chars.by_ref().take(4).fold(0, |unit, c| unit * 16 + c.to_digit(16).unwrap_or(0))
-    }
-}
-
-impl Iterator for Unescaped<'_> {
-    type Item = char;
-
-    fn next(&mut self) -> Option<char> {
-        let first = self.chars.next()?;
+/// The characters of a valid string's content, with escapes resolved.
+fn unescaped(inside: &str) -> impl Iterator<Item = char> {
+    let mut chars = inside.chars();
+    std::iter::from_fn(move || {
+        let first = chars.next()?;
         if first != '\\' {
             return Some(first);
         }
-        Some(match self.chars.next()? {
+        Some(match chars.next()? {
             'b' => '\u{8}',
             'f' => '\u{c}',
             'n' => '\n',
             'r' => '\r',
             't' => '\t',
             'u' => {
-                let high = self.unit();
+                let high = unit(&mut chars);
+                let mut code = high;
                 if (0xD800..0xDC00).contains(&high) {
-                    self.chars.nth(1);
-                    let low = self.unit();
-                    let code = 0x10000 + ((high - 0xD800) << 10) + low.wrapping_sub(0xDC00);
-                    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
-                } else {
-                    char::from_u32(high).unwrap_or(char::REPLACEMENT_CHARACTER)
+                    chars.nth(1);
+                    code = 0x10000 + ((high - 0xD800) << 10) + unit(&mut chars).wrapping_sub(0xDC00);
                 }
+                char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
             }
             other => other,
         })
-    }
+    })
+}
+
+/// The number that the next four hexadecimal digits encode.
+fn unit(chars: &mut Chars<'_>) -> u32 {
+    chars.take(4).fold(0, |unit, c| unit * 16 + c.to_digit(16).unwrap_or(0))
 }
 
 /// Length of the prefix without quotes, backslashes and control characters. Checks eight bytes at a time.
