@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, RawDir},
+    fs::{FileType, Mode, OFlags, RawDir},
     io::Errno,
 };
 
@@ -246,10 +246,4 @@ pub(crate) fn for_each_entry(
         }
     }
     Ok(())
-}
-
-/// Removes a file name or an empty directory.
-pub(crate) fn unlink(dir: BorrowedFd<'_>, name: &OsStr, is_directory: bool) -> Result<(), Errno> {
-    let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-    rustix::fs::unlinkat(dir, name, flags)
 }

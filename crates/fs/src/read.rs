@@ -182,9 +182,8 @@ impl OpenFile {
                     }
                 }
             }
-            let requested = buf.len();
             let got = read_into(&self.file, &mut buf[..len], offset, cancel)?;
-            Ok(ReadBlock { len: got, eof: got < len || (len < requested && got == 0), hole: 0 })
+            Ok(ReadBlock { len: got, eof: got < len, hole: 0 })
         })
     }
 

@@ -11,11 +11,14 @@ use std::{
     path::Path,
 };
 
-use rustix::{fs::OFlags, io::Errno};
+use rustix::{
+    fs::{AtFlags, OFlags, unlinkat},
+    io::Errno,
+};
 
 use crate::{
     Cancel, ErrorKind, FileKind, Links, Result, Stat, View,
-    directory::{for_each_entry, kind_of, unlink},
+    directory::{for_each_entry, kind_of},
     error::ErrorContext,
     view::open_at,
 };
@@ -51,7 +54,8 @@ pub fn remove(view: &View, path: &Path, links: Links, options: RemoveOptions, ca
         view.refuse_protected(dir.as_fd(), name)?;
         match stat.kind {
             FileKind::Directory if options.recursive => remove_tree(view, dir, name.to_owned(), cancel),
-            kind => Ok(unlink(dir.as_fd(), name, kind == FileKind::Directory)?),
+            FileKind::Directory => Ok(unlinkat(&dir, name, AtFlags::REMOVEDIR)?),
+            _ => Ok(unlinkat(&dir, name, AtFlags::empty())?),
         }
     };
     match remove() {
@@ -93,7 +97,7 @@ fn remove_tree(view: &View, parent: OwnedFd, name: OsString, cancel: &Cancel) ->
             }
             None => {
                 let above = open_parent(&dir, &level.parent)?;
-                match unlink(above.as_fd(), &level.name, true) {
+                match unlinkat(&above, &level.name, AtFlags::REMOVEDIR) {
                     // Other processes added entries.
                     Err(Errno::NOTEMPTY | Errno::EXIST) if level.rounds < ROUNDS => continue,
                     Err(Errno::NOENT) if levels.len() > 1 => {}
@@ -143,7 +147,7 @@ fn remove_files(view: &View, dir: &OwnedFd, cancel: &Cancel) -> Result<Option<Os
         for name in others {
             cancel.check()?;
             view.refuse_protected(dir.as_fd(), &name)?;
-            match unlink(dir.as_fd(), &name, false) {
+            match unlinkat(dir, &name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 // The entry is a directory by now.
                 Err(Errno::ISDIR) => below = Some(name),
