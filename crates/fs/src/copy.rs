@@ -174,8 +174,8 @@ fn copy_bytes(from: &File, to: &File, size: u64, cancel: &Cancel) -> Result<(), 
     let mut at = 0;
     while at < size {
         cancel.check()?;
-        // Without data before `size`, only a hole is left.
-        let Some(data) = next_data(from, at)? else { break };
+        // Without data before `size`, only a hole is left. A file that has grown since `size` was read may have data behind it.
+        let Some(data) = next_data(from, at)?.filter(|data| *data < size) else { break };
         let end = next_hole(from, data, size)?;
         let copied = copy_some(from, to, data, end.saturating_sub(data))?;
         // The file was truncated in the meantime. All that is left of it is copied.
@@ -247,4 +247,20 @@ fn replace_by_link(dir: BorrowedFd<'_>, name: &OsStr, target: &OsStr) -> Result<
         }
     }
     Err(ErrorKind::Busy("others replace it without an end"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_at_the_end_is_copied_even_if_the_file_has_grown_behind_it() {
+        let dir = tempfile::tempdir().expect("create a directory");
+        let create = |name: &str| File::create_new(dir.path().join(name)).expect("create a file");
+        let (from, to) = (create("from"), create("to"));
+        from.write_all_at(b"later", 2 << 20).expect("write");
+        let from = File::open(dir.path().join("from")).expect("open");
+        copy_bytes(&from, &to, 1 << 20, &Cancel::new()).expect("copy");
+        assert_eq!(to.metadata().expect("stat").len(), 1 << 20);
+    }
 }
