@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_are_done_in_order_by_whoever_is_at_the_line() {
+    fn the_running_thread_also_runs_later_jobs_in_order() {
         let queue = Arc::new(JobQueue::default());
         let (report_tx, reports) = mpsc::channel();
         let report = |number: u32| {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_panic_the_rest_is_dropped_and_the_line_goes_on() {
+    fn a_panic_drops_the_waiting_jobs_and_the_queue_stays_usable() {
         let queue = JobQueue::default();
         let (report_tx, reports) = mpsc::channel::<u32>();
         assert!(queue.enqueue(|| panic!("on purpose")));

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_surely_ours_and_nobody_s_is_swept() {
+    fn sweep_removes_only_abandoned_objects_with_generated_names() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().canonicalize().expect("it is there");
         let foreign = [
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_its_writer_still_holds_stays() {
+    fn sweep_keeps_a_file_that_its_writer_has_locked() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().canonicalize().expect("it is there");
         let file = File::create(path.join(FILE)).expect("create");

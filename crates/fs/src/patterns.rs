@@ -164,7 +164,7 @@ mod tests {
     use super::{PATTERN_BYTES, PATTERNS, PathPattern, PatternError, Patterns};
 
     #[test]
-    fn a_pattern_without_a_slash_means_a_name_at_any_depth() {
+    fn a_pattern_without_a_slash_matches_names_at_any_depth() {
         let patterns = Patterns::anywhere(&["*.rs".into(), "/top".into(), "a/b".into()]).unwrap();
         for (path, expected) in
             [("x.rs", true), ("d/e/x.rs", true), ("top", true), ("d/top", false), ("a/b", true), ("x/a/b", false)]
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_matched() {
+    fn names_that_are_not_utf8_are_matched() {
         let pattern = PathPattern::new("*.txt").unwrap();
         assert!(pattern.is_match(Path::new(OsStr::from_bytes(b"\xff\n.txt"))));
     }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern_is_told() {
+    fn an_invalid_pattern_is_an_error() {
         assert!(matches!(PathPattern::new("a["), Err(PatternError::Malformed { .. })));
         let long = "a".repeat(PATTERN_BYTES + 1);
         assert_eq!(PathPattern::new(&long).unwrap_err(), PatternError::TooLong { bytes: long.len() });

@@ -62,7 +62,7 @@ mod tests {
     use super::{Stop, StopReason};
 
     #[test]
-    fn work_ends_by_its_time_or_when_called_off() {
+    fn a_stop_ends_work_at_its_deadline_or_when_cancelled() {
         assert_eq!(Stop::new().check(), None);
         assert_eq!(Stop::within(Duration::from_secs(60)).check(), None);
         assert_eq!(Stop::within(Duration::ZERO).check(), Some(StopReason::Time));

@@ -40,7 +40,7 @@ fn put(view: &View, path: &Path, position: WritePosition, bytes: &[u8]) -> crate
 
 proptest! {
     #[test]
-    fn ranges_and_lines_are_what_a_naive_reader_cuts_out(
+    fn reads_of_ranges_and_lines_agree_with_a_naive_model(
         text in "[ab\n]{0,60}", offset in 0u64..70, len in 0u64..70, first in 1u64..9, count in 0u64..9,
     ) {
         let dir = tempfile::tempdir().expect("a directory");
@@ -57,7 +57,7 @@ proptest! {
     }
 
     #[test]
-    fn writes_add_up_as_in_memory(writes in prop::collection::vec((0u8..3, 0u64..40, prop::collection::vec(any::<u8>(), 0..20)), 1..12)) {
+    fn writes_agree_with_a_model_in_memory(writes in prop::collection::vec((0u8..3, 0u64..40, prop::collection::vec(any::<u8>(), 0..20)), 1..12)) {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("file");
         let mut model: Vec<u8> = Vec::new();
@@ -110,7 +110,7 @@ proptest! {
 }
 
 #[test]
-fn a_root_that_is_not_there_permits_nothing() {
+fn a_missing_root_permits_nothing() {
     let view = View::beneath(["/no/such/root"]);
     for path in ["/", "/no/such/root", "/etc"] {
         let error = metadata(&view, Path::new(path), Links::Follow, false).expect_err("nothing is permitted");
@@ -150,7 +150,7 @@ fn a_cancelled_operation_changes_nothing() {
 }
 
 #[test]
-fn a_program_that_runs_is_replaced_and_not_written_into() {
+fn a_running_program_is_replaced_but_not_written_in_place() {
     let dir = tempfile::tempdir().expect("a directory");
     let (view, path) = (View::everything(), dir.path().join("program"));
     fs::copy("/bin/sleep", &path).expect("copy a program");
@@ -191,7 +191,7 @@ fn listing_in_parts_misses_nothing() {
 }
 
 #[test]
-fn whoever_writes_a_name_again_takes_away_what_a_killed_writer_of_it_left() {
+fn the_next_writer_of_a_name_removes_what_a_killed_writer_left() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().canonicalize().expect("it is there");
     let (file, link, view) = (path.join("file"), path.join("link"), View::everything());
@@ -224,7 +224,7 @@ fn with_two_names(dir: &Path, bytes: &[u8]) -> [PathBuf; 2] {
 }
 
 #[test]
-fn of_two_edits_of_one_file_by_two_names_one_is_told_that_it_came_late() {
+fn of_two_edits_through_two_hard_links_one_fails_with_etag_mismatch() {
     let dir = tempfile::tempdir().expect("a directory");
     let names = with_two_names(dir.path(), b"first");
     let (view, cancel, large) = (View::everything(), Cancel::new(), vec![b'x'; 1 << 20]);
@@ -247,7 +247,7 @@ fn of_two_edits_of_one_file_by_two_names_one_is_told_that_it_came_late() {
 }
 
 #[test]
-fn who_is_called_off_before_the_first_byte_is_changed_changes_none() {
+fn a_commit_cancelled_before_its_first_byte_changes_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let names = with_two_names(dir.path(), b"old");
     let (view, cancel) = (View::everything(), Cancel::new());
@@ -272,7 +272,7 @@ fn who_is_called_off_before_the_first_byte_is_changed_changes_none() {
 }
 
 #[test]
-fn a_draft_that_is_half_copied_is_known_as_such_and_can_be_committed_again() {
+fn an_in_place_copy_that_failed_midway_is_reported_and_can_be_repeated() {
     let dir = tempfile::tempdir().expect("a directory");
     let names = with_two_names(dir.path(), b"old bytes");
     let (view, write_options, cancel) = (View::everything(), WriteOptions::default(), Cancel::new());
@@ -295,7 +295,7 @@ fn a_draft_that_is_half_copied_is_known_as_such_and_can_be_committed_again() {
 }
 
 #[test]
-fn holes_of_a_draft_are_holes_also_where_the_old_file_had_bytes() {
+fn holes_of_a_draft_replace_the_bytes_of_the_old_file() {
     const MIB: u64 = 1 << 20;
     let dir = tempfile::tempdir().expect("a directory");
     let names = with_two_names(dir.path(), &vec![b'o'; 6 << 20]);
@@ -317,7 +317,7 @@ fn holes_of_a_draft_are_holes_also_where_the_old_file_had_bytes() {
 }
 
 #[test]
-fn what_is_kept_has_its_name_whoever_clears_up_meanwhile() {
+fn a_kept_draft_has_its_name_despite_a_concurrent_cleanup() {
     let dir = tempfile::tempdir().expect("a directory");
     let (view, path, done) = (View::everything(), dir.path().join("file"), AtomicBool::new(false));
     let target = WriteTarget::resolve(&view, &path, Links::Refuse).expect("find");

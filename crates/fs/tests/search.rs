@@ -89,7 +89,7 @@ fn names(dir: &TempDir, lines: &[SearchLine]) -> Vec<String> {
 }
 
 #[test]
-fn a_match_is_told_with_its_line_place_and_neighbours() {
+fn a_match_is_reported_with_its_line_offset_and_context() {
     let dir = TempDir::new().unwrap();
     let path = put(&dir, "a/b.txt", "one\ntwo needle needle\r\nthree\nfour\n");
     let limits = SearchLimits { context: (1, 1), ..limits() };
@@ -106,7 +106,7 @@ fn a_match_is_told_with_its_line_place_and_neighbours() {
 }
 
 #[test]
-fn ignore_files_hidden_names_and_patterns_are_heeded_and_can_be_switched_off() {
+fn ignore_files_hidden_names_and_patterns_apply_unless_switched_off() {
     let dir = TempDir::new().unwrap();
     for name in
         ["a.rs", "a.log", "keep.log", "target/x", "sub/a.log", "sub/own", ".hid/x", ".git/config", "sub/deep/not"]
@@ -137,7 +137,7 @@ fn ignore_files_hidden_names_and_patterns_are_heeded_and_can_be_switched_off() {
 }
 
 #[test]
-fn binary_files_are_passed_over_and_counted() {
+fn binary_files_are_skipped_and_counted() {
     let dir = TempDir::new().unwrap();
     put(&dir, "binary", b"needle\0needle\n");
     let mut late = b"needle\n".repeat(20_000);
@@ -152,7 +152,7 @@ fn binary_files_are_passed_over_and_counted() {
 }
 
 #[test]
-fn names_of_any_bytes_are_found_and_told_as_they_are() {
+fn names_of_any_bytes_are_reported_unchanged() {
     let dir = TempDir::new().unwrap();
     for name in [b"new\nline".as_slice(), b"\xff\xfe.txt", b" space ", b"-dash", b"qu\"ote'", b"\x01"] {
         put(&dir, OsStr::from_bytes(name), "needle\n");
@@ -172,7 +172,7 @@ fn names_of_any_bytes_are_found_and_told_as_they_are() {
 }
 
 #[test]
-fn links_fifos_and_the_kernel_s_files_neither_lead_astray_nor_hold_up() {
+fn links_fifos_and_kernel_files_are_not_followed_and_do_not_block() {
     let dir = TempDir::new().unwrap();
     let outside = TempDir::new().unwrap();
     put(&outside, "secret", "needle\n");
@@ -197,7 +197,7 @@ fn links_fifos_and_the_kernel_s_files_neither_lead_astray_nor_hold_up() {
 }
 
 #[test]
-fn every_bound_cuts_and_says_so() {
+fn every_limit_cuts_the_result_and_is_reported() {
     let dir = TempDir::new().unwrap();
     for at in 0..20 {
         put(&dir, format!("d/e/{at:02}"), "needle\nneedle\n");
@@ -242,7 +242,7 @@ fn a_long_line_is_cut_around_its_match_and_an_endless_one_costs_no_memory() {
 }
 
 #[test]
-fn a_hundred_thousand_entries_are_gone_through_and_called_off_at_once() {
+fn a_search_of_a_hundred_thousand_entries_can_be_cancelled_at_once() {
     let dir = TempDir::new().unwrap();
     for at in 0..100_000 {
         let name = dir.path().join(format!("{at:06}.txt"));
@@ -272,7 +272,7 @@ fn a_hundred_thousand_entries_are_gone_through_and_called_off_at_once() {
 }
 
 #[test]
-fn a_tree_that_is_removed_and_replaced_by_links_while_it_is_searched_lets_nobody_out() {
+fn a_search_never_leaves_a_tree_that_is_replaced_by_links_meanwhile() {
     let dir = TempDir::new().unwrap();
     let outside = TempDir::new().unwrap();
     put(&outside, "secret", "needle\n");
@@ -310,7 +310,7 @@ fn a_tree_that_is_removed_and_replaced_by_links_while_it_is_searched_lets_nobody
 }
 
 #[test]
-fn a_search_stays_beneath_its_view_and_says_what_is_not_there() {
+fn a_search_stays_beneath_its_view_and_reports_a_missing_path() {
     let (dir, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     put(&dir, "repo/.gitignore", "*\n");
     put(&dir, "repo/.git/HEAD", "");
@@ -338,7 +338,7 @@ fn a_search_stays_beneath_its_view_and_says_what_is_not_there() {
 }
 
 #[test]
-fn what_is_no_expression_is_told() {
+fn an_invalid_expression_is_an_error() {
     for (pattern, options) in [("(", PatternOptions::default()), ("a\nb", PatternOptions::default())] {
         assert!(SearchPattern::new(pattern, options).is_err(), "{pattern:?}");
     }

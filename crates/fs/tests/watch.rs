@@ -103,7 +103,7 @@ fn kernel_queue() -> usize {
 }
 
 #[test]
-fn files_that_come_change_and_go_are_told() {
+fn created_changed_and_removed_files_are_reported() {
     let dir = TempDir::new().unwrap();
     let watched = watch(dir.path(), options());
     let path = dir.path().join(OsStr::from_bytes(b"odd\xff\nname"));
@@ -121,7 +121,7 @@ fn files_that_come_change_and_go_are_told() {
 }
 
 #[test]
-fn directories_that_come_are_watched_with_what_they_hold_already() {
+fn new_directories_are_watched_and_their_entries_reported() {
     let dir = TempDir::new().unwrap();
     fs::create_dir_all(dir.path().join("a/b")).unwrap();
     let watched = watch(dir.path(), options());
@@ -150,7 +150,7 @@ fn directories_that_come_are_watched_with_what_they_hold_already() {
 }
 
 #[test]
-fn what_is_hidden_excluded_or_below_is_left_out_when_asked() {
+fn hidden_excluded_and_nested_names_are_left_out_on_request() {
     let dir = TempDir::new().unwrap();
     for sub in [".git", "target/deep", "src"] {
         fs::create_dir_all(dir.path().join(sub)).unwrap();
@@ -168,7 +168,7 @@ fn what_is_hidden_excluded_or_below_is_left_out_when_asked() {
 }
 
 #[test]
-fn an_overflow_of_the_kernel_s_queue_is_said_and_the_watch_goes_on() {
+fn an_overflow_of_the_kernel_queue_is_reported_and_the_watch_continues() {
     let dir = TempDir::new().unwrap();
     fs::create_dir(dir.path().join("known")).unwrap();
     let (watch, changes) = start(dir.path(), options());
@@ -199,7 +199,7 @@ fn an_overflow_of_the_kernel_s_queue_is_said_and_the_watch_goes_on() {
 }
 
 #[test]
-fn whoever_does_not_take_is_told_of_an_overflow_and_costs_no_memory() {
+fn changes_that_are_not_taken_overflow_instead_of_using_memory() {
     let dir = TempDir::new().unwrap();
     let watched = watch(dir.path(), options());
     let queue = kernel_queue();
@@ -246,7 +246,7 @@ fn a_file_is_watched_through_every_replacement() {
 }
 
 #[test]
-fn directories_beyond_the_bound_are_counted() {
+fn directories_beyond_the_limit_are_counted() {
     let dir = TempDir::new().unwrap();
     for at in 0..10 {
         fs::create_dir(dir.path().join(at.to_string())).unwrap();
@@ -256,7 +256,7 @@ fn directories_beyond_the_bound_are_counted() {
 }
 
 #[test]
-fn no_descriptor_stays_after_a_watch() {
+fn a_watch_leaves_no_descriptor_open() {
     let count = || fs::read_dir("/proc/self/fd").unwrap().count();
     let dir = TempDir::new().unwrap();
     fs::create_dir_all(dir.path().join("a/b/c")).unwrap();
@@ -269,7 +269,7 @@ fn no_descriptor_stays_after_a_watch() {
 }
 
 #[test]
-fn a_root_behind_a_link_is_told_by_the_name_that_was_given() {
+fn a_root_behind_a_link_is_reported_by_its_given_name() {
     let dir = TempDir::new().unwrap();
     fs::create_dir(dir.path().join("real")).unwrap();
     let link = dir.path().join("link");

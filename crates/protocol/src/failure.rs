@@ -148,7 +148,7 @@ mod tests {
     use super::Kind;
 
     #[test]
-    fn every_word_is_unique_and_found_again() {
+    fn every_kind_has_a_unique_name_that_find_returns() {
         let words: HashSet<_> = Kind::ALL.iter().map(|kind| kind.as_str()).collect();
         assert_eq!(words.len(), Kind::ALL.len());
         for kind in Kind::ALL {

@@ -166,7 +166,7 @@ mod tests {
 
     /// The example frames of PROTOCOL.md, byte for byte.
     #[test]
-    fn golden_frames() {
+    fn frames_match_the_examples_of_the_specification() {
         let output = OutputFrame { channel: 7, stream: Stream::Stderr, seq: 3, offset: 65_536 };
         let golden = [
             0x81, 1, 0, 0, 7, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, //
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn extremes_survive() {
+    fn frames_with_extreme_values_round_trip() {
         for stream in [Stream::Stdout, Stream::Stderr, Stream::Pty] {
             let frame = OutputFrame { channel: u32::MAX, stream, seq: u64::MAX, offset: u64::MAX };
             assert_eq!(OutputFrame::decode(&frame.encode()), Ok((frame, &[][..])));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused() {
+    fn an_invalid_frame_is_refused() {
         let good = OutputFrame { channel: 1, stream: Stream::Stdout, seq: 1, offset: 0 }.encode();
         for len in 0..OUTPUT_HEADER {
             assert_eq!(OutputFrame::decode(&good[..len]), Err(FrameError::Short { found: len }));

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn native_paths_are_taken_as_they_are() {
+    fn native_paths_are_used_unchanged() {
         check("/", Ok(b"/"));
         check("/a b/../c%20", Ok(b"/a b/../c%20"));
         check("", Err(PathError::Relative));

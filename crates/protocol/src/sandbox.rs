@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_of_the_reference_is_read_whole() {
+    fn a_profile_of_the_reference_decodes_completely() {
         let context = read(json!({
             "permissions": {"type": "managed", "network": "restricted", "file_system": {"type": "restricted", "glob_scan_max_depth": 3,
                 "entries": [
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles_that_confine_nothing_and_older_ones_are_read() {
+    fn profiles_without_confinement_and_older_profiles_decode() {
         let permissions = |value| read(json!({ "permissions": value })).map(|context| context.permissions);
         assert_eq!(permissions(json!({"type": "disabled"})), Ok(Profile::Disabled));
         assert_eq!(
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn more_entries_patterns_or_roots_than_anybody_needs_are_refused() {
+    fn too_many_entries_patterns_or_roots_are_refused() {
         let path = |n: usize| json!({"path": {"type": "path", "path": format!("/{n}")}, "access": "read"});
         let pattern =
             |n: usize| json!({"path": {"type": "glob_pattern", "pattern": format!("/{n}/*")}, "access": "deny"});
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_an_error_and_grants_nothing() {
+    fn a_profile_that_is_not_understood_is_an_error() {
         for value in [
             json!({}),
             json!({"permissions": {"type": "later"}}),

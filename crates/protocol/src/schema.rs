@@ -95,14 +95,14 @@ mod tests {
     use crate::{SCHEMA, failure::Kind};
 
     #[test]
-    fn the_document_is_the_same_every_time_and_has_every_failure() {
+    fn the_schema_is_deterministic_and_lists_every_error_kind() {
         let first = schema();
         assert_eq!(serde_json::to_string(&first).unwrap(), serde_json::to_string(&schema()).unwrap());
         assert_eq!(first["errors"].as_array().map(Vec::len), Some(Kind::ALL.len()));
     }
 
     #[test]
-    fn descriptions_are_for_readers_of_the_wire() {
+    fn schema_descriptions_contain_no_rustdoc_links() {
         assert!(!schema().to_string().contains("[`"));
     }
 
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_in_the_document_leads_somewhere() {
+    fn every_reference_in_the_schema_resolves() {
         let document = schema();
         let text = document.to_string();
         for part in text.split("\"$ref\":\"#").skip(1) {

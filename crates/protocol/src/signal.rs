@@ -71,7 +71,7 @@ mod tests {
     use super::{name, number};
 
     #[test]
-    fn names_are_read_in_every_form() {
+    fn signal_names_parse_in_every_form() {
         for (text, expected) in [
             ("interrupt", Some(2)),
             ("SIGTERM", Some(15)),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn every_written_name_is_read_back() {
+    fn every_signal_name_parses_back_to_its_number() {
         for n in (1..=31).chain(34..=64) {
             assert_eq!(number(&name(n)), Some(i32::from(n)));
         }

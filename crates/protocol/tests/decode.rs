@@ -71,7 +71,7 @@ fn messages_are_classified_strictly() {
 }
 
 #[test]
-fn a_trace_is_read_and_null_is_none() {
+fn a_trace_decodes_and_null_means_none() {
     let text = br#"{"id":1,"method":"a","trace":{"traceparent":"00-1","x":1}}"#;
     let Ok(Incoming::Request { trace: Some(trace), .. }) = decode(text) else { panic!("no trace") };
     assert_eq!((trace.traceparent.as_deref(), trace.tracestate), (Some("00-1"), None));
@@ -113,7 +113,7 @@ fn many_keys(count: usize, last: &str) -> String {
 }
 
 #[test]
-fn depth_is_bounded_where_it_says() {
+fn the_depth_limit_is_exact() {
     let nested = |depth: usize| format!(r#"{{"method":"a","params":{}{}}}"#, "[".repeat(depth), "]".repeat(depth));
     let deepest = nested(127);
     let Ok(Incoming::Notification { params: Some(params), .. }) = decode(deepest.as_bytes()) else {
@@ -125,7 +125,7 @@ fn depth_is_bounded_where_it_says() {
 }
 
 #[test]
-fn values_are_bounded_where_it_says() {
+fn the_limit_of_values_is_exact() {
     // The object, the method, the array and each of its items count as one value.
     let items = |count: usize| format!(r#"{{"method":"a","params":[0{}]}}"#, ",0".repeat(count - 1));
     assert!(decode(items(262_141).as_bytes()).is_ok());
@@ -150,7 +150,7 @@ fn hostile_messages_are_refused_quickly() {
 }
 
 #[test]
-fn a_long_string_within_a_message_is_fine_and_is_not_copied() {
+fn a_long_string_is_accepted_without_a_copy() {
     let text = format!(r#"{{"id":1,"method":"a","params":{{"processId":"p","chunk":"{}"}}}}"#, "A".repeat(32 << 20));
     let Ok(Incoming::Request { params, .. }) = decode(text.as_bytes()) else { panic!("it is a request") };
     let write: process::WriteParams<'_> = message::params(params).unwrap();
@@ -216,7 +216,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_like_json_is_judged_as_serde_json_does(inside in r#"([\[\]{}:,"\\u0-9a-f .eE+\-]|true|null|"a":|\\n){0,24}"#) {
+    fn texts_that_resemble_json_are_judged_as_by_serde_json(inside in r#"([\[\]{}:,"\\u0-9a-f .eE+\-]|true|null|"a":|\\n){0,24}"#) {
         let text = format!(r#"{{"method":"a","params":{inside}}}"#);
         let serde = serde_json::from_str::<Value>(&text);
         // Skip two cases where serde_json decides differently: numbers too large for a float, and duplicate keys.
@@ -227,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn generated_json_is_taken_and_its_damage_noticed(value in json(), cut in any::<prop::sample::Index>(), put in any::<u8>()) {
+    fn generated_json_is_accepted_and_damaged_json_is_refused(value in json(), cut in any::<prop::sample::Index>(), put in any::<u8>()) {
         let mut out = Vec::new();
         message::encode_notification(&mut out, "a", &value);
         let Ok(Incoming::Notification { params, .. }) = decode(&out) else {
@@ -246,7 +246,7 @@ proptest! {
 }
 
 #[test]
-fn a_trace_parent_is_read_by_the_rules_and_else_ignored() {
+fn an_invalid_trace_parent_is_ignored() {
     use exec_server_protocol::message::Trace;
     let parent = |text: &str| {
         let trace = Trace { traceparent: Some(text.to_owned()), tracestate: None };
@@ -272,7 +272,7 @@ fn a_trace_parent_is_read_by_the_rules_and_else_ignored() {
 }
 
 #[test]
-fn bytes_are_attached_and_taken_off_again_and_a_wrong_head_is_no_message() {
+fn attached_bytes_round_trip_and_a_wrong_header_is_refused() {
     for attached in [&b""[..], b"{\x80\xff"] {
         let mut message = b"before".to_vec();
         message::attach(&mut message, |out| out.extend(b"{}"));

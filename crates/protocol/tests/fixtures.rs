@@ -27,7 +27,7 @@ impl Fixture {
 }
 
 #[test]
-fn every_fixture_is_read_and_written_again() {
+fn every_fixture_round_trips() {
     for fixture in load() {
         let written = write_again(&fixture);
         let read: Value = serde_json::from_str(&fixture.text).expect("fixtures are JSON");

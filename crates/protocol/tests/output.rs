@@ -23,7 +23,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn output_is_written_as_serde_writes_it(
+    fn output_is_encoded_as_serde_encodes_it(
         id in any::<String>(), session in prop::option::of(any::<String>()),
         seq in any::<u64>(), stream in stream(), offset in any::<Option<u64>>(), gap in gap(), bytes in bytes(),
     ) {
@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn v0_output_is_written_as_serde_writes_it(id in any::<String>(), is_error in any::<bool>(), bytes in bytes()) {
+    fn v0_output_is_encoded_as_serde_encodes_it(id in any::<String>(), is_error in any::<bool>(), bytes in bytes()) {
         let process_id = ProcessId::from(id);
         let stream = if is_error { command::Stream::Stderr } else { command::Stream::Stdout };
         let mut by_hand = Vec::new();
@@ -57,7 +57,7 @@ proptest! {
     }
 
     #[test]
-    fn a_read_is_written_as_serde_writes_it(
+    fn the_result_of_a_read_is_encoded_as_serde_encodes_it(
         chunks in prop::collection::vec((any::<u64>(), stream(), bytes()), 0..4),
         next_seq in any::<u64>(), exit_code in any::<Option<i32>>(), closed in any::<bool>(), gap in gap(),
     ) {
@@ -81,7 +81,7 @@ proptest! {
     }
 
     #[test]
-    fn base64_is_that_of_the_base64_crate(bytes in bytes(), prefix in bytes()) {
+    fn base64_agrees_with_the_base64_crate(bytes in bytes(), prefix in bytes()) {
         let text = STANDARD.encode(&bytes);
         prop_assert_eq!(ours::encode(&bytes), text.clone());
         prop_assert_eq!(ours::encoded_len(bytes.len()), text.len());
@@ -98,7 +98,7 @@ proptest! {
 }
 
 #[test]
-fn the_shape_of_an_output_is_this() {
+fn an_encoded_output_has_this_exact_text() {
     let mut out = Vec::new();
     let output = Output { seq: 1, stream: process::Stream::Stdout, offset: Some(0), gap: None, bytes: b"hi\n" };
     encode_output(&mut out, &EscapedId::new(&ProcessId::from("p1")), &output);

@@ -276,7 +276,7 @@ mod tests {
     use super::{GlobParams, SearchParams};
 
     #[test]
-    fn members_that_are_shared_stand_beside_the_others_and_nulls_are_as_if_missing() {
+    fn shared_members_are_flattened_and_null_means_missing() {
         let text = r#"{"path":"/","pattern":"x","hidden":true,"maxDepth":3,"exclude":null,"include":["*.rs"],"sandbox":{"a":1},"handleId":"h","pages":true}"#;
         let params: SearchParams = serde_json::from_str(text).unwrap();
         assert_eq!((params.scan.hidden, params.scan.max_depth, params.pages), (true, Some(3), true));
