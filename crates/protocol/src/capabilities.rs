@@ -51,7 +51,7 @@ pub struct EnvironmentCapabilities {
     pub shell_snapshot_v2: bool,
 }
 
-/// Features that this server adds to the reference, announced in the result of `initialize`.
+/// Features of this server beyond the reference protocol, announced in the result of `initialize`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", default)]

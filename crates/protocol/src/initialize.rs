@@ -13,7 +13,7 @@ use crate::{
     tolerant::{is_false, null_default},
 };
 
-/// Value of `protocolVersion`. V0 defined it; clients of later generations may read it too.
+/// Value of `protocolVersion`. V0 defined it, and it is the same for all generations.
 pub const PROTOCOL_VERSION: &str = "exec-server.v0";
 
 /// Params of `initialize`.
@@ -43,7 +43,7 @@ pub struct InitializeParams {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct InitializeResult {
-    /// The session that this connection is attached to. V0 has no sessions.
+    /// The session that this connection is attached to. Absent from a V0 server, which has no sessions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
     /// Always `exec-server.v0`. Servers of generations S and H omit it.
@@ -52,7 +52,7 @@ pub struct InitializeResult {
     /// Name and version of the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerInfo>,
-    /// Features that the server adds to the reference.
+    /// Features of the server beyond the reference protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<ServerCapabilities>,
     /// The granted time-to-live of the session. Absent if the client neither asked for `ttlMs` nor announced capabilities.
@@ -61,7 +61,7 @@ pub struct InitializeResult {
 }
 
 impl InitializeResult {
-    /// The complete result of this server, without `ttlMs`.
+    /// The result that this server sends to a client that neither asked for `ttlMs` nor announced capabilities.
     #[must_use]
     pub fn new(session_id: SessionId, server: ServerInfo) -> Self {
         Self {
@@ -85,7 +85,7 @@ pub struct ServerInfo {
     pub version: Cow<'static, str>,
 }
 
-/// How long a detached session stays alive: a number of milliseconds, or the string `none`.
+/// How long a detached session stays alive: a number of milliseconds, or the string `none` for as long as the server allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ttl {
     /// Expires after this many milliseconds.
@@ -139,7 +139,7 @@ impl schemars::JsonSchema for Ttl {
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
-            "description": "How long a detached session lives: a number of milliseconds, or the word `none`.",
+            "description": "How long a detached session stays alive: a number of milliseconds, or the string `none` for as long as the server allows.",
             "oneOf": [
                 { "type": "integer", "format": "uint64", "minimum": 0 },
                 { "type": "string", "const": "none" }
