@@ -1,7 +1,8 @@
 //! Copying a file, a link or a tree on this machine.
 //!
-//! The last component of the source path is not followed. Below the source, everything is opened relative to the fd of the source, without
-//! following links, so that the source cannot be swapped for something else. Destination paths are resolved through the view, one by one.
+//! If the source path ends with a link, the link itself is copied. Below the source, everything is opened relative to the fd of the source,
+//! without following links, so that the source cannot be swapped for something else. The view resolves the destination path of each entry
+//! anew.
 
 use std::{
     collections::VecDeque,
@@ -36,7 +37,7 @@ const STEP: usize = 8 << 20;
 /// Maximum number of entries of a tree: more than any source tree has. It ends the copy of a tree that grows as fast as it is copied.
 const ENTRIES: usize = 10_000_000;
 
-/// How often to retry replacing a name by a link, if others keep removing the temporary link.
+/// How often to retry replacing a name by a link, if other processes keep removing the temporary link.
 const LINK_TRIES: u32 = 16;
 
 /// Clients compare this text, so it must not change.
@@ -44,6 +45,8 @@ const NEEDS_RECURSIVE: &str = "fs/copy requires recursive: true when sourcePath 
 
 /// Copies a file with its mode, a link as it is, or with `recursive` a directory. A destination directory may already exist.
 pub fn copy(view: &View, source: &Path, destination: &Path, recursive: bool, cancel: &Cancel) -> Result<()> {
+    // Find out the type with an O_PATH fd, because opening a device can have side effects. Such an fd cannot be read, so a file or a
+    // directory is then opened by its path, and its type is checked again.
     let (fd, kind) = attempt("copy", source, || {
         let fd = view.open(source, Links::Follow, OFlags::PATH | OFlags::NOFOLLOW)?;
         let kind = Stat::of(fd.as_fd())?.kind;
@@ -67,7 +70,7 @@ pub fn copy(view: &View, source: &Path, destination: &Path, recursive: bool, can
     }
 }
 
-/// Copies like any other write, so that no reader sees a partial copy.
+/// Copies into a draft and commits it, so that no reader sees a partial copy.
 fn copy_file(view: &View, from: &File, stat: &Stat, destination: &Path, cancel: &Cancel) -> Result<()> {
     // The destination is the same file, perhaps under another name: nothing to do.
     if let Ok(there) = view.locate(destination, Links::Follow)
@@ -89,7 +92,8 @@ fn copy_link(view: &View, link: BorrowedFd<'_>, destination: &Path) -> Result<()
     })
 }
 
-/// Refuses to copy a directory into itself, which would never end.
+/// Refuses to copy a directory into itself, which would never end. The destination may not exist yet, so its real path is that of its
+/// deepest existing ancestor plus the missing components.
 fn refuse_itself(view: &View, source: BorrowedFd<'_>, destination: &Path) -> Result<(), ErrorKind> {
     let real_source = real_path(source)?;
     let mut rest = PathBuf::new();
@@ -111,7 +115,8 @@ fn refuse_itself(view: &View, source: BorrowedFd<'_>, destination: &Path) -> Res
 
 fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, cancel: &Cancel) -> Result<()> {
     create_directory(view, destination, Links::Follow, true, None)?;
-    // Remember the destination, in case the tree is moved into itself while it is copied.
+    // Another process may move the destination into the source during the copy. Remember its identity, so that it is not copied into
+    // itself.
     let made =
         view.locate(destination, Links::Follow).and_then(|fd| Stat::of(fd.as_fd())).context("copy", destination)?;
     let mut waiting = VecDeque::from([PathBuf::from(".")]);
@@ -143,7 +148,7 @@ fn copy_tree(view: &View, top: &OwnedFd, source: &Path, destination: &Path, canc
     Ok(())
 }
 
-/// Copies the last name of `from`, an entry of `dir`. Returns true for a directory, whose own entries the caller must still copy.
+/// Copies the entry `from`, whose parent directory is `dir`. Returns true for a directory, whose own entries the caller must still copy.
 fn copy_entry(view: &View, dir: &OwnedFd, from: &Path, to: &Path, cancel: &Cancel) -> Result<bool> {
     let name = from.file_name().unwrap_or_default();
     let fd = match open_at(dir, name, OFlags::PATH | OFlags::NOFOLLOW) {
@@ -178,12 +183,13 @@ fn copy_bytes(from: &File, to: &File, size: u64, cancel: &Cancel) -> Result<(), 
         let Some(data) = next_data(from, at)?.filter(|data| *data < size) else { break };
         let end = next_hole(from, data, size)?;
         let copied = copy_some(from, to, data, end.saturating_sub(data))?;
-        // The file was truncated in the meantime. All that is left of it is copied.
+        // The file was truncated in the meantime, and the rest of it has been copied.
         if copied == 0 {
             return Ok(());
         }
         at = data + copied;
     }
+    // A hole at the end was skipped.
     if Stat::of(to.as_fd())?.size < size {
         to.set_len(size)?;
     }
@@ -197,6 +203,8 @@ fn copy_some(from: &File, to: &File, at: u64, len: u64) -> Result<u64, ErrorKind
     let mut out_at = at;
     match rustix::fs::copy_file_range(from, Some(&mut in_at), to, Some(&mut out_at), len) {
         Ok(copied) if copied > 0 => return Ok(copied as u64),
+        // Some kernels and file systems copy nothing or return one of these errors for a file that can be read. Read it then. If the error
+        // is real, reading or writing reports it.
         Ok(_) | Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::BADF | Errno::IO) => {}
         Err(errno) => return Err(errno.into()),
     }
@@ -210,7 +218,7 @@ fn copy_some(from: &File, to: &File, at: u64, len: u64) -> Result<u64, ErrorKind
 pub fn create_symlink(view: &View, path: &Path, links: Links, target: &[u8], replace: bool) -> Result<()> {
     attempt("link", path, || {
         if target.is_empty() || target.contains(&0) {
-            return Err(ErrorKind::InvalidInput("a link leads somewhere, without a NUL byte"));
+            return Err(ErrorKind::InvalidInput("the target of a link must not be empty or contain a NUL byte"));
         }
         let target = OsStr::from_bytes(target);
         let (dir, name) = view.parent(path, links)?;
@@ -246,7 +254,7 @@ fn replace_by_link(dir: BorrowedFd<'_>, name: &OsStr, target: &OsStr) -> Result<
             }
         }
     }
-    Err(ErrorKind::Busy("others replace it without an end"))
+    Err(ErrorKind::Busy("other processes keep removing its temporary link; retry"))
 }
 
 #[cfg(test)]

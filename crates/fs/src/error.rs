@@ -159,7 +159,7 @@ fn os_category(error: &io::Error) -> ErrorCategory {
     }
 }
 
-/// Runs the action on the path. An error says so.
+/// Runs an operation, and adds its action and path to an error.
 pub(crate) fn attempt<T>(action: &'static str, path: &Path, run: impl FnOnce() -> Result<T, ErrorKind>) -> Result<T> {
     run().context(action, path)
 }

@@ -1,8 +1,8 @@
 //! Overwriting a file in place: a file with more than one hard link, or one in a directory where no new file can be created.
 //!
 //! An in-place write is not atomic. Everything that could refuse it is therefore checked first: the etag, whether mode and time may be set,
-//! and whether there is enough space. After the first byte is changed, the write can no longer be cancelled. The space is reserved by the
-//! file system; on one without such reservations the disk may still fill up midway.
+//! and whether there is enough space. After the first byte is changed, the write can no longer be cancelled. Space is reserved with
+//! fallocate(2). On a file system without it, the disk can still fill up midway.
 
 use std::{
     fs::File,
@@ -59,30 +59,31 @@ impl<'a> InPlaceWrite<'a> {
     /// Replaces the whole content with `bytes`.
     pub(crate) fn write(self, bytes: &[u8]) -> Result<WriteResult, ErrorKind> {
         let file = &self.existing.file;
-        self.or_release(reserve(file, 0, bytes.len() as u64))?;
+        self.release_on_error(reserve(file, 0, bytes.len() as u64))?;
         file.write_all_at(bytes, 0)?;
         self.finish(bytes.len() as u64)
     }
 
-    /// Replaces the whole content with that of another file, including its holes. Sets `begun` before the first byte is changed, so that
-    /// the caller knows it after an error.
+    /// Replaces the whole content with that of another file, including its holes. Sets `begun` before the first byte is changed: after an
+    /// error it tells the caller whether the old content may be damaged.
     pub(crate) fn copy(self, from: &File, begun: &mut bool) -> Result<WriteResult, ErrorKind> {
         let file = &self.existing.file;
         let size = Stat::of(from.as_fd())?.size;
-        self.or_release(each_part(from, size, |part, at, end| match part {
+        self.release_on_error(each_part(from, size, |part, at, end| match part {
             FilePart::Hole => Ok(()),
             FilePart::Data => reserve(file, at, end - at),
         }))?;
         *begun = true;
         each_part(from, size, |part, at, end| match part {
+            // Behind the old end of the file there is nothing to clear. `finish` makes it a hole.
             FilePart::Hole => clear(file, at, end.min(self.size)),
             FilePart::Data => copy_part(from, file, at, end),
         })?;
         self.finish(size)
     }
 
-    /// If reserving space failed, releases what was reserved.
-    fn or_release(&self, reserved: Result<(), ErrorKind>) -> Result<(), ErrorKind> {
+    /// If a reservation failed, releases the space that was reserved so far.
+    fn release_on_error(&self, reserved: Result<(), ErrorKind>) -> Result<(), ErrorKind> {
         reserved.inspect_err(|_| {
             // Setting the current size again releases the space that was reserved behind the end. Ignore an error here: the first one is
             // reported.
@@ -90,20 +91,22 @@ impl<'a> InPlaceWrite<'a> {
         })
     }
 
-    /// Cuts the file to its new size, and applies the options.
+    /// Sets the new size, and applies the options.
     fn finish(self, size: u64) -> Result<WriteResult, ErrorKind> {
         self.existing.file.set_len(size)?;
         apply_options(&self.existing.file, self.options)?;
-        write_result(&self.existing.file, false)
+        let is_atomic = false;
+        write_result(&self.existing.file, is_atomic)
     }
 }
 
-/// Checks whether mode and time may be set, if requested. They are set after the bytes are changed, when it would be too late to refuse.
+/// Checks whether the requested mode and time may be set. They are set after the bytes, when a refusal would come too late.
 pub(crate) fn check_options(existing: &ExistingFile, options: &WriteOptions) -> Result<(), ErrorKind> {
     options.mode.map(permissions).transpose()?;
     options.modified.map(times).transpose()?;
     if options.mode.is_some() || options.modified.is_some() {
-        // A caller that may set the current mode again may set any mode and any time. Only the kernel can decide that reliably.
+        // Ask the kernel by setting the current mode again. That changes nothing, and has the same precondition as setting another mode or
+        // a time: the caller owns the file.
         let mode = Stat::of(existing.file.as_fd())?.mode;
         rustix::fs::fchmod(&existing.file, Mode::from_raw_mode(mode & 0o7777))?;
     }

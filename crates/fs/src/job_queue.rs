@@ -1,4 +1,4 @@
-//! A job queue that one thread at a time works off in order.
+//! A queue of jobs that run in order, on one thread at a time.
 //!
 //! Threads that all need the same draft would only wait for each other, and wake each other for every block. Instead, a caller adds its job
 //! to the queue, and the thread that is already working runs it too.
@@ -80,12 +80,12 @@ mod tests {
         let (report_tx, reports) = mpsc::channel();
         let report = |number: u32| {
             let report_tx = report_tx.clone();
-            move || report_tx.send((number, thread::current().id())).expect("heard")
+            move || report_tx.send((number, thread::current().id())).expect("the receiver is alive")
         };
-        assert!(queue.enqueue(report(1)), "nobody is there yet");
-        assert!(!queue.enqueue(report(2)), "somebody has said that he comes");
+        assert!(queue.enqueue(report(1)), "no thread is running the queue yet");
+        assert!(!queue.enqueue(report(2)), "the first caller will run the queue");
         let (inner, third) = (queue.clone(), report(3));
-        assert!(!queue.enqueue(move || assert!(!inner.enqueue(third), "who is there does this one too")));
+        assert!(!queue.enqueue(move || assert!(!inner.enqueue(third), "the running thread takes this job too")));
         let worker = thread::spawn({
             let queue = queue.clone();
             move || {
@@ -93,9 +93,9 @@ mod tests {
                 thread::current().id()
             }
         });
-        let worker = worker.join().expect("the line has an end");
+        let worker = worker.join().expect("the queue runs empty");
         assert_eq!(reports.try_iter().collect::<Vec<_>>(), [(1, worker), (2, worker), (3, worker)]);
-        assert!(queue.enqueue(report(4)), "nobody is there any more");
+        assert!(queue.enqueue(report(4)), "the queue is idle again");
     }
 
     #[test]
@@ -103,10 +103,10 @@ mod tests {
         let queue = JobQueue::default();
         let (report_tx, reports) = mpsc::channel::<u32>();
         assert!(queue.enqueue(|| panic!("on purpose")));
-        assert!(!queue.enqueue(move || report_tx.send(1).expect("heard")));
+        assert!(!queue.enqueue(move || report_tx.send(1).expect("the receiver is alive")));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| queue.run())).is_err());
-        assert_eq!(reports.recv(), Err(mpsc::RecvError), "the job behind it is gone, and whoever waits for it knows");
-        assert!(queue.enqueue(|| ()), "nobody is there any more");
+        assert_eq!(reports.recv(), Err(mpsc::RecvError), "the job behind the panic was dropped");
+        assert!(queue.enqueue(|| ()), "the queue is idle again");
         queue.run();
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! writer:   lock the file ─▶ link it aside ─▶ rename ─▶ close       killed here, the kernel releases the lock
-//! clearer:  open ─▶ lock, or leave it ─▶ still that name? ─▶ unlink
+//! sweep:    open ─▶ lock, or leave it ─▶ still that name? ─▶ unlink
 //! ```
 //! A file is removed only if it has one of the names that this crate generates, belongs to this user and is not locked. A symbolic link
 //! cannot be locked, so a link may be removed while its writer is active. The writer of a link must expect this and create the link again.
@@ -73,8 +73,8 @@ pub fn sweep(view: &View, path: &Path, links: Links, cancel: &Cancel) -> Result<
             Ok(())
         })?;
         found.retain(|(name, kind)| {
-            let is_such = Stat::entry(dir.as_fd(), name).is_ok_and(|stat| stat.kind == *kind);
-            is_such && remove_if_abandoned(dir.as_fd(), name)
+            let has_kind = Stat::entry(dir.as_fd(), name).is_ok_and(|stat| stat.kind == *kind);
+            has_kind && remove_if_abandoned(dir.as_fd(), name)
         });
         Ok(found.len() as u64)
     })

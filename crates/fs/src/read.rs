@@ -200,7 +200,7 @@ impl OpenFile {
     }
 }
 
-/// The offset of the next data in the file. `None` if only a hole is left. On a file system without support for holes, all is data.
+/// The offset of the next data in the file. `None` if only a hole is left. On a file system without support for holes, everything is data.
 pub(crate) fn next_data(file: &File, offset: u64) -> Result<Option<u64>, ErrorKind> {
     match rustix::fs::seek(file, SeekFrom::Data(offset)) {
         Ok(data) => Ok(Some(data)),

@@ -23,7 +23,7 @@ use crate::{
     view::open_at,
 };
 
-/// How often to list a directory again if others add entries while it is emptied.
+/// How often to list a directory again if other processes add entries while it is emptied.
 const ROUNDS: usize = 64;
 
 /// Number of names of one directory that are held in memory at a time.
@@ -68,6 +68,7 @@ pub fn remove(view: &View, path: &Path, links: Links, options: RemoveOptions, ca
 struct RemoveLevel {
     name: OsString,
     parent: Stat,
+    /// How often the directory was listed since a directory below it was last entered.
     rounds: usize,
 }
 

@@ -290,6 +290,7 @@ impl<'a> Scan<'a> {
                 self.summary.record_cut(ScanCut::Entries);
                 break;
             }
+            // Only at every 1024th name, because the check reads the clock.
             if names.len() % 1024 == 1023 && self.stop.check().is_some() {
                 break;
             }

@@ -1,7 +1,7 @@
 //! The target of a write: the directory and the name that a path resolves to, and the file that exists there now.
 //!
-//! Links are followed here one by one, because a file is replaced by a rename in the directory that really contains it. A `WriteTarget` holds
-//! the fd of that directory, so a later swap of a path component has no effect.
+//! Links are followed here one by one, because a file is replaced by a rename in the directory that really contains it. A `WriteTarget`
+//! holds the fd of that directory, so a later swap of a path component has no effect.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -22,12 +22,13 @@ use crate::{
     view::{LINKS, link_target_path, mount_id_of, open_at},
 };
 
-/// Locks for names. All writers of one name share a lock. Two different names rarely share one too; then one writer waits for the other.
-static NAMES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+/// Locks for names. All writers of one name share a lock. Two names whose hashes collide share one too, so one writer may wait for the
+/// writer of another name.
+static NAME_LOCKS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
-/// Locks for files. Two names of the same file have two locks in `NAMES`, so the file needs its own. Lock order: the name first, then the
-/// file.
-static FILES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+/// Locks for files. Two names of the same file have two locks in `NAME_LOCKS`, so the file needs its own. Lock order: the name first, then
+/// the file.
+static FILE_LOCKS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
 /// Prefix of every hidden name, and the suffixes of files and links before they replace something.
 const PREFIX: &str = ".exec-server-";
@@ -41,7 +42,8 @@ const PART_END: &str = ".part";
 pub(crate) struct WriteTarget {
     pub(crate) dir: OwnedFd,
     pub(crate) name: OsString,
-    identity: (u64, u64),
+    /// Device and inode of `dir`.
+    dir_identity: (u64, u64),
     /// Refuses protected files. It is checked again at every access, because the name may later refer to another file.
     guard: Option<Arc<dyn Guard>>,
 }
@@ -61,8 +63,8 @@ impl WriteTarget {
         let mut path = PathBuf::from(path);
         for _ in 0..LINKS {
             let (dir, name) = view.parent(&path, links)?;
-            let identity = Stat::of(dir.as_fd())?.identity();
-            let target = Self { name: name.to_owned(), dir, identity, guard: view.guard.clone() };
+            let dir_identity = Stat::of(dir.as_fd())?.identity();
+            let target = Self { name: name.to_owned(), dir, dir_identity, guard: view.guard.clone() };
             match target.stat()? {
                 Some(stat) if stat.kind == FileKind::Symlink => {
                     if links == Links::Refuse {
@@ -104,6 +106,7 @@ impl WriteTarget {
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
         let open = |access: OFlags| open_at(&self.dir, &self.name, access | flags);
         let mut is_busy = false;
+        // Open for reading too, because the etag may need the bytes.
         let opened = match open(OFlags::RDWR) {
             Err(Errno::ACCESS) => open(OFlags::WRONLY),
             Err(Errno::TXTBSY) => {
@@ -135,16 +138,16 @@ impl WriteTarget {
 
     /// Excludes all other writers of this name in this process until the guard is dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
-        lock_of(&NAMES, (self.identity, &self.name))
+        lock_of(&NAME_LOCKS, (self.dir_identity, &self.name))
     }
 
-    /// The hidden name of the new file just before it replaces this one. It is deterministic, so that the next writer of the same name
-    /// finds and removes what a killed writer left.
+    /// The temporary name that a new file gets just before it replaces the target. It is deterministic, so that the next writer of the same
+    /// target finds and removes a file that a killed writer left.
     pub(crate) fn scratch_name(&self) -> OsString {
         format!("{PREFIX}{:016x}{FILE_END}", hash(&self.name)).into()
     }
 
-    /// A random hidden name, for when the usual one is in use.
+    /// A random hidden name, used while another writer has the deterministic one.
     pub(crate) fn random_name(end: &str) -> Result<OsString, ErrorKind> {
         let mut random = [0_u8; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -178,7 +181,7 @@ pub(crate) fn is_unfinished(name: &OsStr) -> bool {
 impl ExistingFile {
     /// Excludes all other in-place writers of this file in this process, by any of its names, until the guard is dropped.
     pub(crate) fn lock(&self) -> MutexGuard<'static, ()> {
-        lock_of(&FILES, self.stat.identity())
+        lock_of(&FILE_LOCKS, self.stat.identity())
     }
 }
 
@@ -226,7 +229,7 @@ pub(crate) fn require_state(existing: Option<&ExistingFile>, expected: Option<&s
     match (existing, expected) {
         (_, None) | (None, Some(ABSENT)) => Ok(()),
         (Some(_), Some(ABSENT)) => Err(ErrorKind::EtagMismatch("it exists")),
-        (None, Some(_)) => Err(ErrorKind::EtagMismatch("it does not exist any more")),
+        (None, Some(_)) => Err(ErrorKind::EtagMismatch("it no longer exists")),
         (Some(existing), Some(etag)) => {
             // Stat again: the caller may have opened the file before it took the lock.
             if metadata::matches(&existing.file, &Stat::of(existing.file.as_fd())?, etag)? {

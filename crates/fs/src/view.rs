@@ -184,6 +184,7 @@ impl View {
     pub fn parent<'a>(&self, path: &'a Path, links: Links) -> Result<(OwnedFd, &'a OsStr), ErrorKind> {
         let name = match path.components().next_back() {
             Some(Component::Normal(name)) => name,
+            // `make_directory` relies on EBUSY for `/`.
             Some(Component::RootDir) | None => return Err(Errno::BUSY.into()),
             Some(_) => return Err(Errno::ISDIR.into()),
         };

@@ -140,7 +140,7 @@ impl Walker<'_> {
     fn read_directory(&mut self, path: &Path, depth: u64) -> Result<(), WalkEnd> {
         let links = if self.options.follow_directories || depth == 0 { Links::Follow } else { Links::Refuse };
         let dir = match self.view.open_directory(path, links) {
-            // The path of the root may contain links. Only the part below it must not.
+            // The path of the root may contain links. Follow them, but not a link at the end of the path.
             Err(ErrorKind::Symlink) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
                 self.view.open(path, Links::Follow, flags)?
@@ -195,7 +195,7 @@ impl Walker<'_> {
         Ok(())
     }
 
-    /// The names of a directory that can still matter. Of a huge directory, only the smallest names are kept.
+    /// The names of a directory. Of a huge directory, only the smallest names, which are listed first.
     fn names(&self, dir: BorrowedFd<'_>) -> Result<Vec<(OsString, FileType)>, ErrorKind> {
         let room = usize::try_from(self.options.max_entries).unwrap_or(usize::MAX).saturating_add(1);
         let mut names: Vec<(OsString, FileType)> = Vec::new();

@@ -241,7 +241,7 @@ pub struct Watch {
     /// Device and inode of the watched directory.
     identity: (u64, u64),
     /// Set if the root is a file: its name in the watched directory, and the path to report.
-    only: Option<(OsString, PathBuf)>,
+    single_file: Option<(OsString, PathBuf)>,
     /// Watched directories by inotify watch descriptor, as paths relative to the root.
     directories: HashMap<i32, PathBuf>,
 }
@@ -257,22 +257,23 @@ impl Watch {
         let (mut dir, kind) = open_root(view, path)?;
         let mut reported_root = path.to_owned();
         let mut root = real_path(dir.as_fd())?;
-        let mut only = None;
+        let mut single_file = None;
         if is_kernel_file_system(dir.as_fd()) {
-            return Err(ErrorKind::Unsupported("the kernel tells nothing of changes on this file system"));
+            return Err(ErrorKind::Unsupported("the kernel reports no changes on this file system"));
         }
         if kind != FileKind::Directory {
             // Files are often replaced rather than written. Watching the directory reports both.
             let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else {
-                return Err(ErrorKind::InvalidInput("it is in no directory"));
+                return Err(ErrorKind::InvalidInput("it has no parent directory"));
             };
-            only = Some((name.to_owned(), path.to_owned()));
+            single_file = Some((name.to_owned(), path.to_owned()));
             dir = view.open_directory(parent, Links::Refuse)?;
             reported_root = parent.to_owned();
             root = parent.to_owned();
         }
         let identity = Stat::of(dir.as_fd())?.identity();
-        let mut watch = Self { inotify, options, reported_root, root, identity, only, directories: HashMap::new() };
+        let mut watch =
+            Self { inotify, options, reported_root, root, identity, single_file, directories: HashMap::new() };
         watch.watch(dir.as_fd(), PathBuf::new())?;
         if watch.is_recursive() {
             watch.watch_below(view, dir, Path::new(""), changes, false);
@@ -347,8 +348,8 @@ impl Watch {
         }
         let Some(name) = name else { return };
         let relative = dir.join(&name);
-        let is_left_out = match &self.only {
-            Some((only, _)) => *only != name,
+        let is_left_out = match &self.single_file {
+            Some((file_name, _)) => *file_name != name,
             None => self.is_hidden(&name) || self.options.exclude.is_match(&relative),
         };
         if is_left_out {
@@ -362,7 +363,8 @@ impl Watch {
         } else {
             ChangeKind::Modified
         };
-        let reported = self.only.as_ref().map_or_else(|| self.reported_root.join(&relative), |(_, path)| path.clone());
+        let reported =
+            self.single_file.as_ref().map_or_else(|| self.reported_root.join(&relative), |(_, path)| path.clone());
         changes.record(reported, kind, is_directory);
         if is_directory && self.is_recursive() {
             match kind {
@@ -467,7 +469,7 @@ impl Watch {
     }
 
     fn is_recursive(&self) -> bool {
-        self.options.recursive && self.only.is_none()
+        self.options.recursive && self.single_file.is_none()
     }
 
     fn is_hidden(&self, name: &OsStr) -> bool {

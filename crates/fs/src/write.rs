@@ -168,12 +168,13 @@ fn write_part(
         WritePosition::Whole | WritePosition::End => append(&existing.file, bytes)?,
     }
     apply_options(&existing.file, options)?;
-    write_result(&existing.file, false)
+    let is_atomic = false;
+    write_result(&existing.file, is_atomic)
 }
 
 fn write_at(file: &File, offset: u64, bytes: &[u8]) -> Result<(), ErrorKind> {
     if i64::try_from(offset.saturating_add(bytes.len() as u64)).is_err() {
-        return Err(ErrorKind::InvalidInput("no file reaches that far"));
+        return Err(ErrorKind::InvalidInput("the end of the write is beyond the largest possible file size"));
     }
     Ok(file.write_all_at(bytes, offset)?)
 }
@@ -203,9 +204,9 @@ pub(crate) fn apply_options(file: &File, options: &WriteOptions) -> Result<(), E
     Ok(())
 }
 
-pub(crate) fn write_result(file: &File, atomic: bool) -> Result<WriteResult, ErrorKind> {
+pub(crate) fn write_result(file: &File, is_atomic: bool) -> Result<WriteResult, ErrorKind> {
     let stat = Stat::of(file.as_fd())?;
-    Ok(WriteResult { atomic, etag: etag(file, &stat)?, size: stat.size })
+    Ok(WriteResult { atomic: is_atomic, etag: etag(file, &stat)?, size: stat.size })
 }
 
 /// A new file that does not have its final name yet.
@@ -246,7 +247,7 @@ impl ScratchFile {
             }
             rustix::fs::unlinkat(&target.dir, &name, AtFlags::empty()).ok(); // The sweep may have removed it already.
         }
-        Err(ErrorKind::Busy("others hold every file that is made there"))
+        Err(ErrorKind::Busy("other processes keep locking its temporary files; retry"))
     }
 
     /// Copies owner, mode and extended attributes. If that is not permitted, the caller writes in place.
@@ -293,7 +294,8 @@ impl ScratchFile {
         if options.fsync {
             sync_directory(target)?;
         }
-        write_result(&self.file, true)
+        let is_atomic = true;
+        write_result(&self.file, is_atomic)
     }
 
     /// Takes the name only if it is free. The kernel checks this atomically.
@@ -548,11 +550,13 @@ fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, Erro
         let stat = Stat::of(file.as_fd())?;
         // Refuse an object that another user placed there: that user must neither get the bytes nor decide what becomes the file.
         if stat.kind != FileKind::File || stat.links > 1 || stat.uid != file_uid() {
-            return Err(ErrorKind::InvalidInput("what is kept under this word is not a file of this server's"));
+            return Err(ErrorKind::InvalidInput(
+                "the file of the kept draft has another owner, another type or a second hard link",
+            ));
         }
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => {
-                return Err(ErrorKind::Busy("somebody else writes the file that is kept under this word"));
+                return Err(ErrorKind::Busy("another client is writing the kept draft of this file"));
             }
             other => other?,
         }
@@ -566,7 +570,7 @@ fn open_kept_draft(target: &WriteTarget, word: &str) -> Result<ScratchFile, Erro
         }
         return Ok(ScratchFile { file, name: Some(name), is_kept: true });
     }
-    Err(ErrorKind::Busy("others take away what is kept under this word"))
+    Err(ErrorKind::Busy("other processes keep removing the file of the kept draft; retry"))
 }
 
 /// Removes kept drafts of other versions of the same file, unless they are in use. Errors are ignored, because nothing depends on the
