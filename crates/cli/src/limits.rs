@@ -4,9 +4,6 @@
 //! from this list. The limits of `mcp serve`, which has no such flags, are only in that table (see `tests`). This module enforces
 //! nothing; the other crates do, from the configuration that the flags produce.
 
-#[cfg(test)]
-mod tests;
-
 use std::{fmt, time::Duration};
 
 use exec_server_holder as holder;
@@ -38,325 +35,158 @@ pub(crate) enum LimitValue {
 
 use LimitValue::{Bytes, Count, Time, Unbounded};
 
+/// A table of limits: name, default, flag and range => the behaviour when the limit is reached. A flag without a range has a parser with
+/// its own rules.
+macro_rules! limits {
+    ($($name:literal: $default:expr $(, $flag:literal $(, $range:expr)?)? => $at:literal;)*) => {
+        vec![$(fixed($name, $default, $at)$(.set_by($flag)$(.within($range))?)?),*]
+    };
+}
+
 /// All limits, those of processes first.
 pub(crate) fn all() -> Vec<Limit> {
     let core = Config::default();
     let held = holder::HolderLimits::default();
-    let mut all = of_processes(&core, &held);
-    all.extend(of_sessions(&core));
-    all.extend(of_connections(&core));
-    all.extend(of_messages());
-    all.extend(of_files());
-    all.extend(of_searches());
-    all.extend(of_http());
-    all.extend(of_admission());
-    all
-}
+    limits! {
+        // Processes
+        "output of a process in memory": Bytes(core.memory_cap_bytes),
+            "memory-per-process", (Bytes(Config::LEAST_CAP_BYTES), Bytes(64 << 30)) =>
+            "attached: the process blocks; detached: output goes to disk. For a client without `ack`: a quarter of it, and 16MiB";
+        "output of a process on disk": Bytes(held.disk_quota_bytes),
+            "disk-per-process", (Bytes(0), Bytes(1 << 50)) =>
+            "the process blocks, or with `dropOldest` its oldest output is dropped and reported as a gap";
+        "free space left on the disk": Bytes(held.free_floor_bytes),
+            "disk-floor", (Bytes(0), Bytes(1 << 50)) =>
+            "as above, retried every second. The default is 5% of the disk if that is less";
+        "name of a process": Bytes(wire::PROCESS_ID_BYTES as u64) => "`invalidParams`";
+        "program and arguments kept of a process": Bytes(wire::KEPT_ARGV_BYTES as u64) =>
+            "the process gets all of them; `process/list` has the beginning and says how long they are. The kernel limits one argument and all together: `invalidParams`";
+        "processes in one answer": Bytes(wire::LIST_BYTES as u64) =>
+            "`process/list` goes on with `nextCursor`; `ps` does that by itself";
+        "closed processes kept in a session": Count(core.closed_processes as u64),
+            "closed-processes", (Count(1), Count(CLOSED_MAX)) =>
+            "the oldest one whose output was taken is forgotten; the others are kept";
+        "time a closed process is kept": Time(core.closed_kept),
+            "closed-for", (Time(Duration::from_secs(1)), Time(YEAR)) =>
+            "it is forgotten; time without its client does not count";
+        "running processes of a session": Count(core.processes_max as u64),
+            "max-processes", (Count(1), Count(RUNNING_MAX)) =>
+            "`resourcesExhausted`";
+        "processes and threads of one command and all it starts": Count(confine::PIDS_MAX), "max-pids" =>
+            "fork fails, and the exit reports it (`limitsHit`). Needs a cgroup; without one, a number other than the default becomes RLIMIT_NPROC, which counts all processes of the user and does not apply to root";
+        "memory of one command and all it starts": Unbounded, "max-memory" =>
+            "one of them is killed, and the exit reports it (`oom`, `limitsHit`). Needs a cgroup; without one it becomes RLIMIT_DATA of each process";
+        "write ids remembered for a process": Count(wire::REMEMBERED_WRITES as u64) => "the oldest is forgotten";
 
-fn of_processes(core: &Config, held: &holder::HolderLimits) -> Vec<Limit> {
-    vec![
-        set(
-            "output of a process in memory",
-            "memory-per-process",
-            Bytes(core.memory_cap_bytes),
-            (Bytes(Config::LEAST_CAP_BYTES), Bytes(64 << 30)),
-            "attached: the process blocks; detached: output goes to disk. For a client without `ack`: a quarter of it, and 16MiB",
-        ),
-        set(
-            "output of a process on disk",
-            "disk-per-process",
-            Bytes(held.disk_quota_bytes),
-            (Bytes(0), Bytes(1 << 50)),
-            "the process blocks, or with `dropOldest` its oldest output is dropped and reported as a gap",
-        ),
-        set(
-            "free space left on the disk",
-            "disk-floor",
-            Bytes(held.free_floor_bytes),
-            (Bytes(0), Bytes(1 << 50)),
-            "as above, retried every second. The default is 5% of the disk if that is less",
-        ),
-        fixed("name of a process", Bytes(wire::PROCESS_ID_BYTES as u64), "`invalidParams`"),
-        fixed(
-            "program and arguments kept of a process",
-            Bytes(wire::KEPT_ARGV_BYTES as u64),
-            "the process gets all of them; `process/list` has the beginning and says how long they are. The kernel limits one argument and all together: `invalidParams`",
-        ),
-        fixed(
-            "processes in one answer",
-            Bytes(wire::LIST_BYTES as u64),
-            "`process/list` goes on with `nextCursor`; `ps` does that by itself",
-        ),
-        set(
-            "closed processes kept in a session",
-            "closed-processes",
-            Count(core.closed_processes as u64),
-            (Count(1), Count(CLOSED_MAX)),
-            "the oldest one whose output was taken is forgotten; the others are kept",
-        ),
-        set(
-            "time a closed process is kept",
-            "closed-for",
-            Time(core.closed_kept),
-            (Time(Duration::from_secs(1)), Time(YEAR)),
-            "it is forgotten; time without its client does not count",
-        ),
-        set(
-            "running processes of a session",
-            "max-processes",
-            Count(core.processes_max as u64),
-            (Count(1), Count(RUNNING_MAX)),
-            "`resourcesExhausted`",
-        ),
-        parsed(
-            "processes and threads of one command and all it starts",
-            "max-pids",
-            Count(confine::PIDS_MAX),
-            "fork fails, and the exit reports it (`limitsHit`). Needs a cgroup; without one, a number other than the default becomes RLIMIT_NPROC, which counts all processes of the user and does not apply to root",
-        ),
-        parsed(
-            "memory of one command and all it starts",
-            "max-memory",
-            Unbounded,
-            "one of them is killed, and the exit reports it (`oom`, `limitsHit`). Needs a cgroup; without one it becomes RLIMIT_DATA of each process",
-        ),
-        fixed("write ids remembered for a process", Count(wire::REMEMBERED_WRITES as u64), "the oldest is forgotten"),
-    ]
-}
+        // Sessions
+        "sessions": Count(core.sessions_max as u64),
+            "max-sessions", (Count(1), Count(1 << 20)) =>
+            "`resourcesExhausted`; existing sessions can be resumed";
+        "time of a session without a connection": Time(wire::SESSION_TTL_MAX), "session-ttl" =>
+            "it ends, with its processes. A client gets 10m, a client with `ack` 24h, or what it requests; never more than this";
+        "silence of the old connection before a session is handed over": Time(core.takeover_after),
+            "takeover-after", (Time(Duration::from_millis(100)), Time(Duration::from_secs(600))) =>
+            "the session goes to the next client that resumes it without `takeover`";
 
-fn of_sessions(core: &Config) -> Vec<Limit> {
-    vec![
-        set(
-            "sessions",
-            "max-sessions",
-            Count(core.sessions_max as u64),
-            (Count(1), Count(1 << 20)),
-            "`resourcesExhausted`; existing sessions can be resumed",
-        ),
-        parsed(
-            "time of a session without a connection",
-            "session-ttl",
-            Time(wire::SESSION_TTL_MAX),
-            "it ends, with its processes. A client gets 10m, a client with `ack` 24h, or what it requests; never more than this",
-        ),
-        set(
-            "silence of the old connection before a session is handed over",
-            "takeover-after",
-            Time(core.takeover_after),
-            (Time(Duration::from_millis(100)), Time(Duration::from_secs(600))),
-            "the session goes to the next client that resumes it without `takeover`",
-        ),
-    ]
-}
+        // Connections
+        "silence before a peer is pinged": Time(core.ping_every),
+            "ping-every", (Time(Duration::from_millis(30)), Time(Duration::from_secs(3600))) =>
+            "a ping";
+        "silence before a peer is dead": Time(core.dead_after),
+            "dead-after", (Time(Duration::from_millis(100)), Time(Duration::from_secs(4 * 3600))) =>
+            "the connection is dropped and its session waits";
+        "starts of a connection that run at once": Count(wire::STARTS_RUNNING as u64), "concurrent-requests" =>
+            "others wait; control requests (terminate, signal, end) never do";
+        "starts of a connection that wait": Count(wire::STARTS_WAITING as u64) => "`overloaded`";
+        "bytes of requests that wait": Bytes(wire::REQUESTS_WAITING_BYTES as u64) => "`overloaded`";
+        "requests of a connection that are not answered": Count(wire::REQUESTS_UNANSWERED as u64) =>
+            "`overloaded`; control requests have the same limit again";
+        "reads of a connection that wait": Count(wire::READS_WAITING as u64) => "`overloaded`";
+        "bytes of answers that a peer does not read": Bytes(wire::ANSWERS_WAITING_BYTES as u64) =>
+            "the server stops reading from the peer; also at 8192 answers";
+        "bytes of incoming messages, of all connections": Bytes(core.incoming_bytes as u64),
+            "incoming-memory", (Bytes(256 << 20), Bytes(1 << 40)) =>
+            "the connection that holds most is closed with 1013 and may come back; requests that would have to wait are `overloaded`";
+        "output ahead of the last acknowledgement": Bytes(core.ack_window_bytes),
+            "ack-window", (Bytes(64 << 10), Bytes(1 << 30)) =>
+            "the server sends no more output of the process until the client acknowledges; at most `--memory-per-process` less 2 MiB";
 
-fn of_connections(core: &Config) -> Vec<Limit> {
-    vec![
-        set(
-            "silence before a peer is pinged",
-            "ping-every",
-            Time(core.ping_every),
-            (Time(Duration::from_millis(30)), Time(Duration::from_secs(3600))),
-            "a ping",
-        ),
-        set(
-            "silence before a peer is dead",
-            "dead-after",
-            Time(core.dead_after),
-            (Time(Duration::from_millis(100)), Time(Duration::from_secs(4 * 3600))),
-            "the connection is dropped and its session waits",
-        ),
-        parsed(
-            "starts of a connection that run at once",
-            "concurrent-requests",
-            Count(wire::STARTS_RUNNING as u64),
-            "others wait; control requests (terminate, signal, end) never do",
-        ),
-        fixed("starts of a connection that wait", Count(wire::STARTS_WAITING as u64), "`overloaded`"),
-        fixed("bytes of requests that wait", Bytes(wire::REQUESTS_WAITING_BYTES as u64), "`overloaded`"),
-        fixed(
-            "requests of a connection that are not answered",
-            Count(wire::REQUESTS_UNANSWERED as u64),
-            "`overloaded`; control requests have the same limit again",
-        ),
-        fixed("reads of a connection that wait", Count(wire::READS_WAITING as u64), "`overloaded`"),
-        fixed(
-            "bytes of answers that a peer does not read",
-            Bytes(wire::ANSWERS_WAITING_BYTES as u64),
-            "the server stops reading from the peer; also at 8192 answers",
-        ),
-        set(
-            "bytes of incoming messages, of all connections",
-            "incoming-memory",
-            Bytes(core.incoming_bytes as u64),
-            (Bytes(256 << 20), Bytes(1 << 40)),
-            "the connection that holds most is closed with 1013 and may come back; requests that would have to wait are `overloaded`",
-        ),
-        set(
-            "output ahead of the last acknowledgement",
-            "ack-window",
-            Bytes(core.ack_window_bytes),
-            (Bytes(64 << 10), Bytes(1 << 30)),
-            "the server sends no more output of the process until the client acknowledges; at most `--memory-per-process` less 2 MiB",
-        ),
-    ]
-}
+        // Messages
+        "a message": Bytes(wire::MESSAGE_BYTES as u64) => "close 1009, or `malformed` on lines";
+        "depth of a message": Count(wire::DEPTH as u64) => "`malformed`";
+        "values in a message": Count(wire::VALUES as u64) => "`malformed`";
+        "output in one answer to `process/read`": Bytes(wire::READ_BYTES as u64) => "the rest is for the next read";
+        "entries of a sandbox": Count(wire::SANDBOX_ENTRIES as u64) => "`invalidParams`";
+        "patterns of a sandbox": Count(wire::SANDBOX_PATTERNS as u64) => "`invalidParams`";
+        "`workspaceRoots` of a sandbox": Count(wire::SANDBOX_ROOTS as u64) => "`invalidParams`";
 
-fn of_admission() -> Vec<Limit> {
-    vec![
-        fixed(
-            "descriptors that new work leaves free",
-            Count(64),
-            "a start is `resourcesExhausted`, at half of it a new connection is closed; a quarter of a limit below 256",
-        ),
-        fixed("a request head", Bytes(8 << 10), "431"),
-        fixed("time for TLS, head and answer", Time(Duration::from_secs(10)), "the connection is closed"),
-        fixed(
-            "connections that have not proven who they are",
-            Count(64),
-            "a new connection replaces the oldest one of the address that has most",
-        ),
-        fixed(
-            "failures of an address in a row of minutes",
-            Count(100),
-            "429 after 50ms to 5s, in 8 slots; a correct token is still accepted at once",
-        ),
-    ]
-}
+        // Files
+        "bytes of a file in one `fs/readFile` or `fs/writeFile`": Bytes(wire::FILE_BYTES as u64) =>
+            "`fileTooLarge`; a file of any size goes in blocks, as `cp`, `fs cat` and the library do by themselves";
+        "bytes of one `fs/readBlock` or `fs/writeBlock`": Bytes(wire::BLOCK_BYTES as u64) => "`invalidParams`";
+        "files of a session that are open for reading, and as many drafts": Count(wire::OPEN_FILES as u64) =>
+            "`tooManyHandles`";
+        "entries of a directory in one answer, and of `fs/walk`": Count(wire::DIRECTORY_ENTRIES as u64) =>
+            "an error without `details`; with them pages of 16384 follow each other. A walk is truncated and marked so";
+        "paths of one `fs/glob`, and so of `fs tree`": Count(wire::DIRECTORY_ENTRIES as u64) =>
+            "it is truncated and marked so, also at 4MiB of them; the default is 1000";
+        "levels of `fs/walk`": Count(wire::WALK_DEPTH) => "it is truncated and marked so";
+        "directories of `fs/walk`": Count(wire::WALK_DIRECTORIES) => "it is truncated and marked so";
+        "bytes of an answer to `fs/walk`": Bytes(wire::WALK_BYTES as u64) => "it is truncated and marked so";
+        "file operations at once, of all sessions": Count(wire::FILE_JOBS as u64) => "others wait";
+        "file operations at once, of a session": Count(wire::FILE_JOBS_OF_SESSION as u64) => "others wait";
+        "bytes of files between disk and answer, of all sessions": Bytes(wire::FILE_READING_BYTES as u64) =>
+            "reads wait";
+        "bytes of files between disk and answer, of a session": Bytes(wire::FILE_READING_BYTES_OF_SESSION as u64) =>
+            "reads wait";
 
-fn of_messages() -> Vec<Limit> {
-    vec![
-        fixed("a message", Bytes(wire::MESSAGE_BYTES as u64), "close 1009, or `malformed` on lines"),
-        fixed("depth of a message", Count(wire::DEPTH as u64), "`malformed`"),
-        fixed("values in a message", Count(wire::VALUES as u64), "`malformed`"),
-        fixed(
-            "output in one answer to `process/read`",
-            Bytes(wire::READ_BYTES as u64),
-            "the rest is for the next read",
-        ),
-        fixed("entries of a sandbox", Count(wire::SANDBOX_ENTRIES as u64), "`invalidParams`"),
-        fixed("patterns of a sandbox", Count(wire::SANDBOX_PATTERNS as u64), "`invalidParams`"),
-        fixed("`workspaceRoots` of a sandbox", Count(wire::SANDBOX_ROOTS as u64), "`invalidParams`"),
-    ]
-}
+        // Searches and watches
+        "searches of a connection": Count(wire::SEARCHES as u64) => "`tooManyHandles`";
+        "watches of a connection": Count(wire::WATCHES as u64) => "`tooManyHandles`";
+        "searches of all connections, and as many watches": Count(wire::SEARCHES_OF_SERVER as u64) =>
+            "`tooManyHandles`";
+        "matching lines of a search": Count(wire::SEARCH_MATCHES_MAX) =>
+            "it is truncated and marked so; the default is 1000";
+        "bytes of what a search finds, in pages": Bytes(wire::SEARCH_PAGED_BYTES as u64) =>
+            "it is truncated and marked so; without pages at 4MiB";
+        "entries that a search looks at": Count(wire::SCAN_ENTRIES) => "it is truncated and marked so";
+        "levels of a search": Count(wire::SCAN_DEPTH_MAX) => "it is truncated and marked so; the default is 64";
+        "time of a search": Time(wire::SCAN_TIME_MAX) => "it is truncated and marked so; the default is 1m";
+        "directories of a watch": Count(wire::WATCHED_DIRECTORIES_MAX) =>
+            "changes in the others are not reported, but their number is; the default is 8192";
+        "changes in one answer of a watch": Count(wire::WATCH_CHANGES) =>
+            "the rest is for the next one; at 16384 that wait, `overflow`";
 
-fn of_files() -> Vec<Limit> {
-    vec![
-        fixed(
-            "bytes of a file in one `fs/readFile` or `fs/writeFile`",
-            Bytes(wire::FILE_BYTES as u64),
-            "`fileTooLarge`; a file of any size goes in blocks, as `cp`, `fs cat` and the library do by themselves",
-        ),
-        fixed("bytes of one `fs/readBlock` or `fs/writeBlock`", Bytes(wire::BLOCK_BYTES as u64), "`invalidParams`"),
-        fixed(
-            "files of a session that are open for reading, and as many drafts",
-            Count(wire::OPEN_FILES as u64),
-            "`tooManyHandles`",
-        ),
-        fixed(
-            "entries of a directory in one answer, and of `fs/walk`",
-            Count(wire::DIRECTORY_ENTRIES as u64),
-            "an error without `details`; with them pages of 16384 follow each other. A walk is truncated and marked so",
-        ),
-        fixed(
-            "paths of one `fs/glob`, and so of `fs tree`",
-            Count(wire::DIRECTORY_ENTRIES as u64),
-            "it is truncated and marked so, also at 4MiB of them; the default is 1000",
-        ),
-        fixed("levels of `fs/walk`", Count(wire::WALK_DEPTH), "it is truncated and marked so"),
-        fixed("directories of `fs/walk`", Count(wire::WALK_DIRECTORIES), "it is truncated and marked so"),
-        fixed("bytes of an answer to `fs/walk`", Bytes(wire::WALK_BYTES as u64), "it is truncated and marked so"),
-        fixed("file operations at once, of all sessions", Count(wire::FILE_JOBS as u64), "others wait"),
-        fixed("file operations at once, of a session", Count(wire::FILE_JOBS_OF_SESSION as u64), "others wait"),
-        fixed(
-            "bytes of files between disk and answer, of all sessions",
-            Bytes(wire::FILE_READING_BYTES as u64),
-            "reads wait",
-        ),
-        fixed(
-            "bytes of files between disk and answer, of a session",
-            Bytes(wire::FILE_READING_BYTES_OF_SESSION as u64),
-            "reads wait",
-        ),
-    ]
-}
+        // HTTP requests
+        "HTTP requests of a connection that are under way": Count(wire::HTTP_REQUESTS as u64) =>
+            "`overloaded`; streamed bodies count until their end";
+        "HTTP requests of all connections": Count(wire::HTTP_REQUESTS_OF_SERVER as u64) =>
+            "`overloaded`; one principal may have a quarter of them, 128";
+        "bytes of a body in an answer to `http/request`": Bytes(wire::HTTP_BODY_BYTES as u64) =>
+            "`httpTooLarge`; a streamed body may have any size";
+        "bytes of such bodies on their way into answers, of a connection": Bytes(wire::HTTP_READING_BYTES as u64) =>
+            "others wait";
+        "the same of all connections": Bytes(wire::HTTP_READING_BYTES_OF_SERVER as u64) => "others wait";
+        "pieces of streamed bodies that wait for the socket of a connection": Count(wire::HTTP_DELTAS_WAITING as u64) =>
+            "the server stops reading bodies until the peer takes them";
+        "headers of an HTTP request, and of its answer": Count(wire::HTTP_HEADERS as u64) =>
+            "`invalidParams`; an answer with more is `httpTooLarge`";
+        "bytes of these headers": Bytes(wire::HTTP_HEADER_BYTES as u64) =>
+            "`invalidParams`; an answer with more is `httpTooLarge`";
+        "bytes of the URL of an HTTP request": Bytes(wire::HTTP_URL_BYTES as u64) => "`invalidParams`";
+        "bytes of its `requestId`": Bytes(wire::HTTP_REQUEST_ID_BYTES as u64) => "`invalidParams`";
+        "redirects that an HTTP request follows": Count(wire::HTTP_REDIRECTS as u64) => "`httpFailed`";
 
-fn of_searches() -> Vec<Limit> {
-    vec![
-        fixed("searches of a connection", Count(wire::SEARCHES as u64), "`tooManyHandles`"),
-        fixed("watches of a connection", Count(wire::WATCHES as u64), "`tooManyHandles`"),
-        fixed(
-            "searches of all connections, and as many watches",
-            Count(wire::SEARCHES_OF_SERVER as u64),
-            "`tooManyHandles`",
-        ),
-        fixed(
-            "matching lines of a search",
-            Count(wire::SEARCH_MATCHES_MAX),
-            "it is truncated and marked so; the default is 1000",
-        ),
-        fixed(
-            "bytes of what a search finds, in pages",
-            Bytes(wire::SEARCH_PAGED_BYTES as u64),
-            "it is truncated and marked so; without pages at 4MiB",
-        ),
-        fixed("entries that a search looks at", Count(wire::SCAN_ENTRIES), "it is truncated and marked so"),
-        fixed("levels of a search", Count(wire::SCAN_DEPTH_MAX), "it is truncated and marked so; the default is 64"),
-        fixed("time of a search", Time(wire::SCAN_TIME_MAX), "it is truncated and marked so; the default is 1m"),
-        fixed(
-            "directories of a watch",
-            Count(wire::WATCHED_DIRECTORIES_MAX),
-            "changes in the others are not reported, but their number is; the default is 8192",
-        ),
-        fixed(
-            "changes in one answer of a watch",
-            Count(wire::WATCH_CHANGES),
-            "the rest is for the next one; at 16384 that wait, `overflow`",
-        ),
-    ]
-}
-
-fn of_http() -> Vec<Limit> {
-    vec![
-        fixed(
-            "HTTP requests of a connection that are under way",
-            Count(wire::HTTP_REQUESTS as u64),
-            "`overloaded`; streamed bodies count until their end",
-        ),
-        fixed(
-            "HTTP requests of all connections",
-            Count(wire::HTTP_REQUESTS_OF_SERVER as u64),
-            "`overloaded`; one principal may have a quarter of them, 128",
-        ),
-        fixed(
-            "bytes of a body in an answer to `http/request`",
-            Bytes(wire::HTTP_BODY_BYTES as u64),
-            "`httpTooLarge`; a streamed body may have any size",
-        ),
-        fixed(
-            "bytes of such bodies on their way into answers, of a connection",
-            Bytes(wire::HTTP_READING_BYTES as u64),
-            "others wait",
-        ),
-        fixed("the same of all connections", Bytes(wire::HTTP_READING_BYTES_OF_SERVER as u64), "others wait"),
-        fixed(
-            "pieces of streamed bodies that wait for the socket of a connection",
-            Count(wire::HTTP_DELTAS_WAITING as u64),
-            "the server stops reading bodies until the peer takes them",
-        ),
-        fixed(
-            "headers of an HTTP request, and of its answer",
-            Count(wire::HTTP_HEADERS as u64),
-            "`invalidParams`; an answer with more is `httpTooLarge`",
-        ),
-        fixed(
-            "bytes of these headers",
-            Bytes(wire::HTTP_HEADER_BYTES as u64),
-            "`invalidParams`; an answer with more is `httpTooLarge`",
-        ),
-        fixed("bytes of the URL of an HTTP request", Bytes(wire::HTTP_URL_BYTES as u64), "`invalidParams`"),
-        fixed("bytes of its `requestId`", Bytes(wire::HTTP_REQUEST_ID_BYTES as u64), "`invalidParams`"),
-        fixed("redirects that an HTTP request follows", Count(wire::HTTP_REDIRECTS as u64), "`httpFailed`"),
-    ]
+        // Admission
+        "descriptors that new work leaves free": Count(64) =>
+            "a start is `resourcesExhausted`, at half of it a new connection is closed; a quarter of a limit below 256";
+        "a request head": Bytes(8 << 10) => "431";
+        "time for TLS, head and answer": Time(Duration::from_secs(10)) => "the connection is closed";
+        "connections that have not proven who they are": Count(64) =>
+            "a new connection replaces the oldest one of the address that has most";
+        "failures of an address in a row of minutes": Count(100) =>
+            "429 after 50ms to 5s, in 8 slots; a correct token is still accepted at once";
+    }
 }
 
 const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -365,26 +195,19 @@ const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
 const CLOSED_MAX: u64 = 2048;
 const RUNNING_MAX: u64 = 2048;
 
-const fn set(
-    name: &'static str,
-    flag: &'static str,
-    default: LimitValue,
-    range: (LimitValue, LimitValue),
-    at: &'static str,
-) -> Limit {
-    Limit { name, flag: Some(flag), default, range: Some(range), at }
-}
-
-/// A limit whose flag has a parser with its own rules.
-const fn parsed(name: &'static str, flag: &'static str, default: LimitValue, at: &'static str) -> Limit {
-    Limit { name, flag: Some(flag), default, range: None, at }
-}
-
 const fn fixed(name: &'static str, default: LimitValue, at: &'static str) -> Limit {
     Limit { name, flag: None, default, range: None, at }
 }
 
 impl Limit {
+    fn set_by(self, flag: &'static str) -> Self {
+        Self { flag: Some(flag), ..self }
+    }
+
+    fn within(self, range: (LimitValue, LimitValue)) -> Self {
+        Self { range: Some(range), ..self }
+    }
+
     /// The help text of the flag.
     pub(crate) fn help(&self) -> String {
         let name = capital(self.name);
@@ -420,3 +243,6 @@ fn capital(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
+
+#[cfg(test)]
+mod tests;

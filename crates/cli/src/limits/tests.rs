@@ -24,55 +24,35 @@ fn amounts_are_written_as_flags_take_them() {
 /// The limits of `mcp serve`.
 fn of_mcp_serve() -> Vec<Limit> {
     let ms = |ms| Time(Duration::from_millis(ms));
-    vec![
-        fixed("`mcp serve`: a message", Bytes(mcp::MESSAGE_BYTES as u64), "413, or the end of the streams"),
-        fixed("`mcp serve`: calls under way, of a session", Count(mcp::CALLS_OF_SESSION as u64), "`isError`"),
-        fixed("`mcp serve`: calls under way, of all sessions", Count(u64::from(mcp::CALLS)), "`isError`"),
-        fixed("`mcp serve`: sessions over HTTP", Count(mcp::SESSIONS as u64), "503"),
-        fixed("`mcp serve`: connections", Count(mcp::CONNECTIONS as u64), "others wait to be accepted"),
-        fixed(
-            "`mcp serve`: connections that have shown no token",
-            Count(mcp::STRANGERS as u64),
-            "the oldest makes room for the next",
-        ),
-        fixed("`mcp serve`: head of a request", Bytes(mcp::HEAD_BYTES as u64), "431"),
-        fixed("`mcp serve`: headers of a request", Count(mcp::HEADERS as u64), "431"),
-        fixed("`mcp serve`: time for the head of a request", Time(mcp::HEAD_WITHIN), "the connection is closed"),
-        fixed("`mcp serve`: time for its body", Time(mcp::BODY_WITHIN), "408"),
-        fixed("`mcp serve`: bytes of a command", Bytes(mcp::COMMAND_BYTES as u64), "`isError`"),
-        fixed("`mcp serve`: `timeout_ms` of a command", ms(mcp::TIMEOUT_MS), "`isError`; the default is 2m"),
-        fixed(
-            "`mcp serve`: bytes of output in one answer, of each stream",
-            Bytes(mcp::OUTPUT_BYTES),
-            "`isError`; the default is 64KiB, and the answer says how much is missing",
-        ),
-        fixed("`mcp serve`: `wait_ms` of `read_output`", ms(mcp::WAIT_MS), "`isError`"),
-        fixed(
-            "`mcp serve`: processes of a session",
-            Count(mcp::PROCESSES as u64),
-            "one that has ended is forgotten, else `isError`",
-        ),
-        fixed(
-            "`mcp serve`: lines of a file in one answer",
-            Count(mcp::LINES),
-            "`isError`; the default is 2000, and the answer says that there are more",
-        ),
-        fixed("`mcp serve`: bytes of a line of a file", Bytes(mcp::LINE_BYTES as u64), "it is truncated and marked so"),
-        fixed(
-            "`mcp serve`: bytes of lines in one answer",
-            Bytes(mcp::ANSWER_BYTES as u64),
-            "the rest is for the next one",
-        ),
-        fixed(
-            "`mcp serve`: entries of a directory in one answer",
-            Count(mcp::ENTRIES),
-            "`isError`; the default is 1000",
-        ),
-        fixed("`mcp serve`: bytes of a file that is edited", Bytes(mcp::EDITED_BYTES), "`isError`"),
-        fixed("`mcp serve`: matches of a search", Count(mcp::RESULTS), "`isError`; the default is 200"),
-        fixed("`mcp serve`: bytes of a line that is found", Bytes(mcp::FOUND_LINE_BYTES), "it is cut"),
-        fixed("`mcp serve`: time of a search", ms(mcp::SEARCH_MS), "it is truncated and marked so"),
-    ]
+    limits! {
+        "`mcp serve`: a message": Bytes(mcp::MESSAGE_BYTES as u64) => "413, or the end of the streams";
+        "`mcp serve`: calls under way, of a session": Count(mcp::CALLS_OF_SESSION as u64) => "`isError`";
+        "`mcp serve`: calls under way, of all sessions": Count(u64::from(mcp::CALLS)) => "`isError`";
+        "`mcp serve`: sessions over HTTP": Count(mcp::SESSIONS as u64) => "503";
+        "`mcp serve`: connections": Count(mcp::CONNECTIONS as u64) => "others wait to be accepted";
+        "`mcp serve`: connections that have shown no token": Count(mcp::STRANGERS as u64) =>
+            "the oldest makes room for the next";
+        "`mcp serve`: head of a request": Bytes(mcp::HEAD_BYTES as u64) => "431";
+        "`mcp serve`: headers of a request": Count(mcp::HEADERS as u64) => "431";
+        "`mcp serve`: time for the head of a request": Time(mcp::HEAD_WITHIN) => "the connection is closed";
+        "`mcp serve`: time for its body": Time(mcp::BODY_WITHIN) => "408";
+        "`mcp serve`: bytes of a command": Bytes(mcp::COMMAND_BYTES as u64) => "`isError`";
+        "`mcp serve`: `timeout_ms` of a command": ms(mcp::TIMEOUT_MS) => "`isError`; the default is 2m";
+        "`mcp serve`: bytes of output in one answer, of each stream": Bytes(mcp::OUTPUT_BYTES) =>
+            "`isError`; the default is 64KiB, and the answer says how much is missing";
+        "`mcp serve`: `wait_ms` of `read_output`": ms(mcp::WAIT_MS) => "`isError`";
+        "`mcp serve`: processes of a session": Count(mcp::PROCESSES as u64) =>
+            "one that has ended is forgotten, else `isError`";
+        "`mcp serve`: lines of a file in one answer": Count(mcp::LINES) =>
+            "`isError`; the default is 2000, and the answer says that there are more";
+        "`mcp serve`: bytes of a line of a file": Bytes(mcp::LINE_BYTES as u64) => "it is truncated and marked so";
+        "`mcp serve`: bytes of lines in one answer": Bytes(mcp::ANSWER_BYTES as u64) => "the rest is for the next one";
+        "`mcp serve`: entries of a directory in one answer": Count(mcp::ENTRIES) => "`isError`; the default is 1000";
+        "`mcp serve`: bytes of a file that is edited": Bytes(mcp::EDITED_BYTES) => "`isError`";
+        "`mcp serve`: matches of a search": Count(mcp::RESULTS) => "`isError`; the default is 200";
+        "`mcp serve`: bytes of a line that is found": Bytes(mcp::FOUND_LINE_BYTES) => "it is cut";
+        "`mcp serve`: time of a search": ms(mcp::SEARCH_MS) => "it is truncated and marked so";
+    }
 }
 
 /// The limits table of `docs/reference/limits.md`.
