@@ -27,7 +27,7 @@ const REPLAYED: u64 = 1024;
 pub(crate) fn run(args: &args::AttachArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     ListingSession::run(&args.connect, token, async |listing| {
         // From here on the screen belongs to the process, so `streams` reports the state of the link instead.
-        listing.stop_notices();
+        listing.notices.abort_all();
         let (client, info) = listing.find(&args.id)?;
         attach(client, info).await
     })

@@ -22,15 +22,13 @@ struct FoundAnchor {
 }
 
 pub(crate) fn run(args: &AuditArgs) -> anyhow::Result<ExitCode> {
-    match verify(&args.command) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) => match error.downcast_ref() {
-            None | Some(VerifyError::Io { .. }) => Err(error),
-            Some(VerifyError::Broken { .. } | VerifyError::TailRemoved { .. } | VerifyError::Missing { .. }) => {
-                print::error(&error);
-                Ok(ExitCode::from(BROKEN))
-            }
-        },
+    let Err(error) = verify(&args.command) else { return Ok(ExitCode::SUCCESS) };
+    match error.downcast_ref() {
+        None | Some(VerifyError::Io { .. }) => Err(error),
+        Some(VerifyError::Broken { .. } | VerifyError::TailRemoved { .. } | VerifyError::Missing { .. }) => {
+            print::error(&error);
+            Ok(ExitCode::from(BROKEN))
+        }
     }
 }
 
@@ -50,10 +48,10 @@ fn verify(command: &AuditCommand) -> anyhow::Result<()> {
     report_checked(&report, found.as_ref(), after.is_some());
     if report.torn > 0 || report.unfinished_bytes > 0 {
         let last = if report.unfinished_bytes > 0 { "; the last line is unfinished" } else { "" };
-        print::message(format_args!("{} lines were truncated by a crash{last}", report.torn));
+        message!("{} lines were truncated by a crash{last}", report.torn);
     }
     if report.lost > 0 {
-        print::message(format_args!("{} records were lost while the log could not be written", report.lost));
+        message!("{} records were lost while the log could not be written", report.lost);
     }
     Ok(())
 }
@@ -63,33 +61,27 @@ fn report_checked(report: &VerifyReport, found: Option<&FoundAnchor>, is_after_g
     if report.first_seq > 1 && !is_after_given {
         let first = report.first_seq;
         let before = report.first_seq - 1;
-        print::message(format_args!(
-            "it begins with number {first}; numbers 1 to {before} are in older files that were not given"
-        ));
-        print::message(format_args!("it continues a log whose last hash is {}", report.after));
+        message!("it begins with number {first}; numbers 1 to {before} are in older files that were not given");
+        message!("it continues a log whose last hash is {}", report.after);
     }
     match found {
         Some(FoundAnchor { path, anchor }) => {
             let first = anchor.first.seq;
             if first > 1 {
-                print::message(format_args!(
-                    "lines before number {first} are older than the anchor and cannot be checked"
-                ));
+                message!("lines before number {first} are older than the anchor and cannot be checked");
             }
             if report.is_older_part {
-                print::message(format_args!(
-                    "it ends with number {}; the log continues in a newer file that was not given",
-                    report.last_seq
-                ));
+                let last = report.last_seq;
+                message!("it ends with number {last}; the log continues in a newer file that was not given");
             }
-            print::message(format_args!("checked against the anchor `{}`", path.display()));
+            message!("checked against the anchor `{}`", path.display());
         }
         None => {
             let named = report.anchor.as_ref().map(|path| format!(" (the log names `{}`)", path.display()));
-            print::message(format_args!(
+            message!(
                 "no anchor was found{}: cannot check whether the end was truncated or the whole log replaced; pass --state-dir or --anchor",
                 named.unwrap_or_default()
-            ));
+            );
         }
     }
 }
@@ -119,7 +111,7 @@ fn find_anchor(
             Ok(None) => {}
             Ok(found) => return Ok(found),
             Err(error) if state_dir.is_some() => return Err(error),
-            Err(error) => print::message(format_args!("{error:#}")),
+            Err(error) => message!("{error:#}"),
         }
     }
     match state_dir {

@@ -48,7 +48,7 @@ pub(crate) fn completions(shell: args::Shell) -> anyhow::Result<ExitCode> {
     let mut text = Vec::new();
     // Refer to the program by name, not by path, so that the script keeps working after an update.
     shell.write_registration(VARIABLE, NAME, NAME, NAME, &mut text).context("write the script")?;
-    print::data(&text).context("write standard output")?;
+    print::put(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -146,7 +146,7 @@ fn listed() -> anyhow::Result<Vec<ProcessInfo>> {
     runtime::block_on(async {
         let asked = time::timeout(ANSWER_WITHIN, async {
             let listing = ListingSession::open(&connect, token).await?;
-            let all = listing.all().to_vec();
+            let all = listing.all.clone();
             listing.end().await;
             anyhow::Ok(all)
         });
@@ -164,6 +164,6 @@ pub(crate) fn man(command: Option<&str>) -> anyhow::Result<ExitCode> {
     };
     let mut text = Vec::new();
     clap_mangen::Man::new(page).render(&mut text).context("write the manual page")?;
-    print::data(&text).context("write standard output")?;
+    print::put(&text)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -69,9 +69,7 @@ impl Server {
 
     /// Like `find`, with a token that was read already.
     pub(crate) fn find_with(args: &args::ConnectArgs, token: Option<Token>) -> anyhow::Result<Option<Self>> {
-        if let Some(filter) = &args.log {
-            log::init(filter, args::LogFormat::Text)?;
-        }
+        start_log(args)?;
         Self::find_as(args, args.connect.as_deref(), token)
     }
 
@@ -82,16 +80,12 @@ impl Server {
         named: &[Option<args::ServerName<'_>>],
         token: Option<env_token::StoredToken>,
     ) -> anyhow::Result<Vec<Option<Self>>> {
-        if let Some(filter) = &args.log {
-            log::init(filter, args::LogFormat::Text)?;
-        }
+        start_log(args)?;
         let token = token.map(read_token).transpose()?;
-        let find = |named: &Option<args::ServerName<'_>>| match named {
-            Some(named) => {
-                let host = named.by.filter(|_| named.may_be_host).and_then(host_of_ssh);
-                Self::find_as(args, host.as_deref().or(named.by), token.clone().filter(|_| named.may_have_token))
-            }
-            None => Ok(None),
+        let find = |named: &Option<args::ServerName<'_>>| {
+            let Some(named) = named else { return Ok(None) };
+            let host = named.by.filter(|_| named.may_be_host).and_then(host_of_ssh);
+            Self::find_as(args, host.as_deref().or(named.by), token.clone().filter(|_| named.may_have_token))
         };
         named.iter().map(find).collect()
     }
@@ -155,7 +149,7 @@ impl Server {
         let opening = async {
             match &self.location {
                 ServerLocation::PerUser(dir) => {
-                    builder.connect_timeout(PER_USER_CONNECT).open(PerUserConnect::new(dir.clone())).await
+                    builder.connect_timeout(PER_USER_CONNECT).open(PerUserConnect(dir.clone())).await
                 }
                 ServerLocation::Remote(spec, token) => spec.connect(builder, token.clone()).await,
             }
@@ -205,14 +199,15 @@ impl Server {
 
 /// A short session on a server, used to look at the processes of all sessions there.
 pub(crate) struct ListingSession {
-    server: Server,
+    pub(crate) server: Server,
     /// `None` if the server does not run and has nothing to show.
-    client: Option<Client>,
-    all: Vec<ProcessInfo>,
-    /// Sessions whose processes the server cannot list yet.
-    adopting: Vec<AdoptingSession>,
-    /// The task that reports the state of the link.
-    notices: JoinSet<()>,
+    pub(crate) client: Option<Client>,
+    /// Every process of the first listing, oldest first.
+    pub(crate) all: Vec<ProcessInfo>,
+    /// Sessions that were missing from the first listing because their holders did not answer.
+    pub(crate) adopting: Vec<AdoptingSession>,
+    /// The task that reports the state of the link. A command that does this itself aborts it.
+    pub(crate) notices: JoinSet<()>,
 }
 
 impl ListingSession {
@@ -247,20 +242,6 @@ impl ListingSession {
         Ok(Self { server, client: Some(client), all, adopting, notices })
     }
 
-    /// For a command that reports the state of the link itself.
-    pub(crate) fn stop_notices(&mut self) {
-        self.notices.abort_all();
-    }
-
-    pub(crate) fn server(&self) -> &Server {
-        &self.server
-    }
-
-    /// `None` if the session is not connected.
-    pub(crate) fn client(&self) -> Option<&Client> {
-        self.client.as_ref()
-    }
-
     /// Every process of the first listing, with the client to use for it.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&Client, &ProcessInfo)> {
         self.client.iter().flat_map(|client| self.all.iter().map(move |info| (client, info)))
@@ -272,24 +253,6 @@ impl ListingSession {
             self.client = Some(self.server.open(|builder| builder.ttl(Ttl::Ms(SHORT_SESSION_TTL_MS))).await?);
         }
         Ok(())
-    }
-
-    /// Every process of the first listing, oldest first.
-    pub(crate) fn all(&self) -> &[ProcessInfo] {
-        &self.all
-    }
-
-    /// The sessions that were missing from the first listing because their holders did not answer.
-    pub(crate) fn adopting(&self) -> &[AdoptingSession] {
-        &self.adopting
-    }
-
-    /// Lists the processes again.
-    pub(crate) async fn list(&self) -> Result<Vec<ProcessInfo>, Error> {
-        match &self.client {
-            Some(client) => client.list(Scope::All).await,
-            None => Ok(Vec::new()),
-        }
     }
 
     /// Resolves an id or its prefix to a process, and returns the client to use for it.
@@ -333,6 +296,10 @@ fn choose(asked: Option<&str>) -> anyhow::Result<Choice> {
         }
         None => Ok(chosen?),
     }
+}
+
+fn start_log(args: &args::ConnectArgs) -> anyhow::Result<()> {
+    args.log.as_deref().map_or(Ok(()), |filter| log::init(filter, args::LogFormat::Text))
 }
 
 fn read_token(waiting: env_token::StoredToken) -> anyhow::Result<Token> {

@@ -45,16 +45,10 @@ const LOGIN_DIRECTORIES: [&str; 3] = [".local/bin", "bin", ".cargo/bin"];
 
 /// A `Connect` for the user's own server, which is started if it does not run.
 #[derive(Debug)]
-pub(crate) struct PerUserConnect {
+pub(crate) struct PerUserConnect(
     /// The state directory of the server.
-    dir: PathBuf,
-}
-
-impl PerUserConnect {
-    pub(crate) fn new(dir: PathBuf) -> Self {
-        Self { dir }
-    }
-}
+    pub(crate) PathBuf,
+);
 
 impl Connect for PerUserConnect {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, Error>> {
@@ -65,14 +59,14 @@ impl Connect for PerUserConnect {
                 failure: ConnectFailure::Permanent,
                 reason: format!("{error:#}"),
             };
-            let socket = dial(&self.dir).await.map_err(failed)?;
+            let socket = dial(&self.0).await.map_err(failed)?;
             let framing = Framing::Lines { max: limits::MESSAGE_BYTES };
             Ok(Connection { stream: socket.into(), framing, carrier: None })
         })
     }
 
     fn address(&self) -> String {
-        format!("the server of `{}`", self.dir.display())
+        format!("the server of `{}`", self.0.display())
     }
 }
 
@@ -89,10 +83,7 @@ pub(crate) async fn dial(dir: &Path) -> anyhow::Result<UnixStream> {
         if let Some(socket) = found? {
             return Ok(socket);
         }
-        let ended = match &mut server {
-            Some(server) => server.try_wait().context("check the server process")?,
-            None => None,
-        };
+        let ended = server.as_mut().map(Child::try_wait).transpose().context("check the server process")?.flatten();
         // A locked directory belongs to a server that will answer soon or is shutting down: wait for it. A server that we started may have
         // exited because of that lock, so start another once the lock is free.
         if (server.is_none() || ended.is_some()) && !is_locked(dir) {

@@ -89,8 +89,7 @@ pub(crate) fn prune(args: &args::PruneArgs, token: Option<env_token::StoredToken
         let freed = done.iter().map(|info| info.retained_bytes).sum();
         if args.json {
             let ids: Vec<&str> = done.iter().map(|info| info.process_id.as_str()).collect();
-            print::json(&format!("{}\n", json!({"forgotten": ids, "freedBytes": freed})))
-                .context("write standard output")?;
+            print::json(&format!("{}\n", json!({"forgotten": ids, "freedBytes": freed})))?;
         } else {
             let processes = if done.len() == 1 { "process" } else { "processes" };
             let freed = display::size(freed);
@@ -159,11 +158,11 @@ impl<'a> ForgetRun<'a> {
     /// Shortens the time-to-live of sessions that are now empty, if the server does not do so itself. Returns the forgotten processes and
     /// the first error.
     async fn finish(self) -> (Vec<&'a ProcessInfo>, Option<anyhow::Error>) {
-        let client = self.listing.client().filter(|client| !client.server().capabilities.auto_forget);
-        if client.is_some() {
+        let client = self.listing.client.as_ref().filter(|client| !client.server().capabilities.auto_forget);
+        if let Some(client) = client {
             let sessions = self.done.iter().map(|info| info.session_id.clone()).collect();
-            for session in emptied(self.listing, sessions).await {
-                shorten(self.listing.server(), &session).await;
+            for session in emptied(client, sessions).await {
+                shorten(&self.listing.server, &session).await;
             }
         }
         (self.done, self.failed)
@@ -171,11 +170,11 @@ impl<'a> ForgetRun<'a> {
 }
 
 /// The given sessions that no longer have a process; none if the listing fails.
-async fn emptied(listing: &ListingSession, mut sessions: BTreeSet<SessionId>) -> BTreeSet<SessionId> {
+async fn emptied(client: &Client, mut sessions: BTreeSet<SessionId>) -> BTreeSet<SessionId> {
     if sessions.is_empty() {
         return sessions;
     }
-    match listing.list().await {
+    match client.list(Scope::All).await {
         Ok(all) => sessions.retain(|session| all.iter().all(|process| process.session_id != *session)),
         Err(_) => sessions.clear(), // The sessions still end by their own time-to-live.
     }

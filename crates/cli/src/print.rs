@@ -1,4 +1,4 @@
-//! All writes to stdout and stderr. No failed write ends the program. Text is escaped with `printable` here; only [`data`] is written
+//! All writes to stdout and stderr. No failed write ends the program. Text is escaped with `printable` here; only [`put`] writes it
 //! unchanged.
 
 use std::{
@@ -22,6 +22,11 @@ macro_rules! report {
     ($($text:tt)*) => { $crate::print::message(format_args!("exec-server: {}", format_args!($($text)*))) };
 }
 
+/// Prints a message on stderr, without a prefix.
+macro_rules! message {
+    ($($text:tt)*) => { $crate::print::message(format_args!($($text)*)) };
+}
+
 /// Like `report`, for a message that `-q` suppresses: nothing failed, and no data is missing.
 macro_rules! notice {
     ($($text:tt)*) => {
@@ -38,28 +43,22 @@ pub(crate) fn line(line: &str) {
 }
 
 /// Writes text to stdout and flushes. On a terminal, control characters are escaped, except colours.
-pub(crate) fn text(text: &str) -> io::Result<()> {
-    if io::stdout().is_terminal() { data(printable::clean_coloured(text).as_bytes()) } else { data(text.as_bytes()) }
+pub(crate) fn text(text: &str) -> anyhow::Result<()> {
+    if io::stdout().is_terminal() { put(printable::clean_coloured(text).as_bytes()) } else { put(text.as_bytes()) }
 }
 
 /// Writes JSON to stdout and flushes.
-pub(crate) fn json(text: &str) -> io::Result<()> {
-    data(printable::clean_json(text).as_bytes())
+pub(crate) fn json(text: &str) -> anyhow::Result<()> {
+    put(printable::clean_json(text).as_bytes())
 }
 
 /// Writes bytes of a program or a file to stdout unchanged, and flushes.
-pub(crate) fn data(bytes: &[u8]) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(bytes)?;
-    stdout.flush()
-}
-
-/// Like [`data`], with an error that says what failed.
 pub(crate) fn put(bytes: &[u8]) -> anyhow::Result<()> {
-    data(bytes).context("write standard output")
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).context("write standard output")
 }
 
-/// Writes messages to stderr.
+/// Writes messages to stderr; used through `message!`.
 pub(crate) fn message(text: impl Display) {
     write_message(&printable::clean_lines(&text.to_string()));
 }

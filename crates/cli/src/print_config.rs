@@ -43,6 +43,6 @@ pub(crate) fn run(settings: &Map<String, Value>) -> anyhow::Result<ExitCode> {
         .collect();
     let config = json!({"version": env!("CARGO_PKG_VERSION"), "settings": settings, "fixed": fixed});
     let text = serde_json::to_string_pretty(&config).context("write the settings")?;
-    print::data(format!("{text}\n").as_bytes()).context("write standard output")?;
+    print::put(format!("{text}\n").as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

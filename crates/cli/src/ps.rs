@@ -4,7 +4,6 @@
 //! terminal the table is drawn on the alternate screen; dropping `AlternateScreen` leaves it, however the command ends.
 
 use std::{
-    fmt::Write as _,
     io::{self, IsTerminal as _},
     process::ExitCode,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -12,7 +11,7 @@ use std::{
 
 use anyhow::Context as _;
 use exec_server_client::{Client, ConnectionState};
-use exec_server_protocol::process::{AdoptingSession, Blocked, Cause, ProcessInfo, Scope, Size};
+use exec_server_protocol::process::{Blocked, Cause, ProcessInfo, Scope, Size};
 use tokio::time::{self, Instant};
 
 use crate::{
@@ -43,9 +42,11 @@ pub(crate) fn run(args: &args::PsArgs, token: Option<env_token::StoredToken>) ->
 }
 
 fn once(args: &args::PsArgs, listing: &ListingSession) -> anyhow::Result<u8> {
-    let shown = chosen(args, listing.all());
-    if let Some(notice) = unlisted(listing.adopting()) {
-        report!("{notice}");
+    let shown = chosen(args, &listing.all);
+    if let Some(longest) = listing.adopting.iter().map(|session| session.waiting_ms / 1000).max() {
+        let names = listing.adopting.iter().map(|session| ids::short_session(&session.session_id));
+        let names = names.collect::<Vec<_>>().join(", ");
+        report!("not listed, because the holder process has not answered for {longest} s: session {names}");
     }
     if shown.is_empty() && !args.json {
         if !args.quiet {
@@ -58,8 +59,7 @@ fn once(args: &args::PsArgs, listing: &ListingSession) -> anyhow::Result<u8> {
 }
 
 fn print(args: &args::PsArgs, text: &str) -> anyhow::Result<()> {
-    let printed = if args.json { print::json(text) } else { print::text(text) };
-    printed.context("write standard output")
+    if args.json { print::json(text) } else { print::text(text) }
 }
 
 /// The processes that the flags select.
@@ -92,12 +92,12 @@ async fn watch(args: &args::PsArgs, session: &mut ListingSession) -> anyhow::Res
     let mut signals = SignalStream::for_ending().context("listen to signals")?;
     let screen =
         if io::stdout().is_terminal() && !args.json && !args.quiet { Some(AlternateScreen::enter()?) } else { None };
-    let mut shown = chosen(args, session.all());
+    let mut shown = chosen(args, &session.all);
     let mut is_first = true;
     loop {
         let next = Instant::now() + args.interval;
         match &screen {
-            Some(screen) => screen.draw(&shown, session.client())?,
+            Some(screen) => screen.draw(&shown, session.client.as_ref())?,
             None => {
                 let gap = if is_first || args.json || args.quiet { "" } else { "\n" };
                 print(args, &format!("{gap}{}", text(args, shown.clone())?))?;
@@ -105,7 +105,7 @@ async fn watch(args: &args::PsArgs, session: &mut ListingSession) -> anyhow::Res
         }
         is_first = false;
         session.connect_again().await?;
-        let client = session.client().cloned();
+        let client = session.client.clone();
         let listing = async {
             time::sleep_until(next).await;
             match &client {
@@ -174,7 +174,7 @@ impl AlternateScreen {
 impl Drop for AlternateScreen {
     fn drop(&mut self) {
         // If the terminal is gone, there is nothing to restore.
-        print::data(LEAVE.as_bytes()).ok();
+        print::put(LEAVE.as_bytes()).ok();
     }
 }
 
@@ -188,23 +188,15 @@ fn screen(shown: &[ProcessInfo], now: Duration, size: Size, status: &str, palett
     let room = usize::from(size.rows).saturating_sub(3).max(1);
     let hidden = sorted.len().saturating_sub(room);
     if hidden > 0 {
-        write!(title, ", {hidden} not shown").expect("a string takes everything");
+        title += &format!(", {hidden} not shown");
     }
     if !status.is_empty() {
-        write!(title, " - {status}").expect("a string takes everything");
+        title += &format!(" - {status}");
     }
     sorted.truncate(room);
     let columns = usize::from(size.cols);
     let title = palette.paint(display::DIM, &display::fit(&title, columns));
     format!("{title}\n{}", table(&sorted, now, columns, palette))
-}
-
-/// A message about sessions whose processes are missing from the table.
-fn unlisted(adopting: &[AdoptingSession]) -> Option<String> {
-    let longest = adopting.iter().map(|session| session.waiting_ms).max()? / 1000;
-    let names: Vec<String> = adopting.iter().map(|session| ids::short_session(&session.session_id)).collect();
-    let names = names.join(", ");
-    Some(format!("not listed, because the holder process has not answered for {longest} s: session {names}"))
 }
 
 /// Formats the table. If the width of the terminal is known, commands are cut to fit.

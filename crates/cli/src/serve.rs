@@ -3,7 +3,7 @@
 use std::{
     env,
     fs::OpenOptions,
-    future, io,
+    io,
     os::unix::fs::OpenOptionsExt as _,
     path::PathBuf,
     process::{self, ExitCode},
@@ -169,16 +169,12 @@ fn orphan_ttl(args: &args::ServeArgs, location: &StateLocation) -> Option<Durati
 
 /// Returns when a signal arrives, or when the server has been idle for long enough.
 async fn stop(core: &Core, signals: &mut ShutdownSignals, idle: Option<Duration>) {
-    let idle = async {
-        match idle {
-            Some(long) => core.retire_after(long).await,
-            None => future::pending().await,
-        }
-    };
     // Both are cancel-safe.
     tokio::select! {
         () = signals.first() => {}
-        () = idle => tracing::info!("idle for long enough, shutting down"),
+        () = core.retire_after(idle.unwrap_or_default()), if idle.is_some() => {
+            tracing::info!("idle for long enough, shutting down");
+        }
     }
 }
 
@@ -189,10 +185,7 @@ fn open_access(args: &args::ServeArgs, location: &StateLocation, token: Option<&
     }
     let file = args.guard.tokens.clone().unwrap_or_else(|| location.path.join(TOKENS));
     if args.guard.tokens.is_some() && !file.exists() {
-        print::message(format_args!(
-            "warning: `{}` does not exist yet; `exec-server token create` creates it",
-            file.display()
-        ));
+        message!("warning: `{}` does not exist yet; `exec-server token create` creates it", file.display());
         // Create an empty table, which means the same as a missing one. A sandbox can hide an existing file, but a sandboxed process could
         // create a missing one. If this fails, such a process cannot create it either, or the directory is missing too.
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file).map(drop).ok();
@@ -295,17 +288,12 @@ fn announce(server: &Server, terms: &ExposureTerms, token: Option<Token>) {
     for url in server.bound() {
         match (url, serves_stdio) {
             (ListenUrl::Stdio, _) => {}
-            (url, true) => print::message(format_args!("listening: {url}")),
-            (url, false) if !terms.asks_for_token(url) => print::line(&url.to_string()),
-            (url, false) => print::line(&with_token(url, token.as_ref())),
+            (url, true) => message!("listening: {url}"),
+            (url, false) => match token.as_ref().filter(|_| terms.asks_for_token(url)) {
+                None => print::line(&url.to_string()),
+                Some(token) => print::line(&format!("{url}/?token={}", percent_encode(token.reveal()))),
+            },
         }
-    }
-}
-
-fn with_token(url: &ListenUrl, token: Option<&Token>) -> String {
-    match token {
-        None => url.to_string(),
-        Some(token) => format!("{url}/?token={}", percent_encode(token.reveal())),
     }
 }
 
@@ -327,7 +315,7 @@ fn find_token(
 ) -> anyhow::Result<Option<Token>> {
     let terms = args.terms();
     if args.listen.iter().any(|url| terms.is_open(url)) {
-        print::message("warning: `--auth none`: every local user can run programs as you through this server");
+        message!("warning: `--auth none`: every local user can run programs as you through this server");
     }
     let is_by_certificate = |url: &ListenUrl| matches!(url, ListenUrl::Wss(_)) && !terms.asks_for_token(url);
     if terms.auth == Some(RequiredAuth::None) || args.listen.iter().all(is_by_certificate) {

@@ -77,12 +77,14 @@ pub(crate) fn of_anchors(location: &StateLocation) -> anyhow::Result<PathBuf> {
         return Ok(location.path.clone());
     }
     let dir = anchors_of_user()?;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&dir)
-        .with_context(|| format!("make `{}`", dir.display()))?;
+    make_private(&dir)?;
     Ok(dir)
+}
+
+/// Creates a directory and its missing parents for our user alone.
+pub(crate) fn make_private(dir: &Path) -> anyhow::Result<()> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.with_context(|| format!("make `{}`", dir.display()))
 }
 
 /// The directory for anchors of servers without a lasting state directory.

@@ -1,9 +1,9 @@
 //! `exec-server token`: creates, lists and revokes entries of a token file.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::Write as _,
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -33,15 +33,13 @@ pub(crate) fn run(args: &TokenArgs) -> anyhow::Result<ExitCode> {
         TokenCommand::List { json, location } => list(&file(location)?, *json),
         TokenCommand::Revoke { name, location } => revoke(&file(location)?, name),
     };
-    match done {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error)
-            if matches!(error.downcast_ref(), Some(TokenFileError::Exists { .. } | TokenFileError::Unknown { .. })) =>
-        {
+    let Err(error) = done else { return Ok(ExitCode::SUCCESS) };
+    match error.downcast_ref() {
+        Some(TokenFileError::Exists { .. } | TokenFileError::Unknown { .. }) => {
             print::error(&error);
             Ok(ExitCode::from(NO_ENTRY))
         }
-        Err(error) => Err(error),
+        _ => Err(error),
     }
 }
 
@@ -75,13 +73,10 @@ fn local_listener(url: &str) -> anyhow::Result<ListenUrl> {
 
 fn create(args: &TokenCreateArgs) -> anyhow::Result<()> {
     let path = file(&args.location)?;
-    if let (None, Some(dir)) = (&args.location.tokens, path.parent()) {
+    let state_dir = path.parent().filter(|_| args.location.tokens.is_none());
+    if let Some(dir) = state_dir {
         // The directory may not exist if the server has never run.
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)
-            .with_context(|| format!("make `{}`", dir.display()))?;
+        state_location::make_private(dir)?;
     }
     let all = || Scope::ALL.iter().map(|scope| scope.as_str().to_owned()).collect();
     let roots = args.root.iter().map(|root| {
@@ -102,20 +97,16 @@ fn create(args: &TokenCreateArgs) -> anyhow::Result<()> {
     let token = TokenFile::create(&path, entry)?;
     match out {
         Some(out) => {
-            let shown = args.out.as_deref().unwrap_or(Path::new("")).display().to_string();
+            let shown = out.path.display().to_string();
             out.write(token.reveal())?;
-            print::message(format_args!("`{}` is in `{}`; its token is in `{shown}`", args.name, path.display()));
+            message!("`{}` is in `{}`; its token is in `{shown}`", args.name, path.display());
         }
         None => {
-            print::message(format_args!(
-                "`{}` is in `{}`; its token is shown only this once",
-                args.name,
-                path.display()
-            ));
+            message!("`{}` is in `{}`; its token is shown only this once", args.name, path.display());
             print::line(token.reveal());
         }
     }
-    if let (None, Some(dir)) = (&args.location.tokens, path.parent()) {
+    if let Some(dir) = state_dir {
         warn_of_no_use(dir)?;
     }
     Ok(())
@@ -124,19 +115,16 @@ fn create(args: &TokenCreateArgs) -> anyhow::Result<()> {
 /// Warns if the server does not require a token.
 fn warn_of_no_use(dir: &Path) -> anyhow::Result<()> {
     let Some(all) = listeners::read(dir) else {
-        print::message(format_args!(
-            "note: no server has used `{}` yet; check that it is the right one",
-            dir.display()
-        ));
+        message!("note: no server has used `{}` yet; check that it is the right one", dir.display());
         return Ok(());
     };
     if all.iter().any(|listener| listener.asks_for_token) {
         return Ok(());
     }
     let urls: Vec<&str> = all.iter().map(|listener| listener.url.as_str()).collect();
-    print::message(format_args!("warning: the server at {} does not require a token", urls.join(", ")));
+    message!("warning: the server at {} does not require a token", urls.join(", "));
     for url in listeners::urls_with_tokens()? {
-        print::message(format_args!("  a server that does: --listen {url}"));
+        message!("  a server that does: --listen {url}");
     }
     Ok(())
 }
@@ -173,7 +161,7 @@ impl Drop for NewFile {
 
 fn revoke(path: &Path, name: &str) -> anyhow::Result<()> {
     TokenFile::revoke(path, name)?;
-    print::message(format_args!("`{name}` is revoked in `{}`", path.display()));
+    message!("`{name}` is revoked in `{}`", path.display());
     Ok(())
 }
 

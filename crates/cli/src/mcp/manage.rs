@@ -37,7 +37,7 @@ use tokio::{
     sync::Mutex,
 };
 
-use crate::{args, codes, connect::Server, env_token, ids, print, runtime, signals::SignalStream};
+use crate::{args, codes, connect::Server, display, env_token, ids, print, runtime, signals::SignalStream};
 
 /// Maximum size of the arguments of a call.
 const ARGUMENTS_MAX: u64 = 16 << 20; // 16 MiB
@@ -59,8 +59,8 @@ pub(crate) fn list(args: &args::McpListArgs, token: Option<env_token::StoredToke
         collect_listing(manager, json).await
     })?;
     let listing = match outcome {
-        WorkOutcome::Done(listing) => listing,
-        WorkOutcome::Signal(number) => return Ok(ExitCode::from(codes::of_signal(number))),
+        Ok(listing) => listing,
+        Err(EndedBySignal(number)) => return Ok(ExitCode::from(codes::of_signal(number))),
     };
     let mut failed = false;
     for status in listing.status.values() {
@@ -104,7 +104,7 @@ pub(crate) fn status(args: &args::McpStatusArgs, token: Option<env_token::Stored
     let text = match (args.json, rows.is_empty()) {
         (true, _) => format!("{}\n", Value::Array(all)),
         (false, true) => String::new(),
-        (false, false) => show::table(["SERVER", "STATE", "ENVIRONMENT", "RUNS"], &rows),
+        (false, false) => show::table(["SERVER", "STATE", "ENVIRONMENT", "RUNS"], &rows, display::stdout_columns()),
     };
     print(&text, args.json, if failed { codes::NOT_USABLE } else { 0 })
 }
@@ -128,22 +128,21 @@ pub(crate) fn call(args: &args::McpCallArgs, token: Option<env_token::StoredToke
     }
     // If stdin carries the arguments, the user cannot answer questions on it.
     let asks = ask::can_ask() && args.arguments.as_deref() != Some("-");
-    let elicit = asks.then(|| Arc::new(TerminalElicitor::new()) as Arc<dyn Elicit>);
-    let called = run(setup, elicit, async |manager| manager.call(call).await)?;
-    let result = match called {
-        WorkOutcome::Done(result) => result,
-        WorkOutcome::Signal(number) => return Ok(ExitCode::from(codes::of_signal(number))),
-    };
-    match result {
-        Ok(result) => {
+    let elicit = asks.then(|| {
+        let lines = BufReader::new(tokio::io::stdin());
+        let prompt = ask::TerminalPrompt { lines, screen: Box::new(io::stderr()) };
+        Arc::new(TerminalElicitor(Mutex::new(prompt))) as Arc<dyn Elicit>
+    });
+    match run(setup, elicit, async |manager| manager.call(call).await)? {
+        Err(EndedBySignal(number)) => Ok(ExitCode::from(codes::of_signal(number))),
+        Ok(Ok(result)) => {
             let code = if result.is_error { codes::TOOL_FAILED } else { 0 };
             let result = serde_json::to_value(&result).context("write the result as JSON")?;
             printed(show::result(&result, args.json), code)
         }
-        Err(error) => {
-            let code = code_of(&error);
+        Ok(Err(error)) => {
             report!("{}", error);
-            Ok(ExitCode::from(code))
+            Ok(ExitCode::from(code_of(&error)))
         }
     }
 }
@@ -183,7 +182,9 @@ impl ManagerSetup {
                 stdio.cwd = stdio.cwd.take().map(|cwd| if launch::is_relative(&cwd) { here.join(cwd) } else { cwd });
             }
         }
-        Ok(Self { config, environments: Environments::new(&args.connect, token)? })
+        let environments =
+            Environments { remote: remote(&args.connect, token)?, recover_for: args.connect.recover_for };
+        Ok(Self { config, environments })
     }
 }
 
@@ -211,22 +212,17 @@ fn requested_environment() -> anyhow::Result<Choice> {
 }
 
 /// The environments in which servers can run.
-#[derive(Clone)]
 struct Environments {
-    remote: Arc<Result<Server, PlacementError>>,
+    remote: Result<Server, PlacementError>,
     /// `--recover-for`: how long reconnecting is tried.
     recover_for: Option<Duration>,
 }
 
 impl Environments {
-    fn new(args: &args::ConnectArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<Self> {
-        Ok(Self { remote: Arc::new(remote(args, token)?), recover_for: args.recover_for })
-    }
-
     fn find(&self, placement: &Placement) -> Result<Host, PlacementError> {
         let local = LocalConfig { name: "exec-server mcp".to_owned(), ..LocalConfig::default() };
         let remote = || {
-            let remote = self.remote.as_ref().as_ref().map_err(Clone::clone)?;
+            let remote = self.remote.as_ref().map_err(Clone::clone)?;
             let (spec, token) = remote.spec().ok_or(PlacementError::NoRemote)?;
             Ok(Host::remote(spec.clone(), token.clone(), KEEP))
         };
@@ -238,19 +234,15 @@ impl Environments {
     }
 }
 
-/// How interruptible work ended.
-enum WorkOutcome<T> {
-    Done(T),
-    /// A signal with this number ended it.
-    Signal(u8),
-}
+/// A signal with this number ended the work.
+struct EndedBySignal(u8);
 
 /// Runs `work` with a manager, and shuts the manager down before returning. A signal cancels `work`; a second signal cancels the shutdown.
 fn run<T>(
     setup: ManagerSetup,
     elicit: Option<Arc<dyn Elicit>>,
     work: impl AsyncFnOnce(&Manager) -> T,
-) -> anyhow::Result<WorkOutcome<T>> {
+) -> anyhow::Result<Result<T, EndedBySignal>> {
     runtime::block_on(async {
         let mut signals = SignalStream::new().context("listen to signals")?;
         let mut settings = Settings::new(setup.config);
@@ -259,26 +251,18 @@ fn run<T>(
         let environments = setup.environments;
         let manager = Manager::new(settings, Hosts::new(move |placement| environments.find(placement)));
         let ended = tokio::select! {
-            done = work(&manager) => WorkOutcome::Done(done),
-            number = signals.next_number() => WorkOutcome::Signal(number),
+            done = work(&manager) => Ok(done),
+            number = signals.next_number() => Err(EndedBySignal(number)),
         };
         tokio::select! {
             () = manager.shutdown() => Ok(ended),
-            number = signals.next_number() => Ok(WorkOutcome::Signal(number)),
+            number = signals.next_number() => Ok(Err(EndedBySignal(number))),
         }
     })
 }
 
 /// Puts questions to the user at the terminal, one at a time.
 struct TerminalElicitor(Mutex<ask::TerminalPrompt<BufReader<Stdin>>>);
-
-impl TerminalElicitor {
-    fn new() -> Self {
-        let lines = BufReader::new(tokio::io::stdin());
-        let screen = Box::new(io::stderr());
-        Self(Mutex::new(ask::TerminalPrompt { lines, screen }))
-    }
-}
 
 impl Elicit for TerminalElicitor {
     fn elicit(&self, question: Question) -> BoxFuture<'_, Answer> {
@@ -287,14 +271,13 @@ impl Elicit for TerminalElicitor {
             let server = question.server.as_str();
             let message = question.message();
             let param = |key: &str| question.params.get(key).cloned().unwrap_or_default();
-            let answer = match param("url").as_str() {
-                Some(url) => prompt.url(server, message, url).await,
-                None => prompt.form(server, message, &param("requestedSchema")).await,
+            let accepted = match param("url").as_str() {
+                Some(url) => prompt.url(server, message, url).await.then_some(None),
+                None => prompt.form(server, message, &param("requestedSchema")).await.map(Some),
             };
-            match answer {
-                ask::FormAnswer::Accept(Value::Null) => Answer::only(Action::Accept),
-                ask::FormAnswer::Accept(content) => Answer { content: Some(content), ..Answer::only(Action::Accept) },
-                ask::FormAnswer::Decline => Answer::only(Action::Decline),
+            match accepted {
+                Some(content) => Answer { content, ..Answer::only(Action::Accept) },
+                None => Answer::only(Action::Decline),
             }
         })
     }
@@ -355,7 +338,10 @@ impl ServerListing {
                 rows.push([name.clone(), "-".to_owned(), why]);
             }
         }
-        if rows.is_empty() { String::new() } else { show::table(["SERVER", "TOOL", "DESCRIPTION"], &rows) }
+        if rows.is_empty() {
+            return String::new();
+        }
+        show::table(["SERVER", "TOOL", "DESCRIPTION"], &rows, display::stdout_columns())
     }
 
     fn json(&self, config: &Config) -> String {
@@ -380,13 +366,11 @@ impl ServerListing {
 
 /// Parses the arguments of a call, from the command line or from stdin.
 fn arguments(given: &str) -> anyhow::Result<Value> {
-    let text = if given == "-" {
-        let mut text = String::new();
+    let mut text = given.to_owned();
+    if given == "-" {
+        text.clear();
         io::stdin().lock().take(ARGUMENTS_MAX + 1).read_to_string(&mut text).context("read standard input")?;
-        text
-    } else {
-        given.to_owned()
-    };
+    }
     if text.len() as u64 > ARGUMENTS_MAX {
         return Err(args::UsageError(format!("the arguments have more than {ARGUMENTS_MAX} bytes")).into());
     }
@@ -401,6 +385,6 @@ fn print(text: &str, is_json: bool, code: u8) -> anyhow::Result<ExitCode> {
     printed(if is_json { print::json(text) } else { print::text(text) }, code)
 }
 
-fn printed(written: io::Result<()>, code: u8) -> anyhow::Result<ExitCode> {
-    print::or_closed_pipe(written.context("write standard output").map(|()| code)).map(ExitCode::from)
+fn printed(written: anyhow::Result<()>, code: u8) -> anyhow::Result<ExitCode> {
+    print::or_closed_pipe(written.map(|()| code)).map(ExitCode::from)
 }

@@ -24,49 +24,40 @@ pub(super) struct TerminalPrompt<L> {
     pub(super) screen: Box<dyn Write + Send>,
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum FormAnswer {
-    /// Accepted, with the content of the form.
-    Accept(Value),
-    Decline,
-}
-
 /// Whether a user is at a terminal.
 pub(super) fn can_ask() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
 impl<L: AsyncBufRead + Unpin> TerminalPrompt<L> {
-    /// Asks for each field of a form.
-    pub(super) async fn form(&mut self, server: &str, message: &str, schema: &Value) -> FormAnswer {
+    /// Asks for each field of a form. Returns the content of the form; `None` if the user declined.
+    pub(super) async fn form(&mut self, server: &str, message: &str, schema: &Value) -> Option<Value> {
         self.head(server, message);
         let empty = Map::new();
         let fields = schema["properties"].as_object().unwrap_or(&empty);
         if fields.len() > FIELDS_MAX {
             self.show(&format!("  declined: a form of more than {FIELDS_MAX} fields\n"));
-            return FormAnswer::Decline;
+            return None;
         }
         if fields.is_empty() {
-            return if self.confirms().await { FormAnswer::Accept(Map::new().into()) } else { FormAnswer::Decline };
+            return self.confirms().await.then(|| Map::new().into());
         }
         let mut content = Map::new();
         for (name, field) in fields {
             let required = schema["required"].as_array();
             let is_required = required.is_some_and(|all| all.iter().any(|one| one == name.as_str()));
-            match self.field(name, field, is_required).await {
-                Some(Some(value)) => drop(content.insert(name.clone(), value)),
-                Some(None) => {}
-                None => return FormAnswer::Decline,
+            if let Some(value) = self.field(name, field, is_required).await? {
+                content.insert(name.clone(), value);
             }
         }
-        FormAnswer::Accept(content.into())
+        Some(content.into())
     }
 
     /// Asks whether the user accepts to open a page. We do not open it ourselves.
-    pub(super) async fn url(&mut self, server: &str, message: &str, url: &str) -> FormAnswer {
+    pub(super) async fn url(&mut self, server: &str, message: &str, url: &str) -> bool {
         self.head(server, message);
         self.show(&format!("  open this page: {}\n", shown(url)));
-        if self.confirms().await { FormAnswer::Accept(Value::Null) } else { FormAnswer::Decline }
+        self.confirms().await
     }
 
     fn head(&mut self, server: &str, message: &str) {
@@ -124,18 +115,16 @@ impl<L: AsyncBufRead + Unpin> TerminalPrompt<L> {
 
 /// Describes the expected value of a field to the user.
 fn kind(field: &Value) -> String {
+    let listed = |words: Vec<&str>| words.into_iter().map(shown).collect::<Vec<_>>().join(", ");
     if let Some(words) = words(field) {
-        let words: Vec<String> = words.iter().map(|word| shown(word)).collect();
-        return format!("one of {}", words.join(", "));
+        return format!("one of {}", listed(words));
     }
     match field["type"].as_str() {
         Some("boolean") => "yes or no".to_owned(),
         Some("integer") => "a whole number".to_owned(),
         Some("number") => "a number".to_owned(),
         Some("array") => match words(&field["items"]) {
-            Some(words) => {
-                format!("any of {}, with commas", words.iter().map(|word| shown(word)).collect::<Vec<_>>().join(", "))
-            }
+            Some(words) => format!("any of {}, with commas", listed(words)),
             None => "texts with commas".to_owned(),
         },
         _ => "text".to_owned(),
@@ -191,7 +180,7 @@ mod tests {
         TerminalPrompt { lines: typed.as_bytes(), screen: Box::new(io::sink()) }
     }
 
-    async fn answer(typed: &str, schema: Value) -> FormAnswer {
+    async fn answer(typed: &str, schema: Value) -> Option<Value> {
         prompt(typed).form("s", "a question", &schema).await
     }
 
@@ -213,26 +202,26 @@ mod tests {
     async fn each_field_is_asked_for_and_read_as_what_it_is() {
         let said = answer("7\nred\na, c\nAda\nyes\n", schema()).await;
         let expected = json!({"age": 7, "colour": "red", "likes": ["a", "c"], "name": "Ada", "ok": true});
-        assert_eq!(said, FormAnswer::Accept(expected));
+        assert_eq!(said, Some(expected));
         // Optional fields are left out, and a default is used.
         let said = answer("\n\n\nAda\nn\n", schema()).await;
-        assert_eq!(said, FormAnswer::Accept(json!({"colour": "blue", "name": "Ada", "ok": false})));
+        assert_eq!(said, Some(json!({"colour": "blue", "name": "Ada", "ok": false})));
     }
 
     #[tokio::test]
     async fn what_does_not_fit_is_asked_for_again_and_then_declined() {
         let said = answer("x\n7\ngreen\nred\nz\n\nAda\nmaybe\ny\n", schema()).await;
-        assert_eq!(said, FormAnswer::Accept(json!({"age": 7, "colour": "red", "name": "Ada", "ok": true})));
-        assert_eq!(answer("a\nb\nc\n", schema()).await, FormAnswer::Decline);
-        assert_eq!(answer("7\n", schema()).await, FormAnswer::Decline, "the end of the input");
-        assert_eq!(answer("\n\n\n\n\n\n", schema()).await, FormAnswer::Decline, "a name is required");
+        assert_eq!(said, Some(json!({"age": 7, "colour": "red", "name": "Ada", "ok": true})));
+        assert_eq!(answer("a\nb\nc\n", schema()).await, None);
+        assert_eq!(answer("7\n", schema()).await, None, "the end of the input");
+        assert_eq!(answer("\n\n\n\n\n\n", schema()).await, None, "a name is required");
     }
 
     #[tokio::test]
     async fn a_form_without_fields_and_a_page_want_a_yes() {
-        assert_eq!(answer("y\n", json!({"type": "object"})).await, FormAnswer::Accept(json!({})));
-        assert_eq!(answer("\n", json!({"type": "object"})).await, FormAnswer::Decline);
-        assert_eq!(prompt("yes\n").url("s", "m", "https://h/").await, FormAnswer::Accept(Value::Null));
-        assert_eq!(prompt("").url("s", "m", "https://h/").await, FormAnswer::Decline);
+        assert_eq!(answer("y\n", json!({"type": "object"})).await, Some(json!({})));
+        assert_eq!(answer("\n", json!({"type": "object"})).await, None);
+        assert!(prompt("yes\n").url("s", "m", "https://h/").await);
+        assert!(!prompt("").url("s", "m", "https://h/").await);
     }
 }

@@ -16,12 +16,8 @@ use crate::{
 /// Width of the last column if the width of the terminal is unknown, and the maximum length of an item's description.
 const LAST_MAX: usize = 200;
 
-/// Formats a table of texts from a configuration or a server. The last column is cut at the width of the terminal.
-pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
-    table_within(heads, rows, display::stdout_columns())
-}
-
-fn table_within<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: usize) -> String {
+/// Formats a table of texts from a configuration or a server. The last column is cut so that a line fits into `width` cells.
+pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: usize) -> String {
     let rows = rows.iter().map(|row| {
         let mut cells = row.each_ref().map(|cell| ids::clean(cell));
         cells[N - 1] = display::fit(&cells[N - 1], LAST_MAX);
@@ -37,14 +33,6 @@ pub(super) fn environment(server: &ServerConfig) -> String {
         Placement::Remote => "remote".to_owned(),
         Placement::Named(name) => name.clone(),
         Placement::Url(url) => place_of(url),
-    }
-}
-
-/// The transport of a server, in one word.
-pub(super) fn transport(server: &ServerConfig) -> &'static str {
-    match &server.transport {
-        ServerTransport::Stdio(_) => "stdio",
-        ServerTransport::Http(_) => "http",
     }
 }
 
@@ -65,12 +53,13 @@ pub(super) fn server(name: &str, config: &ServerConfig, state: &str, reason: Opt
         shown.insert("reason".to_owned(), reason.into());
     }
     shown.insert("environment".to_owned(), environment(config).into());
-    shown.insert("transport".to_owned(), transport(config).into());
+    let is_stdio = matches!(config.transport, ServerTransport::Stdio(_));
+    shown.insert("transport".to_owned(), if is_stdio { "stdio" } else { "http" }.into());
     shown
 }
 
 /// Prints the result of a call: its texts, or with `json` the whole result on one line.
-pub(super) fn result(result: &Value, json: bool) -> io::Result<()> {
+pub(super) fn result(result: &Value, json: bool) -> anyhow::Result<()> {
     if json {
         return print::json(&format!("{result}\n"));
     }
@@ -80,7 +69,7 @@ pub(super) fn result(result: &Value, json: bool) -> io::Result<()> {
     }
     // A tool must not control the terminal, so escape control characters there. A pipe gets the text unchanged.
     let text = if io::stdout().is_terminal() { printable::clean_lines(&text) } else { text };
-    print::data(text.as_bytes())
+    print::put(text.as_bytes())
 }
 
 /// The texts of a result, each ending with a newline, and descriptions of the other items. Without any items, the text is
@@ -138,8 +127,8 @@ SERVER       TOOL  DESCRIPTION
 git          log   shows \\u{1b}[2J the log of a repository
 a-long-name
 ";
-        assert_eq!(table_within(heads, &rows, 0), expected);
-        assert_eq!(table_within(heads, &rows, 35).lines().nth(1), Some("git          log   shows \\u{1b}[2J…"));
+        assert_eq!(table(heads, &rows, 0), expected);
+        assert_eq!(table(heads, &rows, 35).lines().nth(1), Some("git          log   shows \\u{1b}[2J…"));
     }
 
     #[test]
