@@ -24,10 +24,16 @@ enum CheckState {
     Missing,
 }
 
-/// The result of one check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A check and its result.
+#[derive(Serialize)]
 struct Finding {
     what: &'static str,
+    #[serde(flatten)]
+    outcome: CheckOutcome,
+}
+
+#[derive(Serialize)]
+struct CheckOutcome {
     state: CheckState,
     /// The observed value.
     seen: String,
@@ -36,30 +42,23 @@ struct Finding {
     advice: &'static str,
 }
 
-impl Finding {
-    fn fine(what: &'static str, seen: impl Into<String>) -> Self {
-        Self { what, state: CheckState::Fine, seen: seen.into(), advice: "" }
-    }
+fn fine(seen: impl Into<String>) -> CheckOutcome {
+    CheckOutcome { state: CheckState::Fine, seen: seen.into(), advice: "" }
+}
 
-    fn weak(what: &'static str, seen: impl Into<String>, advice: &'static str) -> Self {
-        Self { what, state: CheckState::Weak, seen: seen.into(), advice }
-    }
+fn weak(seen: impl Into<String>, advice: &'static str) -> CheckOutcome {
+    CheckOutcome { state: CheckState::Weak, seen: seen.into(), advice }
+}
 
-    /// Whether a call of the kernel works, and how bad it is if it does not.
-    fn of_call<T, E: fmt::Display>(
-        what: &'static str,
-        called: Result<T, E>,
-        failed: CheckState,
-        advice: &'static str,
-    ) -> Self {
-        match called {
-            Ok(_) => Self::fine(what, "available"),
-            Err(error) => Self { what, state: failed, seen: error.to_string(), advice },
-        }
-    }
+fn missing(seen: impl Into<String>, advice: &'static str) -> CheckOutcome {
+    CheckOutcome { state: CheckState::Missing, seen: seen.into(), advice }
+}
 
-    fn missing(what: &'static str, seen: impl Into<String>, advice: &'static str) -> Self {
-        Self { what, state: CheckState::Missing, seen: seen.into(), advice }
+/// Whether a call of the kernel works, and how bad it is if it does not.
+fn of_call<T>(called: Result<T, impl fmt::Display>, failed: CheckState, advice: &'static str) -> CheckOutcome {
+    match called {
+        Ok(_) => fine("available"),
+        Err(error) => CheckOutcome { state: failed, seen: error.to_string(), advice },
     }
 }
 
@@ -73,22 +72,21 @@ pub(crate) fn run(args: &args::DoctorArgs) -> anyhow::Result<ExitCode> {
     } else {
         findings.iter().map(|finding| line(finding, Palette::of_stdout())).collect()
     };
-    print::text(&text).context("write standard output")?;
-    let is_missing = findings.iter().any(|finding| finding.state == CheckState::Missing);
+    print::text(&text)?;
+    let is_missing = findings.iter().any(|finding| finding.outcome.state == CheckState::Missing);
     Ok(if is_missing { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
-fn line(finding: &Finding, palette: Palette) -> String {
-    let (word, style) = match finding.state {
+fn line(Finding { what, outcome }: &Finding, palette: Palette) -> String {
+    let (word, style) = match outcome.state {
         CheckState::Fine => ("fine", display::GREEN),
         CheckState::Weak => ("weak", display::YELLOW),
         CheckState::Missing => ("MISSING", display::RED.bold()),
     };
     let word = palette.paint(style, &display::pad(word, 8));
-    let what = display::pad(finding.what, 20);
-    let mut text = format!("{word}{what}{}\n", finding.seen);
-    if !finding.advice.is_empty() {
-        text += &format!("{:28}{}\n", "", palette.paint(display::DIM, finding.advice));
+    let mut text = format!("{word}{}{}\n", display::pad(what, 20), outcome.seen);
+    if !outcome.advice.is_empty() {
+        text += &format!("{:28}{}\n", "", palette.paint(display::DIM, outcome.advice));
     }
     text
 }

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use super::Finding;
+use super::{CheckOutcome, Finding, fine, missing, weak};
 
 /// Output is spilled to the state directory; with less free space than this it is full soon.
 const LITTLE_SPACE: u64 = 1 << 30;
@@ -17,75 +17,59 @@ const TMPFS: i64 = 0x0102_1994;
 
 /// All checks that depend on a state directory.
 pub(super) fn check(dir: &Path) -> Vec<Finding> {
-    let mut findings = vec![permissions(dir), space(dir)];
-    if let Some(finding) = token(dir) {
-        findings.push(finding);
-    }
-    findings.push(server(dir));
-    findings
+    let mut outcomes = vec![("state directory", permissions(dir)), ("space for output", space(dir))];
+    outcomes.extend(token(dir).map(|outcome| ("token", outcome)));
+    outcomes.push(("server", server(dir)));
+    outcomes.into_iter().map(|(what, outcome)| Finding { what, outcome }).collect()
 }
 
-fn permissions(dir: &Path) -> Finding {
+fn permissions(dir: &Path) -> CheckOutcome {
+    const OTHER: &str = "name another with `--state-dir`";
     let shown = dir.display();
     match fs::metadata(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Finding::fine("state directory", format!("`{shown}` does not exist yet; the first start creates it"))
+            fine(format!("`{shown}` does not exist yet; the first start creates it"))
         }
-        Err(error) => {
-            Finding::missing("state directory", format!("`{shown}`: {error}"), "name another with `--state-dir`")
-        }
-        Ok(found) if !found.is_dir() => Finding::missing(
-            "state directory",
-            format!("`{shown}` is not a directory"),
-            "name another with `--state-dir`",
-        ),
-        Ok(found) if is_ours(&found) && found.mode() & 0o077 == 0 => {
-            Finding::fine("state directory", format!("`{shown}`, ours alone"))
-        }
-        Ok(found) => Finding::missing(
-            "state directory",
+        Err(error) => missing(format!("`{shown}`: {error}"), OTHER),
+        Ok(found) if !found.is_dir() => missing(format!("`{shown}` is not a directory"), OTHER),
+        Ok(found) if is_ours_alone(&found) => fine(format!("`{shown}`, ours alone")),
+        Ok(found) => missing(
             format!("`{shown}` has mode {:o} and owner {}", found.mode() & 0o777, found.uid()),
             "make it yours with mode 0700: anyone who reads it has your token",
         ),
     }
 }
 
-fn is_ours(found: &Metadata) -> bool {
-    found.uid() == rustix::process::geteuid().as_raw()
+fn is_ours_alone(found: &Metadata) -> bool {
+    found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0
 }
 
 /// Free space at the directory, or at its nearest existing ancestor if it does not exist yet.
-fn space(dir: &Path) -> Finding {
+fn space(dir: &Path) -> CheckOutcome {
     let there = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
     let (Ok(space), Ok(kind)) = (rustix::fs::statvfs(there), rustix::fs::statfs(there)) else {
-        return Finding::weak("space for output", "unknown", "");
+        return weak("unknown", "");
     };
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     let seen = format!("{} MiB free", free >> 20);
     if kind.f_type == TMPFS {
-        return Finding::weak(
-            "space for output",
+        return weak(
             format!("{seen}, in memory (tmpfs)"),
             "put the state directory on a disk, or bound it with `--disk-per-process`",
         );
     }
     if free < LITTLE_SPACE {
-        return Finding::weak(
-            "space for output",
-            seen,
-            "free some: without it the output of a detached process stays in memory",
-        );
+        return weak(seen, "free some: without it the output of a detached process stays in memory");
     }
-    Finding::fine("space for output", seen)
+    fine(seen)
 }
 
-fn token(dir: &Path) -> Option<Finding> {
+fn token(dir: &Path) -> Option<CheckOutcome> {
     let found = fs::metadata(dir.join("token")).ok()?;
-    Some(if is_ours(&found) && found.mode() & 0o077 == 0 {
-        Finding::fine("token", "ours alone")
+    Some(if is_ours_alone(&found) {
+        fine("ours alone")
     } else {
-        Finding::missing(
-            "token",
+        missing(
             format!("mode {:o}, owner {}", found.mode() & 0o777, found.uid()),
             "make it yours with mode 0600, or remove it: a new one is created",
         )
@@ -93,14 +77,13 @@ fn token(dir: &Path) -> Option<Finding> {
 }
 
 /// Checks whether a server holds the directory and still runs the same program file as we do, and counts the holders.
-fn server(dir: &Path) -> Finding {
+fn server(dir: &Path) -> CheckOutcome {
     let sessions = fs::read_dir(dir.join("sessions")).into_iter().flatten().filter_map(Result::ok);
     let holders = sessions.filter(|session| session.path().join("sock").exists()).count();
     let holders = format!("{holders} {}", if holders == 1 { "holder" } else { "holders" });
     let Some(pid) = lock_holder(dir) else {
         if let Some(pid) = serving(dir) {
-            return Finding::missing(
-                "server",
+            return missing(
                 format!(
                     "process {pid} serves `{}`, but the directory was removed or replaced while it ran",
                     dir.display()
@@ -108,19 +91,16 @@ fn server(dir: &Path) -> Finding {
                 "its processes keep running, but no other server will find them: restore the directory, or stop the server",
             );
         }
-        return Finding::fine("server", format!("none runs here; {holders}"));
+        return fine(format!("none runs here; {holders}"));
     };
     let seen = format!("process {pid}; {holders}");
     match (fs::metadata(format!("/proc/{pid}/exe")), fs::metadata("/proc/self/exe")) {
-        (Ok(theirs), Ok(ours)) if (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()) => {
-            Finding::fine("server", seen)
-        }
-        (Ok(_), Ok(_)) => Finding::weak(
-            "server",
+        (Ok(theirs), Ok(ours)) if (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()) => fine(seen),
+        (Ok(_), Ok(_)) => weak(
             format!("{seen}; it runs another program file than this one"),
             "after an upgrade: restart it; its processes keep running",
         ),
-        _ => Finding::fine("server", seen),
+        _ => fine(seen),
     }
 }
 
