@@ -17,9 +17,9 @@ mod stderr;
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use exec_server_client::{
-    Client, ConnectionState, Error, Process, Start,
+    Client, ConnectionState, Start,
     local::{Local, LocalConfig},
     protocol::{initialize::Ttl, process::Overflow},
 };
@@ -60,7 +60,7 @@ async fn embedded(args: &args::BridgeArgs, signals: SignalStream) -> anyhow::Res
         Local::start(LocalConfig { name: "exec-server mcp bridge".to_owned(), ..LocalConfig::default() }).await?;
     let end = drive(local.client(), start, signals).await;
     local.end().await;
-    code(end)
+    code(end?)
 }
 
 async fn remote(args: &args::BridgeArgs, server: &Server, mut signals: SignalStream) -> anyhow::Result<u8> {
@@ -82,7 +82,7 @@ async fn remote(args: &args::BridgeArgs, server: &Server, mut signals: SignalStr
     if !matches!(client.state(), ConnectionState::Lost { .. }) && !connect::end(&client).await {
         report!("{} is unreachable; it ends the MCP server after `--keep`", client.address());
     }
-    code(end)
+    code(end?)
 }
 
 /// Builds the start request, with the environment that every MCP server on an executor gets.
@@ -98,7 +98,7 @@ fn build(args: &args::BridgeArgs, server_kind: ServerKind) -> anyhow::Result<Sta
         // Checked before connecting, when the working directory of the server is not known yet, so a relative path cannot be resolved.
         (Some(given), ServerKind::Remote) => {
             if !given.is_absolute() && !given.to_string_lossy().starts_with("file:") {
-                anyhow::bail!("`--cwd {}` is relative; on a server it must be absolute", given.display());
+                bail!("`--cwd {}` is relative; on a server it must be absolute", given.display());
             }
             start = start.cwd(given);
         }
@@ -133,70 +133,47 @@ fn environment(
     }
     let source = if is_there { EnvSource::Remote } else { EnvSource::Local };
     stdio.env_vars.extend(remote.iter().map(|name| EnvVar { name: name.clone(), source }));
-    match if is_there { env::executor(&stdio, ours) } else { env::local(&stdio, ours) } {
-        Ok(environment) => Ok(environment),
-        Err(EnvError::NotText { name }) => {
-            bail!("`--env {name}`: its value is not UTF-8; pass `--env {name}=VALUE`")
-        }
-        Err(error) => Err(error.into()),
-    }
+    let environment = if is_there { env::executor(&stdio, ours) } else { env::local(&stdio, ours) };
+    environment.map_err(|error| match error {
+        EnvError::NotText { name } => anyhow!("`--env {name}`: its value is not UTF-8; pass `--env {name}=VALUE`"),
+        error => error.into(),
+    })
 }
 
-/// How the bridge ended.
-enum BridgeEnd {
-    NotStarted(Error),
-    Finished(BridgeOutcome),
-    /// The state of the MCP server is unknown.
-    Lost(anyhow::Error),
-}
-
-/// Starts the MCP server and runs it to its end.
-async fn drive(client: &Client, start: Start, mut signals: SignalStream) -> BridgeEnd {
-    let started: Result<Process, Error> = tokio::select! {
+/// Starts the MCP server and runs it to its end. An error means that the state of the server is unknown.
+async fn drive(client: &Client, start: Start, mut signals: SignalStream) -> anyhow::Result<BridgeOutcome> {
+    let started = tokio::select! {
         started = client.start(start) => started,
         // Dropping the future cancels the start. If the server was started anyway, it ends with the session.
-        number = signals.next_number() => return BridgeEnd::Finished(BridgeOutcome::Asked(EndReason::Signal(number))),
+        number = signals.next_number() => return Ok(BridgeOutcome::Asked(EndReason::Signal(number))),
     };
     let process = match started {
         Ok(process) => process,
-        Err(error) => return BridgeEnd::NotStarted(error),
+        Err(error) => return Ok(BridgeOutcome::NotStarted(error)),
     };
     let outcome = BridgeForwarder::new(client, process, signals).run().await;
-    outcome.map_or_else(
-        |error| {
-            let address = client.address();
-            BridgeEnd::Lost(
-                error.context(format!("the MCP server at {address} is lost; restart it from the MCP client")),
-            )
-        },
-        BridgeEnd::Finished,
-    )
+    outcome.with_context(|| format!("the MCP server at {} is lost; restart it from the MCP client", client.address()))
 }
 
 /// Returns the exit code, and prints what the code alone does not say.
-fn code(end: BridgeEnd) -> anyhow::Result<u8> {
-    Ok(match end {
-        BridgeEnd::NotStarted(error) => {
+fn code(outcome: BridgeOutcome) -> anyhow::Result<u8> {
+    match outcome {
+        BridgeOutcome::NotStarted(error) => {
             let code = codes::of_start(&error);
             print::error(&error.into());
-            code
+            Ok(code)
         }
-        BridgeEnd::Finished(BridgeOutcome::Ended(exit)) => {
+        BridgeOutcome::Ended(exit) => {
             let ended = OutputEnd { exit: Some(exit), stdout_closed: false };
             ended.explain();
-            ended.code()
+            Ok(ended.code())
         }
-        BridgeEnd::Finished(BridgeOutcome::Asked(reason)) => match reason {
-            EndReason::Input => 0,
-            EndReason::Output(None) => codes::CLOSED_PIPE,
-            EndReason::Output(Some(error)) => return Err(anyhow::Error::new(error).context("write standard output")),
-            EndReason::Signal(number) => codes::of_signal(number),
-            EndReason::Refused(error) => {
-                return Err(anyhow::Error::new(error).context("forward a message to the MCP server"));
-            }
-        },
-        BridgeEnd::Lost(error) => return Err(error),
-    })
+        BridgeOutcome::Asked(EndReason::Input) => Ok(0),
+        BridgeOutcome::Asked(EndReason::Output(None)) => Ok(codes::CLOSED_PIPE),
+        BridgeOutcome::Asked(EndReason::Output(Some(error))) => Err(error).context("write standard output"),
+        BridgeOutcome::Asked(EndReason::Signal(number)) => Ok(codes::of_signal(number)),
+        BridgeOutcome::Asked(EndReason::Refused(error)) => Err(error).context("forward a message to the MCP server"),
+    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use std::{
 };
 
 use anyhow::{anyhow, bail};
-use exec_server_client::{Client, Event, Events, Exit, Generation, Process, protocol::process::Stream};
+use exec_server_client::{Client, Error, Event, Events, Exit, Generation, Process, protocol::process::Stream};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt as _},
     sync::oneshot,
@@ -75,6 +75,7 @@ impl From<InputEnd> for EndReason {
 
 #[derive(Debug)]
 pub(super) enum BridgeOutcome {
+    NotStarted(Error),
     /// The server ended by itself.
     Ended(Exit),
     /// We ended it, or its session's end will.
@@ -251,8 +252,7 @@ struct BridgeOutput<'a, W> {
 impl<W: AsyncWrite + Unpin> BridgeOutput<'_, W> {
     /// Writes all output until the server has ended. An error means that output is missing.
     async fn run(mut self, mut events: Events) -> anyhow::Result<Exit> {
-        loop {
-            let Some(event) = self.next(&mut events).await else { break };
+        while let Some(event) = self.next(&mut events).await {
             // Output that is discarded is not a reason to wait longer.
             if self.stdout.is_some() {
                 self.alive.fetch_add(1, Ordering::Relaxed);
