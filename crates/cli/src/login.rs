@@ -40,17 +40,11 @@ pub(crate) async fn environment(
 ) -> anyhow::Result<BTreeMap<String, String>> {
     let start = base(Start::new(["/bin/sh", "-c", SCRIPT]).id(ids::generate("login")));
     let process = client.start(start).await.context("start the login shell for `--login`")?;
-    let read = time::timeout(WITHIN, read_output(&process)).await;
-    let outcome = match read {
-        Ok(outcome) => outcome,
-        Err(_) => {
-            // If this request fails, the end of the session kills the shell.
-            process.terminate(Some(Duration::ZERO)).await.ok();
-            bail!(
-                "the login shell did not print its environment within {} s; does its profile wait for input?",
-                WITHIN.as_secs()
-            );
-        }
+    let Ok(outcome) = time::timeout(WITHIN, read_output(&process)).await else {
+        // If this request fails, the end of the session kills the shell.
+        process.terminate(Some(Duration::ZERO)).await.ok();
+        let within = WITHIN.as_secs();
+        bail!("the login shell did not print its environment within {within} s; does its profile wait for input?");
     };
     // The output was read. If this fails, the shell's log stays until the end of the session.
     process.forget().await.ok();

@@ -25,17 +25,9 @@ pub(crate) struct SignalStream {
 impl SignalStream {
     /// Registers all handlers.
     pub(crate) fn new() -> io::Result<Self> {
-        let named = [
-            (Number::INT, "SIGINT"),
-            (Number::TERM, "SIGTERM"),
-            (Number::HUP, "SIGHUP"),
-            (Number::QUIT, "SIGQUIT"),
-            (Number::USR1, "SIGUSR1"),
-            (Number::USR2, "SIGUSR2"),
-        ];
-        let mut streams = Vec::new();
-        for (number, name) in named {
-            register_named(&mut streams, number, name)?;
+        let Self { mut streams } = Self::for_ending()?;
+        for (number, name) in [(Number::QUIT, "SIGQUIT"), (Number::USR1, "SIGUSR1"), (Number::USR2, "SIGUSR2")] {
+            streams.push(register_named(number, name)?);
         }
         streams.push((register(Number::WINCH)?, SignalEvent::Resized));
         streams.push((register(Number::TSTP)?, SignalEvent::Suspend));
@@ -47,7 +39,10 @@ impl SignalStream {
     pub(crate) fn for_ending() -> io::Result<Self> {
         let mut streams = Vec::new();
         for (number, name) in [(Number::INT, "SIGINT"), (Number::TERM, "SIGTERM"), (Number::HUP, "SIGHUP")] {
-            register_named(&mut streams, number, name)?;
+            // If our parent set SIGHUP to be ignored, as `nohup` does, it is not passed on to the program either.
+            if number != Number::HUP || !ignores_hangup() {
+                streams.push(register_named(number, name)?);
+            }
         }
         Ok(Self { streams })
     }
@@ -90,14 +85,9 @@ pub(crate) fn ignores_hangup() -> bool {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 != 0)
 }
 
-fn register_named(streams: &mut Vec<(Signal, SignalEvent)>, number: Number, name: &'static str) -> io::Result<()> {
-    // If our parent set SIGHUP to be ignored, as `nohup` does, it is not passed on to the program either.
-    if number == Number::HUP && ignores_hangup() {
-        return Ok(());
-    }
+fn register_named(number: Number, name: &'static str) -> io::Result<(Signal, SignalEvent)> {
     let small = u8::try_from(number.as_raw()).unwrap_or_default();
-    streams.push((register(number)?, SignalEvent::Signal(name, small)));
-    Ok(())
+    Ok((register(number)?, SignalEvent::Signal(name, small)))
 }
 
 fn register(number: Number) -> io::Result<Signal> {

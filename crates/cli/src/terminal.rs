@@ -45,11 +45,6 @@ impl Terminal {
         Ok(Some(Self(())))
     }
 
-    /// Restores the modes for a while, for example during a suspend.
-    pub(crate) fn restore(&self) {
-        restore();
-    }
-
     /// Returns to raw mode after other programs used the terminal and may have changed its modes.
     pub(crate) fn make_raw_again(&self) {
         // Ignore the error: the terminal may have gone.
@@ -147,7 +142,8 @@ fn make_raw() -> anyhow::Result<()> {
     made.context("make the terminal raw")
 }
 
-fn restore() {
+/// Restores the modes, at the end or for a while, such as during a suspend. Does nothing if the terminal is not raw.
+pub(crate) fn restore() {
     if let Some(modes) = BEFORE.lock().take() {
         // Ignore the error, because the terminal may have gone. Do not drain: output stopped with Ctrl-S would block us forever.
         termios::tcsetattr(io::stdin(), OptionalActions::Now, &modes).ok();

@@ -260,9 +260,7 @@ impl SignalHandler {
             self.stopped = true;
             time::timeout(STOP_WITHIN, send(&self.process, "SIGSTOP")).await.ok(); // After the timeout we stop without it.
         }
-        if let Some(terminal) = &self.terminal {
-            terminal.restore();
-        }
+        terminal::restore();
         signals::stop_us();
     }
 }

@@ -44,13 +44,9 @@ impl OutputEnd {
         }
         match self.exit.as_ref().and_then(|exit| exit.cause) {
             Some(Cause::Timeout) => report!("killed: timeout reached"),
-            Some(Cause::IdleTimeout) => {
-                report!("killed: idle timeout reached, no output")
-            }
+            Some(Cause::IdleTimeout) => report!("killed: idle timeout reached, no output"),
             Some(Cause::Oom) => report!("killed: out of memory"),
-            Some(Cause::Lost) => {
-                report!("lost: the holder process died, so the exit status is unknown")
-            }
+            Some(Cause::Lost) => report!("lost: the holder process died, so the exit status is unknown"),
             Some(Cause::Exit | Cause::Signal | Cause::Terminated) | None => {}
         }
     }
