@@ -7,7 +7,6 @@ mod watch;
 
 use std::{
     env,
-    future::Future,
     io::{self, IsTerminal as _},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -35,14 +34,14 @@ use crate::{
 
 pub(crate) fn run(args: &args::FilesArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     match &args.command {
-        FilesCommand::Ls(args) => with_server(&args.connect, token, |remote| list::ls(remote, args)),
-        FilesCommand::Cat(args) => with_server(&args.connect, token, |remote| cat(remote, args)),
-        FilesCommand::Stat(args) => with_server(&args.connect, token, |remote| list::stat(remote, args)),
-        FilesCommand::Tree(args) => with_server(&args.connect, token, |remote| list::tree(remote, args)),
-        FilesCommand::Grep(args) => with_server(&args.connect, token, |remote| grep::run(remote, args)),
-        FilesCommand::Watch(args) => with_server(&args.connect, token, |remote| watch::run(remote, args)),
-        FilesCommand::Rm(args) => with_server(&args.connect, token, |remote| rm(remote, args)),
-        FilesCommand::Mkdir(args) => with_server(&args.connect, token, |remote| mkdir(remote, args)),
+        FilesCommand::Ls(args) => with_server(&args.connect, token, async |remote| list::ls(remote, args).await),
+        FilesCommand::Cat(args) => with_server(&args.connect, token, async |remote| cat(remote, args).await),
+        FilesCommand::Stat(args) => with_server(&args.connect, token, async |remote| list::stat(remote, args).await),
+        FilesCommand::Tree(args) => with_server(&args.connect, token, async |remote| list::tree(remote, args).await),
+        FilesCommand::Grep(args) => with_server(&args.connect, token, async |remote| grep::run(remote, args).await),
+        FilesCommand::Watch(args) => with_server(&args.connect, token, async |remote| watch::run(remote, args).await),
+        FilesCommand::Rm(args) => with_server(&args.connect, token, async |remote| rm(remote, args).await),
+        FilesCommand::Mkdir(args) => with_server(&args.connect, token, async |remote| mkdir(remote, args).await),
     }
 }
 
@@ -66,10 +65,10 @@ impl ServerFiles {
 }
 
 /// Connects to the server, runs `work` and ends the session.
-fn with_server<F: Future<Output = anyhow::Result<u8>>>(
+fn with_server(
     args: &args::ConnectArgs,
     token: Option<env_token::StoredToken>,
-    work: impl FnOnce(Arc<ServerFiles>) -> F,
+    work: impl AsyncFnOnce(&ServerFiles) -> anyhow::Result<u8>,
 ) -> anyhow::Result<ExitCode> {
     runtime::block_on(async {
         let (server, roots) = match Server::find(args, token)? {
@@ -84,18 +83,18 @@ fn with_server<F: Future<Output = anyhow::Result<u8>>>(
             Some(roots) => roots,
             None => Roots::of(&client).await?,
         };
-        let remote = Arc::new(ServerFiles { files: RemoteFiles::new(client.clone()).with_owners(), roots });
+        let remote = ServerFiles { files: RemoteFiles::new(client.clone()).with_owners(), roots };
         let report = |text: &str| report!("{}", ids::clean(text));
-        let done = link::report_during(std::slice::from_ref(&client), report, work(remote)).await;
+        let done = link::report_during(std::slice::from_ref(&client), report, work(&remote)).await;
         connect::end(&client).await;
         print::or_closed_pipe(done).map(ExitCode::from)
     })
 }
 
-async fn cat(remote: Arc<ServerFiles>, args: &args::CatArgs) -> anyhow::Result<u8> {
+async fn cat(remote: &ServerFiles, args: &args::CatArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     for path in &args.paths {
-        failures.record(print(&remote, &remote.path(path)).await)?;
+        failures.record(print(remote, &remote.path(path)).await)?;
     }
     Ok(failures.code())
 }
@@ -131,11 +130,11 @@ async fn print_from(file: &Arc<dyn ReadAt>, printed: &mut u64) -> anyhow::Result
     Ok(())
 }
 
-async fn rm(remote: Arc<ServerFiles>, args: &args::RmArgs) -> anyhow::Result<u8> {
+async fn rm(remote: &ServerFiles, args: &args::RmArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     for path in &args.paths {
         let path = remote.path(path);
-        if !args.recursive && is_directory(&remote, &path).await {
+        if !args.recursive && is_directory(remote, &path).await {
             failures.report(&format!("remove `{}`: is a directory; use `-r`", path.display()));
             continue;
         }
@@ -152,7 +151,7 @@ async fn is_directory(remote: &ServerFiles, path: &Path) -> bool {
     found.is_ok_and(|found| found.kind == EntryKind::Directory && !found.is_symlink)
 }
 
-async fn mkdir(remote: Arc<ServerFiles>, args: &args::MkdirArgs) -> anyhow::Result<u8> {
+async fn mkdir(remote: &ServerFiles, args: &args::MkdirArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     for path in &args.paths {
         let made = remote.files.create_directory(&remote.path(path), args.parents, Links::Follow, args.mode).await;

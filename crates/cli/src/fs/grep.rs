@@ -3,7 +3,6 @@
 use std::{
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use exec_server_client::{
@@ -27,14 +26,14 @@ const NO_MATCH: u8 = 1;
 /// Maximum bytes printed of one line.
 const LINE_BYTES: u64 = 64 << 10;
 
-pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::GrepArgs) -> anyhow::Result<u8> {
+pub(super) async fn run(remote: &ServerFiles, args: &args::GrepArgs) -> anyhow::Result<u8> {
     let here = [PathBuf::from(".")];
     let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
     let mut matches = 0;
     let mut has_failed = false;
     for path in paths {
         let typed = (!args.paths.is_empty()).then_some(path.as_path());
-        let error = match one(&remote, args, path, typed, args.max_matches.saturating_sub(matches)).await {
+        let error = match one(remote, args, path, typed, args.max_matches.saturating_sub(matches)).await {
             Ok(found) => {
                 matches += found;
                 continue;

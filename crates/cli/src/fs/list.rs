@@ -1,14 +1,15 @@
 //! `fs ls`, `fs stat` and `fs tree`: list files and show their metadata.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsStr,
     os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use exec_server_client::{
-    fs::{Cut, EntryKind, FileError, FileSystem as _, GlobParams, Links, Metadata, Moment, Owner, ScanSummary},
+    fs::{
+        Cut, EntryKind, FileError, FileSystem as _, GlobParams, Links, ListEntry, Metadata, Moment, Owner, ScanSummary,
+    },
     protocol::{fs::ScanParams, path::PathArg},
 };
 use serde_json::{Value, json};
@@ -25,26 +26,15 @@ use crate::{
 /// Maximum number of names in a tree.
 const TREE_NAMES: u64 = 50_000;
 
-/// One entry of a listing.
-struct FileRow {
-    name: PathBuf,
-    kind: EntryKind,
-    size: u64,
-    mode: u32,
-    modified: Moment,
-    owner: Option<Owner>,
-    target: Option<OsString>,
-}
-
-pub(super) async fn ls(remote: Arc<ServerFiles>, args: &args::LsArgs) -> anyhow::Result<u8> {
+pub(super) async fn ls(remote: &ServerFiles, args: &args::LsArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     let here = [PathBuf::from(".")];
     let paths = if args.paths.is_empty() { &here[..] } else { &args.paths };
     let mut is_first = true;
     for path in paths {
-        let Some(rows) = failures.record(rows(&remote, path, args.all).await)? else { continue };
+        let Some(entries) = failures.record(entries(remote, path, args.all).await)? else { continue };
         if args.json {
-            put_json(&rows.iter().map(row_json).collect())?;
+            put_json(&entries.iter().map(entry_json).collect())?;
             continue;
         }
         if paths.len() > 1 && !args.null {
@@ -52,21 +42,21 @@ pub(super) async fn ls(remote: Arc<ServerFiles>, args: &args::LsArgs) -> anyhow:
             put(&[gap.as_bytes(), &shown(path.as_os_str().as_bytes(), is_terminal()), b":\n"].concat())?;
         }
         is_first = false;
-        put(&listing(&rows, args))?;
+        put(&listing(&entries, args))?;
     }
     Ok(failures.code())
 }
 
-/// The entries of a directory. For any other path, one row with the path itself.
-async fn rows(remote: &ServerFiles, path: &Path, all: bool) -> Result<Vec<FileRow>, FileError> {
+/// The entries of a directory. For any other path, one entry with the path itself.
+async fn entries(remote: &ServerFiles, path: &Path, all: bool) -> Result<Vec<ListEntry>, FileError> {
     let full = remote.path(path);
     let found = remote.files.metadata(&full, Links::Follow).await;
     let is_directory = found.as_ref().is_ok_and(|found| found.kind == EntryKind::Directory);
     if !is_directory {
         // For a dangling symlink, show the link itself.
         let found = remote.files.metadata(&full, Links::Itself).await.or(found)?;
-        return Ok(vec![FileRow {
-            name: path.to_owned(),
+        return Ok(vec![ListEntry {
+            name: path.as_os_str().to_owned(),
             kind: found.kind,
             size: found.size,
             mode: found.mode.unwrap_or_default(),
@@ -75,54 +65,42 @@ async fn rows(remote: &ServerFiles, path: &Path, all: bool) -> Result<Vec<FileRo
             target: found.link_target,
         }]);
     }
-    let mut rows = Vec::new();
+    let mut entries = Vec::new();
     let mut after = None;
     loop {
         let page = remote.files.list(&full, after, Links::Follow).await?;
         after = page.entries.last().map(|entry| entry.name.clone());
-        for entry in page.entries {
-            if all || !entry.name.as_bytes().starts_with(b".") {
-                rows.push(FileRow {
-                    name: PathBuf::from(entry.name),
-                    kind: entry.kind,
-                    size: entry.size,
-                    mode: entry.mode,
-                    modified: entry.modified,
-                    owner: entry.owner,
-                    target: entry.target,
-                });
-            }
-        }
+        entries.extend(page.entries.into_iter().filter(|entry| all || !entry.name.as_bytes().starts_with(b".")));
         if !page.more || after.is_none() {
-            return Ok(rows);
+            return Ok(entries);
         }
     }
 }
 
-fn listing(rows: &[FileRow], args: &args::LsArgs) -> Vec<u8> {
+fn listing(entries: &[ListEntry], args: &args::LsArgs) -> Vec<u8> {
     let is_terminal = is_terminal();
     let palette = Palette::of_stdout();
-    let size = |row: &FileRow| if args.human { display::short_size(row.size) } else { row.size.to_string() };
-    let owners: Vec<Option<[String; 2]>> = rows.iter().map(|row| row.owner.as_ref().map(owner_names)).collect();
+    let size = |entry: &ListEntry| if args.human { display::short_size(entry.size) } else { entry.size.to_string() };
+    let owners: Vec<Option<[String; 2]>> = entries.iter().map(|entry| entry.owner.as_ref().map(owner_names)).collect();
     let widest = |at: usize| owners.iter().flatten().map(|names| display::width(&names[at])).max().unwrap_or(0);
     let user_width = widest(0);
     let group_width = widest(1);
-    let size_width = rows.iter().map(|row| size(row).len()).max().unwrap_or(0);
+    let size_width = entries.iter().map(|entry| size(entry).len()).max().unwrap_or(0);
     let mut text = Vec::new();
-    for (row, owner) in rows.iter().zip(&owners) {
+    for (entry, owner) in entries.iter().zip(&owners) {
         if args.long {
-            let mode = mode_text(row.kind, row.mode);
+            let mode = mode_text(entry.kind, entry.mode);
             // A server that does not report owners gets no owner columns.
             let owner = owner.as_ref().map_or_else(String::new, |[user, group]| {
                 format!("{} {} ", display::pad(user, user_width), display::pad(group, group_width))
             });
-            let size = size(row);
-            let time = display::local_minute(row.modified.seconds);
+            let size = size(entry);
+            let time = display::local_minute(entry.modified.seconds);
             text.extend_from_slice(format!("{mode} {owner}{size:>size_width$} {time} ").as_bytes());
         }
-        let name = shown(row.name.as_os_str().as_bytes(), is_terminal && !args.null);
-        text.extend_from_slice(&palette.paint_bytes(style(row.kind, row.mode), &name));
-        if let (true, Some(target)) = (args.long, &row.target) {
+        let name = shown(entry.name.as_bytes(), is_terminal && !args.null);
+        text.extend_from_slice(&palette.paint_bytes(style(entry.kind, entry.mode), &name));
+        if let (true, Some(target)) = (args.long, &entry.target) {
             text.extend_from_slice(b" -> ");
             text.extend_from_slice(&shown(target.as_bytes(), is_terminal));
         }
@@ -149,11 +127,11 @@ fn owner_names(owner: &Owner) -> [String; 2] {
     [user, group]
 }
 
-fn row_json(row: &FileRow) -> Value {
+fn entry_json(entry: &ListEntry) -> Value {
     let mut object =
-        json!({"kind": row.kind, "size": row.size, "mode": row.mode, "modifiedAtMs": millis(row.modified)});
-    put_bytes(&mut object, "name", row.name.as_os_str().as_bytes());
-    put_owner_and_target(&mut object, row.owner.as_ref(), row.target.as_deref());
+        json!({"kind": entry.kind, "size": entry.size, "mode": entry.mode, "modifiedAtMs": millis(entry.modified)});
+    put_bytes(&mut object, "name", entry.name.as_bytes());
+    put_owner_and_target(&mut object, entry.owner.as_ref(), entry.target.as_deref());
     object
 }
 
@@ -166,7 +144,7 @@ fn put_owner_and_target(object: &mut Value, owner: Option<&Owner>, target: Optio
     }
 }
 
-pub(super) async fn stat(remote: Arc<ServerFiles>, args: &args::StatArgs) -> anyhow::Result<u8> {
+pub(super) async fn stat(remote: &ServerFiles, args: &args::StatArgs) -> anyhow::Result<u8> {
     let mut failures = FailureCount::default();
     let links = if args.dereference { Links::Follow } else { Links::Itself };
     for path in &args.paths {
@@ -235,7 +213,7 @@ fn owner_text(owner: &Owner) -> String {
     format!("{}, {}", part(&owner.user, owner.uid), part(&owner.group, owner.gid))
 }
 
-pub(super) async fn tree(remote: Arc<ServerFiles>, args: &args::TreeArgs) -> anyhow::Result<u8> {
+pub(super) async fn tree(remote: &ServerFiles, args: &args::TreeArgs) -> anyhow::Result<u8> {
     let path = args.path.clone().unwrap_or_else(|| PathBuf::from("."));
     let full = remote.path(&path);
     let scan = ScanParams {

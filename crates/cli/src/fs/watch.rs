@@ -1,6 +1,6 @@
 //! `fs watch`: prints one line per change.
 
-use std::{os::unix::ffi::OsStrExt as _, path::PathBuf, sync::Arc};
+use std::{os::unix::ffi::OsStrExt as _, path::PathBuf};
 
 use exec_server_client::{
     fs::{Change, ChangeKind, WatchEnd, WatchParams},
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{FailureCount, ServerFiles, as_typed, is_terminal, put_bytes, shown};
 use crate::{args, codes, print::put, printable};
 
-pub(super) async fn run(remote: Arc<ServerFiles>, args: &args::WatchArgs) -> anyhow::Result<u8> {
+pub(super) async fn run(remote: &ServerFiles, args: &args::WatchArgs) -> anyhow::Result<u8> {
     let path = args.path.clone().unwrap_or_else(|| PathBuf::from("."));
     let full = remote.path(&path);
     let mut params = WatchParams::new(PathArg::new("/"), "");
