@@ -59,9 +59,8 @@ async fn show(args: &args::LogsArgs, listing: &ListingSession) -> anyhow::Result
             () = stall::watch(&process) => Ok(()),
         },
         (true, false) => {
-            let stdio = exec_server_rpc::stdio();
-            let events = events();
-            let printing = OutputWriter::new(process.clone(), stdio.writer, StreamRole::Guest).run(events);
+            let stdout = exec_server_rpc::stdio().writer;
+            let printing = OutputWriter::new(process.clone(), stdout, StreamRole::Guest).run(events());
             let ended = tokio::select! {
                 ended = printing => ended?,
                 () = stall::watch(&process) => return Ok(()),
@@ -174,14 +173,35 @@ async fn follow(mut events: Events, mut sink: impl LogSink) -> anyhow::Result<()
 
 /// The destination of a log.
 trait LogSink {
-    async fn gap(&mut self, from_seq: u64, to_seq: u64, bytes: Option<u64>) -> io::Result<()>;
-    async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()>;
-    /// Prints an event, in JSON mode only.
-    async fn event(&mut self, event: Value) -> io::Result<()>;
+    fn as_json(&self) -> bool;
+    /// Prints output in text mode.
+    async fn text(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()>;
+    /// Prints an event in JSON mode.
+    async fn json(&mut self, event: Value) -> io::Result<()>;
     /// After each event that is followed.
     async fn flush(&mut self) -> io::Result<()>;
     /// Prints everything that is still held back.
     async fn end(&mut self) -> io::Result<()>;
+
+    async fn gap(&mut self, from_seq: u64, to_seq: u64, bytes: Option<u64>) -> io::Result<()> {
+        if !self.as_json() {
+            report_gap(from_seq, to_seq, bytes);
+        }
+        self.event(json!({"event": "gap", "fromSeq": from_seq, "toSeq": to_seq, "bytes": bytes})).await
+    }
+
+    async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        if !self.as_json() {
+            return self.text(stream, bytes).await;
+        }
+        let chunk = base64::encode(bytes);
+        self.json(json!({"event": "output", "seq": seq, "stream": stream.as_str(), "chunk": chunk})).await
+    }
+
+    /// Prints an event that has no text.
+    async fn event(&mut self, event: Value) -> io::Result<()> {
+        if self.as_json() { self.json(event).await } else { Ok(()) }
+    }
 }
 
 /// Prints the log of one process unchanged or as JSON.
@@ -198,25 +218,18 @@ impl LogPrinter {
 }
 
 impl LogSink for LogPrinter {
-    async fn gap(&mut self, from_seq: u64, to_seq: u64, bytes: Option<u64>) -> io::Result<()> {
-        if !self.as_json {
-            report_gap(from_seq, to_seq, bytes);
-        }
-        self.event(gap(from_seq, to_seq, bytes)).await
+    fn as_json(&self) -> bool {
+        self.as_json
     }
 
-    async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()> {
-        match (self.as_json, stream) {
-            (true, stream) => self.event(output(seq, stream, bytes)).await,
-            (false, Stream::Stdout | Stream::Pty) => self.stdout.write_all(bytes).await,
-            (false, Stream::Stderr) => self.stderr.write_all(bytes).await,
+    async fn text(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        match stream {
+            Stream::Stdout | Stream::Pty => self.stdout.write_all(bytes).await,
+            Stream::Stderr => self.stderr.write_all(bytes).await,
         }
     }
 
-    async fn event(&mut self, event: Value) -> io::Result<()> {
-        if !self.as_json {
-            return Ok(());
-        }
+    async fn json(&mut self, event: Value) -> io::Result<()> {
         self.stdout.write_all(printable::json_line(&event).as_bytes()).await
     }
 
@@ -228,14 +241,6 @@ impl LogSink for LogPrinter {
         self.stdout.flush().await?;
         self.stderr.flush().await
     }
-}
-
-fn gap(from_seq: u64, to_seq: u64, bytes: Option<u64>) -> Value {
-    json!({"event": "gap", "fromSeq": from_seq, "toSeq": to_seq, "bytes": bytes})
-}
-
-fn output(seq: u64, stream: Stream, bytes: &[u8]) -> Value {
-    json!({"event": "output", "seq": seq, "stream": stream.as_str(), "chunk": base64::encode(bytes)})
 }
 
 fn exited(seq: u64, exit: &Exit) -> Value {

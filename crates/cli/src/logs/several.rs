@@ -13,7 +13,7 @@ use tokio::{
     sync::Mutex,
 };
 
-use super::{LogSink, attach, follow, gap, output, read_to, start};
+use super::{LogSink, attach, follow, read_to, start};
 use crate::{
     args,
     connect::ListingSession,
@@ -21,7 +21,6 @@ use crate::{
     ids,
     kill::keep_first,
     print, printable,
-    streams::report_gap,
 };
 use exec_server_protocol::process::Stream;
 
@@ -46,8 +45,10 @@ pub(super) async fn show(args: &args::LogsArgs, listing: &ListingSession) -> any
     let widest = names.iter().map(|name| display::width(name)).max().unwrap_or_default();
     let sinks = found.iter().zip(&names).enumerate().map(|(at, (of, name))| {
         let style = STYLES[at % STYLES.len()];
+        let padded = display::pad(name, widest) + " |";
+        let prefixes = [Palette::of_stdout(), Palette::of_stderr()].map(|palette| palette.paint(style, &padded) + " ");
         let id = of.1.process_id.as_str();
-        (of, LinePrinter { id, ..LinePrinter::new(&stdout, name, widest, style, args.json) })
+        (of, LinePrinter { stdout: &stdout, id, prefixes, as_json: args.json, open: Default::default() })
     });
     let mut done = Vec::new();
     if args.follow {
@@ -115,13 +116,7 @@ struct LinePrinter<'a, W> {
     open: [Vec<u8>; 2],
 }
 
-impl<'a, W: AsyncWrite + Unpin> LinePrinter<'a, W> {
-    fn new(stdout: &'a Mutex<W>, name: &'a str, widest: usize, style: Style, as_json: bool) -> Self {
-        let padded = format!("{name}{} |", " ".repeat(widest - display::width(name)));
-        let prefixes = [Palette::of_stdout(), Palette::of_stderr()].map(|palette| palette.paint(style, &padded) + " ");
-        Self { stdout, id: name, prefixes, as_json, open: Default::default() }
-    }
-
+impl<W: AsyncWrite + Unpin> LinePrinter<'_, W> {
     async fn add(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
         self.open[at].extend_from_slice(bytes);
         if self.open[at].len() > LINE_MAX && !self.open[at].contains(&b'\n') {
@@ -153,17 +148,11 @@ impl<'a, W: AsyncWrite + Unpin> LinePrinter<'a, W> {
 }
 
 impl<W: AsyncWrite + Unpin> LogSink for LinePrinter<'_, W> {
-    async fn gap(&mut self, from_seq: u64, to_seq: u64, bytes: Option<u64>) -> io::Result<()> {
-        if !self.as_json {
-            report_gap(from_seq, to_seq, bytes);
-        }
-        self.event(gap(from_seq, to_seq, bytes)).await
+    fn as_json(&self) -> bool {
+        self.as_json
     }
 
-    async fn chunk(&mut self, seq: u64, stream: Stream, bytes: &[u8]) -> io::Result<()> {
-        if self.as_json {
-            return self.event(output(seq, stream, bytes)).await;
-        }
+    async fn text(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         let at = match stream {
             Stream::Stdout | Stream::Pty => 0,
             Stream::Stderr => 1,
@@ -171,10 +160,7 @@ impl<W: AsyncWrite + Unpin> LogSink for LinePrinter<'_, W> {
         self.add(at, bytes).await
     }
 
-    async fn event(&mut self, mut event: Value) -> io::Result<()> {
-        if !self.as_json {
-            return Ok(());
-        }
+    async fn json(&mut self, mut event: Value) -> io::Result<()> {
         event["processId"] = json!(self.id);
         self.put(0, printable::json_line(&event).as_bytes()).await
     }
