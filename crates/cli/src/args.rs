@@ -36,7 +36,7 @@ pub(crate) use client::{
     AttachArgs, ConnectArgs, ForgetArgs, InheritArg, KillArgs, LogsArgs, PruneArgs, PsArgs, RunArgs, SandboxArgs,
     WaitArgs,
 };
-pub(crate) use copy::{CopyArgs, CopyPath, ServerName};
+pub(crate) use copy::{CopyArgs, ServerName};
 pub(crate) use files::{
     CatArgs, FilesArgs, FilesCommand, GrepArgs, LsArgs, MkdirArgs, RmArgs, StatArgs, TreeArgs, WatchArgs,
 };

@@ -12,8 +12,7 @@ use std::{
 };
 
 use crate::{
-    args::{self, CopyPath},
-    codes,
+    args, codes,
     connect::{self, SHORT_SESSION_TTL_MS, Server},
     env_token, ids, link, remote_path, runtime,
 };
@@ -34,16 +33,21 @@ pub(crate) fn run(args: &args::CopyArgs, token: Option<env_token::StoredToken>) 
         let named = args.servers();
         let servers = Server::find_all(&args.connect, &named, token)?;
         let last = args.paths.len() - 1;
-        let ends = args.paths.iter().zip(servers).enumerate().map(|(at, (side, server))| {
-            let flag = if at == last { "--to" } else { "--from" };
-            LocatedPath::new(side, server, flag)
-        });
         // Check all ends before connecting to any server.
-        let ends = ends.collect::<Result<Vec<LocatedPath<'_>>, _>>()?;
+        let mut ends = Vec::new();
+        for (at, (side, (server, named))) in args.paths.iter().zip(servers.into_iter().zip(named)).enumerate() {
+            if named.is_some() && server.is_none() {
+                let path = ids::clean(&side.path().to_string_lossy());
+                let flag = if at == last { "--to" } else { "--from" };
+                let text = format!("`:{path}` is on a server: pass `--connect URL` or `{flag} URL`");
+                return Err(args::UsageError(text).into());
+            }
+            ends.push((side.path(), server.zip(named)));
+        }
         let mut sessions = ServerSessions::default();
         let mut places = Vec::new();
-        for (end, named) in ends.iter().zip(&named) {
-            places.push(sessions.open(end, *named).await?);
+        for (path, server) in ends {
+            places.push(sessions.open(path, server).await?);
         }
         let target = places.pop().expect("the grammar asks for two paths");
         let reporter = CopyReporter { line: is_shown.then(ProgressLine::new).map(Mutex::new) };
@@ -56,7 +60,7 @@ pub(crate) fn run(args: &args::CopyArgs, token: Option<env_token::StoredToken>) 
             }
         };
         let code = link::report_during(&sessions.clients(), |text| reporter.report(text), copying).await;
-        reporter.end();
+        reporter.with(ProgressLine::finish);
         for client in sessions.clients() {
             connect::end(&client).await;
         }
@@ -69,7 +73,7 @@ async fn count(sources: &[CopyEndpoint], reporter: &CopyReporter) -> Infallible 
     if reporter.line.is_some()
         && let Some(total) = progress::count(sources).await
     {
-        reporter.with(|line| line.set_total(total));
+        reporter.with(|line| line.total = Some(total));
     }
     future::pending().await
 }
@@ -82,10 +86,8 @@ async fn copy_all(
     reporter: &CopyReporter,
 ) -> u8 {
     if sources.len() > 1 && !is_directory(target).await {
-        reporter.report(&format!(
-            "`{}` is not a directory; several sources need a directory as target",
-            target.path.display()
-        ));
+        let path = target.path.display();
+        reporter.report(&format!("`{path}` is not a directory; several sources need a directory as target"));
         return codes::NOT_COPIED;
     }
     let mut code = 0;
@@ -115,18 +117,15 @@ async fn is_directory(place: &CopyEndpoint) -> bool {
 struct ServerSessions<'a>(Vec<(args::ServerName<'a>, Client)>);
 
 impl<'a> ServerSessions<'a> {
-    /// Opens one end of the copy, connecting if its server has no session yet.
+    /// Opens one end of the copy, connecting if its server has no session yet. Without a server, the path is on this machine.
     async fn open(
         &mut self,
-        end: &LocatedPath<'_>,
-        named: Option<args::ServerName<'a>>,
+        path: &Path,
+        server: Option<(Server, args::ServerName<'a>)>,
     ) -> anyhow::Result<CopyEndpoint> {
-        let (path, server, named) = match (end, named) {
-            (LocatedPath::There(path, server), Some(named)) => (path, server, named),
-            (LocatedPath::Here(path) | LocatedPath::There(path, _), _) => {
-                let path = env::current_dir().context("find the working directory")?.join(path);
-                return Ok(CopyEndpoint { files: Arc::new(fs::LocalFiles::new()), path });
-            }
+        let Some((server, named)) = server else {
+            let path = env::current_dir().context("find the working directory")?.join(path);
+            return Ok(CopyEndpoint { files: Arc::new(fs::LocalFiles::new()), path });
         };
         let client = match self.0.iter().find(|(other, _)| *other == named) {
             Some((_, client)) => client.clone(),
@@ -142,24 +141,6 @@ impl<'a> ServerSessions<'a> {
 
     fn clients(&self) -> Vec<Client> {
         self.0.iter().map(|(_, client)| client.clone()).collect()
-    }
-}
-
-enum LocatedPath<'a> {
-    Here(&'a Path),
-    There(&'a Path, Server),
-}
-
-impl<'a> LocatedPath<'a> {
-    fn new(side: &'a CopyPath, server: Option<Server>, flag: &str) -> Result<Self, args::UsageError> {
-        match (side, server) {
-            (CopyPath::Here(path), _) => Ok(Self::Here(path)),
-            (CopyPath::There(path) | CopyPath::Named(_, path), Some(server)) => Ok(Self::There(path, server)),
-            (CopyPath::There(path) | CopyPath::Named(_, path), None) => {
-                let path = ids::clean(&path.to_string_lossy());
-                Err(args::UsageError(format!("`:{path}` is on a server: pass `--connect URL` or `{flag} URL`")))
-            }
-        }
     }
 }
 
@@ -180,10 +161,6 @@ impl CopyReporter {
     fn report(&self, text: &str) {
         self.with(|line| line.wipe());
         report!("{}", ids::clean(text));
-    }
-
-    fn end(&self) {
-        self.with(ProgressLine::finish);
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) enum CopyPath {
 }
 
 impl CopyPath {
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         let (Self::Here(path) | Self::There(path) | Self::Named(_, path)) = self;
         path
     }

@@ -46,7 +46,8 @@ pub(super) struct ProgressLine {
     bytes: u64,
     /// Total size of the files begun so far; a lower bound of the total.
     begun: u64,
-    total: Option<u64>,
+    /// Set when the source has been counted.
+    pub(super) total: Option<u64>,
     /// The largest fraction shown so far.
     fraction: f64,
     /// Pairs of elapsed time and bytes copied by then, for the speed.
@@ -67,10 +68,6 @@ impl ProgressLine {
             samples: VecDeque::from([(Duration::ZERO, 0)]),
             name: String::new(),
         }
-    }
-
-    pub(super) fn set_total(&mut self, total: u64) {
-        self.total = Some(total);
     }
 
     pub(super) fn begin_file(&mut self, name: String, size: u64) {
@@ -115,33 +112,25 @@ impl ProgressLine {
     fn text(&mut self, now: Duration) -> String {
         const BAR: usize = 20;
         let speed = self.speed(now);
-        let size = |bytes| display::size(bytes);
-        let rest = format!("{}/s", size(speed as u64));
+        let rest = format!("{}/s", display::size(speed as u64));
+        let copied = display::size(self.bytes);
         let Some(total) = self.total.map(|total| total.max(self.begun)) else {
-            return format!(
-                "[{:^BAR$}]  {}  {rest}  {} files  {}",
-                "counting",
-                size(self.bytes),
-                self.files,
-                self.name
-            );
+            return format!("[{:^BAR$}]  {copied}  {rest}  {} files  {}", "counting", self.files, self.name);
         };
         let fraction = if total == 0 { 1.0 } else { (self.bytes as f64 / total as f64).min(1.0) };
         self.fraction = self.fraction.max(fraction);
         let full = (self.fraction * BAR as f64) as usize;
         let missing = total.saturating_sub(self.bytes);
-        let left = match missing {
-            0 => String::new(),
-            _ if now < SPEED_AFTER || speed < 1.0 => String::new(),
-            missing => format!("  {} left", display::age(Duration::from_secs_f64((missing as f64 / speed).min(1e9)))),
+        let left = if missing == 0 || now < SPEED_AFTER || speed < 1.0 {
+            String::new()
+        } else {
+            format!("  {} left", display::age(Duration::from_secs_f64((missing as f64 / speed).min(1e9))))
         };
         format!(
-            "[{}{}] {:>3}%  {} of {}  {rest}{left}  {} files  {}",
+            "[{:<BAR$}] {:>3}%  {copied} of {}  {rest}{left}  {} files  {}",
             "#".repeat(full),
-            " ".repeat(BAR - full),
             (self.fraction * 100.0) as u64,
-            size(self.bytes),
-            size(total),
+            display::size(total),
             self.files,
             self.name,
         )
@@ -226,7 +215,7 @@ mod tests {
     fn the_line_says_how_far_it_is_and_how_long_it_takes() {
         let mut line = ProgressLine::new();
         line.begin_file("big".to_owned(), 2 << 30);
-        line.set_total(2 << 30);
+        line.total = Some(2 << 30);
         line.bytes = 512 * MIB;
         line.files = 3;
         assert_eq!(
@@ -241,7 +230,7 @@ mod tests {
         line.begin_file("first".to_owned(), MIB);
         line.bytes = MIB;
         assert_eq!(line.text(seconds(1)), "[      counting      ]  1.0 MiB  1.0 MiB/s  0 files  first");
-        line.set_total(4 * MIB);
+        line.total = Some(4 * MIB);
         assert!(line.text(seconds(2)).contains(" 25%  1.0 MiB of 4.0 MiB"));
         // The tree has grown since it was counted.
         line.begin_file("new".to_owned(), 99 * MIB);
@@ -252,7 +241,7 @@ mod tests {
     #[test]
     fn the_speed_is_that_of_the_last_seconds() {
         let mut line = ProgressLine::new();
-        line.set_total(1000 * MIB);
+        line.total = Some(1000 * MIB);
         // An interrupted copy had already transferred the first part.
         line.bytes = 900 * MIB;
         for second in 1..=20 {
