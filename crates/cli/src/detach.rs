@@ -9,10 +9,10 @@ use exec_server_client::protocol::initialize::Ttl;
 use serde::Serialize;
 
 use crate::{
-    args, codes, connect,
+    args, connect,
     connect::Server,
     print, run, sandbox,
-    start::{self, ServerKind, TargetServer},
+    start::{self, ServerKind},
 };
 
 /// The output of `--json`.
@@ -34,45 +34,37 @@ pub(crate) async fn run(args: &args::RunArgs, server: Option<Server>) -> anyhow:
     if !client.server().capabilities.ttl {
         bail!("the server at {} cannot keep processes without a connection; run without `--detach`", client.address());
     }
-    let target = TargetServer { client: &client, server_kind, spec: server.spec().map(|(spec, _)| spec) };
-    let prepared = async { start::prepare(args, target, run::name(args, &client).await?).await };
-    let (started, grants) = match prepared.await {
-        Ok(prepared) => (client.start(prepared.start).await, prepared.grants),
-        Err(error) => {
-            connect::end(&client).await;
-            return Err(error);
+    let starting = async {
+        let spec = server.spec().map(|(spec, _)| spec);
+        let prepared = start::prepare(args, &client, server_kind, spec, run::name(args, &client).await?).await?;
+        let started = client.start(prepared.start).await;
+        if let (Ok(process), Some(grants)) = (&started, &prepared.grants) {
+            sandbox::report(grants, process)?;
         }
+        anyhow::Ok(started)
     };
-    match started {
-        Ok(process) => {
-            if let Some(grants) = &grants
-                && let Err(error) = sandbox::report(grants, &process)
-            {
-                connect::end(&client).await;
-                return Err(error);
-            }
-            let id = process.id().as_str().to_owned();
-            let session_id = process.session_id().map(|session| session.to_string());
-            let pid = process.pid();
-            drop(process);
-            report_bounds(args, client.server().session_ttl);
-            // Close the connection in order, so that no message is still in flight when we exit.
-            client.close().await;
-            if args.json {
-                let started = serde_json::to_string(&StartedJson { process_id: &id, session_id, pid })?;
-                print::json(&format!("{started}\n")).ok(); // If stdout is closed, the reader has gone.
-            } else {
-                print::line(&id);
-            }
-            Ok(0)
-        }
-        Err(error) => {
-            connect::end(&client).await;
-            let code = codes::of_start(&error);
-            run::report_not_started(error, args);
-            Ok(code)
-        }
+    let started = starting.await;
+    if !matches!(started, Ok(Ok(_))) {
+        connect::end(&client).await;
     }
+    let process = match started? {
+        Ok(process) => process,
+        Err(error) => return Ok(run::report_not_started(error, args)),
+    };
+    let id = process.id().as_str().to_owned();
+    let session_id = process.session_id().map(|session| session.to_string());
+    let pid = process.pid();
+    drop(process);
+    report_bounds(args, client.server().session_ttl);
+    // Close the connection in order, so that no message is still in flight when we exit.
+    client.close().await;
+    if args.json {
+        let started = serde_json::to_string(&StartedJson { process_id: &id, session_id, pid })?;
+        print::json(&format!("{started}\n")).ok(); // If stdout is closed, the reader has gone.
+    } else {
+        print::line(&id);
+    }
+    Ok(0)
 }
 
 /// Warns about output and sessions that the server will not keep.

@@ -61,8 +61,7 @@ pub(crate) fn run(args: &args::ForgetArgs, token: Option<env_token::StoredToken>
                 Err(error) => forget_run.record(Err(error.into())),
             }
         }
-        let (_, failed) = forget_run.finish().await;
-        failed.map_or(Ok(0), Err)
+        forget_run.finish().await.1.map_or(Ok(0), Err)
     })
 }
 
@@ -117,7 +116,7 @@ fn is_confirmed(count: usize) -> bool {
 
 /// Ends a running process with all its descendants; does nothing if it has already ended.
 async fn end(client: &Client, info: &ProcessInfo) -> anyhow::Result<()> {
-    match kill::send(client, info, KillMethod::Terminate { grace: GRACE, waits: true }).await? {
+    match kill::send(client, info, KillMethod::Terminate(GRACE), true).await? {
         Some(ending) => ending.wait().await,
         None => Ok(()),
     }

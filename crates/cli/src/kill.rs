@@ -28,11 +28,12 @@ const NOTICE_AFTER: Duration = Duration::from_secs(3);
 /// Handles each id in turn. An id that cannot be resolved does not stop the others.
 pub(crate) fn run(args: &args::KillArgs, token: Option<env_token::StoredToken>) -> anyhow::Result<ExitCode> {
     ListingSession::run(&args.connect, token, async |listing| {
+        let method = args.signal.as_deref().map_or(KillMethod::Terminate(args.grace), KillMethod::Signal);
         let mut failed = None;
         let mut endings = Vec::new();
         for id in &args.ids {
             let asked = match listing.find(id) {
-                Ok((client, info)) => send(client, info, method(args)).await,
+                Ok((client, info)) => send(client, info, method, !args.no_wait).await,
                 Err(error) => Err(error.into()),
             };
             failed = keep_first(failed, asked.map(|ending| endings.extend(ending)));
@@ -42,14 +43,6 @@ pub(crate) fn run(args: &args::KillArgs, token: Option<env_token::StoredToken>) 
         }
         failed.map_or(Ok(0), Err)
     })
-}
-
-fn method(args: &args::KillArgs) -> KillMethod<'_> {
-    match &args.signal {
-        // Only SIGKILL is certain to end a process; a program can handle any other signal.
-        Some(signal) => KillMethod::Signal { name: signal, waits: !args.no_wait && is_kill(signal) },
-        None => KillMethod::Terminate { grace: args.grace, waits: !args.no_wait },
-    }
 }
 
 fn is_kill(name: &str) -> bool {
@@ -69,10 +62,10 @@ pub(crate) fn keep_first(first: Option<anyhow::Error>, done: anyhow::Result<()>)
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KillMethod<'a> {
-    /// Ends the process and its descendants: SIGTERM, then SIGKILL after the grace period.
-    Terminate { grace: Duration, waits: bool },
-    /// Sends one signal to the process group.
-    Signal { name: &'a str, waits: bool },
+    /// Ends the process and its descendants: SIGTERM, then SIGKILL after this grace period.
+    Terminate(Duration),
+    /// Sends the signal of this name to the process group.
+    Signal(&'a str),
 }
 
 /// A process that was signalled and is being waited for.
@@ -92,6 +85,7 @@ pub(crate) async fn send(
     client: &Client,
     info: &ProcessInfo,
     method: KillMethod<'_>,
+    waits: bool,
 ) -> anyhow::Result<Option<SignalledProcess>> {
     if info.closed {
         return Ok(None);
@@ -100,17 +94,18 @@ pub(crate) async fn send(
     let process_id = info.process_id.clone();
     let session_id = Some(info.session_id.clone());
     let (waits, until_closed, grace) = match method {
-        KillMethod::Terminate { grace, waits } => (waits, true, grace),
-        KillMethod::Signal { waits, .. } => (waits && !info.exited, false, Duration::ZERO),
+        KillMethod::Terminate(grace) => (waits, true, grace),
+        // Only SIGKILL is certain to end a process; a program can handle any other signal.
+        KillMethod::Signal(name) => (waits && is_kill(name) && !info.exited, false, Duration::ZERO),
     };
     let after = info.next_seq.saturating_sub(1);
     let process = if waits { Some(logs::attach(client, info, after, false).await?) } else { None };
     let done = match method {
-        KillMethod::Signal { name, .. } => {
+        KillMethod::Signal(name) => {
             let params = SignalParams { process_id, session_id, signal: name.to_owned() };
             client.request::<ProcessSignal>(&params).await.map(drop)
         }
-        KillMethod::Terminate { grace, .. } => {
+        KillMethod::Terminate(grace) => {
             let grace_ms = (!grace.is_zero()).then(|| u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
             client.request::<ProcessTerminate>(&TerminateParams { process_id, session_id, grace_ms }).await.map(drop)
         }

@@ -17,7 +17,7 @@ use crate::{
     connect::Server,
     detach, env_token, hints, ids, print, runtime, sandbox,
     signals::{SignalEvent, SignalStream},
-    start::{self, PreparedStart, ServerKind, TargetServer},
+    start::{self, PreparedStart, ServerKind},
     streams::{AtEof, InputMode, LinkNotice, StreamForwarder, StreamOutcome, StreamRole},
     terminal::{self, Terminal},
 };
@@ -29,12 +29,12 @@ pub(crate) fn run(args: &args::RunArgs, token: Option<env_token::StoredToken>) -
     }
     let server = Server::find(&args.connect, token)?;
     runtime::block_on(async {
-        let code = match (args.detach, server) {
-            (true, server) => detach::run(args, server).await?,
-            (false, None) => embedded(args).await?,
-            (false, Some(server)) => remote(args, &server).await?,
+        let code = match server {
+            server if args.detach => detach::run(args, server).await,
+            None => embedded(args).await,
+            Some(server) => remote(args, &server).await,
         };
-        Ok(ExitCode::from(code))
+        code.map(ExitCode::from)
     })
 }
 
@@ -60,36 +60,36 @@ pub(crate) async fn name(args: &args::RunArgs, client: &Client) -> anyhow::Resul
 async fn embedded(args: &args::RunArgs) -> anyhow::Result<u8> {
     let local = Local::start(LocalConfig { name: "exec-server run".to_owned(), ..LocalConfig::default() }).await?;
     let id = args.name.as_deref().map_or_else(|| ids::generate(&args.argv[0]), ProcessId::from);
-    let target = TargetServer { client: local.client(), server_kind: ServerKind::Embedded, spec: None };
-    let code = match start::prepare(args, target, id).await {
-        Ok(prepared) => drive(args, local.client(), prepared, ServerKind::Embedded).await,
-        Err(error) => Err(error),
+    let driven = async {
+        let prepared = start::prepare(args, local.client(), ServerKind::Embedded, None, id).await?;
+        drive(args, local.client(), prepared, ServerKind::Embedded).await
     };
+    let end = driven.await;
     local.end().await;
-    Ok(report_end(code?, args))
+    Ok(report_end(end?, args))
 }
 
 async fn remote(args: &args::RunArgs, server: &Server) -> anyhow::Result<u8> {
     let client = server.open(|builder| builder).await?;
-    let target =
-        TargetServer { client: &client, server_kind: ServerKind::Remote, spec: server.spec().map(|(spec, _)| spec) };
-    let prepared = async { start::prepare(args, target, name(args, &client).await?).await };
-    let driven = match prepared.await {
-        Ok(prepared) => drive(args, &client, prepared, ServerKind::Remote).await,
-        Err(error) => Err(error),
+    let spec = server.spec().map(|(spec, _)| spec);
+    let driven = async {
+        let id = name(args, &client).await?;
+        let prepared = start::prepare(args, &client, ServerKind::Remote, spec, id).await?;
+        drive(args, &client, prepared, ServerKind::Remote).await
     };
-    match &driven {
+    let end = driven.await;
+    match &end {
         // The program keeps running, and it needs the session.
         Ok(RunEnd::Left { .. }) => client.close().await,
-        Ok(RunEnd::Ended(_) | RunEnd::NotStarted(..)) | Err(_) => _ = connect::end(&client).await,
+        Ok(RunEnd::Ended(_) | RunEnd::NotStarted(_)) | Err(_) => _ = connect::end(&client).await,
     }
-    Ok(report_end(driven?, args))
+    Ok(report_end(end?, args))
 }
 
 /// How the command ended.
 enum RunEnd {
     Ended(u8),
-    NotStarted(u8, Error),
+    NotStarted(Error),
     /// The program continues without us.
     Left {
         id: ProcessId,
@@ -108,9 +108,8 @@ async fn drive(
     // Register the signal handlers before the start, so that a signal that arrives with the first instruction is not lost.
     let mut signals = SignalStream::new().context("listen to signals")?;
     let (process, pending) = match begin(client, start, &mut signals).await {
-        StartOutcome::Started(process, pending) => (process, pending),
-        StartOutcome::Failed(error) => return Ok(RunEnd::NotStarted(codes::of_start(&error), error)),
-        StartOutcome::CalledOff(number) => return Ok(RunEnd::Ended(codes::of_signal(number))),
+        Ok(started) => started,
+        Err(end) => return Ok(end),
     };
     if let Some(grants) = &grants {
         sandbox::report(grants, &process)?;
@@ -152,15 +151,13 @@ async fn drive(
     }
 }
 
-enum StartOutcome {
-    /// The process, and the signals received in the meantime, which are to be passed on.
-    Started(Process, Vec<SignalEvent>),
-    Failed(Error),
-    /// A second signal arrived while the server did not answer.
-    CalledOff(u8),
-}
-
-async fn begin(client: &Client, start: Start, signals: &mut SignalStream) -> StartOutcome {
+/// Starts the process. Returns it with the signals received in the meantime, which are to be passed on. A second signal while the server
+/// does not answer calls the start off.
+async fn begin(
+    client: &Client,
+    start: Start,
+    signals: &mut SignalStream,
+) -> Result<(Process, Vec<SignalEvent>), RunEnd> {
     let starting = client.start(start);
     tokio::pin!(starting);
     let mut link = LinkNotice::new(client.watch_state(), false);
@@ -169,12 +166,14 @@ async fn begin(client: &Client, start: Start, signals: &mut SignalStream) -> Sta
     loop {
         // All branches are cancel-safe; dropping `starting` cancels the start.
         tokio::select! {
-            started = &mut starting => match started {
-                Ok(process) => return StartOutcome::Started(process, pending),
-                Err(error) => return StartOutcome::Failed(error),
+            started = &mut starting => return match started {
+                Ok(process) => Ok((process, pending)),
+                Err(error) => Err(RunEnd::NotStarted(error)),
             },
             event = signals.next() => match event {
-                SignalEvent::Signal(_, number) if std::mem::replace(&mut has_signal, true) => return StartOutcome::CalledOff(number),
+                SignalEvent::Signal(_, number) if std::mem::replace(&mut has_signal, true) => {
+                    return Err(RunEnd::Ended(codes::of_signal(number)));
+                }
                 SignalEvent::Resized if pending.contains(&SignalEvent::Resized) => {}
                 // The start request may contain the old size.
                 SignalEvent::Signal(..) | SignalEvent::Resized => pending.push(event),
@@ -189,10 +188,7 @@ async fn begin(client: &Client, start: Start, signals: &mut SignalStream) -> Sta
 fn report_end(end: RunEnd, args: &args::RunArgs) -> u8 {
     match end {
         RunEnd::Ended(code) => code,
-        RunEnd::NotStarted(code, error) => {
-            report_not_started(error, args);
-            code
-        }
+        RunEnd::NotStarted(error) => report_not_started(error, args),
         RunEnd::Left { id, code } => {
             notice!("left `{id}` running; `exec-server attach {id}` reattaches");
             code
@@ -200,11 +196,13 @@ fn report_end(end: RunEnd, args: &args::RunArgs) -> u8 {
     }
 }
 
-/// Prints why the program could not be started, and a hint for a likely mistake.
-pub(crate) fn report_not_started(error: Error, args: &args::RunArgs) {
+/// Prints why the program could not be started, and a hint for a likely mistake. Returns the exit code.
+pub(crate) fn report_not_started(error: Error, args: &args::RunArgs) -> u8 {
+    let code = codes::of_start(&error);
     let is_missing = error.server_kind() == Some(Kind::ProgramNotFound);
     print::error(&error.into());
     if let Some(meant) = hints::shell_command(&args.argv).filter(|_| is_missing) {
         report!("a single argument is the name of a program; for a shell command use `{meant}`");
     }
+    code
 }

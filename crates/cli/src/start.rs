@@ -40,14 +40,6 @@ pub(crate) enum ServerKind {
     Remote,
 }
 
-/// The server on which a program runs.
-pub(crate) struct TargetServer<'a> {
-    pub(crate) client: &'a Client,
-    pub(crate) server_kind: ServerKind,
-    /// The server's entry in `environments.toml`, if it has one.
-    pub(crate) spec: Option<&'a RemoteSpec>,
-}
-
 /// A start request that is ready to be sent.
 pub(crate) struct PreparedStart {
     pub(crate) start: Start,
@@ -55,23 +47,26 @@ pub(crate) struct PreparedStart {
     pub(crate) grants: Option<Grants>,
 }
 
-/// Builds the start that the flags describe. Asks the server where a default is only known there.
+/// Builds the start that the flags describe. Asks the server where a default is only known there. `spec` is the server's entry in
+/// `environments.toml`, if it has one.
 pub(crate) async fn prepare(
     args: &args::RunArgs,
-    target: TargetServer<'_>,
+    client: &Client,
+    server_kind: ServerKind,
+    spec: Option<&RemoteSpec>,
     id: ProcessId,
 ) -> anyhow::Result<PreparedStart> {
     let mut start =
         Start::new(args.argv.iter().map(String::as_str)).id(id).pipe_stdin(!args.no_stdin && !args.detach && !args.tty);
-    let directory = match target.server_kind {
-        ServerKind::Remote => remote_directory(args.cwd.as_deref(), target.client).await?,
+    let directory = match server_kind {
+        ServerKind::Remote => remote_directory(args.cwd.as_deref(), client).await?,
         ServerKind::Embedded | ServerKind::PerUser => Some(local_directory(args.cwd.as_deref())?),
     };
     if let Some(dir) = &directory {
         start = start.cwd(dir);
     }
-    start = environment(start, args.env_inherit, target.server_kind);
-    for (name, value) in variables(args, &target).await? {
+    start = environment(start, args.env_inherit, server_kind);
+    for (name, value) in variables(args, client, server_kind, spec).await? {
         start = start.env(name, value);
     }
     if args.tty {
@@ -94,36 +89,41 @@ pub(crate) async fn prepare(
     }
     let mut grants = None;
     if args.confinement.sandbox {
-        sandbox::check_server(target.client)?;
+        sandbox::check_server(client)?;
         let cwd = match directory {
             Some(dir) => PathArg::new(dir.to_string_lossy()).resolve()?,
-            None => server_directory(target.client).await?,
+            None => server_directory(client).await?,
         };
         // Locally, a path is relative to the shell's directory; on a server, to the directory in which the program starts.
-        let base = if target.server_kind == ServerKind::Remote { cwd.clone() } else { env::current_dir()? };
+        let base = if server_kind == ServerKind::Remote { cwd.clone() } else { env::current_dir()? };
         let granted = Grants::new(&args.confinement, &cwd, &base);
         start = start.sandbox(granted.to_policy());
         grants = Some(granted);
     }
     // Without `--detach` the session ends with the program. The server has to forget the process only if the user leaves it running with
     // the detach keys.
-    let is_served = target.client.server().capabilities.auto_forget;
+    let is_served = client.server().capabilities.auto_forget;
     start = start.auto_forget(args.rm && (args.detach || is_served));
     Ok(PreparedStart { start, grants })
 }
 
 /// The variables that are set for the program, later sources winning: `environments.toml`, the login shell, `--env`.
-async fn variables(args: &args::RunArgs, target: &TargetServer<'_>) -> anyhow::Result<BTreeMap<String, String>> {
+async fn variables(
+    args: &args::RunArgs,
+    client: &Client,
+    server_kind: ServerKind,
+    spec: Option<&RemoteSpec>,
+) -> anyhow::Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
-    if let Some(spec) = target.spec {
+    if let Some(spec) = spec {
         all.extend(spec.env.iter().cloned());
     }
     if args.login {
-        let base = |start| environment(start, args.env_inherit, target.server_kind);
-        all.extend(login::environment(target.client, base).await?);
+        let base = |start| environment(start, args.env_inherit, server_kind);
+        all.extend(login::environment(client, base).await?);
     }
-    if let Some(spec) = target.spec.filter(|spec| !spec.path.is_empty()) {
-        let info = target.client.environment_info().await.context("ask the server for its PATH")?;
+    if let Some(spec) = spec.filter(|spec| !spec.path.is_empty()) {
+        let info = client.environment_info().await.context("ask the server for its PATH")?;
         let path = all.get("PATH").cloned().or_else(|| info.search_path.clone());
         all.insert("PATH".to_owned(), search_path(&spec.path, &info, path)?);
     }
@@ -189,7 +189,7 @@ fn environment(start: Start, requested: Option<InheritArg>, server_kind: ServerK
             inherit,
             ignore_default_excludes: true,
             exclude: Vec::new(),
-            set: std::collections::BTreeMap::new(),
+            set: BTreeMap::new(),
             include_only: Vec::new(),
         })),
         // The per-user server has the environment of the command that started it, so ours has to be sent.
