@@ -8,7 +8,8 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{
-    Door, Kind, Peer, both, collect, connect, is_pending, named, next, peer::read_result, settle, start, take, within,
+    Door, Kind, Peer, both, collect, connect, is_pending, named, next, peer::read_result, running, settle, start, take,
+    within,
 };
 
 /// 256 KiB, so that an acknowledgement is due every 64 KiB, which is every fourth piece.
@@ -16,8 +17,7 @@ const WINDOW: u64 = 256 << 10;
 const PIECE: &[u8] = &[b'x'; 16 << 10];
 
 async fn connected() -> (Client, Peer, Door, Process) {
-    let (client, mut peer, door) = connect(Kind::Current { window: WINDOW }).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, peer, door, process) = running(Kind::Current { window: WINDOW }).await;
     (client, peer, door, process)
 }
 
@@ -29,9 +29,7 @@ fn ack(seq: u64) -> (String, u64) {
 async fn every_quarter_of_the_window_is_acknowledged_and_the_end() {
     let (_client, mut peer, _door, process) = connected().await;
     let mut events = process.events();
-    for seq in 1..=10 {
-        peer.output("p", seq, PIECE).await;
-    }
+    peer.outputs("p", 1..=10, PIECE).await;
     take(&mut events, 4).await;
     // The fourth event counts as consumed when the next one is requested.
     assert!(peer.is_silent().await);
@@ -42,8 +40,7 @@ async fn every_quarter_of_the_window_is_acknowledged_and_the_end() {
     next(&mut events).await;
     assert_eq!(peer.ack().await, ack(8));
     next(&mut events).await;
-    peer.exited("p", 11, 0).await;
-    peer.closed("p", 12).await;
+    peer.ends("p", 11, 0).await;
     assert_eq!(collect(&mut events).await, ["exit 11=0", "close 12"]);
     assert_eq!(peer.ack().await, ack(12));
     drop((events, process));
@@ -54,9 +51,7 @@ async fn every_quarter_of_the_window_is_acknowledged_and_the_end() {
 async fn only_the_slower_of_two_readers_is_acknowledged() {
     let (_client, mut peer, _door, process) = connected().await;
     let (mut fast, mut slow) = (process.events(), process.events());
-    for seq in 1..=12 {
-        peer.output("p", seq, PIECE).await;
-    }
+    peer.outputs("p", 1..=12, PIECE).await;
     take(&mut fast, 12).await;
     assert!(is_pending(fast.next()).await);
     assert!(peer.is_silent().await);
@@ -73,9 +68,7 @@ async fn only_the_slower_of_two_readers_is_acknowledged() {
 async fn a_reader_that_begins_later_does_not_hold_what_lies_before_it() {
     let (_client, mut peer, _door, process) = connected().await;
     let mut events = process.events_after(8);
-    for seq in 1..=9 {
-        peer.output("p", seq, PIECE).await;
-    }
+    peer.outputs("p", 1..=9, PIECE).await;
     assert_eq!(next(&mut events).await, "out 9 16384 bytes");
     assert_eq!(events.position(), 9);
     assert_eq!(peer.ack().await.1, 8);
@@ -84,9 +77,7 @@ async fn a_reader_that_begins_later_does_not_hold_what_lies_before_it() {
 #[tokio::test(start_paused = true)]
 async fn waiting_without_a_reader_discards_and_acknowledges() {
     let (_client, mut peer, _door, process) = connected().await;
-    for seq in 1..=8 {
-        peer.output("p", seq, PIECE).await;
-    }
+    peer.outputs("p", 1..=8, PIECE).await;
     assert!(peer.is_silent().await, "a handle that nobody reads takes nothing");
     let (exit, ()) = both(process.wait(), async {
         assert_eq!(peer.ack().await, ack(8));
@@ -96,8 +87,7 @@ async fn waiting_without_a_reader_discards_and_acknowledges() {
                 assert_eq!(peer.ack().await, ack(seq));
             }
         }
-        peer.exited("p", 401, 3).await;
-        peer.closed("p", 402).await;
+        peer.ends("p", 401, 3).await;
         assert_eq!(peer.ack().await, ack(402));
     })
     .await;
@@ -109,9 +99,7 @@ async fn waiting_without_a_reader_discards_and_acknowledges() {
 async fn a_wait_that_is_given_up_discards_no_more() {
     let (_client, mut peer, _door, process) = connected().await;
     assert!(is_pending(process.wait()).await);
-    for seq in 1..=8 {
-        peer.output("p", seq, PIECE).await;
-    }
+    peer.outputs("p", 1..=8, PIECE).await;
     assert!(peer.is_silent().await);
     let mut events = process.events();
     assert_eq!(next(&mut events).await, "out 1 16384 bytes");
@@ -123,17 +111,14 @@ async fn waiting_beside_a_reader_takes_nothing_from_it() {
     let mut events = process.events();
     let waiting = process.wait();
     tokio::pin!(waiting);
-    for seq in 1..=8 {
-        peer.output("p", seq, PIECE).await;
-    }
+    peer.outputs("p", 1..=8, PIECE).await;
     assert!(is_pending(&mut waiting).await);
     assert!(peer.is_silent().await);
     assert_eq!(take(&mut events, 8).await.len(), 8);
     // Without the reader, nothing has to be kept.
     drop(events);
     assert_eq!(peer.ack().await.1, 8);
-    peer.exited("p", 9, 0).await;
-    peer.closed("p", 10).await;
+    peer.ends("p", 9, 0).await;
     assert_eq!(within(waiting).await.unwrap().code, 0);
     assert_eq!(peer.ack().await, ack(10));
 }
@@ -142,9 +127,7 @@ async fn waiting_beside_a_reader_takes_nothing_from_it() {
 async fn dropping_the_only_reader_keeps_what_it_did_not_take() {
     let (_client, mut peer, _door, process) = connected().await;
     let mut events = process.events();
-    for seq in 1..=12 {
-        peer.output("p", seq, PIECE).await;
-    }
+    peer.outputs("p", 1..=12, PIECE).await;
     take(&mut events, 5).await;
     assert_eq!(peer.ack().await, ack(4));
     drop(events);
@@ -172,15 +155,13 @@ async fn an_event_that_was_not_returned_is_not_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reference_server_is_never_acknowledged() {
-    let (client, mut peer, _door) = connect(Kind::H).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(Kind::H).await;
     let mut events = process.events();
     for seq in 1..=100 {
         peer.output("p", seq, PIECE).await;
         next(&mut events).await;
     }
-    peer.exited("p", 101, 0).await;
-    peer.closed("p", 102).await;
+    peer.ends("p", 101, 0).await;
     assert_eq!(collect(&mut events).await, ["exit 101=0", "close 102"]);
     assert!(peer.is_silent().await);
 }
@@ -191,9 +172,7 @@ async fn a_reference_server_is_held_back_by_a_slow_reader_and_drops_where_nobody
     let (slow, unread) =
         (start(&client, &mut peer, named("slow")).await, start(&client, &mut peer, named("unread")).await);
     let piece = vec![b'x'; 1 << 20];
-    for seq in 1..=20 {
-        peer.output("unread", seq, &piece).await;
-    }
+    peer.outputs("unread", 1..=20, &piece).await;
     settle().await;
     assert_eq!(*unread.wake().borrow(), 20);
     // The oldest events are gone from memory, and the server no longer has them, either.
@@ -204,11 +183,8 @@ async fn a_reference_server_is_held_back_by_a_slow_reader_and_drops_where_nobody
     assert_eq!(next(&mut late).await, format!("out {} 1048576 bytes", to_seq + 1));
     let mut events = slow.events();
     let sending = async {
-        for seq in 1..=20 {
-            peer.output("slow", seq, &piece).await;
-        }
-        peer.exited("slow", 21, 0).await;
-        peer.closed("slow", 22).await;
+        peer.outputs("slow", 1..=20, &piece).await;
+        peer.ends("slow", 21, 0).await;
         peer.serve("process/terminate", json!({"running": false})).await;
     };
     tokio::pin!(sending);
@@ -234,8 +210,7 @@ async fn standard_streams_are_byte_streams() {
     peer.output_on("p", 3, "stdout", " continued").await;
     peer.notify("process/gap", json!({"processId": "p", "fromSeq": 4, "toSeq": 5, "bytes": 99})).await;
     peer.output_on("p", 6, "pty", "!").await;
-    peer.exited("p", 7, 0).await;
-    peer.closed("p", 8).await;
+    peer.ends("p", 7, 0).await;
     let mut three = [0; 3];
     within(stdout.read_exact(&mut three)).await.unwrap();
     assert_eq!(&three, b"to ");

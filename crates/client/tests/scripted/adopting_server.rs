@@ -7,7 +7,9 @@ use exec_server_client::{Attach, Client, ConnectionState, Error, ErrorKind, prot
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::{Door, Peer, SESSION, both, connect, connect_with, next, peer::CURRENT, within};
+use crate::{
+    Door, Peer, SESSION, both, connect, connect_with, during, is_connected, lost, next, peer::CURRENT, within,
+};
 
 const ADOPTING: &str = "session session-1 is being adopted: its holder process has not answered for 6 s; try again";
 
@@ -28,31 +30,25 @@ async fn a_session_that_is_being_adopted_is_waited_for_and_the_reason_is_told() 
     for _ in 0..20 {
         refuse(&mut door).await;
     }
-    let told =
-        within(state.wait_for(|state| matches!(state, ConnectionState::Recovering { reason } if reason == ADOPTING)))
-            .await;
-    drop(told.unwrap());
+    let is_told =
+        |state: &ConnectionState| matches!(state, ConnectionState::Recovering { reason } if reason == ADOPTING);
+    drop(within(state.wait_for(is_told)).await.unwrap());
     let (_peer, _) = door.welcome(CURRENT).await;
-    within(state.wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
+    is_connected(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_wait_ends_with_the_time_for_recovery_and_says_what_it_waited_for() {
     let builder = Client::builder().recover_for(Duration::from_secs(60));
     let (client, peer, mut door) = connect_with(builder, CURRENT).await;
-    let (mut state, began) = (client.watch_state(), Instant::now());
+    let began = Instant::now();
     peer.cut();
     let refusing = async {
         loop {
             refuse(&mut door).await;
         }
     };
-    let lost = state.wait_for(|state| matches!(state, ConnectionState::Lost { .. }));
-    let lost = tokio::select! {
-        lost = within(lost) => lost.unwrap().clone(),
-        () = refusing => unreachable!(),
-    };
-    let ConnectionState::Lost { error } = lost else { panic!("{lost:?}") };
+    let error = during(refusing, lost(&client)).await;
     assert_eq!(error.kind(), ErrorKind::Disconnected);
     assert!(error.to_string().contains("is being adopted"), "{error}");
     assert!((50..=60).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
@@ -100,8 +96,7 @@ async fn a_process_of_a_foreign_session_goes_on_when_that_session_is_adopted() {
     peer.cut();
     let (mut peer, _) = door.welcome(CURRENT).await;
     for _ in 0..4 {
-        let request = peer.request("process/subscribe").await;
-        peer.refuse(&request, -32010, Some("sessionAdopting"), ADOPTING).await;
+        peer.refuse_next("process/subscribe", -32010, Some("sessionAdopting"), ADOPTING).await;
     }
     peer.serve("process/subscribe", json!({"firstSeq": 1, "nextSeq": 1})).await;
     peer.output_of(Some("other"), "p", 1, "stdout", "one").await;

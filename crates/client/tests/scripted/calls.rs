@@ -12,7 +12,8 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::{
-    Kind, SESSION, both, connect, connect_with, error_kind, is_pending, named, peer::CURRENT, settle, start, within,
+    Kind, SESSION, both, connect, connect_with, error_kind, is_pending, named, peer::CURRENT, running, settle, start,
+    within,
 };
 
 const READY: &str = "ready";
@@ -94,8 +95,7 @@ async fn rpc_client_timeout_removes_pending_request() {
 
 #[tokio::test(start_paused = true)]
 async fn rpc_client_bounds_in_flight_calls_and_preserves_cleanup() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, mut peer, _door, process) = running(CURRENT).await;
     let waiting = join_all((0..1024).map(|_| process.read(0, None, Duration::from_secs(60))));
     tokio::pin!(waiting);
     let mut reads = Vec::new();
@@ -129,8 +129,7 @@ async fn rpc_client_bounds_in_flight_calls_and_preserves_cleanup() {
 
 #[tokio::test(start_paused = true)]
 async fn answers_received_before_the_end_win_over_it() {
-    let (client, mut peer, door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, door, process) = running(CURRENT).await;
     door.refuse();
     // A signal may not be sent twice, so without an answer its outcome would be unknown.
     let calls = async { tokio::join!(process.signal("INT"), process.signal("TERM")) };
@@ -168,11 +167,8 @@ async fn errors_of_the_server_keep_code_kind_and_text() {
         (i64::MIN, Some("overloaded"), Some(Word::Overloaded)),
     ];
     for (code, word, kind) in cases {
-        let (listed, ()) = both(client.list(Scope::Session), async {
-            let request = peer.request("process/list").await;
-            peer.refuse(&request, code, word, "what went wrong").await;
-        })
-        .await;
+        let (listed, ()) =
+            both(client.list(Scope::Session), peer.refuse_next("process/list", code, word, "what went wrong")).await;
         let error = listed.unwrap_err();
         assert!(matches!(&error, Error::Server { code: given, kind: word, .. } if (*given, *word) == (code, kind)));
         assert_eq!(error.to_string(), "what went wrong");
@@ -191,10 +187,10 @@ async fn errors_of_the_server_keep_code_kind_and_text() {
 async fn the_closed_marker_of_older_peers_is_a_disconnect() {
     let builder = Client::builder().fail_fast(true);
     let (client, mut peer, mut door) = connect_with(builder, Kind::H).await;
-    let (status, ()) = both(client.environment_status(), async {
-        let request = peer.request("environment/status").await;
-        peer.refuse(&request, -32000, None, "JSON-RPC transport closed").await;
-    })
+    let (status, ()) = both(
+        client.environment_status(),
+        peer.refuse_next("environment/status", -32000, None, "JSON-RPC transport closed"),
+    )
     .await;
     let error = status.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Disconnected);
@@ -212,8 +208,7 @@ async fn the_closed_marker_of_older_peers_is_a_disconnect() {
 async fn a_call_that_met_the_closed_marker_is_repeated_on_the_next_connection() {
     let (client, mut peer, mut door) = connect(Kind::H).await;
     let (status, ()) = both(client.environment_status(), async {
-        let request = peer.request("environment/status").await;
-        peer.refuse(&request, -32000, None, "JSON-RPC transport closed").await;
+        peer.refuse_next("environment/status", -32000, None, "JSON-RPC transport closed").await;
         let (mut peer, _) = door.welcome(Kind::H).await;
         peer.serve("environment/status", ready()).await;
     })
@@ -223,8 +218,7 @@ async fn a_call_that_met_the_closed_marker_is_repeated_on_the_next_connection() 
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_another_shape_is_a_decode_error_of_its_method() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     for wrong in [json!(null), json!([]), json!({"running": "yes"}), json!({})] {
         let (terminated, _) = both(process.terminate(None), peer.serve("process/terminate", wrong)).await;
         let error = terminated.unwrap_err();
@@ -237,8 +231,7 @@ async fn an_answer_of_another_shape_is_a_decode_error_of_its_method() {
 
 #[tokio::test(start_paused = true)]
 async fn a_second_handle_of_one_name_is_refused_before_anything_is_sent() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let _process = start(&client, &mut peer, named("p")).await;
+    let (client, mut peer, _door, _process) = running(CURRENT).await;
     let error = within(client.start(named("p"))).await.unwrap_err();
     assert_eq!(error.server_kind(), Some(Word::DuplicateProcess));
     assert_eq!(error.to_string(), "process p already exists");
@@ -249,10 +242,8 @@ async fn a_second_handle_of_one_name_is_refused_before_anything_is_sent() {
 async fn a_start_that_the_server_refuses_leaves_the_name_free() {
     let (client, mut peer, _door) = connect(CURRENT).await;
     let (refused, ()) = both(client.start(named("p")), async {
-        let info = peer.request("environment/info").await;
-        peer.answer_info(&info).await;
-        let request = peer.request("process/start").await;
-        peer.refuse(&request, -32603, Some("programNotFound"), "no such program").await;
+        peer.serve_info().await;
+        peer.refuse_next("process/start", -32603, Some("programNotFound"), "no such program").await;
     })
     .await;
     assert_eq!(refused.unwrap_err().server_kind(), Some(Word::ProgramNotFound));
@@ -264,8 +255,7 @@ async fn a_start_that_the_server_refuses_leaves_the_name_free() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_server_would_ignore_is_refused_here() {
-    let (client, mut peer, _door) = connect(Kind::H).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, mut peer, _door, process) = running(Kind::H).await;
     let limited = named("q").timeout(Duration::from_secs(1));
     for error in [
         within(client.start(limited)).await.unwrap_err(),
@@ -280,12 +270,10 @@ async fn what_a_server_would_ignore_is_refused_here() {
 
 #[tokio::test(start_paused = true)]
 async fn closing_acknowledges_what_was_taken_and_ends_every_handle() {
-    let (client, mut peer, door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, mut peer, door, process) = running(CURRENT).await;
     let mut events = process.events();
     peer.output("p", 1, "one").await;
-    peer.exited("p", 2, 0).await;
-    peer.closed("p", 3).await;
+    peer.ends("p", 2, 0).await;
     assert_eq!(crate::take(&mut events, 3).await, ["out 1 one", "exit 2=0", "close 3"]);
     drop(events);
     within(client.clone().close()).await;
@@ -299,8 +287,7 @@ async fn closing_acknowledges_what_was_taken_and_ends_every_handle() {
 
 #[tokio::test(start_paused = true)]
 async fn ending_the_session_ends_every_handle_of_it() {
-    let (client, mut peer, door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, mut peer, door, process) = running(CURRENT).await;
     let mut events = process.events();
     let (ended, _) = both(client.end_session(), peer.serve("session/end", json!({}))).await;
     ended.unwrap();

@@ -10,15 +10,14 @@ use tokio::time::Instant;
 use crate::{
     Kind, both, collect, connect, is_pending, named, next,
     peer::{CURRENT, read_result},
-    settle, spell, start, take, within,
+    running, running_two, settle, spell, start, take, within,
 };
 
 const MIB: usize = 1 << 20;
 
 #[tokio::test(start_paused = true)]
 async fn exec_process_pushes_events() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     let mut events = process.events();
     peer.output_on("p", 1, "stdout", "to out").await;
     peer.output_on("p", 2, "stderr", "to err").await;
@@ -44,8 +43,7 @@ async fn exec_process_pushes_events() {
 
 #[tokio::test(start_paused = true)]
 async fn process_events_are_delivered_in_seq_order_when_notifications_are_reordered() {
-    let (client, mut peer, _door) = connect(Kind::S).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(Kind::S).await;
     let mut events = process.events();
     peer.closed("p", 4).await;
     peer.output("p", 1, "one").await;
@@ -61,16 +59,14 @@ async fn process_events_are_delivered_in_seq_order_when_notifications_are_reorde
 #[tokio::test(start_paused = true)]
 async fn a_number_that_was_told_is_not_told_again() {
     for kind in [CURRENT, Kind::H] {
-        let (client, mut peer, _door) = connect(kind).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (_client, mut peer, _door, process) = running(kind).await;
         let mut events = process.events();
         peer.output("p", 1, "one").await;
         peer.output("p", 1, "other").await;
         peer.output("p", 2, "two").await;
         peer.output("p", 1, "one").await;
         peer.exited("p", 2, 9).await;
-        peer.exited("p", 3, 0).await;
-        peer.closed("p", 4).await;
+        peer.ends("p", 3, 0).await;
         peer.closed("p", 4).await;
         peer.output("p", 5, "after the close").await;
         assert_eq!(collect(&mut events).await, ["out 1 one", "out 2 two", "exit 3=0", "close 4"], "{kind:?}");
@@ -79,8 +75,7 @@ async fn a_number_that_was_told_is_not_told_again() {
 
 #[tokio::test(start_paused = true)]
 async fn output_may_follow_the_exit() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     let mut events = process.events();
     peer.exited("p", 1, 7).await;
     assert_eq!(next(&mut events).await, "exit 1=7");
@@ -95,8 +90,7 @@ async fn output_may_follow_the_exit() {
 
 #[tokio::test(start_paused = true)]
 async fn process_event_reorder_rejects_oversized_output() {
-    let (client, mut peer, _door) = connect(Kind::H).await;
-    let (process, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let (_client, mut peer, _door, [process, other]) = running_two(Kind::H).await;
     let (mut events, mut others) = (process.events(), other.events());
     peer.output("p", 2, vec![b'x'; MIB + 1]).await;
     assert_eq!(collect(&mut events).await, ["failed Protocol: one piece of output is larger than 1 MiB"]);
@@ -107,13 +101,10 @@ async fn process_event_reorder_rejects_oversized_output() {
 
 #[tokio::test(start_paused = true)]
 async fn process_event_reorder_accepts_gap_closing_event_at_limits() {
-    let (client, mut peer, _door) = connect(Kind::H).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(Kind::H).await;
     let mut events = process.events();
     // 256 events with 1 MiB in total wait for the first one, which is not counted with them.
-    for seq in 2..=257 {
-        peer.output("p", seq, [b'x'; 4096]).await;
-    }
+    peer.outputs("p", 2..=257, [b'x'; 4096]).await;
     peer.output("p", 1, vec![b'y'; MIB]).await;
     let story = take(&mut events, 257).await;
     assert_eq!((story[0].as_str(), story[256].as_str()), ("out 1 1048576 bytes", "out 257 4096 bytes"));
@@ -125,9 +116,7 @@ async fn too_much_that_is_early_fails_its_process_alone() {
     let (many, large) =
         (start(&client, &mut peer, named("many")).await, start(&client, &mut peer, named("large")).await);
     let quiet = start(&client, &mut peer, named("quiet")).await;
-    for seq in 2..=258 {
-        peer.output("many", seq, "x").await;
-    }
+    peer.outputs("many", 2..=258, "x").await;
     peer.output("large", 2, vec![b'x'; MIB]).await;
     peer.output("large", 3, "x").await;
     peer.output("quiet", 1, "fine").await;
@@ -142,8 +131,7 @@ async fn too_much_that_is_early_fails_its_process_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_skipped_number_of_a_current_server_fails_its_process_alone() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let (process, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let (_client, mut peer, _door, [process, other]) = running_two(CURRENT).await;
     peer.output("p", 1, "one").await;
     peer.output("p", 3, "three").await;
     peer.output("p", 2, "two").await;
@@ -158,12 +146,9 @@ async fn a_skipped_number_of_a_current_server_fails_its_process_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn more_than_the_window_fails_its_process_alone_in_bounded_memory() {
-    let (client, mut peer, _door) = connect(Kind::Current { window: 1 << 20 }).await;
-    let (process, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let (_client, mut peer, _door, [process, other]) = running_two(Kind::Current { window: 1 << 20 }).await;
     let mut events = process.events();
-    for seq in 1..=60 {
-        peer.output("p", seq, vec![b'x'; 64 << 10]).await;
-    }
+    peer.outputs("p", 1..=60, vec![b'x'; 64 << 10]).await;
     peer.output("q", 1, "fine").await;
     assert_eq!(next(&mut other.events()).await, "out 1 fine");
     let story = collect(&mut events).await;
@@ -175,8 +160,7 @@ async fn more_than_the_window_fails_its_process_alone_in_bounded_memory() {
 
 #[tokio::test(start_paused = true)]
 async fn a_window_of_single_bytes_is_no_breach_and_holds_up_no_call() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let (process, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let (_client, mut peer, _door, [process, other]) = running_two(CURRENT).await;
     let mut events = process.events();
     // A quarter of the window in bytes, and far more events than could be stored separately.
     let count = (1 << 20) + 1000;
@@ -200,15 +184,13 @@ async fn a_window_of_single_bytes_is_no_breach_and_holds_up_no_call() {
         }
     };
     within(taking).await;
-    peer.exited("p", count + 1, 0).await;
-    peer.closed("p", count + 2).await;
+    peer.ends("p", count + 1, 0).await;
     assert_eq!(collect(&mut events).await, [format!("exit {}=0", count + 1), format!("close {}", count + 2)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn wake_tells_the_highest_number_and_one_more_on_a_failure() {
-    let (client, mut peer, _door) = connect(Kind::S).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(Kind::S).await;
     let mut wake = process.wake();
     assert_eq!(*wake.borrow_and_update(), 0);
     for (seq, expected) in [(1, 1), (5, 5), (3, 5)] {
@@ -229,9 +211,7 @@ async fn wake_notifications_do_not_block_other_sessions() {
         (start(&client, &mut peer, named("noisy")).await, start(&client, &mut peer, named("quiet")).await);
     let (_unread, mut wake) = (noisy.events(), quiet.wake());
     let began = Instant::now();
-    for seq in 1..=4097 {
-        peer.output("noisy", seq, "x").await;
-    }
+    peer.outputs("noisy", 1..=4097, "x").await;
     peer.output("quiet", 1, "x").await;
     within(wake.changed()).await.unwrap();
     assert_eq!(*wake.borrow_and_update(), 1);
@@ -241,12 +221,10 @@ async fn wake_notifications_do_not_block_other_sessions() {
 
 #[tokio::test(start_paused = true)]
 async fn exec_process_replays_events_after_close() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     let mut first = process.events();
     peer.output("p", 1, "one").await;
-    peer.exited("p", 2, 0).await;
-    peer.closed("p", 3).await;
+    peer.ends("p", 2, 0).await;
     let story = ["out 1 one", "exit 2=0", "close 3"];
     assert_eq!(collect(&mut first).await, story);
     assert_eq!(collect(&mut process.events()).await, story);
@@ -257,8 +235,7 @@ async fn exec_process_replays_events_after_close() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_reader_gets_older_output_from_the_server_and_then_from_memory() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     let mut first = process.events();
     let piece = vec![b'x'; 64 << 10];
     // 3 MiB pass, of which 1 MiB stays in memory.
@@ -266,8 +243,7 @@ async fn a_late_reader_gets_older_output_from_the_server_and_then_from_memory() 
         peer.output("p", seq, &piece).await;
         assert_eq!(next(&mut first).await, format!("out {seq} 65536 bytes"));
     }
-    peer.exited("p", 49, 0).await;
-    peer.closed("p", 50).await;
+    peer.ends("p", 49, 0).await;
     assert_eq!(collect(&mut first).await, ["exit 49=0", "close 50"]);
     let mut late = process.events_after(2);
     let (event, params) = crate::both(late.next(), async {
@@ -288,18 +264,17 @@ async fn a_late_reader_gets_older_output_from_the_server_and_then_from_memory() 
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_forgot_the_process_leaves_a_gap() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     let mut first = process.events();
     for seq in 1..=40 {
         peer.output("p", seq, vec![b'x'; 64 << 10]).await;
         next(&mut first).await;
     }
     let mut late = process.events();
-    let (event, ()) = crate::both(late.next(), async {
-        let request = peer.request("process/read").await;
-        peer.refuse(&request, -32600, Some("unknownProcess"), "unknown process id p").await;
-    })
+    let (event, ()) = crate::both(
+        late.next(),
+        peer.refuse_next("process/read", -32600, Some("unknownProcess"), "unknown process id p"),
+    )
     .await;
     let Some(Event::Gap { from_seq: 1, to_seq, bytes: None }) = event else { panic!("{event:?}") };
     assert_eq!(next(&mut late).await, format!("out {} 65536 bytes", to_seq + 1));
@@ -310,8 +285,7 @@ async fn a_server_that_forgot_the_process_leaves_a_gap() {
 
 #[tokio::test(start_paused = true)]
 async fn a_gap_that_stands_for_empty_chunks_is_a_gap() {
-    let (client, mut peer, _door) = connect(Kind::H).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(Kind::H).await;
     let gap = json!({"fromSeq": 1, "toSeq": 3, "bytes": 5});
     let params = json!({"processId": "p", "seq": 1, "stream": "stdout", "chunk": "", "gap": gap});
     peer.notify("process/output", params).await;

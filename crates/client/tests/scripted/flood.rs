@@ -5,7 +5,7 @@ use std::{env, fs, process::Command};
 use exec_server_client::protocol::base64;
 use serde_json::json;
 
-use crate::{connect, named, next, peer::CURRENT, settle, start};
+use crate::{next, peer::CURRENT, running, settle};
 
 /// Resident memory of this program, in KiB.
 fn resident() -> usize {
@@ -31,8 +31,7 @@ fn a_flood_for_unknown_processes_takes_no_memory() {
 }
 
 async fn flood() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     // Every message names another process. The same buffer is sent again and again.
     let chunk = base64::encode(&vec![b'x'; 1 << 20]);
     let mut flood = Vec::new();

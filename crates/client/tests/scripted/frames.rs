@@ -7,11 +7,9 @@ use exec_server_client::protocol::{
 use serde_json::json;
 
 use crate::{
-    Kind, collect, connect,
-    hostile::is_connected,
-    named, next,
+    Kind, collect, connect, is_connected, named, next,
     peer::{CURRENT, Peer},
-    start,
+    running, running_two, start,
 };
 
 async fn channel(peer: &mut Peer, process: &str, channel: u32) {
@@ -25,8 +23,7 @@ async fn output(peer: &mut Peer, channel: u32, seq: u64, stream: Stream, text: &
 
 #[tokio::test(start_paused = true)]
 async fn frames_reach_the_process_of_their_number() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let (p, q) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let (_client, mut peer, _door, [p, q]) = running_two(CURRENT).await;
     let (mut p, mut q) = (p.events(), q.events());
     // Channel 7 is not assigned yet, and the client has no process `nobody`.
     output(&mut peer, 7, 1, Stream::Stdout, "early").await;
@@ -42,8 +39,7 @@ async fn frames_reach_the_process_of_their_number() {
     channel(&mut peer, "p", 8).await;
     output(&mut peer, 8, 3, Stream::Pty, "three").await;
     output(&mut peer, 7, 4, Stream::Stdout, "late").await;
-    peer.exited("p", 4, 0).await;
-    peer.closed("p", 5).await;
+    peer.ends("p", 4, 0).await;
     assert_eq!(collect(&mut p).await, ["out 1 one", "out 2 two", "tty 3 three", "exit 4=0", "close 5"]);
     assert_eq!(next(&mut q).await, "err 1 other");
 }
@@ -83,8 +79,7 @@ async fn a_frame_that_is_none_is_a_cut_and_the_process_goes_on() {
     let mut write = Vec::new();
     assert!(WriteFrame { channel: 7, id: 1, write_id: "w" }.encode(&mut write));
     for bad in [&good[..20], &bad_stream, &write] {
-        let (client, mut peer, mut door) = connect(CURRENT).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (client, mut peer, mut door, process) = running(CURRENT).await;
         let mut events = process.events();
         channel(&mut peer, "p", 7).await;
         peer.frame(bad).await;

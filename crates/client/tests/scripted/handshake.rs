@@ -10,7 +10,7 @@ use exec_server_client::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::{Kind, SESSION, both, error_kind, peer::CURRENT, scripted, within};
+use crate::{Kind, SESSION, both, error_kind, is_connected, lost, peer::CURRENT, scripted, within};
 
 /// Opens a client whose server answers `initialize` with this result.
 async fn answered(builder: Builder, result: Value) -> Result<Client, Error> {
@@ -114,14 +114,11 @@ async fn a_retry_without_end_is_no_overflow() {
     let client = client.unwrap();
     door.refuse();
     peer.cut();
-    let mut state = client.watch_state();
     let six_hours = Duration::from_secs(6 * 60 * 60);
-    let lost = state.wait_for(|state| matches!(state, exec_server_client::ConnectionState::Lost { .. }));
-    assert!(tokio::time::timeout(six_hours, lost).await.is_err());
+    assert!(tokio::time::timeout(six_hours, lost(&client)).await.is_err());
     door.reopen();
     let (_peer, _) = door.welcome(CURRENT).await;
-    let connected = state.wait_for(|state| matches!(state, exec_server_client::ConnectionState::Connected));
-    within(connected).await.unwrap();
+    is_connected(&client).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,8 +200,7 @@ async fn a_refusal_keeps_code_and_kind() {
     let (way, mut door) = scripted();
     let (client, ()) = both(Client::builder().open(way), async {
         let mut peer = door.accept().await;
-        let request = peer.request("initialize").await;
-        peer.refuse(&request, -32603, Some("resourcesExhausted"), "no room").await;
+        peer.refuse_next("initialize", -32603, Some("resourcesExhausted"), "no room").await;
     })
     .await;
     let error = client.unwrap_err();

@@ -9,21 +9,11 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    Kind, Peer, SESSION, both, collect, connect, connect_with, error_kind, is_pending, named, next,
+    Kind, Peer, SESSION, both, collect, connect, connect_by, connect_with, during, error_kind, is_connected,
+    is_pending, lost, named, next,
     peer::{CURRENT, read_result},
-    settle, start, within,
+    running, settle, start, until, within,
 };
-
-async fn lost(client: &Client) -> Error {
-    let mut state = client.watch_state();
-    let state = within(state.wait_for(|state| matches!(state, ConnectionState::Lost { .. }))).await.unwrap().clone();
-    let ConnectionState::Lost { error } = state else { panic!("{state:?}") };
-    error
-}
-
-pub(crate) async fn is_connected(client: &Client) {
-    within(client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
-}
 
 /// Lines that are not a message, or that are not a valid notification.
 const GARBAGE: &[&[u8]] = &[
@@ -46,8 +36,7 @@ const GARBAGE: &[&[u8]] = &[
 #[tokio::test(start_paused = true)]
 async fn garbage_is_a_cut_and_the_process_goes_on() {
     for garbage in GARBAGE {
-        let (client, mut peer, mut door) = connect(CURRENT).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (client, mut peer, mut door, process) = running(CURRENT).await;
         let mut events = process.events();
         peer.raw(garbage).await;
         // The resume repeats the event that the invalid message may have contained.
@@ -62,8 +51,7 @@ async fn garbage_is_a_cut_and_the_process_goes_on() {
 #[tokio::test(start_paused = true)]
 async fn garbage_after_every_handshake_ends_in_a_protocol_error() {
     for kind in [CURRENT, Kind::H] {
-        let (client, mut peer, mut door) = connect(kind).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (client, mut peer, mut door, process) = running(kind).await;
         let began = Instant::now();
         peer.raw("garbage\n").await;
         let serving = async {
@@ -72,10 +60,7 @@ async fn garbage_after_every_handshake_ends_in_a_protocol_error() {
                 peer.raw("garbage\n").await;
             }
         };
-        let error = tokio::select! {
-            error = lost(&client) => error,
-            () = serving => unreachable!(),
-        };
+        let error = during(serving, lost(&client)).await;
         assert!(matches!(&error, Error::Protocol(text) if text.contains("malformed")), "{error:?}");
         assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
         assert!(door.attempts() <= 10, "{}", door.attempts());
@@ -95,10 +80,7 @@ async fn garbage_in_every_handshake_ends_in_a_protocol_error() {
             peer.raw("HTTP/1.1 502 Bad Gateway\n").await;
         }
     };
-    let error = tokio::select! {
-        error = lost(&client) => error,
-        () = serving => unreachable!(),
-    };
+    let error = during(serving, lost(&client)).await;
     assert!(matches!(&error, Error::Protocol(text) if text.contains("malformed")), "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     assert!(door.attempts() <= 10, "{}", door.attempts());
@@ -119,17 +101,13 @@ async fn a_proxy_that_answers_nonsense_for_a_while_is_outlived() {
 
 #[tokio::test(start_paused = true)]
 async fn a_message_above_the_limit_is_a_cut() {
-    let (way, mut door) = crate::narrow(1 << 20, 64 << 10);
-    let (client, (mut peer, _)) = both(Client::builder().open(way), door.welcome(CURRENT)).await;
-    let client = client.unwrap();
+    let (client, mut peer, mut door) = connect_by(crate::narrow(1 << 20, 64 << 10), Client::builder(), CURRENT).await;
     let process = start(&client, &mut peer, named("p")).await;
     let mut events = process.events();
     peer.output("p", 1, vec![b'x'; 40 << 10]).await;
     assert_eq!(next(&mut events).await, "out 1 40960 bytes");
     peer.output("p", 2, vec![b'x'; 60 << 10]).await;
-    let mut state = client.watch_state();
-    let state =
-        within(state.wait_for(|state| matches!(state, ConnectionState::Recovering { .. }))).await.unwrap().clone();
+    let state = until(&client, |state| matches!(state, ConnectionState::Recovering { .. })).await;
     let ConnectionState::Recovering { reason } = state else { panic!("{state:?}") };
     assert_eq!(reason, "message is larger than `65536` bytes");
     let (mut peer, _) = door.welcome(CURRENT).await;
@@ -146,17 +124,14 @@ async fn a_connection_that_ends_inside_of_a_frame_is_a_cut() {
     };
     let frame = whole(r#"{"method":"process/closed","params":{"processId":"p","seq":1}}"#);
     for kept in [1, 2, 3, frame.len() - 1] {
-        let (way, mut door) = crate::websocket();
-        let (client, (mut peer, _)) = both(Client::builder().open(way), door.welcome(CURRENT)).await;
-        let client = client.unwrap();
+        let (client, mut peer, mut door) = connect_by(crate::websocket(), Client::builder(), CURRENT).await;
         let process = start(&client, &mut peer, named("p")).await;
         peer.raw(&frame[..kept]).await;
         peer.cut();
         let (mut peer, _) = door.welcome(CURRENT).await;
         is_connected(&client).await;
         assert!(process.closed().is_none());
-        peer.exited("p", 1, 0).await;
-        peer.closed("p", 2).await;
+        peer.ends("p", 1, 0).await;
         assert_eq!(within(process.wait()).await.unwrap().code, 0);
     }
 }
@@ -164,8 +139,7 @@ async fn a_connection_that_ends_inside_of_a_frame_is_a_cut() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_changes_on_resume_is_lost() {
     for other in [json!({"sessionId": "another"}), json!({"protocolVersion": "exec-server.v0"}), json!({})] {
-        let (client, mut peer, mut door) = connect(CURRENT).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (client, peer, mut door, process) = running(CURRENT).await;
         peer.cut();
         let mut peer = door.accept().await;
         peer.serve("initialize", other).await;
@@ -211,28 +185,23 @@ async fn a_server_that_never_reads_holds_writers_and_nobody_else() {
 
 #[tokio::test(start_paused = true)]
 async fn writes_without_answers_do_not_hold_a_read() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     let writes = join_all((0..200).map(|_| process.write("x")));
     tokio::pin!(writes);
     assert!((&mut writes).now_or_never().is_none());
     for _ in 0..16 {
         peer.request("process/write").await;
     }
-    let (read, _) = both(process.read(0, None, Duration::ZERO), async {
-        peer.serve("process/read", read_result(&[(1, "one")], 2, None, false)).await
-    })
-    .await;
+    let result = read_result(&[(1, "one")], 2, None, false);
+    let (read, _) = both(process.read(0, None, Duration::ZERO), peer.serve("process/read", result)).await;
     assert_eq!(read.unwrap().chunks.len(), 1);
     assert!(is_pending(writes).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_closes_and_never_reads_hangs_no_call() {
-    let (way, mut door) = crate::narrow(4096, 1 << 20);
-    let (client, (mut peer, _)) =
-        both(Client::builder().open(way), door.welcome(Kind::Current { window: 1 << 16 })).await;
-    let client = client.unwrap();
+    let (client, mut peer, mut door) =
+        connect_by(crate::narrow(4096, 1 << 20), Client::builder(), Kind::Current { window: 1 << 16 }).await;
     let process = start(&client, &mut peer, named("p")).await;
     let mut events = process.events();
     let calls = join_all((0..500).map(|_| process.signal("INT")));
@@ -306,24 +275,18 @@ async fn a_missed_past_without_end_is_bounded() {
         }
     };
     // The client reads no more than a reader may lag behind, and then counts as connected.
-    tokio::select! {
-        () = is_connected(&client) => {}
-        () = serving => panic!("nothing is wrong with the process"),
-    }
+    during(serving, is_connected(&client)).await;
     assert_eq!(next(&mut process.events()).await, "out 1 4194304 bytes");
 }
 
 #[tokio::test(start_paused = true)]
 async fn closing_waits_for_no_server() {
-    let (way, mut door) = crate::narrow(4096, 1 << 20);
-    let (client, (mut peer, _)) = both(Client::builder().open(way), door.welcome(CURRENT)).await;
-    let client = client.unwrap();
+    let (client, mut peer, _door) = connect_by(crate::narrow(4096, 1 << 20), Client::builder(), CURRENT).await;
     let process = start(&client, &mut peer, named("p")).await;
     let calls = join_all((0..500).map(|_| process.signal("INT")));
     tokio::pin!(calls);
     assert!(is_pending(&mut calls).await);
-    peer.exited("p", 1, 0).await;
-    peer.closed("p", 2).await;
+    peer.ends("p", 1, 0).await;
     drop(process.events_after(2));
     let began = Instant::now();
     within(client.close()).await;

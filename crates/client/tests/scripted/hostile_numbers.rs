@@ -7,9 +7,9 @@ use exec_server_client::{Client, ConnectionState, ErrorKind, Event, Process};
 use serde_json::{Value, json};
 
 use crate::{
-    Kind, Peer, both, collect, connect, error_kind, named, next,
+    Kind, Peer, both, collect, connect, during, error_kind, is_connected, named, next,
     peer::{CURRENT, read_result},
-    settle, start, take, within,
+    running, settle, start, take, within,
 };
 
 /// The largest number that the protocol can carry.
@@ -32,8 +32,7 @@ async fn survives(kind: Kind, notifications: &[(&str, Value)]) -> Vec<String> {
         peer.notify(method, params).await;
     }
     peer.output("good", 1, "fine").await;
-    peer.exited("good", 2, 0).await;
-    peer.closed("good", 3).await;
+    peer.ends("good", 2, 0).await;
     assert_eq!(within(good.wait()).await.unwrap().code, 0);
     assert!(matches!(client.state(), ConnectionState::Connected), "{notifications:?}");
     let mut story = Vec::new();
@@ -137,8 +136,7 @@ async fn a_close_without_an_exit_is_an_error_and_no_hang() {
 async fn absurd_windows_are_brought_into_bounds() {
     // At least 64 KiB and at most 16 MiB, acknowledged in quarters.
     for (window, every) in [(0, 16 << 10), (1, 16 << 10), (MAX, 4 << 20)] {
-        let (client, mut peer, _door) = connect(Kind::Current { window }).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (_client, mut peer, _door, process) = running(Kind::Current { window }).await;
         let mut events = process.events();
         let piece = vec![b'x'; every];
         peer.output("p", 1, &piece).await;
@@ -150,8 +148,7 @@ async fn absurd_windows_are_brought_into_bounds() {
 
 #[tokio::test(start_paused = true)]
 async fn a_window_without_end_does_not_fill_the_memory() {
-    let (client, mut peer, _door) = connect(Kind::Current { window: MAX }).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(Kind::Current { window: MAX }).await;
     let piece = vec![b'x'; 8 << 20];
     let mut seq = 0;
     while process.failed().is_none() {
@@ -194,10 +191,6 @@ async fn a_past_with_absurd_numbers_fails_its_process_alone() {
             (start(&client, &mut peer, named("bad")).await, start(&client, &mut peer, named("good")).await);
         peer.cut();
         let (mut peer, _) = door.welcome(Kind::H).await;
-        let connected = async {
-            client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected)).await.map(drop)
-        };
-        tokio::pin!(connected);
         let serving = async {
             let mut reads = 0;
             loop {
@@ -214,10 +207,7 @@ async fn a_past_with_absurd_numbers_fails_its_process_alone() {
                 }
             }
         };
-        tokio::select! {
-            connected = within(&mut connected) => connected.unwrap(),
-            () = serving => unreachable!(),
-        }
+        during(serving, is_connected(&client)).await;
         peer.output("good", 1, "fine").await;
         assert_eq!(next(&mut good.events()).await, "out 1 fine", "{case}");
         drop(bad);
@@ -227,8 +217,7 @@ async fn a_past_with_absurd_numbers_fails_its_process_alone() {
 #[tokio::test(start_paused = true)]
 async fn a_past_read_back_with_absurd_numbers_ends_for_its_reader() {
     for (seq, next_seq, closed) in [(MAX, MAX, false), (MAX, MAX, true), (3, MAX, false), (1, 0, true), (9, 2, false)] {
-        let (client, mut peer, _door) = connect(CURRENT).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (_client, mut peer, _door, process) = running(CURRENT).await;
         let mut first = process.events();
         for seq in 1..=40 {
             peer.output("p", seq, vec![b'x'; 64 << 10]).await;
@@ -249,10 +238,7 @@ async fn a_past_read_back_with_absurd_numbers_ends_for_its_reader() {
             }
             panic!("read again and again");
         };
-        let story = tokio::select! {
-            story = within(reading) => story,
-            () = serving => unreachable!(),
-        };
+        let story = during(serving, reading).await;
         assert!(story.len() <= 41, "{story:?}");
         // The first reader is not affected.
         peer.output("p", 41, "fine").await;

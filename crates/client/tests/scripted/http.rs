@@ -7,7 +7,7 @@ use exec_server_client::{
 };
 use serde_json::{Value, json};
 
-use crate::{Kind, Peer, both, connect, is_pending, peer::CURRENT, settle, within};
+use crate::{Kind, Peer, both, connect, is_connected, is_pending, peer::CURRENT, settle, within};
 
 fn get() -> Request {
     Request::new("GET", "http://target.example/")
@@ -51,10 +51,6 @@ async fn rest(body: &mut Body) -> (Vec<String>, Option<String>) {
             }
         }
     }
-}
-
-async fn is_connected(client: &Client) {
-    within(client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -187,8 +183,7 @@ async fn whoever_goes_calls_off_what_the_server_still_does() {
     assert_eq!(peer.serve("http/cancel", cancelled).await, json!({"requestId": name}));
     // After a refusal there is nothing to cancel.
     let refusing = async {
-        let asked = peer.request("http/request").await;
-        peer.refuse(&asked, -32603, Some("httpFailed"), "no route").await;
+        peer.refuse_next("http/request", -32603, Some("httpFailed"), "no route").await;
     };
     let (refused, ()) = both(client.http_stream(&get()), refusing).await;
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Server);

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::{
     Kind, Peer, SESSION, both, collect, connect, connect_with, is_pending, named, next,
     peer::{CURRENT, Request, read_result},
-    settle, start, within,
+    running, running_two, settle, start, within,
 };
 
 fn accepted() -> Value {
@@ -34,8 +34,7 @@ async fn write(peer: &mut Peer) -> (String, String, Request) {
 #[tokio::test(start_paused = true)]
 async fn session_write_retries_same_write_id_after_recovery() {
     for kind in [CURRENT, Kind::H] {
-        let (client, mut peer, mut door) = connect(kind).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (_client, mut peer, mut door, process) = running(kind).await;
         let writes = join_all((0..40).map(|n| process.write(format!("line {n}\n"))));
         let (results, ()) = both(writes, async {
             // Sixteen writes are in flight at once. The first of them is answered.
@@ -71,8 +70,7 @@ async fn session_write_retries_same_write_id_after_recovery() {
 
 #[tokio::test(start_paused = true)]
 async fn write_ids_are_never_used_twice() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let (first, second) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let (_client, mut peer, _door, [first, second]) = running_two(CURRENT).await;
     let mut ids = std::collections::HashSet::new();
     for process in [&first, &second, &first] {
         let (written, (id, _, _)) = both(process.write("x"), async {
@@ -88,8 +86,7 @@ async fn write_ids_are_never_used_twice() {
 
 #[tokio::test(start_paused = true)]
 async fn a_write_on_generation_s_is_not_repeated() {
-    let (client, mut peer, mut door) = connect(Kind::S).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, mut door, process) = running(Kind::S).await;
     let writes = join_all(["one", "two"].map(|text| process.write(text)));
     let (results, peer) = both(writes, async {
         assert_eq!(write(&mut peer).await.1, "one");
@@ -113,8 +110,7 @@ async fn a_write_on_generation_s_is_not_repeated() {
 
 #[tokio::test(start_paused = true)]
 async fn statuses_and_errors_settle_their_own_write() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     let writes = join_all((0..5).map(|n| process.write(n.to_string())));
     let (results, ()) = both(writes, async {
         let mut requests = Vec::new();
@@ -162,8 +158,7 @@ fn kinds(results: &[Result<WriteStatus, Error>]) -> Vec<Result<WriteStatus, Erro
 #[tokio::test(start_paused = true)]
 async fn writes_that_a_server_has_no_room_for_are_sent_again_in_order() {
     for kind in [CURRENT, Kind::S] {
-        let (client, mut peer, _door) = connect(kind).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (_client, mut peer, _door, process) = running(kind).await;
         let writing = join_all(["0", "1", "2", "3"].map(|text| process.write(text)));
         let (results, ()) = both(writing, async {
             let first = writes(&mut peer, &["0", "1", "2", "3"]).await;
@@ -193,8 +188,7 @@ async fn writes_that_a_server_has_no_room_for_are_sent_again_in_order() {
 async fn a_write_that_went_in_before_a_refused_one_is_the_last() {
     // Refused temporarily or for good; first in flight, or behind another write.
     for word in ["overloaded", "writeIdReused"] {
-        let (client, mut peer, _door) = connect(CURRENT).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (_client, mut peer, _door, process) = running(CURRENT).await;
         let writing = join_all((0..20).map(|n| process.write(n.to_string())));
         let (results, ()) = both(writing, async {
             let mut requests = Vec::new();
@@ -228,8 +222,7 @@ async fn a_write_that_went_in_before_a_refused_one_is_the_last() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_write_outlives_a_cut_unless_one_behind_it_may_have_gone_in() {
     for is_alone in [true, false] {
-        let (client, mut peer, mut door) = connect(CURRENT).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (_client, mut peer, mut door, process) = running(CURRENT).await;
         let texts = if is_alone { &["0"][..] } else { &["0", "1"][..] };
         let writing = join_all(texts.iter().map(|text| process.write(*text)));
         let (results, mut peer) = both(writing, async {
@@ -257,8 +250,7 @@ async fn a_refused_write_outlives_a_cut_unless_one_behind_it_may_have_gone_in() 
 
 #[tokio::test(start_paused = true)]
 async fn where_much_is_on_its_way_nothing_is_sent_ahead() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let (full, other) = (start(&client, &mut peer, named("p")).await, start(&client, &mut peer, named("q")).await);
+    let (_client, mut peer, _door, [full, other]) = running_two(CURRENT).await;
     // Half of what a server buffers for a connection.
     let (large, writing) = (vec![b'x'; 32 << 20], async { tokio::join!(other.write("0"), other.write("1")) });
     assert!(is_pending(full.write(large)).await);
@@ -287,8 +279,7 @@ async fn where_much_is_on_its_way_nothing_is_sent_ahead() {
 
 #[tokio::test(start_paused = true)]
 async fn a_write_waits_where_too_many_calls_do() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     let reads = join_all((0..1024).map(|_| process.read(0, None, Duration::from_secs(60))));
     tokio::pin!(reads);
     assert!(is_pending(&mut reads).await);
@@ -311,8 +302,7 @@ async fn a_write_waits_where_too_many_calls_do() {
 
 #[tokio::test(start_paused = true)]
 async fn closing_stdin_stays_behind_the_writes_and_is_ours_when_repeated() {
-    let (client, mut peer, mut door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, mut door, process) = running(CURRENT).await;
     let calls = async { tokio::join!(process.write("last"), process.close_stdin()) };
     let ((written, closed), ()) = both(calls, async {
         let (id, _, request) = write(&mut peer).await;
@@ -333,8 +323,7 @@ async fn closing_stdin_stays_behind_the_writes_and_is_ours_when_repeated() {
 
 #[tokio::test(start_paused = true)]
 async fn a_write_that_is_given_up_is_made_all_the_same() {
-    let (client, mut peer, _door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(CURRENT).await;
     assert!(is_pending(process.write("first")).await);
     drop(process);
     assert_eq!(write(&mut peer).await.1, "first");
@@ -344,8 +333,7 @@ async fn a_write_that_is_given_up_is_made_all_the_same() {
 async fn an_interrupted_start_is_made_once() {
     let (client, mut peer, mut door) = connect(CURRENT).await;
     let (process, mut peer) = both(client.start(named("p")), async {
-        let info = peer.request("environment/info").await;
-        peer.answer_info(&info).await;
+        peer.serve_info().await;
         let first = peer.request("process/start").await;
         // The server has started the process, and its first output arrives before the cut.
         peer.output("p", 1, "early").await;
@@ -362,8 +350,7 @@ async fn an_interrupted_start_is_made_once() {
     .await;
     let process = process.unwrap();
     assert_eq!((process.id().as_str(), process.pid()), ("p", Some(4711)));
-    peer.exited("p", 2, 0).await;
-    peer.closed("p", 3).await;
+    peer.ends("p", 2, 0).await;
     assert_eq!(collect(&mut process.events()).await, ["out 1 early", "exit 2=0", "close 3"]);
 }
 
@@ -381,8 +368,7 @@ async fn an_interrupted_start_on_a_reference_server_is_made_once() {
     for is_known in [true, false] {
         let (client, mut peer, mut door) = connect(Kind::H).await;
         let (process, mut peer) = both(client.start(named("p")), async {
-            let info = peer.request("environment/info").await;
-            peer.answer_info(&info).await;
+            peer.serve_info().await;
             peer.request("process/start").await;
             peer.cut();
             let (mut peer, _) = door.welcome(Kind::H).await;
@@ -398,8 +384,7 @@ async fn an_interrupted_start_on_a_reference_server_is_made_once() {
             assert_eq!(request.method, "process/start");
             if is_known {
                 peer.refuse(&request, -32600, None, "process p already exists").await;
-                let listed = peer.request("process/list").await;
-                peer.refuse(&listed, -32601, None, "unknown method process/list").await;
+                peer.refuse_next("process/list", -32601, None, "unknown method process/list").await;
             } else {
                 peer.answer(&request, json!({"processId": "p"})).await;
                 peer.output("p", 1, "one").await;
@@ -409,8 +394,7 @@ async fn an_interrupted_start_on_a_reference_server_is_made_once() {
         .await;
         let process = process.unwrap();
         assert_eq!(process.pid(), None);
-        peer.exited("p", 2, 0).await;
-        peer.closed("p", 3).await;
+        peer.ends("p", 2, 0).await;
         assert_eq!(collect(&mut process.events()).await, ["out 1 one", "exit 2=0", "close 3"], "known: {is_known}");
     }
 }
@@ -419,8 +403,7 @@ async fn an_interrupted_start_on_a_reference_server_is_made_once() {
 async fn a_name_that_is_taken_is_an_error_when_it_was_asked_for_once() {
     let (client, mut peer, _door) = connect(Kind::S).await;
     let (started, ()) = both(client.start(named("p")), async {
-        let info = peer.request("environment/info").await;
-        peer.answer_info(&info).await;
+        peer.serve_info().await;
         let request = peer.request("process/start").await;
         assert_eq!(request.params["cwd"], "/");
         peer.refuse(&request, -32600, None, "process p already exists").await;
@@ -436,8 +419,7 @@ async fn abandoned_process_start_unregisters_and_cleans_up() {
     let (client, mut peer, _door) = connect(CURRENT).await;
     let starting = client.start(named("p"));
     let asked = async {
-        let info = peer.request("environment/info").await;
-        peer.answer_info(&info).await;
+        peer.serve_info().await;
         peer.request("process/start").await
     };
     let request = tokio::select! {
@@ -469,8 +451,7 @@ async fn a_start_that_is_given_up_before_it_was_sent_leaves_nothing() {
 async fn an_abandoned_start_is_cleaned_up_on_the_next_link_too() {
     let (client, mut peer, mut door) = connect(CURRENT).await;
     let asked = async {
-        let info = peer.request("environment/info").await;
-        peer.answer_info(&info).await;
+        peer.serve_info().await;
         peer.request("process/start").await;
         peer.cut();
     };
@@ -500,8 +481,7 @@ async fn dropping_a_handle_ends_a_process_only_where_that_was_chosen() {
     assert_eq!(params, json!({"processId": "ended"}));
     // A process that has closed by itself is not terminated.
     let process = start(&client, &mut peer, named("over").terminate_on_drop(true)).await;
-    peer.exited("over", 1, 0).await;
-    peer.closed("over", 2).await;
+    peer.ends("over", 1, 0).await;
     within(process.wait()).await.unwrap();
     drop(process);
     assert_eq!(peer.ack().await, ("over".to_owned(), 2));

@@ -35,7 +35,7 @@ use std::{
 };
 
 use exec_server_client::{
-    Builder, Client, ConnectFailure, Error, Process, Start,
+    Builder, Client, ConnectFailure, ConnectionState, Error, Process, Start,
     transport::{BoxFuture, Connect, Connection},
 };
 use exec_server_rpc::{Framing, WebSocketRole, memory};
@@ -193,9 +193,31 @@ pub(crate) async fn connect(kind: Kind) -> (Client, Peer, Door) {
 
 /// Like [`connect`], with options.
 pub(crate) async fn connect_with(builder: Builder, kind: Kind) -> (Client, Peer, Door) {
-    let (way, mut door) = scripted();
+    connect_by(scripted(), builder, kind).await
+}
+
+/// Like [`connect_with`], over this transport.
+pub(crate) async fn connect_by(
+    (way, mut door): (Scripted, Door),
+    builder: Builder,
+    kind: Kind,
+) -> (Client, Peer, Door) {
     let (client, (peer, _)) = both(builder.open(way), door.welcome(kind)).await;
     (client.unwrap(), peer, door)
+}
+
+/// Like [`connect`], with the started process `p`.
+pub(crate) async fn running(kind: Kind) -> (Client, Peer, Door, Process) {
+    let (client, mut peer, door) = connect(kind).await;
+    let process = start(&client, &mut peer, named("p")).await;
+    (client, peer, door, process)
+}
+
+/// Like [`connect`], with the started processes `p` and `q`.
+pub(crate) async fn running_two(kind: Kind) -> (Client, Peer, Door, [Process; 2]) {
+    let (client, mut peer, door, process) = running(kind).await;
+    let other = start(&client, &mut peer, named("q")).await;
+    (client, peer, door, [process, other])
 }
 
 /// Starts a process, and plays the server's side of the start.
@@ -217,6 +239,30 @@ pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
 /// Runs both sides of a conversation to their ends.
 pub(crate) async fn both<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     within(async { tokio::join!(a, b) }).await
+}
+
+/// Awaits something while the server's side goes on without an end.
+pub(crate) async fn during<T>(serving: impl Future<Output = ()>, happening: impl Future<Output = T>) -> T {
+    tokio::select! {
+        done = within(happening) => done,
+        () = serving => panic!("the server's side has ended"),
+    }
+}
+
+/// Waits until the client has such a state.
+pub(crate) async fn until(client: &Client, is_met: impl FnMut(&ConnectionState) -> bool) -> ConnectionState {
+    within(client.watch_state().wait_for(is_met)).await.unwrap().clone()
+}
+
+pub(crate) async fn is_connected(client: &Client) {
+    until(client, |state| matches!(state, ConnectionState::Connected)).await;
+}
+
+/// Waits until the client has lost its session, and returns the error.
+pub(crate) async fn lost(client: &Client) -> Error {
+    let state = until(client, |state| matches!(state, ConnectionState::Lost { .. })).await;
+    let ConnectionState::Lost { error } = state else { panic!("{state:?}") };
+    error
 }
 
 /// Runs all tasks until they are idle.

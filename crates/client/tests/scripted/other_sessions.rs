@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    Kind, Peer, SESSION, both, collect, connect, connect_with, named, next,
+    Kind, Peer, SESSION, both, collect, connect, connect_by, connect_with, is_connected, named, next,
     peer::{CURRENT, read_result},
     settle, start, take, within,
 };
@@ -42,10 +42,6 @@ async fn attach(client: &Client, peer: &mut Peer, options: Attach) -> (Process, 
 
 async fn push(peer: &mut Peer, seq: u64, bytes: impl AsRef<[u8]>) {
     peer.output_of(Some("other"), "p", seq, "pty", bytes).await;
-}
-
-async fn is_connected(client: &Client) {
-    within(client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -98,9 +94,7 @@ async fn a_subscription_is_renewed_after_a_cut_where_it_stood() {
 
 #[tokio::test(start_paused = true)]
 async fn a_link_that_dies_while_a_subscription_is_renewed_is_given_up_and_a_slow_one_is_not() {
-    let (way, mut door) = crate::probed();
-    let (client, (mut peer, _)) = both(Client::builder().open(way), door.welcome(CURRENT)).await;
-    let client = client.unwrap();
+    let (client, mut peer, mut door) = connect_by(crate::probed(), Client::builder(), CURRENT).await;
     let (process, _) = attach(&client, &mut peer, other(true, 0)).await;
     peer.cut();
     // This peer answers `initialize`, and then dies.
@@ -126,8 +120,7 @@ async fn a_subscription_that_cannot_be_renewed_fails_alone() {
     let (process, _) = attach(&client, &mut peer, other(true, 0)).await;
     peer.cut();
     let (mut peer, _) = door.welcome(CURRENT).await;
-    let request = peer.request("process/subscribe").await;
-    peer.refuse(&request, -32600, Some("unknownProcess"), "unknown process id p").await;
+    peer.refuse_next("process/subscribe", -32600, Some("unknownProcess"), "unknown process id p").await;
     assert_eq!(collect(&mut process.events()).await, ["failed Server: unknown process id p"]);
     peer.output("q", 1, "fine").await;
     assert_eq!(next(&mut own.events()).await, "out 1 fine");
@@ -310,8 +303,7 @@ async fn a_failed_attach_can_be_repeated() {
     .await;
     assert_eq!(attached.unwrap_err().to_string(), "not now");
     let (attached, ()) = both(client.attach(&id, Attach::default()), async {
-        let request = peer.request("environment/info").await;
-        peer.answer_info(&request).await;
+        peer.serve_info().await;
     })
     .await;
     let process = attached.unwrap();

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    ops::RangeInclusive,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -247,6 +248,18 @@ impl Peer {
         self.send(&json!({"id": request.id, "error": error})).await;
     }
 
+    /// Answers the next request, which must be of this method, with an error.
+    pub(crate) async fn refuse_next(&mut self, method: &str, code: i64, kind: Option<&str>, message: &str) {
+        let request = self.request(method).await;
+        self.refuse(&request, code, kind, message).await;
+    }
+
+    /// Answers the next request, which must be `environment/info`.
+    pub(crate) async fn serve_info(&mut self) {
+        let request = self.request("environment/info").await;
+        self.answer_info(&request).await;
+    }
+
     /// Sends a notification.
     pub(crate) async fn notify(&mut self, method: &str, params: Value) {
         self.send(&json!({"method": method, "params": params})).await;
@@ -255,6 +268,13 @@ impl Peer {
     /// Sends output of a process on stdout.
     pub(crate) async fn output(&mut self, id: &str, seq: u64, bytes: impl AsRef<[u8]>) {
         self.output_on(id, seq, "stdout", bytes).await;
+    }
+
+    /// Sends the same output of a process on stdout with each of these numbers.
+    pub(crate) async fn outputs(&mut self, id: &str, seqs: RangeInclusive<u64>, bytes: impl AsRef<[u8]>) {
+        for seq in seqs {
+            self.output(id, seq, &bytes).await;
+        }
     }
 
     /// Sends output of a process on one of its streams.
@@ -289,6 +309,12 @@ impl Peer {
     /// Sends the close of a process.
     pub(crate) async fn closed(&mut self, id: &str, seq: u64) {
         self.notify("process/closed", json!({"processId": id, "seq": seq})).await;
+    }
+
+    /// Sends the exit of a process with this number, and its close with the next.
+    pub(crate) async fn ends(&mut self, id: &str, seq: u64, code: i32) {
+        self.exited(id, seq, code).await;
+        self.closed(id, seq + 1).await;
     }
 
     /// Sends a message. The client may be gone.

@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    Door, Kind, Peer, SESSION, both, collect, connect, connect_with, is_pending, named, next,
+    Door, Kind, Peer, SESSION, both, collect, connect, connect_by, connect_with, during, is_connected, is_pending,
+    lost, named, next,
     peer::{CURRENT, read_result},
-    settle, start, take, within,
+    running, settle, start, take, until, within,
 };
 
 const EOF: &str = "peer closed the stream";
@@ -21,24 +22,11 @@ fn ready() -> Value {
     json!({"status": "ready"})
 }
 
-/// Waits until the client has such a state.
-async fn until(client: &Client, is_met: impl FnMut(&ConnectionState) -> bool) -> ConnectionState {
-    within(client.watch_state().wait_for(is_met)).await.unwrap().clone()
-}
-
-fn is_connected(state: &ConnectionState) -> bool {
-    matches!(state, ConnectionState::Connected)
-}
-
-fn is_lost(state: &ConnectionState) -> bool {
-    matches!(state, ConnectionState::Lost { .. })
-}
-
 /// The connection after a cut. Returns once the client is connected again.
 async fn mended(client: &Client, door: &mut Door, kind: Kind) -> Peer {
     let (peer, params) = door.welcome(kind).await;
     assert_eq!(params["resumeSessionId"], SESSION);
-    until(client, is_connected).await;
+    is_connected(client).await;
     peer
 }
 
@@ -46,7 +34,7 @@ async fn mended(client: &Client, door: &mut Door, kind: Kind) -> Peer {
 async fn a_cut_link_is_seen_and_mended() {
     let (client, peer, mut door) = connect(CURRENT).await;
     let mut state = client.watch_state();
-    assert!(is_connected(&state.borrow_and_update()));
+    assert!(matches!(*state.borrow_and_update(), ConnectionState::Connected));
     door.refuse();
     peer.cut();
     within(state.changed()).await.unwrap();
@@ -58,7 +46,7 @@ async fn a_cut_link_is_seen_and_mended() {
     // The server may still consider the previous connection alive.
     assert_eq!((&params["resumeSessionId"], &params["takeover"]), (&json!(SESSION), &json!(true)));
     within(state.changed()).await.unwrap();
-    assert!(is_connected(&state.borrow_and_update()));
+    assert!(matches!(*state.borrow_and_update(), ConnectionState::Connected));
     let (status, _) = both(client.environment_status(), peer.serve("environment/status", ready())).await;
     assert_eq!(status.unwrap().status, Status::Ready);
     assert_eq!(client.session_id().unwrap().as_str(), SESSION);
@@ -66,9 +54,7 @@ async fn a_cut_link_is_seen_and_mended() {
 
 #[tokio::test(start_paused = true)]
 async fn remote_websocket_client_resumes_session() {
-    let (way, mut door) = crate::websocket();
-    let (client, (mut peer, _)) = both(Client::builder().open(way), door.welcome(Kind::H)).await;
-    let client = client.unwrap();
+    let (client, mut peer, mut door) = connect_by(crate::websocket(), Client::builder(), Kind::H).await;
     let (status, _) = both(client.environment_status(), peer.serve("environment/status", ready())).await;
     status.unwrap();
     peer.cut();
@@ -110,8 +96,7 @@ async fn a_call_waits_within_its_deadline() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_harmless_is_repeated_and_the_rest_has_an_unknown_outcome() {
-    let (client, mut peer, mut door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, mut door, process) = running(CURRENT).await;
     let calls = async {
         tokio::join!(
             process.read(0, Some(10), Duration::from_secs(9)),
@@ -181,8 +166,7 @@ async fn a_session_that_is_still_attached_is_asked_for_again() {
         peer.cut();
         for _ in 0..10 {
             let mut peer = door.accept().await;
-            let request = peer.request("initialize").await;
-            peer.refuse(&request, code, word, text).await;
+            peer.refuse_next("initialize", code, word, text).await;
             assert!(peer.is_left().await);
         }
         mended(&client, &mut door, Kind::H).await;
@@ -200,12 +184,11 @@ async fn a_session_that_is_unknown_is_lost_with_everything() {
         peer.request("process/read").await;
         peer.cut();
         let mut peer = door.accept().await;
-        let request = peer.request("initialize").await;
-        peer.refuse(&request, -32600, Some("unknownSession"), "unknown session id session-1").await;
+        peer.refuse_next("initialize", -32600, Some("unknownSession"), "unknown session id session-1").await;
     })
     .await;
     let text = "session session-1 is lost: unknown session id session-1";
-    let ConnectionState::Lost { error } = until(&client, is_lost).await else { panic!("lost") };
+    let error = lost(&client).await;
     assert!(matches!(&error, Error::SessionLost { session_id, .. } if session_id.as_str() == SESSION));
     assert_eq!(error.to_string(), text);
     // One failure per process, after all events that had arrived before.
@@ -239,7 +222,7 @@ async fn transport_disconnect_fails_sessions_and_rejects_new_sessions() {
     door.refuse();
     let began = Instant::now();
     peer.cut();
-    let ConnectionState::Lost { error } = until(&client, is_lost).await else { panic!("lost") };
+    let error = lost(&client).await;
     // The client gives up when the next pause would end too late. The longest pause is 5 s.
     assert!((2..=7).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
     let text = error.to_string();
@@ -261,7 +244,7 @@ async fn a_cut_lasts_as_long_as_the_session_lives() {
         door.refuse();
         let began = Instant::now();
         peer.cut();
-        until(&client, is_lost).await;
+        lost(&client).await;
         let lasted = began.elapsed().as_secs();
         assert!((seconds - 5..=seconds).contains(&lasted), "{lasted}");
     }
@@ -269,22 +252,20 @@ async fn a_cut_lasts_as_long_as_the_session_lives() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_hangs_while_the_link_is_mended_is_given_up_in_time() {
-    let (client, mut peer, mut door) = connect(Kind::H).await;
-    let _process = start(&client, &mut peer, named("p")).await;
+    let (client, peer, mut door, _process) = running(Kind::H).await;
     let began = Instant::now();
     peer.cut();
     // This peer answers `initialize`, and nothing after it.
     let mut peer = door.accept().await;
     peer.initialize(Kind::H).await;
     peer.request("process/read").await;
-    until(&client, is_lost).await;
+    lost(&client).await;
     assert_eq!(began.elapsed().as_secs(), 25);
 }
 
 #[tokio::test(start_paused = true)]
 async fn links_that_break_during_the_handshake_are_tried_again() {
-    let (client, mut peer, mut door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, peer, mut door, process) = running(CURRENT).await;
     let mut events = process.events();
     peer.cut();
     door.accept().await.cut();
@@ -301,29 +282,23 @@ async fn links_that_break_during_the_handshake_are_tried_again() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_pushed_again_is_told_once_and_acknowledged_again() {
-    let (client, mut peer, mut door) = connect(Kind::Current { window: 64 << 10 }).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, mut door, process) = running(Kind::Current { window: 64 << 10 }).await;
     let mut events = process.events();
     let piece = vec![b'x'; 16 << 10];
-    for seq in 1..=3 {
-        peer.output("p", seq, &piece).await;
-    }
+    peer.outputs("p", 1..=3, &piece).await;
     take(&mut events, 3).await;
     assert_eq!(peer.ack().await, ("p".to_owned(), 2));
     peer.cut();
     // Events arrive before the answer to `initialize`, from the last acknowledgement that the server received.
     let mut peer = door.accept().await;
     let request = peer.request("initialize").await;
-    for seq in 2..=4 {
-        peer.output("p", seq, &piece).await;
-    }
+    peer.outputs("p", 2..=4, &piece).await;
     assert_eq!(next(&mut events).await, "out 4 16384 bytes");
     peer.answer(&request, CURRENT.greeting()).await;
     peer.initialized().await;
     // The acknowledgement may have been lost with the link, so it is sent again.
     assert_eq!(peer.ack().await, ("p".to_owned(), 3));
-    peer.exited("p", 5, 0).await;
-    peer.closed("p", 6).await;
+    peer.ends("p", 5, 0).await;
     assert_eq!(next(&mut events).await, "exit 5=0");
     assert_eq!(peer.ack().await, ("p".to_owned(), 4));
     assert_eq!(collect(&mut events).await, ["close 6"]);
@@ -333,9 +308,7 @@ async fn what_is_pushed_again_is_told_once_and_acknowledged_again() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_another_connection_took_is_not_taken_back() {
     for is_let_go in [true, false] {
-        let (way, mut door) = crate::websocket();
-        let (client, (mut peer, _)) = both(Client::builder().open(way), door.welcome(CURRENT)).await;
-        let client = client.unwrap();
+        let (client, mut peer, mut door) = connect_by(crate::websocket(), Client::builder(), CURRENT).await;
         let began = Instant::now();
         // A close frame with the code for a session that was taken over.
         peer.raw([0x88, 0x02, 0x03, 0xf0]).await;
@@ -343,10 +316,8 @@ async fn a_session_that_another_connection_took_is_not_taken_back() {
             loop {
                 let mut peer = door.accept().await;
                 let request = peer.request("initialize").await;
-                assert_eq!(
-                    (&request.params["resumeSessionId"], request.params.get("takeover")),
-                    (&json!(SESSION), None)
-                );
+                let resumed = (&request.params["resumeSessionId"], request.params.get("takeover"));
+                assert_eq!(resumed, (&json!(SESSION), None));
                 if is_let_go && began.elapsed() > Duration::from_secs(1) {
                     peer.answer(&request, CURRENT.greeting()).await;
                     return peer;
@@ -355,14 +326,10 @@ async fn a_session_that_another_connection_took_is_not_taken_back() {
             }
         };
         if is_let_go {
-            let (_peer, _) = both(serving, until(&client, is_connected)).await;
+            let (_peer, ()) = both(serving, is_connected(&client)).await;
             continue;
         }
-        let lost = tokio::select! {
-            state = until(&client, is_lost) => state,
-            _ = serving => unreachable!(),
-        };
-        let ConnectionState::Lost { error } = lost else { panic!("{lost:?}") };
+        let error = during(async { drop(serving.await) }, lost(&client)).await;
         assert_eq!(error.to_string(), "session session-1 is lost: another connection has taken it");
         assert!(began.elapsed() <= Duration::from_secs(4));
     }
@@ -370,8 +337,7 @@ async fn a_session_that_another_connection_took_is_not_taken_back() {
 
 #[tokio::test(start_paused = true)]
 async fn a_process_goes_on_through_many_cuts() {
-    let (client, mut peer, mut door) = connect(CURRENT).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, mut peer, mut door, process) = running(CURRENT).await;
     let mut events = process.events();
     for seq in 1..=50 {
         peer.output("p", seq, seq.to_string()).await;
@@ -380,8 +346,7 @@ async fn a_process_goes_on_through_many_cuts() {
         peer = mended(&client, &mut door, CURRENT).await;
     }
     assert_eq!(door.attempts(), 51);
-    peer.exited("p", 51, 0).await;
-    peer.closed("p", 52).await;
+    peer.ends("p", 51, 0).await;
     assert_eq!(within(process.wait()).await.unwrap().code, 0);
 }
 

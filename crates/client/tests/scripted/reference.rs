@@ -1,16 +1,16 @@
 //! Cuts with reference servers: missed events are read back, and rebuilt from the answer.
 
-use exec_server_client::{Client, ConnectionState, Process};
+use exec_server_client::{Client, Process};
 use serde_json::{Value, json};
 
 use crate::{
-    Door, Kind, Peer, both, collect, connect, is_pending, named, next, peer::read_result, settle, start, take, within,
+    Door, Kind, Peer, both, collect, connect, during, is_connected, is_pending, named, next, peer::read_result,
+    running, settle, start, take, within,
 };
 
 /// A process on a server of generation H, with one event before the link was cut.
 async fn cut_after_one() -> (Client, Process, Door) {
-    let (client, mut peer, door) = connect(Kind::H).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, mut peer, door, process) = running(Kind::H).await;
     peer.output("p", 1, "one").await;
     settle().await;
     peer.cut();
@@ -31,10 +31,6 @@ async fn nothing_more(peer: &mut Peer, next_seq: u64) {
     assert_eq!(params["afterSeq"], next_seq - 1);
 }
 
-async fn is_connected(client: &Client) {
-    within(client.watch_state().wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
-}
-
 #[tokio::test(start_paused = true)]
 async fn remote_exec_process_recovers_after_transport_disconnect() {
     let (client, process, mut door) = cut_after_one().await;
@@ -48,8 +44,7 @@ async fn remote_exec_process_recovers_after_transport_disconnect() {
     peer.output("p", 4, "four").await;
     let (written, _) = both(process.write("in"), peer.serve("process/write", json!({"status": "accepted"}))).await;
     written.unwrap();
-    peer.exited("p", 5, 7).await;
-    peer.closed("p", 6).await;
+    peer.ends("p", 5, 7).await;
     assert_eq!(collect(&mut events).await, ["out 4 four", "exit 5=7", "close 6"]);
 }
 
@@ -69,8 +64,7 @@ async fn the_end_is_rebuilt_from_a_read() {
 async fn generation_s_tells_the_end_behind_its_last_chunk() {
     // `nextSeq` counts only the returned chunks: an answer with chunks does not reveal the numbers of exit and close.
     for (is_closed, next_seq) in [(true, 6), (false, 5)] {
-        let (client, mut peer, mut door) = connect(Kind::S).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (client, mut peer, mut door, process) = running(Kind::S).await;
         peer.output("p", 1, "one").await;
         settle().await;
         peer.cut();
@@ -87,10 +81,7 @@ async fn generation_s_tells_the_end_behind_its_last_chunk() {
                 peer.answer(&request, result).await;
             }
         };
-        tokio::select! {
-            () = is_connected(&client) => {}
-            () = serving => unreachable!(),
-        }
+        during(serving, is_connected(&client)).await;
         let mut story = vec!["out 1 one", "out 2 two", "out 3 three", "exit 4=5"];
         if is_closed {
             story.push("close 5");
@@ -102,8 +93,7 @@ async fn generation_s_tells_the_end_behind_its_last_chunk() {
 #[tokio::test(start_paused = true)]
 async fn an_exit_before_the_last_output_is_found_in_its_hole() {
     for kind in [Kind::H, Kind::S] {
-        let (client, mut peer, mut door) = connect(kind).await;
-        let process = start(&client, &mut peer, named("p")).await;
+        let (client, peer, mut door, process) = running(kind).await;
         peer.cut();
         let (mut peer, _) = door.welcome(kind).await;
         peer.serve("process/read", read_result(&[(1, "one"), (3, "late")], 4, Some(7), false)).await;
@@ -113,10 +103,7 @@ async fn an_exit_before_the_last_output_is_found_in_its_hole() {
                 assert_eq!(params["afterSeq"], 3);
             }
         };
-        tokio::select! {
-            () = is_connected(&client) => {}
-            () = serving => unreachable!(),
-        }
+        during(serving, is_connected(&client)).await;
         assert_eq!(take(&mut process.events(), 3).await, ["out 1 one", "exit 2=7", "out 3 late"], "{kind:?}");
     }
 }
@@ -129,8 +116,7 @@ async fn recovery_handles_dense_tail_output_and_newer_notification() {
     let (mut peer, _) = door.welcome(Kind::H).await;
     let request = peer.request("process/read").await;
     // These events are newer than those of the read, and arrive before them.
-    peer.exited("p", 4, 0).await;
-    peer.closed("p", 5).await;
+    peer.ends("p", 4, 0).await;
     assert!(is_pending(events.next()).await);
     peer.answer(&request, read_result(&[(2, "two"), (3, "three")], 4, None, false)).await;
     is_connected(&client).await;
@@ -196,10 +182,7 @@ async fn contradictions_fail_the_process_alone() {
                 peer.answer(&request, result).await;
             }
         };
-        tokio::select! {
-            () = is_connected(&client) => {}
-            () = serving => unreachable!(),
-        }
+        during(serving, is_connected(&client)).await;
         let story = collect(&mut bad.events()).await;
         assert!(story.last().unwrap().starts_with("failed Protocol: "), "{story:?}");
         peer.output("q", 1, "fine").await;
@@ -245,8 +228,7 @@ async fn what_was_evicted_before_the_end_is_a_gap_and_the_end_is_kept() {
 async fn a_process_that_the_server_forgot_fails_alone() {
     let (client, process, mut door) = cut_after_one().await;
     let (mut peer, _) = door.welcome(Kind::H).await;
-    let request = peer.request("process/read").await;
-    peer.refuse(&request, -32600, None, "unknown process id p").await;
+    peer.refuse_next("process/read", -32600, None, "unknown process id p").await;
     is_connected(&client).await;
     let story = collect(&mut process.events()).await;
     assert_eq!(story, ["out 1 one", "failed Server: unknown process id p"]);
@@ -271,10 +253,8 @@ async fn a_cut_while_missed_events_are_read_is_one_more_cut() {
 
 #[tokio::test(start_paused = true)]
 async fn a_closed_process_is_not_asked_for() {
-    let (client, mut peer, mut door) = connect(Kind::H).await;
-    let process = start(&client, &mut peer, named("p")).await;
-    peer.exited("p", 1, 0).await;
-    peer.closed("p", 2).await;
+    let (client, mut peer, mut door, process) = running(Kind::H).await;
+    peer.ends("p", 1, 0).await;
     within(process.wait()).await.unwrap();
     peer.cut();
     let (mut peer, _) = door.welcome(Kind::H).await;

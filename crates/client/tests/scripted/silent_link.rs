@@ -6,24 +6,22 @@ use std::time::Duration;
 use exec_server_client::{Client, ConnectionState};
 use serde_json::json;
 
-use crate::{connect_with, peer::CURRENT, within};
+use crate::{connect_with, is_connected, peer::CURRENT, until};
 
 const SILENCE: Duration = Duration::from_secs(3);
 
 #[tokio::test(start_paused = true)]
 async fn a_silent_link_is_reported_after_three_seconds_and_so_is_the_next_answer() {
     let (client, mut peer, door) = connect_with(Client::builder().report_stall_after(SILENCE), CURRENT).await;
-    let mut state = client.watch_state();
     let began = tokio::time::Instant::now();
-    let stalled =
-        within(state.wait_for(|state| matches!(state, ConnectionState::Stalled { .. }))).await.unwrap().clone();
+    let stalled = until(&client, |state| matches!(state, ConnectionState::Stalled { .. })).await;
     assert!(matches!(stalled, ConnectionState::Stalled { silent } if silent == SILENCE), "{stalled:?}");
     let took = began.elapsed();
     assert!(took >= SILENCE && took <= SILENCE + Duration::from_secs(2), "{took:?}");
     // Newline framing has no pings, so the client sends a request.
     let question = peer.request("environment/status").await;
     peer.answer(&question, json!({"status": "ready"})).await;
-    within(state.wait_for(|state| matches!(state, ConnectionState::Connected))).await.unwrap();
+    is_connected(&client).await;
     assert_eq!(door.attempts(), 1, "the link is the same");
 }
 

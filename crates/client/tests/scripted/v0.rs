@@ -8,7 +8,7 @@ use exec_server_client::{
 };
 use serde_json::json;
 
-use crate::{Kind, Peer, both, collect, connect, error_kind, is_pending, named, next, settle, start, take, within};
+use crate::{Kind, Peer, both, collect, connect, error_kind, is_pending, named, next, running, settle, take, within};
 
 async fn delta(peer: &mut Peer, id: &str, stream: &str, text: &str) {
     let chunk = base64::encode(text.as_bytes());
@@ -50,8 +50,7 @@ async fn exec_server_client_streams_output_and_accepts_writes() {
 
 #[tokio::test(start_paused = true)]
 async fn what_it_cannot_do_is_a_clear_error() {
-    let (client, mut peer, _door) = connect(Kind::V0).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, mut peer, _door, process) = running(Kind::V0).await;
     let read = within(process.read(0, None, Duration::ZERO)).await.unwrap_err();
     assert!(matches!(&read, Error::Protocol(text) if text.contains("exec-server.v0") && text.contains("cannot read")));
     let attached = within(client.attach(&"p".into(), Attach::default())).await;
@@ -65,18 +64,14 @@ async fn what_it_cannot_do_is_a_clear_error() {
     }
     assert!(peer.is_silent().await);
     // V0 has no write status, so a refused write is an error of the server.
-    let (written, ()) = both(process.write("x"), async {
-        let request = peer.request("command/exec/write").await;
-        peer.refuse(&request, -32600, None, "stdin is closed").await;
-    })
-    .await;
+    let (written, ()) =
+        both(process.write("x"), peer.refuse_next("command/exec/write", -32600, None, "stdin is closed")).await;
     assert_eq!(written.unwrap_err().to_string(), "stdin is closed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cut_is_the_end_at_once_and_says_why() {
-    let (client, mut peer, door) = connect(Kind::V0).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (client, mut peer, door, process) = running(Kind::V0).await;
     delta(&mut peer, "p", "stdout", "one").await;
     let (written, ()) = both(process.write("x"), async {
         peer.request("command/exec/write").await;
@@ -98,8 +93,7 @@ async fn a_cut_is_the_end_at_once_and_says_why() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_reader_finds_a_gap_where_memory_ends() {
-    let (client, mut peer, _door) = connect(Kind::V0).await;
-    let process = start(&client, &mut peer, named("p")).await;
+    let (_client, mut peer, _door, process) = running(Kind::V0).await;
     let mut first = process.events();
     let piece = "x".repeat(512 << 10);
     for _ in 0..4 {
