@@ -18,7 +18,7 @@ use tungstenite::{
 
 use crate::{
     DEADLINE, address_of,
-    params::{sh, start_params, with},
+    params::{process, sh, start_params, with, write_params},
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -369,6 +369,52 @@ impl Client {
             Ok(result) => panic!("{method} should fail and answered {result}"),
             Err(error) => error,
         }
+    }
+
+    /// Calls a method that must fail with this code and kind.
+    #[track_caller]
+    pub fn refuses(&mut self, method: &str, params: Value, code: i64, kind: &str) -> RpcError {
+        let error = self.fails(method, params);
+        assert_error(&error, code, kind);
+        error
+    }
+
+    /// Starts a process, which must succeed.
+    #[track_caller]
+    pub fn start(&mut self, params: Value) -> Value {
+        self.ok("process/start", params)
+    }
+
+    /// Writes to a process, without a write id.
+    #[track_caller]
+    pub fn write(&mut self, id: &str, bytes: impl AsRef<[u8]>) -> Value {
+        self.ok("process/write", write_params(id, bytes.as_ref()))
+    }
+
+    /// Sends such a write without waiting and returns the id of the request.
+    pub fn send_write(&mut self, id: &str, bytes: impl AsRef<[u8]>) -> i64 {
+        self.send_request("process/write", write_params(id, bytes.as_ref()))
+    }
+
+    #[track_caller]
+    pub fn close_stdin(&mut self, id: &str) -> Value {
+        self.ok("process/closeStdin", process(id))
+    }
+
+    #[track_caller]
+    pub fn terminate(&mut self, id: &str) -> Value {
+        self.ok("process/terminate", process(id))
+    }
+
+    /// The processes of the own session.
+    #[track_caller]
+    pub fn processes(&mut self) -> Value {
+        self.ok("process/list", json!({}))["processes"].take()
+    }
+
+    /// Acknowledges the events of a process up to this number.
+    pub fn ack(&mut self, id: &str, seq: impl Into<Value>) {
+        self.notify("process/ack", json!({"processId": id, "seq": seq.into()}));
     }
 
     /// Waits until the output of a process contains `needle`; returns the output and drops other notifications.

@@ -106,9 +106,14 @@ impl Builder {
         self
     }
 
+    /// Adds arguments, separated by blanks.
+    pub fn args(self, args: &str) -> Self {
+        args.split(' ').fold(self, Self::arg)
+    }
+
     /// Accepts the URL of a [`Proxy`](crate::Proxy), which has another port.
     pub fn behind_proxy(self) -> Self {
-        self.arg("--allow-host").arg("127.0.0.1")
+        self.args("--allow-host 127.0.0.1")
     }
 
     /// Sets a variable of the server's environment. `{dir}` stands for the test's private directory.
@@ -259,6 +264,27 @@ impl TestServer {
         let server = Self::start();
         let client = server.client();
         (server, client)
+    }
+
+    /// A started server and a client that has not called `initialize`.
+    pub fn with_connection() -> (Self, Client) {
+        let server = Self::start();
+        let client = server.connect();
+        (server, client)
+    }
+
+    /// A started server, a client with a session, and the id of the session.
+    pub fn with_session() -> (Self, Client, String) {
+        let server = Self::start();
+        let (client, session) = server.session();
+        (server, client, session)
+    }
+
+    /// The same with the `ack`, `gap` and `concurrent` capabilities.
+    pub fn with_modern_client() -> (Self, Client, String) {
+        let server = Self::start();
+        let (client, session) = server.modern_client();
+        (server, client, session)
     }
 
     /// A builder with a private state directory and `--kill-on-exit`.

@@ -122,7 +122,7 @@ fn much_output_is_whole_and_counted() {
 fn input_as_a_frame_is_answered_and_written_once() {
     let server = TestServer::start();
     let mut client = connect(&server);
-    client.ok("process/start", with(start_params("p", &["cat"]), json!({"pipeStdin": true})));
+    client.start(with(start_params("p", &["cat"]), json!({"pipeStdin": true})));
     // The channel is announced with the start, because otherwise the client could not write before there is output.
     let told_channel = client.expect("process/channel");
     let channel = u32::try_from(told_channel["channel"].as_u64().expect("a number")).expect("a small one");
@@ -155,10 +155,9 @@ fn input_as_a_frame_is_answered_and_written_once() {
 
 #[test]
 fn a_resumed_session_and_a_second_reader_have_numbers_of_their_own() {
-    let server = TestServer::start();
-    let mut owner = server.connect();
+    let (server, mut owner) = TestServer::with_connection();
     let session = owner.initialize_with(speaking())["sessionId"].clone();
-    owner.ok("process/start", piped("p", "read line; printf \"$line\"; read line; printf \"$line\""));
+    owner.start(piped("p", "read line; printf \"$line\"; read line; printf \"$line\""));
     owner.expect("process/channel");
 
     let mut reader = connect(&server);
@@ -201,7 +200,7 @@ fn whole_files_have_their_bytes_attached() {
 fn frames_that_are_none_are_refused_and_cost_nothing_else() {
     let server = TestServer::start();
     let mut client = connect(&server);
-    client.ok("process/start", with(start_params("p", &["cat"]), json!({"pipeStdin": true})));
+    client.start(with(start_params("p", &["cat"]), json!({"pipeStdin": true})));
     client.expect("process/channel");
     let Message::Binary(good) = write(1, 7, "w", b"x") else { unreachable!("a frame is bytes") };
     let mut reserved = good.to_vec();

@@ -34,11 +34,11 @@ fn a_process_beyond_the_bound_is_refused_until_one_has_ended() {
     let server = TestServer::builder().arg("--max-processes").arg("2").start();
     let mut client = server.client();
     for id in ["a", "b"] {
-        client.ok("process/start", start_params(id, &["sleep", "1000"]));
+        client.start(start_params(id, &["sleep", "1000"]));
     }
     let refused = client.call("process/start", start_params("c", &["true"])).expect_err("beyond the bound");
     assert_eq!((refused.code, refused.kind()), (-32603, "resourcesExhausted"), "{}", refused.message);
-    client.ok("process/terminate", json!({"processId": "a"}));
+    client.terminate("a");
     // An ended process is kept for reading and does not count.
     wait_for("a free place", || client.call("process/start", start_params("c", &["sleep", "1000"])).is_ok());
 }
@@ -55,17 +55,17 @@ fn the_default_of_overflow_is_the_servers_and_memory_is_what_was_given() {
         .start();
     let mut client = server.connect();
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}}));
-    client.ok("process/start", start_params("flood", &["head", "-c", "40000000", "/dev/zero"]));
+    client.start(start_params("flood", &["head", "-c", "40000000", "/dev/zero"]));
     // Nothing is acknowledged: a process that had to wait would never end.
     let mut listed = json!(null);
     wait_for("the end of the flood", || {
-        listed = client.ok("process/list", json!({}))["processes"][0].clone();
+        listed = client.processes()[0].clone();
         listed["closed"] == json!(true)
     });
     assert_eq!(listed["outputBytes"], json!(40_000_000));
     // The status is shared memory; the drops are messages that the server handles a moment later.
     wait_for("the drops to be counted", || {
-        listed = client.ok("process/list", json!({}))["processes"][0].clone();
+        listed = client.processes()[0].clone();
         listed["retainedBytes"].as_u64().expect("a number") <= 4 << 20
     });
     assert!(listed["droppedBytes"].as_u64().expect("a number") >= 40_000_000 - (4 << 20), "{listed}");
@@ -191,7 +191,7 @@ fn metrics_count_what_happened() {
     assert_eq!(ended.stdout.len(), 300_000);
     let mut cat = start_params("cat", &["cat"]);
     cat["pipeStdin"] = json!(true);
-    client.ok("process/start", cat);
+    client.start(cat);
     client.ok(
         "process/write",
         json!({"processId": "cat", "writeId": "w", "chunk": testkit::encode_base64(&[b'x'; 1000])}),
@@ -237,13 +237,13 @@ fn metrics_tell_of_gaps_blocked_processes_and_restarts() {
     let mut server = TestServer::builder().arg("--memory-per-process").arg("3MiB").start();
     let mut client = server.connect();
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true, "gap": true}}));
-    client.ok("process/start", start_params("waits", &["cat", "/dev/zero"]));
+    client.start(start_params("waits", &["cat", "/dev/zero"]));
     wait_for("a process that waits", || {
         metrics(&server).get("exec_server_processes_blocked", &[("reason", "memory")]) == 1.0
     });
     let mut drops = start_params("drops", &["head", "-c", "20000000", "/dev/zero"]);
     drops["overflow"] = json!("dropOldest");
-    client.ok("process/start", drops);
+    client.start(drops);
     wait_for("dropped output", || metrics(&server).get("exec_server_output_dropped_bytes_total", &[]) >= 10_000_000.0);
     let before = metrics(&server);
     server.restart();
@@ -312,7 +312,7 @@ fn a_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
         env["envPolicy"] =
             json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": []});
         let mut client = server.client();
-        client.ok("process/start", env);
+        client.start(env);
         let said = String::from_utf8(client.collect("env").stdout).expect("text");
         assert!(said.contains("PATH=") && !said.contains("NOTIFY_SOCKET"), "{said}");
         server.signal(rustix::process::Signal::TERM);
@@ -397,7 +397,7 @@ fn the_doctor_looks_and_changes_nothing() {
 #[test]
 fn the_doctor_finds_the_server_of_a_state_directory() {
     let (server, mut client) = TestServer::with_client();
-    client.ok("process/start", start_params("p", &["sleep", "1000"]));
+    client.start(start_params("p", &["sleep", "1000"]));
     let output = std::process::Command::new(testkit::binary())
         .args(["doctor", "--state-dir"])
         .arg(server.state_dir())

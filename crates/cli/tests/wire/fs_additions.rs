@@ -74,8 +74,7 @@ fn a_replaced_file_keeps_its_mode_and_a_link_its_place() {
     // A new file gets the default mode with the umask applied, or the requested mode.
     files.ok("fs/writeFile", write(&files.path("exact"), b"", json!({"mode": 0o751})));
     assert_eq!(mode(&files.path("exact")), 0o751);
-    let error = files.fails("fs/writeFile", write(&path, b"", json!({"mode": 0o10000})));
-    assert_error(&error, -32600, "invalidInput");
+    files.refuses("fs/writeFile", write(&path, b"", json!({"mode": 0o10000})), -32600, "invalidInput");
 }
 
 #[test]
@@ -106,8 +105,7 @@ fn what_cannot_be_replaced_is_written_in_place_and_says_so() {
     // A file without write permission is not replaced, although its directory would allow it.
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).expect("others may make files");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("others may not write the file");
-    let error = client.fails("fs/writeFile", write(&path, b"no", json!({})));
-    assert_error(&error, -32600, "permissionDenied");
+    client.refuses("fs/writeFile", write(&path, b"no", json!({})), -32600, "permissionDenied");
     assert_eq!(fs::read(&path).expect("the file"), b"new");
     assert_eq!(names(dir.path()), ["file"]);
 }
@@ -144,29 +142,25 @@ fn a_state_changes_with_the_bytes_and_only_then() {
     let mut files = Files::start();
     let path = files.path("file");
     let made = files.ok("fs/writeFile", write(&path, b"one", json!({"ifMatch": "absent"})));
-    let error = files.fails("fs/writeFile", write(&path, b"two", json!({"ifMatch": "absent"})));
-    assert_error(&error, -32600, "etagMismatch");
+    files.refuses("fs/writeFile", write(&path, b"two", json!({"ifMatch": "absent"})), -32600, "etagMismatch");
     assert_eq!(
         files.ok("fs/getMetadata", json!({"path": path}))["etag"].as_str().map(|etag| etag.split('-').next()),
         made["etag"].as_str().map(|etag| etag.split('-').next())
     );
     for more in [json!({"ifMatch": "nonsense"}), json!({"ifMatch": ""}), json!({"ifMatch": "nonsense", "append": true})]
     {
-        assert_error(&files.fails("fs/writeFile", write(&path, b"two", more)), -32600, "etagMismatch");
+        files.refuses("fs/writeFile", write(&path, b"two", more), -32600, "etagMismatch");
     }
     // The etag in the answer to a write is valid for the next write; the earlier etag is not.
     let next = files.ok("fs/writeFile", write(&path, b"two", json!({"ifMatch": made["etag"]})));
-    let error = files.fails("fs/writeFile", write(&path, b"six", json!({"ifMatch": made["etag"]})));
-    assert_error(&error, -32600, "etagMismatch");
+    files.refuses("fs/writeFile", write(&path, b"six", json!({"ifMatch": made["etag"]})), -32600, "etagMismatch");
     let last = files.ok("fs/writeFile", write(&path, b"!", json!({"ifMatch": next["etag"], "append": true})));
     assert_eq!(fs::read(&path).expect("the file"), b"two!");
     // Another program changes the file without changing its length.
     fs::write(&path, b"tow!").expect("write");
-    let error = files.fails("fs/writeFile", write(&path, b"x", json!({"ifMatch": last["etag"]})));
-    assert_error(&error, -32600, "etagMismatch");
+    files.refuses("fs/writeFile", write(&path, b"x", json!({"ifMatch": last["etag"]})), -32600, "etagMismatch");
     fs::remove_file(&path).expect("remove");
-    let error = files.fails("fs/writeFile", write(&path, b"x", json!({"ifMatch": last["etag"]})));
-    assert_error(&error, -32600, "etagMismatch");
+    files.refuses("fs/writeFile", write(&path, b"x", json!({"ifMatch": last["etag"]})), -32600, "etagMismatch");
     assert!(files.names().is_empty());
 }
 
@@ -185,10 +179,8 @@ fn bytes_go_to_the_end_or_to_a_place() {
         assert_eq!((&answer["atomic"], &answer["size"]), (&json!(false), &json!(expected.len())));
         assert_eq!(fs::read(&path).expect("the file"), expected);
     }
-    let error = files.fails("fs/writeFile", write(&path, b"", json!({"append": true, "offset": 1})));
-    assert_error(&error, -32600, "invalidInput");
-    let error = files.fails("fs/writeFile", write(&path, b"x", json!({"offset": u64::MAX})));
-    assert_error(&error, -32600, "invalidInput");
+    files.refuses("fs/writeFile", write(&path, b"", json!({"append": true, "offset": 1})), -32600, "invalidInput");
+    files.refuses("fs/writeFile", write(&path, b"x", json!({"offset": u64::MAX})), -32600, "invalidInput");
     files.ok("fs/writeFile", write(&path, b"on the disk", json!({"fsync": true})));
     assert_eq!(fs::read(&path).expect("the file"), b"on the disk");
 }
@@ -217,7 +209,7 @@ fn ranges_and_lines_of_a_file_are_read_alone() {
         assert_eq!(answer["size"], 18);
     }
     for more in [json!({"lines": {"first": 0, "count": 1}}), json!({"lines": {"first": 1, "count": 1}, "offset": 0})] {
-        assert_error(&files.fails("fs/readFile", with(json!({"path": path}), more)), -32600, "invalidInput");
+        files.refuses("fs/readFile", with(json!({"path": path}), more), -32600, "invalidInput");
     }
     // Lines that do not end at the boundary of a read.
     let long: Vec<u8> = (0..5).flat_map(|n| [vec![b'0' + n; 700_000], b"\n".to_vec()].concat()).collect();
@@ -239,14 +231,12 @@ fn a_file_of_64_mib_passes_in_one_message_and_a_larger_one_is_told_how() {
         .open(&path)
         .and_then(|file| file.set_len((64 << 20) + 1))
         .expect("one more byte");
-    let error = files.fails("fs/readFile", json!({"path": path}));
-    assert_error(&error, -32600, "fileTooLarge");
+    let error = files.refuses("fs/readFile", json!({"path": path}), -32600, "fileTooLarge");
     assert!(error.message.contains("fs/open"), "{}", error.message);
     let answer = files.ok("fs/readFile", json!({"path": path, "offset": 64 << 20}));
     assert_eq!(data(&answer), [0]);
     let bytes = vec![0; (64 << 20) + 1];
-    let error = files.fails("fs/writeFile", write(&path, &bytes, json!({})));
-    assert_error(&error, -32600, "fileTooLarge");
+    let error = files.refuses("fs/writeFile", write(&path, &bytes, json!({})), -32600, "fileTooLarge");
     assert!(error.message.contains("fs/create"), "{}", error.message);
 }
 
@@ -266,7 +256,7 @@ fn a_draft_is_seen_by_nobody_before_its_commit() {
     let answer = files.ok("fs/commit", json!({"handleId": "d"}));
     assert_eq!((&answer["atomic"], &answer["size"]), (&json!(true), &json!(8)));
     assert_eq!((fs::read(&path).expect("the file"), mode(&path)), (b"headtail".to_vec(), 0o604));
-    assert_error(&files.fails("fs/commit", json!({"handleId": "d"})), -32004, "unknownHandle");
+    files.refuses("fs/commit", json!({"handleId": "d"}), -32004, "unknownHandle");
     // A new file with all attributes that a commit can set.
     let fresh = files.path("fresh");
     files.ok("fs/create", json!({"handleId": "d", "path": fresh}));
@@ -292,7 +282,7 @@ fn a_draft_that_is_given_up_leaves_nothing() {
         client.ok("fs/writeBlock", put(id, 0, b"bytes"));
     }
     client.ok("fs/close", json!({"handleId": "closed"}));
-    assert_error(&client.fails("fs/writeBlock", put("closed", 0, b"x")), -32004, "unknownHandle");
+    client.refuses("fs/writeBlock", put("closed", 0, b"x"), -32004, "unknownHandle");
     client.ok("session/end", json!({}));
     assert!(files.names().is_empty());
     // The data is freed too, not only the name.
@@ -303,12 +293,11 @@ fn a_draft_that_is_given_up_leaves_nothing() {
     };
     testkit::wait_for("the drafts to be closed", || held() == 0);
     files.ok("fs/create", json!({"handleId": "read", "path": path}));
-    let error = files.fails("fs/readBlock", json!({"handleId": "read", "offset": 0, "len": 1}));
-    assert_error(&error, -32600, "invalidInput");
+    files.refuses("fs/readBlock", json!({"handleId": "read", "offset": 0, "len": 1}), -32600, "invalidInput");
     let file = files.file("other", b"x");
     files.ok("fs/open", json!({"handleId": "write", "path": file}));
-    assert_error(&files.fails("fs/writeBlock", put("write", 0, b"x")), -32600, "invalidInput");
-    assert_error(&files.fails("fs/commit", json!({"handleId": "write"})), -32600, "invalidInput");
+    files.refuses("fs/writeBlock", put("write", 0, b"x"), -32600, "invalidInput");
+    files.refuses("fs/commit", json!({"handleId": "write"}), -32600, "invalidInput");
 }
 
 #[test]
@@ -319,8 +308,7 @@ fn a_draft_for_another_state_waits_for_a_second_try() {
     files.ok("fs/create", json!({"handleId": "d", "path": path}));
     files.ok("fs/writeBlock", put("d", 0, b"three"));
     let now = files.write(&path, b"two")["etag"].clone();
-    let error = files.fails("fs/commit", json!({"handleId": "d", "ifMatch": seen}));
-    assert_error(&error, -32600, "etagMismatch");
+    files.refuses("fs/commit", json!({"handleId": "d", "ifMatch": seen}), -32600, "etagMismatch");
     assert_eq!(fs::read(&path).expect("the file"), b"two");
     files.ok("fs/commit", json!({"handleId": "d", "ifMatch": now}));
     assert_eq!(fs::read(&path).expect("the file"), b"three");
@@ -348,7 +336,7 @@ fn a_kept_draft_goes_on_where_it_was_left() {
     assert_eq!(client.ok("fs/create", create.clone())["size"], 0);
     client.ok("fs/writeBlock", put("d", 0, b"first "));
     // Only one session can have the draft open.
-    assert_error(&files.fails("fs/create", create.clone()), -32600, "draftBusy");
+    files.refuses("fs/create", create.clone(), -32600, "draftBusy");
     client.ok("session/end", json!({}));
     assert!(!path.exists());
     let mut size = json!(null);
@@ -369,8 +357,7 @@ fn a_kept_draft_goes_on_where_it_was_left() {
     files.ok("fs/create", create);
     files.ok("fs/close", json!({"handleId": "d", "discard": true}));
     assert_eq!(files.names(), ["file"]);
-    let error = files.fails("fs/create", json!({"handleId": "d", "path": path, "keep": "../x"}));
-    assert_error(&error, -32600, "invalidInput");
+    files.refuses("fs/create", json!({"handleId": "d", "path": path, "keep": "../x"}), -32600, "invalidInput");
 }
 
 #[test]
@@ -463,26 +450,21 @@ fn links_modes_and_times_can_be_set() {
     let file = files.file("file", b"");
     let link = files.path("link");
     files.ok("fs/createSymlink", json!({"path": link, "target": "file"}));
-    assert_error(&files.fails("fs/createSymlink", json!({"path": link, "target": "x"})), -32603, "alreadyExists");
+    files.refuses("fs/createSymlink", json!({"path": link, "target": "x"}), -32603, "alreadyExists");
     files.ok("fs/createSymlink", json!({"path": link, "target": "./file", "replace": true}));
     assert_eq!(fs::read_link(&link).expect("a link"), Path::new("./file"));
     files.directory("directory");
     let error =
         files.fails("fs/createSymlink", json!({"path": files.path("directory"), "target": "x", "replace": true}));
     assert_error(&error, -32603, "isADirectory");
-    assert_error(
-        &files.fails("fs/createSymlink", json!({"path": files.path("empty"), "target": ""})),
-        -32600,
-        "invalidInput",
-    );
+    files.refuses("fs/createSymlink", json!({"path": files.path("empty"), "target": ""}), -32600, "invalidInput");
     let then = |seconds: i64| json!({"seconds": seconds, "nanos": 5});
     files.ok("fs/setMetadata", json!({"path": link, "mode": 0o600, "modifiedAt": then(77)}));
     files.ok("fs/setMetadata", json!({"path": link, "ofLink": true, "modifiedAt": then(-88)}));
     let found = fs::metadata(&file).expect("the file");
     assert_eq!((found.mode() & 0o7777, found.mtime(), found.mtime_nsec()), (0o600, 77, 5));
     assert_eq!(fs::symlink_metadata(&link).expect("the link").mtime(), -88);
-    let error = files.fails("fs/setMetadata", json!({"path": link, "ofLink": true, "mode": 0o600}));
-    assert_error(&error, -32600, "invalidInput");
+    files.refuses("fs/setMetadata", json!({"path": link, "ofLink": true, "mode": 0o600}), -32600, "invalidInput");
     files.ok("fs/createDirectory", json!({"path": files.path("a/b"), "mode": 0o700}));
     assert_eq!(mode(&files.path("a/b")), 0o700);
     assert_eq!(files.names(), ["a", "directory", "file", "link"]);

@@ -71,9 +71,8 @@ fn file_reads_reject_fifo_without_waiting_for_a_writer() {
     let mut files = Files::start();
     let pipe = fifo(&files.dir(), "pipe");
     let begun = Instant::now();
-    assert_error(&files.fails("fs/readFile", json!({"path": pipe})), -32600, "notRegularFile");
-    let error = files.fails("fs/open", json!({"handleId": "h", "path": pipe}));
-    assert_error(&error, -32600, "notRegularFile");
+    files.refuses("fs/readFile", json!({"path": pipe}), -32600, "notRegularFile");
+    files.refuses("fs/open", json!({"handleId": "h", "path": pipe}), -32600, "notRegularFile");
     assert!(begun.elapsed() < Duration::from_secs(1));
 }
 
@@ -101,7 +100,7 @@ fn read_block_supports_non_sequential_offsets_and_lengths() {
         assert_eq!((chunk(&answer).as_slice(), &answer["eof"]), (bytes, &json!(eof)), "{offset} {len}");
     }
     for len in [0, (1 << 20) + 1] {
-        assert_error(&files.fails("fs/readBlock", block("h", 0, len)), -32600, "invalidInput");
+        files.refuses("fs/readBlock", block("h", 0, len), -32600, "invalidInput");
     }
     assert_eq!(chunk(&files.ok("fs/readBlock", block("h", 0, 1))), b"0", "a bad request closes nothing");
     assert_eq!(chunk(&files.ok("fs/readBlock", block("h", u64::MAX, 1))), b"");
@@ -114,26 +113,22 @@ fn open_enforces_the_per_connection_limit_and_close_releases_capacity() {
     for n in 0..128 {
         files.ok("fs/open", json!({"handleId": format!("h{n}"), "path": path}));
     }
-    let error = files.fails("fs/open", json!({"handleId": "one-more", "path": path}));
-    assert_error(&error, -32600, "tooManyHandles");
+    let error = files.refuses("fs/open", json!({"handleId": "one-more", "path": path}), -32600, "tooManyHandles");
     assert_eq!(error.message, "at most 128 file reads may be open per connection");
     assert_eq!(files.ok("fs/close", json!({"handleId": "h7"})), json!({}));
     files.ok("fs/open", json!({"handleId": "one-more", "path": path}));
-    let error = files.fails("fs/open", json!({"handleId": "h8", "path": path}));
-    assert_error(&error, -32600, "duplicateHandle");
+    files.refuses("fs/open", json!({"handleId": "h8", "path": path}), -32600, "duplicateHandle");
     assert_eq!(files.ok("fs/close", json!({"handleId": "never-open"})), json!({}));
-    assert_error(&files.fails("fs/readBlock", block("h7", 0, 1)), -32004, "unknownHandle");
+    files.refuses("fs/readBlock", block("h7", 0, 1), -32004, "unknownHandle");
 }
 
 #[test]
 fn open_rejects_handle_ids_longer_than_32_bytes() {
     let mut files = Files::start();
     let path = files.file("file", b"x");
-    let error = files.fails("fs/open", json!({"handleId": "x".repeat(33), "path": path}));
-    assert_error(&error, -32600, "invalidInput");
+    files.refuses("fs/open", json!({"handleId": "x".repeat(33), "path": path}), -32600, "invalidInput");
     files.ok("fs/open", json!({"handleId": "x".repeat(32), "path": path}));
-    let error = files.fails("fs/open", json!({"handleId": "gone", "path": files.path("gone")}));
-    assert_error(&error, -32004, "notFound");
+    files.refuses("fs/open", json!({"handleId": "gone", "path": files.path("gone")}), -32004, "notFound");
     files.ok("fs/open", json!({"handleId": "gone", "path": path}));
 }
 
@@ -211,8 +206,7 @@ fn file_system_walk_handles_invalid_roots_and_limits() {
     let (file, missing) = (files.file("file", b""), files.path("missing"));
     let nothing = json!({"entries": [], "errors": [], "truncated": false});
     assert_eq!(walk(&mut files, &file, json!({})), nothing);
-    let error = files.fails("fs/walk", json!({"path": missing, "options": options(json!({}))}));
-    assert_error(&error, -32004, "notFound");
+    files.refuses("fs/walk", json!({"path": missing, "options": options(json!({}))}), -32004, "notFound");
     for (more, text) in [
         (json!({"maxDirectories": 0}), "filesystem walk limits must be greater than zero"),
         (json!({"maxEntries": 0}), "filesystem walk limits must be greater than zero"),

@@ -29,10 +29,9 @@ fn links_that_lead_nowhere_or_in_a_circle_are_clear_errors() {
         ("fs/writeFile", json!({"dataBase64": ""})),
     ] {
         let on = |path: &Path| testkit::with(json!({"path": path}), more.clone());
-        assert_error(&files.fails(method, on(&dangling)), -32004, "notFound");
+        files.refuses(method, on(&dangling), -32004, "notFound");
         for path in [&one, &two, &own] {
-            let error = files.fails(method, on(path));
-            assert_error(&error, -32603, "ioFailed");
+            let error = files.refuses(method, on(path), -32603, "ioFailed");
             assert!(error.message.contains("symbolic links"), "{}", error.message);
         }
     }
@@ -85,8 +84,7 @@ fn a_directory_of_100_000_entries_is_listed_in_parts_walked_and_removed() {
     for n in 0..MANY {
         fs::File::create(directory.join(format!("{n:06}"))).expect("make a file");
     }
-    let error = files.fails("fs/readDirectory", json!({"path": directory}));
-    assert_error(&error, -32603, "resourcesExhausted");
+    let error = files.refuses("fs/readDirectory", json!({"path": directory}), -32603, "resourcesExhausted");
     assert!(error.message.contains("details"), "{}", error.message);
     let (mut found, mut after, mut parts) = (Vec::new(), Value::Null, 0);
     loop {
@@ -184,8 +182,7 @@ fn a_full_disk_in_the_middle_of_a_write_leaves_the_old_file_whole() {
     let old = vec![b'o'; 1 << 20];
     files.write(&path, &old);
     let large = vec![b'n'; 8 << 20];
-    let error = files.fails("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}));
-    assert_error(&error, -32603, "storageFull");
+    files.refuses("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}), -32603, "storageFull");
     assert!(files.read(&path) == old, "the old file is whole");
     // The same with blocks and with a copy.
     files.ok("fs/create", json!({"handleId": "d", "path": path}));
@@ -219,21 +216,18 @@ fn a_full_disk_leaves_a_file_of_two_names_whole() {
     let seen = |path: &Path| seen.join(path.strip_prefix("/").expect("absolute"));
     fs::hard_link(seen(&path), seen(&other)).expect("link");
     let large = vec![b'n'; 2 << 20];
-    let error = files.fails("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}));
-    assert_error(&error, -32603, "storageFull");
+    files.refuses("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}), -32603, "storageFull");
     assert!(files.read(&other) == old, "the old file is whole");
     // The same with blocks: the draft fits on the disk, but its contents do not fit into the existing file.
     files.ok("fs/create", json!({"handleId": "d", "path": path}));
     let block = json!({"handleId": "d", "offset": 0, "chunk": encode_base64(&large[..560 << 10])});
     files.ok("fs/writeBlock", block);
-    let error = files.fails("fs/commit", json!({"handleId": "d"}));
-    assert_error(&error, -32603, "storageFull");
+    files.refuses("fs/commit", json!({"handleId": "d"}), -32603, "storageFull");
     assert!(files.read(&other) == old, "the old file is whole");
     // Data that fits is written, also into holes.
     fs::File::options().write(true).open(seen(&path)).and_then(|file| file.set_len(0)).expect("empty it");
     fs::File::options().write(true).open(seen(&path)).and_then(|file| file.set_len(8 << 20)).expect("a hole");
-    let error = files.fails("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}));
-    assert_error(&error, -32603, "storageFull");
+    files.refuses("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large)}), -32603, "storageFull");
     assert!(files.read(&other) == vec![0; 8 << 20], "the hole is whole");
     let written = files.ok("fs/writeFile", json!({"path": path, "dataBase64": encode_base64(&large[..900 << 10])}));
     assert_eq!(written["atomic"], false, "{written}");

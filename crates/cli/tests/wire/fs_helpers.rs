@@ -63,10 +63,12 @@ impl Files {
 
     #[track_caller]
     pub(crate) fn fails(&mut self, method: &str, params: Value) -> RpcError {
-        match self.client.call(method, params) {
-            Ok(result) => panic!("{method} should fail and answered {result}"),
-            Err(error) => error,
-        }
+        self.client.fails(method, params)
+    }
+
+    #[track_caller]
+    pub(crate) fn refuses(&mut self, method: &str, params: Value, code: i64, kind: &str) -> RpcError {
+        self.client.refuses(method, params, code, kind)
     }
 
     #[track_caller]

@@ -35,7 +35,7 @@ fn file_system_get_metadata_returns_expected_fields() {
         }
     }
     let dangling = files.link("dangling", "nowhere");
-    assert_error(&files.fails("fs/getMetadata", json!({"path": dangling})), -32004, "notFound");
+    files.refuses("fs/getMetadata", json!({"path": dangling}), -32004, "notFound");
 }
 
 #[test]
@@ -104,8 +104,7 @@ fn file_system_write_file_writes_bytes_and_read_file_returns_them() {
 fn file_system_write_file_reports_missing_parent() {
     let mut files = Files::start();
     let path = files.path("missing/note.txt");
-    let error = files.fails("fs/writeFile", json!({"path": path, "dataBase64": "aGk="}));
-    assert_error(&error, -32004, "notFound");
+    files.refuses("fs/writeFile", json!({"path": path, "dataBase64": "aGk="}), -32004, "notFound");
     assert!(files.names().is_empty());
 }
 
@@ -113,23 +112,23 @@ fn file_system_write_file_reports_missing_parent() {
 fn file_system_write_file_refuses_bad_base64_and_missing_files_are_not_found() {
     let mut files = Files::start();
     let path = files.path("file");
-    assert_error(&files.fails("fs/writeFile", json!({"path": path, "dataBase64": "*"})), -32600, "invalidInput");
+    files.refuses("fs/writeFile", json!({"path": path, "dataBase64": "*"}), -32600, "invalidInput");
     for method in ["fs/readFile", "fs/readDirectory", "fs/canonicalize", "fs/getMetadata"] {
-        assert_error(&files.fails(method, json!({"path": path})), -32004, "notFound");
+        files.refuses(method, json!({"path": path}), -32004, "notFound");
     }
-    assert_error(&files.fails("fs/readFile", json!({"path": files.dir()})), -32600, "notRegularFile");
+    files.refuses("fs/readFile", json!({"path": files.dir()}), -32600, "notRegularFile");
     files.file("file", b"");
-    assert_error(&files.fails("fs/readDirectory", json!({"path": path})), -32603, "notADirectory");
+    files.refuses("fs/readDirectory", json!({"path": path}), -32603, "notADirectory");
 }
 
 #[test]
 fn paths_are_absolute_and_of_this_host() {
     let mut files = Files::start();
-    assert_error(&files.fails("fs/readFile", json!({"path": "relative"})), -32602, "relativePath");
-    assert_error(&files.fails("fs/readFile", json!({"path": "file:///a?b"})), -32602, "invalidUri");
-    assert_error(&files.fails("fs/readFile", json!({"path": "file:///C:/x"})), -32600, "invalidInput");
-    assert_error(&files.fails("fs/readFile", json!({"path": "file://host/x"})), -32600, "invalidInput");
-    assert_error(&files.fails("fs/readFile", json!({})), -32602, "invalidParams");
+    files.refuses("fs/readFile", json!({"path": "relative"}), -32602, "relativePath");
+    files.refuses("fs/readFile", json!({"path": "file:///a?b"}), -32602, "invalidUri");
+    files.refuses("fs/readFile", json!({"path": "file:///C:/x"}), -32600, "invalidInput");
+    files.refuses("fs/readFile", json!({"path": "file://host/x"}), -32600, "invalidInput");
+    files.refuses("fs/readFile", json!({}), -32602, "invalidParams");
     // Dot segments are resolved lexically, so a symlink before them has no effect.
     let file = files.file("file", b"here");
     let elsewhere = files.directory("elsewhere/deep");
@@ -145,21 +144,20 @@ fn file_system_create_directory_creates_nested_directories() {
     assert_eq!(files.ok("fs/createDirectory", json!({"path": nested})), json!({}));
     assert!(nested.is_dir());
     assert_eq!(files.ok("fs/createDirectory", json!({"path": nested, "recursive": true})), json!({}));
-    let error = files.fails("fs/createDirectory", json!({"path": nested, "recursive": false}));
-    assert_error(&error, -32603, "alreadyExists");
+    files.refuses("fs/createDirectory", json!({"path": nested, "recursive": false}), -32603, "alreadyExists");
     let deep = files.path("x/y");
-    assert_error(&files.fails("fs/createDirectory", json!({"path": deep, "recursive": false})), -32004, "notFound");
+    files.refuses("fs/createDirectory", json!({"path": deep, "recursive": false}), -32004, "notFound");
     let file = files.file("file", b"");
-    assert_error(&files.fails("fs/createDirectory", json!({"path": file.join("below")})), -32603, "notADirectory");
+    files.refuses("fs/createDirectory", json!({"path": file.join("below")}), -32603, "notADirectory");
     let dangling = files.link("dangling", "nowhere");
-    assert_error(&files.fails("fs/createDirectory", json!({"path": dangling})), -32603, "alreadyExists");
+    files.refuses("fs/createDirectory", json!({"path": dangling}), -32603, "alreadyExists");
 }
 
 #[test]
 fn file_system_no_follow_non_recursive_root_creation_fails() {
     let mut files = Files::start();
     let params = json!({"path": "/", "recursive": false, "followSymlinks": false});
-    assert_error(&files.fails("fs/createDirectory", params), -32603, "alreadyExists");
+    files.refuses("fs/createDirectory", params, -32603, "alreadyExists");
     assert_eq!(files.ok("fs/createDirectory", json!({"path": "/", "followSymlinks": false})), json!({}));
 }
 
@@ -184,8 +182,7 @@ fn file_system_copy_rejects_directory_without_recursive() {
     let mut files = Files::start();
     let source = files.directory("source");
     let params = json!({"sourcePath": source, "destinationPath": files.path("dest"), "recursive": false});
-    let error = files.fails("fs/copy", params);
-    assert_error(&error, -32600, "invalidInput");
+    let error = files.refuses("fs/copy", params, -32600, "invalidInput");
     assert_eq!(error.message, "fs/copy requires recursive: true when sourcePath is a directory");
     assert!(!files.path("dest").exists());
     let error = files.fails("fs/copy", json!({"sourcePath": source, "destinationPath": files.path("dest")}));
@@ -200,7 +197,7 @@ fn file_system_copy_rejects_copying_directory_into_descendant() {
     let alias = files.link("alias", &source);
     for destination in [source.join("nested/copy"), source.join("a/b/c"), source.clone(), alias.join("copy")] {
         let params = json!({"sourcePath": source, "destinationPath": destination, "recursive": true});
-        assert_error(&files.fails("fs/copy", params), -32600, "invalidInput");
+        files.refuses("fs/copy", params, -32600, "invalidInput");
     }
     assert_eq!(names(&source), ["nested"]);
     assert!(names(&source.join("nested")).is_empty());
@@ -243,7 +240,7 @@ fn file_system_copy_preserves_symlink_source() {
     let params = json!({"sourcePath": link, "destinationPath": copy, "recursive": false});
     files.ok("fs/copy", params.clone());
     assert_eq!(fs::read_link(&copy).expect("a link").to_str(), Some("any/where"));
-    assert_error(&files.fails("fs/copy", params), -32603, "alreadyExists");
+    files.refuses("fs/copy", params, -32603, "alreadyExists");
 }
 
 #[test]
@@ -280,7 +277,7 @@ fn file_system_copy_rejects_standalone_fifo_source() {
     let mut files = Files::start();
     let pipe = fifo(&files.dir(), "pipe");
     let params = json!({"sourcePath": pipe, "destinationPath": files.path("copy"), "recursive": true});
-    assert_error(&files.fails("fs/copy", params), -32600, "notRegularFile");
+    files.refuses("fs/copy", params, -32600, "notRegularFile");
     assert_eq!(files.names(), ["pipe"]);
 }
 
@@ -302,20 +299,18 @@ fn file_system_remove_removes_directory() {
     files.file("a/b/file", b"x");
     fifo(&directory, "pipe");
     let top = files.path("a");
-    let error = files.fails("fs/remove", json!({"path": top, "recursive": false}));
-    assert_error(&error, -32603, "directoryNotEmpty");
+    files.refuses("fs/remove", json!({"path": top, "recursive": false}), -32603, "directoryNotEmpty");
     files.ok("fs/remove", json!({"path": top}));
     assert!(files.names().is_empty());
     assert_eq!(files.ok("fs/remove", json!({"path": top})), json!({}), "force is the default");
-    assert_error(&files.fails("fs/remove", json!({"path": top, "force": false})), -32004, "notFound");
+    files.refuses("fs/remove", json!({"path": top, "force": false}), -32004, "notFound");
 }
 
 #[test]
 fn file_system_remove_no_follow_removes_file_and_empty_directory() {
     let mut files = Files::start();
     let (file, directory) = (files.file("file", b""), files.directory("directory"));
-    let error = files.fails("fs/remove", json!({"path": file, "followSymlinks": false}));
-    assert_error(&error, -32603, "unsupported");
+    files.refuses("fs/remove", json!({"path": file, "followSymlinks": false}), -32603, "unsupported");
     for path in [file, directory] {
         let params = json!({"path": path, "recursive": false, "force": false, "followSymlinks": false});
         assert_eq!(files.ok("fs/remove", params), json!({}));
@@ -393,16 +388,12 @@ fn file_system_operations_can_reject_symlinks_in_any_path_component() {
             ("fs/create", json!({"handleId": "h"})),
         ] {
             let params = testkit::with(json!({"path": path, "followSymlinks": false}), more);
-            assert_error(&files.fails(method, params), -32603, "symlinkRefused");
+            files.refuses(method, params, -32603, "symlinkRefused");
         }
     }
     let below = json!({"path": files.path("alias/new"), "followSymlinks": false});
-    assert_error(&files.fails("fs/createDirectory", below.clone()), -32603, "symlinkRefused");
-    assert_error(
-        &files.fails("fs/writeFile", testkit::with(below, json!({"dataBase64": ""}))),
-        -32603,
-        "symlinkRefused",
-    );
+    files.refuses("fs/createDirectory", below.clone(), -32603, "symlinkRefused");
+    files.refuses("fs/writeFile", testkit::with(below, json!({"dataBase64": ""})), -32603, "symlinkRefused");
     assert_eq!(names(&target), ["file"]);
     assert_eq!(fs::read(&file).expect("the file"), b"old");
     // Without symlinks all methods work.
@@ -431,8 +422,7 @@ fn file_system_no_follow_operations_support_search_only_ancestors() {
     assert_eq!(client.ok("fs/getMetadata", path("a/b"))["isDirectory"], true);
     client.ok("fs/remove", testkit::with(path("new"), json!({"recursive": false})));
     // A directory that may not be listed is refused, and the kind says why; the reference has the same code for both errors.
-    let error = client.fails("fs/readDirectory", json!({"path": top.path()}));
-    assert_error(&error, -32600, "permissionDenied");
+    client.refuses("fs/readDirectory", json!({"path": top.path()}), -32600, "permissionDenied");
 }
 
 #[test]
@@ -441,7 +431,7 @@ fn file_system_no_follow_write_rejects_fifo_without_blocking() {
     let pipe = fifo(&files.dir(), "pipe");
     for follow in [false, true] {
         let params = json!({"path": pipe, "dataBase64": "aGk=", "followSymlinks": follow});
-        assert_error(&files.fails("fs/writeFile", params), -32600, "notRegularFile");
+        files.refuses("fs/writeFile", params, -32600, "notRegularFile");
     }
     assert!(fs::symlink_metadata(&pipe).expect("it is still there").file_type().is_fifo());
 }
@@ -459,10 +449,8 @@ fn file_system_write_preserves_existing_hard_link() {
 
 #[test]
 fn files_are_gated_like_every_family() {
-    let server = TestServer::start();
-    let mut client = server.connect();
-    let error = client.fails("fs/readFile", json!({"path": "/"}));
-    assert_error(&error, -32600, "notInitialized");
+    let (_server, mut client) = TestServer::with_connection();
+    let error = client.refuses("fs/readFile", json!({"path": "/"}), -32600, "notInitialized");
     assert_eq!(error.message, "client must call initialize before using filesystem methods");
 }
 

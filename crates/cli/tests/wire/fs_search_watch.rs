@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use testkit::{Client, TestServer, assert_error, decode_base64, resident, wait_for, with};
+use testkit::{Client, TestServer, decode_base64, resident, wait_for, with};
 
 fn tree() -> TempDir {
     tempfile::Builder::new().prefix("exec-server-seek-").tempdir().expect("make a tree")
@@ -69,7 +69,7 @@ fn a_tree_is_searched_in_one_answer_or_in_pages_with_the_same_matches() {
     assert_eq!(first["spans"], json!([[0, 6]]));
     assert_eq!((first["line"].as_u64(), first["offset"].as_u64()), (Some(1), Some(0)));
     // After its last page a search has released its handle.
-    assert_error(&client.fails("fs/searchNext", json!({"handleId": "s"})), -32004, "unknownHandle");
+    client.refuses("fs/searchNext", json!({"handleId": "s"}), -32004, "unknownHandle");
     // A search with larger limits is complete; one with few results is cut and says so.
     let cut = client.ok("fs/search", with(params, json!({"maxLineBytes": 65536, "before": 100, "ignoreRules": false})));
     assert_eq!(cut["summary"]["truncated"], false);
@@ -152,7 +152,7 @@ fn a_reader_that_asks_for_no_more_pages_holds_the_search_and_no_memory() {
     // 200 MB match. The server keeps two pages, the buffer of one file and the memory of an answer.
     let grown = resident(server.pid(), "VmRSS").saturating_sub(before) >> 10;
     assert!(grown < 40 << 10, "{grown} KiB");
-    assert_error(&client.fails("fs/search", params), -32600, "duplicateHandle");
+    client.refuses("fs/search", params, -32600, "duplicateHandle");
     // Other requests are served in the meantime, and the search continues where it stopped.
     client.assert_alive();
     let next = client.ok("fs/searchNext", json!({"handleId": "s"}));
@@ -160,7 +160,7 @@ fn a_reader_that_asks_for_no_more_pages_holds_the_search_and_no_memory() {
     assert_eq!(next["matches"][0]["line"].as_u64(), last["line"].as_u64().map(|line| line + 1));
     client.ok("fs/close", json!({"handleId": "s"}));
     wait_for("the end of the search", || seekers(&server) == 0);
-    assert_error(&client.fails("fs/searchNext", json!({"handleId": "s"})), -32004, "unknownHandle");
+    client.refuses("fs/searchNext", json!({"handleId": "s"}), -32004, "unknownHandle");
 }
 
 #[test]
@@ -194,17 +194,17 @@ fn searches_and_watches_of_a_connection_are_bounded_and_end_with_it() {
         assert_eq!(client.ok("fs/search", params)["done"], false);
     }
     let search = json!({"path": dir.path(), "pattern": "x"});
-    assert_error(&client.fails("fs/search", search.clone()), -32600, "tooManyHandles");
-    assert_error(&client.fails("fs/glob", search.clone()), -32600, "tooManyHandles");
+    client.refuses("fs/search", search.clone(), -32600, "tooManyHandles");
+    client.refuses("fs/glob", search.clone(), -32600, "tooManyHandles");
     for at in 0..16 {
         client.ok("fs/watch", json!({"path": dir.path(), "handleId": format!("w{at}")}));
     }
     let watch = json!({"path": dir.path(), "handleId": "w"});
-    assert_error(&client.fails("fs/watch", watch), -32600, "tooManyHandles");
+    client.refuses("fs/watch", watch, -32600, "tooManyHandles");
     // Another connection has its own limit.
     let mut other = server.client();
     assert_eq!(other.ok("fs/search", search)["done"], true);
-    assert_error(&other.fails("fs/watchNext", json!({"handleId": "w0"})), -32004, "unknownHandle");
+    other.refuses("fs/watchNext", json!({"handleId": "w0"}), -32004, "unknownHandle");
     wait_for("the other search to end", || seekers(&server) == 24);
     client.leave();
     wait_for("the end of all", || seekers(&server) == 0);
@@ -222,7 +222,7 @@ fn changes_are_gathered_waited_for_and_told_once() {
     // While this request waits, other requests are served, and a second one for the same watch is refused.
     let id = client.send_request("fs/watchNext", json!({"handleId": "w", "waitMs": 60_000, "settleMs": 200}));
     client.assert_alive();
-    assert_error(&client.fails("fs/watchNext", json!({"handleId": "w"})), -32600, "overloaded");
+    client.refuses("fs/watchNext", json!({"handleId": "w"}), -32600, "overloaded");
     for _ in 0..50 {
         put(dir.path(), "sub/file", "x");
     }
@@ -240,7 +240,7 @@ fn changes_are_gathered_waited_for_and_told_once() {
     };
     assert_eq!(ended, "rootRemoved");
     assert!(told.iter().any(|change| change["path"] == json!(path) && change["change"] == "removed"), "{told:?}");
-    assert_error(&client.fails("fs/watchNext", json!({"handleId": "w"})), -32004, "unknownHandle");
+    client.refuses("fs/watchNext", json!({"handleId": "w"}), -32004, "unknownHandle");
 }
 
 #[test]
@@ -360,7 +360,7 @@ fn a_sandbox_hides_from_searching_and_watching_what_it_denies() {
             ("fs/glob", json!({"path": at(name), "pattern": "*"})),
             ("fs/watch", json!({"path": at(name), "handleId": "w"})),
         ] {
-            assert_error(&client.fails(method, confined(params)), -32600, "sandboxDenied");
+            client.refuses(method, confined(params), -32600, "sandboxDenied");
         }
     }
     let begun = client.ok("fs/watch", confined(json!({"path": at("inside"), "handleId": "w"})));

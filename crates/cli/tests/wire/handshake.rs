@@ -36,8 +36,7 @@ const UNSERVED: [&str; 7] = [
 
 #[test]
 fn exec_server_accepts_initialize() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     let result = client.ok("initialize", json!({"clientName": "test"}));
     let id = result["sessionId"].as_str().expect("a session id");
     let parts: Vec<usize> = id.split('-').map(str::len).collect();
@@ -94,27 +93,23 @@ fn initialize_announces_what_the_server_adds_and_what_it_does_not_serve() {
 
 #[test]
 fn every_method_but_the_handshake_waits_for_initialize() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     for (method, family) in GATED {
         // The gate is checked before the params.
-        let error = client.fails(method, json!({"nonsense": [1]}));
-        assert_error(&error, -32600, "notInitialized");
+        let error = client.refuses(method, json!({"nonsense": [1]}), -32600, "notInitialized");
         assert_eq!(error.message, format!("client must call initialize before using {family} methods"));
     }
-    assert_error(&client.fails("session/end", json!({})), -32600, "notInitialized");
+    client.refuses("session/end", json!({}), -32600, "notInitialized");
     client.initialize();
     client.assert_alive();
 }
 
 #[test]
 fn every_method_but_the_handshake_waits_for_initialized() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     client.ok("initialize", json!({"clientName": "test"}));
     for (method, family) in GATED {
-        let error = client.fails(method, json!({}));
-        assert_error(&error, -32600, "notConfirmed");
+        let error = client.refuses(method, json!({}), -32600, "notConfirmed");
         assert_eq!(error.message, format!("client must send initialized before using {family} methods"));
     }
     client.notify("initialized", json!({}));
@@ -123,8 +118,7 @@ fn every_method_but_the_handshake_waits_for_initialized() {
 
 #[test]
 fn exec_server_rejects_pipelined_requests_before_initialized() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     let early = client.send_request("process/start", sh("a", "exit 0"));
     let init = client.send_request("initialize", json!({"clientName": "test"}));
     let start = client.send_request("process/start", sh("a", "exit 0"));
@@ -144,24 +138,22 @@ fn exec_server_rejects_pipelined_requests_before_initialized() {
         assert_eq!(message["error"]["data"]["kind"].as_str(), expected);
     }
     // The refused requests have started nothing.
-    assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
+    assert_eq!(client.processes(), json!([]));
 }
 
 #[test]
 fn a_second_initialize_is_refused_and_changes_nothing() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     client.ok("initialize", json!({"clientName": "test"}));
-    assert_error(&client.fails("initialize", json!({"clientName": "again"})), -32600, "alreadyInitialized");
+    client.refuses("initialize", json!({"clientName": "again"}), -32600, "alreadyInitialized");
     client.notify("initialized", json!({}));
-    assert_error(&client.fails("initialize", json!({"clientName": "again"})), -32600, "alreadyInitialized");
+    client.refuses("initialize", json!({"clientName": "again"}), -32600, "alreadyInitialized");
     client.assert_alive();
 }
 
 #[test]
 fn a_failed_initialize_may_be_repeated_on_the_same_connection() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     for bad in [
         json!({}),
         json!(null),
@@ -172,20 +164,19 @@ fn a_failed_initialize_may_be_repeated_on_the_same_connection() {
         json!({"clientName": "x", "capabilities": 5}),
         json!({"clientName": "x", "resumeSessionId": 5}),
     ] {
-        assert_error(&client.fails("initialize", bad), -32602, "invalidParams");
+        client.refuses("initialize", bad, -32602, "invalidParams");
     }
     let error = client.fails("initialize", json!({"clientName": "x", "resumeSessionId": "gone"}));
     assert_error(&error, -32600, "unknownSession");
     assert_eq!(error.message, "unknown session id gone");
-    assert_error(&client.fails("environment/status", json!({})), -32600, "notInitialized");
+    client.refuses("environment/status", json!({}), -32600, "notInitialized");
     client.initialize();
     client.assert_alive();
 }
 
 #[test]
 fn unknown_and_null_members_of_initialize_are_harmless() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     client.initialize_with(json!({
         "clientName": "x", "resumeSessionId": null, "capabilities": null, "ttlMs": null, "takeover": null,
         "future": {"deep": [1, 2, {"x": null}]},
@@ -195,8 +186,7 @@ fn unknown_and_null_members_of_initialize_are_harmless() {
 
 #[test]
 fn initialized_is_idempotent_and_takes_any_params() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     client.ok("initialize", json!({"clientName": "test"}));
     for params in ["null", "{}", "[1,2]", "\"x\"", "7"] {
         client.send_text(&format!(r#"{{"method":"initialized","params":{params}}}"#));
@@ -209,8 +199,7 @@ fn initialized_is_idempotent_and_takes_any_params() {
 // The reference closes the connection here; ours answers every unexpected notification with an error with id -1 (design section 4).
 #[test]
 fn initialized_before_initialize_costs_an_error_and_not_the_connection() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     client.notify("initialized", json!({}));
     client.expect_orphan_error("notInitialized");
     client.initialize();
@@ -219,8 +208,7 @@ fn initialized_before_initialize_costs_an_error_and_not_the_connection() {
 
 #[test]
 fn an_unknown_notification_is_answered_with_an_error_and_the_connection_goes_on() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     client.notify("unknown/early", json!({}));
     client.expect_orphan_error("unknownNotification");
     client.initialize();
@@ -233,8 +221,7 @@ fn an_unknown_notification_is_answered_with_an_error_and_the_connection_goes_on(
 
 #[test]
 fn responses_and_errors_of_a_client_are_ignored() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     client.send_text(r#"{"id":1,"result":null}"#);
     client.initialize();
     client.send_text(r#"{"id":99,"result":{"x":1}}"#);
@@ -328,12 +315,11 @@ fn environment_info_names_shell_and_directories_as_uris_and_claims_nothing_it_ca
 fn an_unknown_method_is_named_in_its_error() {
     let (_server, mut client) = TestServer::with_client();
     for method in UNSERVED {
-        let error = client.fails(method, json!({}));
-        assert_error(&error, -32601, "unknownMethod");
+        let error = client.refuses(method, json!({}), -32601, "unknownMethod");
         assert!(error.message.contains(method), "{}", error.message);
     }
     // V0 answers an unknown method of its own family with another code.
-    assert_error(&client.fails("command/none", json!({})), -32600, "unknownMethod");
+    client.refuses("command/none", json!({}), -32600, "unknownMethod");
     client.assert_alive();
 }
 
@@ -363,6 +349,6 @@ fn d11_3_9_every_generation_is_served_on_one_connection() {
     assert_eq!(client.run_params(crate::wire::Generation::H.start("h", &["true"])).code(), 0);
     client.ok("command/exec", sh("v0", "exit 4"));
     assert_eq!(client.expect("command/exec/exited"), json!({"processId": "v0", "exitCode": 4}));
-    let pid = pid_of(&client.ok("process/start", sh("again", "exec sleep 1000")));
+    let pid = pid_of(&client.start(sh("again", "exec sleep 1000")));
     assert!(pid > 1);
 }

@@ -29,10 +29,10 @@ fn a_write_after_the_holder_was_killed_is_answered_and_freezes_nobody() {
     kill(server.holder());
     assert_eq!(client.collect("p").exited["cause"], "lost");
     for _ in 0..16 {
-        assert_error(&client.fails("process/write", write_params("p", b"late")), -32603, "holderLost");
-        assert_error(&client.fails("process/closeStdin", process("p")), -32603, "holderLost");
+        client.refuses("process/write", write_params("p", b"late"), -32603, "holderLost");
+        client.refuses("process/closeStdin", process("p"), -32603, "holderLost");
     }
-    assert_error(&client.fails("process/start", sh("q", "exit 0")), -32603, "holderLost");
+    client.refuses("process/start", sh("q", "exit 0"), -32603, "holderLost");
     client.assert_alive();
     assert_eq!(other.run("p", &["echo", "fine"]).stdout, b"fine\n");
     server.client().assert_alive();
@@ -42,7 +42,7 @@ fn a_write_after_the_holder_was_killed_is_answered_and_freezes_nobody() {
 #[test]
 fn a_read_of_a_lost_process_tells_the_same_exit_code_as_the_event() {
     let (server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "echo up; exec sleep 1000"));
+    client.start(sh("p", "echo up; exec sleep 1000"));
     client.wait_output("p", "up");
     kill(server.holder());
     assert_eq!(client.collect("p").code(), -1);
@@ -56,15 +56,14 @@ fn a_read_of_a_lost_process_tells_the_same_exit_code_as_the_event() {
 fn a_session_whose_holder_died_without_a_server_is_told_as_lost() {
     let mut server = TestServer::builder().keep_holders().start();
     let (mut client, session) = server.modern_client();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    client.start(sh("p", "exec sleep 1000"));
     server.kill();
     let holder = server.holder();
     kill(holder);
     wait_gone("the holder", &BTreeSet::from([holder]));
     server.restart();
     let mut client = server.connect();
-    let error = client.fails("initialize", json!({"clientName": "test", "resumeSessionId": session}));
-    assert_error(&error, -32603, "holderLost");
+    client.refuses("initialize", json!({"clientName": "test", "resumeSessionId": session}), -32603, "holderLost");
     client.initialize();
 }
 
@@ -80,7 +79,7 @@ fn a_session_whose_holder_could_not_be_made_outlives_the_server() {
     for pid in &spawners {
         prlimit(Pid::from_raw(pid.cast_signed()), Resource::Nofile, tight).expect("lower the limit");
     }
-    assert_error(&client.fails("process/start", sh("p", "exit 0")), -32603, "resourcesExhausted");
+    client.refuses("process/start", sh("p", "exit 0"), -32603, "resourcesExhausted");
     client.assert_alive();
     server.restart();
     let mut client = server.resume(&session, json!({}));
@@ -91,7 +90,7 @@ fn a_session_whose_holder_could_not_be_made_outlives_the_server() {
 #[test]
 fn a_forgotten_log_leaves_the_memory_of_its_holder() {
     let (server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("stays", "exec sleep 1000"));
+    client.start(sh("stays", "exec sleep 1000"));
     let holder = server.holder();
     for round in 0..6 {
         let id = format!("p{round}");
@@ -105,7 +104,7 @@ fn a_forgotten_log_leaves_the_memory_of_its_holder() {
 #[test]
 fn starts_that_a_stopped_holder_does_not_take_are_refused_in_the_end() {
     let (server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("first", "exec sleep 1000"));
+    client.start(sh("first", "exec sleep 1000"));
     let stopped = Stopped::new(server.holder());
     let arg = "x".repeat(120_000);
     let ids: Vec<i64> = (0..700)
@@ -133,7 +132,7 @@ fn starts_that_a_stopped_holder_does_not_take_are_refused_in_the_end() {
 fn a_stopped_holder_does_not_keep_a_server_from_starting() {
     let mut server = TestServer::builder().keep_holders().start();
     let mut client = server.client();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    client.start(sh("p", "exec sleep 1000"));
     let stopped = Stopped::new(server.holder());
     let (mut other, session) = server.session();
     other.start_cat("p");
@@ -147,8 +146,8 @@ fn a_stopped_holder_does_not_keep_a_server_from_starting() {
     server.restart();
     assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
     let mut other = server.resume(&session, json!({}));
-    other.ok("process/write", write_params("p", b"still here\n"));
-    other.ok("process/closeStdin", process("p"));
+    other.write("p", b"still here\n");
+    other.close_stdin("p");
     assert_eq!(other.poll("p", None).0, b"still here\n");
     assert_eq!(server.client().run("q", &["echo", "new"]).stdout, b"new\n");
     drop(over);
@@ -160,10 +159,10 @@ fn a_stopped_holder_does_not_keep_a_server_from_starting() {
 fn a_stopped_holder_does_not_keep_a_server_from_ending() {
     let mut server = TestServer::start();
     let mut client = server.client();
-    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    let pid = pid_of(&client.start(sh("p", "exec sleep 1000")));
     let mut other = server.client();
     let stopped = Stopped::new(server.holder());
-    let other_pid = pid_of(&other.ok("process/start", sh("p", "exec sleep 1000")));
+    let other_pid = pid_of(&other.start(sh("p", "exec sleep 1000")));
     let begun = Instant::now();
     server.signal(Signal::TERM);
     wait_gone("the process of the session that answers", &BTreeSet::from([other_pid]));
@@ -178,15 +177,15 @@ fn a_stopped_holder_does_not_keep_a_server_from_ending() {
 #[test]
 fn a_write_behind_one_that_was_lost_is_answered_too() {
     let (server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "exec sleep 1000"));
+    client.start(piped("p", "exec sleep 1000"));
     // More than its stdin buffers, so the holder still has it when it is killed.
-    let waiting = client.send_request("process/write", write_params("p", &[b'x'; 200_000]));
+    let waiting = client.send_write("p", [b'x'; 200_000]);
     client.assert_alive();
     kill(server.holder());
     assert_error(&client.answer(waiting).expect_err("the holder is gone"), -32603, "holderLost");
     assert_eq!(client.collect("p").exited["cause"], "lost");
-    assert_error(&client.fails("process/write", write_params("p", b"late")), -32603, "holderLost");
-    assert_error(&client.fails("process/closeStdin", process("p")), -32603, "holderLost");
+    client.refuses("process/write", write_params("p", b"late"), -32603, "holderLost");
+    client.refuses("process/closeStdin", process("p"), -32603, "holderLost");
 }
 
 // A holder that missed the deadline of the adoption was never contacted again: its client got `unknownSession` while its processes ran.
@@ -194,7 +193,7 @@ fn a_write_behind_one_that_was_lost_is_answered_too() {
 fn a_holder_that_goes_on_after_the_adoption_is_found_again() {
     let mut server = TestServer::builder().keep_holders().start();
     let (mut client, session) = server.session();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    client.start(sh("p", "exec sleep 1000"));
     let stopped = Stopped::new(server.holder());
     server.restart();
     drop(stopped);
@@ -225,7 +224,7 @@ fn fill_backlog(server: &TestServer, session: &str) -> Vec<OwnedFd> {
 fn a_holder_that_stands_still_behind_a_full_door_is_adopted_when_it_goes_on() {
     let mut server = TestServer::builder().keep_holders().start();
     let (mut client, session) = server.session();
-    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    let pid = pid_of(&client.start(sh("p", "exec sleep 1000")));
     let stopped = Stopped::new(server.holder());
     let waiting = fill_backlog(&server, &session);
     server.restart();
@@ -234,5 +233,5 @@ fn a_holder_that_stands_still_behind_a_full_door_is_adopted_when_it_goes_on() {
     let mut client = server.connect();
     wait_for("the session to be known again", || client.call("initialize", params.clone()).is_ok());
     client.notify("initialized", json!({}));
-    assert_eq!(client.ok("process/list", json!({}))["processes"][0]["pid"], pid);
+    assert_eq!(client.processes()[0]["pid"], pid);
 }

@@ -21,7 +21,7 @@ fn a_write_beyond_the_file_size_limit_is_an_error_and_the_server_lives() {
     client.ok("fs/writeFile", json!({"path": path, "dataBase64": small}));
     // A child gets the signal like any program: the shell reports 128 + SIGXFSZ.
     let script = format!("head -c 5242880 /dev/zero > {}", server.dir().join("child").display());
-    client.ok("process/start", sh("child", &format!("{script}; echo $?")));
+    client.start(sh("child", &format!("{script}; echo $?")));
     let ended = client.collect("child");
     assert_eq!(String::from_utf8_lossy(&ended.stdout).trim_end(), "153");
 }
@@ -31,7 +31,7 @@ fn a_server_started_with_blocked_signals_ends_by_sigterm_and_blocks_none_for_its
     let script = "if [ -z \"$BLOCKED\" ]; then export BLOCKED=1; exec env --block-signal \"$0\" \"$@\"; fi";
     let mut server = TestServer::builder().after(script).start();
     let mut client = server.client();
-    client.ok("process/start", sh("p", "grep SigBlk /proc/self/status"));
+    client.start(sh("p", "grep SigBlk /proc/self/status"));
     let ended = client.collect("p");
     assert_eq!(String::from_utf8_lossy(&ended.stdout).trim_end(), "SigBlk:\t0000000000000000");
     drop(client);
@@ -64,7 +64,7 @@ fn a_server_without_free_inodes_starts_without_the_socket_for_dial_stdio() {
 fn a_state_directory_that_goes_away_is_reported_and_what_runs_goes_on() {
     let (server, mut client) = TestServer::with_client();
     let params = with(start_params("echo", &["cat"]), json!({"pipeStdin": true}));
-    client.ok("process/start", params);
+    client.start(params);
     let ready = || http(server.address(), "GET /readyz HTTP/1.1\r\n\r\n").status;
     assert_eq!(ready(), 200);
     let (state, away) = (server.state_dir(), server.dir().join("away"));
@@ -77,11 +77,11 @@ fn a_state_directory_that_goes_away_is_reported_and_what_runs_goes_on() {
 
     let line = encode_base64(b"still here\n");
     client.ok("process/write", json!({"processId": "echo", "chunk": line, "writeId": "w"}));
-    client.ok("process/closeStdin", json!({"processId": "echo"}));
+    client.close_stdin("echo");
     assert_eq!(client.collect("echo").stdout, b"still here\n");
     // The server holds the directory open, so a new session works too.
     let mut other = server.client();
-    other.ok("process/start", sh("new", "echo new"));
+    other.start(sh("new", "echo new"));
     assert_eq!(other.collect("new").stdout, b"new\n");
 
     fs::rename(&away, &state).expect("put it back");

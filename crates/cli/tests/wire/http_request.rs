@@ -133,8 +133,7 @@ fn a_streamed_body_that_breaks_off_ends_with_an_error() {
     let (body, error) = read_stream(&mut client, "s");
     assert_eq!(body, b"not all");
     assert!(error.as_str().is_some_and(|text| text.contains("127.0.0.1")), "{error}");
-    let error = client.fails("http/request", get(&target.url("/")));
-    assert_error(&error, -32603, "httpFailed");
+    client.refuses("http/request", get(&target.url("/")), -32603, "httpFailed");
 }
 
 #[test]
@@ -148,7 +147,7 @@ fn exec_server_http_request_rejects_duplicate_stream_request_ids() {
     });
     let (server, mut client) = TestServer::with_client();
     client.ok("http/request", stream(&target.url("/open"), "same"));
-    assert_error(&client.fails("http/request", stream(&target.url("/"), "same")), -32602, "duplicateRequest");
+    client.refuses("http/request", stream(&target.url("/"), "same"), -32602, "duplicateRequest");
     assert_eq!(target.asked().len(), 1, "nothing was sent");
     // Another id, another connection, and a buffered request with the same id are not affected.
     client.ok("http/request", stream(&target.url("/"), "other"));
@@ -178,8 +177,8 @@ fn exec_server_http_request_honors_optional_timeout() {
     let (_server, mut client) = TestServer::with_client();
     let timed =
         |path: &str, ms: u64| json!({"method": "GET", "url": target.url(path), "requestId": path, "timeoutMs": ms});
-    assert_error(&client.fails("http/request", timed("/never", 50)), -32603, "httpTimeout");
-    assert_error(&client.fails("http/request", timed("/half", 50)), -32603, "httpTimeout");
+    client.refuses("http/request", timed("/never", 50), -32603, "httpTimeout");
+    client.refuses("http/request", timed("/half", 50), -32603, "httpTimeout");
     // The timeout covers the whole request: the head arrived in time, the body did not.
     let mut params = timed("/half", 1500);
     params["streamResponse"] = json!(true);
@@ -227,8 +226,7 @@ fn exec_server_http_request_rejects_protected_environment_headers() {
         "EMPTY",
         "BREAKS",
     ] {
-        let error = client.fails("http/request", with(variable));
-        assert_error(&error, -32602, "invalidParams");
+        let error = client.refuses("http/request", with(variable), -32602, "invalidParams");
         assert!(!error.message.contains("c0dex"), "{}", error.message);
     }
     assert_eq!(target.asked(), [], "no connection was made");
@@ -321,9 +319,9 @@ fn exec_server_http_request_can_follow_redirects() {
     let last = target.asked().pop().expect("it was asked");
     assert_eq!((last.method.as_str(), last.path.as_str(), last.body.as_slice()), ("POST", "/to", b"once".as_slice()));
     let before = target.asked().len();
-    assert_error(&client.fails("http/request", get(&target.url("/round"))), -32603, "httpFailed");
+    client.refuses("http/request", get(&target.url("/round")), -32603, "httpFailed");
     assert_eq!(target.asked().len(), before + 11, "ten are followed");
-    assert_error(&client.fails("http/request", get(&target.url("/file"))), -32603, "httpFailed");
+    client.refuses("http/request", get(&target.url("/file")), -32603, "httpFailed");
 }
 
 #[test]
@@ -342,8 +340,7 @@ fn exec_server_http_request_failures_of_the_transport_begin_with_the_text_that_c
         (target.url("/never"), Some(50), "httpTimeout"),
     ] {
         let params = json!({"method": "GET", "url": url, "requestId": url, "timeoutMs": timeout});
-        let error = client.fails("http/request", params);
-        assert_error(&error, -32603, kind);
+        let error = client.refuses("http/request", params, -32603, kind);
         assert!(error.message.starts_with("http/request failed: "), "{url}: {}", error.message);
     }
     // An invalid request must not look like one that is worth a retry.

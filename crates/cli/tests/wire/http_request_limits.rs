@@ -156,15 +156,14 @@ fn requests_have_bounds_that_are_told() {
     let (_server, mut client) = TestServer::with_client();
     for path in ["/told", "/untold"] {
         let params = json!({"method": "GET", "url": large.url(path), "requestId": "r"});
-        let error = client.fails("http/request", params);
-        assert_error(&error, -32603, "httpTooLarge");
+        let error = client.refuses("http/request", params, -32603, "httpTooLarge");
         assert!(error.message.contains("16777216") && error.message.contains("streamResponse"), "{}", error.message);
     }
     let (target, _, gone) = endless();
     for n in 0..limits::HTTP_REQUESTS {
         client.ok("http/request", stream(&target.url("/quiet"), &n.to_string()));
     }
-    assert_error(&client.fails("http/request", stream(&target.url("/quiet"), "more")), -32600, "overloaded");
+    client.refuses("http/request", stream(&target.url("/quiet"), "more"), -32600, "overloaded");
     client.ok("http/cancel", json!({"requestId": "0"}));
     is_gone(&gone);
     end(&mut client, "0");
@@ -234,8 +233,7 @@ fn nonsense_is_refused_before_anything_is_sent() {
     ] {
         let mut params = good.clone();
         params[key] = value.clone();
-        let error = client.fails("http/request", params);
-        assert_error(&error, -32602, "invalidParams");
+        let error = client.refuses("http/request", params, -32602, "invalidParams");
         assert!(error.message.len() <= limits::ERROR_TEXT_BYTES, "{key} {value}");
     }
     assert_eq!(target.asked(), []);

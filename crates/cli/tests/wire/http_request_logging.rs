@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
-use testkit::{Target, TestServer, assert_error, encode_base64, target, wait_for};
+use testkit::{Target, TestServer, encode_base64, target, wait_for};
 
 /// Strings that must appear nowhere.
 const SECRETS: [&str; 8] = [
@@ -81,8 +81,7 @@ fn delegated_http_failure_warning_redacts_request_url() {
         "headers": [{"name": "cookie", "value": "sEcReT-header"}],
         "requestId": "r",
     });
-    let error = client.fails("http/request", params);
-    assert_error(&error, -32603, "httpFailed");
+    let error = client.refuses("http/request", params, -32603, "httpFailed");
     assert!(SECRETS.iter().all(|secret| !error.message.contains(secret)), "{}", error.message);
     wait_for("the warning", || server.stderr().contains("HTTP request failed"));
     let (log, _) = said(&server);

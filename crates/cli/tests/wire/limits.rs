@@ -8,14 +8,14 @@ use serde_json::json;
 use tungstenite::Message;
 
 use testkit::{
-    Client, Stopped, TestServer, assert_error, decode_base64, encode_base64, fifo, modern, piped, process, release,
-    resident, sh, start_params, tty, wait_for, with, write_params,
+    Client, Stopped, TestServer, assert_error, decode_base64, fifo, modern, piped, process, release, resident, sh,
+    start_params, tty, wait_for, with,
 };
 
 #[test]
 fn sixty_four_mib_without_a_newline_arrive_whole_and_in_order() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "head -c 67108864 /dev/zero"));
+    client.start(sh("p", "head -c 67108864 /dev/zero"));
     let (mut bytes, mut next) = (0, 1);
     loop {
         let message = client.next_notification();
@@ -38,8 +38,7 @@ fn sixty_four_mib_without_a_newline_arrive_whole_and_in_order() {
 
 #[test]
 fn a_message_beyond_96_mib_ends_the_connection_and_nothing_else() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
+    let (server, mut client, session) = TestServer::with_session();
     client.start_cat("p");
     // The server may close the connection before everything is sent.
     let sent = client.send_message(Message::text("x".repeat((96 << 20) + 1)));
@@ -62,7 +61,7 @@ fn a_message_of_90_mib_is_read() {
 #[test]
 fn a_long_poll_holds_up_nobody() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    client.start(sh("p", "exec sleep 1000"));
     let begun = Instant::now();
     let reads: Vec<i64> =
         (0..200).map(|_| client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}))).collect();
@@ -70,7 +69,7 @@ fn a_long_poll_holds_up_nobody() {
     client.ok("environment/info", json!({}));
     client.ok("process/list", json!({}));
     assert_eq!(client.run("q", &["true"]).code(), 0);
-    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+    assert_eq!(client.terminate("p")["running"], true);
     for id in reads {
         assert_eq!(client.answer(id).expect("read")["exitCode"], 137);
     }
@@ -81,12 +80,12 @@ fn a_long_poll_holds_up_nobody() {
 fn exec_server_keeps_control_requests_live_during_long_reads_and_queued_requests() {
     let server = TestServer::builder().arg("--concurrent-requests").arg("1").start();
     let mut client = server.client();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    client.start(sh("p", "exec sleep 1000"));
     let read = client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}));
     let starts: Vec<i64> =
         (0..50).map(|i| client.send_request("process/start", sh(&format!("s{i}"), "exit 0"))).collect();
     client.assert_alive();
-    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+    assert_eq!(client.terminate("p")["running"], true);
     assert_eq!(client.answer(read).expect("read")["exited"], true);
     for id in starts {
         client.answer(id).expect("start");
@@ -96,11 +95,11 @@ fn exec_server_keeps_control_requests_live_during_long_reads_and_queued_requests
 #[test]
 fn requests_beyond_the_bound_are_refused_and_control_requests_are_not() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    client.start(sh("p", "exec sleep 1000"));
     let reads: Vec<i64> =
         (0..1100).map(|_| client.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}))).collect();
     client.assert_alive();
-    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+    assert_eq!(client.terminate("p")["running"], true);
     let answers: Vec<_> = reads.into_iter().map(|id| client.answer(id)).collect();
     let refused: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
     assert_eq!(refused.len(), 1100 - 1024);
@@ -121,7 +120,7 @@ fn connection_accepts_pipelined_scalar_requests() {
 #[test]
 fn many_requests_and_much_output_at_once_do_not_block_each_other() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("noisy", "exec cat /dev/zero"));
+    client.start(sh("noisy", "exec cat /dev/zero"));
     let mut answered = 0;
     for _ in 0..5 {
         // Sent without reading, while output waits in the other direction.
@@ -132,7 +131,7 @@ fn many_requests_and_much_output_at_once_do_not_block_each_other() {
         }
     }
     assert_eq!(answered, 2000);
-    client.ok("process/terminate", process("noisy"));
+    client.terminate("noisy");
 }
 
 #[test]
@@ -140,14 +139,11 @@ fn a_noisy_process_delays_neither_an_answer_nor_a_quiet_process() {
     let (_server, mut client) = TestServer::with_client();
     client.start_cat("quiet");
     for i in 0..4 {
-        client.ok("process/start", sh(&format!("noisy{i}"), "exec cat /dev/zero"));
+        client.start(sh(&format!("noisy{i}"), "exec cat /dev/zero"));
     }
     let begun = Instant::now();
     for round in 0..10 {
-        client.ok(
-            "process/write",
-            json!({"processId": "quiet", "chunk": encode_base64(format!("{round}\n").as_bytes())}),
-        );
+        client.write("quiet", format!("{round}\n"));
         client.wait_output("quiet", "\n");
     }
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
@@ -158,20 +154,19 @@ fn wake_notifications_do_not_block_other_sessions() {
     let server = TestServer::start();
     let (mut noisy, mut quiet) = (server.client(), server.client());
     // This client never reads.
-    noisy.ok("process/start", sh("noisy", "exec cat /dev/zero"));
-    quiet.ok("process/start", piped("quiet", "read x; echo heard"));
+    noisy.start(sh("noisy", "exec cat /dev/zero"));
+    quiet.start(piped("quiet", "read x; echo heard"));
     let begun = Instant::now();
-    quiet.ok("process/write", json!({"processId": "quiet", "chunk": "Cg=="}));
+    quiet.write("quiet", b"\n");
     assert_eq!(quiet.expect("process/output")["seq"], 1);
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
 #[test]
 fn a_client_that_never_reads_costs_a_bounded_amount_of_memory() {
-    let server = TestServer::start();
-    let mut other = server.client();
+    let (server, mut other) = TestServer::with_client();
     let (mut deaf, session) = server.session();
-    deaf.ok("process/start", sh("flood", "exec cat /dev/zero"));
+    deaf.start(sh("flood", "exec cat /dev/zero"));
     let list = json!({"scope": "all"});
     let written = |other: &mut Client| other.ok("process/list", list.clone())["processes"][0].clone();
     wait_for("the child to be held", || written(&mut other)["blocked"] == "memoryCap");
@@ -188,17 +183,17 @@ fn a_client_that_never_reads_costs_a_bounded_amount_of_memory() {
     // Output that was not taken is still there after a resume.
     let mut client = server.resume(&session, json!({}));
     assert_eq!(client.ok("process/read", json!({"processId": "flood", "maxBytes": 1}))["firstSeq"], 1);
-    assert_eq!(client.ok("process/terminate", process("flood"))["running"], true);
+    assert_eq!(client.terminate("flood")["running"], true);
 }
 
 #[test]
 fn a_polling_client_that_stops_reading_is_pushed_again() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "read x; exec head -c 20000000 /dev/zero"));
+    client.start(piped("p", "read x; exec head -c 20000000 /dev/zero"));
     // A waiting read makes the client a poller: pushes stop 16 MiB after the last read.
     client.ok("process/read", json!({"processId": "p", "waitMs": 20}));
     let begun = Instant::now();
-    client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    client.write("p", b"\n");
     let ended = client.collect("p");
     assert!(begun.elapsed() >= Duration::from_secs(2), "it was waited for its next read");
     assert_eq!(ended.stdout.len(), 20_000_000);
@@ -210,11 +205,11 @@ fn a_polling_client_that_stops_reading_is_pushed_again() {
 fn closed_process_is_evicted_after_retention() {
     let (server, mut client) = TestServer::with_client();
     let gate = fifo(server.dir(), "gate");
-    client.ok("process/start", sh("held", &format!("(read x <{gate}; echo late) & exit 5")));
+    client.start(sh("held", &format!("(read x <{gate}; echo late) & exit 5")));
     client.expect("process/exited");
     client.run("p", &["true"]);
     let begun = Instant::now();
-    assert_error(&client.fails("process/start", sh("p", "exit 0")), -32600, "duplicateProcess");
+    client.refuses("process/start", sh("p", "exit 0"), -32600, "duplicateProcess");
     let is_free = |client: &mut Client| {
         // A waiting read paces this loop.
         client.ok("process/read", json!({"processId": "held", "afterSeq": 1, "waitMs": 500}));
@@ -226,7 +221,7 @@ fn closed_process_is_evicted_after_retention() {
     assert!(begun.elapsed() >= Duration::from_secs(30), "{:?}", begun.elapsed());
     assert_eq!(client.collect("p").stdout, b"again\n");
     // An exited process is not closed: its id and its late output stay.
-    assert_error(&client.fails("process/start", sh("held", "exit 0")), -32600, "duplicateProcess");
+    client.refuses("process/start", sh("held", "exit 0"), -32600, "duplicateProcess");
     release(&gate);
     assert_eq!(client.expect("process/output")["seq"], 2);
     client.expect("process/closed");
@@ -268,7 +263,7 @@ fn requests_that_wait_for_the_only_slot_are_all_answered_in_order() {
 #[test]
 fn many_large_reads_are_answered_one_after_the_other() {
     let (server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "head -c 8388608 /dev/zero"));
+    client.start(sh("p", "head -c 8388608 /dev/zero"));
     assert_eq!(client.collect("p").stdout.len(), 8 << 20);
     let before = server.memory();
     for _ in 0..60 {
@@ -286,14 +281,14 @@ fn many_large_reads_are_answered_one_after_the_other() {
 #[test]
 fn one_large_write_alone_is_no_overload() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "exec cat >/dev/null"));
+    client.start(piped("p", "exec cat >/dev/null"));
     let chunk = "AAAA".repeat(20 << 20);
     client.send_text(&format!(
         r#"{{"id":"large","method":"process/write","params":{{"processId":"p","chunk":"{chunk}"}}}}"#
     ));
     let answer = client.next();
     assert_eq!((&answer["id"], &answer["result"]), (&json!("large"), &json!({"status": "accepted"})), "{answer}");
-    client.ok("process/closeStdin", process("p"));
+    client.close_stdin("p");
     assert_eq!(client.collect("p").code(), 0);
 }
 
@@ -301,8 +296,8 @@ fn one_large_write_alone_is_no_overload() {
 #[test]
 fn requests_that_wait_for_a_full_stdin_are_refused_in_the_end_and_control_is_not() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "exec sleep 1000"));
-    let write = client.send_request("process/write", write_params("p", &[b'x'; 200_000]));
+    client.start(piped("p", "exec sleep 1000"));
+    let write = client.send_write("p", [b'x'; 200_000]);
     for _ in 0..9000 {
         client.send_request("process/closeStdin", process("p"));
     }
@@ -348,7 +343,7 @@ fn a_start_that_waits_for_others_is_waited_for_by_what_names_it() {
     let starts: Vec<i64> =
         (0..20).map(|i| client.send_request("process/start", sh(&format!("s{i}"), "exit 0"))).collect();
     let cat = client.send_request("process/start", with(start_params("cat", &["cat"]), json!({"pipeStdin": true})));
-    let write = client.send_request("process/write", json!({"processId": "cat", "chunk": encode_base64(b"in order")}));
+    let write = client.send_write("cat", b"in order");
     let close = client.send_request("process/closeStdin", process("cat"));
     let sleep = client.send_request("process/start", sh("sleep", "exec sleep 1000"));
     let terminate = client.send_request("process/terminate", process("sleep"));
@@ -369,7 +364,7 @@ fn a_start_that_waits_for_others_is_waited_for_by_what_names_it() {
 fn a_start_that_waits_for_others_takes_nothing_and_goes_with_its_connection() {
     let server = TestServer::builder().arg("--concurrent-requests").arg("1").arg("--max-processes").arg("3").start();
     let (mut client, session) = server.modern_client();
-    client.ok("process/start", sh("runs", "exec sleep 1000"));
+    client.start(sh("runs", "exec sleep 1000"));
     let stopped = Stopped::new(server.holder());
     for name in ["begins", "waits", "waits-too", "waits-longer"] {
         client.send_request("process/start", sh(name, "exec sleep 1000"));
@@ -381,29 +376,28 @@ fn a_start_that_waits_for_others_takes_nothing_and_goes_with_its_connection() {
     let mut client = server.connect();
     client.initialize_with(with(modern(), json!({"resumeSessionId": session})));
     let names = |client: &mut Client| {
-        let listed = client.ok("process/list", json!({}))["processes"].clone();
+        let listed = client.processes().clone();
         let names = listed.as_array().into_iter().flatten().map(|process| process["processId"].clone());
         names.collect::<Vec<_>>()
     };
     wait_for("the start that had begun", || names(&mut client).contains(&json!("begins")));
     // Its id is free, and there is room for it.
-    client.ok("process/start", sh("waits", "exec sleep 1000"));
+    client.start(sh("waits", "exec sleep 1000"));
     assert_eq!(names(&mut client), ["runs", "begins", "waits"]);
-    assert_error(&client.fails("process/start", sh("one-more", "exit 0")), -32603, "resourcesExhausted");
+    client.refuses("process/start", sh("one-more", "exit 0"), -32603, "resourcesExhausted");
 }
 
 #[test]
 fn d11_2_1_neither_a_long_poll_nor_a_full_stdin_blocks_terminate() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "exec sleep 1000"));
+    client.start(piped("p", "exec sleep 1000"));
     let read = client.send_request("process/read", json!({"processId": "p", "waitMs": 600_000}));
-    let write =
-        client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(&vec![b'x'; 1 << 20])}));
-    let behind = client.send_request("process/write", json!({"processId": "p", "chunk": "eA=="}));
+    let write = client.send_write("p", vec![b'x'; 1 << 20]);
+    let behind = client.send_write("p", b"x");
     let begun = Instant::now();
     client.assert_alive();
     assert_eq!(client.run("q", &["true"]).code(), 0);
-    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+    assert_eq!(client.terminate("p")["running"], true);
     assert!(begun.elapsed() < Duration::from_secs(5));
     assert_eq!(client.answer(read).expect("read")["exitCode"], 137);
     for id in [write, behind] {
@@ -416,9 +410,9 @@ fn d11_2_4_a_full_terminal_stalls_nobody() {
     let (_server, mut client) = TestServer::with_client();
     let ids: Vec<String> = (0..8).map(|i| format!("t{i}")).collect();
     for id in &ids {
-        client.ok("process/start", tty(id, "stty raw -echo; echo up; exec sleep 1000"));
+        client.start(tty(id, "stty raw -echo; echo up; exec sleep 1000"));
         client.wait_output(id, "up");
-        client.send_request("process/write", json!({"processId": id, "chunk": encode_base64(&vec![b'x'; 1 << 18])}));
+        client.send_write(id, vec![b'x'; 1 << 18]);
     }
     let begun = Instant::now();
     client.assert_alive();

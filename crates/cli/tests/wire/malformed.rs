@@ -16,8 +16,7 @@ fn assert_malformed(client: &mut Client, text: &str) {
 
 #[test]
 fn exec_server_reports_malformed_websocket_json_and_keeps_running() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     assert_malformed(&mut client, "not-json");
     client.initialize();
     client.assert_alive();
@@ -141,16 +140,13 @@ fn a_huge_string_is_only_one_value() {
     client.send_text(&format!(r#"{{"id":1,"method":"no/such","params":"{huge}"}}"#));
     assert_eq!(client.next()["error"]["code"], -32601);
     // A name of that size is cut in the answer, or does not appear at all.
-    let error = client.fails(&huge, json!({}));
-    assert_error(&error, -32601, "unknownMethod");
+    let error = client.refuses(&huge, json!({}), -32601, "unknownMethod");
     assert!(error.message.len() < 2048, "an error does not repeat its cause");
     let error = client.fails("process/start", json!({"processId": {"x": huge}}));
     assert!(error.message.len() < 2048, "an error does not repeat its cause");
     assert_error(&error, -32602, "invalidParams");
-    let error = client.fails("process/read", json!({"processId": huge}));
-    assert_error(&error, -32600, "unknownProcess");
-    let error = client.fails("process/signal", json!({"processId": "p", "signal": huge}));
-    assert_error(&error, -32602, "unknownSignal");
+    client.refuses("process/read", json!({"processId": huge}), -32600, "unknownProcess");
+    let error = client.refuses("process/signal", json!({"processId": "p", "signal": huge}), -32602, "unknownSignal");
     assert!(error.message.len() < 2048, "an error does not repeat its cause");
     client.notify(&huge, json!({}));
     let said = client.expect_orphan_error("unknownNotification");
@@ -207,7 +203,7 @@ fn members_of_a_wrong_type_or_missing_are_refused_by_start() {
     for name in ["processId", "argv"] {
         let mut bad = good.clone();
         bad.as_object_mut().expect("an object").remove(name);
-        assert_error(&client.fails("process/start", bad), -32602, "invalidParams");
+        client.refuses("process/start", bad, -32602, "invalidParams");
     }
     for bad in [
         json!({"argv": "true"}),
@@ -281,9 +277,8 @@ fn members_of_a_wrong_type_are_refused_by_the_other_methods() {
 
 #[test]
 fn a_bad_acknowledgement_is_ignored() {
-    let server = TestServer::start();
-    let mut client = server.connect();
-    client.notify("process/ack", json!({"processId": "p", "seq": 1}));
+    let (_server, mut client) = TestServer::with_connection();
+    client.ack("p", 1);
     client.initialize_with(testkit::modern());
     for params in [
         json!(null),
@@ -298,7 +293,7 @@ fn a_bad_acknowledgement_is_ignored() {
         client.notify("process/ack", params);
     }
     assert_eq!(client.run("p", &["true"]).code(), 0);
-    client.notify("process/ack", json!({"processId": "p", "seq": u64::MAX}));
+    client.ack("p", u64::MAX);
     client.assert_alive();
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use testkit::{Client, TestServer, assert_error, decode_base64, encode_base64, modern, piped, process, sh, tty, with};
+use testkit::{Client, TestServer, decode_base64, modern, piped, process, sh, tty, with};
 
 #[test]
 fn a_terminal_starts_with_the_size_and_the_term_that_were_asked_for() {
@@ -24,7 +24,7 @@ fn a_terminal_starts_with_the_size_and_the_term_that_were_asked_for() {
 #[test]
 fn a_terminal_can_be_resized_and_its_child_hears_of_it() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", tty("p", "trap 'stty size' WINCH; echo up; while :; do sleep 0.01; done"));
+    client.start(tty("p", "trap 'stty size' WINCH; echo up; while :; do sleep 0.01; done"));
     client.wait_output("p", "up");
     assert_eq!(client.ok("process/resize", json!({"processId": "p", "rows": 33, "cols": 99})), json!({}));
     client.wait_output("p", "33 99");
@@ -37,8 +37,8 @@ fn only_a_terminal_can_be_resized() {
     let (_server, mut client) = TestServer::with_client();
     client.start_cat("p");
     let size = |id: &str| json!({"processId": id, "rows": 10, "cols": 10});
-    assert_error(&client.fails("process/resize", size("p")), -32600, "notATerminal");
-    assert_error(&client.fails("process/resize", size("none")), -32600, "unknownProcess");
+    client.refuses("process/resize", size("p"), -32600, "notATerminal");
+    client.refuses("process/resize", size("none"), -32600, "unknownProcess");
     client.run_params(tty("gone", "exit 0"));
     assert_eq!(client.ok("process/resize", size("gone")), json!({}), "too late is no error");
 }
@@ -46,26 +46,24 @@ fn only_a_terminal_can_be_resized() {
 #[test]
 fn the_end_of_input_is_seen_by_the_child() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "wc -c"));
-    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"12345")}));
-    assert_eq!(client.ok("process/closeStdin", process("p")), json!({"status": "accepted"}));
+    client.start(piped("p", "wc -c"));
+    client.write("p", b"12345");
+    assert_eq!(client.close_stdin("p"), json!({"status": "accepted"}));
     assert_eq!(client.collect("p").stdout, b"5\n");
-    assert_eq!(client.ok("process/closeStdin", process("p"))["status"], "stdinClosed");
-    assert_eq!(client.ok("process/closeStdin", process("none"))["status"], "unknownProcess");
-    client.ok("process/start", sh("null", "exec sleep 1000"));
-    assert_eq!(client.ok("process/closeStdin", process("null"))["status"], "stdinClosed");
+    assert_eq!(client.close_stdin("p")["status"], "stdinClosed");
+    assert_eq!(client.close_stdin("none")["status"], "unknownProcess");
+    client.start(sh("null", "exec sleep 1000"));
+    assert_eq!(client.close_stdin("null")["status"], "stdinClosed");
 }
 
 #[test]
 fn the_end_of_input_waits_behind_writes_that_came_before_it() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "cat >/dev/null; echo all"));
+    client.start(piped("p", "cat >/dev/null; echo all"));
     let bytes = vec![b'x'; 1 << 20];
-    let requests: Vec<i64> = (0..4)
-        .map(|_| client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(&bytes)})))
-        .collect();
+    let requests: Vec<i64> = (0..4).map(|_| client.send_write("p", &bytes)).collect();
     let close = client.send_request("process/closeStdin", process("p"));
-    let late = client.send_request("process/write", json!({"processId": "p", "chunk": "eA=="}));
+    let late = client.send_write("p", b"x");
     for id in requests {
         assert_eq!(client.answer(id).expect("write")["status"], "accepted");
     }
@@ -77,26 +75,23 @@ fn the_end_of_input_waits_behind_writes_that_came_before_it() {
 #[test]
 fn the_end_of_input_on_a_terminal_is_its_character() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", tty("p", "echo up; cat; echo ended; cat; echo twice"));
+    client.start(tty("p", "echo up; cat; echo ended; cat; echo twice"));
     client.wait_output("p", "up");
-    assert_eq!(client.ok("process/closeStdin", process("p"))["status"], "accepted");
+    assert_eq!(client.close_stdin("p")["status"], "accepted");
     client.wait_output("p", "ended");
     // A terminal stays open: each reader gets its own EOF character.
-    assert_eq!(
-        client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"line\n")}))["status"],
-        "accepted"
-    );
-    assert_eq!(client.ok("process/closeStdin", process("p"))["status"], "accepted");
+    assert_eq!(client.write("p", b"line\n")["status"], "accepted");
+    assert_eq!(client.close_stdin("p")["status"], "accepted");
     assert!(String::from_utf8_lossy(&client.collect("p").stdout).contains("twice"));
 }
 
 #[test]
 fn the_end_of_input_cannot_be_told_to_a_terminal_in_raw_mode() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", tty("p", "stty raw -echo; echo up; exec sleep 1000"));
+    client.start(tty("p", "stty raw -echo; echo up; exec sleep 1000"));
     client.wait_output("p", "up");
-    assert_eq!(client.ok("process/closeStdin", process("p"))["status"], "rawMode");
-    assert_eq!(client.ok("process/write", json!({"processId": "p", "chunk": "eA=="}))["status"], "accepted");
+    assert_eq!(client.close_stdin("p")["status"], "rawMode");
+    assert_eq!(client.write("p", b"x")["status"], "accepted");
 }
 
 #[test]
@@ -130,17 +125,16 @@ fn an_idle_timeout_counts_from_the_last_output() {
 
 /// Starts a process whose output is not taken: its client announces acknowledgements and sends none.
 fn flood(client: &mut Client, id: &str, more: Value) {
-    client.ok("process/start", with(sh(id, "head -c 24000000 /dev/zero; echo >&2 end; exit 5"), more));
+    client.start(with(sh(id, "head -c 24000000 /dev/zero; echo >&2 end; exit 5"), more));
 }
 
 #[test]
 fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
-    let server = TestServer::start();
-    let (mut client, _) = server.modern_client();
+    let (_server, mut client, _) = TestServer::with_modern_client();
     flood(&mut client, "p", json!({"overflow": "dropOldest"}));
     // The child ends although nothing is acknowledged.
-    testkit::wait_for("end of the child", || client.ok("process/list", json!({}))["processes"][0]["closed"] == true);
-    let info = client.ok("process/list", json!({}))["processes"][0].clone();
+    testkit::wait_for("end of the child", || client.processes()[0]["closed"] == true);
+    let info = client.processes()[0].clone();
     let dropped = info["droppedBytes"].as_u64().expect("a number");
     assert!(dropped > 0, "{info}");
     assert_eq!(info["outputBytes"], 24_000_004);
@@ -158,7 +152,7 @@ fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
             Some("process/output") => {
                 assert_eq!((params["seq"].as_u64(), params["offset"].as_u64()), (Some(next), Some(bytes + gaps)));
                 bytes += decode_base64(params["chunk"].as_str().expect("a chunk")).len() as u64;
-                client.notify("process/ack", json!({"processId": "p", "seq": next}));
+                client.ack("p", next);
                 next += 1;
             }
             Some("process/gap") => {
@@ -180,19 +174,18 @@ fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
 
 #[test]
 fn a_gap_is_filled_number_by_number_for_a_client_that_cannot_hear_of_it() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     // The client acknowledges, so output can be dropped, but it did not announce `gap`.
     client.initialize_with(json!({"clientName": "test", "capabilities": {"ack": true}}));
     flood(&mut client, "p", json!({"overflow": "dropOldest"}));
-    testkit::wait_for("end of the child", || client.ok("process/list", json!({}))["processes"][0]["closed"] == true);
+    testkit::wait_for("end of the child", || client.processes()[0]["closed"] == true);
     let (mut bytes, mut missing, mut next) = (0, 0, 1);
     loop {
         let message = client.next_notification();
         let params = &message["params"];
         assert_eq!(params["seq"], next, "no number is left out: {}", message["method"]);
         next += 1;
-        client.notify("process/ack", json!({"processId": "p", "seq": params["seq"]}));
+        client.ack("p", params["seq"].clone());
         match message["method"].as_str() {
             Some("process/output") => {
                 bytes += decode_base64(params["chunk"].as_str().expect("a chunk")).len() as u64;
@@ -208,13 +201,10 @@ fn a_gap_is_filled_number_by_number_for_a_client_that_cannot_hear_of_it() {
 
 #[test]
 fn a_client_that_acknowledges_nothing_is_sent_a_window_and_holds_the_child() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     let window = client.initialize_with(modern())["capabilities"]["ackWindowBytes"].as_u64().expect("a window");
     flood(&mut client, "p", json!({}));
-    testkit::wait_for("the child to be held", || {
-        client.ok("process/list", json!({}))["processes"][0]["blocked"] == "memoryCap"
-    });
+    testkit::wait_for("the child to be held", || client.processes()[0]["blocked"] == "memoryCap");
     let (mut bytes, mut last) = (0, 0);
     while let Some(message) = client.next_notification_within(Duration::from_millis(200)) {
         let params = &message["params"];
@@ -223,14 +213,14 @@ fn a_client_that_acknowledges_nothing_is_sent_a_window_and_holds_the_child() {
     }
     assert!(bytes >= window && bytes < window + (128 << 10), "{bytes} of a window of {window}");
     // The output continues where it stopped as soon as something is acknowledged.
-    client.notify("process/ack", json!({"processId": "p", "seq": last}));
+    client.ack("p", last);
     loop {
         let message = client.next_notification();
         let params = &message["params"];
         let seq = params["seq"].as_u64().expect("a number");
         assert_eq!(seq, last + 1);
         last = seq;
-        client.notify("process/ack", json!({"processId": "p", "seq": seq}));
+        client.ack("p", seq);
         match message["method"].as_str() {
             Some("process/output") => bytes += decode_base64(params["chunk"].as_str().expect("a chunk")).len() as u64,
             Some("process/exited") => assert_eq!(params["exitCode"], 5),

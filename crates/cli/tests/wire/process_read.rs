@@ -6,18 +6,15 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::wire::GENERATIONS;
-use testkit::{
-    Client, TestServer, assert_error, chunk_bytes, decode_base64, encode_base64, fifo, piped, process, release, sh,
-    with,
-};
+use testkit::{Client, TestServer, chunk_bytes, decode_base64, fifo, piped, process, release, sh, with};
 
 /// A process with three chunks `a`, `bb`, `ccc` (events 1 to 3), an exit with 7 (event 4) and the close (event 5).
 fn three_chunks(client: &mut Client, id: &str) {
     let script = "printf a; read x; printf bb >&2; read x; printf ccc; read x; exit 7";
-    client.ok("process/start", piped(id, script));
+    client.start(piped(id, script));
     for _ in 0..3 {
         client.expect("process/output");
-        client.ok("process/write", json!({"processId": id, "chunk": "Cg=="}));
+        client.write(id, b"\n");
     }
     client.expect("process/exited");
     client.expect("process/closed");
@@ -93,8 +90,7 @@ fn after_seq_selects_what_follows() {
 #[test]
 fn an_unknown_process_cannot_be_read() {
     let (_server, mut client) = TestServer::with_client();
-    let error = client.fails("process/read", process("none"));
-    assert_error(&error, -32600, "unknownProcess");
+    let error = client.refuses("process/read", process("none"), -32600, "unknownProcess");
     assert_eq!(error.message, "unknown process id none");
 }
 
@@ -104,7 +100,7 @@ fn exec_process_streams_output() {
     for generation in GENERATIONS {
         let id = format!("{generation:?}");
         let script = "read x; echo delayed; read x";
-        client.ok("process/start", with(generation.start(&id, &["/bin/sh", "-c", script]), json!({"pipeStdin": true})));
+        client.start(with(generation.start(&id, &["/bin/sh", "-c", script]), json!({"pipeStdin": true})));
         let pending = client.send_request("process/read", json!({"processId": id, "waitMs": 20_000}));
         client.ok("process/write", generation.write(&id, b"\n", 1));
         let result = client.answer(pending).expect("read");
@@ -121,7 +117,7 @@ fn exec_process_streams_output() {
 #[test]
 fn a_waiting_read_answers_when_its_time_is_over_and_not_before() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "read x"));
+    client.start(piped("p", "read x"));
     let begun = Instant::now();
     let result = read(&mut client, "p", json!({"waitMs": 150}));
     assert!(begun.elapsed() >= Duration::from_millis(150));
@@ -135,9 +131,9 @@ fn a_waiting_read_answers_when_its_time_is_over_and_not_before() {
 fn the_exit_wakes_a_reader_once_and_then_only_the_close_does() {
     let (server, mut client) = TestServer::with_client();
     let gate = fifo(server.dir(), "gate");
-    client.ok("process/start", piped("p", &format!("(read x <{gate}) & read x; exit 5")));
+    client.start(piped("p", &format!("(read x <{gate}) & read x; exit 5")));
     let pending = client.send_request("process/read", json!({"processId": "p", "waitMs": 20_000}));
-    client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    client.write("p", b"\n");
     let result = client.answer(pending).expect("read");
     assert_eq!(
         (&result["exited"], &result["closed"], &result["nextSeq"]),
@@ -158,10 +154,10 @@ fn the_exit_wakes_a_reader_once_and_then_only_the_close_does() {
 #[test]
 fn several_readers_wait_on_one_process() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "read x; echo all"));
+    client.start(piped("p", "read x; echo all"));
     let wait = json!({"processId": "p", "waitMs": 20_000});
     let pending: Vec<i64> = (0..10).map(|_| client.send_request("process/read", wait.clone())).collect();
-    client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    client.write("p", b"\n");
     for id in pending {
         assert_eq!(chunk_bytes(&client.answer(id).expect("read")), b"all\n");
     }
@@ -170,7 +166,7 @@ fn several_readers_wait_on_one_process() {
 #[test]
 fn exec_process_preserves_queued_events_before_subscribe() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "echo one; echo two >&2"));
+    client.start(sh("p", "echo one; echo two >&2"));
     client.collect("p");
     let result = read(&mut client, "p", json!({}));
     assert_eq!(chunk_bytes(&result).len(), 8);
@@ -191,7 +187,7 @@ fn exec_process_replays_events_after_close() {
 #[test]
 fn an_answer_is_capped_at_8_mib_and_says_that_there_is_more() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "head -c 12000000 /dev/zero"));
+    client.start(sh("p", "head -c 12000000 /dev/zero"));
     assert_eq!(client.collect("p").stdout.len(), 12_000_000);
     let result = read(&mut client, "p", json!({}));
     let first = chunk_bytes(&result).len();
@@ -211,7 +207,7 @@ fn an_answer_is_capped_at_8_mib_and_says_that_there_is_more() {
 fn a_client_that_only_polls_gets_every_byte() {
     let (_server, mut client) = TestServer::with_client();
     // More than a server may keep in memory for one process.
-    client.ok("process/start", sh("p", "seq 1 4000000"));
+    client.start(sh("p", "seq 1 4000000"));
     let (bytes, last) = client.poll("p", None);
     let expected: usize = (1..=4_000_000u32).map(|n| n.ilog10() as usize + 2).sum();
     assert_eq!(bytes.len(), expected);
@@ -222,17 +218,16 @@ fn a_client_that_only_polls_gets_every_byte() {
 #[test]
 fn polling_with_a_small_max_bytes_gets_every_byte() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "i=0; while [ $i -lt 200 ]; do echo $i; i=$((i+1)); done"));
+    client.start(sh("p", "i=0; while [ $i -lt 200 ]; do echo $i; i=$((i+1)); done"));
     let (bytes, _) = client.poll("p", Some(1));
     assert_eq!(String::from_utf8_lossy(&bytes), (0..200).map(|i| format!("{i}\n")).collect::<String>());
 }
 
 #[test]
 fn output_and_exit_are_retained_after_notification_receiver_closes() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
+    let (server, mut client, session) = TestServer::with_session();
     let gate = fifo(server.dir(), "gate");
-    client.ok("process/start", sh("p", &format!("read x <{gate}; echo away; exit 6")));
+    client.start(sh("p", &format!("read x <{gate}; echo away; exit 6")));
     drop(client);
     release(&gate);
     let mut client = server.resume(&session, json!({}));
@@ -244,7 +239,7 @@ fn output_and_exit_are_retained_after_notification_receiver_closes() {
 #[test]
 fn a_poller_is_pushed_to_behind_much_output() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "head -c 20000000 /dev/zero; while read x; do echo $x; done; exit 3"));
+    client.start(piped("p", "head -c 20000000 /dev/zero; while read x; do echo $x; done; exit 3"));
     let mut bytes = 0;
     let mut last = 0;
     let output = |client: &mut Client| {
@@ -263,13 +258,13 @@ fn a_poller_is_pushed_to_behind_much_output() {
     // There is always a read in flight, so that the server keeps treating the client as a poller.
     let mut read = poll(&mut client, last);
     for line in 0..5 {
-        client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(format!("{line}\n").as_bytes())}));
+        client.write("p", format!("{line}\n"));
         let answer = client.answer(read).expect("there is something new");
         last = answer["nextSeq"].as_u64().expect("a number") - 1;
         read = poll(&mut client, last);
         assert_eq!(output(&mut client).0, last, "it is pushed, too");
     }
-    client.ok("process/closeStdin", process("p"));
+    client.close_stdin("p");
     client.answer(read).expect("the end");
     assert_eq!(client.expect("process/exited")["exitCode"], 3);
 }
@@ -278,7 +273,7 @@ fn a_poller_is_pushed_to_behind_much_output() {
 fn d11_1_2_what_a_reference_client_reads_late_is_all_there_or_reported() {
     let (_server, mut client) = TestServer::with_client();
     // The reference kept 1 MiB and reported nothing about the rest.
-    client.ok("process/start", sh("p", "head -c 6000000 /dev/zero"));
+    client.start(sh("p", "head -c 6000000 /dev/zero"));
     client.collect("p");
     let read = client.ok("process/read", process("p"));
     assert_eq!((chunk_bytes(&read).len(), &read["firstSeq"], &read["gap"]), (6_000_000, &json!(1), &Value::Null));
@@ -291,7 +286,7 @@ fn d11_2_3_no_wake_up_of_a_long_poll_is_lost() {
     let begun = Instant::now();
     for round in 0..500_u64 {
         // The write races with the read that waits for its echo.
-        let write = client.send_request("process/write", json!({"processId": "p", "chunk": "eA=="}));
+        let write = client.send_write("p", b"x");
         let read = client.send_request("process/read", json!({"processId": "p", "afterSeq": round, "waitMs": 20_000}));
         let result = client.answer(read).expect("read");
         assert_eq!(result["nextSeq"], round + 2, "{result}");

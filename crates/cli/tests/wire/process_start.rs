@@ -12,7 +12,7 @@ fn exec_server_starts_process_over_websocket() {
     let (_server, mut client) = TestServer::with_client();
     for (number, generation) in GENERATIONS.into_iter().enumerate() {
         let id = format!("p{number}");
-        let result = client.ok("process/start", generation.start(&id, &["true"]));
+        let result = client.start(generation.start(&id, &["true"]));
         assert_eq!(result["processId"], *id);
         assert_eq!(result["sandboxType"], "none");
         assert!(result["pid"].as_u64().is_some_and(|pid| pid > 1));
@@ -28,7 +28,7 @@ fn exec_process_pushes_events() {
         let id = format!("{generation:?}");
         let script = "printf out; read x; printf err >&2; read x; exit 7";
         let params = with(generation.start(&id, &["/bin/sh", "-c", script]), json!({"pipeStdin": true}));
-        client.ok("process/start", params);
+        client.start(params);
         let output = client.expect("process/output");
         assert_eq!(output, json!({"processId": id, "seq": 1, "stream": "stdout", "chunk": "b3V0", "offset": 0}));
         client.ok("process/write", generation.write(&id, b"\n", 1));
@@ -49,7 +49,7 @@ fn exec_process_pushes_events() {
 fn exec_process_retains_output_after_exit_until_streams_close() {
     let (server, mut client) = TestServer::with_client();
     let gate = fifo(server.dir(), "gate");
-    client.ok("process/start", sh("p", &format!("(read x <{gate}; echo late) & exit 5")));
+    client.start(sh("p", &format!("(read x <{gate}; echo late) & exit 5")));
     assert_eq!(client.expect("process/exited")["exitCode"], 5);
     let read = client.ok("process/read", process("p"));
     assert_eq!((&read["exited"], &read["closed"], &read["exitCode"]), (&json!(true), &json!(false), &json!(5)));
@@ -75,15 +75,15 @@ fn duplicate_process_ids_allow_only_one_successful_start() {
     }
     client.collect("same");
     // A closed process still has its id.
-    assert_error(&client.fails("process/start", sh("same", "exit 0")), -32600, "duplicateProcess");
+    client.refuses("process/start", sh("same", "exit 0"), -32600, "duplicateProcess");
 }
 
 #[test]
 fn one_name_in_two_sessions_is_two_processes() {
     let server = TestServer::start();
     let (mut one, mut two) = (server.client(), server.client());
-    one.ok("process/start", sh("p", "echo one"));
-    two.ok("process/start", sh("p", "echo two"));
+    one.start(sh("p", "echo one"));
+    two.start(sh("p", "echo two"));
     assert_eq!(one.collect("p").stdout, b"one\n");
     assert_eq!(two.collect("p").stdout, b"two\n");
 }
@@ -135,8 +135,8 @@ fn a_failed_start_says_why_and_frees_the_name() {
     // Order of checks: the path, then argv, then the id.
     client.run("taken", &["true"]);
     let empty = with(start_params("taken", &[]), json!({"cwd": "relative"}));
-    assert_error(&client.fails("process/start", empty), -32602, "relativePath");
-    assert_error(&client.fails("process/start", start_params("taken", &[])), -32602, "emptyArgv");
+    client.refuses("process/start", empty, -32602, "relativePath");
+    client.refuses("process/start", start_params("taken", &[]), -32602, "emptyArgv");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn every_child_leads_its_own_session_and_group() {
     let script = "read pid comm state ppid pgrp sid rest </proc/$$/stat; echo $pid $pgrp $sid";
     for tty in [false, true] {
         let id = format!("p{tty}");
-        let started = client.ok("process/start", with(sh(&id, script), json!({"tty": tty})));
+        let started = client.start(with(sh(&id, script), json!({"tty": tty})));
         let pid = pid_of(&started);
         let said = String::from_utf8(client.collect(&id).stdout).expect("digits");
         assert_eq!(said.trim_end(), format!("{pid} {pid} {pid}"), "tty {tty}");
@@ -233,7 +233,7 @@ fn a_child_has_three_descriptors_and_default_signals() {
 fn a_terminal_has_one_stream_a_size_and_an_echo() {
     let (_server, mut client) = TestServer::with_client();
     let script = "stty size; echo \"[$TERM]\"; echo err >&2; echo ctty >/dev/tty; read x; echo got $x";
-    client.ok("process/start", tty("t", script));
+    client.start(tty("t", script));
     let said = client.wait_output("t", "ctty\r\n");
     assert_eq!(said, "24 80\r\n[]\r\nerr\r\nctty\r\n");
     client.ok("process/write", json!({"processId": "t", "chunk": "aGkK"}));
@@ -321,10 +321,7 @@ fn many_processes_of_one_session_run_at_once_and_keep_their_order() {
         client.answer(request).expect("start");
     }
     for id in ids.iter().rev() {
-        client.send_request(
-            "process/write",
-            json!({"processId": id, "chunk": testkit::encode_base64(format!("{id}\n").as_bytes())}),
-        );
+        client.send_write(id, format!("{id}\n"));
     }
     for id in &ids {
         let ended = client.collect(id);
@@ -351,7 +348,7 @@ fn a_name_that_is_freed_while_it_starts_belongs_to_the_next_start() {
                 listed["processes"].as_array().expect("a list").iter().filter(|p| p["processId"] == *name).collect();
             assert_eq!(named.len(), 1);
             assert_eq!((&named[0]["argv"][1], &named[0]["pid"]), (&json!("323"), &started["pid"]));
-            assert_eq!(client.ok("process/terminate", json!({"processId": name}))["running"], true);
+            assert_eq!(client.terminate(&name)["running"], true);
         }
     }
 }
@@ -419,11 +416,11 @@ fn a_start_that_is_too_large_for_the_holder_is_refused_and_frees_its_name() {
     let (_server, mut client) = TestServer::with_client();
     let arg = "x".repeat(1 << 20);
     let argv: Vec<&str> = std::iter::once("true").chain(std::iter::repeat_n(arg.as_str(), 17)).collect();
-    assert_error(&client.fails("process/start", start_params("p", &argv)), -32602, "invalidParams");
+    client.refuses("process/start", start_params("p", &argv), -32602, "invalidParams");
     let env: serde_json::Map<String, Value> = (0..17).map(|i| (format!("V{i}"), json!(arg))).collect();
     let params = with(start_params("p", &["true"]), json!({"env": env}));
-    assert_error(&client.fails("process/start", params), -32602, "invalidParams");
-    assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
+    client.refuses("process/start", params, -32602, "invalidParams");
+    assert_eq!(client.processes(), json!([]));
     assert_eq!(client.run("p", &["echo", "free"]).stdout, b"free\n");
 }
 
@@ -441,14 +438,9 @@ fn d11_3_4_a_terminal_takes_arg0_cwd_and_signals_like_a_pipe() {
     let (_server, mut client) = TestServer::with_client();
     let ended = client.run_params(with(tty("arg0", "echo $0"), json!({"arg0": "/no/such/program"})));
     assert_eq!(ended.stdout, b"/no/such/program\r\n");
-    let error = client.fails("process/start", with(tty("cwd", "pwd"), json!({"cwd": "/no/such"})));
-    assert_error(&error, -32603, "cwdNotFound");
+    client.refuses("process/start", with(tty("cwd", "pwd"), json!({"cwd": "/no/such"})), -32603, "cwdNotFound");
     assert_eq!(client.run_params(tty("signal", "kill -9 $$")).code(), 137);
-    assert_error(
-        &client.fails("process/start", with(tty("exec", ""), json!({"argv": ["/no/such"]}))),
-        -32603,
-        "programNotFound",
-    );
+    client.refuses("process/start", with(tty("exec", ""), json!({"argv": ["/no/such"]})), -32603, "programNotFound");
 }
 
 // On Linux the parent-death signal refers to the thread that spawned the child, and threads of the server come and go.
@@ -456,7 +448,7 @@ fn d11_3_4_a_terminal_takes_arg0_cwd_and_signals_like_a_pipe() {
 fn d11_3_5_children_do_not_die_with_a_thread_of_the_server() {
     let (server, mut client) = TestServer::with_client();
     let gate = fifo(server.dir(), "gate");
-    client.ok("process/start", sh("p", &format!("echo up; read x <{gate}; echo alive")));
+    client.start(sh("p", &format!("echo up; read x <{gate}; echo alive")));
     client.wait_output("p", "up");
     // A burst of blocking work creates and ends threads.
     let clients: Vec<_> = (0..8).map(|_| server.client()).collect();

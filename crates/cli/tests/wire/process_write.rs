@@ -4,12 +4,10 @@
 use serde_json::{Value, json};
 
 use crate::wire::GENERATIONS;
-use testkit::{
-    Client, TestServer, assert_error, encode_base64, piped, process, sh, start_params, tty, with, write_params,
-};
+use testkit::{Client, TestServer, encode_base64, piped, process, sh, start_params, tty, with};
 
 fn write(client: &mut Client, id: &str, bytes: &[u8]) -> Value {
-    client.ok("process/write", json!({"processId": id, "chunk": encode_base64(bytes)}))["status"].clone()
+    client.write(id, bytes)["status"].clone()
 }
 
 #[test]
@@ -17,10 +15,7 @@ fn exec_process_write_then_read() {
     let (_server, mut client) = TestServer::with_client();
     for generation in GENERATIONS {
         let id = format!("{generation:?}");
-        client.ok(
-            "process/start",
-            with(generation.start(&id, &["/bin/sh", "-c", "read x; echo from:$x"]), json!({"tty": true})),
-        );
+        client.start(with(generation.start(&id, &["/bin/sh", "-c", "read x; echo from:$x"]), json!({"tty": true})));
         assert_eq!(client.ok("process/write", generation.write(&id, b"hello\n", 1)), json!({"status": "accepted"}));
         let ended = client.collect(&id);
         assert_eq!(String::from_utf8_lossy(&ended.stdout), "hello\r\nfrom:hello\r\n");
@@ -34,7 +29,7 @@ fn exec_process_write_then_read_without_tty() {
         let id = format!("{generation:?}");
         let params =
             with(generation.start(&id, &["/bin/sh", "-c", "read x; echo from:$x"]), json!({"pipeStdin": true}));
-        client.ok("process/start", params);
+        client.start(params);
         assert_eq!(client.ok("process/write", generation.write(&id, b"hello\n", 1)), json!({"status": "accepted"}));
         let ended = client.collect(&id);
         assert_eq!((String::from_utf8_lossy(&ended.stdout).as_ref(), ended.code()), ("from:hello\n", 0));
@@ -44,16 +39,16 @@ fn exec_process_write_then_read_without_tty() {
 #[test]
 fn exec_process_rejects_write_without_pipe_stdin() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", with(sh("p", "cat; echo eof; exec sleep 1000"), json!({"pipeStdin": false})));
+    client.start(with(sh("p", "cat; echo eof; exec sleep 1000"), json!({"pipeStdin": false})));
     client.wait_output("p", "eof\n");
     assert_eq!(write(&mut client, "p", b"x"), "stdinClosed");
-    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+    assert_eq!(client.terminate("p")["running"], true);
 }
 
 #[test]
 fn exec_server_defaults_omitted_pipe_stdin_to_closed_stdin() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    client.start(sh("p", "exec sleep 1000"));
     for generation in GENERATIONS {
         assert_eq!(client.ok("process/write", generation.write("p", b"x", 1))["status"], "stdinClosed");
     }
@@ -80,8 +75,8 @@ fn exec_server_dedupes_retried_process_write_ids() {
         assert_eq!(client.ok("process/write", once.clone())["status"], "accepted");
     }
     // Without an id every write counts, and different ids are different writes.
-    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"a\n")}));
-    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"a\n")}));
+    client.write("p", b"a\n");
+    client.write("p", b"a\n");
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"end\n"), "writeId": "w2"}));
     assert_eq!(client.wait_output("p", "end\n"), "once\na\na\nend\n");
 }
@@ -109,7 +104,7 @@ fn a_write_id_used_for_other_bytes_is_refused() {
     client.start_cat("p");
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"one"), "writeId": "w"}));
     let other = json!({"processId": "p", "chunk": encode_base64(b"longer"), "writeId": "w"});
-    assert_error(&client.fails("process/write", other), -32600, "writeIdReused");
+    client.refuses("process/write", other, -32600, "writeIdReused");
     // Write ids belong to one process.
     client.start_cat("q");
     client.ok("process/write", json!({"processId": "q", "chunk": encode_base64(b"mine\n"), "writeId": "w"}));
@@ -128,8 +123,7 @@ fn bad_chunks_and_ids_are_refused_before_anything_else() {
     client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"ok\n"), "writeId": "w"}));
     client.wait_output("p", "ok\n");
     for id in ["p", "none"] {
-        let error = client.fails("process/write", json!({"processId": id, "chunk": "", "writeId": ""}));
-        assert_error(&error, -32602, "emptyWriteId");
+        client.refuses("process/write", json!({"processId": id, "chunk": "", "writeId": ""}), -32602, "emptyWriteId");
     }
     for id in ["p", "none"] {
         assert_eq!(client.fails("process/write", json!({"processId": id, "chunk": "*"})).code, -32602);
@@ -162,12 +156,7 @@ fn writes_go_in_in_the_order_of_arrival() {
         };
         client.start_cat("p");
         let lines: Vec<String> = (0..500).map(|i| format!("{i}\n")).collect();
-        let requests: Vec<i64> = lines
-            .iter()
-            .map(|line| {
-                client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}))
-            })
-            .collect();
+        let requests: Vec<i64> = lines.iter().map(|line| client.send_write("p", line)).collect();
         for id in requests {
             assert_eq!(client.answer(id).expect("write")["status"], "accepted");
         }
@@ -179,8 +168,8 @@ fn writes_go_in_in_the_order_of_arrival() {
 fn writes_pipelined_behind_a_start_reach_the_process() {
     let (_server, mut client) = TestServer::with_client();
     let start = client.send_request("process/start", piped("p", "read x; read y; echo $x$y"));
-    let one = client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(b"one\n")}));
-    let two = client.send_request("process/write", json!({"processId": "p", "chunk": encode_base64(b"two\n")}));
+    let one = client.send_write("p", b"one\n");
+    let two = client.send_write("p", b"two\n");
     client.answer(start).expect("start");
     for id in [one, two] {
         assert_eq!(client.answer(id).expect("write")["status"], "accepted");
@@ -192,7 +181,7 @@ fn writes_pipelined_behind_a_start_reach_the_process() {
 fn a_large_write_goes_in_whole_and_once() {
     let (server, mut client) = TestServer::with_client();
     let bytes: Vec<u8> = (0..6_000_000u32).map(|i| (i % 251) as u8).collect();
-    client.ok("process/start", piped("p", "head -c 6000000 | md5sum"));
+    client.start(piped("p", "head -c 6000000 | md5sum"));
     let params = json!({"processId": "p", "chunk": encode_base64(&bytes), "writeId": "big"});
     let (first, again) =
         (client.send_request("process/write", params.clone()), client.send_request("process/write", params));
@@ -232,11 +221,11 @@ fn a_write_id_used_for_other_bytes_of_the_same_length_is_refused_also_by_the_nex
     let hello = |session: Value| json!({"clientName": "test", "resumeSessionId": session, "capabilities": {"ack": true, "gap": true}});
     let mut client = server.connect();
     let session = client.initialize_with(hello(Value::Null))["sessionId"].clone();
-    client.ok("process/start", piped("p", "cat"));
+    client.start(piped("p", "cat"));
     let write = |bytes: &[u8]| json!({"processId": "p", "writeId": "w", "chunk": encode_base64(bytes)});
     assert_eq!(client.ok("process/write", write(b"one\n")), json!({"status": "accepted"}));
     for round in 0..2 {
-        assert_error(&client.fails("process/write", write(b"two\n")), -32600, "writeIdReused");
+        client.refuses("process/write", write(b"two\n"), -32600, "writeIdReused");
         assert_eq!(client.ok("process/write", write(b"one\n")), json!({"status": "accepted"}), "round {round}");
         if round == 0 {
             server.kill();
@@ -245,7 +234,7 @@ fn a_write_id_used_for_other_bytes_of_the_same_length_is_refused_also_by_the_nex
             client.initialize_with(hello(session.clone()));
         }
     }
-    client.ok("process/closeStdin", process("p"));
+    client.close_stdin("p");
     assert_eq!(client.collect("p").stdout, b"one\n");
 }
 
@@ -257,7 +246,7 @@ fn a_line_that_a_terminal_cuts_is_reported() {
         client.ok("process/write", json!({"processId": id, "chunk": chunk}))
     };
     let (whole, cut) = (json!({"status": "accepted"}), json!({"status": "accepted", "lineCut": true}));
-    client.ok("process/start", tty("lines", "stty -echo; echo up; exec wc -L"));
+    client.start(tty("lines", "stty -echo; echo up; exec wc -L"));
     client.wait_output("lines", "up\r\n");
     assert_eq!(write(&mut client, "lines", 4095, "\n"), whole);
     assert_eq!(write(&mut client, "lines", 2000, "\n"), whole);
@@ -266,10 +255,10 @@ fn a_line_that_a_terminal_cuts_is_reported() {
     assert_eq!(write(&mut client, "lines", 3000, ""), whole);
     assert_eq!(write(&mut client, "lines", 3000, "\n"), cut);
     assert_eq!(write(&mut client, "lines", 1, "\n"), whole);
-    client.ok("process/closeStdin", process("lines"));
+    client.close_stdin("lines");
     assert!(String::from_utf8_lossy(&client.collect("lines").stdout).contains("4095"), "the kernel kept 4095 bytes");
     // In raw mode the terminal does not collect lines, so nothing is cut.
-    client.ok("process/start", tty("raw", "stty raw -echo; echo up; exec head -c 10000 >/dev/null"));
+    client.start(tty("raw", "stty raw -echo; echo up; exec head -c 10000 >/dev/null"));
     client.wait_output("raw", "up\n");
     assert_eq!(write(&mut client, "raw", 10_000, ""), whole);
     assert_eq!(client.collect("raw").code(), 0);
@@ -283,16 +272,16 @@ fn what_was_written_to_a_forgotten_process_never_enters_its_successor() {
         let is_closed = round % 2 == 0;
         let mut writes = Vec::new();
         if is_closed {
-            client.ok("process/start", piped("old", "read x"));
-            client.ok("process/write", write_params("old", b"\n"));
+            client.start(piped("old", "read x"));
+            client.write("old", b"\n");
         } else {
             // More than its stdin buffers: the last three writes are waiting when it ends.
-            client.ok("process/start", piped("old", "exec sleep 1000"));
-            writes.extend((0..4).map(|_| client.send_request("process/write", write_params("old", &[b'x'; 100_000]))));
-            client.ok("process/terminate", process("old"));
+            client.start(piped("old", "exec sleep 1000"));
+            writes.extend((0..4).map(|_| client.send_write("old", [b'x'; 100_000])));
+            client.terminate("old");
         }
         client.collect("old");
-        writes.extend((0..4).map(|_| client.send_request("process/write", write_params("old", b"for the old one\n"))));
+        writes.extend((0..4).map(|_| client.send_write("old", b"for the old one\n")));
         let forget = client.send_request("process/forget", process("old"));
         let start =
             client.send_request("process/start", with(start_params("new", &["cat"]), json!({"pipeStdin": true})));
@@ -302,7 +291,7 @@ fn what_was_written_to_a_forgotten_process_never_enters_its_successor() {
         }
         client.answer(forget).expect("a closed process can be forgotten");
         client.answer(start).expect("the new one starts");
-        client.ok("process/closeStdin", process("new"));
+        client.close_stdin("new");
         assert_eq!(String::from_utf8_lossy(&client.collect("new").stdout), "", "round {round}");
         client.ok("process/forget", process("new"));
     }
@@ -311,7 +300,7 @@ fn what_was_written_to_a_forgotten_process_never_enters_its_successor() {
 #[test]
 fn d11_1_6_a_write_after_the_child_closed_its_input_is_not_accepted() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", piped("p", "exec 0<&-; echo closed; exec sleep 1000"));
+    client.start(piped("p", "exec 0<&-; echo closed; exec sleep 1000"));
     client.wait_output("p", "closed");
     let write = json!({"processId": "p", "chunk": "eA=="});
     assert_eq!(client.ok("process/write", write.clone())["status"], "stdinClosed");
@@ -328,13 +317,12 @@ fn d11_1_6_a_write_is_accepted_when_it_is_in_and_not_when_the_child_dies_before(
         } else {
             piped(&id, "echo up; exec sleep 1000")
         };
-        client.ok("process/start", params);
+        client.start(params);
         client.wait_output(&id, "up");
         // More than a pipe or terminal buffers without a reader.
-        let big = client
-            .send_request("process/write", json!({"processId": id, "chunk": encode_base64(&vec![b'x'; 1 << 20])}));
+        let big = client.send_write(&id, vec![b'x'; 1 << 20]);
         client.assert_alive();
-        client.ok("process/terminate", process(&id));
+        client.terminate(&id);
         assert_eq!(client.answer(big).expect("write")["status"], "stdinClosed", "tty {is_tty}");
         client.collect(&id);
     }

@@ -22,21 +22,19 @@ fn resume_params(session: &str) -> Value {
 
 #[test]
 fn exec_server_resumes_detached_session_without_killing_processes() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    let (server, mut client, session) = TestServer::with_session();
+    client.start(sh("p", "exec sleep 1000"));
     drop(client);
     let mut client = server.resume(&session, json!({}));
     let read = client.ok("process/read", process("p"));
     assert_eq!((&read["exited"], &read["closed"], &read["failure"]), (&json!(false), &json!(false), &Value::Null));
-    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+    assert_eq!(client.terminate("p")["running"], true);
     assert_eq!(client.collect("p").code(), 137);
 }
 
 #[test]
 fn a_session_without_processes_is_resumed_too() {
-    let server = TestServer::start();
-    let (client, session) = server.session();
+    let (server, client, session) = TestServer::with_session();
     drop(client);
     let mut client = server.resume(&session, json!({}));
     assert_eq!(client.run("p", &["true"]).code(), 0);
@@ -44,8 +42,7 @@ fn a_session_without_processes_is_resumed_too() {
 
 #[test]
 fn active_session_resume_is_rejected() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
+    let (server, mut client, session) = TestServer::with_session();
     client.start_cat("p");
     // The old client answers pings while it waits for output.
     let listener = thread::spawn(move || {
@@ -53,8 +50,7 @@ fn active_session_resume_is_rejected() {
         client
     });
     let mut thief = server.connect();
-    let error = thief.fails("initialize", resume_params(&session));
-    assert_error(&error, -32010, "sessionAttached");
+    let error = thief.refuses("initialize", resume_params(&session), -32010, "sessionAttached");
     assert_eq!(error.message, format!("session {session} is already attached to another connection"));
     // The refused connection can be used for a new session.
     thief.initialize();
@@ -64,11 +60,9 @@ fn active_session_resume_is_rejected() {
 
 #[test]
 fn an_unknown_session_cannot_be_resumed() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     for id in ["unknown", "", "../x", "00000000-0000-4000-8000-000000000000", &"long".repeat(100_000)] {
-        let error = client.fails("initialize", resume_params(id));
-        assert_error(&error, -32600, "unknownSession");
+        let error = client.refuses("initialize", resume_params(id), -32600, "unknownSession");
         assert!(error.message.starts_with("unknown session id "), "{}", error.message);
         assert!(error.message.len() < 2048);
     }
@@ -77,9 +71,8 @@ fn an_unknown_session_cannot_be_resumed() {
 
 #[test]
 fn long_poll_read_fails_after_session_resume() {
-    let server = TestServer::start();
-    let (mut old, session) = server.session();
-    old.ok("process/start", sh("p", "exec sleep 1000"));
+    let (server, mut old, session) = TestServer::with_session();
+    old.start(sh("p", "exec sleep 1000"));
     let pending = old.send_request("process/read", json!({"processId": "p", "waitMs": 60_000}));
     let mut new = server.connect();
     new.initialize_with(with(resume_params(&session), json!({"takeover": true})));
@@ -88,31 +81,29 @@ fn long_poll_read_fails_after_session_resume() {
     assert_eq!(error.message, "session has been resumed by another connection");
     let (code, reason) = old.wait_closed().expect("a close frame");
     assert_eq!((code, reason.as_str()), (1008, "session has been resumed by another connection"));
-    assert_eq!(new.ok("process/terminate", process("p"))["running"], true);
+    assert_eq!(new.terminate("p")["running"], true);
 }
 
 #[test]
 fn a_takeover_moves_pushes_and_leaves_no_byte_behind() {
-    let server = TestServer::start();
-    let mut old = server.connect();
+    let (server, mut old) = TestServer::with_connection();
     let session = old.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
     old.start_cat("p");
-    old.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"one\n")}));
+    old.write("p", b"one\n");
     old.wait_output("p", "one\n");
     let mut new = server.connect();
     new.initialize_with(with(with(modern(), resume_params(&session)), json!({"takeover": true})));
     // Nothing was acknowledged, so the output is sent again from the beginning.
     assert_eq!(new.wait_output("p", "one\n"), "one\n");
-    new.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"two\n")}));
+    new.write("p", b"two\n");
     assert_eq!(new.wait_output("p", "two\n"), "two\n");
     old.wait_closed();
 }
 
 #[test]
 fn transport_disconnect_detaches_session_during_in_flight_read() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    let (server, mut client, session) = TestServer::with_session();
+    client.start(sh("p", "exec sleep 1000"));
     client.send_request("process/read", json!({"processId": "p", "waitMs": 600_000}));
     drop(client);
     let begun = Instant::now();
@@ -122,17 +113,16 @@ fn transport_disconnect_detaches_session_during_in_flight_read() {
 
 #[test]
 fn a_resumed_reference_client_reads_first_and_is_pushed_what_follows() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
+    let (server, mut client, session) = TestServer::with_session();
     let gate = fifo(server.dir(), "gate");
-    client.ok("process/start", piped("r", &format!("echo one; read x <{gate}; echo two; read x; echo three")));
+    client.start(piped("r", &format!("echo one; read x <{gate}; echo two; read x; echo three")));
     assert_eq!(client.expect("process/output")["seq"], 1);
     drop(client);
     release(&gate);
     let mut client = server.resume(&session, json!({}));
     let result = client.ok("process/read", json!({"processId": "r", "afterSeq": 1, "waitMs": 20_000}));
     assert_eq!(result["chunks"], json!([{"seq": 2, "stream": "stdout", "chunk": encode_base64(b"two\n")}]));
-    client.ok("process/write", json!({"processId": "r", "chunk": "Cg=="}));
+    client.write("r", b"\n");
     // Pushes start after the last number that was read, so 2 is not sent again.
     let ended = client.collect("r");
     assert_eq!((ended.stdout.as_slice(), ended.seqs), (b"three\n".as_slice(), vec![3, 4, 5]));
@@ -140,10 +130,9 @@ fn a_resumed_reference_client_reads_first_and_is_pushed_what_follows() {
 
 #[test]
 fn a_resumed_reference_client_that_does_not_read_is_pushed_what_it_was_not_sent() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
+    let (server, mut client, session) = TestServer::with_session();
     let gate = fifo(server.dir(), "gate");
-    client.ok("process/start", sh("r", &format!("echo one; read x <{gate}; echo two")));
+    client.start(sh("r", &format!("echo one; read x <{gate}; echo two")));
     assert_eq!(client.expect("process/output")["seq"], 1);
     // Close the connection properly: output sent before the server notices a mere drop would count as sent.
     client.leave();
@@ -157,15 +146,14 @@ fn a_resumed_reference_client_that_does_not_read_is_pushed_what_it_was_not_sent(
 
 #[test]
 fn a_resumed_client_with_acknowledgements_gets_everything_after_the_last_one() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (server, mut client) = TestServer::with_connection();
     let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
     client.start_cat("p");
     for line in ["1\n", "2\n", "3\n", "4\n"] {
-        client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}));
+        client.write("p", line);
         client.wait_output("p", line);
     }
-    client.notify("process/ack", json!({"processId": "p", "seq": 2}));
+    client.ack("p", 2);
     client.assert_alive();
     drop(client);
     let mut client = server.resume(&session, modern());
@@ -176,12 +164,10 @@ fn a_resumed_client_with_acknowledgements_gets_everything_after_the_last_one() {
 
 #[test]
 fn processes_that_start_and_end_while_nobody_listens_are_told_later() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (server, mut client) = TestServer::with_connection();
     let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
-    let pids: BTreeSet<u32> = (0..5)
-        .map(|i| pid_of(&client.ok("process/start", sh(&format!("p{i}"), &format!("echo {i}; exit {i}")))))
-        .collect();
+    let pids: BTreeSet<u32> =
+        (0..5).map(|i| pid_of(&client.start(sh(&format!("p{i}"), &format!("echo {i}; exit {i}"))))).collect();
     drop(client);
     wait_gone("the processes", &pids);
     let mut client = server.resume(&session, modern());
@@ -194,11 +180,10 @@ fn processes_that_start_and_end_while_nobody_listens_are_told_later() {
 
 #[test]
 fn an_expired_session_says_so_and_what_it_ended() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (server, mut client) = TestServer::with_connection();
     let params = json!({"clientName": "test", "ttlMs": 100});
     let session = client.initialize_with(params)["sessionId"].as_str().expect("an id").to_owned();
-    let pid = pid_of(&client.ok("process/start", sh("gone-with-it", "exec sleep 1000")));
+    let pid = pid_of(&client.start(sh("gone-with-it", "exec sleep 1000")));
     drop(client);
     wait_gone("the process of the expired session", &BTreeSet::from([pid]));
     let mut client = server.connect();
@@ -216,8 +201,7 @@ fn an_expired_session_says_so_and_what_it_ended() {
 
 #[test]
 fn an_expired_session_without_processes_says_so_too() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (server, mut client) = TestServer::with_connection();
     let session = client.initialize_with(json!({"clientName": "test", "ttlMs": 0}))["sessionId"].clone();
     drop(client);
     let mut client = server.connect();
@@ -237,21 +221,20 @@ fn no_session_outlives_the_bound_of_the_server() {
     let server = TestServer::builder().arg("--session-ttl").arg("1s").start();
     let mut client = server.connect();
     client.initialize_with(json!({"clientName": "test", "ttlMs": "none"}));
-    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    let pid = pid_of(&client.start(sh("p", "exec sleep 1000")));
     drop(client);
     wait_gone("the process of the expired session", &BTreeSet::from([pid]));
 }
 
 #[test]
 fn the_clock_of_a_session_stands_still_while_it_is_attached() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     client.initialize_with(json!({"clientName": "test", "ttlMs": 50}));
-    client.ok("process/start", piped("p", "read x; echo still here"));
+    client.start(piped("p", "read x; echo still here"));
     // Longer than the time-to-live plus the interval of the sweep.
     let read = client.ok("process/read", json!({"processId": "p", "waitMs": 1300}));
     assert_eq!(read["exited"], false);
-    client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    client.write("p", b"\n");
     assert_eq!(client.collect("p").stdout, b"still here\n");
 }
 
@@ -268,20 +251,19 @@ fn every_form_of_time_to_live_is_taken() {
 
 #[test]
 fn the_end_of_a_session_ends_its_processes_and_its_name() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
+    let (server, mut client, session) = TestServer::with_session();
     let mut pids = BTreeSet::new();
     for id in ["p", "q"] {
-        pids.insert(pid_of(&client.ok("process/start", sh(id, "trap '' TERM; while :; do sleep 0.01; done"))));
+        pids.insert(pid_of(&client.start(sh(id, "trap '' TERM; while :; do sleep 0.01; done"))));
     }
-    client.ok("process/start", sh("daemon", "setsid sleep 1000 & echo $!.; exit 0"));
+    client.start(sh("daemon", "setsid sleep 1000 & echo $!.; exit 0"));
     let said = client.wait_output("daemon", ".");
     pids.insert(said.trim_end().trim_end_matches('.').parse().expect("a pid"));
     assert_eq!(client.ok("session/end", json!({})), json!({}));
     wait_gone("everything of the session", &pids);
     client.wait_closed();
     let mut client = server.connect();
-    assert_error(&client.fails("initialize", resume_params(&session)), -32600, "unknownSession");
+    client.refuses("initialize", resume_params(&session), -32600, "unknownSession");
     client.initialize();
     assert_eq!(client.ok("process/list", json!({"scope": "all"}))["processes"], json!([]));
 }
@@ -292,13 +274,13 @@ fn a_session_survives_the_server() {
     let (mut client, session) = server.session();
     let url = server.url().to_owned();
     let gate = fifo(server.dir(), "gate");
-    let started = client.ok("process/start", sh("p", &format!("echo one; read x <{gate}; echo two; exit 6")));
+    let started = client.start(sh("p", &format!("echo one; read x <{gate}; echo two; exit 6")));
     client.wait_output("p", "one\n");
     server.restart();
     assert_eq!(server.url(), url, "the same token and port");
     release(&gate);
     let mut client = server.resume(&session, json!({}));
-    let listed = client.ok("process/list", json!({}))["processes"][0].clone();
+    let listed = client.processes()[0].clone();
     assert_eq!((&listed["pid"], &listed["processId"]), (&started["pid"], &json!("p")));
     let (bytes, last) = client.poll("p", None);
     assert_eq!((bytes.as_slice(), &last["exitCode"]), (b"one\ntwo\n".as_slice(), &json!(6)));
@@ -313,7 +295,7 @@ fn a_short_time_to_live_of_the_first_attachment_survives_a_kill_of_the_server() 
     let mut server = TestServer::builder().keep_holders().start();
     let mut client = server.connect();
     client.initialize_with(json!({"clientName": "test", "ttlMs": 1500}));
-    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    let pid = pid_of(&client.start(sh("p", "exec sleep 1000")));
     let all = BTreeSet::from([pid, server.holder()]);
     server.kill();
     let killed = Instant::now();
@@ -328,7 +310,7 @@ fn a_session_without_a_time_to_live_is_there_after_a_kill_of_the_server() {
     let mut server = TestServer::builder().keep_holders().start();
     let mut client = server.connect();
     let session = client.open_session(json!({"clientName": "test", "ttlMs": "none"}));
-    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    let pid = pid_of(&client.start(sh("p", "exec sleep 1000")));
     server.restart();
     // Look from another session, so that looking does not attach.
     let listed = server.client().ok("process/list", json!({"scope": "all"}))["processes"].clone();
@@ -384,8 +366,7 @@ fn of_two_resumes_of_a_silent_session_one_wins() {
 // The same for a detached session.
 #[test]
 fn of_two_resumes_of_a_detached_session_one_wins() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
+    let (server, mut client, session) = TestServer::with_session();
     for _ in 0..10 {
         client.leave();
         client = only_winner(race(&server, &session));
@@ -398,7 +379,7 @@ fn the_end_of_a_session_is_answered_while_acknowledgements_still_come() {
     let server = TestServer::start();
     for _ in 0..10 {
         let (mut client, _) = server.modern_client();
-        client.ok("process/start", sh("p", "exec sleep 1000"));
+        client.start(sh("p", "exec sleep 1000"));
         let end = client.send_request("session/end", json!({}));
         let ack = json!({"method": "process/ack", "params": {"processId": "p", "seq": 1}}).to_string();
         for _ in 0..300 {
@@ -409,7 +390,7 @@ fn the_end_of_a_session_is_answered_while_acknowledgements_still_come() {
     }
     for _ in 0..5 {
         let (mut client, _) = server.modern_client();
-        client.ok("process/start", start_params("p", &["yes"]));
+        client.start(start_params("p", &["yes"]));
         let mut end = None;
         for turn in 0.. {
             let message = client.next();
@@ -417,7 +398,7 @@ fn the_end_of_a_session_is_answered_while_acknowledgements_still_come() {
                 assert_eq!(message["result"], json!({}));
                 break;
             }
-            client.notify("process/ack", json!({"processId": "p", "seq": message["params"]["seq"]}));
+            client.ack("p", message["params"]["seq"].clone());
             if turn == 20 {
                 end = Some(client.send_request("session/end", json!({})));
             }
@@ -433,7 +414,7 @@ fn the_end_of_a_session_is_answered_without_made_up_exits() {
     for _ in 0..10 {
         let (mut client, _) = server.modern_client();
         for name in ["a", "b", "c"] {
-            client.ok("process/start", sh(name, "exec sleep 1000"));
+            client.start(sh(name, "exec sleep 1000"));
         }
         let id = client.send_request("session/end", json!({}));
         assert_eq!(client.next(), json!({"id": id, "result": {}}));
@@ -448,50 +429,48 @@ fn a_name_is_that_of_the_later_process_after_a_restart() {
     let (mut reader, _) = server.modern_client();
     // The first slot becomes free for the later process with the same id.
     owner.run("first", &["true"]);
-    owner.ok("process/start", piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
+    owner.start(piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
     reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session, "hold": true}));
-    owner.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    owner.write("p", b"\n");
     assert_eq!(owner.collect_acked("p").stdout.len(), 9_000_000);
     owner.ok("process/forget", process("p"));
     owner.ok("process/forget", process("first"));
-    let pid = pid_of(&owner.ok("process/start", piped("p", "read x; exit 5")));
+    let pid = pid_of(&owner.start(piped("p", "read x; exit 5")));
     server.restart();
     let mut owner = server.connect();
     owner.initialize_with(with(modern(), json!({"resumeSessionId": session})));
-    let listed = owner.ok("process/list", json!({}))["processes"].clone();
+    let listed = owner.processes().clone();
     assert_eq!((&listed[0]["pid"], listed.as_array().map(Vec::len)), (&json!(pid), Some(1)), "{listed}");
-    owner.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    owner.write("p", b"\n");
     assert_eq!(owner.expect("process/exited")["exitCode"], 5);
 }
 
 #[test]
 fn d11_1_7_a_quick_resume_never_ends_up_without_notifications() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (server, mut client) = TestServer::with_connection();
     let session = client.initialize_with(modern())["sessionId"].as_str().expect("an id").to_owned();
     client.start_cat("p");
     for round in 0..30 {
         drop(client);
         client = server.resume(&session, modern());
         let line = format!("{round}\n");
-        client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}));
+        client.write("p", &line);
         client.wait_output("p", &line);
         let seq = client.ok("process/read", process("p"))["nextSeq"].as_u64().expect("a number") - 1;
-        client.notify("process/ack", json!({"processId": "p", "seq": seq}));
+        client.ack("p", seq);
     }
 }
 
 #[test]
 fn d11_2_6_a_session_is_handed_over_when_its_peer_is_only_half_there() {
-    let server = TestServer::start();
-    let (mut dead, session) = server.session();
+    let (server, mut dead, session) = TestServer::with_session();
     dead.start_cat("p");
     // The old connection stays open and answers no ping, like a peer behind a dead link.
     let begun = Instant::now();
     let mut client = server.resume(&session, json!({}));
     let waited = begun.elapsed();
     assert!(waited >= Duration::from_millis(1900) && waited < Duration::from_secs(10), "{waited:?}");
-    client.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"mine\n")}));
+    client.write("p", b"mine\n");
     client.ok("process/read", json!({"processId": "p", "waitMs": 20_000}));
     // The old connection gets a close frame when it reads again.
     let (code, _) = dead.wait_closed().expect("a close frame");
@@ -500,8 +479,7 @@ fn d11_2_6_a_session_is_handed_over_when_its_peer_is_only_half_there() {
 
 #[test]
 fn d11_2_9_a_start_whose_connection_went_away_leaves_no_name_behind() {
-    let server = TestServer::start();
-    let (mut client, session) = server.session();
+    let (server, mut client, session) = TestServer::with_session();
     for round in 0..20 {
         let id = format!("p{round}");
         client.send_request("process/start", sh(&id, "exec sleep 1000"));
@@ -511,12 +489,12 @@ fn d11_2_9_a_start_whose_connection_went_away_leaves_no_name_behind() {
         match client.call("process/read", process(&id)) {
             Ok(read) => {
                 assert_eq!(read["exited"], false);
-                assert_eq!(client.ok("process/terminate", process(&id))["running"], true);
+                assert_eq!(client.terminate(&id)["running"], true);
             }
             Err(error) => {
                 assert_error(&error, -32600, "unknownProcess");
-                client.ok("process/start", sh(&id, "exec sleep 1000"));
-                client.ok("process/terminate", process(&id));
+                client.start(sh(&id, "exec sleep 1000"));
+                client.terminate(&id);
             }
         }
     }

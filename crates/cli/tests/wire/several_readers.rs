@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use testkit::{
-    Client, TestServer, assert_error, chunk_bytes, decode_base64, encode_base64, modern, pid_of, piped, process, sh,
-    start_params, tty, wait_for, with, write_params,
+    Client, TestServer, chunk_bytes, decode_base64, encode_base64, modern, pid_of, piped, process, sh, start_params,
+    tty, wait_for, with,
 };
 
 /// A client with our capabilities, and its session id.
@@ -22,12 +22,9 @@ fn of(session: &str, id: &str) -> Value {
 
 #[test]
 fn a_list_tells_everything_about_a_process() {
-    let server = TestServer::start();
-    let (mut client, session) = modern_client(&server);
+    let (_server, mut client, session) = TestServer::with_modern_client();
     assert_eq!(client.ok("process/list", json!({})), json!({"processes": []}));
-    let pid = pid_of(
-        &client.ok("process/start", with(tty("a", "printf 12345; exec sleep 1000"), json!({"cwd": "file:///tmp"}))),
-    );
+    let pid = pid_of(&client.start(with(tty("a", "printf 12345; exec sleep 1000"), json!({"cwd": "file:///tmp"}))));
     client.wait_output("a", "12345");
     let info = client.ok("process/list", json!({"scope": "session"}))["processes"][0].clone();
     assert!(info["startedAtMs"].as_u64().is_some_and(|ms| ms > 1_600_000_000_000), "{info}");
@@ -40,9 +37,9 @@ fn a_list_tells_everything_about_a_process() {
             "nextSeq": 2, "outputBytes": 5, "retainedBytes": 5, "droppedBytes": 0, "blocked": null,
         })
     );
-    client.ok("process/terminate", process("a"));
+    client.terminate("a");
     client.collect("a");
-    let info = client.ok("process/list", json!({}))["processes"][0].clone();
+    let info = client.processes()[0].clone();
     assert_eq!((&info["exited"], &info["closed"], &info["nextSeq"]), (&json!(true), &json!(true), &json!(4)));
     assert_eq!((&info["exit"]["exitCode"], &info["exit"]["cause"]), (&json!(137), &json!("terminated")));
     assert!(info["exit"]["usage"]["userMs"].is_u64());
@@ -52,9 +49,9 @@ fn a_list_tells_everything_about_a_process() {
 fn a_list_reaches_one_session_or_all_of_them() {
     let server = TestServer::start();
     let ((mut one, a), (mut two, b)) = (modern_client(&server), modern_client(&server));
-    one.ok("process/start", sh("p", "exec sleep 1000"));
-    two.ok("process/start", sh("p", "exec sleep 1000"));
-    two.ok("process/start", sh("q", "exec sleep 1000"));
+    one.start(sh("p", "exec sleep 1000"));
+    two.start(sh("p", "exec sleep 1000"));
+    two.start(sh("q", "exec sleep 1000"));
     let names = |list: Value| -> Vec<(String, String)> {
         let list = list["processes"].as_array().expect("a list").clone();
         list.iter()
@@ -76,13 +73,10 @@ fn a_list_reaches_one_session_or_all_of_them() {
 fn a_process_of_another_session_can_be_read_written_and_steered() {
     let server = TestServer::start();
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
-    owner.ok(
-        "process/start",
-        tty(
-            "p",
-            "read x; echo got $x; trap 'stty size' WINCH; trap 'exit 9' USR1; echo up; while :; do sleep 0.01; done",
-        ),
-    );
+    owner.start(tty(
+        "p",
+        "read x; echo got $x; trap 'stty size' WINCH; trap 'exit 9' USR1; echo up; while :; do sleep 0.01; done",
+    ));
     other.ok("process/write", with(of(&session, "p"), json!({"chunk": encode_base64(b"it\n")})));
     owner.wait_output("p", "up");
     let read = other.ok("process/read", of(&session, "p"));
@@ -96,7 +90,7 @@ fn a_process_of_another_session_can_be_read_written_and_steered() {
     assert_eq!(other.ok("process/terminate", of(&session, "q"))["running"], true);
     assert_eq!(owner.collect("q").code(), 137);
     // Without a session id the process id refers to the client's own session. An unknown session has no process.
-    assert_error(&other.fails("process/read", process("p")), -32600, "unknownProcess");
+    other.refuses("process/read", process("p"), -32600, "unknownProcess");
     for (method, more) in [
         ("process/read", json!({})),
         ("process/write", json!({"chunk": ""})),
@@ -121,7 +115,7 @@ fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
     owner.start_cat("p");
     for line in ["1\n", "2\n", "3\n"] {
-        owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(line.as_bytes())}));
+        owner.write("p", line);
         owner.wait_output("p", line);
     }
     let result = other.ok("process/subscribe", with(of(&session, "p"), json!({"afterSeq": 1})));
@@ -130,9 +124,9 @@ fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
         let output = other.expect("process/output");
         assert_eq!((&output["seq"], &output["sessionId"]), (&json!(seq), &json!(session)));
     }
-    owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"4\n")}));
+    owner.write("p", b"4\n");
     assert_eq!(other.expect("process/output")["seq"], 4);
-    owner.ok("process/closeStdin", process("p"));
+    owner.close_stdin("p");
     let exited = other.expect("process/exited");
     assert_eq!((&exited["sessionId"], &exited["seq"]), (&json!(session), &json!(5)));
     let closed = other.expect("process/closed");
@@ -140,8 +134,8 @@ fn a_subscription_pushes_another_session_s_process_from_a_number_on() {
     // The owner received the same events, without `sessionId`.
     let ended = owner.collect("p");
     assert_eq!((ended.exited["sessionId"].clone(), ended.seqs), (Value::Null, vec![4, 5, 6]));
-    assert_error(&other.fails("process/subscribe", of(&session, "none")), -32600, "unknownProcess");
-    assert_error(&owner.fails("process/subscribe", of(&session, "p")), -32602, "invalidParams");
+    other.refuses("process/subscribe", of(&session, "none"), -32600, "unknownProcess");
+    owner.refuses("process/subscribe", of(&session, "p"), -32602, "invalidParams");
 }
 
 #[test]
@@ -150,16 +144,16 @@ fn an_ended_subscription_pushes_nothing_more() {
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
     owner.start_cat("p");
     other.ok("process/subscribe", of(&session, "p"));
-    owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"1\n")}));
+    owner.write("p", b"1\n");
     assert_eq!(other.expect("process/output")["seq"], 1);
     assert_eq!(other.ok("process/unsubscribe", of(&session, "p")), json!({}));
     assert_eq!(other.ok("process/unsubscribe", of(&session, "p")), json!({}), "twice is once");
-    owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"2\n")}));
+    owner.write("p", b"2\n");
     owner.wait_output("p", "2\n");
     assert_eq!(other.next_notification_within(Duration::from_millis(100)), None);
     // The owner's own pushes are not a subscription, so `unsubscribe` does not stop them.
     owner.ok("process/unsubscribe", process("p"));
-    owner.ok("process/write", json!({"processId": "p", "chunk": encode_base64(b"3\n")}));
+    owner.write("p", b"3\n");
     owner.wait_output("p", "3\n");
 }
 
@@ -177,8 +171,8 @@ fn a_closed_process_can_still_be_subscribed_to() {
 fn an_observer_holds_nobody_back_and_hears_of_what_it_missed() {
     let server = TestServer::start();
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
-    owner.ok("process/start", sh("p", "read x; head -c 24000000 /dev/zero"));
-    owner.ok("process/start", with(sh("q", "head -c 24000000 /dev/zero"), json!({})));
+    owner.start(sh("p", "read x; head -c 24000000 /dev/zero"));
+    owner.start(with(sh("q", "head -c 24000000 /dev/zero"), json!({})));
     // The owner takes everything; the observer subscribes when most of it is gone.
     let taken = drain(&mut owner, "q");
     assert_eq!(taken, 24_000_000);
@@ -201,7 +195,7 @@ fn drain(client: &mut Client, id: &str) -> u64 {
         if params["processId"] != id {
             continue;
         }
-        client.notify("process/ack", json!({"processId": id, "seq": params["seq"]}));
+        client.ack(id, params["seq"].clone());
         match message["method"].as_str() {
             Some("process/output") => bytes += decode_base64(params["chunk"].as_str().expect("a chunk")).len() as u64,
             Some("process/closed") => return bytes,
@@ -215,9 +209,9 @@ fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
     let server = TestServer::start();
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
     owner.start_cat("gate");
-    owner.ok("process/start", with(sh("p", "read x; exec head -c 30000000 /dev/zero"), json!({"pipeStdin": true})));
+    owner.start(with(sh("p", "read x; exec head -c 30000000 /dev/zero"), json!({"pipeStdin": true})));
     other.ok("process/subscribe", with(of(&session, "p"), json!({"hold": true})));
-    owner.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    owner.write("p", b"\n");
     // The owner takes everything it is sent, and the child still blocks, because of the subscriber.
     let mut bytes = 0;
     let mut is_held = false;
@@ -225,9 +219,9 @@ fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
         while let Some(message) = owner.next_notification_within(Duration::from_millis(20)) {
             let params = &message["params"];
             bytes += decode_base64(params["chunk"].as_str().expect("only output comes")).len();
-            owner.notify("process/ack", json!({"processId": "p", "seq": params["seq"]}));
+            owner.ack("p", params["seq"].clone());
         }
-        let list = owner.ok("process/list", json!({}))["processes"].clone();
+        let list = owner.processes().clone();
         let info = list.as_array().expect("a list").iter().find(|info| info["processId"] == "p").cloned();
         is_held = info.is_some_and(|info| info["blocked"] == "memoryCap");
     }
@@ -238,35 +232,33 @@ fn a_holding_subscriber_keeps_output_until_it_took_it_or_left() {
 
 #[test]
 fn a_closed_process_can_be_forgotten_and_no_other() {
-    let server = TestServer::start();
-    let (mut client, session) = modern_client(&server);
+    let (server, mut client, session) = TestServer::with_modern_client();
     client.start_cat("p");
-    assert_error(&client.fails("process/forget", process("p")), -32600, "processNotClosed");
-    assert_error(&client.fails("process/forget", process("none")), -32600, "unknownProcess");
-    client.ok("process/closeStdin", process("p"));
+    client.refuses("process/forget", process("p"), -32600, "processNotClosed");
+    client.refuses("process/forget", process("none"), -32600, "unknownProcess");
+    client.close_stdin("p");
     client.collect("p");
     assert_eq!(client.ok("process/forget", process("p")), json!({}));
-    assert_error(&client.fails("process/forget", process("p")), -32600, "unknownProcess");
-    assert_error(&client.fails("process/read", process("p")), -32600, "unknownProcess");
-    assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
+    client.refuses("process/forget", process("p"), -32600, "unknownProcess");
+    client.refuses("process/read", process("p"), -32600, "unknownProcess");
+    assert_eq!(client.processes(), json!([]));
     // The id is free again, and its numbers start at 1. A client of another session may also forget a process.
     assert_eq!(client.run("p", &["true"]).seqs, [1, 2]);
     let (mut other, _) = modern_client(&server);
     assert_eq!(other.ok("process/forget", of(&session, "p")), json!({}));
-    assert_eq!(client.ok("process/list", json!({}))["processes"], json!([]));
+    assert_eq!(client.processes(), json!([]));
 }
 
 #[test]
 fn a_process_is_forgotten_by_itself_once_its_owner_has_taken_everything() {
-    let server = TestServer::start();
-    let (mut client, _) = modern_client(&server);
-    client.ok("process/start", with(sh("p", "echo out; exit 3"), json!({"autoForget": true})));
+    let (_server, mut client, _) = TestServer::with_modern_client();
+    client.start(with(sh("p", "echo out; exit 3"), json!({"autoForget": true})));
     let ended = client.collect("p");
     assert_eq!((ended.stdout.as_slice(), &ended.exited["exitCode"]), (b"out\n".as_slice(), &json!(3)));
     // Not acknowledged yet, so the process still exists and its id is taken.
-    assert_error(&client.fails("process/start", sh("p", "true")), -32600, "duplicateProcess");
+    client.refuses("process/start", sh("p", "true"), -32600, "duplicateProcess");
     client.run("stays", &["true"]);
-    client.notify("process/ack", json!({"processId": "p", "seq": ended.seqs.last()}));
+    client.ack("p", ended.seqs.last().copied());
     let names = |list: &Value| -> Vec<String> {
         let all = list["processes"].as_array().expect("a list");
         all.iter().filter_map(|process| process["processId"].as_str().map(str::to_owned)).collect()
@@ -279,7 +271,7 @@ fn a_detached_process_is_forgotten_by_itself_when_its_last_reader_has_left() {
     let server = TestServer::start();
     let ((mut owner, session), (mut reader, _), (mut other, _)) =
         (modern_client(&server), modern_client(&server), modern_client(&server));
-    owner.ok("process/start", with(sh("p", "read x; echo end"), json!({"autoForget": true, "pipeStdin": true})));
+    owner.start(with(sh("p", "read x; echo end"), json!({"autoForget": true, "pipeStdin": true})));
     reader.ok("process/subscribe", of(&session, "p"));
     owner.leave();
     other.ok("process/write", with(of(&session, "p"), json!({"chunk": encode_base64(b"\n")})));
@@ -299,9 +291,9 @@ fn a_detached_process_is_forgotten_by_itself_when_its_last_reader_has_left() {
 fn acknowledgements_of_an_observer_free_nothing() {
     let server = TestServer::start();
     let ((mut owner, session), (mut other, _)) = (modern_client(&server), modern_client(&server));
-    owner.ok("process/start", sh("p", "head -c 24000000 /dev/zero"));
+    owner.start(sh("p", "head -c 24000000 /dev/zero"));
     other.ok("process/subscribe", of(&session, "p"));
-    wait_for("the child to be held", || owner.ok("process/list", json!({}))["processes"][0]["blocked"] == "memoryCap");
+    wait_for("the child to be held", || owner.processes()[0]["blocked"] == "memoryCap");
     other.notify("process/ack", json!({"processId": "p", "sessionId": session, "seq": 1_000_000}));
     other.assert_alive();
     // Nothing that the owner has not taken is gone.
@@ -313,7 +305,7 @@ fn acknowledgements_of_an_observer_free_nothing() {
 fn short_lived(server: &TestServer, script: &str) -> (Client, String) {
     let mut owner = server.connect();
     let answer = owner.initialize_with(with(modern(), json!({"ttlMs": 700})));
-    owner.ok("process/start", sh("p", script));
+    owner.start(sh("p", script));
     (owner, answer["sessionId"].as_str().expect("an id").to_owned())
 }
 
@@ -342,42 +334,40 @@ fn reading_a_process_keeps_its_session_alive() {
 // close.
 #[test]
 fn a_subscriber_that_holds_gets_everything_after_the_owner_forgot() {
-    let server = TestServer::start();
-    let (mut owner, session) = server.modern_client();
+    let (server, mut owner, session) = TestServer::with_modern_client();
     let (mut reader, _) = server.modern_client();
     // Each is within the acknowledgement window; together they are more than the sockets buffer.
     let ids = ["a", "b", "c", "d", "e"];
     let mut seqs = Vec::new();
     for id in ids {
-        owner.ok("process/start", piped(id, "read x; head -c 4000000 /dev/zero; exit 4"));
+        owner.start(piped(id, "read x; head -c 4000000 /dev/zero; exit 4"));
         reader.ok("process/subscribe", json!({"processId": id, "sessionId": session, "hold": true}));
-        owner.ok("process/write", write_params(id, b"\n"));
+        owner.write(id, b"\n");
         let whole = owner.collect_acked(id);
         assert_eq!(whole.stdout.len(), 4_000_000);
         seqs.push(whole.seqs);
     }
     for id in ids {
         owner.ok("process/forget", process(id));
-        assert_error(&owner.fails("process/read", process(id)), -32600, "unknownProcess");
+        owner.refuses("process/read", process(id), -32600, "unknownProcess");
     }
     for (id, seqs) in ids.into_iter().zip(seqs) {
         let held = reader.collect(id);
         assert_eq!((held.stdout.len(), held.code(), held.seqs), (4_000_000, 4, seqs), "{id}");
     }
     // The ids are free.
-    owner.ok("process/start", start_params("a", &["echo", "again"]));
+    owner.start(start_params("a", &["echo", "again"]));
     assert_eq!(owner.collect_acked("a").stdout, b"again\n");
 }
 
 // Acknowledgements were looked up by id: after `process/forget` they were ignored, and a holding subscriber got stuck at its window.
 #[test]
 fn a_subscriber_that_holds_gets_more_than_its_window_after_the_owner_forgot() {
-    let server = TestServer::start();
-    let (mut owner, session) = server.modern_client();
+    let (server, mut owner, session) = TestServer::with_modern_client();
     let (mut reader, _) = server.modern_client();
-    owner.ok("process/start", piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
+    owner.start(piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
     reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session, "hold": true}));
-    owner.ok("process/write", write_params("p", b"\n"));
+    owner.write("p", b"\n");
     assert_eq!(owner.collect_acked("p").stdout.len(), 9_000_000);
     owner.ok("process/forget", process("p"));
     let mut bytes = 0;
@@ -397,12 +387,11 @@ fn a_subscriber_that_holds_gets_more_than_its_window_after_the_owner_forgot() {
 // A subscriber without `hold` got a gap up to the close of a forgotten process, but neither its exit nor its close.
 #[test]
 fn a_subscriber_that_does_not_hold_is_told_the_end_of_a_forgotten_process() {
-    let server = TestServer::start();
-    let (mut owner, session) = server.modern_client();
+    let (server, mut owner, session) = TestServer::with_modern_client();
     let (mut reader, _) = server.modern_client();
-    owner.ok("process/start", piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
+    owner.start(piped("p", "read x; head -c 9000000 /dev/zero; exit 4"));
     reader.ok("process/subscribe", json!({"processId": "p", "sessionId": session}));
-    owner.ok("process/write", write_params("p", b"\n"));
+    owner.write("p", b"\n");
     owner.collect_acked("p");
     owner.ok("process/forget", process("p"));
     let ended = reader.collect("p");

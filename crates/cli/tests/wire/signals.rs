@@ -8,10 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use testkit::{
-    TestServer, assert_error, fifo, pid_of, process, sh, start_params, tty, wait_for, wait_gone, wait_pid_gone, with,
-    write_params,
-};
+use testkit::{TestServer, fifo, pid_of, process, sh, start_params, tty, wait_for, wait_gone, wait_pid_gone, with};
 
 /// Names and numbers of signals whose default action ends a process.
 const DEADLY: [(&str, i64); 24] = [
@@ -47,7 +44,7 @@ fn exec_process_signal_interrupts_process() {
     for tty in [false, true] {
         let id = format!("p{tty}");
         let script = "trap 'echo int; exit 7' INT; echo ready; while :; do sleep 0.01; done";
-        client.ok("process/start", with(sh(&id, script), json!({"tty": tty})));
+        client.start(with(sh(&id, script), json!({"tty": tty})));
         client.wait_output(&id, "ready");
         assert_eq!(client.ok("process/signal", json!({"processId": id, "signal": "interrupt"})), json!({}));
         let ended = client.collect(&id);
@@ -67,7 +64,7 @@ fn every_posix_name_is_understood_in_every_form() {
     for (number, (name, signal)) in DEADLY.into_iter().enumerate() {
         let id = format!("p{number}");
         // In the test's directory, in case a core file is written.
-        client.ok("process/start", with(sh(&id, "echo up; exec sleep 1000"), json!({"cwd": server.dir()})));
+        client.start(with(sh(&id, "echo up; exec sleep 1000"), json!({"cwd": server.dir()})));
         client.wait_output(&id, "up");
         let form = forms[number % forms.len()](name);
         client.ok("process/signal", json!({"processId": id, "signal": form}));
@@ -80,7 +77,7 @@ fn every_posix_name_is_understood_in_every_form() {
 #[test]
 fn an_unknown_signal_is_refused_whatever_the_process() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "exec sleep 1000"));
+    client.start(sh("p", "exec sleep 1000"));
     for name in ["", "SIG", "9", "15", "NOPE", "SIGNOPE", "TERM ", "kill -9", "RTMIN+31", "\u{130}NT"] {
         for id in ["p", "never"] {
             let error = client.fails("process/signal", json!({"processId": id, "signal": name}));
@@ -93,7 +90,7 @@ fn an_unknown_signal_is_refused_whatever_the_process() {
 #[test]
 fn a_process_can_be_stopped_and_continued() {
     let (_server, mut client) = TestServer::with_client();
-    let pid = pid_of(&client.ok("process/start", sh("p", "exec sleep 1000")));
+    let pid = pid_of(&client.start(sh("p", "exec sleep 1000")));
     let state = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit_once(") ").map(|(_, rest)| rest.starts_with('T'))
@@ -109,7 +106,7 @@ fn a_signal_goes_to_the_whole_group() {
     let (_server, mut client) = TestServer::with_client();
     for tty in [false, true] {
         let id = format!("p{tty}");
-        client.ok("process/start", with(sh(&id, "sleep 1000 & echo child $!.; wait"), json!({"tty": tty})));
+        client.start(with(sh(&id, "sleep 1000 & echo child $!.; wait"), json!({"tty": tty})));
         let said = client.wait_output(&id, ".");
         let child = said.trim_start_matches("child ").trim_end().trim_end_matches('.').parse().expect("a pid");
         client.ok("process/signal", json!({"processId": id, "signal": "TERM"}));
@@ -123,12 +120,9 @@ fn terminate_kills_at_once_and_says_that_it_ran() {
     let (_server, mut client) = TestServer::with_client();
     for tty in [false, true] {
         let id = format!("p{tty}");
-        client.ok(
-            "process/start",
-            with(sh(&id, "trap '' TERM INT HUP; echo up; while :; do sleep 0.01; done"), json!({"tty": tty})),
-        );
+        client.start(with(sh(&id, "trap '' TERM INT HUP; echo up; while :; do sleep 0.01; done"), json!({"tty": tty})));
         client.wait_output(&id, "up");
-        assert_eq!(client.ok("process/terminate", process(&id)), json!({"running": true}));
+        assert_eq!(client.terminate(&id), json!({"running": true}));
         let ended = client.collect(&id);
         assert_eq!((ended.code(), &ended.exited["signal"]), (137, &json!("SIGKILL")), "tty {tty}");
         assert_eq!(ended.exited["cause"], "terminated");
@@ -139,8 +133,8 @@ fn terminate_kills_at_once_and_says_that_it_ran() {
 fn terminate_reports_false_after_process_exit() {
     let (_server, mut client) = TestServer::with_client();
     client.run("p", &["true"]);
-    assert_eq!(client.ok("process/terminate", process("p")), json!({"running": false}));
-    assert_eq!(client.ok("process/terminate", process("never")), json!({"running": false}));
+    assert_eq!(client.terminate("p"), json!({"running": false}));
+    assert_eq!(client.terminate("never"), json!({"running": false}));
     assert_eq!(
         client.ok("process/terminate", with(process("never"), json!({"graceMs": 5}))),
         json!({"running": false})
@@ -159,7 +153,7 @@ fn terminate_behind_a_start_leaves_nothing() {
         assert_eq!(client.collect(&id).code(), 137);
         wait_pid_gone(pid_of(&started));
         // A second start with the same id is refused.
-        assert_error(&client.fails("process/start", sh(&id, "exec sleep 1000")), -32600, "duplicateProcess");
+        client.refuses("process/start", sh(&id, "exec sleep 1000"), -32600, "duplicateProcess");
     }
     let running = |list: Value| {
         list["processes"].as_array().expect("a list").iter().filter(|info| info["exited"] == false).count()
@@ -177,13 +171,13 @@ fn terminate_behind_a_start_leaves_nothing() {
 #[test]
 fn a_grace_period_lets_a_process_end_by_itself() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.01; done"));
+    client.start(sh("p", "trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.01; done"));
     client.wait_output("p", "up");
     assert_eq!(client.ok("process/terminate", with(process("p"), json!({"graceMs": 20_000})))["running"], true);
     let ended = client.collect("p");
     assert_eq!((ended.stdout.as_slice(), ended.code()), (b"bye\n".as_slice(), 4));
     // A process that dies from SIGTERM ended as requested.
-    client.ok("process/start", sh("q", "echo up; exec sleep 1000"));
+    client.start(sh("q", "echo up; exec sleep 1000"));
     client.wait_output("q", "up");
     client.ok("process/terminate", with(process("q"), json!({"graceMs": 20_000})));
     let ended = client.collect("q");
@@ -195,7 +189,7 @@ fn a_child_that_ignores_the_polite_signal_is_killed_after_the_grace_period() {
     let (_server, mut client) = TestServer::with_client();
     for (number, grace) in [0, 100].into_iter().enumerate() {
         let id = format!("p{number}");
-        client.ok("process/start", sh(&id, "trap '' TERM; echo up; while :; do sleep 0.01; done"));
+        client.start(sh(&id, "trap '' TERM; echo up; while :; do sleep 0.01; done"));
         client.wait_output(&id, "up");
         client.ok("process/terminate", with(process(&id), json!({"graceMs": grace})));
         let ended = client.collect(&id);
@@ -206,10 +200,10 @@ fn a_child_that_ignores_the_polite_signal_is_killed_after_the_grace_period() {
 #[test]
 fn terminate_without_grace_overtakes_a_grace_period() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", sh("p", "trap '' TERM; echo up; while :; do sleep 0.01; done"));
+    client.start(sh("p", "trap '' TERM; echo up; while :; do sleep 0.01; done"));
     client.wait_output("p", "up");
     client.ok("process/terminate", with(process("p"), json!({"graceMs": 1_000_000})));
-    assert_eq!(client.ok("process/terminate", process("p"))["running"], true);
+    assert_eq!(client.terminate("p")["running"], true);
     assert_eq!(client.collect("p").code(), 137);
 }
 
@@ -221,7 +215,7 @@ fn terminate_reaches_children_that_left_the_group_and_the_session() {
         // These children are in another session, and one has lost its parent: they can be found only as descendants.
         let script = "setsid sh -c 'trap \"\" TERM; echo a $$.; while :; do sleep 0.01; done' & \
                       (setsid sh -c 'sleep 1000 & echo b $!.; wait' &) ; wait; exec sleep 1000";
-        client.ok("process/start", sh(&id, script));
+        client.start(sh(&id, script));
         let mut said = client.wait_output(&id, ".");
         if said.matches('.').count() < 2 {
             said += &client.wait_output(&id, ".");
@@ -239,10 +233,10 @@ fn terminate_reaches_children_that_left_the_group_and_the_session() {
 #[test]
 fn pty_terminate_kills_background_children_in_same_process_group() {
     let (_server, mut client) = TestServer::with_client();
-    client.ok("process/start", tty("p", "sleep 1000 & echo child $!.; wait"));
+    client.start(tty("p", "sleep 1000 & echo child $!.; wait"));
     let said = client.wait_output("p", ".");
     let child = said.trim_start_matches("child ").trim_end().trim_end_matches('.').parse().expect("a pid");
-    client.ok("process/terminate", process("p"));
+    client.terminate("p");
     assert_eq!(client.collect("p").code(), 137);
     wait_pid_gone(child);
 }
@@ -260,7 +254,7 @@ fn a_burst_of_terminates_holds_up_no_other_process() {
     }
     let begun = Instant::now();
     let terminates: Vec<i64> = ids.iter().map(|id| client.send_request("process/terminate", process(id))).collect();
-    client.send_request("process/write", write_params("cat", b"echo\n"));
+    client.send_write("cat", b"echo\n");
     client.wait_output("cat", "echo\n");
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(2), "{took:?}");
@@ -275,10 +269,10 @@ fn d11_1_1_terminate_loses_no_byte_that_was_written_before_it() {
     for round in 0..20 {
         let id = format!("p{round}");
         let gate = fifo(server.dir(), &id);
-        client.ok("process/start", sh(&id, &format!("head -c 60000 /dev/zero; echo end >{gate}; exec sleep 1000")));
+        client.start(sh(&id, &format!("head -c 60000 /dev/zero; echo end >{gate}; exec sleep 1000")));
         // The output is written, but may still be in the pipe.
         assert_eq!(fs::read_to_string(&gate).expect("read the FIFO"), "end\n");
-        client.ok("process/terminate", process(&id));
+        client.terminate(&id);
         let ended = client.collect(&id);
         assert_eq!((ended.stdout.len(), ended.code()), (60_000, 137), "the real exit code, and every byte");
         assert_eq!(ended.closed["outputBytes"], 60_000);
@@ -287,13 +281,12 @@ fn d11_1_1_terminate_loses_no_byte_that_was_written_before_it() {
 
 #[test]
 fn d11_3_2_background_children_that_let_go_of_the_streams_live_on_until_the_session_ends() {
-    let server = TestServer::start();
-    let (mut client, _) = server.modern_client();
+    let (_server, mut client, _) = TestServer::with_modern_client();
     let script = "sleep 1000 </dev/null >/dev/null 2>&1 & echo $!";
     let ended = client.run_params(sh("p", script));
     let child: u32 = String::from_utf8_lossy(&ended.stdout).trim_end().parse().expect("a pid");
     let is_alive = || fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep"));
-    assert_eq!(client.ok("process/terminate", process("p"))["running"], false);
+    assert_eq!(client.terminate("p")["running"], false);
     client.ok("process/forget", process("p"));
     // The reference kills the old process group when it forgets the process. Check after further work that ours does not.
     assert_eq!(client.run("q", &["true"]).code(), 0);
@@ -309,13 +302,10 @@ fn d11_3_3_a_grandchild_that_holds_the_streams_is_reached_by_terminate() {
         for is_tty in [false, true] {
             let id = format!("p{number}{is_tty}");
             // On a terminal a background child gets SIGHUP when its session leader exits, so it ignores the signal.
-            client.ok(
-                "process/start",
-                with(sh(&id, &format!("trap '' HUP; echo up; {holder} exit 5")), json!({"tty": is_tty})),
-            );
+            client.start(with(sh(&id, &format!("trap '' HUP; echo up; {holder} exit 5")), json!({"tty": is_tty})));
             client.wait_output(&id, "up");
             assert_eq!(client.expect("process/exited")["exitCode"], 5);
-            let answer = client.ok("process/terminate", process(&id));
+            let answer = client.terminate(&id);
             assert_eq!(answer["running"], false);
             if answer["streamsHeld"] != true {
                 // The exit of the session leader may have hung the terminal up already.

@@ -69,7 +69,7 @@ fn a_fixed_address_has_its_own_directory_and_a_free_port_a_private_one() {
     let private = PathBuf::from(line);
     assert!(private.starts_with(server.dir()) && private.join("lock").exists());
     let mut client = server.client();
-    client.ok("process/start", testkit::start_params("p", &["sleep", "1000"]));
+    client.start(testkit::start_params("p", &["sleep", "1000"]));
     let children = testkit::descendants(&testkit::marked(server.mark()));
     server.signal(rustix::process::Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
@@ -83,7 +83,7 @@ fn processes_stay_without_kill_on_exit_and_go_with_it() {
         let builder = TestServer::builder();
         let mut server = if stay { builder.keep_holders().start() } else { builder.start() };
         let mut client = server.client();
-        let pid = client.ok("process/start", testkit::start_params("p", &["sleep", "1000"]))["pid"]
+        let pid = client.start(testkit::start_params("p", &["sleep", "1000"]))["pid"]
             .as_u64()
             .and_then(|pid| u32::try_from(pid).ok())
             .expect("a pid");

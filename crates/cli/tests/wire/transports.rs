@@ -215,11 +215,11 @@ fn a_session_begun_on_one_transport_is_resumed_on_another() {
     let server = TestServer::builder().listen("ws://127.0.0.1:0").listen("unix://{dir}/sock").start();
     let mut client = Client::connect(&server.urls()[0]).expect("connect");
     let session = Client::initialize(&mut client);
-    client.ok("process/start", piped("p", "read x; echo back"));
+    client.start(piped("p", "read x; echo back"));
     drop(client);
     let mut client = Client::connect(&server.urls()[1]).expect("connect");
     client.initialize_with(json!({"clientName": "test", "resumeSessionId": session}));
-    client.ok("process/write", json!({"processId": "p", "chunk": "Cg=="}));
+    client.write("p", b"\n");
     assert_eq!(client.collect("p").stdout, b"back\n");
 }
 

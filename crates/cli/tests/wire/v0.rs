@@ -45,8 +45,7 @@ fn collect(client: &mut Client, id: &str) -> Said {
 
 #[test]
 fn a_command_needs_no_handshake_and_answers_in_its_own_words() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     let result = client.ok("command/exec", sh("c", "printf out; printf err >&2; exit 3"));
     let pid = pid_of(&result);
     assert_eq!(
@@ -65,8 +64,7 @@ fn a_command_needs_no_handshake_and_answers_in_its_own_words() {
 
 #[test]
 fn exec_server_client_streams_output_and_accepts_writes() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     assert_eq!(client.ok("initialize", json!({"clientName": "v0"}))["protocolVersion"], "exec-server.v0");
     client.notify("initialized", json!({}));
     client.ok("command/exec", tty("t", "echo ready; read x; echo echo:$x"));
@@ -81,8 +79,7 @@ fn exec_server_client_streams_output_and_accepts_writes() {
 
 #[test]
 fn the_exit_is_told_after_the_last_output() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (server, mut client) = TestServer::with_connection();
     let gate = fifo(server.dir(), "gate");
     client.ok("command/exec", sh("c", &format!("(read x <{gate}; echo late) & exit 5")));
     release(&gate);
@@ -92,27 +89,23 @@ fn the_exit_is_told_after_the_last_output() {
 
 #[test]
 fn a_write_to_nobody_or_to_a_pipe_is_an_error() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     let error = client.fails("command/exec/write", json!({"processId": "none", "chunk": ""}));
     assert_error(&error, -32600, "unknownProcess");
     assert_eq!(error.message, "unknown process id none");
     client.ok("command/exec", sh("c", "exec sleep 1000"));
-    let error = client.fails("command/exec/write", json!({"processId": "c", "chunk": "eA=="}));
-    assert_error(&error, -32600, "stdinClosed");
+    let error = client.refuses("command/exec/write", json!({"processId": "c", "chunk": "eA=="}), -32600, "stdinClosed");
     assert!(error.message.contains('c'));
-    assert_error(&client.fails("command/exec/write", json!({"processId": "c", "chunk": "*"})), -32602, "invalidBase64");
+    client.refuses("command/exec/write", json!({"processId": "c", "chunk": "*"}), -32602, "invalidBase64");
 }
 
 #[test]
 fn terminate_frees_the_name_at_once_and_the_exit_still_arrives() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     client.ok("command/exec", tty("c", "echo up; exec sleep 1000"));
     client.expect("command/exec/outputDelta");
     assert_eq!(client.ok("command/exec/terminate", process("c")), json!({"running": true}));
-    let error = client.fails("command/exec/write", json!({"processId": "c", "chunk": "eA=="}));
-    assert_error(&error, -32600, "unknownProcess");
+    client.refuses("command/exec/write", json!({"processId": "c", "chunk": "eA=="}), -32600, "unknownProcess");
     assert_eq!(collect(&mut client, "c").exited, json!({"processId": "c", "exitCode": 137}));
     assert_eq!(client.ok("command/exec/terminate", process("c")), json!({"running": false}));
     assert_eq!(client.ok("command/exec/terminate", process("never")), json!({"running": false}));
@@ -122,8 +115,7 @@ fn terminate_frees_the_name_at_once_and_the_exit_still_arrives() {
 
 #[test]
 fn starts_fail_as_in_the_other_generations() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     for (params, code, kind) in [
         (start_params("c", &[]), -32602, "emptyArgv"),
         (start_params("c", &["/no/such"]), -32603, "programNotFound"),
@@ -131,17 +123,16 @@ fn starts_fail_as_in_the_other_generations() {
         (with(start_params("c", &["true"]), json!({"cwd": "no/such"})), -32603, "cwdNotFound"),
         (with(start_params("c", &["true"]), json!({"env": {"": "x"}})), -32602, "invalidParams"),
     ] {
-        assert_error(&client.fails("command/exec", params), code, kind);
+        client.refuses("command/exec", params, code, kind);
     }
     client.ok("command/exec", with(sh("c", "exec sleep 1000"), json!({"cwd": "file:///", "arg0": null})));
-    assert_error(&client.fails("command/exec", sh("c", "exit 0")), -32600, "duplicateProcess");
-    assert_error(&client.fails("command/unheard", json!({})), -32600, "unknownMethod");
+    client.refuses("command/exec", sh("c", "exit 0"), -32600, "duplicateProcess");
+    client.refuses("command/unheard", json!({}), -32600, "unknownMethod");
 }
 
 #[test]
 fn an_output_cap_changes_nothing_that_can_be_seen() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     for (id, cap) in [("zero", json!(0)), ("small", json!(10)), ("big", json!(1u64 << 40)), ("null", json!(null))] {
         client.ok("command/exec", with(sh(id, "head -c 300000 /dev/zero"), json!({"outputBytesCap": cap})));
         assert_eq!(collect(&mut client, id).stdout.len(), 300_000, "{id}");
@@ -163,8 +154,7 @@ fn an_output_cap_lifts_no_limit_of_the_operator() {
 
 #[test]
 fn the_end_of_the_connection_ends_an_implicit_session() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     let pid = pid_of(&client.ok("command/exec", sh("c", "trap '' TERM HUP; while :; do sleep 0.01; done")));
     drop(client);
     wait_pid_gone(pid);
@@ -172,27 +162,25 @@ fn the_end_of_the_connection_ends_an_implicit_session() {
 
 #[test]
 fn a_later_initialize_returns_the_implicit_session() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (server, mut client) = TestServer::with_connection();
     let pid = pid_of(&client.ok("command/exec", tty("c", "read x; echo got $x; exec sleep 1000")));
-    assert_error(&client.fails("process/list", json!({})), -32600, "notInitialized");
+    client.refuses("process/list", json!({}), -32600, "notInitialized");
     let session = client.initialize();
-    let listed = client.ok("process/list", json!({}))["processes"].clone();
+    let listed = client.processes().clone();
     assert_eq!((&listed[0]["processId"], &listed[0]["sessionId"]), (&json!("c"), &json!(session)));
     // A process started by V0 sends V0 notifications; requests of both generations reach it.
-    client.ok("process/write", json!({"processId": "c", "chunk": encode_base64(b"x\n")}));
+    client.write("c", b"x\n");
     assert_eq!(client.next_notification()["method"], "command/exec/outputDelta");
     // The session now has an id, so it outlives its connection.
     drop(client);
     let mut client = server.resume(&session, json!({}));
-    assert_eq!(client.ok("process/list", json!({}))["processes"][0]["pid"], pid);
-    assert_eq!(client.ok("process/terminate", process("c"))["running"], true);
+    assert_eq!(client.processes()[0]["pid"], pid);
+    assert_eq!(client.terminate("c")["running"], true);
 }
 
 #[test]
 fn a_later_resume_of_another_session_ends_the_implicit_one() {
-    let server = TestServer::start();
-    let (other, session) = server.session();
+    let (server, other, session) = TestServer::with_session();
     drop(other);
     let mut client = server.connect();
     let pid = pid_of(&client.ok("command/exec", sh("c", "exec sleep 1000")));
@@ -204,8 +192,7 @@ fn a_later_resume_of_another_session_ends_the_implicit_one() {
 
 #[test]
 fn a_relative_directory_is_taken_from_the_servers_own() {
-    let server = TestServer::start();
-    let mut client = server.connect();
+    let (_server, mut client) = TestServer::with_connection();
     // The server of a test runs in the test's own working directory.
     let own = std::env::current_dir().expect("the test has a directory");
     for (id, cwd, expected) in [("below", "tests/wire", own.join("tests/wire")), ("dot", ".", own.clone())] {
@@ -215,7 +202,7 @@ fn a_relative_directory_is_taken_from_the_servers_own() {
     // The later generations accept only absolute paths.
     client.initialize();
     let later = with(start_params("p", &["true"]), json!({"cwd": "tests"}));
-    assert_error(&client.fails("process/start", later), -32602, "relativePath");
+    client.refuses("process/start", later, -32602, "relativePath");
 }
 
 // `command/exec/terminate` released the id, and the next sweep discarded output that the client had not read, including the exit.
@@ -230,7 +217,7 @@ fn a_terminated_v0_process_still_delivers_all_it_wrote() {
     let terminate = client.send_request("command/exec/terminate", process("v"));
     wait_gone("the process", &BTreeSet::from([pid]));
     // Two sweeps happen while nothing is read.
-    clock.ok("process/start", sh("quiet", "exec sleep 1000"));
+    clock.start(sh("quiet", "exec sleep 1000"));
     clock.ok("process/read", json!({"processId": "quiet", "waitMs": 2300}));
     assert_eq!(client.answer(terminate), Ok(json!({"running": true})));
     let mut bytes = 0;
