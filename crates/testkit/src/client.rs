@@ -530,6 +530,20 @@ pub fn chunk_bytes(result: &Value) -> Vec<u8> {
     chunks.iter().flat_map(|chunk| decode_base64(chunk["chunk"].as_str().expect("a chunk is text"))).collect()
 }
 
+/// Asserts that an object has these members with these values; null stands for a missing one, too.
+#[track_caller]
+pub fn assert_members(actual: &Value, expected: Value) {
+    for (name, value) in expected.as_object().expect("an object") {
+        assert_eq!(actual[name], *value, "`{name}` of {actual}");
+    }
+}
+
+/// The bytes of base64 in a JSON string.
+#[track_caller]
+pub fn decoded(text: &Value) -> Vec<u8> {
+    decode_base64(text.as_str().expect("base64 is text"))
+}
+
 /// Asserts code and kind of an error.
 #[track_caller]
 pub fn assert_error(error: &RpcError, code: i64, kind: &str) {

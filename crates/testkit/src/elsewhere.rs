@@ -3,6 +3,7 @@
 
 use std::{
     io::{BufRead, BufReader},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -28,6 +29,11 @@ impl Elsewhere {
 
     /// Starts the server; it inherits nothing of the caller's environment.
     pub fn start() -> Self {
+        Self::start_from(Path::new("/"))
+    }
+
+    /// The same by a caller whose working directory is `here`.
+    pub fn start_from(here: &Path) -> Self {
         let mark = format!("elsewhere-{}-{}.test", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
         // An empty tmpfs hides our temporary directory. The program stays reachable through an open fd.
         let script = format!(
@@ -48,7 +54,7 @@ impl Elsewhere {
             .env("TMPDIR", "/tmp")
             .env("ONLY_THERE", "yes")
             .env("DEEP_SECRET", "hidden")
-            .current_dir("/")
+            .current_dir(here)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -30,7 +30,10 @@ use std::{
 
 #[cfg(feature = "async")]
 pub use asynchronous::{bounded, until, within};
-pub use client::{Client, Ended, Heard, RpcError, assert_error, chunk_bytes, decode_base64, encode_base64, pid_of};
+pub use client::{
+    Client, Ended, Heard, RpcError, assert_error, assert_members, chunk_bytes, decode_base64, decoded, encode_base64,
+    pid_of,
+};
 pub use data::{assert_same, pattern, random};
 pub use elsewhere::Elsewhere;
 pub use exec_server_chaos::Way;

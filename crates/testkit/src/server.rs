@@ -22,6 +22,7 @@ use crate::{
     Client, DEADLINE, address_of,
     params::{modern, with},
     processes::{self, descendants, marked, resident, send_signal, wait_gone},
+    program::end_of,
     wait_for,
 };
 
@@ -122,6 +123,12 @@ impl Builder {
         self
     }
 
+    /// Sets variables of the server's environment, `NAME=VALUE` separated by blanks.
+    pub fn envs(self, variables: &str) -> Self {
+        let pairs = variables.split(' ').map(|pair| pair.split_once('=').expect("a variable has a value"));
+        pairs.fold(self, |builder, (name, value)| builder.env(name, value))
+    }
+
     /// Keeps holders alive when the server ends; the harness then kills them itself.
     pub fn keep_holders(mut self) -> Self {
         self.kill_on_exit = false;
@@ -156,10 +163,6 @@ impl Builder {
     pub fn start(self) -> TestServer {
         let dir = tempfile::Builder::new().prefix("exec-server-test-").tempdir().expect("make a private directory");
         let mark = format!("mark-{}-{}.test", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
-        self.start_in(dir, mark)
-    }
-
-    fn start_in(self, dir: TempDir, mark: String) -> TestServer {
         for made in &self.directories {
             std::fs::create_dir_all(dir.path().join(made)).expect("make a directory");
         }
@@ -321,6 +324,23 @@ impl TestServer {
         self.url().split_once("?token=").expect("the URL carries a token").1
     }
 
+    /// The URL of the server with a new token of this name, made with these options. Waits until the server takes the token.
+    pub fn url_of(&self, name: &str, options: &[&str]) -> String {
+        let mut command = Command::new(binary());
+        command.args(["token", "create", name]).args(options).arg("--state-dir").arg(self.state_dir());
+        let made = command.output().expect("run exec-server token");
+        assert!(made.status.success(), "{made:?}");
+        let token = String::from_utf8(made.stdout).expect("a token is text");
+        let url = format!("ws://{}/?token={}", self.address(), token.trim_end());
+        wait_for("the new token to count", || Client::connect(&url).is_ok());
+        url
+    }
+
+    /// The number of sessions that have a directory.
+    pub fn sessions(&self) -> usize {
+        std::fs::read_dir(self.state_dir().join("sessions")).map_or(0, Iterator::count)
+    }
+
     /// A connected client that has not called `initialize`.
     pub fn connect(&self) -> Client {
         Client::connect(self.url()).expect("connect with the printed URL")
@@ -389,12 +409,7 @@ impl TestServer {
 
     /// Waits for the end of the server, with a deadline.
     pub fn wait(&mut self) -> ExitStatus {
-        let mut status = None;
-        wait_for("end of the server", || {
-            status = self.child.try_wait().expect("wait for the server");
-            status.is_some()
-        });
-        status.expect("the wait ended with a status")
+        end_of(&mut self.child)
     }
 
     /// Kills the server with SIGKILL and waits for it; its holders stay alive.
@@ -451,6 +466,17 @@ impl TestServer {
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the server lives").count()
     }
+
+    /// How many open fds of the server lead to the file or directory, or into it.
+    pub fn descriptors_of(&self, path: &Path) -> usize {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the server lives");
+        fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok()).filter(|target| target.starts_with(path)).count()
+    }
+
+    /// The working directory of the server.
+    pub fn cwd(&self) -> PathBuf {
+        std::fs::read_link(format!("/proc/{}/cwd", self.pid())).expect("the server lives")
+    }
 }
 
 impl Drop for TestServer {
@@ -476,14 +502,9 @@ impl Drop for TestServer {
         if let Some(reader) = self.stderr_reader.take() {
             reader.join().expect("the reader does not panic");
         }
-        let sessions = self.state_dir().join("sessions");
-        processes::remove_groups(&sessions);
-        let left = std::fs::read_dir(&sessions).map_or(0, Iterator::count);
-        assert!(
-            left == 0 || !self.builder.kill_on_exit || !running,
-            "session directories are left in {}",
-            sessions.display()
-        );
+        processes::remove_groups(&self.state_dir().join("sessions"));
+        let may_leave = !self.builder.kill_on_exit || !running;
+        assert!(may_leave || self.sessions() == 0, "session directories are left in {}", self.state_dir().display());
     }
 }
 

@@ -8,7 +8,7 @@ use exec_server_client::{
 };
 use tempfile::TempDir;
 
-use testkit::TestServer;
+use testkit::{TestServer, bounded};
 
 /// A file system and a temporary directory for it.
 pub(crate) struct Ground {
@@ -45,12 +45,14 @@ impl Ground {
 }
 
 /// Runs a test on both file systems.
-pub(crate) async fn at_both(test: impl AsyncFn(Ground)) {
-    test(Ground::new(Arc::new(LocalFiles::new()))).await;
-    let server = TestServer::start();
-    let client = Client::connect(server.url()).await.expect("connect");
-    test(Ground::new(Arc::new(RemoteFiles::new(client.clone())))).await;
-    client.end_session().await.expect("end the session");
+pub(crate) fn at_both(test: impl AsyncFn(Ground)) {
+    bounded(async {
+        test(Ground::new(Arc::new(LocalFiles::new()))).await;
+        let server = TestServer::start();
+        let client = Client::connect(server.url()).await.expect("connect");
+        test(Ground::new(Arc::new(RemoteFiles::new(client.clone())))).await;
+        client.end_session().await.expect("end the session");
+    });
 }
 
 /// The kind of an expected error.

@@ -40,32 +40,28 @@ async fn calls_of_a_server_run_one_after_another(place: &Place) {
     // Without the order, the second call would finish much earlier.
     tokio::join!(biased; one("sleep", json!({"ms": 300})), one("echo", json!({"message": "x"})));
     assert_eq!(*order.lock().expect("no writer panics"), ["sleep", "echo"]);
-    manager.shutdown().await;
 }
 
 async fn calls_of_a_server_that_allows_it_run_at_the_same_time(place: &Place) {
-    let manager = place.manager(place.config(&[("t", &[], "supports_parallel_tool_calls = true")]));
+    let manager = place.configured(&[("t", &[], "supports_parallel_tool_calls = true")]);
     let (one, other) = tokio::join!(call(&manager, "barrier", json!({})), call(&manager, "barrier", json!({})));
     assert_eq!([one.expect("call").is_error, other.expect("call").is_error], [false, false]);
-    manager.shutdown().await;
 }
 
 async fn calls_that_only_read_run_at_the_same_time(place: &Place) {
     let manager = place.one(&[]);
     let both = async || call(&manager, "read_only_barrier", json!({})).await.expect("call").is_error;
     assert_eq!(tokio::join!(both(), both()), (false, false));
-    manager.shutdown().await;
 }
 
 async fn a_call_that_takes_too_long_is_given_up_and_the_server_told(place: &Place) {
-    let manager = place.manager(place.config(&[("t", &[], "tool_timeout_sec = 0.3")]));
+    let manager = place.configured(&[("t", &[], "tool_timeout_sec = 0.3")]);
     manager.start_all().await.expect("start");
     let error = call(&manager, "sleep", json!({"ms": 60_000})).await.expect_err("too long");
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("within 300ms") && text.contains("`tool_timeout_sec` of `[mcp_servers.t]`"), "{text}");
     cancelled(&manager).await;
-    manager.shutdown().await;
 }
 
 /// Waits until the server has seen one cancelled request.
@@ -84,14 +80,13 @@ async fn a_call_that_is_dropped_is_cancelled(place: &Place) {
     manager.start_all().await.expect("start");
     {
         let sleeping = call(&manager, "sleep", json!({"ms": 60_000}));
-        let arrived = until("the call arrives", async || place.journal("j").iter().any(|line| line["tool"] == "sleep"));
+        let arrived = until("the call arrives", async || place.journaled("j", "tool", "sleep") > 0);
         tokio::select! {
             result = sleeping => panic!("{result:?}"),
             () = arrived => {}
         }
     }
     cancelled(&manager).await;
-    manager.shutdown().await;
 }
 
 async fn progress_is_told_in_order(place: &Place) {
@@ -105,7 +100,6 @@ async fn progress_is_told_in_order(place: &Place) {
     soon("the call", manager.call(sleep)).await.expect("call");
     let expected: Vec<_> = (1..=40).map(|n| (f64::from(n), Some(40.0), Some(format!("step {n}")))).collect();
     assert_eq!(*heard.lock().expect("no writer panics"), expected, "all of them before the result");
-    manager.shutdown().await;
 }
 
 /// A user who answers only when the test says so.
@@ -126,11 +120,11 @@ impl Elicit for User {
     }
 }
 
-fn with_user(place: &Place, more: &str) -> (Manager, Arc<User>) {
+fn with_user(place: &Place, more: &str) -> (Arc<Manager>, Arc<User>) {
     let user = Arc::new(User::default());
     let mut settings = place.settings(place.config(&[("t", &[], more)]));
     settings.elicit = Some(Arc::clone(&user) as Arc<dyn Elicit>);
-    (Manager::new(settings, place.hosts()), user)
+    (place.manager_with(settings, place.hosts()), user)
 }
 
 async fn the_clock_stands_still_while_the_user_is_asked(place: &Place) {
@@ -144,7 +138,6 @@ async fn the_clock_stands_still_while_the_user_is_asked(place: &Place) {
     };
     let (result, ()) = tokio::join!(call(&manager, "elicit", json!({})), answer);
     assert_eq!(result.expect("in time").structured_content.expect("data")["action"], json!("accept"));
-    manager.shutdown().await;
 }
 
 async fn an_answer_of_the_user_reaches_the_server_whole(place: &Place) {
@@ -157,13 +150,11 @@ async fn an_answer_of_the_user_reaches_the_server_whole(place: &Place) {
     assert_eq!((asked.len(), asked[0].message(), asked[0].server.as_str()), (1, "Who?", "t"));
     assert_eq!(asked[0].params["requestedSchema"], schema, "as the server said it");
     assert!(!asked[0].params.contains_key("_meta"));
-    manager.shutdown().await;
 }
 
 async fn a_question_without_anybody_to_ask_is_declined(place: &Place) {
     let manager = place.one(&[]);
     assert_eq!(data(&manager, "elicit", json!({})).await, json!({"action": "decline"}));
-    manager.shutdown().await;
 }
 
 async fn arguments_and_meta_must_be_objects(place: &Place) {
@@ -177,12 +168,11 @@ async fn arguments_and_meta_must_be_objects(place: &Place) {
     assert_eq!(manager.status()["t"].word(), "notStarted", "nothing was started for that");
     let error = manager.call(ToolCall::new("u", "echo")).await.expect_err("unknown");
     assert!(error.to_string().contains("no MCP server `u`; configured: `t`"), "{error}");
-    manager.shutdown().await;
 }
 
 async fn tools_that_are_not_offered_cannot_be_called(place: &Place) {
     let more = "enabled_tools = [\"echo\", \"cwd\"]\ndisabled_tools = [\"cwd\"]";
-    let manager = place.manager(place.config(&[("t", &["--journal", "{dir}/j"], more)]));
+    let manager = place.configured(&[("t", &["--journal", "{dir}/j"], more)]);
     manager.start_all().await.expect("start");
     let offered: Vec<_> = manager.tools().await.into_iter().map(|tool| tool.tool.name.into_owned()).collect();
     assert_eq!(offered, ["echo"]);
@@ -191,9 +181,7 @@ async fn tools_that_are_not_offered_cannot_be_called(place: &Place) {
         assert!(matches!(error, Error::ToolDisabled { .. }), "{error}");
     }
     call(&manager, "echo", json!({"message": "m"})).await.expect("offered");
-    let called: Vec<_> = place.journal("j").into_iter().filter(|line| line["method"] == "tools/call").collect();
-    assert_eq!(called.len(), 1, "the server heard of no other: {called:?}");
-    manager.shutdown().await;
+    assert_eq!(place.journaled("j", "method", "tools/call"), 1, "the server heard of no other");
 }
 
 async fn a_failed_tool_is_a_result_and_an_error_of_the_protocol_an_error(place: &Place) {
@@ -205,11 +193,10 @@ async fn a_failed_tool_is_a_result_and_an_error_of_the_protocol_an_error(place: 
     assert_eq!((*code, message.as_str()), (-32042, "never"));
     let error = call(&manager, "no-such-tool", json!({})).await.expect_err("an error");
     assert!(error.to_string().contains("no tool `no-such-tool`"), "{error}");
-    manager.shutdown().await;
 }
 
 async fn meta_reaches_the_server_and_the_sandbox_only_one_that_asks(place: &Place) {
-    let manager = place.manager(place.config(&[("t", &["--sandbox-state-meta"], ""), ("other", &[], "")]));
+    let manager = place.configured(&[("t", &["--sandbox-state-meta"], ""), ("other", &[], "")]);
     let seen = async |server: &str| {
         let mut echo = ToolCall::new(server, "echo").arguments(json!({"message": "m"}));
         echo.meta = Some(json!({"threadId": "42", "progressToken": "mine"}));
@@ -230,7 +217,6 @@ async fn meta_reaches_the_server_and_the_sandbox_only_one_that_asks(place: &Plac
         "useLegacyLandlock": false});
     assert_eq!(seen("t").await, (json!({"threadId": "42", "codex/sandbox-state-meta": state}), true));
     assert_eq!(seen("other").await, (json!({"threadId": "42"}), true));
-    manager.shutdown().await;
 }
 
 async fn a_large_result_comes_whole(place: &Place) {
@@ -238,5 +224,4 @@ async fn a_large_result_comes_whole(place: &Place) {
     let bytes = 7_000_000;
     let result = call(&manager, "large", json!({"bytes": bytes})).await.expect("below the limit of a line");
     assert_eq!(result.content[0]["text"].as_str().map(str::len), Some(bytes));
-    manager.shutdown().await;
 }

@@ -1,6 +1,6 @@
 //! Servers that end unexpectedly.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use exec_server_mcp::manager::{Error, Manager, Restarts, ServerStatus, ServerUpdate};
 use serde_json::json;
@@ -13,10 +13,10 @@ at_both!(
     a_restart_that_fails_is_tried_again,
 );
 
-fn quick(place: &Place, flags: &[&str], most: u32) -> Manager {
+fn quick(place: &Place, flags: &[&str], most: u32) -> Arc<Manager> {
     let mut settings = place.settings(place.config(&[("t", flags, ""), ("other", &[], "")]));
     settings.restarts = Restarts { most, first_pause: Duration::from_millis(20), ..Restarts::default() };
-    Manager::new(settings, place.hosts())
+    place.manager_with(settings, place.hosts())
 }
 
 async fn a_crashed_server_is_started_again_and_the_caller_told(place: &Place) {
@@ -32,20 +32,18 @@ async fn a_crashed_server_is_started_again_and_the_caller_told(place: &Place) {
     let after = data(&manager, "pid", json!({})).await["pid"].clone();
     assert_ne!(before, after, "the next call waited for another process");
     assert_eq!(data(&manager, "stats", json!({})).await["starts"], json!(2));
-    let initialized = place.journal("j").iter().filter(|line| line["method"] == "initialize").count();
-    assert_eq!(initialized, 2, "initialized again");
+    assert_eq!(place.journaled("j", "method", "initialize"), 2, "initialized again");
 
     let mut told = Vec::new();
     while told.last() != Some(&"ready") {
         told.push(match soon("an update", updates.next()).await {
             Some(ServerUpdate::Crashed { name, .. }) if name == "t" => "crashed",
-            Some(ServerUpdate::Server { name, status: ServerStatus::Starting { restarts: 1 } }) if name == "t" => {
-                "starting"
-            }
-            Some(ServerUpdate::Server { name, status: ServerStatus::Ready }) if name == "t" && told.is_empty() => {
-                continue;
-            }
-            Some(ServerUpdate::Server { name, status: ServerStatus::Ready }) if name == "t" => "ready",
+            Some(ServerUpdate::Server { name, status }) if name == "t" => match status {
+                ServerStatus::Starting { restarts: 1 } => "starting",
+                ServerStatus::Ready if told.is_empty() => continue,
+                ServerStatus::Ready => "ready",
+                other => panic!("{other:?}"),
+            },
             // Skip the summary of the first start, which may arrive a moment late, and events of the other server.
             Some(ServerUpdate::Summary(_)) => continue,
             Some(ServerUpdate::Server { name, .. }) if name == "other" => continue,
@@ -54,7 +52,6 @@ async fn a_crashed_server_is_started_again_and_the_caller_told(place: &Place) {
     }
     assert_eq!(told, ["crashed", "starting", "ready"]);
     assert_eq!(manager.status()["other"], ServerStatus::Ready);
-    manager.shutdown().await;
 }
 
 async fn a_server_that_crashes_too_often_has_failed(place: &Place) {
@@ -73,7 +70,6 @@ async fn a_server_that_crashes_too_often_has_failed(place: &Place) {
     assert_eq!(manager.log("t"), ["my own fault"; 3], "the log is that of all its lives");
     manager.restart("t").expect("known");
     call(&manager, "pid", json!({})).await.expect("it was started by hand");
-    manager.shutdown().await;
 }
 
 async fn a_restart_that_fails_is_tried_again(place: &Place) {
@@ -84,11 +80,10 @@ async fn a_restart_that_fails_is_tried_again(place: &Place) {
     let config = place.config(&[("t", &["-c", script, "sh", &program], &more)]);
     let mut settings = place.settings(config);
     settings.restarts = Restarts { first_pause: Duration::from_millis(20), ..Restarts::default() };
-    let manager = Manager::new(settings, place.hosts());
+    let manager = place.manager_with(settings, place.hosts());
     let before = data(&manager, "pid", json!({})).await;
     call(&manager, "crash", json!({})).await.expect_err("it crashed");
     assert_ne!(data(&manager, "pid", json!({})).await, before);
     let starts = std::fs::read_to_string(place.path("n")).expect("counted");
     assert_eq!(starts.trim(), "4");
-    manager.shutdown().await;
 }

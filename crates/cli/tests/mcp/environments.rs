@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncReadExt as _, net::TcpListener};
 
 use crate::mcp::{Kind, Place, at_both, bounded_remote, call, data, places::variables, soon, until};
-use testkit::{Proxy, TestServer, binary, bounded};
+use testkit::{Proxy, TestServer, bounded};
 
 at_both!(
     variables_that_are_named_are_passed_on_and_no_others,
@@ -25,14 +25,13 @@ async fn variables_that_are_named_are_passed_on_and_no_others(place: &Place) {
     let mut settings = place.settings(place.config(&[("t", &[], more)]));
     settings.variables =
         variables(&[("NAMED", "a"), ("SOURCED", "b"), ("OTHER", "c"), ("EXEC_SERVER_TOKEN", "secret")]);
-    let manager = Manager::new(settings, place.hosts());
+    let manager = place.manager_with(settings, place.hosts());
     let env = data(&manager, "env", json!({})).await;
     assert_eq!((&env["NAMED"], &env["SOURCED"], &env["SET"]), (&json!("a"), &json!("b"), &json!("1")));
     for absent in ["ABSENT", "OTHER", "NOT_FOR_ALL", "EXEC_SERVER_TOKEN", "ONLY_THERE"] {
         assert_eq!(env.get(absent), None, "{absent}");
     }
     assert!(env["PATH"].is_string());
-    manager.shutdown().await;
 }
 
 #[test]
@@ -41,22 +40,20 @@ fn a_variable_of_the_executor_is_not_copied_from_here() {
         let there = "env_vars = [{ name = \"ONLY_THERE\", source = \"remote\" }, { name = \"ONLY_HERE\", source = \"remote\" }]";
         let mut settings = place.settings(place.config(&[("t", &[], there)]));
         settings.variables = variables(&[("ONLY_HERE", "x"), ("ONLY_THERE", "ours")]);
-        let manager = Manager::new(settings, place.hosts());
+        let manager = place.manager_with(settings, place.hosts());
         let value =
             async |name: &str| data(&manager, "echo", json!({"message": "", "env_var": name})).await["env"].clone();
         assert_eq!(value("ONLY_THERE").await, json!("yes"));
         assert_eq!(value("ONLY_HERE").await, json!(null));
-        manager.shutdown().await;
     });
 }
 
 async fn a_place_that_does_not_exist_names_the_server(place: &Place) {
-    let config = place.config(&[
+    let manager = place.configured(&[
         ("nowhere", &[], "environment = \"no-such\""),
         ("remote", &[], "environment = \"remote\""),
         ("t", &[], ""),
     ]);
-    let manager = place.manager(config);
     let summary = soon("start", manager.start_all()).await.expect("none is required");
     let reason = &summary.failed["nowhere"];
     assert!(reason.contains("MCP server `nowhere`") && reason.contains("`no-such`"), "{reason}");
@@ -70,15 +67,13 @@ async fn a_place_that_does_not_exist_names_the_server(place: &Place) {
         }
         Kind::Remote => assert_eq!(summary.ready, ["remote", "t"]),
     }
-    manager.shutdown().await;
 }
 
 async fn an_executor_that_cannot_be_reached_fails_only_its_servers(place: &Place) {
     // A port that was just released, so nothing listens on it.
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
     let there = format!("environment = \"ws://{free}\"\nstartup_timeout_sec = 1");
-    let config = place.config(&[("a", &[], &there), ("b", &[], &there), ("t", &[], "")]);
-    let manager = place.manager(config);
+    let manager = place.configured(&[("a", &[], &there), ("b", &[], &there), ("t", &[], "")]);
     let summary = soon("start", manager.start_all()).await.expect("none is required");
     assert_eq!(summary.ready, ["t"]);
     for name in ["a", "b"] {
@@ -86,20 +81,16 @@ async fn an_executor_that_cannot_be_reached_fails_only_its_servers(place: &Place
         assert!(reason.contains(&format!("MCP server `{name}`: its executor cannot be used")), "{reason}");
     }
     assert_eq!(manager.status()["t"], ServerStatus::Ready);
-    manager.shutdown().await;
 }
 
 #[test]
 fn servers_of_one_executor_share_a_session() {
     bounded_remote(async |place| {
         let url = format!("environment = \"{}\"", place.server().url());
-        let manager =
-            place.manager(place.config(&[("t", &[], ""), ("u", &[], ""), ("v", &[], &url), ("w", &[], &url)]));
+        let manager = place.configured(&[("t", &[], ""), ("u", &[], ""), ("v", &[], &url), ("w", &[], &url)]);
         let summary = soon("start", manager.start_all()).await.expect("start");
         assert_eq!(summary.ready, ["t", "u", "v", "w"]);
-        let sessions = std::fs::read_dir(place.server().state_dir().join("sessions")).expect("sessions").count();
-        assert_eq!(sessions, 1, "one session for all of them");
-        manager.shutdown().await;
+        assert_eq!(place.server().sessions(), 1, "one session for all of them");
     });
 }
 
@@ -107,22 +98,12 @@ fn servers_of_one_executor_share_a_session() {
 fn servers_with_tokens_of_their_own_run_under_them() {
     let server = TestServer::builder().arg("--audit").arg("{dir}/audit.log").start();
     let place = Place::open(Kind::Local);
-    let [alice, bob] = ["alice", "bob"].map(|name| {
-        let mut command = Command::new(binary());
-        command.args(["token", "create", name, "--state-dir"]).arg(server.state_dir());
-        let made = command.output().expect("run exec-server token");
-        assert!(made.status.success(), "{made:?}");
-        let token = String::from_utf8(made.stdout).expect("a token is text");
-        let url = format!("ws://{}/?token={}", server.address(), token.trim_end());
-        testkit::wait_for("the new token to count", || testkit::Client::connect(&url).is_ok());
-        format!("environment = \"{url}\"")
-    });
-    let manager = place.manager(place.config(&[("t", &[], &alice), ("u", &[], &bob), ("v", &[], &alice)]));
+    let [alice, bob] = ["alice", "bob"].map(|name| format!("environment = \"{}\"", server.url_of(name, &[])));
+    let manager = place.configured(&[("t", &[], &alice), ("u", &[], &bob), ("v", &[], &alice)]);
     bounded(async {
         let summary = soon("start", manager.start_all()).await.expect("start");
         assert_eq!(summary.ready, ["t", "u", "v"], "{:?}", summary.failed);
-        let sessions = std::fs::read_dir(server.state_dir().join("sessions")).expect("sessions").count();
-        assert_eq!(sessions, 2, "one session for each token");
+        assert_eq!(server.sessions(), 2, "one session for each token");
         let audit = server.dir().join("audit.log");
         let starts = async || {
             let text = std::fs::read_to_string(&audit).unwrap_or_default();
@@ -186,7 +167,7 @@ fn a_cut_link_loses_and_repeats_no_message() {
     bounded_remote(async |place| {
         let proxy = Proxy::start(place.server().address());
         let hosts = place.hosts_with(Some(proxy.through(place.server().url())));
-        let manager = Manager::new(place.settings(place.config(&[("t", &["--journal", "{dir}/j"], "")])), hosts);
+        let manager = place.manager_with(place.settings(place.config(&[("t", &["--journal", "{dir}/j"], "")])), hosts);
         manager.start_all().await.expect("start");
         for n in 0..20 {
             let calling = data(&manager, "echo", json!({"message": format!("{n}")}));
@@ -194,9 +175,7 @@ fn a_cut_link_loses_and_repeats_no_message() {
             let (said, ()) = tokio::join!(calling, cutting);
             assert_eq!(said["echo"], json!(format!("ECHOING: {n}")));
         }
-        let journal = place.journal("j");
-        let asked = journal.iter().filter(|line| line["tool"] == "echo").count();
-        assert_eq!(asked, 20, "each call reached the server once");
+        assert_eq!(place.journaled("j", "tool", "echo"), 20, "each call reached the server once");
         assert!(proxy.links() > 5, "the link was cut: {}", proxy.links());
         manager.shutdown().await;
     });
@@ -216,7 +195,7 @@ fn a_restarted_executor_is_not_noticed() {
         assert_eq!(data(&manager, "pid", json!({})).await, before, "the same process, and nobody was told");
         let gone = call(&manager, "sleep", json!({"ms": 10})).await.expect("call");
         assert!(!gone.is_error);
-        tokio::time::timeout(Duration::from_secs(20), manager.shutdown()).await.expect("shutdown");
+        soon("shutdown", manager.shutdown()).await;
     });
 }
 

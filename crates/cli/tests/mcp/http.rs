@@ -51,12 +51,12 @@ impl Drop for Listening {
 }
 
 /// A manager of the server `t` at a URL, with further configuration lines.
-fn manager(place: &Place, url: &str, more: &str) -> Manager {
+fn manager(place: &Place, url: &str, more: &str) -> Arc<Manager> {
     let text = format!("[mcp_servers.t]\nurl = {url:?}\nenvironment = \"{}\"\n{more}", place.environment());
     let config = Config::parse(&text, "test.toml".as_ref(), Format::Toml).expect("a configuration");
     let mut settings = place.settings(config);
     settings.variables = places::variables(&[("TOKEN", "open")]);
-    Manager::new(settings, place.hosts())
+    place.manager_with(settings, place.hosts())
 }
 
 async fn a_server_over_http_is_one_like_any_other(place: &Place) {

@@ -33,43 +33,38 @@ async fn resources_templates_and_prompts_are_listed_through_all_pages_and_read(p
     let who = Map::from_iter([("who".to_owned(), json!("you"))]);
     let prompt = manager.get_prompt("t", "greet", who).await.expect("a prompt");
     assert_eq!(prompt["messages"][0]["content"]["text"], json!("say hello to you"));
-    manager.shutdown().await;
 }
 
 async fn aggregated_lists_leave_out_servers_that_fail(place: &Place) {
-    let config = place.config(&[
+    let manager = place.configured(&[
         ("t", &[], ""),
         ("silent", &["--never-answer", "resources/list"], "tool_timeout_sec = 2"),
         ("gone", &["--exit-at-once", "1"], ""),
         ("off", &[], "enabled = false"),
     ]);
-    let manager = place.manager(config);
     assert!(manager.resources().await.is_empty(), "nothing was started");
     soon("start", manager.start_all()).await.expect("start");
     let all = soon("a list", manager.resources()).await;
     assert_eq!(all.iter().map(|(name, items)| (name.as_str(), items.len())).collect::<Vec<_>>(), [("t", 5)]);
     let all = soon("a list", manager.resource_templates()).await;
     assert_eq!(all.keys().collect::<Vec<_>>(), ["silent", "t"]);
-    manager.shutdown().await;
 }
 
 async fn tools_that_come_later_are_known(place: &Place) {
     let manager = place.one(&[]);
     data(&manager, "add_tool", json!({})).await;
     until("the new tool", async || manager.tools().await.iter().any(|tool| tool.tool.name == "added_1")).await;
-    manager.shutdown().await;
 }
 
 async fn a_snapshot_looks_through_servers_of_its_own(place: &Place) {
     let empty = place.manager(place.config(&[]));
     assert!(empty.snapshot(SnapshotDetail::Full).await.servers.is_empty());
 
-    let config = place.config(&[
+    let manager = place.configured(&[
         ("t", &["--journal", "{dir}/j"], ""),
         ("gone", &["--exit-at-once", "3"], ""),
         ("off", &[], "enabled = false"),
     ]);
-    let manager = place.manager(config);
     let pid = data(&manager, "pid", json!({})).await;
     let full = soon("a snapshot", manager.snapshot(SnapshotDetail::Full)).await.servers;
     let t = &full["t"];
@@ -81,9 +76,8 @@ async fn a_snapshot_looks_through_servers_of_its_own(place: &Place) {
     let short = soon("a snapshot", manager.snapshot(SnapshotDetail::ToolsAndAuthOnly)).await.servers;
     assert!(!short["t"].tools.is_empty() && short["t"].resources.is_empty() && short["t"].prompts.is_empty());
 
-    let events = |event: &str| place.journal("j").iter().filter(|line| line["event"] == event).count();
+    let events = |event: &str| place.journaled("j", "event", event);
     assert_eq!((events("start"), events("eof")), (3, 2), "two of its own, and both are ended");
     assert_eq!(data(&manager, "pid", json!({})).await, pid, "what runs here is not touched");
     assert_eq!(manager.status()["gone"], ServerStatus::NotStarted);
-    manager.shutdown().await;
 }

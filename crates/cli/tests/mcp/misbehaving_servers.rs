@@ -16,7 +16,7 @@ at_both!(
 
 async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Place) {
     let short = "startup_timeout_sec = 5";
-    let config = place.config(&[
+    let manager = place.configured(&[
         ("t", &[], ""),
         ("exits", &["--exit-at-once", "7", "--stderr", "no licence"], ""),
         ("silent", &["--never-answer", "all", "--stderr", "thinking"], short),
@@ -26,7 +26,6 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
         ("closes", &["--close-stdout"], short),
         ("refuses", &[], "command = \"/bin/cat\"\nstartup_timeout_sec = 5"),
     ]);
-    let manager = place.manager(config);
     let summary = soon("every start", manager.start_all()).await.expect("none is required");
     assert_eq!(summary.ready, ["t"]);
     let expect: [(&str, &[&str]); 7] = [
@@ -59,13 +58,11 @@ async fn servers_that_cannot_be_started_say_why_and_the_others_work(place: &Plac
     .await;
     let error = soon("an answer", manager.tools_of("exits")).await.expect_err("failed");
     assert!(matches!(error, Error::Failed { .. }), "{error}");
-    manager.shutdown().await;
 }
 
 async fn servers_that_talk_where_they_should_not_work_all_the_same(place: &Place) {
-    let config =
-        place.config(&[("t", &["--stdout-logs", "--invalid-utf8"], ""), ("flood", &["--flood-stderr", "4"], "")]);
-    let manager = place.manager(config);
+    let manager =
+        place.configured(&[("t", &["--stdout-logs", "--invalid-utf8"], ""), ("flood", &["--flood-stderr", "4"], "")]);
     let summary = soon("start", manager.start_all()).await.expect("start");
     assert_eq!(summary.ready, ["flood", "t"]);
     for _ in 0..3 {
@@ -80,12 +77,10 @@ async fn servers_that_talk_where_they_should_not_work_all_the_same(place: &Place
         log.len() == 1000
     })
     .await;
-    manager.shutdown().await;
 }
 
 async fn a_line_above_the_limit_ends_the_server_and_is_told(place: &Place) {
-    let config = place.config(&[("t", &["--long-line", "10000000"], ""), ("other", &[], "")]);
-    let manager = place.manager(config);
+    let manager = place.configured(&[("t", &["--long-line", "10000000"], ""), ("other", &[], "")]);
     manager.start_all().await.expect("start");
     let first = data_pid(&manager).await;
     let reason = first.expect_err("too long");
@@ -94,7 +89,6 @@ async fn a_line_above_the_limit_ends_the_server_and_is_told(place: &Place) {
     // The server sends the overlong line with the first call after every start.
     assert!(data_pid(&manager).await.is_err());
     assert_eq!(manager.status()["other"], ServerStatus::Ready);
-    manager.shutdown().await;
 }
 
 async fn data_pid(manager: &Manager) -> Result<serde_json::Value, String> {
@@ -112,17 +106,15 @@ async fn half_a_message_is_none(place: &Place) {
             && text.contains("that are not messages (logs belong on stderr): 1, the first"),
         "{text}"
     );
-    manager.shutdown().await;
 }
 
 async fn pages_without_an_end_are_an_error(place: &Place) {
-    let config = place.config(&[
+    let manager = place.configured(&[
         ("repeats", &["--repeat-cursor"], ""),
         ("endless", &["--endless-pages", "--page-size", "1"], ""),
         ("long", &["--long-cursor", "70000"], ""),
         ("t", &["--bad-tools"], ""),
     ]);
-    let manager = place.manager(config);
     let summary = soon("start", manager.start_all()).await.expect("start");
     assert_eq!(summary.ready, ["t"]);
     assert!(summary.failed["repeats"].contains("the same `nextCursor` twice"), "{summary:?}");
@@ -130,14 +122,12 @@ async fn pages_without_an_end_are_an_error(place: &Place) {
     assert!(summary.failed["long"].contains("more than 64 KiB"), "{summary:?}");
     let tools = manager.tools().await;
     assert!(tools.len() > 10 && tools.iter().all(|tool| tool.tool.name != "bad_schema"), "the good ones are there");
-    manager.shutdown().await;
 }
 
 async fn a_version_that_nobody_knows_is_an_error(place: &Place) {
-    let config = place.config(&[("t", &["--protocol", "2024-11-05"], ""), ("new", &["--protocol", "2099-01-01"], "")]);
-    let manager = place.manager(config);
+    let manager =
+        place.configured(&[("t", &["--protocol", "2024-11-05"], ""), ("new", &["--protocol", "2099-01-01"], "")]);
     let summary = soon("start", manager.start_all()).await.expect("start");
     assert_eq!(summary.ready, ["t"]);
     assert!(summary.failed["new"].contains("it speaks MCP `2099-01-01`"), "{summary:?}");
-    manager.shutdown().await;
 }

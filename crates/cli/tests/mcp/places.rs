@@ -1,6 +1,11 @@
 //! The places where servers run, this program itself and an executor, and the check that nothing is left of them.
 
-use std::{collections::BTreeSet, ffi::OsString, os::unix::fs::symlink};
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    os::unix::fs::symlink,
+    sync::{Arc, Mutex},
+};
 
 use exec_server_client::{
     environment::{Choice, EnvironmentError, RemoteSpec},
@@ -13,6 +18,7 @@ use exec_server_mcp::{
 };
 use tempfile::TempDir;
 
+use crate::mcp::soon;
 use testkit::{TestServer, binary, bounded, descendants, marked, wait_gone};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +34,8 @@ pub(crate) struct Place {
     pub(crate) kind: Kind,
     dir: TempDir,
     server: Option<TestServer>,
+    /// The managers that are shut down at the end.
+    managers: Mutex<Vec<Arc<Manager>>>,
 }
 
 /// Runs one test at one place, and checks that nothing is left of it.
@@ -35,7 +43,7 @@ pub(crate) fn run(kind: Kind, test: impl AsyncFnOnce(&Place)) {
     bounded(async {
         let place = Place::open(kind);
         test(&place).await;
-        place.end();
+        place.end().await;
     });
 }
 
@@ -52,7 +60,7 @@ impl Place {
             Kind::Local => None,
             Kind::Remote => Some(TestServer::builder().behind_proxy().env("ONLY_THERE", "yes").start()),
         };
-        Self { kind, dir, server }
+        Self { kind, dir, server, managers: Mutex::default() }
     }
 
     /// The executor of a remote place.
@@ -126,19 +134,36 @@ impl Place {
     }
 
     /// A manager that has started nothing.
-    pub(crate) fn manager(&self, config: Config) -> Manager {
-        Manager::new(self.settings(config), self.hosts())
+    pub(crate) fn manager(&self, config: Config) -> Arc<Manager> {
+        self.manager_with(self.settings(config), self.hosts())
+    }
+
+    /// The same with these settings and places.
+    pub(crate) fn manager_with(&self, settings: Settings, hosts: Hosts) -> Arc<Manager> {
+        let manager = Arc::new(Manager::new(settings, hosts));
+        self.managers.lock().expect("no writer panics").push(Arc::clone(&manager));
+        manager
+    }
+
+    /// A manager of test servers, each with name, flags and further lines.
+    pub(crate) fn configured(&self, servers: &[(&str, &[&str], &str)]) -> Arc<Manager> {
+        self.manager(self.config(servers))
     }
 
     /// A manager of one server `t` with these flags.
-    pub(crate) fn one(&self, flags: &[&str]) -> Manager {
-        self.manager(self.config(&[("t", flags, "")]))
+    pub(crate) fn one(&self, flags: &[&str]) -> Arc<Manager> {
+        self.configured(&[("t", flags, "")])
     }
 
     /// The lines of a journal.
     pub(crate) fn journal(&self, name: &str) -> Vec<serde_json::Value> {
         let text = std::fs::read_to_string(self.path(name)).unwrap_or_default();
         text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+    }
+
+    /// How many lines of a journal have this member.
+    pub(crate) fn journaled(&self, name: &str, member: &str, value: &str) -> usize {
+        self.journal(name).iter().filter(|line| line[member] == value).count()
     }
 
     /// Every live process that belongs to the place, except the executor itself.
@@ -154,8 +179,12 @@ impl Place {
         }
     }
 
-    /// Checks that nothing is left.
-    fn end(self) {
+    /// Shuts the managers down and checks that nothing is left.
+    async fn end(self) {
+        let managers = std::mem::take(&mut *self.managers.lock().expect("no writer panics"));
+        for manager in managers {
+            soon("shutdown", manager.shutdown()).await;
+        }
         // Ended servers have gone before their end is reported. Processes that end by themselves may take a moment longer.
         if self.kind == Kind::Local {
             testkit::wait_for("the end of all processes of this place", || self.processes().is_empty());

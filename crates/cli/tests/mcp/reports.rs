@@ -13,8 +13,7 @@ at_both!(
 );
 
 async fn looking_starts_nothing(place: &Place) {
-    let config = place.config(&[("t", &["--journal", "{dir}/j"], ""), ("off", &[], "enabled = false")]);
-    let manager = place.manager(config);
+    let manager = place.configured(&[("t", &["--journal", "{dir}/j"], ""), ("off", &[], "enabled = false")]);
     let status = manager.status();
     assert_eq!((&status["t"], &status["off"]), (&ServerStatus::NotStarted, &ServerStatus::Disabled));
     assert!(manager.tools().await.is_empty() && manager.log("t").is_empty() && manager.info("t").is_none());
@@ -28,9 +27,8 @@ async fn looking_starts_nothing(place: &Place) {
 }
 
 async fn every_start_is_told_and_summed_up(place: &Place) {
-    let config =
-        place.config(&[("t", &[], ""), ("gone", &["--exit-at-once", "1"], ""), ("off", &[], "enabled = false")]);
-    let manager = place.manager(config);
+    let manager =
+        place.configured(&[("t", &[], ""), ("gone", &["--exit-at-once", "1"], ""), ("off", &[], "enabled = false")]);
     let mut updates = manager.updates();
     manager.start();
     manager.start();
@@ -45,28 +43,24 @@ async fn every_start_is_told_and_summed_up(place: &Place) {
     told.sort();
     assert_eq!(told, ["gone failed", "gone starting", "t ready", "t starting"]);
     assert_eq!((summary.ready, summary.failed.len()), (vec!["t".to_owned()], 1));
-    manager.shutdown().await;
 }
 
 async fn a_server_that_is_required_and_fails_is_fatal(place: &Place) {
-    let config = place.config(&[
+    let manager = place.configured(&[
         ("t", &[], "required = true"),
         ("gone", &["--exit-at-once", "5", "--stderr", "broken"], "required = true"),
         ("optional", &["--exit-at-once", "6"], ""),
         ("off", &[], "enabled = false\nrequired = true"),
     ]);
-    let manager = place.manager(config);
     let error = soon("start", manager.start_all()).await.expect_err("one is required");
     let Error::Required { failed } = &error else { panic!("{error}") };
     assert_eq!(failed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["gone"]);
     assert!(error.to_string().contains("exited with code 5") && error.to_string().contains("broken"), "{error}");
-    manager.shutdown().await;
 }
 
 async fn a_call_starts_only_the_server_that_it_needs(place: &Place) {
-    let manager = place.manager(place.config(&[("t", &[], ""), ("other", &[], "")]));
+    let manager = place.configured(&[("t", &[], ""), ("other", &[], "")]);
     call(&manager, "pid", json!({})).await.expect("call");
     let status = manager.status();
     assert_eq!((&status["t"], &status["other"]), (&ServerStatus::Ready, &ServerStatus::NotStarted));
-    manager.shutdown().await;
 }

@@ -21,7 +21,7 @@ async fn a_shutdown_wins_over_a_call_that_takes_minutes(place: &Place) {
     manager.start_all().await.expect("start");
     let began = Instant::now();
     let shutdown = async {
-        until("the call arrives", async || place.journal("j").iter().any(|line| line["tool"] == "sleep")).await;
+        until("the call arrives", async || place.journaled("j", "tool", "sleep") > 0).await;
         manager.shutdown().await;
     };
     let (result, ()) = tokio::join!(call(&manager, "sleep", json!({"ms": 300_000})), shutdown);
@@ -33,7 +33,7 @@ async fn a_shutdown_wins_over_a_call_that_takes_minutes(place: &Place) {
 async fn a_shutdown_calls_off_servers_that_are_starting(place: &Place) {
     let manager = place.one(&["--never-answer", "all", "--journal", "{dir}/j"]);
     manager.start();
-    until("it was asked", async || place.journal("j").iter().any(|line| line["method"] == "initialize")).await;
+    until("it was asked", async || place.journaled("j", "method", "initialize") > 0).await;
     let running = place.processes();
     assert!(!running.is_empty());
     let (result, ()) = tokio::join!(manager.tools_of("t"), soon("shutdown", manager.shutdown()));
@@ -45,8 +45,7 @@ async fn a_shutdown_calls_off_servers_that_are_starting(place: &Place) {
 async fn a_server_that_does_not_want_to_end_is_ended(place: &Place) {
     let program = testkit::test_mcp_server();
     let stubborn = "trap '' TERM HUP INT; exec \"$@\"";
-    let config = place.config(&[("t", &["-c", stubborn, "sh", &program, "--ignore-eof"], "command = \"sh\"")]);
-    let manager = place.manager(config);
+    let manager = place.configured(&[("t", &["-c", stubborn, "sh", &program, "--ignore-eof"], "command = \"sh\"")]);
     let child = data(&manager, "spawn", json!({})).await["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
     let began = Instant::now();
     soon("shutdown", manager.shutdown()).await;
@@ -58,7 +57,7 @@ async fn dropping_ends_a_wrapper_and_all_that_it_started(place: &Place) {
     let program = testkit::test_mcp_server();
     let wrapper = "sleep 1000 & \"$@\"; exit 3";
     let config = place.config(&[("t", &["-c", wrapper, "sh", &program], "command = \"sh\"")]);
-    let manager = place.manager(config);
+    let manager = Manager::new(place.settings(config), place.hosts());
     data(&manager, "spawn", json!({})).await;
     let running = place.processes();
     assert!(running.len() >= 4, "a shell, its child, the server and its child: {running:?}");

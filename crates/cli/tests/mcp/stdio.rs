@@ -29,8 +29,7 @@ at_both!(
 );
 
 async fn round_trip(place: &Place) {
-    let config = place.config(&[("t", &[], "env = { MCP_TEST_VALUE = \"from here\" }")]);
-    let manager = place.manager(config);
+    let manager = place.configured(&[("t", &[], "env = { MCP_TEST_VALUE = \"from here\" }")]);
     assert_eq!(place.processes().len(), 0, "nothing runs before it is asked for");
     let summary = soon("start", manager.start_all()).await.expect("start");
     assert_eq!((summary.ready, summary.failed.len()), (vec!["t".to_owned()], 0));
@@ -68,18 +67,15 @@ async fn images_and_all_other_content_pass_through(place: &Place) {
     let kinds: Vec<_> = all.iter().map(|item| item["type"].as_str().unwrap_or_default()).collect();
     assert_eq!(kinds, ["text", "image", "audio", "resource", "resource_link"]);
     assert_eq!(all[0]["annotations"], json!({"audience": ["user"]}));
-    manager.shutdown().await;
 }
 
 async fn a_directory_of_its_own_comes_before_the_managers(place: &Place) {
     let (own, fallback) = (place.path("own"), place.path("fallback"));
     std::fs::create_dir(&own).expect("make a directory");
-    let config = place.config(&[("t", &[], &format!("cwd = {own:?}"))]);
-    let mut settings = place.settings(config);
+    let mut settings = place.settings(place.config(&[("t", &[], &format!("cwd = {own:?}"))]));
     settings.cwd = Some(fallback.into());
-    let manager = exec_server_mcp::manager::Manager::new(settings, place.hosts());
+    let manager = place.manager_with(settings, place.hosts());
     assert_eq!(data(&manager, "cwd", json!({})).await["cwd"], json!(own));
-    manager.shutdown().await;
 }
 
 async fn the_managers_directory_comes_before_the_executors(place: &Place) {
@@ -87,32 +83,26 @@ async fn the_managers_directory_comes_before_the_executors(place: &Place) {
     std::fs::create_dir(&fallback).expect("make a directory");
     let mut settings = place.settings(place.config(&[("t", &[], "")]));
     settings.cwd = Some(fallback.clone().into());
-    let manager = exec_server_mcp::manager::Manager::new(settings, place.hosts());
+    let manager = place.manager_with(settings, place.hosts());
     assert_eq!(data(&manager, "cwd", json!({})).await["cwd"], json!(fallback));
-    manager.shutdown().await;
 }
 
 async fn a_server_without_any_directory_runs_in_its_executors(place: &Place) {
     let manager = place.one(&[]);
     let expected = match place.kind {
         crate::mcp::Kind::Local => place.path("").trim_end_matches('/').to_owned(),
-        crate::mcp::Kind::Remote => std::fs::read_link(format!("/proc/{}/cwd", place.server().pid()))
-            .expect("a directory")
-            .display()
-            .to_string(),
+        crate::mcp::Kind::Remote => place.server().cwd().display().to_string(),
     };
     assert_eq!(data(&manager, "cwd", json!({})).await["cwd"], json!(expected));
-    manager.shutdown().await;
 }
 
 async fn a_program_that_is_not_there_names_the_path_that_was_searched(place: &Place) {
     let with_path = "command = \"no-such-program\"\nenv = { PATH = \"/nowhere:/else\" }";
-    let config = place.config(&[
+    let manager = place.configured(&[
         ("path", &[], with_path),
         ("own", &[], "command = \"no-such-program\""),
         ("absolute", &[], "command = \"/nowhere/program\""),
     ]);
-    let manager = place.manager(config);
     let summary = soon("start", manager.start_all()).await.expect("none is required");
     assert!(summary.failed["path"].contains("not found in the PATH that it would get: /nowhere:/else"), "{summary:?}");
     let own = match place.kind {
@@ -123,7 +113,6 @@ async fn a_program_that_is_not_there_names_the_path_that_was_searched(place: &Pl
     let own = format!("not found in the PATH that it would get: {own}");
     assert!(summary.failed["own"].contains("`no-such-program`") && summary.failed["own"].contains(&own), "{summary:?}");
     assert!(summary.failed["absolute"].contains("`/nowhere/program`"), "{summary:?}");
-    manager.shutdown().await;
 }
 
 /// A connection to the executor of a place, without a manager.

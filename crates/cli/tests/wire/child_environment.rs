@@ -1,15 +1,15 @@
 //! The environment of a child: exactly as given without a policy, derived from the server's environment with one (spec 3.2, 3.7).
 
-use std::{
-    ffi::OsStr,
-    io::{BufRead, BufReader, Write},
-    os::unix::ffi::OsStrExt,
-    process::Stdio,
-};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 
 use serde_json::{Value, json};
 
-use testkit::{Client, TestServer, decode_base64, marked, start_params, wait_gone, with};
+use crate::wire::lines::{Lines, Wire};
+use testkit::{Client, TestServer, start_params, text, with};
+
+/// The variables that a child gets by default.
+const CORE: [&str; 11] =
+    ["PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "USER"];
 
 /// Runs `env` and returns its lines, sorted.
 fn env(client: &mut Client, id: &str, more: Value) -> Vec<String> {
@@ -21,24 +21,13 @@ fn env(client: &mut Client, id: &str, more: Value) -> Vec<String> {
 }
 
 fn policy(inherit: &str, more: Value) -> Value {
-    let plain =
-        json!({"inherit": inherit, "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": []});
-    with(plain, more)
+    let plain = json!({"ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": []});
+    with(with(plain, json!({"inherit": inherit})), more)
 }
 
 fn server() -> TestServer {
-    TestServer::builder()
-        .env("LANG", "C")
-        .env("USER", "somebody")
-        .env("MY_API_KEY", "k")
-        .env("A_SECRET_THING", "s")
-        .env("SESSION_TOKEN_X", "t")
-        .env("PLAIN", "p")
-        .env("lower_case", "l")
-        .env("NOTIFY_SOCKET", "/run/n")
-        .env("LISTEN_FDS", "3")
-        .env("NODE_REPL_AUTH_TOKEN", "n")
-        .start()
+    let names = "LANG=C USER=somebody MY_API_KEY=k A_SECRET_THING=s SESSION_TOKEN_X=t PLAIN=p lower_case=l";
+    TestServer::builder().envs(names).envs("NOTIFY_SOCKET=/run/n LISTEN_FDS=3 NODE_REPL_AUTH_TOKEN=n").start()
 }
 
 #[test]
@@ -69,22 +58,12 @@ fn core_is_the_short_list_and_all_leaves_out_what_looks_secret() {
     let core = env(&mut client, "core", json!({"env": {}, "envPolicy": policy("core", json!({}))}));
     let names: Vec<&str> = core.iter().filter_map(|line| line.split('=').next()).collect();
     assert!(names.contains(&"LANG") && names.contains(&"USER") && names.contains(&"HOME"), "{names:?}");
-    let list = ["PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "USER"];
-    assert!(names.iter().all(|name| list.contains(&name.to_uppercase().as_str())), "{names:?}");
+    assert!(names.iter().all(|name| CORE.contains(&name.to_uppercase().as_str())), "{names:?}");
 
     let all = env(&mut client, "all", json!({"env": {}, "envPolicy": policy("all", json!({}))}));
     assert!(all.contains(&"PLAIN=p".to_owned()) && all.contains(&"lower_case=l".to_owned()), "{all:?}");
-    let secrets = |lines: &[String]| {
-        lines
-            .iter()
-            .filter(|line| {
-                ["KEY", "SECRET", "TOKEN"]
-                    .iter()
-                    .any(|word| line.split('=').next().is_some_and(|name| name.contains(word)))
-            })
-            .count()
-    };
-    assert_eq!(secrets(&all), 0, "{all:?}");
+    let names: Vec<&str> = all.iter().filter_map(|line| line.split('=').next()).collect();
+    assert!(!names.iter().any(|name| ["KEY", "SECRET", "TOKEN"].iter().any(|word| name.contains(word))), "{all:?}");
 
     let kept = policy("all", json!({"ignoreDefaultExcludes": true}));
     let kept = env(&mut client, "kept", json!({"env": {}, "envPolicy": kept}));
@@ -103,10 +82,10 @@ fn exclude_and_include_only_are_wildcards_without_case() {
     assert!(lines.contains(&"PLUS=1".to_owned()), "what is set is not excluded");
     let only = policy("all", json!({"includeOnly": ["plai?", "s*"], "set": {"GONE": "1", "SET": "2"}}));
     let lines = env(&mut client, "o", json!({"env": {"OVER": "3"}, "envPolicy": only}));
-    let rest: Vec<&String> =
-        lines.iter().filter(|line| !line.starts_with("SHELL") && !line.starts_with("SSH")).collect();
-    assert!(rest.contains(&&"PLAIN=p".to_owned()) && rest.contains(&&"SET=2".to_owned()), "{lines:?}");
-    assert!(lines.contains(&"OVER=3".to_owned()) && !lines.contains(&"GONE=1".to_owned()), "{lines:?}");
+    for line in ["PLAIN=p", "SET=2", "OVER=3"] {
+        assert!(lines.contains(&line.to_owned()), "{line}: {lines:?}");
+    }
+    assert!(!lines.contains(&"GONE=1".to_owned()), "{lines:?}");
 }
 
 #[test]
@@ -144,18 +123,17 @@ fn a_start_without_cwd_and_env_runs_in_the_server_s_directory_with_its_core_vari
     let server = server();
     let mut client = server.client();
     let ended = client.run_params(json!({"processId": "p", "argv": ["sh", "-c", "pwd; env"]}));
-    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let said = text(&ended.stdout);
     let mut lines = said.lines();
     let info = client.ok("environment/info", json!({}));
-    let own = std::fs::read_link(format!("/proc/{}/cwd", server.pid())).expect("ours");
+    let own = server.cwd();
     assert_eq!(lines.next().map(std::path::Path::new), Some(own.as_path()));
     assert_eq!(info["cwd"], format!("file://{}", own.display()));
-    let known =
-        ["PATH=", "SHELL=", "TMPDIR=", "TEMP=", "TMP=", "HOME=", "LANG=", "LC_ALL=", "LC_CTYPE=", "LOGNAME=", "USER="];
     // Variables that the shell sets itself.
-    let of_the_shell = ["PWD=", "SHLVL=", "_=", "OLDPWD="];
+    let of_the_shell = ["PWD", "SHLVL", "_", "OLDPWD"];
     for line in lines.clone() {
-        assert!(known.iter().chain(&of_the_shell).any(|name| line.starts_with(name)), "{line}");
+        let name = line.split('=').next().expect("split gives at least one part");
+        assert!(CORE.contains(&name) || of_the_shell.contains(&name), "{line}");
     }
     assert!(lines.clone().any(|line| line == "LANG=C") && lines.clone().any(|line| line == "USER=somebody"), "{said}");
     // A given environment is complete, even an empty one.
@@ -164,43 +142,12 @@ fn a_start_without_cwd_and_env_runs_in_the_server_s_directory_with_its_core_vari
 
 #[test]
 fn d11_3_5_variables_that_are_no_text_harm_nobody() {
-    let dir = tempfile::tempdir().expect("make a private directory");
-    let mark = format!("defect-{}.test", std::process::id());
-    let mut child = TestServer::builder()
-        .default_state_dir()
-        .listen("stdio")
-        .command(dir.path(), &mark)
-        .env(OsStr::from_bytes(b"NO_\xffTEXT"), "name")
-        .env("NO_TEXT", OsStr::from_bytes(b"\xff\xfe"))
-        .stdin(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .expect("start exec-server");
-    let policy =
-        json!({"inherit": "all", "ignoreDefaultExcludes": false, "exclude": [], "set": {}, "includeOnly": ["NO_*"]});
-    let start = with(testkit::start_params("p", &["/usr/bin/env"]), json!({"env": {}, "envPolicy": policy}));
-    let mut stdin = child.stdin.take().expect("stdin is a pipe");
-    for message in [
-        json!({"id": 1, "method": "initialize", "params": {"clientName": "test"}}),
-        json!({"method": "initialized"}),
-        json!({"id": 2, "method": "process/start", "params": start}),
-    ] {
-        writeln!(stdin, "{message}").expect("write to the server");
-    }
-    let mut output = Vec::new();
-    for line in BufReader::new(child.stdout.take().expect("stdout is a pipe")).lines() {
-        let message: Value = serde_json::from_str(&line.expect("a line")).expect("JSON");
-        assert!(message.get("error").is_none(), "{message}");
-        if let Some(chunk) = message["params"]["chunk"].as_str() {
-            output.extend(decode_base64(chunk));
-        }
-        if message["method"] == "process/closed" {
-            break;
-        }
-    }
-    drop(stdin);
-    child.wait().expect("wait for the server");
-    wait_gone("holders of the server", &marked(&mark));
+    let mut lines = Lines::start_with("not-text", |command| {
+        command.env(OsStr::from_bytes(b"NO_\xffTEXT"), "name").env("NO_TEXT", OsStr::from_bytes(b"\xff\xfe"))
+    });
+    lines.initialize();
+    let policy = policy("all", json!({"includeOnly": ["NO_*"]}));
+    let (output, ..) = lines.run(with(start_params("p", &["/usr/bin/env"]), json!({"env": {}, "envPolicy": policy})));
     let mut lines: Vec<&[u8]> = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
     lines.sort_unstable();
     assert_eq!(lines, [b"NO_TEXT=\xff\xfe".as_slice(), b"NO_\xffTEXT=name"]);

@@ -20,6 +20,7 @@ mod http_request;
 mod http_request_limits;
 mod http_request_logging;
 mod limits;
+mod lines;
 mod listeners;
 mod malformed;
 mod process_additions;

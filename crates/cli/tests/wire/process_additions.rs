@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use testkit::{Client, TestServer, decode_base64, modern, piped, process, sh, tty, with};
+use testkit::{Client, TestServer, assert_members, decode_base64, modern, piped, process, sh, tty, with};
 
 #[test]
 fn a_terminal_starts_with_the_size_and_the_term_that_were_asked_for() {
@@ -162,8 +162,7 @@ fn drop_oldest_keeps_the_child_going_and_tells_what_is_gone() {
             }
             Some("process/exited") => next += 1,
             _ => {
-                assert_eq!((&params["outputBytes"], &params["seq"]), (&json!(24_000_004), &json!(next)));
-                assert_eq!(params["droppedBytes"], dropped);
+                assert_members(params, json!({"outputBytes": 24_000_004, "seq": next, "droppedBytes": dropped}));
                 break;
             }
         }

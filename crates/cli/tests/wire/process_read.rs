@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::wire::GENERATIONS;
-use testkit::{Client, TestServer, chunk_bytes, decode_base64, fifo, piped, process, release, sh, with};
+use testkit::{
+    Client, TestServer, assert_members, chunk_bytes, decode_base64, fifo, piped, process, release, sh, with,
+};
 
 /// A process with three chunks `a`, `bb`, `ccc` (events 1 to 3), an exit with 7 (event 4) and the close (event 5).
 fn three_chunks(client: &mut Client, id: &str) {
@@ -135,11 +137,7 @@ fn the_exit_wakes_a_reader_once_and_then_only_the_close_does() {
     let pending = client.send_request("process/read", json!({"processId": "p", "waitMs": 20_000}));
     client.write("p", b"\n");
     let result = client.answer(pending).expect("read");
-    assert_eq!(
-        (&result["exited"], &result["closed"], &result["nextSeq"]),
-        (&json!(true), &json!(false), &json!(2)),
-        "{result}"
-    );
+    assert_members(&result, json!({"exited": true, "closed": false, "nextSeq": 2}));
     // The exit was already reported, so this read waits for more output or the close.
     let result = read(&mut client, "p", json!({"afterSeq": 1, "waitMs": 100}));
     assert_eq!((&result["closed"], &result["nextSeq"]), (&json!(false), &json!(2)));
@@ -192,10 +190,7 @@ fn an_answer_is_capped_at_8_mib_and_says_that_there_is_more() {
     let result = read(&mut client, "p", json!({}));
     let first = chunk_bytes(&result).len();
     assert!(first <= 8 << 20 && first > 7 << 20, "{first}");
-    assert_eq!(
-        (&result["exited"], &result["closed"], &result["exitCode"]),
-        (&json!(false), &json!(false), &Value::Null)
-    );
+    assert_members(&result, json!({"exited": false, "closed": false, "exitCode": null}));
     assert_eq!(result["nextSeq"].as_u64(), seqs(&result).last().map(|last| last + 1));
     let after = result["nextSeq"].as_u64().expect("a number") - 1;
     let result = read(&mut client, "p", json!({"afterSeq": after}));

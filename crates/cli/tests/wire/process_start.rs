@@ -5,7 +5,9 @@ use std::{fs, os::unix::fs::PermissionsExt, thread};
 use serde_json::{Value, json};
 
 use crate::wire::GENERATIONS;
-use testkit::{TestServer, assert_error, fifo, pid_of, piped, process, release, sh, start_params, tty, with};
+use testkit::{
+    TestServer, assert_error, assert_members, fifo, pid_of, piped, process, release, sh, start_params, tty, with,
+};
 
 #[test]
 fn exec_server_starts_process_over_websocket() {
@@ -13,8 +15,7 @@ fn exec_server_starts_process_over_websocket() {
     for (number, generation) in GENERATIONS.into_iter().enumerate() {
         let id = format!("p{number}");
         let result = client.start(generation.start(&id, &["true"]));
-        assert_eq!(result["processId"], *id);
-        assert_eq!(result["sandboxType"], "none");
+        assert_members(&result, json!({"processId": *id, "sandboxType": "none"}));
         assert!(result["pid"].as_u64().is_some_and(|pid| pid > 1));
         let ended = client.collect(&id);
         assert_eq!((ended.code(), ended.seqs), (0, vec![1, 2]));
@@ -36,8 +37,7 @@ fn exec_process_pushes_events() {
         assert_eq!(output, json!({"processId": id, "seq": 2, "stream": "stderr", "chunk": "ZXJy", "offset": 3}));
         client.ok("process/write", generation.write(&id, b"\n", 2));
         let exited = client.expect("process/exited");
-        assert_eq!((&exited["seq"], &exited["exitCode"]), (&json!(3), &json!(7)));
-        assert_eq!(exited["sandboxDenied"], false);
+        assert_members(&exited, json!({"seq": 3, "exitCode": 7, "sandboxDenied": false}));
         assert_eq!((&exited["signal"], &exited["cause"]), (&Value::Null, &json!("exit")));
         assert!(exited["usage"]["maxRssBytes"].as_u64().is_some_and(|bytes| bytes > 0), "{exited}");
         let closed = client.expect("process/closed");

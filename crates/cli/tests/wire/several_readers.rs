@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use testkit::{
-    Client, TestServer, chunk_bytes, decode_base64, encode_base64, modern, pid_of, piped, process, sh, start_params,
-    tty, wait_for, with,
+    Client, TestServer, assert_members, chunk_bytes, decode_base64, encode_base64, modern, pid_of, piped, process, sh,
+    start_params, tty, wait_for, with,
 };
 
 /// A client with our capabilities, and its session id.
@@ -180,8 +180,7 @@ fn an_observer_holds_nobody_back_and_hears_of_what_it_missed() {
     let first = result["firstSeq"].as_u64().expect("a number");
     assert!(first > 1, "{result}");
     let gap = other.expect("process/gap");
-    assert_eq!((&gap["fromSeq"], &gap["sessionId"]), (&json!(1), &json!(session)));
-    assert_eq!(gap["toSeq"], first - 1);
+    assert_members(&gap, json!({"fromSeq": 1, "sessionId": session, "toSeq": first - 1}));
     let ended = other.collect("q");
     assert_eq!(ended.stdout.len() as u64 + gap["bytes"].as_u64().expect("bytes"), 24_000_000);
 }

@@ -2,22 +2,27 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::Read,
     net::TcpListener,
     os::unix::fs::PermissionsExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
+use rustix::process::Signal;
 use serde_json::json;
 
-use testkit::{Client, TestServer, refused, wait_for, wait_gone};
+use crate::wire::lines::{Lines, Wire};
+use testkit::{
+    Client, TestServer, descendants, fifo, marked, pid_of, refused, send_signal, start_params, text, wait_for,
+    wait_gone,
+};
 
 #[test]
 fn a_second_server_on_the_same_directory_is_refused() {
     let server = TestServer::start();
     let output = TestServer::builder().refusal(server.dir(), "second.test");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = text(&output.stderr);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(255), 0));
     let dir = server.state_dir().display().to_string();
     assert!(said.contains(&dir) && said.contains(&format!("pid {}", server.pid())), "{said}");
@@ -69,9 +74,9 @@ fn a_fixed_address_has_its_own_directory_and_a_free_port_a_private_one() {
     let private = PathBuf::from(line);
     assert!(private.starts_with(server.dir()) && private.join("lock").exists());
     let mut client = server.client();
-    client.start(testkit::start_params("p", &["sleep", "1000"]));
-    let children = testkit::descendants(&testkit::marked(server.mark()));
-    server.signal(rustix::process::Signal::TERM);
+    client.start(start_params("p", &["sleep", "1000"]));
+    let children = descendants(&marked(server.mark()));
+    server.signal(Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
     assert!(!private.exists(), "a private directory goes with its server");
     wait_gone("its processes, as with --kill-on-exit", &children);
@@ -83,14 +88,10 @@ fn processes_stay_without_kill_on_exit_and_go_with_it() {
         let builder = TestServer::builder();
         let mut server = if stay { builder.keep_holders().start() } else { builder.start() };
         let mut client = server.client();
-        let pid = client.start(testkit::start_params("p", &["sleep", "1000"]))["pid"]
-            .as_u64()
-            .and_then(|pid| u32::try_from(pid).ok())
-            .expect("a pid");
-        server.signal(rustix::process::Signal::TERM);
+        let pid = pid_of(&client.start(start_params("p", &["sleep", "1000"])));
+        server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
-        let is_alive = fs::read_to_string(format!("/proc/{pid}/stat")).is_ok();
-        assert_eq!(is_alive, stay);
+        assert_eq!(fs::exists(format!("/proc/{pid}/stat")).expect("look for it"), stay);
     }
 }
 
@@ -106,114 +107,57 @@ fn closed_standard_streams_never_end_a_server() {
     let mut client = Client::connect(&url).expect("connect");
     client.initialize();
     assert_eq!(client.run("p", &["echo", "hi"]).stdout, b"hi\n");
-    let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).expect("a process id is not zero");
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("signal the server");
+    send_signal(child.id(), Signal::TERM);
     assert_eq!(child.wait().expect("wait for the server").code(), Some(0));
     assert!(!dir.path().join("x.sock").exists());
-    wait_gone("everything of it", &testkit::marked("closed.test"));
+    wait_gone("everything of it", &marked("closed.test"));
 }
 
 #[test]
 fn plain_stdio_ends_everything_at_end_of_file() {
     let dir = tempfile::tempdir().expect("make a directory");
     let builder = TestServer::builder().default_state_dir().listen("stdio");
-    let mut command = builder.command(dir.path(), "stdio.test");
-    let mut child = command.stdin(Stdio::piped()).spawn().expect("start exec-server");
-    let mut stdin = child.stdin.take().expect("stdin is a pipe");
-    let mut stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
-    let mut next = || {
-        let mut line = String::new();
-        stdout.read_line(&mut line).expect("read a line");
-        serde_json::from_str::<serde_json::Value>(&line).expect("a message")
-    };
-    writeln!(stdin, "{}", json!({"id": 1, "method": "initialize", "params": {"clientName": "x"}})).expect("write");
-    assert_eq!(next()["id"], 1);
-    writeln!(stdin, "{}", json!({"method": "initialized"})).expect("write");
-    let start = json!({"id": 2, "method": "process/start", "params": testkit::start_params("p", &["sleep", "1000"])});
-    writeln!(stdin, "{start}").expect("write");
-    assert_eq!(next()["id"], 2);
-    let all = testkit::descendants(&testkit::marked("stdio.test"));
-    drop(stdin);
-    assert_eq!(child.wait().expect("wait for the server").code(), Some(0));
+    let mut lines = Lines::spawn(&mut builder.command(dir.path(), "stdio.test"), None);
+    lines.initialize();
+    assert!(lines.call("process/start", start_params("p", &["sleep", "1000"]))["result"].is_object());
+    let all = descendants(&marked("stdio.test"));
+    lines.end();
     wait_gone("the process of the session", &all);
     let mut said = String::new();
-    child.stderr.take().expect("stderr is a pipe").read_to_string(&mut said).expect("read stderr");
+    lines.child.stderr.take().expect("stderr is a pipe").read_to_string(&mut said).expect("read stderr");
     let private = said.lines().find_map(|line| line.strip_prefix("state: ")).expect("the line");
     assert!(!PathBuf::from(private).exists());
 }
 
 /// A running `dial-stdio`.
-struct Dial {
-    child: std::process::Child,
-    stdin: Option<std::process::ChildStdin>,
-    stdout: BufReader<std::process::ChildStdout>,
-}
-
-impl Dial {
-    fn start(dir: &std::path::Path) -> Self {
-        let mut child = Command::new(testkit::binary())
-            .args(["dial-stdio", "--state-dir"])
-            .arg(dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("start dial-stdio");
-        let stdin = child.stdin.take();
-        let stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
-        Self { child, stdin, stdout }
-    }
-
-    fn send(&mut self, message: &serde_json::Value) {
-        writeln!(self.stdin.as_mut().expect("not ended"), "{message}").expect("write");
-    }
-
-    fn answer(&mut self, id: i64) -> serde_json::Value {
-        loop {
-            let mut line = String::new();
-            assert!(self.stdout.read_line(&mut line).expect("read a line") > 0, "ended");
-            let message: serde_json::Value = serde_json::from_str(&line).expect("a message");
-            if message["id"] == id {
-                return message["result"].clone();
-            }
-        }
-    }
-
-    fn end(mut self) {
-        drop(self.stdin.take());
-        assert_eq!(self.child.wait().expect("wait for dial-stdio").code(), Some(0));
-    }
+fn dial(dir: &Path) -> Lines {
+    Lines::spawn(Command::new(testkit::binary()).args(["dial-stdio", "--state-dir"]).arg(dir), None)
 }
 
 #[test]
 fn dial_stdio_starts_a_server_and_its_end_only_detaches() {
     let base = tempfile::tempdir().expect("make a directory");
     let dir = base.path().join("state");
-    let mut first = Dial::start(&dir);
-    let hello = json!({"id": 1, "method": "initialize", "params": {"clientName": "x"}});
-    first.send(&hello);
-    let session = first.answer(1)["sessionId"].clone();
-    first.send(&json!({"method": "initialized"}));
-    first.send(&json!({"id": 2, "method": "process/start", "params": testkit::start_params("p", &["sleep", "1000"])}));
-    let pid = first.answer(2)["pid"].clone();
-    let started = testkit::marked(&dir.display().to_string());
+    let mut first = dial(&dir);
+    let session = first.initialize();
+    let pid = first.call("process/start", start_params("p", &["sleep", "1000"]))["result"]["pid"].take();
+    let started = marked(&dir.display().to_string());
     first.end();
 
-    let mut second = Dial::start(&dir);
-    second.send(&json!({"id": 1, "method": "initialize", "params": {"clientName": "x", "resumeSessionId": session}}));
-    assert_eq!(second.answer(1)["sessionId"], session);
-    second.send(&json!({"method": "initialized"}));
-    second.send(&json!({"id": 2, "method": "process/list", "params": {}}));
-    assert_eq!(second.answer(2)["processes"][0]["pid"], pid);
-    second.send(&json!({"id": 3, "method": "session/end", "params": {}}));
-    second.answer(3);
+    let mut second = dial(&dir);
+    let resumed = second.call("initialize", json!({"clientName": "x", "resumeSessionId": session}));
+    assert_eq!(resumed["result"]["sessionId"], session);
+    second.send(r#"{"method":"initialized"}"#);
+    assert_eq!(second.call("process/list", json!({}))["result"]["processes"][0]["pid"], pid);
+    second.call("session/end", json!({}));
     second.end();
 
     let server: u32 = fs::read_to_string(dir.join("lock")).expect("read the lock").trim().parse().expect("a pid");
     assert!(started.contains(&server), "the first call started it, the second found it");
     let raw = rustix::process::Pid::from_raw(server.cast_signed()).expect("a process id is not zero");
     assert_eq!(rustix::process::getsid(Some(raw)).expect("it lives"), raw, "a session of its own");
-    rustix::process::kill_process(raw, rustix::process::Signal::TERM).expect("signal the server");
-    wait_gone("the server and its holders", &testkit::marked(&dir.display().to_string()));
+    send_signal(server, Signal::TERM);
+    wait_gone("the server and its holders", &marked(&dir.display().to_string()));
 }
 
 #[test]
@@ -227,7 +171,7 @@ fn dial_stdio_says_why_when_no_server_can_be_started() {
         .stdin(Stdio::null())
         .output()
         .expect("run dial-stdio");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = text(&output.stderr);
     assert!(output.status.code() == Some(255) && said.contains("exec-server serve --state-dir"), "{said}");
 }
 
@@ -247,7 +191,7 @@ fn a_token_below_128_bits_is_refused_wherever_it_comes_from() {
                 command.stdin(fs::File::open(&file).expect("open the token"));
             }
             let output = refused(command.spawn().expect("run exec-server"));
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let said = text(&output.stderr);
             assert!(output.status.code() == Some(255) && said.contains("the token is too short"), "{said}");
             assert!(said.contains(&format!("has {} characters", short.len())), "{said}");
             assert!(short.len() == 1 || !said.contains(short), "{said}");
@@ -258,12 +202,10 @@ fn a_token_below_128_bits_is_refused_wherever_it_comes_from() {
 #[test]
 fn a_token_file_that_is_a_fifo_is_refused_at_once_and_a_pipe_of_the_shell_is_read() {
     let dir = tempfile::tempdir().expect("make a directory");
-    let fifo = dir.path().join("fifo");
-    let made = Command::new("mkfifo").args(["-m", "600"]).arg(&fifo).status().expect("run mkfifo");
-    assert!(made.success());
-    let builder = TestServer::builder().arg("--token-file").arg(&fifo.display().to_string());
+    let fifo = fifo(dir.path(), "fifo");
+    let builder = TestServer::builder().arg("--token-file").arg(&fifo);
     let output = builder.refusal(dir.path(), "fifo.test");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = text(&output.stderr);
     assert!(output.status.code() == Some(255) && said.contains("is not a regular file"), "{said}");
     // The client reads its token file in the same way.
     let mut run = Command::new(testkit::binary());

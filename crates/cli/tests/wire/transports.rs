@@ -2,152 +2,16 @@
 //! other files test scenarios in depth, over WebSocket.
 
 use std::{
-    io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
-    thread::{self, JoinHandle},
+    io::Write,
+    process::{Child, Command, Stdio},
 };
 
-use serde_json::{Value, json};
-use tempfile::TempDir;
+use serde_json::json;
 
+use crate::wire::lines::{Lines, Wire};
 use testkit::{
-    Client, DEADLINE, TestServer, binary, decode_base64, encode_base64, marked, pid_of, piped, process, sh, tty,
-    wait_for, wait_gone, wait_pid_gone,
+    Client, TestServer, binary, encode_base64, pid_of, piped, process, sh, tty, wait_for, wait_pid_gone, write_params,
 };
-
-/// A connection of any transport, one message at a time.
-trait Wire {
-    fn send(&mut self, text: &str);
-    fn receive(&mut self) -> Value;
-
-    /// Calls a method; notifications before the answer are dropped.
-    fn call(&mut self, method: &str, params: Value) -> Value {
-        self.send(&json!({"id": "call", "method": method, "params": params}).to_string());
-        loop {
-            let message = self.receive();
-            if message.get("method").is_none() {
-                assert_eq!(message["id"], "call");
-                return message;
-            }
-        }
-    }
-
-    fn initialize(&mut self) -> String {
-        let answer = self.call("initialize", json!({"clientName": "test"}));
-        self.send(r#"{"method":"initialized","params":{}}"#);
-        answer["result"]["sessionId"].as_str().expect("a session id").to_owned()
-    }
-
-    /// Starts a process; returns its output, exit code and sequence numbers.
-    fn run(&mut self, params: Value) -> (Vec<u8>, Value, Vec<u64>) {
-        self.send(&json!({"id": "run", "method": "process/start", "params": params}).to_string());
-        let (mut bytes, mut code, mut seqs) = (Vec::new(), Value::Null, Vec::new());
-        loop {
-            let message = self.receive();
-            let event = &message["params"];
-            seqs.extend(event["seq"].as_u64());
-            match message["method"].as_str() {
-                Some("process/output") => bytes.extend(decode_base64(event["chunk"].as_str().expect("a chunk"))),
-                Some("process/exited") => code = event["exitCode"].clone(),
-                Some("process/closed") => return (bytes, code, seqs),
-                _ => assert!(message["result"]["pid"].is_u64(), "{message}"),
-            }
-        }
-    }
-}
-
-impl Wire for Client {
-    fn send(&mut self, text: &str) {
-        self.send_text(text);
-    }
-
-    fn receive(&mut self) -> Value {
-        self.next()
-    }
-}
-
-/// A server on its standard streams.
-struct Lines {
-    child: Child,
-    stdin: Option<ChildStdin>,
-    messages: Receiver<Value>,
-    reader: Option<JoinHandle<()>>,
-    mark: String,
-    _dir: TempDir,
-}
-
-impl Lines {
-    fn start(name: &str) -> Self {
-        let dir = tempfile::tempdir().expect("make a private directory");
-        let mark = format!("stdio-{}-{name}.test", std::process::id());
-        let command = TestServer::builder().default_state_dir().listen("stdio").command(dir.path(), &mark);
-        Self::spawn(command, dir, mark)
-    }
-
-    /// Starts the server like the launcher of the first generation: no arguments, and two pipes.
-    fn start_without_arguments() -> Self {
-        let dir = tempfile::tempdir().expect("make a private directory");
-        let (mut command, mark) = (Command::new(binary()), dir.path().display().to_string());
-        command.env_remove("EXEC_SERVER_TOKEN").stdout(Stdio::piped());
-        for name in ["HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "TMPDIR"] {
-            command.env(name, dir.path());
-        }
-        Self::spawn(command, dir, mark)
-    }
-
-    fn spawn(mut command: Command, dir: TempDir, mark: String) -> Self {
-        let mut child = command.stdin(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("start exec-server");
-        let (sender, messages) = channel();
-        let stdout = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
-        let reader = thread::spawn(move || {
-            for line in stdout.lines() {
-                let line = line.expect("the server writes lines");
-                let message = serde_json::from_str(&line).expect("nothing but messages is on standard output");
-                if sender.send(message).is_err() {
-                    return;
-                }
-            }
-        });
-        let stdin = child.stdin.take();
-        Self { child, stdin, messages, reader: Some(reader), mark, _dir: dir }
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        let stdin = self.stdin.as_mut().expect("stdin is open");
-        stdin.write_all(bytes).and_then(|()| stdin.flush()).expect("write to the server");
-    }
-
-    /// Waits for the server to end without another message.
-    fn wait_ended(&mut self) {
-        assert!(matches!(self.messages.recv_timeout(DEADLINE), Err(RecvTimeoutError::Disconnected)));
-        wait_for("end of the server", || matches!(self.child.try_wait(), Ok(Some(_))));
-    }
-}
-
-impl Wire for Lines {
-    fn send(&mut self, text: &str) {
-        self.write(format!("{text}\n").as_bytes());
-    }
-
-    fn receive(&mut self) -> Value {
-        self.messages.recv_timeout(DEADLINE).expect("a message within the deadline")
-    }
-}
-
-impl Drop for Lines {
-    fn drop(&mut self) {
-        drop(self.stdin.take());
-        if thread::panicking() {
-            self.child.kill().ok(); // The panic is reported elsewhere.
-        }
-        wait_for("end of the server", || matches!(self.child.try_wait(), Ok(Some(_))));
-        if let Some(reader) = self.reader.take().filter(|_| !thread::panicking()) {
-            reader.join().expect("the reader does not panic");
-            wait_gone("holders of the server", &marked(&self.mark));
-        }
-    }
-}
 
 /// The scenarios that every transport must support.
 fn core_scenarios(wire: &mut dyn Wire) {
@@ -173,13 +37,11 @@ fn core_scenarios(wire: &mut dyn Wire) {
     assert_eq!(bytes.len(), 3_000_000);
 
     wire.call("process/start", piped("cat", "read x; echo got $x"));
-    let chunk = encode_base64(b"it\n");
-    assert_eq!(wire.call("process/write", json!({"processId": "cat", "chunk": chunk}))["result"]["status"], "accepted");
+    assert_eq!(wire.call("process/write", write_params("cat", b"it\n"))["result"]["status"], "accepted");
     let mut after = 0;
     let read = loop {
-        let read =
-            wire.call("process/read", json!({"processId": "cat", "afterSeq": after, "waitMs": 20_000}))["result"]
-                .clone();
+        let params = json!({"processId": "cat", "afterSeq": after, "waitMs": 20_000});
+        let read = wire.call("process/read", params)["result"].take();
         if read["closed"] == true {
             break wire.call("process/read", process("cat"))["result"].clone();
         }
@@ -223,23 +85,23 @@ fn a_session_begun_on_one_transport_is_resumed_on_another() {
     assert_eq!(client.collect("p").stdout, b"back\n");
 }
 
-#[test]
-fn exec_server_accepts_initialize_over_stdio() {
-    let mut lines = Lines::start("initialize");
+fn greeted(mut lines: Lines) -> Lines {
     lines.send(r#"{"id":1,"method":"initialize","params":{"clientName":"test"}}"#);
     let answer = lines.receive();
     assert_eq!((&answer["id"], &answer["result"]["protocolVersion"]), (&json!(1), &json!("exec-server.v0")));
     lines.send(r#"{"method":"initialized","params":{}}"#);
+    lines
+}
+
+#[test]
+fn exec_server_accepts_initialize_over_stdio() {
+    let mut lines = greeted(Lines::start("initialize"));
     assert_eq!(lines.call("environment/status", json!({}))["result"]["status"], "ready");
 }
 
 #[test]
 fn without_arguments_and_with_two_pipes_it_serves_on_its_standard_streams() {
-    let mut lines = Lines::start_without_arguments();
-    lines.send(r#"{"id":1,"method":"initialize","params":{"clientName":"test"}}"#);
-    let answer = lines.receive();
-    assert_eq!((&answer["id"], &answer["result"]["protocolVersion"]), (&json!(1), &json!("exec-server.v0")));
-    lines.send(r#"{"method":"initialized","params":{}}"#);
+    let mut lines = greeted(Lines::start_without_arguments());
     let started = lines.call("command/exec", sh("c", "exec sleep 1000"));
     assert_eq!(started["result"]["running"], true);
     drop(lines.stdin.take());
@@ -253,9 +115,8 @@ fn without_arguments_and_without_two_pipes_it_prints_help() {
     pty::grantpt(&terminal).and_then(|()| pty::unlockpt(&terminal)).expect("unlock the terminal");
     let name = pty::ptsname(&terminal, Vec::new()).expect("the terminal has a name");
     let side = || -> Stdio {
-        rustix::fs::open(&name, OFlags::RDWR | OFlags::NOCTTY, rustix::fs::Mode::empty())
-            .expect("open the other side of the terminal")
-            .into()
+        let opened = rustix::fs::open(&name, OFlags::RDWR | OFlags::NOCTTY, rustix::fs::Mode::empty());
+        opened.expect("open the other side of the terminal").into()
     };
     for (what, stdin, stdout) in [
         ("a terminal", side(), side()),
