@@ -79,6 +79,7 @@ pub fn build(script: &ViewScript) -> Result<BuiltView, BuildError> {
     for ((path, step), copy) in script.steps.iter().zip(copies) {
         builder.apply(path, step, copy).doing(|| format!("{} `{}`", step.verb(), path.display()))?;
     }
+    // Everything that is made in our tmpfs instances has been made.
     for (path, tree) in &builder.trees {
         system::set_attributes(tree.as_fd(), libc::MOUNT_ATTR_RDONLY, false)
             .doing(|| format!("finish `{}`", path.display()))?;

@@ -71,11 +71,8 @@ impl Kit {
     ) -> Result<Self, KitError> {
         Self::check_host()?;
         let is_about_files = purpose != ViewPurpose::WholeSystem;
-        let refused = |path: &Path| {
-            let path = path.to_owned();
-            move |source: io::Error| KitError::Rule { path, source }
-        };
-        let set = landlock::ruleset(is_about_files).map_err(refused(Path::new("/")))?;
+        let refused = |path: &Path, source| KitError::Rule { path: path.to_owned(), source };
+        let set = landlock::ruleset(is_about_files).map_err(|source| refused(Path::new("/"), source))?;
         let granted = script::fitted(rules, purpose);
         let granted = granted.rules.iter().filter(|(_, rule)| is_about_files && rule.access != Access::Deny);
         for (path, rule) in granted {
@@ -84,9 +81,10 @@ impl Kit {
                 Ok(place) => place,
                 // Removed since the policy was evaluated, so there is nothing to grant.
                 Err(rustix::io::Errno::NOENT) => continue,
-                Err(error) => return Err(refused(path)(error.into())),
+                Err(error) => return Err(refused(path, error.into())),
             };
-            landlock::allow(set.as_fd(), place.as_fd(), rule.access, rule.is_dir).map_err(refused(path))?;
+            landlock::allow(set.as_fd(), place.as_fd(), rule.access, rule.is_dir)
+                .map_err(|source| refused(path, source))?;
         }
         let applied = AppliedKit { files: is_about_files, network: is_network_restricted };
         Ok(Self { user: view.user, mounts: view.mounts, rules: set, applied })

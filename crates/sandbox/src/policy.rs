@@ -163,10 +163,8 @@ impl Policy {
                 return Err(PolicyError::NotEnforceable { what });
             };
             // Escape the characters in the directory's own path that have a meaning in patterns.
-            let cwd: String = cwd
-                .chars()
-                .flat_map(|sign| if "*?[{}\\".contains(sign) { vec!['\\', sign] } else { vec![sign] })
-                .collect();
+            let escaped = |sign| if "*?[{}\\".contains(sign) { vec!['\\', sign] } else { vec![sign] };
+            let cwd: String = cwd.chars().flat_map(escaped).collect();
             format!("{cwd}/{pattern}")
         };
         if absolute.split('/').any(|part| part == "..") {
